@@ -1,0 +1,71 @@
+# Two commands: `make run` (raw text to BLEU on the embedded sample) and `make test`. Needs Python 3.11+, git and make.
+
+SHELL := /bin/sh
+BIN := $(CURDIR)/.venv/bin
+STAMP := .venv/.installed
+STATE = $(abspath $(or $(WMT_STATE),work))
+MLFLOW_PORT ?= 5000
+PREFECT_PORT ?= 4200
+
+# The stages are run as `python -m pipeline.<stage>`: the environment's python must be the first one found.
+VENV = PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv"
+
+.PHONY: run setup test lint ui bench soak plan clean
+.DEFAULT_GOAL := run
+
+run: setup
+	@$(VENV) dvc repro
+
+setup: $(STAMP)
+
+$(STAMP): requirements.lock pyproject.toml
+	@test -e .git || { echo "make: this folder is no git repository, and DVC needs one: use git clone" >&2; exit 1; }
+	@if ! "$(BIN)/python" -c 'import pip' 2>/dev/null; then \
+	    found=; for python in python3 python3.13 python3.12 python3.11 python3.14; do \
+	        $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && found=$$python && break; \
+	    done; \
+	    test -n "$$found" || { \
+	        echo "make: Python 3.11 or newer is needed, and neither python3 nor python3.11 to python3.14 is that:" \
+	             "install one and run make again" >&2; exit 1; }; \
+	    echo "creating .venv with $$($$found --version)"; \
+	    $$found -m venv --clear .venv || { \
+	        echo "make: $$found cannot make virtual environments: install its venv module" \
+	             "(python3-venv on Debian and Ubuntu) and run make again" >&2; exit 1; }; \
+	fi
+	@echo "installing the locked dependencies (a few minutes the first time)"
+	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+test: setup
+	@$(VENV) pytest
+
+lint: setup
+	@$(VENV) ruff check .
+	@$(VENV) ruff format --check .
+	@$(VENV) mypy
+	@$(VENV) lint-imports
+
+plan: setup
+	@$(VENV) python -m pipeline.plan
+
+# MLflow and Prefect, for this machine alone. Ctrl-C stops both.
+ui: setup
+	@mkdir -p "$(STATE)"
+	@echo "MLflow:  http://127.0.0.1:$(MLFLOW_PORT)"
+	@echo "Prefect: http://127.0.0.1:$(PREFECT_PORT)"
+	@trap 'kill $$mlflow $$prefect 2>/dev/null; wait' EXIT; trap 'exit 0' INT TERM; \
+	$(VENV) mlflow server --host 127.0.0.1 --port $(MLFLOW_PORT) --workers 1 \
+	    --backend-store-uri "sqlite:///$(STATE)/mlflow.db" --default-artifact-root "$(STATE)/mlartifacts" & mlflow=$$!; \
+	$(VENV) prefect server start --host 127.0.0.1 --port $(PREFECT_PORT) & prefect=$$!; \
+	wait
+
+bench: setup
+	@$(VENV) pytest tests/bench
+
+soak: setup
+	@$(VENV) pytest tests/soak
+
+# Everything that was made, but for DVC's cache of finished stages and the state of runs in work/.
+clean:
+	rm -rf data/raw data/tokenized data/subwords data/binned models results .venv

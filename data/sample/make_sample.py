@@ -1,0 +1,190 @@
+"""Make the embedded sample: a synthetic English-German and English-French corpus in WMT14's archive formats.
+
+    python data/sample/make_sample.py [OUT]
+
+OUT is this folder unless given. The sentences come from the grammar beside this file; training never combines the
+pairs of constructions in HELD_OUT, and many validation and test sentences do. The text keeps to conventions that
+tokenizing and detokenizing preserve: straight quotes in all languages, and in French a plain space before `?` and `:`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import itertools
+import random
+import re
+import sys
+import tarfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from grammar import english, french, german
+from grammar.sampling import Sampler
+from grammar.syntax import constructions
+from grammar.words import load
+
+SEED = 2014
+TRAINING_PAIRS = 24_000
+HELD_BACK = 500
+"""Sentences of the validation set, and of the test set."""
+NOVEL = 56
+"""The sentences of both with a given pair of constructions never seen together: 28 in each set."""
+OFTEN = 4
+"""Every word form of the validation and test sets stands in this many training sentences or more."""
+SHORT = 32
+"""The longest sentence, in words."""
+LANGUAGES = ("en", "de", "fr")
+HELD_OUT = (
+    frozenset({"separable", "negation"}),
+    frozenset({"question", "relative"}),
+    frozenset({"hyphen", "dative"}),
+    frozenset({"number", "genitive"}),
+    frozenset({"modal", "fronted"}),
+    frozenset({"quote", "negation"}),
+    frozenset({"possessive", "comparison"}),
+)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sentence in three languages, and the constructions that it combines."""
+
+    en: str
+    de: str
+    fr: str
+    constructions: frozenset[str]
+
+    @property
+    def is_novel(self) -> bool:
+        """Whether it combines constructions that training never does."""
+        return any(pair <= self.constructions for pair in HELD_OUT)
+
+
+def word_forms(text: str) -> list[str]:
+    """The words of a sentence: letters with inner hyphens, parted at apostrophes, or digits; case is kept."""
+    return re.findall(r"[^\W\d_]+(?:-[^\W\d_]+)*|\d+(?:[.,]\d+)?", text)
+
+
+def examples(seed: int) -> Iterator[Example]:
+    """Sentences without end, each English one once."""
+    sampler = Sampler(load(), random.Random(seed))  # noqa: S311 (text, no secret)
+    seen: set[str] = set()
+    while True:
+        sentence = sampler.sentence()
+        text = english.spell(sentence)
+        if text in seen or len(text.split()) > SHORT:
+            continue
+        seen.add(text)
+        yield Example(text, german.spell(sentence), french.spell(sentence), constructions(sentence))
+
+
+def splits(seed: int = SEED) -> dict[str, list[Example]]:
+    """The sentences of `train`, `valid` and `test`, no sentence in two of them.
+
+    No training sentence combines a pair of HELD_OUT; 28 sentences a pair of the other sets do. Each word form of the
+    validation and test sets, in each language, is known from training.
+    """
+    source = examples(seed)
+    train = list(itertools.islice((example for example in source if not example.is_novel), TRAINING_PAIRS))
+    known = {language: _counts(train, language) for language in LANGUAGES}
+
+    seen = {getattr(example, language) for example in train for language in LANGUAGES}
+
+    def is_fair(example: Example) -> bool:
+        """Neither seen on one side in training, nor with a word that training hardly has."""
+        texts = {language: getattr(example, language) for language in LANGUAGES}
+        often = (known[language][form] >= OFTEN for language, text in texts.items() for form in word_forms(text))
+        return seen.isdisjoint(texts.values()) and all(often)
+
+    # As many of each held-out pair; None: the sentences that combine nothing new.
+    wanted: dict[frozenset[str] | None, int] = dict.fromkeys(HELD_OUT, NOVEL)
+    wanted[None] = 2 * HELD_BACK - len(HELD_OUT) * NOVEL
+    chosen: dict[frozenset[str] | None, list[Example]] = {pair: [] for pair in wanted}
+    while any(len(chosen[pair]) < wanted[pair] for pair in wanted):
+        example = next(source)
+        pair = next((held for held in HELD_OUT if held <= example.constructions), None)
+        if len(chosen[pair]) < wanted[pair] and is_fair(example):
+            chosen[pair].append(example)
+    parts: dict[str, list[Example]] = {"train": train, "valid": [], "test": []}
+    for row, example in enumerate(itertools.chain(*chosen.values())):
+        parts["valid" if row % 2 else "test"].append(example)
+    for name in ("valid", "test"):
+        random.Random(seed).shuffle(parts[name])  # noqa: S311 (text, no secret)
+    return parts
+
+
+def _counts(examples: Iterable[Example], language: str) -> Counter[str]:
+    """In how many sentences each word form stands."""
+    return Counter(form for example in examples for form in set(word_forms(getattr(example, language))))
+
+
+def plain(examples: Iterable[Example], language: str) -> bytes:
+    """One sentence a line."""
+    return "".join(getattr(example, language) + "\n" for example in examples).encode()
+
+
+def sgm(examples: Iterable[Example], side: str, source: str, target: str, language: str) -> bytes:
+    """A test set's side, `src` or `ref`, as WMT writes it."""
+    role = ' sysid="ref"' if side == "ref" else ""
+    lines = [
+        f'<{side}set setid="sampletest" srclang="{source}" trglang="{target}">',
+        f'<doc{role} docid="sample" genre="synthetic" origlang="en">',
+        "<p>",
+        *(f'<seg id="{row}">{escape(getattr(each, language))}</seg>' for row, each in enumerate(examples, start=1)),
+        "</p>",
+        "</doc>",
+        f"</{side}set>",
+    ]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def members(parts: Mapping[str, list[Example]]) -> dict[str, dict[str, bytes]]:
+    """Each archive's members. As in WMT14, the test set's names give both directions: deen is German and English."""
+    training, dev, test = {}, {}, {}
+    for other in ("de", "fr"):
+        for language in (other, "en"):
+            training[f"training/sample.{other}-en.{language}"] = plain(parts["train"], language)
+        name = f"test-full/sampletest-{other}en"
+        test[f"{name}-src.en.sgm"] = sgm(parts["test"], "src", "en", other, "en")
+        test[f"{name}-ref.{other}.sgm"] = sgm(parts["test"], "ref", "en", other, other)
+        test[f"{name}-src.{other}.sgm"] = sgm(parts["test"], "src", other, "en", other)
+        test[f"{name}-ref.en.sgm"] = sgm(parts["test"], "ref", other, "en", "en")
+    for language in LANGUAGES:
+        dev[f"dev/sampledev.{language}"] = plain(parts["valid"], language)
+    return {"training-parallel-sample.tgz": training, "dev.tgz": dev, "test-full.tgz": test}
+
+
+def archive(content: Mapping[str, bytes]) -> bytes:
+    """A .tgz whose bytes depend on the content (and on zlib's version) alone."""
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=packed, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.USTAR_FORMAT) as tar,
+    ):
+        for name, data in content.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(data), 0o644
+            tar.addfile(entry, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def main(arguments: list[str]) -> None:
+    """Write the archives into the folder that the arguments name."""
+    folder = Path(arguments[0]) if arguments else Path(__file__).resolve().parent
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in members(splits()).items():
+        packed = archive(content)
+        temporary = folder / f".{name}.tmp"
+        temporary.write_bytes(packed)
+        temporary.replace(folder / name)
+        # What data/catalog/sample.yaml says of it.
+        print(f"{name}: bytes: {len(packed)}, sha256: {hashlib.sha256(packed).hexdigest()}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,253 @@
+"""Binned corpus to batches of about 25,000 source and 25,000 target tokens; section 5.1.
+
+What an update trains on is a function of (corpus, seed, update) alone: the same pairs whatever the number of
+ranks and the size of micro-batches, so a resumed run needs no data state.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nmt.config import BOS, PAD, InputError
+from nmt.flops import LengthSums
+from nmt.shapes import Int
+
+AHEAD = 4
+"""Updates prepared while earlier ones are computed."""
+
+
+class Corpus:
+    """Pairs of subword ids in Arrow files, memory-mapped: what is read is cached by the system, not held here."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._sides: list[tuple[NDArray[np.int64], NDArray[np.unsignedinteger], NDArray[np.int64], NDArray[np.unsignedinteger]]] = []
+        starts, src_lengths, tgt_lengths, bins = [0], [], [], []
+        for number, path in enumerate(files):
+            try:
+                reader = pa.ipc.open_file(pa.memory_map(str(path)))
+            except (OSError, pa.ArrowInvalid) as error:
+                raise InputError(f"{path} is no Arrow file ({error}): make it again with the stage binarize") from error
+            for index in range(reader.num_record_batches):
+                batch = reader.get_batch(index)
+                src, tgt = batch.column("src"), batch.column("tgt")
+                sides = (
+                    np.asarray(src.offsets, dtype=np.int64), src.values.to_numpy(),
+                    np.asarray(tgt.offsets, dtype=np.int64), tgt.values.to_numpy(),
+                )  # fmt: skip
+                self._sides.append(sides)
+                src_lengths.append(np.diff(sides[0]).astype(np.int32))
+                tgt_lengths.append(np.diff(sides[2]).astype(np.int32))
+                bins.append(np.full(batch.num_rows, number, dtype=np.int16))
+                starts.append(starts[-1] + batch.num_rows)
+        if starts[-1] == 0:
+            raise InputError(f"there is no pair in {len(files)} binned files: train on a corpus that has some")
+        self._starts = np.array(starts)
+        self.src_lengths: NDArray[np.int32] = np.concatenate(src_lengths)
+        """Subwords of each source, EOS included."""
+        self.tgt_lengths: NDArray[np.int32] = np.concatenate(tgt_lengths)
+        self.bins: NDArray[np.integer] = np.concatenate(bins) if len(files) > 1 else self.tgt_lengths
+        """The file that each pair stands in; the target's length where all stand in one."""
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def pair(self, index: int) -> tuple[NDArray[np.unsignedinteger], NDArray[np.unsignedinteger]]:
+        """Source and target ids of a pair, each ending in EOS."""
+        block = int(np.searchsorted(self._starts, index, side="right")) - 1
+        row = index - int(self._starts[block])
+        src_offsets, src, tgt_offsets, tgt = self._sides[block]
+        return src[src_offsets[row] : src_offsets[row + 1]], tgt[tgt_offsets[row] : tgt_offsets[row + 1]]
+
+    def sums(self, pairs: NDArray[np.integer]) -> LengthSums:
+        """What the cost of training on `pairs` follows from."""
+        src, tgt = self.src_lengths[pairs].astype(np.int64), self.tgt_lengths[pairs].astype(np.int64)
+        return LengthSums(
+            pairs=len(pairs), source=int(src.sum()), target=int(tgt.sum()), source_squared=int((src**2).sum()),
+            target_squared=int((tgt**2).sum()), product=int((src * tgt).sum()),
+        )  # fmt: skip
+
+
+def train_files(folder: Path) -> list[Path]:
+    """The length bins of a binned corpus, shortest first; raises InputError where there is none."""
+    files = sorted(folder.glob("train.*.arrow"))
+    if not files:
+        raise InputError(f"{folder} holds no train.*.arrow: run the stage binarize")
+    return files
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Pairs that go through the model together, padded with PAD at the end."""
+
+    src: Int[Tensor, "batch src"]
+    tgt_in: Int[Tensor, "batch tgt"]
+    """BOS, then the target without its EOS."""
+    positions: Int[Tensor, "tokens"]
+    """Where the real targets stand in the flattened [batch, tgt]."""
+    labels: Int[Tensor, "tokens"]
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same on a device; the copy does not hold up the host."""
+        if device.type == "cpu":
+            return self
+        src, tgt_in, positions, labels = (
+            tensor.pin_memory().to(device, non_blocking=True)
+            for tensor in (self.src, self.tgt_in, self.positions, self.labels)
+        )
+        return MicroBatch(src, tgt_in, positions, labels)
+
+
+def micro_batch(corpus: Corpus, pairs: Sequence[int] | NDArray[np.integer]) -> MicroBatch:
+    """Pad some pairs to their longest."""
+    sides = [corpus.pair(int(index)) for index in pairs]
+    src = np.full((len(sides), max(len(s) for s, _ in sides)), PAD, dtype=np.int64)
+    tgt = np.full((len(sides), max(len(t) for _, t in sides)), PAD, dtype=np.int64)
+    tgt_in = np.full_like(tgt, PAD)
+    tgt_in[:, 0] = BOS
+    for row, (s, t) in enumerate(sides):
+        src[row, : len(s)] = s
+        tgt[row, : len(t)] = t
+        tgt_in[row, 1 : len(t)] = t[:-1]
+    positions = np.flatnonzero(tgt != PAD)
+    return MicroBatch(
+        torch.from_numpy(src), torch.from_numpy(tgt_in), torch.from_numpy(positions),
+        torch.from_numpy(tgt.reshape(-1)[positions]),
+    )  # fmt: skip
+
+
+def by_length(corpus: Corpus, pairs: NDArray[np.integer]) -> NDArray[np.integer]:
+    """Pairs in order of target bin, then of source length: neighbours are alike on both sides."""
+    return pairs[np.lexsort((corpus.src_lengths[pairs], corpus.bins[pairs]))]
+
+
+def pack(corpus: Corpus, pairs: NDArray[np.integer], micro_tokens: int) -> list[NDArray[np.integer]]:
+    """Cut pairs into micro-batches of at most `micro_tokens` padded positions a side.
+
+    A single pair that is longer stands alone. Which side is sorted more finely is tried both ways: the one with
+    less padding is taken.
+    """
+    finely_by_target = pairs[np.lexsort((corpus.src_lengths[pairs], corpus.tgt_lengths[pairs]))]
+    ways = [_cut(corpus, order, micro_tokens) for order in (by_length(corpus, pairs), finely_by_target)]
+    return min(ways, key=lambda parts: sum(_padded(corpus, part) for part in parts))
+
+
+def _cut(corpus: Corpus, order: NDArray[np.integer], micro_tokens: int) -> list[NDArray[np.integer]]:
+    parts, start, longest = [], 0, 0
+    sizes = np.maximum(corpus.src_lengths[order], corpus.tgt_lengths[order]).tolist()
+    for end, size in enumerate(sizes):
+        longest = max(longest, size)
+        if end > start and (end + 1 - start) * longest > micro_tokens:
+            parts.append(order[start:end])
+            start, longest = end, size
+    return [*parts, order[start:]] if len(order) else []
+
+
+def _padded(corpus: Corpus, part: NDArray[np.integer]) -> int:
+    return len(part) * int(corpus.src_lengths[part].max() + corpus.tgt_lengths[part].max())
+
+
+class EpochPlan:
+    """Which pairs each update of an epoch trains on: every pair once, pairs of about equal length together.
+
+    Pairs are put in order of target bin and then of source length, ties and near-ties at random, and the row of
+    them is cut into updates of equal size, which are then shuffled.
+    """
+
+    def __init__(self, corpus: Corpus, seed: int, epoch: int, tokens: int) -> None:
+        random = np.random.default_rng((seed, epoch))
+        jitter = corpus.src_lengths * random.uniform(0.97, 1.03, len(corpus)).astype(np.float32)
+        self.order = np.lexsort((jitter, corpus.bins)).astype(np.int32)
+        count = updates_an_epoch(corpus, tokens)
+        ends = np.cumsum(corpus.src_lengths[self.order] + corpus.tgt_lengths[self.order], dtype=np.int64)
+        cut = np.arange(1, count)
+        cuts = np.searchsorted(ends, ends[-1] * cut // count, side="right")
+        # A pair longer than an update's share must not leave its neighbour empty.
+        cuts = np.maximum.accumulate(np.maximum(cuts, 1) - cut) + cut
+        self._bounds = np.concatenate(([0], np.minimum(cuts, len(corpus) - count + cut), [len(corpus)]))
+        self._shuffled = random.permutation(count)
+
+    def pairs(self, index: int) -> NDArray[np.int32]:
+        """The pairs of the epoch's update `index`, counted from 0."""
+        slot = self._shuffled[index]
+        return self.order[self._bounds[slot] : self._bounds[slot + 1]]
+
+
+def updates_an_epoch(corpus: Corpus, tokens: int) -> int:
+    """How many updates of about `tokens` source and `tokens` target tokens the corpus makes, at least 1."""
+    total = int(corpus.src_lengths.sum(dtype=np.int64) + corpus.tgt_lengths.sum(dtype=np.int64))
+    return min(len(corpus), max(1, round(total / (2 * tokens))))
+
+
+@dataclass(frozen=True)
+class Update:
+    """One rank's share of an update, and the whole update's size."""
+
+    number: int
+    batches: list[MicroBatch]
+    sums: LengthSums
+    """Of all ranks' pairs."""
+    padded: int
+    """Positions of this rank's micro-batches, source and target, padding included."""
+
+
+def updates(
+    corpus: Corpus, seed: int, tokens: int, micro_tokens: int, rank: int, size: int, first: int, last: int
+) -> Iterator[Update]:
+    """This rank's share of the updates `first` to `last`, counted from 1, over as many epochs as it takes.
+
+    Ranks are dealt the update's pairs in turn, in order of length: each gets about the same work. A rank may get none.
+    """
+    count = updates_an_epoch(corpus, tokens)
+    epoch, plan = -1, None
+    for number in range(first, last + 1):
+        if plan is None or (number - 1) // count != epoch:
+            epoch = (number - 1) // count
+            plan = EpochPlan(corpus, seed, epoch, tokens)
+        pairs = by_length(corpus, plan.pairs((number - 1) % count))
+        batches = [micro_batch(corpus, part) for part in pack(corpus, pairs[rank::size], micro_tokens)]
+        padded = sum(batch.src.numel() + batch.tgt_in.numel() for batch in batches)
+        yield Update(number, batches, corpus.sums(pairs), padded)
+
+
+def ahead(items: Iterator[Update]) -> Iterator[Update]:
+    """The same items, made by a thread while earlier ones are used; its errors are raised here."""
+    ready: queue.Queue[Update | BaseException | None] = queue.Queue(AHEAD)
+    stopped = threading.Event()
+
+    def put(item: Update | BaseException | None) -> None:
+        while not stopped.is_set():
+            try:
+                return ready.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def produce() -> None:
+        try:
+            for item in items:
+                put(item)
+                if stopped.is_set():
+                    return
+            put(None)
+        except BaseException as error:
+            put(error)
+
+    thread = threading.Thread(target=produce, name="batches", daemon=True)
+    thread.start()
+    try:
+        while (item := ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stopped.set()
+        thread.join()

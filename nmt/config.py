@@ -1,0 +1,151 @@
+"""Settings of text preparation, model, training and search: frozen, checked, unknown keys refused.
+
+Each stage of the pipeline reads its own class, so that a changed value reruns only what it decides.
+Nothing here is about the machine (devices, paths, servers); precision is, because it decides results.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+PAD, BOS, EOS, UNK = range(4)
+"""The ids of padding, of the sentence's begin and end, and of what no subword stands for."""
+
+
+class InputError(ValueError):
+    """What a user can cause and mend, told in one sentence: what, where, which rule, what to do."""
+
+
+class Settings(BaseModel):
+    """The base of every settings class."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+Count = Annotated[int, Field(ge=1)]
+Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class TokenizerSettings(Settings):
+    """How raw lines become the words that subwords are made of."""
+
+    tokenizer: Literal["moses", "none"]
+    normalize_punctuation: bool
+    aggressive_hyphens: bool
+    """Moses' `-a`: `well-known` becomes `well @-@ known`."""
+
+
+class FilterSettings(Settings):
+    """Which tokenised training pairs are kept. Lengths are counted in tokens."""
+
+    min_tokens: Count
+    max_tokens: Count
+    max_ratio: Annotated[float, Field(ge=1.0)] | None
+    """The longer side's tokens over the shorter's; null: no limit."""
+    drop_identical: bool
+    """Drop pairs whose sides are the same text; neither the paper's code nor fairseq's recipe does."""
+
+
+class SubwordSettings(Settings):
+    """Joint BPE (Sennrich et al. 2016) or word pieces; section 5.1."""
+
+    kind: Literal["bpe", "wordpieces"]
+    merges: Count | None
+    """BPE only: the number of merge operations."""
+    vocabulary: Count | None
+    """The number of subwords to aim at, instead of merges."""
+    multiple_of: Count
+    """The vocabulary is padded to a multiple of this with rows that no text reaches."""
+
+    @model_validator(mode="after")
+    def _one_size(self) -> SubwordSettings:
+        if (self.merges is None) == (self.vocabulary is None):
+            raise ValueError("give either merges or vocabulary, and leave the other null")
+        if self.kind == "wordpieces" and self.vocabulary is None:
+            raise ValueError("word pieces are sized by vocabulary, not by merges")
+        return self
+
+
+class BinningSettings(Settings):
+    """How pairs are sorted into length bins."""
+
+    max_length: Count
+    """Training pairs with more subwords than this on a side, EOS included, are dropped and counted."""
+    growth: Annotated[float, Field(gt=1.0)]
+    """Each bin's upper length over the one before it."""
+
+
+class ModelSettings(Settings):
+    """The Transformer of section 3, in the symbols of Table 3."""
+
+    N: Count
+    d_model: Annotated[int, Field(ge=2, multiple_of=2)]
+    d_ff: Count
+    h: Count
+    d_k: Count
+    d_v: Count
+    P_drop: Probability
+    """Residual dropout: on every sub-layer's output and on the sums of embeddings and positions (5.4)."""
+    attention_dropout: Probability
+    """On the attention weights. The paper and its code of June 2017 have none."""
+    relu_dropout: Probability
+    """Inside the feed-forward network. The paper and its code of June 2017 have none."""
+    positions: Literal["sinusoidal", "learned"]
+    position_layout: Literal["interleaved", "halves"]
+    """Sines and cosines alternate (the paper), or all sines come first (tensor2tensor)."""
+    max_positions: Count
+    """Rows of the table of learned positions; sinusoids have no limit."""
+    projection_biases: bool
+    """Biases on the attention's projections: the printed parameter counts need them, the equations show none."""
+    initialisation: Literal["glorot", "glorot_fused"]
+    """Each projection by itself, or q, k and v of self-attention drawn as one matrix (tensor2tensor)."""
+
+
+class TrainingSettings(Settings):
+    """The regime of section 5."""
+
+    updates: Count
+    tokens: Count
+    """About this many source and this many target tokens an update, over all devices (5.1)."""
+    warmup_steps: Count
+    learning_rate_scale: Annotated[float, Field(gt=0.0)]
+    """Multiplies Eq. 3; the paper's is 1."""
+    beta1: Probability
+    beta2: Probability
+    epsilon: Annotated[float, Field(gt=0.0)]
+    eps_ls: Probability
+    precision: Literal["float32", "bfloat16"]
+    """Of the matrix products; master weights and optimizer state are float32 always."""
+    seed: Annotated[int, Field(ge=0)]
+    validate_every: Count
+    """Updates between two measurements of the validation perplexity."""
+    checkpoint_every: Count
+    """Updates between two of the checkpoints that are averaged (6.1: ten minutes at the paper's step time)."""
+    keep_checkpoints: Count
+    """How many of them are kept."""
+    resume_minutes: Annotated[float, Field(gt=0.0)]
+    """Minutes between two checkpoints that a killed run resumes from; decides no result."""
+    patience: Count | None
+    """Stop after this many validations without a better perplexity; null: train all updates, as the paper does."""
+
+
+class SearchSettings(Settings):
+    """Beam search with the length penalty of Wu et al. 2016; section 6.1."""
+
+    beam: Count
+    alpha: Annotated[float, Field(ge=0.0)]
+    max_extra: Annotated[int, Field(ge=0)]
+    """A translation has at most the source's subwords plus this many."""
+    stop: Literal["exact", "tensor2tensor"]
+    """A sentence's search ends early when no unfinished hypothesis can come among the wanted best any more
+    (exact), or can beat the worst of those finished so far, however few (tensor2tensor)."""
+
+
+class AveragingSettings(Settings):
+    """Checkpoint averaging; section 6.1."""
+
+    last: Count
+    """How many checkpoints are averaged: 5 for base, 20 for big."""

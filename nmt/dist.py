@@ -1,0 +1,79 @@
+"""torchrun's environment: which process this is, of how many, on which device."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import distributed
+
+TIMEOUT = timedelta(minutes=10)
+"""A rank that waits longer than this for the others gives up: one of them is gone."""
+
+
+@dataclass(frozen=True)
+class World:
+    """One process among those that train together."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes files and tells progress."""
+        return self.rank == 0
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks, in place."""
+        if self.size > 1:
+            distributed.all_reduce(values)
+        return values
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.size > 1:
+            distributed.barrier()
+
+
+@contextmanager
+def world(store: str | None = None) -> Iterator[World]:
+    """The world of torchrun's RANK, WORLD_SIZE and LOCAL_RANK; alone without them. NCCL on GPUs, gloo elsewhere.
+
+    `store` is an init_method such as `file:///...`, in place of torchrun's rendezvous.
+    """
+    rank = int(os.environ.get("RANK", 0))
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+    if size > 1:
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        distributed.init_process_group(
+            backend, init_method=store or "env://", rank=rank, world_size=size, timeout=TIMEOUT
+        )
+    try:
+        yield World(rank, size, device)
+    finally:
+        if size > 1:
+            distributed.destroy_process_group()
+
+
+def die_with_parent() -> None:
+    """Ask the system to kill this process when the one that started it dies, however it dies. Linux only.
+
+    torchrun's workers would live on after a SIGKILL of torchrun, and hold the devices.
+    """
+    if sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == 1 and os.getpid() != 1:
+            os.kill(os.getpid(), signal.SIGKILL)

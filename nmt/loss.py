@@ -1,0 +1,73 @@
+"""Label-smoothed cross-entropy over the shared vocabulary; section 5.4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nmt.shapes import Float, Int
+
+ROWS = 512
+"""Positions whose logits exist at a time: few enough to stay in a CPU's cache, enough to fill a product."""
+
+
+class _SmoothedCrossEntropy(torch.autograd.Function):
+    """The pre-softmax product and the loss in one, a block of rows at a time.
+
+    The gradient is made in the forward pass, in the place of the logits, so that logits of all positions, which
+    for the paper's batch take 3.7 GB in float32, never exist together.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, table: Tensor, labels: Tensor, eps_ls: float) -> tuple[Tensor, Tensor]:
+        weights = table.to(states.dtype)
+        others = eps_ls / (table.shape[0] - 1)
+        needs_gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        smoothed = torch.zeros((), dtype=torch.float64, device=states.device)
+        negative_log_likelihood = torch.zeros_like(smoothed)
+        d_states = torch.empty_like(states) if needs_gradient else None
+        d_table = torch.zeros_like(table) if needs_gradient else None
+        for start in range(0, states.shape[0], ROWS):
+            block, label = states[start : start + ROWS], labels[start : start + ROWS, None]
+            log_p = F.log_softmax((block @ weights.T).float(), dim=1)
+            picked = log_p.gather(1, label).sum(dtype=torch.float64)
+            negative_log_likelihood -= picked
+            smoothed -= (1 - eps_ls - others) * picked + others * log_p.sum(dtype=torch.float64)
+            if d_states is not None and d_table is not None:
+                # d loss / d logits = p - q, with q = 1 - eps on the label and eps / (V - 1) on every other.
+                gradient = log_p.exp_().sub_(others)
+                gradient.scatter_add_(1, label, gradient.new_full(label.shape, -(1 - eps_ls - others)))
+                gradient = gradient.to(states.dtype)
+                torch.mm(gradient, weights, out=d_states[start : start + ROWS])
+                if d_table.dtype == states.dtype:
+                    d_table.addmm_(gradient.T, block)
+                else:
+                    d_table += gradient.T @ block
+        if d_states is not None and d_table is not None:
+            ctx.save_for_backward(d_states, d_table)
+        ctx.mark_non_differentiable(negative_log_likelihood)
+        return smoothed, negative_log_likelihood
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        d_states, d_table = ctx.saved_tensors
+        scale = upstream[0]
+        return d_states * scale.to(d_states.dtype), d_table * scale.to(d_table.dtype), None, None
+
+
+def smoothed_cross_entropy(
+    states: Float[Tensor, "positions d_model"],
+    table: Float[Tensor, "vocabulary d_model"],
+    labels: Int[Tensor, "positions"],
+    eps_ls: float,
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Sums over positions, in nats: the smoothed loss, and the plain negative log-likelihood (no gradient).
+
+    Smoothing is tensor2tensor's: 1 - eps_ls on the label and eps_ls / (V - 1) on every other row. Only real
+    positions are to be given, no padding. exp(second / positions) is the perplexity.
+    """
+    result: tuple[Tensor, Tensor] = _SmoothedCrossEntropy.apply(states, table, labels, eps_ls)  # type: ignore[no-untyped-call]
+    return result

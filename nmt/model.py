@@ -1,0 +1,386 @@
+"""The Transformer: section 3 of the paper, in the paper's order and symbols."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nmt.config import PAD, InputError, ModelSettings
+from nmt.shapes import Bool, Float, Int
+
+LAYER_NORM_EPSILON = 1e-6
+"""tensor2tensor's; the paper gives none."""
+
+
+# Section 3.1: encoder and decoder stacks.
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and a feed-forward network, each as LayerNorm(x + Dropout(Sublayer(x)))."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.self_attention = MultiHeadAttention(settings)
+        self.feed_forward = FeedForward(settings)
+        self.add_norms = nn.ModuleList(AddNorm(settings) for _ in range(2))
+
+    def forward(
+        self, x: Float[Tensor, "batch src d_model"], src_mask: Bool[Tensor, "batch 1 1 src"]
+    ) -> Float[Tensor, "batch src d_model"]:
+        x = self.add_norms[0](x, self.self_attention(x, x, src_mask))
+        return self.add_norms[1](x, self.feed_forward(x))
+
+
+class DecoderLayer(nn.Module):
+    """As the encoder's layer, with attention over the encoder's output between the two sub-layers."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.self_attention = MultiHeadAttention(settings)
+        self.cross_attention = MultiHeadAttention(settings)
+        self.feed_forward = FeedForward(settings)
+        self.add_norms = nn.ModuleList(AddNorm(settings) for _ in range(3))
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch tgt d_model"],
+        memory: Float[Tensor, "batch src d_model"],
+        src_mask: Bool[Tensor, "batch 1 1 src"],
+        tgt_mask: Bool[Tensor, "tgt tgt"],
+    ) -> Float[Tensor, "batch tgt d_model"]:
+        x = self.add_norms[0](x, self.self_attention(x, x, tgt_mask))
+        x = self.add_norms[1](x, self.cross_attention(x, memory, src_mask))
+        return self.add_norms[2](x, self.feed_forward(x))
+
+    def step(
+        self, x: Float[Tensor, "rows 1 d_model"], cache: LayerCache, src_mask: Bool[Tensor, "batch 1 1 src"]
+    ) -> Float[Tensor, "rows 1 d_model"]:
+        """The layer at one new position, given the keys and values of those before it; adds its own to the cache.
+
+        Several rows in a row may share one source: to the cross-attention they are its queries.
+        """
+        cache.append(*self.self_attention.keys_values(x))
+        x = self.add_norms[0](x, self.self_attention.attend(x, *cache.past(), None))
+        queries = x.view(cache.memory_keys.shape[0], -1, x.shape[2])
+        crossed = self.cross_attention.attend(queries, cache.memory_keys, cache.memory_values, src_mask)
+        x = self.add_norms[1](x, crossed.view_as(x))
+        return self.add_norms[2](x, self.feed_forward(x))
+
+
+class AddNorm(nn.Module):
+    """LayerNorm(x + Dropout(Sublayer(x))): the residual connection around every sub-layer."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.dropout = Dropout(settings.P_drop)
+        self.norm = nn.LayerNorm(settings.d_model, eps=LAYER_NORM_EPSILON)
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"], sublayer: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        return self.norm(x + self.dropout(sublayer))
+
+
+# Section 3.2: attention.
+
+
+def attention(
+    Q: Float[Tensor, "batch h query d_k"],
+    K: Float[Tensor, "batch h key d_k"],
+    V: Float[Tensor, "batch h key d_v"],
+    mask: Bool[Tensor, "..."] | None,
+    dropout: nn.Module | None = None,
+) -> Float[Tensor, "batch h query d_v"]:
+    """softmax(QK^T / sqrt(d_k)) V, Eq. 1. `mask` is True where a query may look; elsewhere -inf before the softmax.
+
+    Plain products: on short sentences they outrun the fused kernels, whose tiles are mostly empty.
+    """
+    scores = (Q / math.sqrt(Q.shape[-1])) @ K.transpose(-2, -1)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    weights = scores.softmax(dim=-1)
+    if dropout is not None:
+        weights = dropout(weights)
+    return weights @ V
+
+
+class MultiHeadAttention(nn.Module):
+    """Concat(head_1, ..., head_h) W_O with head_i = Attention(Q W_Q_i, K W_K_i, V W_V_i); section 3.2.2."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.h = settings.h
+        bias = settings.projection_biases
+        self.W_Q = nn.Linear(settings.d_model, settings.h * settings.d_k, bias)
+        self.W_K = nn.Linear(settings.d_model, settings.h * settings.d_k, bias)
+        self.W_V = nn.Linear(settings.d_model, settings.h * settings.d_v, bias)
+        self.W_O = nn.Linear(settings.h * settings.d_v, settings.d_model, bias)
+        self.dropout = Dropout(settings.attention_dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch query d_model"],
+        memory: Float[Tensor, "batch key d_model"],
+        mask: Bool[Tensor, "..."] | None,
+    ) -> Float[Tensor, "batch query d_model"]:
+        """Queries from `x`, keys and values from `memory`; the two are the same in self-attention."""
+        return self.attend(x, *self.keys_values(memory), mask)
+
+    def keys_values(
+        self, memory: Float[Tensor, "batch key d_model"]
+    ) -> tuple[Float[Tensor, "batch h key d_k"], Float[Tensor, "batch h key d_v"]]:
+        return self._split(self.W_K(memory)), self._split(self.W_V(memory))
+
+    def attend(
+        self,
+        x: Float[Tensor, "batch query d_model"],
+        K: Float[Tensor, "batch h key d_k"],
+        V: Float[Tensor, "batch h key d_v"],
+        mask: Bool[Tensor, "..."] | None,
+    ) -> Float[Tensor, "batch query d_model"]:
+        heads = attention(self._split(self.W_Q(x)), K, V, mask, self.dropout)
+        return self.W_O(heads.transpose(1, 2).flatten(2))
+
+    def _split(self, x: Float[Tensor, "batch length h*d"]) -> Float[Tensor, "batch h length d"]:
+        return x.unflatten(2, (self.h, -1)).transpose(1, 2)
+
+
+# Section 3.3: position-wise feed-forward networks.
+
+
+class FeedForward(nn.Module):
+    """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, Eq. 2."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.W_1 = nn.Linear(settings.d_model, settings.d_ff)
+        self.W_2 = nn.Linear(settings.d_ff, settings.d_model)
+        self.dropout = Dropout(settings.relu_dropout)
+
+    def forward(self, x: Float[Tensor, "batch length d_model"]) -> Float[Tensor, "batch length d_model"]:
+        return self.W_2(self.dropout(F.relu(self.W_1(x))))
+
+
+# Section 3.4: embeddings and softmax; 3.5: positional encoding.
+
+
+def positional_encoding(length: int, d_model: int, layout: str = "interleaved") -> Float[Tensor, "length d_model"]:
+    """PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos of the same; in `halves` all sines come first."""
+    position = torch.arange(length, dtype=torch.float64)[:, None]
+    angle = position / 10000 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
+    if layout == "interleaved":
+        return torch.stack((angle.sin(), angle.cos()), dim=2).flatten(1).float()
+    return torch.cat((angle.sin(), angle.cos()), dim=1).float()
+
+
+class Embedding(nn.Module):
+    """One table for source, target and the pre-softmax product, times sqrt(d_model), plus positions."""
+
+    pe: Tensor
+
+    def __init__(self, settings: ModelSettings, vocabulary: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self.table = nn.Parameter(torch.empty(vocabulary, settings.d_model))
+        self.dropout = Dropout(settings.P_drop)
+        if settings.positions == "learned":
+            self.learned = nn.Parameter(torch.empty(settings.max_positions, settings.d_model))
+        else:
+            pe = positional_encoding(512, settings.d_model, settings.position_layout)
+            self.register_buffer("pe", pe, persistent=False)
+
+    def forward(self, ids: Int[Tensor, "batch length"], start: int = 0) -> Float[Tensor, "batch length d_model"]:
+        """Embeddings of `ids`, which stand at positions `start`, `start` + 1, ..."""
+        scaled = F.embedding(ids, self.table) * math.sqrt(self.settings.d_model)
+        return self.dropout(scaled + self._positions(start + ids.shape[1])[start:])
+
+    def _positions(self, length: int) -> Float[Tensor, "length d_model"]:
+        if self.settings.positions == "learned":
+            if length > self.settings.max_positions:
+                raise InputError(
+                    f"a sentence has {length} subwords, but model.max_positions is {self.settings.max_positions}: "
+                    "split the sentence, or train with more learned positions"
+                )
+            return self.learned[:length]
+        if length > self.pe.shape[0]:
+            longer = positional_encoding(2 * length, self.settings.d_model, self.settings.position_layout)
+            self.pe = longer.to(self.pe)
+        return self.pe[:length]
+
+
+class Dropout(nn.Module):
+    """Dropout (5.4). On a CPU its mask is drawn as 16-bit integers, four to a 64-bit one: a third of the cost.
+
+    There the probability is rounded to a multiple of 1/65,536.
+    """
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+
+    def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        if not self.training or self.probability == 0.0:
+            return x
+        if x.device.type != "cpu":
+            return F.dropout(x, self.probability)
+        # The full range, so that the sign bit of every fourth integer is drawn too.
+        drawn = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+        dropped = round(self.probability * 65536)
+        kept = (drawn.view(torch.int16)[: x.numel()] >= dropped - 32768).view(x.shape)
+        return x * (kept.to(x.dtype) * (65536 / (65536 - dropped)))
+
+
+@dataclass
+class LayerCache:
+    """Keys and values of one decoder layer: of the source, and of the target positions decoded so far."""
+
+    memory_keys: Float[Tensor, "batch h src d_k"]
+    memory_values: Float[Tensor, "batch h src d_v"]
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    length: int = 0
+
+    def append(self, keys: Float[Tensor, "rows h 1 d_k"], values: Float[Tensor, "rows h 1 d_v"]) -> None:
+        """Add one position. Room is doubled when it runs out, so that a step copies one position, not all."""
+        if self.keys is None or self.values is None or self.length == self.keys.shape[2]:
+            room = max(16, self.length)
+            self.keys = _with_room(self.keys, keys, room)
+            self.values = _with_room(self.values, values, room)
+        self.keys[:, :, self.length] = keys[:, :, 0]
+        self.values[:, :, self.length] = values[:, :, 0]
+        self.length += 1
+
+    def past(self) -> tuple[Float[Tensor, "rows h past d_k"], Float[Tensor, "rows h past d_v"]]:
+        """Keys and values of the positions so far."""
+        assert self.keys is not None and self.values is not None
+        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+
+    def reorder(self, rows: Int[Tensor, "rows"], memory_rows: Int[Tensor, "batch"] | None) -> None:
+        """Keep the given rows, in the given order; `memory_rows` None leaves the sources as they are."""
+        if self.keys is not None and self.values is not None:
+            self.keys = self.keys.index_select(0, rows)
+            self.values = self.values.index_select(0, rows)
+        if memory_rows is not None:
+            self.memory_keys = self.memory_keys.index_select(0, memory_rows)
+            self.memory_values = self.memory_values.index_select(0, memory_rows)
+
+
+def _with_room(old: Tensor | None, like: Tensor, room: int) -> Tensor:
+    free = like.new_empty(like.shape[0], like.shape[1], room, like.shape[3])
+    return free if old is None else torch.cat((old, free), dim=2)
+
+
+@dataclass
+class Cache:
+    """All that decoding one more position needs besides its token."""
+
+    layers: list[LayerCache]
+    src_mask: Bool[Tensor, "batch 1 1 src"]
+    position: int = field(default=0)
+
+    def reorder(self, rows: Int[Tensor, "rows"], memory_rows: Int[Tensor, "batch"] | None) -> None:
+        """Keep the given rows, in the given order, in every layer; `memory_rows` None leaves the sources as they are."""
+        for layer in self.layers:
+            layer.reorder(rows, memory_rows)
+        if memory_rows is not None:
+            self.src_mask = self.src_mask.index_select(0, memory_rows)
+
+
+class Transformer(nn.Module):
+    """Figure 1. Ids are padded with PAD at the end; the decoder's input starts with BOS."""
+
+    def __init__(self, settings: ModelSettings, vocabulary: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self.embedding = Embedding(settings, vocabulary)
+        self.encoder = nn.ModuleList(EncoderLayer(settings) for _ in range(settings.N))
+        self.decoder = nn.ModuleList(DecoderLayer(settings) for _ in range(settings.N))
+        initialise(self)
+
+    def forward(
+        self, src: Int[Tensor, "batch src"], tgt_in: Int[Tensor, "batch tgt"]
+    ) -> Float[Tensor, "batch tgt d_model"]:
+        """The decoder's output at every target position; `logits` or the loss takes it to the vocabulary."""
+        src_mask = padding_mask(src)
+        return self.decode(tgt_in, self.encode(src, src_mask), src_mask)
+
+    def encode(
+        self, src: Int[Tensor, "batch src"], src_mask: Bool[Tensor, "batch 1 1 src"]
+    ) -> Float[Tensor, "batch src d_model"]:
+        """The encoder's output, called memory."""
+        x = self.embedding(src)
+        for layer in self.encoder:
+            x = layer(x, src_mask)
+        return x
+
+    def decode(
+        self,
+        tgt_in: Int[Tensor, "batch tgt"],
+        memory: Float[Tensor, "batch src d_model"],
+        src_mask: Bool[Tensor, "batch 1 1 src"],
+    ) -> Float[Tensor, "batch tgt d_model"]:
+        """All target positions at once. Padding follows the last token, so no real position sees it."""
+        tgt_mask = subsequent_mask(tgt_in.shape[1], tgt_in.device)
+        x = self.embedding(tgt_in)
+        for layer in self.decoder:
+            x = layer(x, memory, src_mask, tgt_mask)
+        return x
+
+    def logits(self, states: Float[Tensor, "... d_model"]) -> Float[Tensor, "... vocabulary"]:
+        """The pre-softmax product with the shared embedding (3.4)."""
+        return F.linear(states, self.embedding.table)
+
+    def start(self, src: Int[Tensor, "batch src"]) -> Cache:
+        """Encode the source and compute every layer's keys and values of it, once."""
+        src_mask = padding_mask(src)
+        memory = self.encode(src, src_mask)
+        return Cache([LayerCache(*layer.cross_attention.keys_values(memory)) for layer in self.decoder], src_mask)
+
+    def step(self, ids: Int[Tensor, "rows"], cache: Cache) -> Float[Tensor, "rows vocabulary"]:
+        """Logits of the position after `ids`, the last tokens so far; adds the position to the cache.
+
+        There may be several rows a source, as many for each, those of one source in a row.
+        """
+        x = self.embedding(ids[:, None], cache.position)
+        for layer, layer_cache in zip(self.decoder, cache.layers, strict=True):
+            x = layer.step(x, layer_cache, cache.src_mask)
+        cache.position += 1
+        return self.logits(x[:, 0])
+
+
+def padding_mask(ids: Int[Tensor, "batch length"]) -> Bool[Tensor, "batch 1 1 length"]:
+    """True at real tokens."""
+    return (ids != PAD)[:, None, None, :]
+
+
+def subsequent_mask(length: int, device: torch.device) -> Bool[Tensor, "length length"]:
+    """True where a query (row) may look: at itself and what stands before it (3.2.3)."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril()
+
+
+def initialise(model: Transformer) -> None:
+    """tensor2tensor's of June 2017; the paper gives none. Projections Glorot uniform, embeddings N(0, d_model^-0.5)."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    if model.settings.initialisation == "glorot_fused":
+        for layer in (*model.encoder, *model.decoder):
+            _initialise_fused(layer.self_attention)
+    std = model.settings.d_model**-0.5
+    nn.init.normal_(model.embedding.table, std=std)
+    if model.settings.positions == "learned":
+        nn.init.normal_(model.embedding.learned, std=std)
+
+
+def _initialise_fused(module: MultiHeadAttention) -> None:
+    """q, k and v as one matrix: its larger fan-out makes the range smaller."""
+    weights = [module.W_Q.weight, module.W_K.weight, module.W_V.weight]
+    bound = math.sqrt(6 / (weights[0].shape[1] + sum(w.shape[0] for w in weights)))
+    for weight in weights:
+        nn.init.uniform_(weight, -bound, bound)

@@ -1,0 +1,385 @@
+"""Training as section 5 tells it: the update on one screen, the loop on another, resumable at any point.
+
+`python -m nmt.trainer JOB` is what torchrun runs on each device. JOB is a folder with `job.yaml` (a Job); there
+the training keeps its state: `resume/` (the last whole state), `checkpoints/` (for averaging), `history.jsonl`
+(what it measured, a line an interval) and, at the end, `done.json`, or `interrupted` when it was asked to stop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from nmt import checkpoint, flops
+from nmt.batches import Corpus, Update, ahead, micro_batch, pack, train_files, updates
+from nmt.config import InputError, ModelSettings, Settings, TrainingSettings
+from nmt.dist import World, die_with_parent, world
+from nmt.files import writing
+from nmt.flops import LengthSums
+from nmt.loss import smoothed_cross_entropy
+from nmt.model import Transformer
+from nmt.schedule import learning_rate
+
+INTERRUPTED = 75
+"""The exit status after SIGTERM: the state is saved and training can go on."""
+
+
+class Job(Settings):
+    """What to train, on what."""
+
+    model: ModelSettings
+    training: TrainingSettings
+    vocabulary: int
+    corpus: str
+    """The folder of the binned corpus."""
+
+
+class Trainer:
+    """One rank's model, optimizer and measurements. `step` is the update; `train` the loop around it."""
+
+    def __init__(self, job: Job, place: World, micro_tokens: int) -> None:
+        self.job, self.world, self.micro_tokens = job, place, micro_tokens
+        self.settings = job.training
+        torch.manual_seed(self.settings.seed)
+        self.model = Transformer(job.model, job.vocabulary).to(place.device)
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.Adam(
+            self.parameters, betas=(self.settings.beta1, self.settings.beta2), eps=self.settings.epsilon, fused=True
+        )
+        self.update = 0
+        self.sums = LengthSums.zero()
+        """Of all pairs trained on."""
+        self.interval = torch.zeros(6, dtype=torch.float64, device=place.device)
+        """Since the last report: smoothed loss, log-likelihood, gradient norm, skipped updates, positions, stop asked for."""
+        self.interval_tokens = 0
+        self.stop_asked = False
+
+    def step(self, update: Update) -> None:
+        """The update: summed gradients of all micro-batches and ranks, divided once by all target tokens; Adam, Eq. 3."""
+        self.model.train()
+        tokens = update.sums.target
+        for number, batch in enumerate(update.batches):
+            # Drawn anew from where training stands, so that resuming needs no random state.
+            torch.manual_seed(stream(self.settings.seed, update.number, self.world.rank, number))
+            smoothed, negative_log_likelihood = self.losses(batch.to(self.world.device), self.settings.eps_ls)
+            (smoothed / tokens).backward()
+            self.interval[0] += smoothed.detach()
+            self.interval[1] += negative_log_likelihood
+        gradients = self._summed_gradients()
+        norm = torch.nn.utils.get_total_norm(gradients)
+        not_finite = (~torch.isfinite(norm)).float()
+        # Fused Adam leaves weights and moments alone where found_inf is 1; no need to ask the device before.
+        self.optimizer.found_inf = not_finite  # type: ignore[attr-defined]
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(update.number, self.job.model.d_model, self.settings)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.interval[2] += norm.nan_to_num(0.0, 0.0, 0.0)
+        self.interval[3] += not_finite
+        self.interval[4] += update.padded
+        self.interval_tokens += tokens
+        self.update = update.number
+        self.sums += update.sums
+
+    def losses(self, batch: Any, eps_ls: float) -> tuple[Tensor, Tensor]:
+        """Smoothed loss and negative log-likelihood of a micro-batch, summed over its target tokens."""
+        with self._precision():
+            states = self.model(batch.src, batch.tgt_in)
+        states = states.flatten(0, 1).index_select(0, batch.positions)
+        return smoothed_cross_entropy(states, self.model.embedding.table, batch.labels, eps_ls)
+
+    def _precision(self) -> Any:
+        if self.settings.precision == "bfloat16":
+            return torch.autocast(self.world.device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def _summed_gradients(self) -> list[Tensor]:
+        """Gradients over all ranks. A rank without a sentence brings zeros: every rank takes part in every sum."""
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if self.world.size > 1:
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            self.world.sum(flat)
+            for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+                gradient.copy_(part.view_as(gradient))
+        return gradients
+
+    @torch.no_grad()
+    def validate(self, corpus: Corpus) -> float:
+        """Negative log-likelihood a target subword, without smoothing, in nats; its exp is the perplexity."""
+        self.model.eval()
+        indices = torch.arange(self.world.rank, len(corpus), self.world.size).numpy()
+        total = torch.zeros(2, dtype=torch.float64, device=self.world.device)
+        for part in pack(corpus, indices, self.micro_tokens):
+            _, negative_log_likelihood = self.losses(micro_batch(corpus, part).to(self.world.device), 0.0)
+            total += torch.stack((negative_log_likelihood, total.new_tensor(int(corpus.tgt_lengths[part].sum()))))
+        likelihood, tokens = self.world.sum(total).tolist()
+        return float(likelihood / tokens)
+
+    def stop_agreed(self) -> bool:
+        """Whether any rank was asked to stop. Asked on the CPU after every update; on GPUs it would hold up the host."""
+        if self.world.device.type != "cpu" and self.update % 10 != 0:
+            return False
+        asked = torch.tensor(float(self.stop_asked), device=self.world.device)
+        return bool(self.world.sum(asked).item())
+
+    def report(self) -> dict[str, float]:
+        """Means over the updates since the last report, over all ranks."""
+        values = self.world.sum(self.interval.clone()).tolist()
+        smoothed, likelihood, norm, skipped, padded, _ = values
+        tokens = max(1, self.interval_tokens)
+        self.interval.zero_()
+        self.interval_tokens = 0
+        return {
+            "loss": smoothed / tokens, "nll": likelihood / tokens, "gradient_norm": norm / self.world.size,
+            "skipped": skipped / self.world.size, "padded": padded, "tokens": float(tokens),
+        }  # fmt: skip
+
+
+def stream(seed: int, update: int, rank: int, micro: int) -> int:
+    """The seed of one micro-batch's random numbers: distinct for every place in training, equal after a resume."""
+    mixed = 0
+    for part in (seed, update, rank, micro):
+        mixed = ((mixed ^ part) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) % 2**64
+        mixed ^= mixed >> 29
+    return mixed % 2**63
+
+
+def train(job: Job, folder: Path, place: World, micro_tokens: int) -> bool:
+    """Train until the last update, going on from `folder`'s state; False when asked to stop before."""
+    settings = job.training
+    corpus = Corpus(train_files(Path(job.corpus)))
+    valid = Corpus([Path(job.corpus) / "valid.arrow"])
+    trainer = Trainer(job, place, micro_tokens)
+    log = Log(folder, trainer, settings.updates)
+    log.resume()
+    with asked_to_stop(trainer):
+        start = trainer.update + 1
+        feed = updates(
+            corpus, settings.seed, settings.tokens, micro_tokens, place.rank, place.size, start, settings.updates
+        )
+        for update in ahead(feed):
+            trainer.step(update)
+            if update.number % settings.checkpoint_every == 0 and place.main:
+                checkpoint.save_checkpoint(
+                    folder / "checkpoints", update.number, trainer.model, settings.keep_checkpoints
+                )
+            last = update.number == settings.updates
+            if update.number % settings.validate_every == 0 or last:
+                log.validation(trainer.validate(valid))
+            log.interval(last)
+            if not last and trainer.stop_agreed():
+                log.save()
+                return False
+            if log.patience_ended():
+                break
+    log.finish()
+    return True
+
+
+class Log:
+    """What a training leaves behind: history, resumable state and the final summary, written by the main rank."""
+
+    def __init__(self, folder: Path, trainer: Trainer, total: int) -> None:
+        self.folder, self.trainer, self.total = folder, trainer, total
+        self.history = folder / "history.jsonl"
+        self.every = max(1, min(100, total // 100))
+        self.before = 0.0
+        """Seconds that earlier attempts took, those lost to a kill included."""
+        self.started = self.saved = self.shown = time.monotonic()
+        self.padded = 0.0
+        self.best = self.valid = float("inf")
+        self.worse = 0
+        self.resumes = 0
+
+    def seconds(self) -> float:
+        """Training time so far, over all attempts."""
+        return self.before + time.monotonic() - self.started
+
+    def resume(self) -> None:
+        """Put the newest saved state in place and forget what was measured after it."""
+        records = read_history(self.history)
+        self.before = max((record["seconds"] for record in records), default=0.0)
+        path = checkpoint.latest_resume(self.folder / "resume")
+        if path is None:
+            state: dict[str, Any] = {"update": 0}
+        else:
+            state = checkpoint.load_resume(path, self.trainer.model, self.trainer.optimizer)
+            self.trainer.sums = LengthSums(**state["sums"])
+            self.padded, self.best, self.valid = state["padded"], state["best"], state["valid"]
+            self.worse, self.resumes = state["worse"], state["resumes"] + 1
+        self.trainer.update = state["update"]
+        self.trainer.world.barrier()
+        if not self.trainer.world.main:
+            return
+        for later in checkpoint.checkpoints(self.folder / "checkpoints"):
+            if checkpoint.update_of(later) > self.trainer.update:
+                later.unlink()
+        kept = [record for record in records if record["update"] <= self.trainer.update]
+        with writing(self.history) as temporary:
+            temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+        if path is not None:
+            same = state["setting"] == self.setting()
+            print(
+                f"resuming after update {self.trainer.update:,} of {self.total:,}; "
+                + ("" if same else "not ")
+                + "bit-identical to an undisturbed run: processes, threads, micro-batch and device are "
+                + ("the same" if same else f"not those it was saved on, {state['setting']}"),
+                flush=True,
+            )
+
+    def setting(self) -> dict[str, Any]:
+        """What must be the same for a resumed run to be bit-identical."""
+        device = self.trainer.world.device.type
+        return {
+            "processes": self.trainer.world.size,
+            "threads": torch.get_num_threads() if device == "cpu" else 0,
+            "micro_tokens": self.trainer.micro_tokens,
+            "device": device,
+            "torch": torch.__version__,
+        }
+
+    def _append(self, record: dict[str, float]) -> None:
+        if self.trainer.world.main:
+            with self.history.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+
+    def validation(self, loss: float) -> None:
+        """Record a validation."""
+        self.valid = loss
+        self.worse = 0 if loss < self.best else self.worse + 1
+        self.best = min(self.best, loss)
+        self._append({"update": self.trainer.update, "seconds": self.seconds(), "valid_loss": loss})
+
+    def patience_ended(self) -> bool:
+        """Whether the configured number of validations went by without a better perplexity."""
+        patience = self.trainer.settings.patience
+        return patience is not None and self.worse >= patience
+
+    def interval(self, last: bool) -> None:
+        """Record the means of an interval, tell progress, and save the state when its minutes have passed."""
+        trainer = self.trainer
+        if not last and trainer.update % self.every != 0:
+            return
+        values = trainer.report()
+        self.padded += values.pop("padded")
+        now = time.monotonic()
+        rate = values["tokens"] / (now - self.shown)
+        self.shown = now
+        values["learning_rate"] = learning_rate(trainer.update, trainer.job.model.d_model, trainer.settings)
+        values["tokens_per_second"] = rate
+        values["padding"] = 1 - (trainer.sums.source + trainer.sums.target) / max(1.0, self.padded)
+        self._append({"update": trainer.update, "seconds": self.seconds(), **values})
+        if trainer.world.main and values["skipped"]:
+            print(
+                f"update {trainer.update:,}: {values['skipped']:.0f} of the last {self.every} updates had a gradient "
+                "that is not finite and changed no weight",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+        if now - self.saved > 60 * trainer.settings.resume_minutes:
+            self.save()
+
+    def save(self) -> None:
+        """Write the state to resume from."""
+        self.saved = time.monotonic()
+        if self.trainer.world.main:
+            state = {
+                "sums": asdict(self.trainer.sums), "padded": self.padded, "best": self.best, "valid": self.valid,
+                "worse": self.worse, "resumes": self.resumes, "setting": self.setting(),
+            }  # fmt: skip
+            checkpoint.save_resume(
+                self.folder / "resume", self.trainer.update, self.trainer.model, self.trainer.optimizer, state
+            )
+        self.trainer.world.barrier()
+
+    def finish(self) -> None:
+        """Save the state, so that a finished run can be extended, and the summary of all attempts."""
+        self.save()
+        trainer = self.trainer
+        if not trainer.world.main:
+            return
+        job, sums = trainer.job, trainer.sums
+        counted = flops.training_flops(job.model, job.vocabulary, sums)
+        device = trainer.world.device
+        summary = {
+            "updates": trainer.update,
+            "params": sum(parameter.numel() for parameter in trainer.parameters),
+            "vocabulary": job.vocabulary,
+            "train_seconds": self.seconds(),
+            "processes": trainer.world.size,
+            "threads": torch.get_num_threads(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            "precision": trainer.settings.precision,
+            "pairs": sums.pairs,
+            "source_tokens": sums.source,
+            "target_tokens": sums.target,
+            "tokens_per_second": sums.target / self.seconds(),
+            "padding": 1 - (sums.source + sums.target) / max(1.0, self.padded),
+            "loss_valid": self.valid,
+            "ppl_valid": float(torch.tensor(self.valid, dtype=torch.float64).exp()),
+            "flops_counted": float(counted),
+            "resumes": self.resumes,
+        }
+        with writing(self.folder / "done.json") as temporary:
+            temporary.write_text(json.dumps(summary, indent=2), encoding="utf-8")
+
+
+def read_history(path: Path) -> list[dict[str, float]]:
+    """The records of a history file; a last line that a kill cut short is left out."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].split("\n") if line]
+
+
+@contextmanager
+def asked_to_stop(trainer: Trainer) -> Iterator[None]:
+    """SIGTERM and SIGINT ask for a stop after the current update."""
+
+    def ask(signum: int, frame: FrameType | None) -> None:
+        trainer.stop_asked = True
+
+    old = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def main() -> None:
+    """A worker of torchrun: trains the job in the folder given."""
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m nmt.trainer JOB")
+    die_with_parent()
+    folder = Path(sys.argv[1])
+    torch.set_flush_denormal(True)
+    job = Job.model_validate(yaml.safe_load((folder / "job.yaml").read_text(encoding="utf-8")))
+    try:
+        with world() as place:
+            finished = train(job, folder, place, int(os.environ.get("NMT_MICRO_TOKENS", "4096")))
+    except InputError as error:
+        sys.exit(f"train: {error}")
+    if not finished:
+        # Exit statuses do not survive torchrun, which turns them all into 1.
+        (folder / "interrupted").touch()
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What a run's numbers rest on: commit and differences, the hash of every dependency, libraries, hardware."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+NOT_CODE = ("dvc.lock", "params.yaml")
+"""Tracked files that every run may change, and whose content is recorded elsewhere."""
+
+LIBRARIES = (
+    "torch", "numpy", "pyarrow", "safetensors", "sacremoses", "subword-nmt", "sentencepiece", "sacrebleu",
+    "dvc", "mlflow", "prefect",
+)  # fmt: skip
+
+
+def _output(*command: str) -> str | None:
+    """What a command prints, or None where it is missing or fails: evidence is gathered where there is some."""
+    if shutil.which(command[0]) is None:
+        return None
+    result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30, check=False)
+    return result.stdout if result.returncode == 0 else None
+
+
+def code() -> dict[str, str]:
+    """The commit, and the tracked files that differ from it (dvc.lock and params.yaml apart), as tags."""
+    files = _output("git", "diff", "--name-only", "HEAD", "--", ".", *(f":(exclude){name}" for name in NOT_CODE))
+    commit = _output("git", "rev-parse", "HEAD")
+    if commit is None or files is None:
+        return {"commit": "none", "differing_files": "unknown: no git commit here"}
+    return {"commit": commit.strip(), "differing_files": ", ".join(files.splitlines()) or "none"}
+
+
+def difference() -> str:
+    """The diff of those files, empty where there is none."""
+    return _output("git", "diff", "HEAD", "--", ".", *(f":(exclude){name}" for name in NOT_CODE)) or ""
+
+
+def _stages(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    content = yaml.safe_load(path.read_bytes())
+    return dict((content or {}).get("stages") or {})
+
+
+def _paths(entries: Iterable[Any] | None) -> list[str]:
+    """Paths of dvc.yaml's deps or outs: each a string, or a mapping of one path to its options."""
+    return [next(iter(entry)) if isinstance(entry, Mapping) else str(entry) for entry in entries or ()]
+
+
+def _outs(stage: Mapping[str, Any]) -> list[str]:
+    return [path for kind in ("outs", "metrics", "plots") for path in _paths(stage.get(kind))]
+
+
+def training_code() -> str:
+    """A hash of the code that training consists of, by the deps of its stage in dvc.yaml."""
+    digest = hashlib.sha256()
+    for path in _paths(_stages(Path("dvc.yaml")).get("train", {}).get("deps")):
+        if path.endswith(".py") and Path(path).exists():
+            digest.update(Path(path).read_bytes())
+    return digest.hexdigest()
+
+
+def dependencies(stage: str) -> dict[str, dict[str, str]]:
+    """Stage -> path -> md5, of the dependencies of `stage` and of every stage that it rests on.
+
+    While a stage runs, dvc.lock is final for the stages before it alone. So its own dependencies are hashed here where
+    they are files; folders that those stages made are as dvc.lock has them.
+    """
+    graph, lock = _stages(Path("dvc.yaml")), _stages(Path("dvc.lock"))
+    maker = {path: name for name, entry in graph.items() for path in _outs(entry)}
+    outs = {
+        entry["path"]: entry.get("md5", "") for name in lock for entry in lock[name].get("outs", ()) if name in graph
+    }
+    found: dict[str, dict[str, str]] = {}
+    waiting = [stage]
+    while waiting:
+        name = waiting.pop()
+        if name in found or name not in graph:
+            continue
+        found[name] = {}
+        recorded = {entry["path"]: entry.get("md5", "") for entry in lock.get(name, {}).get("deps", ())}
+        for path in _paths(graph[name].get("deps")):
+            source = next((out for out in maker if path == out or path.startswith(f"{out}/")), None)
+            if source is not None:
+                waiting.append(maker[source])
+            if name != stage:
+                found[name][path] = recorded.get(path, "")
+            elif source is None or Path(path).is_file():
+                found[name][path] = _md5(Path(path))
+            else:
+                found[name][path] = outs.get(path, "")
+        # Every stage but the first reads the resolved configuration, as params instead of deps.
+        waiting += [maker[path] for entry in graph[name].get("params", ()) for path in _params_files(entry, maker)]
+    return found
+
+
+def _params_files(entry: Any, maker: Mapping[str, str]) -> list[str]:
+    return [path for path in entry if path in maker] if isinstance(entry, Mapping) else []
+
+
+def _md5(path: Path) -> str:
+    """Of a file, as DVC has it; of a folder, of its files' names and md5s. Empty where nothing stands there."""
+    if path.is_dir():
+        names = sorted(child for child in path.rglob("*") if child.is_file() and "__pycache__" not in child.parts)
+        lines = "".join(f"{child.relative_to(path)} {_md5(child)}\n" for child in names)
+        return hashlib.md5(lines.encode(), usedforsecurity=False).hexdigest()
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Python's version and those of the libraries that are installed."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def processor() -> str:
+    """The CPU's name as the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n"):
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def hardware() -> dict[str, str]:
+    """The machine, as tags: CPU, cores, memory and GPUs."""
+    gpus = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader") or ""
+    return {
+        "cpu": processor(),
+        "cores": str(os.cpu_count()),
+        "memory_gib": f"{memory() / 2**30:.1f}",
+        "gpus": "; ".join(gpus.splitlines()) or "none",
+        "system": platform.platform(),
+    }

@@ -1,0 +1,178 @@
+"""A report as a list of blocks, written as Markdown or as one self-contained HTML page."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+WIDTH, HEIGHT = 9.0, 3.2
+"""Inches of a figure."""
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading; level 1 is the page's title."""
+
+    text: str
+    level: int = 2
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Plain text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Bullets:
+    """A list of sentences."""
+
+    items: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under a header; marked rows stand out."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    marked: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture, of the HTML page alone."""
+
+    svg: bytes
+    caption: str
+
+
+Block = Heading | Paragraph | Bullets | Table | Figure
+
+
+def markdown(blocks: Sequence[Block]) -> str:
+    """The report as Markdown; figures are left out."""
+    parts = []
+    for block in blocks:
+        match block:
+            case Heading(text, level):
+                parts.append(f"{'#' * level} {text}")
+            case Paragraph(text):
+                parts.append(_plain(text))
+            case Bullets(items):
+                parts.append("\n".join(f"- {_plain(item)}" for item in items))
+            case Table(header, rows, marked):
+                lines = [_line(header), _line(["---"] * len(header))]
+                for number, row in enumerate(rows):
+                    cells = [_cell(cell) for cell in row]
+                    lines.append(_line([f"**{cell}**" if number in marked and cell else cell for cell in cells]))
+                parts.append("\n".join(lines))
+            case Figure():
+                continue
+    return "\n\n".join(parts) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown takes for nothing else: translations hold any sign."""
+    for sign in "\\<*_":
+        text = text.replace(sign, f"\\{sign}")
+    return text.replace("\r", " ").replace("\n", " ")
+
+
+def _cell(text: str) -> str:
+    return _plain(text).replace("|", "\\|")
+
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222; }
+table { border-collapse: collapse; margin: 1em 0; } td, th { padding: .25em .7em; border-bottom: 1px solid #ddd; }
+th { text-align: left; } tr.marked { background: #eef4ff; font-weight: 600; } img { max-width: 100%; }
+figcaption { color: #555; }
+"""
+
+
+def page(blocks: Sequence[Block]) -> str:
+    """The report as one HTML file that needs no other."""
+    title = next((block.text for block in blocks if isinstance(block, Heading)), "Report")
+    body = "\n".join(_html(block) for block in blocks)
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
+        f"<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _html(block: Block) -> str:
+    match block:
+        case Heading(text, level):
+            return f"<h{level}>{html.escape(text)}</h{level}>"
+        case Paragraph(text):
+            return f"<p>{html.escape(text)}</p>"
+        case Bullets(items):
+            return "<ul>\n" + "\n".join(f"<li>{html.escape(item)}</li>" for item in items) + "\n</ul>"
+        case Table(header, rows, marked):
+            lines = ["<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in header) + "</tr>"]
+            for number, row in enumerate(rows):
+                style = ' class="marked"' if number in marked else ""
+                lines.append(f"<tr{style}>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>")
+            return "<table>\n" + "\n".join(lines) + "\n</table>"
+        case Figure(svg, caption):
+            data = base64.b64encode(svg).decode("ascii")
+            text = html.escape(caption)
+            return (
+                f'<figure><img alt="{text}" src="data:image/svg+xml;base64,{data}">'
+                f"<figcaption>{text}</figcaption></figure>"
+            )
+
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot of a figure: named series of points."""
+
+    title: str
+    x: str
+    series: Mapping[str, Points]
+    logarithmic: bool = False
+    """Of the x axis."""
+    lines: bool = True
+    """Points joined; else each point alone, with its name beside it."""
+
+
+def draw(panels: Sequence[Panel], caption: str) -> Figure:
+    """The panels side by side as SVG; equal panels give equal bytes."""
+    # Not pyplot: it looks for a screen. Matplotlib takes half a second to import.
+    import matplotlib
+    from matplotlib.figure import Figure as Canvas
+
+    # Names inside an SVG are random unless salted.
+    with matplotlib.rc_context({"svg.hashsalt": "report", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3}):
+        canvas = Canvas(figsize=(WIDTH, HEIGHT), layout="constrained")
+        for axes, panel in zip(canvas.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            axes.set_title(panel.title)
+            axes.set_xlabel(panel.x)
+            if panel.logarithmic:
+                axes.set_xscale("log")
+            for name, points in panel.series.items():
+                finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+                axes.plot(*zip(*finite, strict=True) if finite else ([], []), "-" if panel.lines else "o", label=name)
+                if not panel.lines:
+                    # Room for the names.
+                    axes.margins(x=0.15, y=0.12)
+                    for point in finite:
+                        axes.annotate(name, point, textcoords="offset points", xytext=(4, 4), fontsize=7)
+            if panel.lines and len(panel.series) > 1:
+                axes.legend()
+        content = io.BytesIO()
+        canvas.savefig(content, format="svg", metadata={"Date": None})
+    return Figure(content.getvalue(), caption)

@@ -1,0 +1,85 @@
+"""Work over an Executor: a pool of processes here, a cluster's executor where there is one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from typing import ParamSpec, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Parameters = ParamSpec("Parameters")
+
+_SMALL = 16 * 2**20
+"""Bytes of text below which starting processes costs more than they save."""
+
+
+class InProcess(Executor):
+    """Does the work at once, in the caller's process: for little of it, and for tests."""
+
+    def submit(
+        self, fn: Callable[Parameters, Result], /, *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Future[Result]:
+        """Call the function; the future has its result, or its error, already."""
+        future: Future[Result] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def workers() -> int:
+    """The processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _start_worker() -> None:
+    """Leave interrupts to the parent, and end with it however it ends: a killed one cannot tell its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if parent := multiprocessing.parent_process():
+        threading.Thread(target=_end_with, args=(parent.join,), daemon=True).start()
+
+
+def _end_with(wait: Callable[[], None]) -> None:
+    wait()
+    os._exit(1)
+
+
+def executor(size: int | None = None) -> Executor:
+    """An executor for `size` bytes of text: a process for each core, or this process alone where text is small."""
+    if workers() == 1 or (size is not None and size < _SMALL):
+        return InProcess()
+    # Spawned, not forked: a fork of a process that has threads (Arrow's, tqdm's) can hang.
+    return ProcessPoolExecutor(workers(), multiprocessing.get_context("spawn"), _start_worker)
+
+
+def ordered(
+    pool: Executor, function: Callable[[Item], Result], items: Iterable[Item], ahead: int | None = None
+) -> Iterator[Result]:
+    """`function` of each item, in the items' order, with at most `ahead` of them taken and not yet given back.
+
+    So memory does not follow the number of items. By default `ahead` is twice the number of cores. Raises what
+    `function` raises, and OSError where a worker was killed.
+    """
+    ahead = 2 * workers() if ahead is None else ahead
+    pending: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) >= ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    except BrokenExecutor as error:
+        raise OSError("a worker process was killed, most likely for want of memory: free some and run again") from error
+    finally:
+        for future in pending:
+            future.cancel()

@@ -1,0 +1,112 @@
+"""Score the translations: the validation set from the last checkpoint (Table 3), the test set from the average (Table 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nmt import bleu, flops
+from nmt.config import InputError
+from pipeline import stage
+from pipeline.config import DataSettings, VersionSettings, load_section
+
+TRAINING = Path("results/training.json")
+TRANSLATIONS = Path("results/translations")
+RAW = Path("data/raw")
+METRICS = Path("results/metrics.json")
+
+COPIED = ("ppl_valid", "params", "vocabulary", "updates")
+NEEDED = (
+    *COPIED,
+    *("train_seconds", "device", "processes", "precision", "flops_counted", "flops_sustained_per_device"),
+)
+"""What the training's record must hold."""
+
+LAST, AVERAGE = "last", "average"
+
+
+def _translations(set_name: str, model: str, lang: str, references: int) -> list[str]:
+    """What the model `last` or `average` made of a set; raises InputError where its lines are not the references'."""
+    path = TRANSLATIONS / f"{set_name}.{model}.{lang}"
+    lines = bleu.read_lines(path)
+    if len(lines) != references:
+        raise InputError(
+            f"{path} has {len(lines)} lines for {references} references: run `dvc repro` to translate the set again"
+        )
+    return lines
+
+
+def quality(data: DataSettings) -> dict[str, Any]:
+    """Scores of both sets, by name of set, model and way of scoring.
+
+    The test set is scored once, from the average of the last checkpoints; nothing is chosen on it.
+    """
+    test = bleu.read_lines(RAW / f"test.{data.test.name}.{data.target}")
+    valid = bleu.read_lines(RAW / f"valid.{data.valid.name}.{data.target}")
+    scores = bleu.score(_translations(data.test.name, AVERAGE, data.target, len(test)), test, data.target)
+    last = _translations(data.valid.name, LAST, data.target, len(valid))
+    valid_bleu, valid_signature = bleu.sacrebleu(last, valid)
+    return {
+        "bleu": scores.bleu,
+        "bleu_signature": scores.signature,
+        "bleu_set": f"{data.test.name}, {len(test)} lines",
+        "bleu_model": "average of the last checkpoints",
+        "bleu_low": scores.interval.low,
+        "bleu_high": scores.interval.high,
+        "bleu_paper_way": scores.bleu_paper_way,
+        **{f"bleu_paper_way_step_{n}": step.bleu for n, step in enumerate(scores.paper_way, start=1)},
+        "bleu_paper_way_steps": "; ".join(step.name for step in scores.paper_way),
+        "chrf": scores.chrf,
+        "chrf_signature": scores.chrf_signature,
+        "bleu_valid": valid_bleu,
+        "bleu_valid_signature": valid_signature,
+        "bleu_valid_paper_way": bleu.paper_way(last, valid, data.target)[-1].bleu,
+        "bleu_valid_set": f"{data.valid.name}, {len(valid)} lines",
+        "bleu_valid_model": "last checkpoint",
+    }
+
+
+def cost(training: Mapping[str, Any]) -> dict[str, Any]:
+    """The training's cost in FLOPs: the paper's estimate, and counted operations on real tokens, padding apart.
+
+    The utilisation is null where the device's peak is not on record.
+    """
+    seconds, device = float(training["train_seconds"]), str(training["device"])
+    devices = flops.devices(device, int(training["processes"]))
+    sustained, counted = float(training["flops_sustained_per_device"]), float(training["flops_counted"])
+    known = flops.hardware(device)
+    peak = known.peak(str(training["precision"])) if known is not None else None
+    return {
+        "train_seconds": seconds,
+        "device": device,
+        "devices": devices,
+        "precision": training["precision"],
+        "sustained_flops": sustained,
+        "sustained_flops_source": "measured by a matrix product" if known is None else known.source,
+        "train_flops_paper": flops.paper_cost(seconds, devices, sustained),
+        "train_flops_counted": counted,
+        "model_flops_utilisation": None if peak is None else flops.utilisation(counted, seconds, devices, peak),
+    }
+
+
+def run(tracker: stage.Tracker) -> None:
+    """Translations and the training's record -> results/metrics.json."""
+    data = load_section("data", DataSettings)
+    versions = load_section("versions", VersionSettings)
+    stage.check_versions({"sacrebleu": versions.sacrebleu, "sacremoses": versions.sacremoses})
+    training = stage.read_json(TRAINING)
+    if missing := [key for key in NEEDED if key not in training]:
+        raise InputError(f"{TRAINING} has no `{missing[0]}`: run `dvc repro --force --single-item train`")
+    values = {
+        **quality(data),
+        **{key: training[key] for key in COPIED},
+        **cost(training),
+    }
+    stage.write_json(METRICS, values)
+    tracker.metrics({key: value for key, value in values.items() if isinstance(value, int | float)})
+    tracker.tags({key: value for key, value in values.items() if isinstance(value, str)})
+
+
+if __name__ == "__main__":
+    stage.main("score", __doc__, run)

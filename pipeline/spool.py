@@ -1,0 +1,216 @@
+"""What is tracked of one pipeline run, on disk before anyone is told: a folder of events in order, kept until sent.
+
+<state root>/tracking/<run>/
+    events.jsonl    one event a line, only ever appended to: {"time": ms, "stage": .., "kind": .., ...}
+    config.yaml     the resolved configuration
+    artifacts/      copies of the files and folders to keep with the run
+    sent.json       how far the events were sent, and where to
+    lock            shared by the stages at work
+    complete        stands here once the last stage is through
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nmt.files import writing
+
+Event = dict[str, Any]
+Item = TypeVar("Item")
+
+
+class Spool:
+    """The folder of one pipeline run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.events = folder / "events.jsonl"
+        self.config = folder / "config.yaml"
+        self.artifacts = folder / "artifacts"
+
+    def make(self, config: bytes) -> None:
+        """Create what is missing. A folder whose run is complete steps aside: this is another run of the same."""
+        if self.is_complete():
+            self.folder.rename(self.folder.with_name(f"{self.folder.name}.{time.time_ns()}"))
+        self.artifacts.mkdir(parents=True, exist_ok=True)
+        if not self.config.exists():
+            with writing(self.config) as temporary:
+                temporary.write_bytes(config)
+
+    def append(self, stage: str, kind: str, **content: Any) -> None:
+        """Add one event, whole even where two processes append at once."""
+        event = {"time": time.time_ns() // 1_000_000, "stage": stage, "kind": kind, **content}
+        line = json.dumps(event, ensure_ascii=False) + "\n"
+        descriptor = os.open(self.events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+    def keep(self, path: Path, name: str) -> None:
+        """Copy a file or a folder under artifacts/`name`: the original may be gone when it is sent."""
+        target = self.artifacts / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with writing(target) as temporary:
+            if path.is_dir():
+                shutil.copytree(path, temporary)
+            else:
+                shutil.copyfile(path, temporary)
+
+    def read(self, offset: int = 0) -> tuple[list[Event], int]:
+        """The events from byte `offset` on, and where the next begin. A line still being written waits."""
+        if not self.events.exists():
+            return [], 0
+        with self.events.open("rb") as file:
+            file.seek(offset)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        return [json.loads(line) for line in whole.split(b"\n")[:-1]], offset + len(whole)
+
+    def ending(self, stage: str | None = None) -> str:
+        """The status that the last stage (or `stage`) ended with; KILLED where it did not live to tell."""
+        marks = [event for event in self.read()[0] if event["kind"] in {"begin", "end"}]
+        told = [event.get("status", "KILLED") for event in marks if stage is None or event["stage"] == stage]
+        return str(told[-1]) if told else "KILLED"
+
+    def state(self) -> dict[str, Any]:
+        """How far the events were sent: {"uri", "run", "offset", "status"}, or nothing."""
+        path = self.folder / "sent.json"
+        return dict(json.loads(path.read_bytes())) if path.exists() else {}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Remember how far the events were sent."""
+        with writing(self.folder / "sent.json") as temporary:
+            temporary.write_text(json.dumps(state), encoding="utf-8")
+
+    def complete(self) -> None:
+        """The last stage of the run is through: the next one with this configuration is another run."""
+        (self.folder / "complete").touch()
+
+    def is_complete(self) -> bool:
+        """Whether `complete` was called."""
+        return (self.folder / "complete").exists()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Hold the run's lock with the other stages at work; the system lets go of it however a process ends."""
+        with (self.folder / "lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            yield
+
+    def is_dead(self) -> bool:
+        """Whether no stage of this run is at work."""
+        with (self.folder / "lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[bool]:
+    """Hold `path` as a lock; yields False where another process holds it."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def flat(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested mappings and lists, with dotted keys."""
+    if isinstance(content, Mapping | list) and content:
+        for key, value in content.items() if isinstance(content, Mapping) else enumerate(content):
+            yield from flat(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, content
+
+
+def slices(items: Sequence[Item], length: int) -> Iterator[Sequence[Item]]:
+    """Runs of at most `length` items."""
+    for start in range(0, len(items), length):
+        yield items[start : start + length]
+
+
+def spools(root: Path) -> list[Spool]:
+    """Those under `root`, oldest first."""
+    return [Spool(path.parent) for path in sorted(root.glob("*/events.jsonl"), key=lambda path: path.stat().st_mtime)]
+
+
+class SpoolTracker:
+    """Keeps what a stage tells in the run's spool. Its own failures are told once and stop nothing."""
+
+    def __init__(self, stage: str, place: Callable[[], Path | None], config: Path) -> None:
+        self.stage, self.place, self.config = stage, place, config
+        self.spool: Spool | None = None
+        self.told = False
+        self.known: dict[tuple[str, int], float] = {}
+        self.held = ExitStack()
+        self.opening = threading.RLock()
+
+    def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
+        """See `Tracker`. What a resumed training measures a second time, to the same value, is told once."""
+        if update is not None:
+            self.open()
+            values = {key: value for key, value in values.items() if self.known.get((key, update)) != value}
+            self.known.update({(key, update): value for key, value in values.items()})
+        if values:
+            self.add("metrics", values=dict(values), update=update)
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """See `Tracker`."""
+        self.add("tags", values=dict(values))
+
+    def artifact(self, path: Path, folder: str | None = None) -> None:
+        """See `Tracker`."""
+        name = f"{folder}/{path.name}" if folder else path.name
+        with self._warning():
+            if spool := self.open():
+                spool.keep(path, name)
+                spool.append(self.stage, "artifact", name=name)
+
+    def add(self, kind: str, **content: object) -> None:
+        """Append an event."""
+        with self._warning():
+            if spool := self.open():
+                spool.append(self.stage, kind, **content)
+
+    def close(self) -> None:
+        """Let go of the run's lock."""
+        self.held.close()
+
+    def open(self) -> Spool | None:
+        """The spool, from the first event on: when `resolve` starts, the configuration is not there yet."""
+        with self.opening, self._warning():
+            if self.spool is None and (folder := self.place()) is not None:
+                spool = Spool(folder)
+                spool.make(self.config.read_bytes())
+                self.held.enter_context(spool.at_work())
+                spool.append(self.stage, "begin")
+                for event in spool.read()[0]:
+                    if event["kind"] == "metrics" and event["update"] is not None:
+                        self.known.update({(key, event["update"]): value for key, value in event["values"].items()})
+                self.spool = spool
+        return self.spool
+
+    @contextmanager
+    def _warning(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self.told:
+                print(f"{self.stage}: tracking: {error}; the stage goes on without it", file=sys.stderr)
+            self.told = True

@@ -1,0 +1,195 @@
+"""Train the Transformer on the binned corpus, by torchrun (section 5). Killed at any time, it goes on where it stopped.
+
+Its state lives in `<state root>/train/<fingerprint>/`, outside DVC's outputs. The fingerprint holds all that decides
+the weights: the settings but for the number of updates, the data and the code. So a finished run can be extended,
+and a changed one starts afresh.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nmt import flops
+from nmt.config import InputError, ModelSettings, TrainingSettings
+from nmt.files import sha256_of, writing
+from pipeline import launch, stage
+from pipeline.config import load_section
+from pipeline.progress import TrainingProgress
+from pipeline.stage import Interrupted, Tracker
+
+BINNED = Path("data/binned")
+CHECKPOINTS = Path("models/checkpoints")
+SUMMARY = Path("results/training.json")
+CURVES = Path("results/training.csv")
+
+DECIDES_NOTHING = ("updates", "resume_minutes", "validate_every", "patience")
+"""Training settings that leave the weights after a given update as they are."""
+
+
+def run(tracker: Tracker) -> None:
+    """Train, or go on training, and hand the checkpoints on."""
+    model = load_section("model", ModelSettings)
+    training = load_section("training", TrainingSettings)
+    vocabulary = stage.read_json(BINNED / "stats.json")["vocabulary"]
+    job = {
+        "model": model.model_dump(), "training": training.model_dump(), "vocabulary": vocabulary, "corpus": str(BINNED),
+    }  # fmt: skip
+    state = state_folder(job)
+    with locked(state):
+        prepare(state, job)
+        if not (state / "done.json").exists():
+            train(state, tracker, training.updates)
+        publish(state, tracker)
+
+
+def state_folder(job: Mapping[str, Any]) -> Path:
+    """Where this job's state lives: named by the hash of its settings and data, then by that of the code."""
+    training = {key: value for key, value in job["training"].items() if key not in DECIDES_NOTHING}
+    data = {path.name: sha256_of(path) for path in sorted(BINNED.glob("*.arrow"))}
+    what = _digest({"model": job["model"], "training": training, "vocabulary": job["vocabulary"], "data": data})
+    code = _digest({path: sha256_of(Path(path)) for path in code_dependencies()})
+    root = stage.state_root() / "train"
+    if os.environ.get("WMT_RESUME_ACROSS_CODE") == "1":
+        older = [path for path in root.glob(f"{what}-*") if path.name != f"{what}-{code}"]
+        if older:
+            chosen = max(older, key=lambda path: path.stat().st_mtime)
+            print(f"train: going on with {chosen.name}, whose code was another (WMT_RESUME_ACROSS_CODE=1)")
+            return chosen
+    return root / f"{what}-{code}"
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def code_dependencies() -> list[str]:
+    """The modules that training consists of: this stage's in dvc.yaml, which a test holds to the imports."""
+    deps = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]["train"]["deps"]
+    return [path for path in deps if path.endswith(".py")]
+
+
+@contextmanager
+def locked(state: Path) -> Iterator[None]:
+    """Hold a state alone; the system lets go of the lock when this process ends, however it ends."""
+    state.mkdir(parents=True, exist_ok=True)
+    with (state / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(f"{state} is being trained by another process: wait for it, or stop it") from error
+        yield
+
+
+def prepare(state: Path, job: Mapping[str, Any]) -> None:
+    """Write the job; drop what an earlier, different number of updates left behind."""
+    path = state / "job.yaml"
+    (state / "interrupted").unlink(missing_ok=True)
+    if path.exists():
+        before = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if before != job:
+            (state / "done.json").unlink(missing_ok=True)
+        if before["training"]["updates"] > job["training"]["updates"]:
+            # It may have trained further than is wanted now, and weights cannot be taken back.
+            for name in ("resume", "checkpoints"):
+                shutil.rmtree(state / name, ignore_errors=True)
+            (state / "history.jsonl").unlink(missing_ok=True)
+    with writing(path) as temporary:
+        temporary.write_text(yaml.safe_dump(dict(job), sort_keys=False), encoding="utf-8")
+
+
+def train(state: Path, tracker: Tracker, updates: int) -> None:
+    """Run torchrun to the end, handing on what rank 0 measures. Raises Interrupted when it stopped resumably."""
+    history = History(state / "history.jsonl")
+    with TrainingProgress(updates) as progress:
+
+        def watch() -> None:
+            for record in history.new():
+                update = int(record["update"])
+                tracker.metrics({k: v for k, v in record.items() if k != "update"}, update)
+                progress.show(update, record)
+
+        status = launch.train(state, watch)
+        watch()
+    if (state / "done.json").exists():
+        return
+    if (state / "interrupted").exists():
+        raise Interrupted("a training process was asked to stop")
+    raise InputError(f"training ended with status {status} before its last update; what it said stands above")
+
+
+class History:
+    """A history file that another process appends to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.seen = 0
+
+    def new(self) -> Iterator[dict[str, float]]:
+        """Records written since the last call. A resume rewrites the file: then all of it is new."""
+        if not self.path.exists():
+            return
+        size = self.path.stat().st_size
+        if size < self.seen:
+            self.seen = 0
+        with self.path.open("rb") as file:
+            file.seek(self.seen)
+            while (line := file.readline()).endswith(b"\n"):
+                self.seen += len(line)
+                record: dict[str, float] = json.loads(line)
+                yield record
+
+
+def publish(state: Path, tracker: Tracker) -> None:
+    """Hand on the checkpoints, the summary and the curves."""
+    resume = max((state / "resume").glob("update-*"))
+    with writing(CHECKPOINTS) as temporary:
+        temporary.mkdir()
+        for path in sorted((state / "checkpoints").glob("update-*.safetensors")):
+            _link(path, temporary / path.name)
+        _link(resume / "model.safetensors", temporary / "last.safetensors")
+    summary = stage.read_json(state / "done.json")
+    kind = summary["device"]
+    sustained = flops.sustained(kind)
+    summary["flops_paper"] = flops.paper_cost(
+        summary["train_seconds"], flops.devices(kind, summary["processes"]), sustained
+    )
+    summary["flops_sustained_per_device"] = sustained
+    stage.write_json(SUMMARY, summary)
+    write_curves(state / "history.jsonl")
+    tracker.metrics({k: v for k, v in summary.items() if isinstance(v, int | float)})
+    tracker.tags({"device": kind, "precision": summary["precision"]})
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name for the same bytes, or a copy on another disk. Checkpoints are never changed in place."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def write_curves(history: Path) -> None:
+    """A row an update that something was measured at, for DVC's plots."""
+    columns = ("update", "loss", "nll", "valid_loss", "learning_rate", "gradient_norm", "tokens_per_second", "padding")
+    rows: dict[int, dict[str, float]] = {}
+    for record in History(history).new():
+        rows.setdefault(int(record["update"]), {}).update(record)
+    with writing(CURVES) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+        table.writeheader()
+        table.writerows({**row, "update": update} for update, row in sorted(rows.items()))
+
+
+if __name__ == "__main__":
+    stage.main("train", __doc__, run)

@@ -1,0 +1,56 @@
+"""Label smoothing against distributions written by hand, and its gradient against autograd's."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from nmt.loss import ROWS, smoothed_cross_entropy
+
+
+def test_hand_worked_case() -> None:
+    """V = 4, eps 0.3: the target distribution is 0.7 on the label, 0.1 on each other."""
+    # The rows' logits are log(1/2), log(1/4), log(1/8), log(1/8): probabilities as they stand.
+    table = torch.tensor([[0.5], [0.25], [0.125], [0.125]]).log().double()
+    states = torch.ones(1, 1, dtype=torch.float64)
+    smoothed, likelihood = smoothed_cross_entropy(states, table, torch.tensor([1]), 0.3)
+    by_hand = 0.7 * math.log(4) + 0.1 * (math.log(2) + math.log(8) + math.log(8))
+    assert smoothed.item() == pytest.approx(by_hand, abs=1e-6)
+    assert likelihood.item() == pytest.approx(math.log(4), abs=1e-6)
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.1])
+def test_equals_the_distribution_written_out_and_its_gradient(eps: float) -> None:
+    torch.manual_seed(0)
+    positions, vocabulary, d_model = 2 * ROWS + 17, 11, 6
+    states = torch.randn(positions, d_model, requires_grad=True)
+    table = torch.randn(vocabulary, d_model, requires_grad=True)
+    labels = torch.randint(vocabulary, (positions,))
+    q = torch.full((positions, vocabulary), eps / (vocabulary - 1))
+    q.scatter_(1, labels[:, None], 1 - eps)
+    expected = -(q * F.log_softmax(states @ table.T, dim=1)).sum()
+    expected_gradients = torch.autograd.grad(expected / 7, [states, table])
+    found, likelihood = smoothed_cross_entropy(states, table, labels, eps)
+    gradients = torch.autograd.grad(found / 7, [states, table])
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert likelihood.item() == pytest.approx(F.cross_entropy(states @ table.T, labels, reduction="sum").item(), rel=1e-6)
+    for gradient, wanted in zip(gradients, expected_gradients, strict=True):
+        assert torch.allclose(gradient, wanted.to(gradient.dtype), atol=1e-4)
+
+
+def test_it_is_torch_smoothing_with_a_larger_epsilon() -> None:
+    """0.9 and 0.1 / (V - 1) equal torch's 1 - e + e / V and e / V at e = 0.1 V / (V - 1)."""
+    torch.manual_seed(1)
+    states, table, labels = torch.randn(9, 5), torch.randn(13, 5), torch.randint(13, (9,))
+    found, _ = smoothed_cross_entropy(states, table, labels, 0.1)
+    expected = F.cross_entropy(states @ table.T, labels, label_smoothing=0.1 * 13 / 12, reduction="sum")
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_no_gradient_is_made_where_none_is_asked_for() -> None:
+    with torch.no_grad():
+        smoothed, _ = smoothed_cross_entropy(torch.randn(3, 4), torch.randn(5, 4), torch.tensor([0, 1, 2]), 0.1)
+    assert not smoothed.requires_grad

@@ -1,0 +1,37 @@
+"""Eq. 3 at values worked by hand for base: d_model 512, warm-up 4,000."""
+
+from __future__ import annotations
+
+import pytest
+
+from nmt.config import TrainingSettings
+from nmt.schedule import learning_rate
+
+PAPER = TrainingSettings(
+    updates=100_000, tokens=25_000, warmup_steps=4000, learning_rate_scale=1.0, beta1=0.9, beta2=0.98, epsilon=1e-9,
+    eps_ls=0.1, precision="float32", seed=1, validate_every=1000, checkpoint_every=1500, keep_checkpoints=5,
+    resume_minutes=10.0, patience=None,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("update", "rate"),
+    [(1, 1.7469281e-7), (4000, 6.9877125e-4), (100_000, 1.3975425e-4)],
+)
+def test_learning_rate(update: int, rate: float) -> None:
+    assert learning_rate(update, 512, PAPER) == pytest.approx(rate, rel=1e-6)
+
+
+def test_it_peaks_at_the_end_of_the_warm_up() -> None:
+    rates = [learning_rate(update, 512, PAPER) for update in range(3900, 4100)]
+    assert rates.index(max(rates)) == 100
+
+
+def test_the_scale_multiplies() -> None:
+    twice = PAPER.model_copy(update={"learning_rate_scale": 2.0})
+    assert learning_rate(77, 512, twice) == 2 * learning_rate(77, 512, PAPER)
+
+
+def test_updates_count_from_one() -> None:
+    with pytest.raises(ValueError, match="count from 1"):
+        learning_rate(0, 512, PAPER)

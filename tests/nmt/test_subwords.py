@@ -1,0 +1,219 @@
+"""BPE and word pieces: round trips, sizes, the folder, and damage to it."""
+
+from __future__ import annotations
+
+import io
+import random
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from subword_nmt.apply_bpe import BPE
+
+from nmt.config import InputError, SubwordSettings
+from nmt.corpus import read_lines
+from nmt.subwords import BOS, EOS, PAD, SPECIALS, UNK, Subwords, learn, load
+
+REAL = Path(__file__).resolve().parents[2].parent / "shared/real"
+
+TEXT = [
+    "the lower house is newer and wider than the lowest house",
+    "das Haus ist neuer und weiter als das niedrigste Haus",
+    "low lower lowest new newer newest wide wider widest house houses",
+    "niedrig niedriger niedrigste neu neuer neueste weit weiter weiteste Haus Häuser",
+    "a@@ b @@ @ @@@@ x@ <s> </s> <unk> <pad> <pad:1> w</w> </w> a@@ b <pad:1> w</w>",
+]
+COUNTS = Counter(word for line in TEXT for word in line.split(" "))
+ANY = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=16)
+
+
+def bpe(merges: int | None = None, vocabulary: int | None = None, multiple_of: int = 8) -> SubwordSettings:
+    return SubwordSettings(kind="bpe", merges=merges, vocabulary=vocabulary, multiple_of=multiple_of)
+
+
+def pieces(vocabulary: int = 330) -> SubwordSettings:
+    return SubwordSettings(kind="wordpieces", merges=None, vocabulary=vocabulary, multiple_of=64)
+
+
+@pytest.fixture(scope="module")
+def byte_pairs() -> Subwords:
+    return learn(COUNTS, bpe(merges=60))
+
+
+@pytest.fixture(scope="module")
+def word_pieces() -> Subwords:
+    return learn(COUNTS, pieces())
+
+
+@pytest.fixture(params=["byte_pairs", "word_pieces"])
+def subwords(request: pytest.FixtureRequest) -> Subwords:
+    made: Subwords = request.getfixturevalue(request.param)
+    return made
+
+
+def test_specials_and_padding(subwords: Subwords) -> None:
+    assert (PAD, BOS, EOS, UNK) == (0, 1, 2, 3)
+    assert subwords.symbols(range(4)) == list(SPECIALS)
+    assert subwords.size % subwords.settings.multiple_of == 0
+    assert 0 < subwords.size - subwords.unpadded < subwords.settings.multiple_of
+    assert subwords.symbols([subwords.unpadded, subwords.size - 1])[0] == "<pad:1>"
+    ids = subwords.encode(TEXT[0])
+    around = [BOS, *ids[:3], PAD, UNK, subwords.unpadded, *ids[3:], EOS, subwords.size - 1]
+    assert subwords.decode(around) == TEXT[0]
+
+
+def test_training_text_comes_back_without_unknowns(subwords: Subwords) -> None:
+    """Also where it looks like symbols of ours or of subword-nmt's."""
+    for line in TEXT:
+        ids = subwords.encode(line)
+        assert not {PAD, BOS, EOS, UNK} & set(ids)
+        assert max(ids) < subwords.unpadded
+        assert subwords.decode(ids) == line
+
+
+@given(words=st.lists(st.text(st.sampled_from(sorted(set("".join(COUNTS)))), min_size=1)))
+@settings(max_examples=200, deadline=None)
+def test_byte_pairs_give_back_any_line_of_known_characters(byte_pairs: Subwords, words: list[str]) -> None:
+    line = " ".join(words)
+    ids = byte_pairs.encode(line)
+    assert UNK not in ids
+    assert byte_pairs.decode(ids) == line
+
+
+@given(
+    line=ANY | st.text(st.sampled_from("ab \u2581\u2585\u2047\x00\r\u2028\u00a0\ufeff<s>0x41\U00100000"), max_size=12)
+)
+@settings(max_examples=300, deadline=None)
+def test_word_pieces_give_back_any_line(word_pieces: Subwords, line: str) -> None:
+    ids = word_pieces.encode(line)
+    assert UNK not in ids
+    assert word_pieces.decode(ids) == line
+
+
+@pytest.mark.skipif(not REAL.exists(), reason=f"the real text of {REAL} is missing")
+def test_real_lines_come_back() -> None:
+    train = [line for side in ("en", "fr") for line in read_lines(REAL / f"newstest/newstest2012.en-fr.{side}")]
+    lines = [line for side in ("en", "fr") for line in read_lines(REAL / f"newstest/newstest2013.en-fr.{side}")]
+    subwords = learn(Counter(word for line in train for word in line.split(" ") if word), pieces(2000))
+    assert subwords.size == 2048
+    assert all(subwords.decode(subwords.encode(line)) == line for line in lines)
+
+
+def test_unseen_characters_are_unknown_to_byte_pairs_and_bytes_to_word_pieces(
+    byte_pairs: Subwords, word_pieces: Subwords
+) -> None:
+    assert byte_pairs.encode("☃") == [UNK]
+    assert byte_pairs.symbols(byte_pairs.encode("lo☃"))[-1] == "<unk>"
+    assert word_pieces.symbols(word_pieces.encode("☃"))[-3:] == ["<0xE2>", "<0x98>", "<0x83>"]
+
+
+def test_segments_as_subword_nmt_does(byte_pairs: Subwords, tmp_path: Path) -> None:
+    byte_pairs.save(tmp_path / "subwords")
+    reference = BPE(io.StringIO((tmp_path / "subwords/codes.bpe").read_text(encoding="utf-8")))
+    for line in TEXT[:-1]:
+        assert byte_pairs.symbols(byte_pairs.encode(line)) == reference.segment(line).split(" ")
+
+
+def test_pieces_that_training_never_shows_are_taken_apart() -> None:
+    """Every merge's parts are used up here: only `aab` and single characters have rows."""
+    made = learn({"aab": 9}, bpe(merges=10))
+    assert made.symbols(range(4, made.unpadded)) == ["aab", "a", "a@@", "b", "b@@"]
+    assert made.symbols(made.encode("aa aab aac")) == ["a@@", "a", "aab", "a@@", "a@@", "<unk>"]
+
+
+def test_most_frequent_come_first() -> None:
+    made = learn({"x": 5, "y": 7, "z": 5}, bpe(merges=3))
+    assert made.symbols(range(4, made.unpadded)) == ["y", "x", "z", "x@@", "y@@", "z@@"]
+
+
+@pytest.mark.parametrize("wanted", [150, 300, 500])
+def test_vocabulary_size_is_met_from_below(wanted: int) -> None:
+    chance = random.Random(1)
+    syllables = ["".join(chance.choices("aeioubdgklmnprst", k=chance.randint(1, 4))) for _ in range(300)]
+    counts = {"".join(chance.choices(syllables, k=3)): 2 + 1000 // rank for rank in range(1, 1000)}
+    made = learn(counts, bpe(vocabulary=wanted, multiple_of=1))
+    assert made.size == made.unpadded
+    assert 0.99 * wanted <= made.unpadded <= wanted
+
+
+def test_a_small_text_gives_fewer_subwords_than_asked_for() -> None:
+    made = learn({"abab": 3, "ab": 2}, bpe(vocabulary=5000))
+    assert (made.unpadded, made.size) == (10, 16)
+    assert learn({"abab": 3, "ab": 2}, pieces(5000)).unpadded < 300
+
+
+@pytest.mark.parametrize("kind", [bpe(merges=40), bpe(vocabulary=140), pieces()])
+def test_learning_does_not_depend_on_the_order_of_counts(kind: SubwordSettings, tmp_path: Path) -> None:
+    folders = tmp_path / "one", tmp_path / "two"
+    learn(COUNTS, kind).save(folders[0])
+    learn(dict(reversed(COUNTS.items())), kind).save(folders[1])
+    for path in folders[0].iterdir():
+        assert path.read_bytes() == (folders[1] / path.name).read_bytes()
+
+
+def test_words_are_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.subwords._CACHED", 3)
+    made = learn(COUNTS, bpe(merges=60))
+    for line in TEXT:
+        assert made.decode(made.encode(line)) == line
+    assert len(made._words) <= 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [(bpe(vocabulary=50), r"subwords.vocabulary is 50, but .* need \d+ rows"), (pieces(100), "word pieces from")],
+)
+def test_too_small_a_vocabulary_is_refused(settings: SubwordSettings, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        learn(COUNTS, settings)
+
+
+def test_no_words_are_refused() -> None:
+    with pytest.raises(InputError, match="no words"):
+        learn({}, bpe(merges=3))
+
+
+def test_folder_comes_back(subwords: Subwords, tmp_path: Path) -> None:
+    subwords.save(tmp_path / "subwords")
+    files = {"bpe": {"codes.bpe", "vocabulary.txt"}, "wordpieces": {"wordpieces.model"}}[subwords.settings.kind]
+    assert {path.name for path in (tmp_path / "subwords").iterdir()} == {"subwords.yaml"} | files
+    loaded = load(tmp_path / "subwords")
+    assert (loaded.size, loaded.unpadded, loaded.settings) == (subwords.size, subwords.unpadded, subwords.settings)
+    rows = range(subwords.size)
+    assert loaded.symbols(rows) == subwords.symbols(rows)
+    assert [loaded.encode(line) for line in TEXT] == [subwords.encode(line) for line in TEXT]
+
+
+def test_vocabulary_has_a_symbol_a_line(byte_pairs: Subwords, tmp_path: Path) -> None:
+    byte_pairs.save(tmp_path / "subwords")
+    lines = list(read_lines(tmp_path / "subwords/vocabulary.txt"))
+    assert lines == byte_pairs.symbols(range(byte_pairs.size))
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "noise"])
+def test_damaged_folders_are_refused(subwords: Subwords, tmp_path: Path, damage: str) -> None:
+    subwords.save(tmp_path / "whole")
+    with pytest.raises(InputError, match="nowhere holds no usable subwords"):
+        load(tmp_path / "nowhere")
+    for path in (tmp_path / "whole").iterdir():
+        folder = tmp_path / f"damaged.{path.name}"
+        shutil.copytree(tmp_path / "whole", folder)
+        content = path.read_bytes()
+        if damage == "missing":
+            (folder / path.name).unlink()
+        else:
+            (folder / path.name).write_bytes(
+                {"empty": b"", "cut": content[: len(content) // 2], "noise": b"\xff\x00" * 99}[damage]
+            )
+        if (path.name, damage) == ("codes.bpe", "cut") and load_is_harmless(folder, content):
+            continue
+        with pytest.raises(InputError, match=r"damaged\..* holds no usable subwords"):
+            load(folder)
+
+
+def load_is_harmless(folder: Path, content: bytes) -> bool:
+    """A cut between two lines leaves valid codes."""
+    return content[: len(content) // 2].count(b" ") == content[: len(content) // 2].count(b"\n") - 1

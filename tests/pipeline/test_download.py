@@ -1,0 +1,326 @@
+"""The download stage: texts laid out from archives and local files, and refusals that leave nothing behind."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import http.server
+import io
+import json
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nmt.config import InputError
+from pipeline import catalog, download
+from pipeline.fetch import Patience
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = ROOT.parent / "shared"
+TEXTS = {
+    "train.en": b"One\nTwo \r too\n",
+    "train.de": "Eins\nZwei\u2028auch\n".encode(),
+    "valid.en": b"valid\n",
+    "valid.de": b"gilt\n",
+    "test.en.sgm": b'<srcset><seg id="1">R&amp;D</seg></srcset>',
+    "test.de.sgm": b'<refset><seg id="1">F&amp;E</seg></refset>',
+}
+
+
+class Tracker:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, float] = {}
+
+    def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
+        assert update is None
+        self.told |= values
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        raise NotImplementedError
+
+    def artifact(self, path: Path, folder: str | None = None) -> None:
+        raise NotImplementedError
+
+
+@pytest.fixture(autouse=True)
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("WMT_STATE", "DVC_ROOT", "http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(download, "PATIENCE", Patience(2, 0.01, 0.01, 5.0))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def configure(data: Any) -> None:
+    Path("results").mkdir(exist_ok=True)
+    Path("results/config.yaml").write_text(yaml.safe_dump({"data": data}))
+
+
+def packed(texts: Mapping[str, bytes] = TEXTS, md5: str | None = None, **changes: Any) -> dict[str, Any]:
+    """Write all.tgz; the data section that takes every text from it."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        for name, content in texts.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    Path("all.tgz").write_bytes(out.getvalue())
+
+    def text(role: str, suffix: str = "") -> dict[str, Any]:
+        sides = {side: {"archive": "all", "member": f"{role}.{lang}{suffix}"} for side, lang in SIDES}
+        return {"name": role, **sides}
+
+    entry = {
+        "name": "all",
+        "urls": ["file:all.tgz"],
+        "bytes": len(out.getvalue()),
+        "sha256": hashlib.sha256(out.getvalue()).hexdigest(),
+        "md5": None,
+        "licence": "none",
+        "source": "here",
+    }
+    data = {"source": "en", "target": "de", "archives": [{**entry, **changes}], "train": [text("train")]}
+    data |= {"valid": text("valid"), "test": text("test", ".sgm")}
+    data["test"]["source"]["md5"] = md5
+    return data
+
+
+SIDES = (("source", "en"), ("target", "de"))
+
+
+def local(role: str, texts: tuple[bytes, bytes]) -> dict[str, Any]:
+    """Write a local text into data/local/x/; the entry that names it."""
+    sides = {}
+    for (side, language), content in zip(SIDES, texts, strict=True):
+        path = Path(f"data/local/x/{role}.{language}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        sides[side] = {"path": path.as_posix(), "sha256": hashlib.sha256(content).hexdigest()}
+    return {"name": f"x-{role}", **sides}
+
+
+def test_texts_of_an_archive_are_laid_out() -> None:
+    configure(packed(md5=hashlib.md5(b"R&D\n").hexdigest()))
+    tracker = Tracker()
+    download.run(tracker)
+    raw = {path.name: path.read_bytes() for path in Path("data/raw").iterdir()}
+    stats = json.loads(raw.pop("stats.json"))
+    assert raw == {
+        "train.train.en": TEXTS["train.en"],
+        "train.train.de": TEXTS["train.de"],
+        "valid.valid.en": b"valid\n",
+        "valid.valid.de": b"gilt\n",
+        "test.test.en": b"R&D\n",
+        "test.test.de": b"F&E\n",
+    }
+    assert stats["pairs"] == {"train.train": 2, "valid.valid": 1, "test.test": 1}
+    assert stats["files"]["test.test.de"] == {
+        "lines": 1,
+        "bytes": 4,
+        "sha256": hashlib.sha256(b"F&E\n").hexdigest(),
+        "md5": hashlib.md5(b"F&E\n").hexdigest(),
+    }
+    assert tracker.told == {"raw_pairs.train.train": 2, "raw_pairs.valid.valid": 1, "raw_pairs.test.test": 1}
+
+
+def test_one_member_may_serve_two_texts() -> None:
+    data = packed()
+    data["valid"] = {**data["train"][0], "name": "again"}
+    configure(data)
+    download.run(Tracker())
+    assert Path("data/raw/valid.again.de").read_bytes() == TEXTS["train.de"]
+
+
+def test_local_files_are_copied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data = packed()
+    data["train"].append(local("train", (b"a\nb\n", b"A\nB")))
+    configure(data)
+    download.run(Tracker())
+    assert Path("data/raw/train.x-train.de").read_bytes() == b"A\nB"
+    # A copy of the repository, as DVC's experiments make it, has no ignored files: they are the original's.
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    monkeypatch.setenv("WMT_STATE", str(tmp_path / "work"))
+    Path("copy").mkdir()
+    monkeypatch.chdir("copy")
+    Path("all.tgz").write_bytes((tmp_path / "all.tgz").read_bytes())
+    configure(data)
+    download.run(Tracker())
+    assert Path("data/raw/train.x-train.de").read_bytes() == b"A\nB"
+
+
+def refused(data: dict[str, Any], message: str) -> None:
+    """Running on `data` raises one sentence and leaves no data/raw, not even a half one."""
+    configure(data)
+    with pytest.raises(InputError, match=message) as caught:
+        download.run(Tracker())
+    assert "\n" not in str(caught.value)
+    assert not Path("data/raw").exists()
+    assert not list(Path("data").glob(".raw*")) if Path("data").exists() else True
+
+
+def test_an_edited_local_file_is_noticed() -> None:
+    data = packed()
+    data["test"] = local("test", (b"a\n", b"b\n"))
+    Path("data/local/x/test.de").write_bytes(b"c\n")
+    refused(data, r"data/local/x/test\.de has the sha256 .* it was edited; add it again with `python -m pipeline\.cata")
+
+
+def test_a_missing_local_file_is_told() -> None:
+    data = packed()
+    data["test"] = local("test", (b"a\n", b"b\n"))
+    Path("data/local/x/test.de").unlink()
+    refused(data, r"data/local/x/test\.de is missing: restore it, or add it again")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train.de": b"Eins\n"}, r"train\.en of the archive all has 2 lines and train\.de of the archive all 1"),
+        ({"train.de": b"", "train.en": b""}, "are empty: train needs at least one line"),
+        ({"valid.de": b"gi\xfct\n"}, r"the archive all \(all\.tgz\) valid\.de is not UTF-8: line 1, byte 3"),
+        ({"test.de.sgm": b"<refset>"}, r"test\.de\.sgm holds no <seg>"),
+    ],
+)
+def test_texts_that_are_none_are_refused(changes: dict[str, bytes], message: str) -> None:
+    refused(packed({**TEXTS, **changes}), message)
+
+
+def test_a_missing_member_is_refused() -> None:
+    data = packed({name: content for name, content in TEXTS.items() if name != "valid.de"})
+    refused(data, r"the archive all \(all\.tgz\) has no member 'valid\.de'")
+
+
+def test_a_plain_text_with_another_checksum_is_refused() -> None:
+    refused(packed(md5="ab" * 16), r"test\.en\.sgm has the md5 \w+ as plain text where the catalog says (ab){16}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bytes": 7}, "has [0-9]+ bytes where the catalog says 7"),
+        ({"sha256": "ab" * 32}, "has the sha256 .* where the catalog says"),
+        ({"urls": ["file:gone.tgz"]}, r"file:gone\.tgz is missing"),
+        ({"urls": ["http://127.0.0.1:1/all.tgz"]}, "cannot be reached .*run again to go on"),
+    ],
+)
+def test_archives_that_are_not_as_declared_are_refused(changes: dict[str, Any], message: str) -> None:
+    refused(packed(**changes), f"the archive all cannot be had: .*{message}")
+
+
+def test_a_hostile_archive_is_refused() -> None:
+    refused(packed({**TEXTS, "../evil": b"x"}), r"holds '\.\./evil', a path that leads out of its folder")
+    assert not Path("../evil").exists()
+
+
+def test_a_full_disk_is_told_and_what_stood_there_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(packed())
+    download.run(Tracker())
+    before = {path.name: path.read_bytes() for path in Path("data/raw").iterdir()}
+
+    def full(*arguments: Any) -> Iterator[bytes]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(download, "plain", full)
+    with pytest.raises(InputError, match=r"^No space left on device: .*make room and run again: what is fetched"):
+        download.run(Tracker())
+    assert {path.name: path.read_bytes() for path in Path("data/raw").iterdir()} == before
+    assert [path.name for path in Path("data").iterdir()] == ["raw"]
+
+
+INTERRUPTED = """
+import signal
+from pipeline import download, stage
+def stop(*arguments):
+    raise stage.Interrupted
+signal.signal(signal.SIGTERM, stop)
+try:
+    download.run(None)
+except stage.Interrupted:
+    raise SystemExit(stage.INTERRUPTED)
+"""
+
+
+def test_interrupted_while_a_server_is_silent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        configure(packed(urls=[f"http://127.0.0.1:{server.getsockname()[1]}/all.tgz"]))
+        process = subprocess.Popen([sys.executable, "-c", INTERRUPTED], env={"PYTHONPATH": str(ROOT)})
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(4096)
+            started = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 75
+            assert time.monotonic() - started < 5
+    assert not Path("data/raw").exists()
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """A small WMT14 with real text, made and served: its folder and address."""
+    tool = SHARED / "tools/make_mirror.py"
+    if not tool.exists() or not (SHARED / "real").exists():
+        pytest.skip("../shared has no real text here")
+    folder = tmp_path_factory.mktemp("mirror")
+    subprocess.run([sys.executable, str(tool), str(folder)], check=True, stdout=subprocess.DEVNULL)
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Tests are quiet."""
+
+    handler = functools.partial(Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield folder, f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("base", "pair", "pairs"),
+    [
+        ("wmt14", "en-de", {"europarl-v7": 20_000, "commoncrawl": 198_813, "news-commentary-v9": 13_071}),
+        ("wmt16-t2t", "en-de", {"europarl-v7": 20_000, "commoncrawl": 198_813, "news-commentary-v11": 13_071}),
+        (
+            "wmt14",
+            "en-fr",
+            {"europarl-v7": 29_000, "commoncrawl": 71_393, "news-commentary-v9": 13_071, "un": 71_394,
+             "giga-fren": 30_000},
+        ),
+    ],
+)  # fmt: skip
+def test_a_mirror_of_wmt14(mirror: tuple[Path, str], base: str, pair: str, pairs: dict[str, int]) -> None:
+    folder, address = mirror
+    Path("data/catalog").mkdir(parents=True)
+    for name in ("wmt14", "wmt16-t2t"):
+        Path(f"data/catalog/{name}.yaml").write_bytes((ROOT / f"data/catalog/{name}.yaml").read_bytes())
+    content = {"description": "m", "extends": base, "base_url": address, "checksums": str(folder / "SHA256SUMS")}
+    Path("data/catalog/m.yaml").write_text(yaml.safe_dump(content))
+    configure(catalog.data_settings(catalog.load("m"), pair).model_dump())
+    download.run(Tracker())
+    stats = json.loads(Path("data/raw/stats.json").read_text())
+    assert stats["pairs"] == {
+        **{f"train.{name}": count for name, count in pairs.items()},
+        "valid.newstest2013": 3000,
+        "test.newstest2014": 3003,
+    }
+    originals = catalog.load("wmt14").pairs["en-de" if pair == "en-de" else "en-fr"]
+    for text, stem in ((originals.valid, "valid.newstest2013"), (originals.test, "test.newstest2014")):
+        for side, language in ((text.source, "en"), (text.target, pair[-2:])):
+            # The mirror's validation and test sets are the real ones, so their checksums on record hold.
+            assert side.md5 in (None, stats["files"][f"{stem}.{language}"]["md5"])
+            real = (SHARED / f"real/newstest/{stem.split('.')[1]}.{pair}.{language}").read_bytes()
+            assert Path(f"data/raw/{stem}.{language}").read_bytes() == real
