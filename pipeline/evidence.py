@@ -52,19 +52,25 @@ def _stages(path: Path) -> dict[str, Any]:
     return dict((content or {}).get("stages") or {})
 
 
-def _paths(entries: Iterable[Any] | None) -> list[str]:
+def paths(entries: Iterable[Any] | None) -> list[str]:
     """Paths of dvc.yaml's deps or outs: each a string, or a mapping of one path to its options."""
     return [next(iter(entry)) if isinstance(entry, Mapping) else str(entry) for entry in entries or ()]
 
 
-def _outs(stage: Mapping[str, Any]) -> list[str]:
-    return [path for kind in ("outs", "metrics", "plots") for path in _paths(stage.get(kind))]
+def outs(stage: Mapping[str, Any]) -> list[str]:
+    """Every path that a stage of dvc.yaml makes."""
+    return [path for kind in ("outs", "metrics", "plots") for path in paths(stage.get(kind))]
+
+
+def made_by(path: str, maker: Mapping[str, str]) -> str | None:
+    """The stage that makes `path`, or the folder it stands in; `maker`: out -> stage."""
+    return next((name for out, name in maker.items() if path == out or path.startswith(f"{out}/")), None)
 
 
 def training_code() -> str:
     """A hash of the code that training consists of, by the deps of its stage in dvc.yaml."""
     digest = hashlib.sha256()
-    for path in _paths(_stages(Path("dvc.yaml")).get("train", {}).get("deps")):
+    for path in paths(_stages(Path("dvc.yaml")).get("train", {}).get("deps")):
         if path.endswith(".py") and Path(path).exists():
             digest.update(Path(path).read_bytes())
     return digest.hexdigest()
@@ -77,8 +83,8 @@ def dependencies(stage: str) -> dict[str, dict[str, str]]:
     they are files; folders that those stages made are as dvc.lock has them.
     """
     graph, lock = _stages(Path("dvc.yaml")), _stages(Path("dvc.lock"))
-    maker = {path: name for name, entry in graph.items() for path in _outs(entry)}
-    outs = {
+    maker = {path: name for name, entry in graph.items() for path in outs(entry)}
+    hashes = {
         entry["path"]: entry.get("md5", "") for name in lock for entry in lock[name].get("outs", ()) if name in graph
     }
     found: dict[str, dict[str, str]] = {}
@@ -89,23 +95,24 @@ def dependencies(stage: str) -> dict[str, dict[str, str]]:
             continue
         found[name] = {}
         recorded = {entry["path"]: entry.get("md5", "") for entry in lock.get(name, {}).get("deps", ())}
-        for path in _paths(graph[name].get("deps")):
-            source = next((out for out in maker if path == out or path.startswith(f"{out}/")), None)
+        for path in paths(graph[name].get("deps")):
+            source = made_by(path, maker)
             if source is not None:
-                waiting.append(maker[source])
+                waiting.append(source)
             if name != stage:
                 found[name][path] = recorded.get(path, "")
             elif source is None or Path(path).is_file():
                 found[name][path] = _md5(Path(path))
             else:
-                found[name][path] = outs.get(path, "")
+                found[name][path] = hashes.get(path, "")
         # Every stage but the first reads the resolved configuration, as params instead of deps.
-        waiting += [maker[path] for entry in graph[name].get("params", ()) for path in _params_files(entry, maker)]
+        waiting += [
+            maker[path]
+            for entry in graph[name].get("params", ())
+            for path in entry
+            if path in maker and isinstance(entry, Mapping)
+        ]
     return found
-
-
-def _params_files(entry: Any, maker: Mapping[str, str]) -> list[str]:
-    return [path for path in entry if path in maker] if isinstance(entry, Mapping) else []
 
 
 def _md5(path: Path) -> str:

@@ -45,9 +45,13 @@ def command(count: int, job: Path) -> list[str]:
 
 
 def environment(count: int) -> dict[str, str]:
-    """This process's, with the cores shared out among the processes unless OMP_NUM_THREADS says otherwise."""
+    """This process's, with the cores shared out among the processes unless OMP_NUM_THREADS says otherwise.
+
+    Threads that wait give their core away: spinning ones, OpenMP's default, made training five times slower
+    wherever another program used the machine too.
+    """
     threads = max(1, len(os.sched_getaffinity(0)) // count)
-    return {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
+    return {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
 
 
 def train(job: Path, watch: Callable[[], None]) -> int:

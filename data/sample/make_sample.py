@@ -25,7 +25,7 @@ from xml.sax.saxutils import escape
 
 from grammar import english, french, german
 from grammar.sampling import Sampler
-from grammar.syntax import constructions
+from grammar.syntax import Sentence, constructions
 from grammar.words import load
 
 SEED = 2014
@@ -36,7 +36,7 @@ NOVEL = 56
 """The sentences of both with a given pair of constructions never seen together: 28 in each set."""
 OFTEN = 4
 """Every word form of the validation and test sets stands in this many training sentences or more."""
-SHORT = 32
+LONGEST = 32
 """The longest sentence, in words."""
 LANGUAGES = ("en", "de", "fr")
 HELD_OUT = (
@@ -70,29 +70,46 @@ def word_forms(text: str) -> list[str]:
     return re.findall(r"[^\W\d_]+(?:-[^\W\d_]+)*|\d+(?:[.,]\d+)?", text)
 
 
-def examples(seed: int) -> Iterator[Example]:
+@dataclass(frozen=True)
+class _Draft:
+    """A sentence not yet spelled out in German and French, which takes its time."""
+
+    sentence: Sentence
+    en: str
+    constructions: frozenset[str]
+
+    @property
+    def held_out(self) -> frozenset[str] | None:
+        """The first pair of HELD_OUT that it combines."""
+        return next((pair for pair in HELD_OUT if pair <= self.constructions), None)
+
+    def spelled(self) -> Example:
+        """The sentence in three languages."""
+        return Example(self.en, german.spell(self.sentence), french.spell(self.sentence), self.constructions)
+
+
+def _drafts(seed: int) -> Iterator[_Draft]:
     """Sentences without end, each English one once."""
     sampler = Sampler(load(), random.Random(seed))  # noqa: S311 (text, no secret)
     seen: set[str] = set()
     while True:
         sentence = sampler.sentence()
         text = english.spell(sentence)
-        if text in seen or len(text.split()) > SHORT:
-            continue
-        seen.add(text)
-        yield Example(text, german.spell(sentence), french.spell(sentence), constructions(sentence))
+        if text not in seen and len(text.split()) <= LONGEST:
+            seen.add(text)
+            yield _Draft(sentence, text, constructions(sentence))
 
 
-def splits(seed: int = SEED) -> dict[str, list[Example]]:
-    """The sentences of `train`, `valid` and `test`, no sentence in two of them.
+def splits(seed: int = SEED, pairs: int = TRAINING_PAIRS) -> dict[str, list[Example]]:
+    """The sentences of `train` (`pairs` of them), `valid` and `test`; none, on either side, is in training and a set.
 
-    No training sentence combines a pair of HELD_OUT; 28 sentences a pair of the other sets do. Each word form of the
-    validation and test sets, in each language, is known from training.
+    No training sentence combines a pair of HELD_OUT; 28 sentences of each set do for each pair. Each word form of
+    the validation and test sets, in each language, is known from training.
     """
-    source = examples(seed)
-    train = list(itertools.islice((example for example in source if not example.is_novel), TRAINING_PAIRS))
+    source = _drafts(seed)
+    ordinary = (draft.spelled() for draft in source if draft.held_out is None)
+    train = list(itertools.islice(ordinary, pairs))
     known = {language: _counts(train, language) for language in LANGUAGES}
-
     seen = {getattr(example, language) for example in train for language in LANGUAGES}
 
     def is_fair(example: Example) -> bool:
@@ -106,10 +123,10 @@ def splits(seed: int = SEED) -> dict[str, list[Example]]:
     wanted[None] = 2 * HELD_BACK - len(HELD_OUT) * NOVEL
     chosen: dict[frozenset[str] | None, list[Example]] = {pair: [] for pair in wanted}
     while any(len(chosen[pair]) < wanted[pair] for pair in wanted):
-        example = next(source)
-        pair = next((held for held in HELD_OUT if held <= example.constructions), None)
-        if len(chosen[pair]) < wanted[pair] and is_fair(example):
-            chosen[pair].append(example)
+        draft = next(source)
+        group = chosen[draft.held_out]
+        if len(group) < wanted[draft.held_out] and is_fair(example := draft.spelled()):
+            group.append(example)
     parts: dict[str, list[Example]] = {"train": train, "valid": [], "test": []}
     for row, example in enumerate(itertools.chain(*chosen.values())):
         parts["valid" if row % 2 else "test"].append(example)

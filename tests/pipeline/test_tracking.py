@@ -20,10 +20,10 @@ from pipeline.spool import Spool, spools
 from pipeline.stage import Interrupted
 
 MEMBER = {"archive": "a", "member": "a.en", "path": None}
-TEXT = {"name": "text", "source": MEMBER, "target": MEMBER}
+TRAIN, VALID, TEST = ({"name": name, "source": MEMBER, "target": MEMBER} for name in ("news", "valid", "test"))
 CONFIGURATION = {
     "run": {"row": "base", "pair": "en-de"},
-    "data": {"train": [TEXT], "valid": TEXT, "test": TEXT},
+    "data": {"train": [TRAIN], "valid": VALID, "test": TEST},
     "model": {"N": 6, "P_drop": 0.1},
 }
 
@@ -96,11 +96,12 @@ def test_the_stages_of_one_repro_are_one_run(root: Path) -> None:
         Path("report.md").unlink()
     (run,) = recorded(root)
     assert (run.info.run_name, run.info.status) == ("base", "FINISHED")
-    assert run.data.params.items() >= {"model.N": "6", "model.P_drop": "0.1", "data.train.0.name": "text"}.items()
+    assert run.data.params.items() >= {"model.N": "6", "model.P_drop": "0.1", "data.train.0.name": "news"}.items()
     assert run.data.metrics.items() >= {"pairs": 20_000.0, "bleu": 27.3, "loss": 3.5}.items()
     assert {"seconds.resolve", "seconds.tokenize", "seconds.train", "seconds.report"} <= set(run.data.metrics)
     assert {"commit", "differing_files", "version.torch", "hardware.cpu", "row"} <= set(run.data.tags)
-    assert [corpus.tags[0].value for corpus in run.inputs.dataset_inputs] == ["training", "validation", "test"]
+    corpora = {corpus.dataset.name: corpus.tags[0].value for corpus in run.inputs.dataset_inputs}
+    assert corpora == {"news": "training", "valid": "validation", "test": "test"}
     assert len(history(root, run, "loss")) == 1500
     assert [path.read_text() for path in root.glob("mlartifacts/*/artifacts/report.md")] == ["# Report\n"]
     assert spools(root / "tracking") == [], "all was sent"
@@ -155,6 +156,7 @@ def test_the_next_start_marks_dead_runs_killed(root: Path) -> None:
     with connected(root / "mlflow.db") as client:
         client.update_run(spool.state()["run"], status="RUNNING")
     spool.set_state({**spool.state(), "status": "RUNNING"})
+    spool.append("train", "begin")
     spool.append("train", "metrics", values={"loss": 4.0}, update=2)
     configure({"run": {"row": "big", "pair": "en-de"}})
     with tracking.open_run("report"):

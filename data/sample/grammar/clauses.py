@@ -106,6 +106,8 @@ class ClauseSampler(PhraseSampler):
             clause = Clause(None, self.pick(self.lexicon.verbs["i"]), tense, negated)
         else:
             clause = self._motion(tense, negated)
+        if tense == "past" and clause.verb.en == clause.verb.en_past:
+            clause = replace(clause, tense="present")  # `they read` does not tell
         subject = self.subject(clause.verb.subjects, simple=room < 2, definite=negated)
         return self._decorate(replace(clause, subject=self._sensible(subject, clause)), room)
 
@@ -139,6 +141,7 @@ class ClauseSampler(PhraseSampler):
         verb, unit = (COST, EUROS) if kind == "price" else (WEIGH, KILOGRAMS)
         tenths = self.random.randint(2, 99) * 10 if kind == "price" else self.random.randint(20, 99)
         what = self.specific(self.phrase([self.random.choice(verb.subjects)]))
+        tense = "present" if verb is COST else tense  # `they cost` does not tell
         return Clause(what, verb, tense, measure=amount(tenths, unit))
 
     def _copula(self, tense: Tense) -> Clause:

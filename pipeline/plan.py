@@ -1,0 +1,309 @@
+"""Before days of work: which stages would run, the disk, memory and operations they need, and about how long.
+
+Nothing is written. The speed of training is measured for a few seconds with the configured model on this machine;
+the rest is arithmetic on the resolved configuration and the corpora's known sizes, as rough as it says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nmt.config import InputError
+from nmt.flops import LengthSums, parameters, training_flops
+from pipeline import evidence, launch, resolve, stage
+from pipeline.config import CONFIG, Configuration
+
+STATS = Path("data/binned/stats.json")
+KNOWN_PAIRS = {
+    ("en-de", "commoncrawl", "europarl-v7", "news-commentary-v9"): 4_508_785,
+    ("en-de", "commoncrawl", "europarl-v7", "news-commentary-v11"): 4_508_785,
+    ("en-fr", "commoncrawl", "europarl-v7", "giga-fren", "news-commentary-v9", "un"): 40_836_715,
+}
+"""Training pairs by language pair and texts. News Commentary 11 is larger than 9 by less than these estimates err."""
+
+LINE = 150
+"""Bytes of a line of raw text, about, where the text is not at hand."""
+COMPRESSION = 3
+"""Plain text over its archive, about."""
+SUBWORDS = 28
+"""Subwords of a sentence, about, EOS included."""
+SPREAD = 1.5
+"""The mean of squared lengths over the square of the mean length, about."""
+LINES_A_SECOND = 14_000
+"""What sacremoses tokenises on one core."""
+RESERVE = 700 * 2**20
+"""Bytes of a process that trains nothing yet: torch and its libraries."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The size of the training corpus."""
+
+    pairs: int
+    subwords: float
+    """Of a target sentence, on average."""
+    vocabulary: int
+    origin: str
+    """Where these numbers come from, in words."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run takes, in bytes and operations."""
+
+    disk: Mapping[str, int]
+    memory: int
+    """Of each training process: on a GPU the GPU's."""
+    flops: int
+
+
+def corpus_size(configuration: Configuration, prepared: bool) -> Corpus:
+    """Counted where the corpus is `prepared`; else known, or guessed from bytes."""
+    subwords = configuration.subwords
+    if prepared and STATS.exists():
+        stats = stage.read_json(STATS)
+        pairs = int(stats["pairs"])
+        return Corpus(pairs, stats["target_tokens"] / pairs, int(stats["vocabulary"]), f"counted in {STATS}")
+    # Characters and pieces of words come on top of what merges make: 32,000 give about 37,000.
+    size = subwords.vocabulary or int(1.15 * (subwords.merges or 0))
+    vocabulary = -(-size // subwords.multiple_of) * subwords.multiple_of
+    texts = (configuration.run.pair, *sorted(text.name for text in configuration.data.train))
+    if texts in KNOWN_PAIRS:
+        return Corpus(KNOWN_PAIRS[texts], SUBWORDS, vocabulary, "known")
+    local = [Path(text.source.path) for text in configuration.data.train if text.source.path is not None]
+    bytes_ = sum(path.stat().st_size for path in local if path.exists())
+    used = {text.source.archive for text in configuration.data.train}
+    packed = sum(archive.bytes or 0 for archive in configuration.data.archives if archive.name in used)
+    # An archive holds both sides.
+    pairs = max(1, (bytes_ + packed * COMPRESSION // 2) // LINE)
+    return Corpus(pairs, SUBWORDS, vocabulary, "guessed from the bytes of its archives and files")
+
+
+def length_sums(pairs: int, length: float) -> LengthSums:
+    """Sums over `pairs` pairs of `length` subwords on average on both sides."""
+    tokens, squared = int(pairs * length), int(pairs * length * length * SPREAD)
+    return LengthSums(pairs, tokens, tokens, squared, squared, squared)
+
+
+def needs(configuration: Configuration, corpus: Corpus, micro_tokens: int) -> Needs:
+    """Disk by what it is for, memory of training, and the operations of training."""
+    model, training = configuration.model, configuration.training
+    weights = 4 * parameters(model, corpus.vocabulary)
+    text = 2 * LINE * corpus.pairs
+    id_bytes = 2 if corpus.vocabulary <= 65_535 else 4
+    disk = {
+        "downloads": sum(archive.bytes or 0 for archive in configuration.data.archives),
+        "data/raw": text,
+        "data/tokenized": int(1.1 * text),
+        "data/binned": int(corpus.pairs * (2 * corpus.subwords * id_bytes + 16)),
+        # Checkpoints are links to those of the training state, which keeps weights and both moments besides.
+        "models and training state": weights * (training.keep_checkpoints + 2) + 2 * 3 * weights,
+    }
+    layer = 26 * model.d_model + 4 * model.d_ff + int(6 * model.h * corpus.subwords)
+    activations = micro_tokens * (model.N * layer + 4 * model.d_model) * 4
+    updates = training.updates * training.tokens
+    flops = training_flops(model, corpus.vocabulary, length_sums(int(updates / corpus.subwords), corpus.subwords))
+    # Weights, gradients and two moments.
+    return Needs(disk, RESERVE + 4 * weights + activations, flops)
+
+
+def measured_rate(configuration: Configuration, corpus: Corpus, seconds: float = 3.0) -> tuple[float, str]:
+    """Operations a second of real updates of this model on one device, and the device's name."""
+    import torch
+
+    from nmt.batches import MicroBatch, Update
+    from nmt.dist import World
+    from nmt.trainer import Job, Trainer
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    job = Job(
+        model=configuration.model, training=configuration.training, vocabulary=corpus.vocabulary, corpus="none"
+    )  # fmt: skip
+    trainer = Trainer(job, World(0, 1, device), micro_tokens=1)
+    length = max(2, round(corpus.subwords))
+    rows = (8192 if device.type == "cuda" else 512) // length
+    ids = torch.randint(4, corpus.vocabulary, (rows, length))
+    batch = MicroBatch(ids, ids, torch.arange(rows * length), ids.flatten())
+    sums = LengthSums.zero()
+    for _ in range(rows):
+        sums += LengthSums.of(length, length)
+    done, start = 0, 0.0
+    while done == 0 or time.perf_counter() - start < seconds:
+        trainer.step(Update(number=done + 1, batches=[batch], sums=sums, padded=rows * length))
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        if done == 0:
+            # The first update warms up.
+            start = time.perf_counter()
+        done += 1
+    rate = (done - 1) * training_flops(configuration.model, corpus.vocabulary, sums) / (time.perf_counter() - start)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else evidence.processor()
+    return rate, name
+
+
+def stages_to_run(configuration: Configuration) -> dict[str, str]:
+    """Every stage of dvc.yaml in order, with why it would run, or nothing where it would not."""
+    graph: dict[str, Any] = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    lock_file = Path("dvc.lock")
+    locked = yaml.safe_load(lock_file.read_text(encoding="utf-8"))["stages"] if lock_file.exists() else {}
+    status = dvc_status()
+    settings = configuration.model_dump(mode="json")
+    maker = {path: name for name in graph for path in evidence.outs(graph[name])}
+    reasons: dict[str, str] = {}
+    for name, entry in graph.items():
+        changes = [change for change in status.get(name, []) if isinstance(change, dict)]
+        deps = {path for change in changes for path in change.get("changed deps", {})}
+        own = sorted(path for path in deps if path != str(CONFIG) and evidence.made_by(path, maker) is None)
+        before = locked.get(name, {}).get("params", {}).get(str(CONFIG), {})
+        keys = [
+            key
+            for declared in entry.get("params", [])
+            if isinstance(declared, dict)
+            for key in declared.get(str(CONFIG), [])
+            if before.get(key) != value_at(settings, key)
+        ]
+        sources = [evidence.made_by(path, maker) for path in evidence.paths(entry.get("deps"))]
+        follows = sorted({source for source in sources if source is not None and reasons.get(source)})
+        if name not in locked:
+            reasons[name] = "never ran here"
+        elif own:
+            reasons[name] = f"changed: {', '.join(own)}"
+        elif keys:
+            reasons[name] = f"settings changed: {', '.join(keys)}"
+        else:
+            reasons[name] = f"follows {', '.join(follows)}" if follows else ""
+    return reasons
+
+
+def value_at(content: Any, key: str) -> Any:
+    """What stands at a dotted key of nested mappings."""
+    for part in key.split("."):
+        content = content[part]
+    return content
+
+
+def dvc_status() -> dict[str, list[Any]]:
+    """What `dvc status` tells; raises InputError where it cannot."""
+    result = subprocess.run(
+        [sys.executable, "-m", "dvc", "status", "--json"], capture_output=True, text=True, check=False
+    )
+    if result.returncode != 0:
+        reason = (result.stderr.strip().split("\n") or [""])[-1]
+        raise InputError(f"dvc status fails ({reason}): run this in the repository's root, a git clone of it")
+    content: dict[str, list[Any]] = json.loads(result.stdout)
+    return content
+
+
+def size(number: float) -> str:
+    """Bytes in the unit that suits them."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:,.0f} {unit}" if unit == "bytes" else f"{number:,.1f} {unit}"
+        number /= 1024
+    return f"{number:,.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that suits them."""
+    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{max(2.0, seconds):.0f} seconds"
+
+
+def linked(cache: Path = Path(".dvc/cache")) -> bool:
+    """Whether DVC's cache is on the same disk as the outputs, so that it holds links and takes no room of its own."""
+    config = subprocess.run([sys.executable, "-m", "dvc", "cache", "dir"], capture_output=True, text=True, check=False)
+    place = Path(config.stdout.strip()) if config.returncode == 0 and config.stdout.strip() else cache
+    while not place.exists():
+        place = place.absolute().parent
+    return place.stat().st_dev == Path().stat().st_dev
+
+
+def occupied(folders: list[Path]) -> int:
+    """Bytes that stand there already, hard links counted once."""
+    files = {}
+    for folder in folders:
+        for path in folder.rglob("*") if folder.is_dir() else []:
+            if path.is_file() and not path.is_symlink():
+                entry = path.stat()
+                files[entry.st_dev, entry.st_ino] = entry.st_size
+    return sum(files.values())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the plan; the exit status is 1 where disk or memory do not suffice."""
+    parser = argparse.ArgumentParser(prog="python -m pipeline.plan", description=__doc__)
+    parser.add_argument("--no-measure", action="store_true", help="leave out the measurement and the time")
+    options = parser.parse_args(arguments)
+    try:
+        configuration = resolve.resolve(resolve.read_params())
+        reasons = stages_to_run(configuration)
+    except InputError as error:
+        print(f"plan: {error}", file=sys.stderr)
+        return 1
+    run = configuration.run
+    print(f"{run.pair}, row {run.row}, corpus {run.corpus}, seed {run.seed}\n")
+    for name, reason in reasons.items():
+        print(f"  {name:15} {f'would run ({reason})' if reason else 'unchanged'}")
+    print("\n  (What DVC's cache holds from an earlier run is restored instead.)\n")
+    corpus = corpus_size(configuration, prepared=not reasons.get("binarize"))
+    wanted = needs(configuration, corpus, int(os.environ.get("NMT_MICRO_TOKENS", "4096")))
+    enough = tell_room(wanted, linked())
+    count = parameters(configuration.model, corpus.vocabulary)
+    print(f"\n  corpus          {corpus.pairs:,} pairs of {corpus.subwords:.0f} subwords ({corpus.origin})")
+    print(f"  parameters      {count:,} with a vocabulary of {corpus.vocabulary:,}")
+    print(f"  training        {wanted.flops:.2e} operations in {configuration.training.updates:,} updates")
+    if not options.no_measure:
+        tell_time(configuration, corpus, wanted, reasons)
+    return 0 if enough else 1
+
+
+def tell_room(wanted: Needs, links: bool) -> bool:
+    """Print disk and memory, needed and there; returns whether both suffice."""
+    generated = sum(wanted.disk.values()) - wanted.disk["downloads"]
+    for name, number in wanted.disk.items():
+        print(f"  {name:26} {size(number):>12}")
+    cache = 0 if links else generated
+    print(f"  {'DVC cache':26} {size(cache):>12}  {'(links to the above)' if links else '(copies, on another disk)'}")
+    folders = [Path(name) for name in ("data/raw", "data/tokenized", "data/binned", "models")] + [stage.state_root()]
+    there, free = occupied(folders), shutil.disk_usage(Path()).free
+    missing = max(0, sum(wanted.disk.values()) - there)
+    disk = missing <= free
+    memory = wanted.memory <= evidence.memory()
+    print(
+        f"  disk            {size(missing)} more are needed, {size(free)} are free{'' if disk else ': NOT ENOUGH'}\n"
+        f"  memory          {size(wanted.memory)} for a process that trains, {size(evidence.memory())} in this machine"
+        f"{'' if memory else ': NOT ENOUGH'} (on GPUs: of the GPU's)"
+    )
+    return disk and memory
+
+
+def tell_time(configuration: Configuration, corpus: Corpus, wanted: Needs, reasons: Mapping[str, str]) -> None:
+    """Print how long the long stages would take here."""
+    rate, device = measured_rate(configuration, corpus)
+    devices = launch.gpus() or 1
+    seconds = wanted.flops / rate / devices
+    print(f"  measured        {rate / 1e9:,.0f} GFLOPS of real updates on {device}; {devices} such")
+    if os.getloadavg()[0] > 0.5:
+        print("  (Other work is running on this machine: alone, training is faster, on several cores much faster.)")
+    print(f"  train           about {duration(seconds)}{'' if reasons.get('train') else ', if it ran'}")
+    cores = os.cpu_count() or 1
+    if configuration.preparation.tokenizer.tokenizer == "moses":
+        print(f"  tokenize        about {duration(2 * corpus.pairs / LINES_A_SECOND / cores)} on {cores} cores")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

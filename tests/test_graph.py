@@ -1,0 +1,160 @@
+"""dvc.yaml, params.yaml, the schema and the imports say the same: no stale result survives a change."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import grimp
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from pipeline import resolve
+from pipeline.config import CONFIG, Configuration, RunSettings
+
+ROOT = Path(__file__).resolve().parents[1]
+STAGES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+each_stage = pytest.mark.parametrize("name", STAGES)
+
+
+@cache
+def imports() -> grimp.ImportGraph:
+    """Who imports whom in nmt and pipeline, wherever in a module the import stands."""
+    return grimp.build_graph("nmt", "pipeline", exclude_type_checking_imports=True, cache_dir=None)
+
+
+def paths(entries: list[Any] | None) -> list[str]:
+    """Paths of deps or outs: strings, or mappings of one path to its options."""
+    return [next(iter(entry)) if isinstance(entry, dict) else entry for entry in entries or []]
+
+
+def outs(name: str) -> list[str]:
+    return [path for kind in ("outs", "metrics", "plots") for path in paths(STAGES[name].get(kind))]
+
+
+def declared(name: str) -> list[str]:
+    """What a stage reads of the resolved configuration, by dvc.yaml: `section` or `section.key`."""
+    entries = [entry for entry in STAGES[name].get("params", []) if isinstance(entry, dict)]
+    return [key for entry in entries for key in entry.get(str(CONFIG), [])]
+
+
+@cache
+def module(name: str) -> ast.Module:
+    return ast.parse((ROOT / "pipeline" / f"{name}.py").read_text(encoding="utf-8"))
+
+
+def loads(name: str) -> Iterator[tuple[str, ast.Call]]:
+    """The sections that a stage's module loads, with the calls. A loop over sections goes by its table SECTIONS."""
+    for node in ast.walk(module(name)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "load_section":
+            if isinstance(node.args[0], ast.Constant):
+                yield str(node.args[0].value), node
+            else:
+                yield from ((section, node) for section in table(name, "SECTIONS"))
+
+
+def table(name: str, variable: str) -> list[str]:
+    """The keys of a mapping at the top of a stage's module."""
+    for node in module(name).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == variable:
+            assert isinstance(node.value, ast.Dict)
+            return [ast.literal_eval(key) for key in node.value.keys if key is not None]
+    raise AssertionError(f"pipeline/{name}.py has no {variable}")
+
+
+def used(name: str) -> set[str]:
+    """Dotted keys of the settings that a stage's module reads by the variables it loads sections into."""
+    variables: dict[str, str] = {}
+    calls = {id(call): section for section, call in loads(name)}
+    for node in ast.walk(module(name)):
+        if isinstance(node, ast.Assign):
+            targets = node.targets[0].elts if isinstance(node.targets[0], ast.Tuple) else node.targets
+            values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+            for target, value in zip(targets, values, strict=False):
+                if id(value) in calls and isinstance(target, ast.Name):
+                    variables[target.id] = calls[id(value)]
+    found = set()
+    for node in ast.walk(module(name)):
+        keys, inner = [], node
+        while isinstance(inner, ast.Attribute):
+            keys.append(inner.attr)
+            inner = inner.value
+        section = variables.get(inner.id) if isinstance(inner, ast.Name) else calls.get(id(inner))
+        if keys and section is not None:
+            found.add(".".join([section, *reversed(keys)]))
+    # Of `a.b.c` the walk finds `a.b` too.
+    return {key for key in found if not any(other.startswith(f"{key}.") for other in found)}
+
+
+@each_stage
+def test_the_python_files_a_stage_depends_on_are_those_it_imports(name: str) -> None:
+    closure = imports().find_upstream_modules(f"pipeline.{name}") | {f"pipeline.{name}"}
+    imported = {f"{path.replace('.', '/')}.py" for path in closure if "." in path}
+    deps = [path for path in paths(STAGES[name]["deps"]) if path.endswith(".py")]
+    assert sorted(deps) == sorted(imported)
+
+
+@each_stage
+def test_a_stage_declares_the_sections_it_loads(name: str) -> None:
+    # Versions of libraries decide a stage's bytes whether or not its module looks at them.
+    sections = {key.split(".")[0] for key in declared(name)} - {"versions"}
+    assert sections == {section for section, _ in loads(name)} - {"versions"}
+
+
+@each_stage
+def test_a_stage_reads_no_key_that_it_does_not_declare(name: str) -> None:
+    keys = declared(name)
+    undeclared = {path for path in used(name) if not any(path == key or path.startswith(f"{key}.") for key in keys)} - {
+        f"{section}.model_dump" for section in keys
+    }
+    assert undeclared == set()
+
+
+@each_stage
+def test_declared_keys_are_in_the_schema(name: str) -> None:
+    for key in declared(name):
+        at: type[BaseModel] = Configuration
+        for part in key.split("."):
+            assert part in at.model_fields, f"{key}: no {part} in {at.__name__}"
+            inner = at.model_fields[part].annotation
+            at = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else BaseModel
+
+
+@each_stage
+def test_a_stage_is_run_by_its_name_and_depends_on_what_is_there(name: str) -> None:
+    assert STAGES[name]["cmd"] == f"python -m pipeline.{name}"
+    made = [out for other in STAGES for out in outs(other)]
+    for path in paths(STAGES[name]["deps"]):
+        within_out = any(path == out or path.startswith(f"{out}/") for out in made)
+        assert within_out or (ROOT / path).exists(), f"{path} is neither in the repository nor made by a stage"
+
+
+def test_no_path_is_made_twice() -> None:
+    made = [out for name in STAGES for out in outs(name)]
+    assert len(made) == len(set(made))
+    assert not [(a, b) for a in made for b in made if a.startswith(f"{b}/")]
+
+
+def test_what_the_stages_make_is_ignored_by_git(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    shutil.copyfile(ROOT / ".gitignore", tmp_path / ".gitignore")
+    for path in [out for name in STAGES for out in outs(name)]:
+        assert subprocess.run(["git", "check-ignore", "--quiet", path], cwd=tmp_path, check=False).returncode == 0, path
+
+
+def test_params_the_schema_and_resolve_agree() -> None:
+    params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    assert set(params) == {*RunSettings.model_fields, "overrides"}
+    assert set(STAGES["resolve"]["params"]) == set(params)
+    assert set(resolve.SECTIONS) <= set(Configuration.model_fields)
+
+
+def test_every_section_is_read_by_a_stage() -> None:
+    read = {key.split(".")[0] for name in STAGES for key in declared(name)}
+    assert read == set(Configuration.model_fields)

@@ -1,0 +1,70 @@
+"""Who may import what, and how fast a stage answers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+STAGES = list(yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"])
+TRAINING = {"torch", "numpy", "pyarrow", "safetensors", "yaml", "pydantic"}
+"""What a machine that trains has."""
+
+ABSENT = """
+import importlib, importlib.abc, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+for name in {modules!r}:
+    importlib.import_module(name)
+"""
+
+
+def python(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_importing_nmt_imports_no_orchestrator() -> None:
+    modules = [f"nmt.{path.stem}" for path in sorted((ROOT / "nmt").glob("*.py")) if path.stem != "__init__"]
+    program = f"""
+import importlib, sys
+for name in {modules!r}:
+    importlib.import_module(name)
+print(*sorted({{"mlflow", "prefect", "dvc", "pipeline"}} & set(sys.modules)))
+"""
+    result = python(program)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == []
+
+
+def test_training_needs_few_libraries() -> None:
+    absent = {
+        "mlflow", "prefect", "dvc", "sacremoses", "subword_nmt", "sentencepiece", "sacrebleu", "jaxtyping", "beartype",
+        "matplotlib", "pandas", "rich", "scipy", "sklearn",
+    }  # fmt: skip
+    assert not absent & TRAINING
+    modules = ["nmt.trainer", "nmt.checkpoint", "nmt.flops"]
+    result = python(ABSENT.format(absent=absent, modules=modules))
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_help_answers_at_once(stage: str) -> None:
+    """Under two seconds on an idle machine, so measured in seconds of CPU, which a busy one does not change."""
+    command = [sys.executable, "-m", f"pipeline.{stage}", "--help"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pid = os.posix_spawn(
+        sys.executable, command, environment, file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+    )
+    _, status, usage = os.wait4(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert usage.ru_utime + usage.ru_stime < 2.0
