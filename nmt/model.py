@@ -145,7 +145,7 @@ class MultiHeadAttention(nn.Module):
         heads = attention(self._split(self.W_Q(x)), K, V, mask, self.dropout)
         return self.W_O(heads.transpose(1, 2).flatten(2))
 
-    def _split(self, x: Float[Tensor, "batch length h*d"]) -> Float[Tensor, "batch h length d"]:
+    def _split(self, x: Float[Tensor, "batch length heads"]) -> Float[Tensor, "batch h length d"]:
         return x.unflatten(2, (self.h, -1)).transpose(1, 2)
 
 

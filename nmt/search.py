@@ -139,7 +139,7 @@ class _Beam:
 
     def _continuations(
         self,
-    ) -> tuple[Float[Tensor, "batch 2k"], Int[Tensor, "batch 2k"], Int[Tensor, "batch 2k"]]:
+    ) -> tuple[Float[Tensor, "batch candidates"], Int[Tensor, "batch candidates"], Int[Tensor, "batch candidates"]]:
         """The 2k best: log-probability, last subword, and which living hypothesis each continues."""
         batch, k = self.alive.shape
         logits = self.model.step(self.tokens[:, :, -1].flatten(), self.cache)
@@ -157,7 +157,7 @@ class _Beam:
         log_p, places = log_p.flatten(1).topk(2 * k, dim=1)
         return log_p, tokens.view(batch, k * width).gather(1, places), places // width
 
-    def _finish(self, ended: Float[Tensor, "batch 2k"], origin: Int[Tensor, "batch 2k"]) -> None:
+    def _finish(self, ended: Float[Tensor, "batch candidates"], origin: Int[Tensor, "batch candidates"]) -> None:
         """Keep the k best of the finished and the newly ended (-inf where one did not end)."""
         k = self.alive.shape[1]
         scores = torch.cat((self.finished, ended / length_penalty(self.length, self.settings.alpha)), dim=1)

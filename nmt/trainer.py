@@ -138,7 +138,7 @@ class Trainer:
         asked = torch.tensor(float(self.stop_asked), device=self.world.device)
         return bool(self.world.sum(asked).item())
 
-    def report(self) -> dict[str, float]:
+    def report(self) -> dict[str, int | float]:
         """Means over the updates since the last report, over all ranks."""
         values = self.world.sum(self.interval.clone()).tolist()
         smoothed, likelihood, norm, skipped, padded, _ = values
@@ -254,7 +254,7 @@ class Log:
             "torch": torch.__version__,
         }
 
-    def _append(self, record: dict[str, float]) -> None:
+    def _append(self, record: dict[str, int | float]) -> None:
         if self.trainer.world.main:
             with self.history.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
@@ -295,7 +295,7 @@ class Log:
             self.save()
 
     def save(self) -> None:
-        """Write the state to resume from."""
+        """Write the state to resume from. The others need not wait: by the clock, ranks do not agree when."""
         self.saved = time.monotonic()
         if self.trainer.world.main:
             state = {
@@ -305,7 +305,6 @@ class Log:
             checkpoint.save_resume(
                 self.folder / "resume", self.trainer.update, self.trainer.model, self.trainer.optimizer, state
             )
-        self.trainer.world.barrier()
 
     def finish(self) -> None:
         """Save the state, so that a finished run can be extended, and the summary of all attempts."""
@@ -339,7 +338,7 @@ class Log:
             temporary.write_text(json.dumps(summary, indent=2), encoding="utf-8")
 
 
-def read_history(path: Path) -> list[dict[str, float]]:
+def read_history(path: Path) -> list[dict[str, int | float]]:
     """The records of a history file; a last line that a kill cut short is left out."""
     if not path.exists():
         return []

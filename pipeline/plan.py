@@ -120,7 +120,7 @@ def needs(configuration: Configuration, corpus: Corpus, micro_tokens: int) -> Ne
 
 
 def measured_rate(configuration: Configuration, corpus: Corpus, seconds: float = 3.0) -> tuple[float, str]:
-    """Operations a second of real updates of this model on one device, and the device's name."""
+    """Operations a second of real updates of this model on one device, the best of a few, and the device's name."""
     import torch
 
     from nmt.batches import MicroBatch, Update
@@ -128,9 +128,7 @@ def measured_rate(configuration: Configuration, corpus: Corpus, seconds: float =
     from nmt.trainer import Job, Trainer
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    job = Job(
-        model=configuration.model, training=configuration.training, vocabulary=corpus.vocabulary, corpus="none"
-    )  # fmt: skip
+    job = Job(model=configuration.model, training=configuration.training, vocabulary=corpus.vocabulary, corpus="none")
     trainer = Trainer(job, World(0, 1, device), micro_tokens=1)
     length = max(2, round(corpus.subwords))
     rows = (8192 if device.type == "cuda" else 512) // length
@@ -139,18 +137,17 @@ def measured_rate(configuration: Configuration, corpus: Corpus, seconds: float =
     sums = LengthSums.zero()
     for _ in range(rows):
         sums += LengthSums.of(length, length)
-    done, start = 0, 0.0
-    while done == 0 or time.perf_counter() - start < seconds:
-        trainer.step(Update(number=done + 1, batches=[batch], sums=sums, padded=rows * length))
+    update = Update(number=1, batches=[batch], sums=sums, padded=2 * rows * length)
+    trainer.step(update)  # warms up
+    best, end = float("inf"), time.perf_counter() + seconds
+    while best == float("inf") or time.perf_counter() < end:
+        start = time.perf_counter()
+        trainer.step(update)
         if device.type == "cuda":
             torch.cuda.synchronize()
-        if done == 0:
-            # The first update warms up.
-            start = time.perf_counter()
-        done += 1
-    rate = (done - 1) * training_flops(configuration.model, corpus.vocabulary, sums) / (time.perf_counter() - start)
+        best = min(best, time.perf_counter() - start)
     name = torch.cuda.get_device_name() if device.type == "cuda" else evidence.processor()
-    return rate, name
+    return training_flops(configuration.model, corpus.vocabulary, sums) / best, name
 
 
 def stages_to_run(configuration: Configuration) -> dict[str, str]:
@@ -297,8 +294,6 @@ def tell_time(configuration: Configuration, corpus: Corpus, wanted: Needs, reaso
     devices = launch.gpus() or 1
     seconds = wanted.flops / rate / devices
     print(f"  measured        {rate / 1e9:,.0f} GFLOPS of real updates on {device}; {devices} such")
-    if os.getloadavg()[0] > 0.5:
-        print("  (Other work is running on this machine: alone, training is faster, on several cores much faster.)")
     print(f"  train           about {duration(seconds)}{'' if reasons.get('train') else ', if it ran'}")
     cores = os.cpu_count() or 1
     if configuration.preparation.tokenizer.tokenizer == "moses":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import hypothesis
 import jaxtyping
@@ -22,3 +25,64 @@ def real() -> Path:
     if not folder.is_dir():
         pytest.skip("real text is not here: it stands in ../shared/real beside the repository")
     return folder
+
+
+Pairs = Sequence[tuple[list[int], list[int]]]
+
+
+def _write_arrow(path: Path, pairs: Pairs) -> None:
+    import pyarrow as pa
+
+    columns = {
+        "src": pa.array([source for source, _ in pairs], pa.list_(pa.uint16())),
+        "tgt": pa.array([target for _, target in pairs], pa.list_(pa.uint16())),
+        "line": pa.array(range(len(pairs)), pa.int64()),
+    }
+    table = pa.table(columns)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
+        out.write_table(table, max_chunksize=7)
+
+
+@pytest.fixture
+def write_arrow() -> Callable[[Path, Pairs], None]:
+    """Writes pairs of ids, EOS included, to an Arrow file as the stage binarize does, in small record batches."""
+    return _write_arrow
+
+
+@pytest.fixture
+def copy_corpus(tmp_path: Path) -> Path:
+    """A binned corpus whose targets repeat their sources: a task that a tiny model learns."""
+    random = Random(1)
+    sentences = [[random.randrange(4, 16) for _ in range(random.randrange(1, 9))] + [2] for _ in range(240)]
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for low, high in ((0, 4), (4, 9)):
+        inside = [(ids, ids) for ids in sentences[:200] if low < len(ids) <= high]
+        _write_arrow(folder / f"train.{high:05d}.arrow", inside)
+    _write_arrow(folder / "valid.arrow", [(ids, ids) for ids in sentences[200:]])
+    return folder
+
+
+@pytest.fixture
+def tiny_job(copy_corpus: Path) -> Callable[..., dict[str, Any]]:
+    """A training job of a tiny model on the copy task; keyword arguments change its training settings."""
+
+    def job(**training: Any) -> dict[str, Any]:
+        return {
+            "model": {
+                "N": 1, "d_model": 16, "d_ff": 32, "h": 2, "d_k": 8, "d_v": 8, "P_drop": 0.1,
+                "attention_dropout": 0.0, "relu_dropout": 0.0, "positions": "sinusoidal",
+                "position_layout": "interleaved", "max_positions": 64, "projection_biases": True,
+                "initialisation": "glorot",
+            },
+            "training": {
+                "updates": 30, "tokens": 120, "warmup_steps": 20, "learning_rate_scale": 1.0, "beta1": 0.9,
+                "beta2": 0.98, "epsilon": 1e-9, "eps_ls": 0.1, "precision": "float32", "seed": 1,
+                "validate_every": 10, "checkpoint_every": 5, "keep_checkpoints": 3, "resume_minutes": 0.001,
+                "patience": None, **training,
+            },
+            "vocabulary": 16,
+            "corpus": str(copy_corpus),
+        }  # fmt: skip
+
+    return job

@@ -14,8 +14,9 @@ from grammar.words import Adjective, Lexicon, Noun, Phrase
 
 T = TypeVar("T")
 
-FLATNESS = 12
-"""Words are drawn with weight 1 / (rank + this): Zipf's law, its head cut so that rare words are not too rare."""
+FLATNESS = 2
+STEEPNESS = 1.2
+"""Words are drawn with weight (rank + FLATNESS) ** -STEEPNESS: Zipf's law, its head cut."""
 
 GENDERED: tuple[Person, ...] = ("he", "she", "they")
 PERSONS: tuple[Person, ...] = (*GENDERED, "I", "we")
@@ -48,7 +49,7 @@ class PhraseSampler:
         """One of the words, the first ones more often."""
         weights = self._weights.get(len(words))
         if weights is None:
-            raw = (1 / (rank + FLATNESS) for rank in range(len(words)))
+            raw = ((rank + FLATNESS) ** -STEEPNESS for rank in range(len(words)))
             weights = self._weights[len(words)] = list(itertools.accumulate(raw))
         return self.random.choices(words, cum_weights=weights)[0]
 

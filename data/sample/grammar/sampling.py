@@ -108,7 +108,7 @@ class Sampler(ClauseSampler):
         clause = self.clause()
         kind = self.weighted({"whether": 35, "adverb": 25, "who": 12, "what": 10, "which": 18})
         if kind == "whether":
-            return Question((self._with_relative(clause) or clause) if self.chance(0.25) else clause)
+            return Question((self._with_relative(clause) or clause) if self.chance(0.1) else clause)
         clause = replace(clause, frequency=None)
         if kind == "adverb":
             return self._adverb_question(clause)

@@ -1,0 +1,180 @@
+"""Training: it learns, resumes to the bit, keeps what it should, and no bad gradient reaches the weights."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nmt import checkpoint, trainer
+from nmt.batches import Corpus, train_files, updates
+from nmt.config import ModelSettings
+from nmt.dist import World
+from nmt.flops import parameters, training_flops
+from nmt.trainer import Job, Trainer, read_history, stream, train
+
+ALONE = World(0, 1, torch.device("cpu"))
+MakeJob = Callable[..., dict[str, Any]]
+
+
+def run(make: dict[str, Any], folder: Path, micro_tokens: int = 64) -> bool:
+    folder.mkdir(exist_ok=True)
+    return train(Job.model_validate(make), folder, ALONE, micro_tokens)
+
+
+def final_weights(folder: Path) -> dict[str, torch.Tensor]:
+    path = checkpoint.latest_resume(folder / "resume")
+    assert path is not None
+    return checkpoint.load_tensors(path / checkpoint.WEIGHTS)
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_it_learns_to_copy(tmp_path: Path, tiny_job: MakeJob) -> None:
+    job = tiny_job(updates=200, validate_every=200, resume_minutes=1.0, tokens=200)
+    job["model"].update(d_model=32, d_k=16, d_v=16)
+    assert run(job, tmp_path / "run", micro_tokens=400)
+    losses = [r["valid_loss"] for r in read_history(tmp_path / "run/history.jsonl") if "valid_loss" in r]
+    # A guess among twelve words and the end has a loss of about 2.5 nats.
+    assert losses[-1] < 2.0
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_stopped_and_resumed_it_ends_with_the_same_bits(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    job = tiny_job(precision=precision)
+    assert run(job, tmp_path / "undisturbed")
+    step = Trainer.step
+    for number in (7, 8, 23):
+
+        def stop_there(self: Trainer, update: Any, number: int = number) -> None:
+            step(self, update)
+            if update.number == number:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        monkeypatch.setattr(Trainer, "step", stop_there)
+        assert not run(job, tmp_path / "disturbed")
+    monkeypatch.setattr(Trainer, "step", step)
+    assert run(job, tmp_path / "disturbed")
+    assert same(final_weights(tmp_path / "undisturbed"), final_weights(tmp_path / "disturbed"))
+    for path in checkpoint.checkpoints(tmp_path / "undisturbed/checkpoints"):
+        twin = tmp_path / "disturbed/checkpoints" / path.name
+        assert same(checkpoint.load_tensors(path), checkpoint.load_tensors(twin))
+    curves = [
+        [(r["update"], r.get("loss"), r.get("valid_loss")) for r in read_history(tmp_path / name / "history.jsonl")]
+        for name in ("undisturbed", "disturbed")
+    ]
+    assert curves[0] == curves[1]
+
+
+def test_a_finished_training_can_be_extended(tmp_path: Path, tiny_job: MakeJob) -> None:
+    assert run(tiny_job(updates=30), tmp_path / "whole")
+    assert run(tiny_job(updates=12), tmp_path / "extended")
+    assert run(tiny_job(updates=30), tmp_path / "extended")
+    assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "extended"))
+
+
+def test_it_keeps_the_newest_checkpoints_and_one_state(tmp_path: Path, tiny_job: MakeJob) -> None:
+    assert run(tiny_job(updates=27), tmp_path / "run")
+    names = [path.name for path in checkpoint.checkpoints(tmp_path / "run/checkpoints")]
+    assert names == [f"update-{update:08d}.safetensors" for update in (15, 20, 25)]
+    assert [path.name for path in (tmp_path / "run/resume").iterdir()] == ["update-00000027"]
+
+
+def test_micro_batches_follow_the_same_losses(tmp_path: Path, tiny_job: MakeJob) -> None:
+    job = tiny_job(updates=50, warmup_steps=400)
+    job["model"]["P_drop"] = 0.0
+    curves = []
+    for micro_tokens in (1000, 16):
+        run(job, tmp_path / str(micro_tokens), micro_tokens)
+        curves.append([r["loss"] for r in read_history(tmp_path / str(micro_tokens) / "history.jsonl") if "loss" in r])
+    assert len(curves[0]) == 50
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = Trainer.losses
+
+    def infinite(self: Trainer, batch: Any, eps_ls: float) -> tuple[torch.Tensor, torch.Tensor]:
+        smoothed, likelihood = losses(self, batch, eps_ls)
+        return (smoothed * float("inf") if self.update == 3 and eps_ls else smoothed), likelihood
+
+    monkeypatch.setattr(Trainer, "losses", infinite)
+    job = Job.model_validate(tiny_job())
+    corpus = Corpus(train_files(Path(job.corpus)))
+    one = Trainer(job, ALONE, 64)
+    for update in updates(corpus, 1, 120, 64, 0, 1, 1, 5):
+        before = {name: tensor.clone() for name, tensor in one.model.state_dict().items()}
+        moments = one.optimizer.state.get(one.parameters[0], {}).get("exp_avg", torch.zeros(())).clone()
+        one.step(update)
+        assert same(before, one.model.state_dict()) == (update.number == 4)
+        if update.number == 4:
+            assert torch.equal(one.optimizer.state[one.parameters[0]]["exp_avg"], moments)
+    assert all(torch.isfinite(tensor).all() for tensor in one.model.state_dict().values())
+    assert one.report()["skipped"] == 1
+    assert run(tiny_job(updates=6), tmp_path / "run")
+    assert "not finite and changed no weight" in capsys.readouterr().err
+
+
+def test_early_stopping_ends_when_patience_does(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = iter([3.0, 2.0, 2.5, 2.6, 1.0])
+    monkeypatch.setattr(Trainer, "validate", lambda self, corpus: next(measured))
+    assert run(tiny_job(updates=50, patience=2), tmp_path / "run")
+    assert checkpoint.latest_resume(tmp_path / "run/resume") == tmp_path / "run/resume/update-00000040"
+
+
+def test_the_summary_says_what_was_trained(tmp_path: Path, tiny_job: MakeJob) -> None:
+    import json
+
+    job = tiny_job(updates=9)
+    run(job, tmp_path / "run")
+    done = json.loads((tmp_path / "run/done.json").read_text())
+    model = ModelSettings.model_validate(job["model"])
+    assert done["updates"] == 9
+    assert done["params"] == parameters(model, 16)
+    corpus = Corpus(train_files(Path(job["corpus"])))
+    sums = [update.sums for update in updates(corpus, 1, 120, 64, 0, 1, 1, 9)]
+    total = sum(sums[1:], start=sums[0])
+    assert (done["pairs"], done["target_tokens"]) == (total.pairs, total.target)
+    assert done["flops_counted"] == training_flops(model, 16, total)
+    assert done["ppl_valid"] > 1
+    assert 0 <= done["padding"] < 0.5
+
+
+def test_a_full_disk_at_a_checkpoint_leaves_the_one_before(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(tiny_job(updates=10), tmp_path / "run")
+    before = final_weights(tmp_path / "run")
+
+    def full(tensors: Any, path: Path) -> None:
+        path.write_bytes(b"half of it")
+        raise checkpoint.SafetensorError("No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(tiny_job(updates=30), tmp_path / "run")
+    assert same(final_weights(tmp_path / "run"), before)
+    assert not list((tmp_path / "run").rglob("*.tmp"))
+
+
+def test_streams_of_random_numbers_are_distinct() -> None:
+    seeds = {stream(s, u, r, m) for s in range(3) for u in range(50) for r in range(4) for m in range(4)}
+    assert len(seeds) == 3 * 50 * 4 * 4
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_history_cut_short_by_a_kill_is_read_up_to_there(tmp_path: Path) -> None:
+    (tmp_path / "h").write_text('{"update": 1}\n{"upd')
+    assert read_history(tmp_path / "h") == [{"update": 1}]
+    assert trainer.read_history(tmp_path / "none") == []
