@@ -30,7 +30,9 @@ class Corpus:
     """Pairs of subword ids in Arrow files, memory-mapped: what is read is cached by the system, not held here."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        self._sides: list[tuple[NDArray[np.int64], NDArray[np.unsignedinteger], NDArray[np.int64], NDArray[np.unsignedinteger]]] = []
+        self._sides: list[
+            tuple[NDArray[np.int64], NDArray[np.unsignedinteger], NDArray[np.int64], NDArray[np.unsignedinteger]]
+        ] = []
         starts, src_lengths, tgt_lengths, bins = [0], [], [], []
         for number, path in enumerate(files):
             try:
@@ -227,9 +229,10 @@ def ahead(items: Iterator[Update]) -> Iterator[Update]:
     def put(item: Update | BaseException | None) -> None:
         while not stopped.is_set():
             try:
-                return ready.put(item, timeout=0.1)
+                ready.put(item, timeout=0.1)
             except queue.Full:
                 continue
+            return
 
     def produce() -> None:
         try:

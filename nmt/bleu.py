@@ -201,7 +201,9 @@ def compare(baseline: Sequence[str], system: Sequence[str], references: Sequence
     named = [("baseline", baseline), ("system", system)]
     _, results = PairedTest(named, metrics, [references], test_type="bs", n_samples=SAMPLES)()
     first, second = results["BLEU"]
-    assert not isinstance(first, str) and not isinstance(second, str) and second.p_value is not None
+    assert not isinstance(first, str)
+    assert not isinstance(second, str)
+    assert second.p_value is not None
     difference = float(second.score - first.score)
     # sacreBLEU takes no difference at all for a significant one: no resample differs more than that.
     return Comparison(difference, float(second.p_value) if difference else 1.0)
@@ -232,8 +234,21 @@ def _print(report: dict[str, Any]) -> None:
     print(f"  chrF {report['chrf']:.2f}\n    {report['chrf_signature']}")
     if "difference" in report:
         print(
-            f"  against the first: {report['difference']:+.2f} sacreBLEU, p = {report['p_value']:.3f} (paired bootstrap)"
+            f"  against the first: {report['difference']:+.2f} sacreBLEU, "
+            f"p = {report['p_value']:.3f} (paired bootstrap)"
         )
+
+
+def _read(reference: Path, hypotheses: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
+    references = read_lines(reference)
+    texts = [read_lines(path) for path in hypotheses]
+    for path, lines in zip(hypotheses, texts, strict=True):
+        if len(lines) != len(references):
+            raise InputError(
+                f"{path} has {len(lines)} lines, {reference} has {len(references)}: "
+                "give one translation for each reference"
+            )
+    return references, texts
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -245,14 +260,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON: an object, or a list for several systems")
     options = parser.parse_args(arguments)
     try:
-        references = read_lines(options.reference)
-        texts = [read_lines(path) for path in options.hypotheses]
-        for path, lines in zip(options.hypotheses, texts, strict=True):
-            if len(lines) != len(references):
-                raise InputError(
-                    f"{path} has {len(lines)} lines, {options.reference} has {len(references)}: "
-                    "give one translation for each reference"
-                )
+        references, texts = _read(options.reference, options.hypotheses)
         reports: list[dict[str, Any]] = []
         for path, lines in zip(options.hypotheses, texts, strict=True):
             report = _report(path, score(lines, references, options.lang))

@@ -80,10 +80,13 @@ def load_description(folder: Path) -> ModelDescription:
 
 
 def load_model(folder: Path, description: ModelDescription) -> Transformer:
-    """The model of a folder, in evaluation mode; raises InputError where weights are damaged, of another shape or NaN."""
+    """The model of a folder, for evaluation; raises InputError where weights are damaged, of another shape or NaN."""
     weights = load_tensors(folder / WEIGHTS)
     with torch.device("meta"):
-        wanted = {name: tensor.shape for name, tensor in Transformer(description.model, description.vocabulary).state_dict().items()}
+        wanted = {
+            name: tensor.shape
+            for name, tensor in Transformer(description.model, description.vocabulary).state_dict().items()
+        }
     for name in sorted(wanted.keys() | weights.keys()):
         found = weights[name].shape if name in weights else None
         if found != wanted.get(name):

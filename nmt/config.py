@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-
 PAD, BOS, EOS, UNK = range(4)
 """The ids of padding, of the sentence's begin and end, and of what no subword stands for."""
 

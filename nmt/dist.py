@@ -49,11 +49,11 @@ def world(store: str | None = None) -> Iterator[World]:
 
     `store` is an init_method such as `file:///...`, in place of torchrun's rendezvous.
     """
-    rank = int(os.environ.get("RANK", 0))
-    size = int(os.environ.get("WORLD_SIZE", 1))
+    rank = int(os.environ.get("RANK", "0"))
+    size = int(os.environ.get("WORLD_SIZE", "1"))
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
     if size > 1:
         backend = "nccl" if device.type == "cuda" else "gloo"

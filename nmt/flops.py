@@ -12,7 +12,7 @@ from nmt.config import InputError, ModelSettings
 
 
 def parameters(model: ModelSettings, vocabulary: int) -> int:
-    """Trainable numbers of the Transformer with one embedding of `vocabulary` rows shared by both sides and the softmax.
+    """Trainable numbers of the Transformer, whose embedding of `vocabulary` rows serves both sides and the softmax.
 
     Layer norms and the feed-forward network's biases always count; the attention's biases with `projection_biases`;
     a table of learned positions, one for both sides, with `positions: learned`.
@@ -153,7 +153,7 @@ def utilisation(flops: float, seconds: float, devices: int, peak: float) -> floa
 
 
 def sustained(device: str) -> float:
-    """Sustained single precision of a device as torch names it, or of the CPU (`cpu`): on record, else measured here."""
+    """Sustained single precision of a device as torch names it, or of the CPU (`cpu`): on record or measured here."""
     known = hardware(device)
     return known.sustained if known is not None else measure("cpu" if device == "cpu" else "cuda")
 

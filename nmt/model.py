@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -169,7 +171,7 @@ class FeedForward(nn.Module):
 
 
 def positional_encoding(length: int, d_model: int, layout: str = "interleaved") -> Float[Tensor, "length d_model"]:
-    """PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos of the same; in `halves` all sines come first."""
+    """PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos of the same; `halves`: all sines come first."""
     position = torch.arange(length, dtype=torch.float64)[:, None]
     angle = position / 10000 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
     if layout == "interleaved":
@@ -256,7 +258,8 @@ class LayerCache:
 
     def past(self) -> tuple[Float[Tensor, "rows h past d_k"], Float[Tensor, "rows h past d_v"]]:
         """Keys and values of the positions so far."""
-        assert self.keys is not None and self.values is not None
+        assert self.keys is not None
+        assert self.values is not None
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
     def reorder(self, rows: Int[Tensor, "rows"], memory_rows: Int[Tensor, "batch"] | None) -> None:
@@ -283,7 +286,7 @@ class Cache:
     position: int = field(default=0)
 
     def reorder(self, rows: Int[Tensor, "rows"], memory_rows: Int[Tensor, "batch"] | None) -> None:
-        """Keep the given rows, in the given order, in every layer; `memory_rows` None leaves the sources as they are."""
+        """Keep the given rows, in the given order, in every layer; `memory_rows` None leaves the sources alone."""
         for layer in self.layers:
             layer.reorder(rows, memory_rows)
         if memory_rows is not None:
@@ -338,7 +341,8 @@ class Transformer(nn.Module):
         """Encode the source and compute every layer's keys and values of it, once."""
         src_mask = padding_mask(src)
         memory = self.encode(src, src_mask)
-        return Cache([LayerCache(*layer.cross_attention.keys_values(memory)) for layer in self.decoder], src_mask)
+        layers = cast("Iterable[DecoderLayer]", self.decoder)
+        return Cache([LayerCache(*layer.cross_attention.keys_values(memory)) for layer in layers], src_mask)
 
     def step(self, ids: Int[Tensor, "rows"], cache: Cache) -> Float[Tensor, "rows vocabulary"]:
         """Logits of the position after `ids`, the last tokens so far; adds the position to the cache.
@@ -346,7 +350,8 @@ class Transformer(nn.Module):
         There may be several rows a source, as many for each, those of one source in a row.
         """
         x = self.embedding(ids[:, None], cache.position)
-        for layer, layer_cache in zip(self.decoder, cache.layers, strict=True):
+        layers = cast("Iterable[DecoderLayer]", self.decoder)
+        for layer, layer_cache in zip(layers, cache.layers, strict=True):
             x = layer.step(x, layer_cache, cache.src_mask)
         cache.position += 1
         return self.logits(x[:, 0])

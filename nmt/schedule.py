@@ -9,5 +9,5 @@ def learning_rate(update: int, d_model: int, settings: TrainingSettings) -> floa
     """d_model^-0.5 * min(update^-0.5, update * warmup_steps^-1.5), times the configured scale; updates count from 1."""
     if update < 1:
         raise ValueError(f"update is {update}: updates count from 1")
-    rate = d_model**-0.5 * min(update**-0.5, update * settings.warmup_steps**-1.5)
+    rate: float = d_model**-0.5 * min(update**-0.5, update * settings.warmup_steps**-1.5)
     return settings.learning_rate_scale * rate

@@ -199,7 +199,7 @@ class _Beam:
         self.finished, self.finished_tokens = self.finished[kept], self.finished_tokens[kept]
 
     def _hypotheses(self, row: int) -> list[Hypothesis]:
-        found = []
+        found: list[Hypothesis] = []
         scores: Sequence[float] = self.finished[row].tolist()
         for score, tokens in zip(scores, self.finished_tokens[row].tolist(), strict=True):
             if score > -math.inf and len(found) < self.nbest:

@@ -1,4 +1,4 @@
-"""Shapes in signatures: jaxtyping's annotations, checked while the tests run, plain tensors where it is not installed."""
+"""Shapes in signatures: jaxtyping's annotations, checked while tests run; plain tensors where it is not installed."""
 
 from __future__ import annotations
 

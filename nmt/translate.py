@@ -27,7 +27,9 @@ class Translator:
     Raises InputError where the folder is not complete or its parts do not fit together.
     """
 
-    def __init__(self, folder: Path, device: torch.device | None = None, settings: SearchSettings | None = None) -> None:
+    def __init__(
+        self, folder: Path, device: torch.device | None = None, settings: SearchSettings | None = None
+    ) -> None:
         self.description = load_description(folder)
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.subwords = subwords.load(folder / "subwords")
@@ -87,6 +89,17 @@ def batches(sentences: list[list[int]], tokens: int) -> Iterator[list[int]]:
         yield batch
 
 
+def read_input(stream: Iterable[bytes]) -> Iterator[str]:
+    """Lines of standard input, split at \\n alone; raises InputError at the first that is not UTF-8."""
+    for number, raw in enumerate(stream, start=1):
+        try:
+            yield raw.decode("utf-8").removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"standard input, line {number}, byte {error.start + 1}: not UTF-8 ({error.reason}); convert it first"
+            ) from error
+
+
 def main() -> None:
     """Translate standard input, a line each."""
     parser = argparse.ArgumentParser(prog="python -m nmt.translate", description=__doc__)
@@ -98,15 +111,12 @@ def main() -> None:
         translator = Translator(arguments.model)
         changes = {key: getattr(arguments, key) for key in ("beam", "alpha") if getattr(arguments, key) is not None}
         translator.settings = SearchSettings.model_validate({**translator.settings.model_dump(), **changes})
-        lines = (line.removesuffix("\n") for line in open(0, encoding="utf-8", newline="\n"))
-        for text in translator.translate(lines):
+        for text in translator.translate(read_input(sys.stdin.buffer)):
             sys.stdout.write(text + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has had enough; Python would complain once more when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except UnicodeDecodeError as error:
-        sys.exit(f"translate: standard input is not UTF-8: {error.reason} at byte {error.start}; convert it first")
     except ValueError as error:
         sys.exit(f"translate: {error}")
 

@@ -39,7 +39,13 @@ def run(tracker: Tracker) -> None:
             tokenizer=load_section("preparation", PreparationSettings).tokenizer,
             model=load_section("model", ModelSettings),
             search=load_section("search", SearchSettings),
-            origin={"row": asked.row, "pair": asked.pair, "corpus": asked.corpus, "seed": asked.seed, "weights": origin},
+            origin={
+                "row": asked.row,
+                "pair": asked.pair,
+                "corpus": asked.corpus,
+                "seed": asked.seed,
+                "weights": origin,
+            },
         )
 
     updates = ", ".join(f"{checkpoint.update_of(path):,}" for path in chosen)

@@ -1,4 +1,4 @@
-"""Translate the validation set with the last weights (Table 3's protocol) and the test set with the average (Table 2's)."""
+"""Translate the validation set by the last weights (Table 3's protocol), the test set by the average (Table 2's)."""
 
 from __future__ import annotations
 

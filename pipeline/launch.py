@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +28,9 @@ def processes() -> int:
     if wanted is None:
         return max(1, gpus())
     if not wanted.isdecimal() or int(wanted) < 1:
-        raise InputError(f"WMT_PROCESSES is {wanted!r}: it must be a whole number from 1 on; unset it to have it chosen")
+        raise InputError(
+            f"WMT_PROCESSES is {wanted!r}: it must be a whole number from 1 on; unset it to have it chosen"
+        )
     return int(wanted)
 
 
@@ -73,16 +75,11 @@ def train(job: Path, watch: Callable[[], None]) -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + GRACE
     if process.poll() is None:
         process.terminate()
-        try:
-            process.wait(timeout=max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            pass
-    try:
-        # torchrun leads a session of its own: what is left of it is all ours.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=GRACE)
+    # torchrun leads a session of its own: what is left of it is all ours.
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()

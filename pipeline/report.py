@@ -125,9 +125,11 @@ def _other_sets(data: DataSettings) -> str:
 def literature(run: RunSettings, metrics: Mapping[str, Any]) -> list[Block]:
     """Table 2 for the run's pair with the run in it, and what others have reported since."""
     listed: list[tuple[str, str, str]] = []
-    for entry in rows.table().literature:
-        if found := entry.on(run.pair):
-            listed.append((entry.name, number(found.bleu), number(found.flops, ".1e")))
+    listed.extend(
+        (entry.name, number(found.bleu), number(found.flops, ".1e"))
+        for entry in rows.table().literature
+        if (found := entry.on(run.pair))
+    )
     for entry_name, row in rows.table().rows.items():
         if ours := row.paper.table2.get(run.pair):
             listed.append(
@@ -204,7 +206,8 @@ def explanations(
         at_paper = parameters(settings, rows.PAPER_VOCABULARY)
         outlier = " No single size fits its 213 and its other counts." if name == "big" else ""
         said.append(
-            f"With {rows.PAPER_VOCABULARY:,} rows of embedding this model has {at_paper:,} parameters; the paper prints "
+            f"With {rows.PAPER_VOCABULARY:,} rows of embedding this model has {at_paper:,} parameters; the paper "
+            "prints "
             f"{paper.params_m} million.{outlier}"
         )
     if configuration["subwords"]["kind"] == "wordpieces":

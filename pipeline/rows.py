@@ -179,11 +179,11 @@ def _text(items: list[dict[str, Any]]) -> str:
         return "" if value is None else format(value, form)
 
     lines = [f"{'row':<20} {'params':>12} {'paper (M)':>9} {'paper PPL':>9} {'paper BLEU':>10}  what"]
-    for item in items:
-        lines.append(
-            f"{item['row']:<20} {item['params']:>12,} {cell(item['paper_params_m'], 'd'):>9} "
-            f"{cell(item['paper_ppl'], '.2f'):>9} {cell(item['paper_bleu'], '.1f'):>10}  {item['about']}"
-        )
+    lines.extend(
+        f"{item['row']:<20} {item['params']:>12,} {cell(item['paper_params_m'], 'd'):>9} "
+        f"{cell(item['paper_ppl'], '.2f'):>9} {cell(item['paper_bleu'], '.1f'):>10}  {item['about']}"
+        for item in items
+    )
     lines.append(
         f"params: exact, with {items[0]['vocabulary']:,} rows of embedding. PPL and BLEU: newstest2013, en-de."
     )

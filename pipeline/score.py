@@ -1,4 +1,4 @@
-"""Score the translations: the validation set from the last checkpoint (Table 3), the test set from the average (Table 2)."""
+"""Score the translations: the validation set by the last weights (Table 3), the test set by the average (Table 2)."""
 
 from __future__ import annotations
 

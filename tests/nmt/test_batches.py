@@ -52,7 +52,12 @@ lengths = st.lists(st.tuples(st.integers(2, 30), st.integers(1, 30)), min_size=1
 
 @given(lengths, st.integers(1, 5), st.integers(1, 60), st.integers(1, 80), st.integers(0, 3))
 def test_an_epoch_holds_every_pair_once_on_any_number_of_ranks(
-    tmp_path_factory: pytest.TempPathFactory, sizes: list[tuple[int, int]], ranks: int, tokens: int, micro: int, seed: int
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: list[tuple[int, int]],
+    ranks: int,
+    tokens: int,
+    micro: int,
+    seed: int,
 ) -> None:
     corpus = binned(tmp_path_factory.mktemp("binned"), numbered(sizes))
     count = updates_an_epoch(corpus, tokens)
@@ -71,7 +76,9 @@ def test_an_epoch_holds_every_pair_once_on_any_number_of_ranks(
 
 
 @given(lengths, st.integers(1, 40))
-def test_no_update_is_empty(tmp_path_factory: pytest.TempPathFactory, sizes: list[tuple[int, int]], tokens: int) -> None:
+def test_no_update_is_empty(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[tuple[int, int]], tokens: int
+) -> None:
     corpus = binned(tmp_path_factory.mktemp("binned"), numbered(sizes))
     plan = EpochPlan(corpus, 1, 0, tokens)
     assert all(len(plan.pairs(index)) for index in range(updates_an_epoch(corpus, tokens)))

@@ -36,7 +36,9 @@ def test_equals_the_distribution_written_out_and_its_gradient(eps: float) -> Non
     found, likelihood = smoothed_cross_entropy(states, table, labels, eps)
     gradients = torch.autograd.grad(found / 7, [states, table])
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
-    assert likelihood.item() == pytest.approx(F.cross_entropy(states @ table.T, labels, reduction="sum").item(), rel=1e-6)
+    assert likelihood.item() == pytest.approx(
+        F.cross_entropy(states @ table.T, labels, reduction="sum").item(), rel=1e-6
+    )
     for gradient, wanted in zip(gradients, expected_gradients, strict=True):
         assert torch.allclose(gradient, wanted.to(gradient.dtype), atol=1e-4)
 

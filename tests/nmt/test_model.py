@@ -46,7 +46,9 @@ def torch_twin(model: Transformer) -> nn.Transformer:
         theirs.in_proj_bias.data = torch.cat([p.bias.data for p in projections])
         theirs.out_proj.load_state_dict(ours.W_O.state_dict())
 
-    for ours, theirs in zip([*model.encoder, *model.decoder], [*twin.encoder.layers, *twin.decoder.layers], strict=True):
+    for ours, theirs in zip(
+        [*model.encoder, *model.decoder], [*twin.encoder.layers, *twin.decoder.layers], strict=True
+    ):
         copy_attention(ours.self_attention, theirs.self_attn)
         norms = [theirs.norm1, theirs.norm2]
         if hasattr(ours, "cross_attention"):
@@ -96,8 +98,14 @@ def test_attention_of_every_shape_equals_heads_one_by_one(changes: dict[str, obj
         def project(y: Tensor, linear: nn.Linear, rows: slice) -> Tensor:
             return F.linear(y, linear.weight[rows], None if linear.bias is None else linear.bias[rows])
 
-        q, k, v = project(x[0], module.W_Q, k_rows), project(memory[0], module.W_K, k_rows), project(memory[0], module.W_V, v_rows)
-        weights = torch.stack([torch.softmax(torch.stack([q[a] @ k[b] / math.sqrt(d_k) for b in range(5)]), 0) for a in range(3)])
+        q, k, v = (
+            project(x[0], module.W_Q, k_rows),
+            project(memory[0], module.W_K, k_rows),
+            project(memory[0], module.W_V, v_rows),
+        )
+        weights = torch.stack(
+            [torch.softmax(torch.stack([q[a] @ k[b] / math.sqrt(d_k) for b in range(5)]), 0) for a in range(3)]
+        )
         heads.append(weights @ v)
     expected = module.W_O(torch.cat(heads, dim=1))
     assert torch.allclose(module(x, memory, None)[0], expected, atol=1e-12)
@@ -120,7 +128,9 @@ def test_a_shift_of_positions_is_a_linear_map() -> None:
     k = 7
     for i in range(4):
         angle = k / 10000 ** (2 * i / 8)
-        rotation = torch.tensor([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]], dtype=torch.float64)
+        rotation = torch.tensor(
+            [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]], dtype=torch.float64
+        )
         pair = slice(2 * i, 2 * i + 2)
         assert torch.allclose(pe[k:, pair], pe[:-k, pair] @ rotation.T, atol=1e-5)
 
@@ -135,7 +145,7 @@ def test_positions_grow_beyond_the_prepared_table() -> None:
 def test_learned_positions_end_with_one_sentence() -> None:
     model = model_of(positions="learned")
     assert "embedding.learned" in model.state_dict()
-    with pytest.raises(InputError, match="65 subwords, but model.max_positions is 64"):
+    with pytest.raises(InputError, match=r"65 subwords, but model\.max_positions is 64"):
         model.embedding(torch.full((1, 65), 5))
 
 
@@ -218,7 +228,9 @@ def test_initialisation_has_the_stated_ranges() -> None:
     bound = math.sqrt(6 / 128)
     weight = model.encoder[0].self_attention.W_Q.weight
     assert bound * 0.98 < weight.abs().max().item() <= bound
-    fused = Transformer(SMALL.model_copy(update={"d_model": 64, "d_k": 16, "d_v": 16, "initialisation": "glorot_fused"}), 99)
+    fused = Transformer(
+        SMALL.model_copy(update={"d_model": 64, "d_k": 16, "d_v": 16, "initialisation": "glorot_fused"}), 99
+    )
     smaller = math.sqrt(6 / (64 + 3 * 64))
     assert smaller * 0.98 < fused.encoder[0].self_attention.W_Q.weight.abs().max().item() <= smaller
     assert fused.decoder[0].cross_attention.W_Q.weight.abs().max().item() > smaller

@@ -126,7 +126,9 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
     assert "not finite and changed no weight" in capsys.readouterr().err
 
 
-def test_early_stopping_ends_when_patience_does(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_stopping_ends_when_patience_does(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     measured = iter([3.0, 2.0, 2.5, 2.6, 1.0])
     monkeypatch.setattr(Trainer, "validate", lambda self, corpus: next(measured))
     assert run(tiny_job(updates=50, patience=2), tmp_path / "run")

@@ -140,7 +140,7 @@ def test_merging_changes_neither_side_and_keeps_one_size() -> None:
 
 
 def test_unknown_row_names_the_nearest() -> None:
-    with pytest.raises(InputError, match="`c-n2` is not a row of rows.yaml; did you mean `C-N2`"):
+    with pytest.raises(InputError, match=r"`c-n2` is not a row of rows\.yaml; did you mean `C-N2`"):
         rows.row("c-n2")
 
 
