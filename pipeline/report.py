@@ -346,6 +346,10 @@ def run(tracker: stage.Tracker) -> None:
         with writing(path) as temporary:
             temporary.write_text(written, encoding="utf-8", newline="\n")
         tracker.artifact(path)
+    # From here and not from the stage that measured them: a cached stage tells a tracker nothing.
+    metrics = stage.read_json(METRICS)
+    tracker.metrics({key: value for key, value in metrics.items() if isinstance(value, int | float)})
+    tracker.tags({key: value for key, value in metrics.items() if isinstance(value, str)})
 
 
 if __name__ == "__main__":

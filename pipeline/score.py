@@ -91,7 +91,7 @@ def cost(training: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run(tracker: stage.Tracker) -> None:
-    """Translations and the training's record -> results/metrics.json."""
+    """Translations and the training's record -> results/metrics.json, which the report hands to the tracker."""
     data = load_section("data", DataSettings)
     versions = load_section("versions", VersionSettings)
     stage.check_versions({"sacrebleu": versions.sacrebleu, "sacremoses": versions.sacremoses})
@@ -104,8 +104,6 @@ def run(tracker: stage.Tracker) -> None:
         **cost(training),
     }
     stage.write_json(METRICS, values)
-    tracker.metrics({key: value for key, value in values.items() if isinstance(value, int | float)})
-    tracker.tags({key: value for key, value in values.items() if isinstance(value, str)})
 
 
 if __name__ == "__main__":

@@ -50,12 +50,13 @@ METRICS: dict[str, Any] = {
 class _Tracker:
     def __init__(self) -> None:
         self.kept: list[Path] = []
+        self.told: dict[str, float | str] = {}
 
     def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
-        raise AssertionError("a report measures nothing")
+        self.told |= values
 
     def tags(self, values: Mapping[str, str]) -> None:
-        raise AssertionError("a report has no tags")
+        self.told |= values
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
         self.kept.append(path)
@@ -106,6 +107,8 @@ def _written() -> tuple[str, str]:
     tracker = _Tracker()
     report.run(tracker)
     assert tracker.kept == [report.MARKDOWN, report.HTML]
+    metrics = json.loads(report.METRICS.read_text(encoding="utf-8"))
+    assert tracker.told == {key: value for key, value in metrics.items() if value is not None}
     return report.MARKDOWN.read_text(encoding="utf-8"), report.HTML.read_text(encoding="utf-8")
 
 

@@ -33,18 +33,16 @@ TRAINING = {
 
 
 class _Tracker:
-    def __init__(self) -> None:
-        self.numbers: dict[str, float] = {}
-        self.words: dict[str, str] = {}
+    """Nobody: the report hands metrics.json on, since a cached stage would tell nothing."""
 
     def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
-        self.numbers |= values
+        raise AssertionError(values)
 
     def tags(self, values: Mapping[str, str]) -> None:
-        self.words |= values
+        raise AssertionError(values)
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
-        raise AssertionError("metrics.json is kept by whoever keeps runs")
+        raise AssertionError(path)
 
 
 def _write(path: str, lines: list[str]) -> None:
@@ -87,8 +85,7 @@ def _metrics() -> dict[str, Any]:
 
 
 def test_scores_both_sets_with_set_and_scorer_named() -> None:
-    tracker = _Tracker()
-    score.run(tracker)
+    score.run(_Tracker())
     written = _metrics()
     hypotheses = bleu.read_lines(Path("results/translations/news14.average.de"))
     expected, signature = bleu.sacrebleu(hypotheses, TEST)
@@ -101,8 +98,6 @@ def test_scores_both_sets_with_set_and_scorer_named() -> None:
     assert (written["bleu_valid_set"], written["bleu_valid_model"]) == ("news13, 2 lines", "last checkpoint")
     assert 0 < written["chrf"] < 100
     assert (written["ppl_valid"], written["params"], written["updates"]) == (4.33, 213, 300000)
-    assert tracker.numbers["bleu"] == expected
-    assert tracker.words["bleu_set"] == "news14, 3 lines"
     assert all(not isinstance(value, dict | list) for value in written.values())
 
 

@@ -1,0 +1,190 @@
+"""The whole `dvc repro` on a shrunken sample in a temporary clone: what runs, what stays, what is left on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGES = [
+    "resolve", "download", "tokenize", "learn_subwords", "binarize", "train", "average", "decode", "score", "report",
+]  # fmt: skip
+SHRUNKEN: dict[str, Any] = {
+    "model": {"N": 1, "d_model": 32, "d_ff": 64, "h": 2, "d_k": 16, "d_v": 16},
+    "training": {"updates": 12, "tokens": 800, "checkpoint_every": 4, "keep_checkpoints": 2, "validate_every": 6},
+    "averaging": {"last": 2},
+    "search": {"beam": 2, "max_extra": 2},
+}
+pytestmark = pytest.mark.timeout(600)
+
+
+class Clone:
+    """A copy of this repository's files in a git repository of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        listed = self._git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        for name in listed.split("\0"):
+            if name and (ROOT / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(ROOT / name, folder / name)
+        self._git(folder, "init", "--quiet")
+        self._git(folder, "add", "--all")
+        self._git(folder, "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "--quiet", "-m", "copy")
+
+    @staticmethod
+    def _git(folder: Path, *words: str) -> str:
+        return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command in the clone, with this environment's python first and no state from outside."""
+        outside = ("WMT_", "DVC_", "MLFLOW_", "NMT_", "RANK", "WORLD_SIZE", "COV_")
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(outside)}
+        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+        return subprocess.run(words, cwd=self.folder, env=environment, capture_output=True, text=True)
+
+    def params(self, **changes: Any) -> None:
+        path = self.folder / "params.yaml"
+        content = yaml.safe_load(path.read_text())
+        path.write_text(yaml.safe_dump({**content, **changes}))
+
+    def repro(self) -> list[str]:
+        """The stages that `dvc repro` ran."""
+        result = self.run("dvc", "repro")
+        assert result.returncode == 0, result.stdout + result.stderr
+        return re.findall(r"Running stage '(\w+)'", result.stdout)
+
+    def changed(self) -> set[str]:
+        """The stages whose own dependencies differ from what they last ran on."""
+        result = self.run("dvc", "status", "--json")
+        return set(json.loads(result.stdout))
+
+    def files(self, *folders: str) -> set[str]:
+        return {
+            str(path.relative_to(self.folder))
+            for folder in folders
+            for path in (self.folder / folder).rglob("*")
+            if path.is_file() and path.name != ".gitignore"
+        }
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
+    """A clone after its first `dvc repro`."""
+    clone = Clone(tmp_path_factory.mktemp("clone"))
+    clone.params(overrides=SHRUNKEN)
+    assert clone.repro() == STAGES
+    yield clone
+
+
+def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
+    subwords = {"codes.bpe", "subwords.yaml", "vocabulary.txt"}
+    folders = {f"models/{name}" for name in ("average", "last")}
+    binned = finished.files("data/binned")
+    assert {"data/binned/stats.json", "data/binned/valid.arrow"} < binned
+    assert all(re.fullmatch(r"data/binned/(stats\.json|valid\.arrow|train\.\d{5}\.arrow)", path) for path in binned)
+    assert finished.files("data/raw", "data/tokenized", "data/subwords", "models", "results") == {
+        *(f"data/raw/{name}.{lang}" for name in ("train.sample", "valid.sampledev", "test.sampletest") for lang in ("en", "de")),
+        "data/raw/stats.json",
+        *(f"data/tokenized/{split}.{lang}" for split in ("train", "valid") for lang in ("en", "de")),
+        "data/tokenized/stats.json",
+        *(f"data/subwords/{name}" for name in subwords),
+        *(f"models/checkpoints/{name}.safetensors" for name in ("last", "update-00000008", "update-00000012")),
+        *(f"{folder}/{name}" for folder in folders for name in ("config.yaml", "model.safetensors")),
+        *(f"{folder}/subwords/{name}" for folder in folders for name in subwords),
+        "results/config.yaml", "results/training.json", "results/training.csv", "results/metrics.json",
+        "results/translations/sampledev.last.de", "results/translations/sampletest.average.de",
+        "results/report.md", "results/report.html",
+    }  # fmt: skip
+    lines = (finished.folder / "results/translations/sampletest.average.de").read_bytes().count(b"\n")
+    assert lines == (finished.folder / "data/raw/test.sampletest.en").read_bytes().count(b"\n") == 500
+
+
+def test_metrics_name_set_and_scorer(finished: Clone) -> None:
+    metrics = json.loads((finished.folder / "results/metrics.json").read_text())
+    assert {
+        "bleu", "bleu_signature", "bleu_set", "bleu_paper_way", "bleu_valid", "ppl_valid", "params", "updates",
+        "train_seconds", "train_flops_paper", "train_flops_counted",
+    } <= metrics.keys()  # fmt: skip
+    assert metrics["updates"] == 12
+    assert metrics["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp")
+    assert metrics["ppl_valid"] > 1
+
+
+def test_a_second_run_does_nothing(finished: Clone) -> None:
+    assert finished.repro() == []
+
+
+def test_the_model_folder_translates_alone(finished: Clone, tmp_path: Path) -> None:
+    shutil.copytree(finished.folder / "models/average", tmp_path / "model")
+    result = subprocess.run(
+        [sys.executable, "-m", "nmt.translate", str(tmp_path / "model")],
+        cwd=ROOT, input="The old man sees a dog.\n\nShe sleeps.\n", capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("\n") == 3
+    assert result.stdout.split("\n")[1] == ""
+
+
+def test_a_comment_in_the_search_reruns_decoding_and_an_edit_of_the_model_trains_anew(finished: Clone) -> None:
+    for module, stages in [("search", {"decode"}), ("model", {"train", "average", "decode"})]:
+        path = finished.folder / f"nmt/{module}.py"
+        before = path.read_text()
+        path.write_text(before + "\n# A comment.\n")
+        assert finished.changed() == stages
+        path.write_text(before)
+    assert finished.changed() == set()
+
+
+def test_an_edit_of_a_training_value_runs_training_and_what_follows(finished: Clone) -> None:
+    training = {**SHRUNKEN["training"], "warmup_steps": 50}
+    finished.params(overrides={**SHRUNKEN, "training": training})
+    states = finished.folder / "work/train"
+    before = set(states.iterdir())
+    ran = finished.repro()
+    # The configuration is merged anew; what it left as it was runs nothing.
+    assert ran[:3] == ["resolve", "train", "average"]
+    assert set(ran) <= {"resolve", *STAGES[STAGES.index("train") :]}
+    assert len(set(states.iterdir()) - before) == 1
+    # A finished training goes on where it ended, to the same weights as one that was never stopped there.
+    finished.params(overrides={**SHRUNKEN, "training": {**training, "updates": 16}})
+    assert finished.repro()[:3] == ["resolve", "train", "average"]
+    assert json.loads((finished.folder / "results/training.json").read_text())["resumes"] == 1
+
+
+def test_french_runs_the_same_way_with_word_pieces(finished: Clone, tmp_path: Path) -> None:
+    clone = Clone(tmp_path)
+    clone.params(pair="en-fr", overrides={**SHRUNKEN, "subwords": {"vocabulary": 600}})
+    assert clone.repro() == STAGES
+    assert clone.files("data/subwords") == {"data/subwords/subwords.yaml", "data/subwords/wordpieces.model"}
+    assert (tmp_path / "results/translations/sampletest.average.fr").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"row": "C-N3"}, "C-N"),
+        ({"corpus": "wmt41"}, "wmt14"),
+        ({"pair": "en-es"}, "en-de"),
+        ({"overrides": {"training": {"update": 3}}}, "updates"),
+        ({"overrides": {"model": {"P_drop": 1.5}}}, "P_drop"),
+    ],
+)
+def test_a_mistake_in_params_is_one_sentence(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
+    clone = Clone(tmp_path)
+    clone.params(**change)
+    result = clone.run(sys.executable, "-m", "pipeline.resolve")
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert sentence in result.stderr
+    assert not (tmp_path / "results/config.yaml").exists()
