@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -10,6 +11,9 @@ from typing import Any
 import hypothesis
 import jaxtyping
 import pytest
+
+# Threads gain nothing on tiny models, and spin for each other where the machine is busy; before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The shapes and types in nmt's signatures are checked while tests run; the hook must come before nmt is imported.
 jaxtyping.install_import_hook("nmt", "beartype.beartype")
