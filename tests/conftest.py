@@ -16,7 +16,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The shapes and types in nmt's signatures are checked while tests run; the hook must come before nmt is imported.
-jaxtyping.install_import_hook("nmt", "beartype.beartype")
+jaxtyping.install_import_hook("nmt", "typechecking.checked")
 
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("deterministic")

@@ -40,6 +40,7 @@ def how(beam: int, alpha: float, extra: int = 2, stop: str = "exact") -> SearchS
     return SearchSettings.model_validate({"beam": beam, "alpha": alpha, "max_extra": extra, "stop": stop})
 
 
+@torch.no_grad()
 def log_probability(model: Transformer, src: Tensor, ids: list[int]) -> float:
     """Forced scoring, by the model's parallel form."""
     tgt = torch.tensor([[BOS, *ids]])

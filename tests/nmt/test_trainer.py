@@ -38,7 +38,9 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def test_it_learns_to_copy(tmp_path: Path, tiny_job: MakeJob) -> None:
-    job = tiny_job(updates=200, validate_every=200, resume_minutes=1.0, tokens=200)
+    job = tiny_job(
+        updates=300, validate_every=300, resume_minutes=1.0, tokens=200, warmup_steps=100, learning_rate_scale=0.5
+    )
     job["model"].update(d_model=32, d_k=16, d_v=16)
     assert run(job, tmp_path / "run", micro_tokens=400)
     losses = [r["valid_loss"] for r in read_history(tmp_path / "run/history.jsonl") if "valid_loss" in r]
