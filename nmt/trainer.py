@@ -7,14 +7,11 @@ the training keeps its state: `resume/` (the last whole state), `checkpoints/` (
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,12 +20,12 @@ import torch
 import yaml
 from torch import Tensor
 
-from nmt import checkpoint, flops
+from nmt import checkpoint
 from nmt.batches import Corpus, Update, ahead, micro_batch, pack, train_files, updates
 from nmt.config import InputError, ModelSettings, Settings, TrainingSettings
 from nmt.dist import World, die_with_parent, world
-from nmt.files import writing
 from nmt.flops import LengthSums
+from nmt.history import Log
 from nmt.loss import smoothed_cross_entropy
 from nmt.model import Transformer
 from nmt.schedule import learning_rate
@@ -190,160 +187,6 @@ def train(job: Job, folder: Path, place: World, micro_tokens: int) -> bool:
                 break
     log.finish()
     return True
-
-
-class Log:
-    """What a training leaves behind: history, resumable state and the final summary, written by the main rank."""
-
-    def __init__(self, folder: Path, trainer: Trainer, total: int) -> None:
-        self.folder, self.trainer, self.total = folder, trainer, total
-        self.history = folder / "history.jsonl"
-        self.every = max(1, min(100, total // 100))
-        self.before = 0.0
-        """Seconds that earlier attempts took, those lost to a kill included."""
-        self.started = self.saved = self.shown = time.monotonic()
-        self.padded = 0.0
-        self.best = self.valid = float("inf")
-        self.worse = 0
-        self.resumes = 0
-
-    def seconds(self) -> float:
-        """Training time so far, over all attempts."""
-        return self.before + time.monotonic() - self.started
-
-    def resume(self) -> None:
-        """Put the newest saved state in place and forget what was measured after it."""
-        records = read_history(self.history)
-        self.before = max((record["seconds"] for record in records), default=0.0)
-        path = checkpoint.latest_resume(self.folder / "resume")
-        if path is None:
-            state: dict[str, Any] = {"update": 0}
-        else:
-            state = checkpoint.load_resume(path, self.trainer.model, self.trainer.optimizer)
-            self.trainer.sums = LengthSums(**state["sums"])
-            self.padded, self.best, self.valid = state["padded"], state["best"], state["valid"]
-            self.worse, self.resumes = state["worse"], state["resumes"] + 1
-        self.trainer.update = state["update"]
-        self.trainer.world.barrier()
-        if not self.trainer.world.main:
-            return
-        for later in checkpoint.checkpoints(self.folder / "checkpoints"):
-            if checkpoint.update_of(later) > self.trainer.update:
-                later.unlink()
-        kept = [record for record in records if record["update"] <= self.trainer.update]
-        with writing(self.history) as temporary:
-            temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-        if path is not None:
-            same = state["setting"] == self.setting()
-            print(
-                f"resuming after update {self.trainer.update:,} of {self.total:,}; "
-                + ("" if same else "not ")
-                + "bit-identical to an undisturbed run: processes, threads, micro-batch and device are "
-                + ("the same" if same else f"not those it was saved on, {state['setting']}"),
-                flush=True,
-            )
-
-    def setting(self) -> dict[str, Any]:
-        """What must be the same for a resumed run to be bit-identical."""
-        device = self.trainer.world.device.type
-        return {
-            "processes": self.trainer.world.size,
-            "threads": torch.get_num_threads() if device == "cpu" else 0,
-            "micro_tokens": self.trainer.micro_tokens,
-            "device": device,
-            "torch": torch.__version__,
-        }
-
-    def _append(self, record: dict[str, int | float]) -> None:
-        if self.trainer.world.main:
-            with self.history.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
-
-    def validation(self, loss: float) -> None:
-        """Record a validation."""
-        self.valid = loss
-        self.worse = 0 if loss < self.best else self.worse + 1
-        self.best = min(self.best, loss)
-        self._append({"update": self.trainer.update, "seconds": self.seconds(), "valid_loss": loss})
-
-    def patience_ended(self) -> bool:
-        """Whether the configured number of validations went by without a better perplexity."""
-        patience = self.trainer.settings.patience
-        return patience is not None and self.worse >= patience
-
-    def interval(self, last: bool) -> None:
-        """Record the means of an interval, tell progress, and save the state when its minutes have passed."""
-        trainer = self.trainer
-        if not last and trainer.update % self.every != 0:
-            return
-        values = trainer.report()
-        self.padded += values.pop("padded")
-        now = time.monotonic()
-        rate = values["tokens"] / (now - self.shown)
-        self.shown = now
-        values["learning_rate"] = learning_rate(trainer.update, trainer.job.model.d_model, trainer.settings)
-        values["tokens_per_second"] = rate
-        values["padding"] = 1 - (trainer.sums.source + trainer.sums.target) / max(1.0, self.padded)
-        self._append({"update": trainer.update, "seconds": self.seconds(), **values})
-        if trainer.world.main and values["skipped"]:
-            print(
-                f"update {trainer.update:,}: {values['skipped']:.0f} of the last {self.every} updates had a gradient "
-                "that is not finite and changed no weight",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
-        if now - self.saved > 60 * trainer.settings.resume_minutes:
-            self.save()
-
-    def save(self) -> None:
-        """Write the state to resume from. The others need not wait: by the clock, ranks do not agree when."""
-        self.saved = time.monotonic()
-        if self.trainer.world.main:
-            state = {
-                "sums": asdict(self.trainer.sums), "padded": self.padded, "best": self.best, "valid": self.valid,
-                "worse": self.worse, "resumes": self.resumes, "setting": self.setting(),
-            }  # fmt: skip
-            checkpoint.save_resume(
-                self.folder / "resume", self.trainer.update, self.trainer.model, self.trainer.optimizer, state
-            )
-
-    def finish(self) -> None:
-        """Save the state, so that a finished run can be extended, and the summary of all attempts."""
-        self.save()
-        trainer = self.trainer
-        if not trainer.world.main:
-            return
-        job, sums = trainer.job, trainer.sums
-        counted = flops.training_flops(job.model, job.vocabulary, sums)
-        device = trainer.world.device
-        summary = {
-            "updates": trainer.update,
-            "params": sum(parameter.numel() for parameter in trainer.parameters),
-            "vocabulary": job.vocabulary,
-            "train_seconds": self.seconds(),
-            "processes": trainer.world.size,
-            "threads": torch.get_num_threads(),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-            "precision": trainer.settings.precision,
-            "pairs": sums.pairs,
-            "source_tokens": sums.source,
-            "target_tokens": sums.target,
-            "tokens_per_second": sums.target / self.seconds(),
-            "padding": 1 - (sums.source + sums.target) / max(1.0, self.padded),
-            "loss_valid": self.valid,
-            "ppl_valid": float(torch.tensor(self.valid, dtype=torch.float64).exp()),
-            "flops_counted": float(counted),
-            "resumes": self.resumes,
-        }
-        with writing(self.folder / "done.json") as temporary:
-            temporary.write_text(json.dumps(summary, indent=2), encoding="utf-8")
-
-
-def read_history(path: Path) -> list[dict[str, int | float]]:
-    """The records of a history file; a last line that a kill cut short is left out."""
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].split("\n") if line]
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from nmt import checkpoint
-from nmt.trainer import read_history
+from nmt.history import read_history
 
 ROOT = Path(__file__).resolve().parents[2]
 MakeJob = Callable[..., dict[str, Any]]

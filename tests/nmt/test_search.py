@@ -111,6 +111,7 @@ def test_the_score_is_that_of_forced_scoring(seed: int) -> None:
         assert not {PAD, BOS, EOS, UNK, SUBWORDS} & set(best.ids)
 
 
+@torch.no_grad()
 def test_greedy_takes_the_likeliest_every_time() -> None:
     model, src = tiny(5), torch.tensor([[4, 6, 5, EOS]])
     ids: list[int] = []

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from nmt import checkpoint, trainer
+from nmt import checkpoint
 from nmt.batches import Corpus, train_files, updates
 from nmt.config import ModelSettings
 from nmt.dist import World
 from nmt.flops import parameters, training_flops
-from nmt.trainer import Job, Trainer, read_history, stream, train
+from nmt.history import read_history
+from nmt.trainer import Job, Trainer, stream, train
 
 ALONE = World(0, 1, torch.device("cpu"))
 MakeJob = Callable[..., dict[str, Any]]
@@ -181,4 +182,4 @@ def test_streams_of_random_numbers_are_distinct() -> None:
 def test_a_history_cut_short_by_a_kill_is_read_up_to_there(tmp_path: Path) -> None:
     (tmp_path / "h").write_text('{"update": 1}\n{"upd')
     assert read_history(tmp_path / "h") == [{"update": 1}]
-    assert trainer.read_history(tmp_path / "none") == []
+    assert read_history(tmp_path / "none") == []
