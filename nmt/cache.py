@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ class Cache:
 
     layers: list[LayerCache]
     src_mask: Bool[Tensor, "batch 1 1 src"]
-    position: int = field(default=0)
+    position: int = 0
 
     def reorder(self, rows: Int[Tensor, "rows"], memory_rows: Int[Tensor, "batch"] | None) -> None:
         """Keep the given rows, in the given order, in every layer; `memory_rows` None leaves the sources alone."""

@@ -99,7 +99,7 @@ def attention(
 ) -> Float[Tensor, "batch h query d_v"]:
     """softmax(QK^T / sqrt(d_k)) V, Eq. 1. `mask` is True where a query may look; elsewhere -inf before the softmax.
 
-    Plain products: on short sentences they outrun the fused kernels, whose tiles are mostly empty.
+    Plain products: sentences are short, and fused kernels work in tiles that they would leave mostly empty.
     """
     scores = (Q / math.sqrt(Q.shape[-1])) @ K.transpose(-2, -1)
     if mask is not None:
@@ -215,7 +215,7 @@ class Embedding(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Dropout (5.4). On a CPU its mask is drawn as 16-bit integers, four to a 64-bit one: a third of the cost.
+    """Dropout (5.4). On a CPU its mask is drawn as 16-bit integers, four to a 64-bit draw, to save three draws in four.
 
     There the probability is rounded to a multiple of 1/65,536.
     """

@@ -207,8 +207,8 @@ def asked_to_stop(trainer: Trainer) -> Iterator[None]:
 def micro_tokens(device: torch.device) -> int:
     """Padded positions a side that go through the model together: `$NMT_MICRO_TOKENS`, else what suits the device.
 
-    On a CPU few, so that what a layer hands to the next is still in the cache and little is padding; on a GPU as
-    many as fill it: 25,000 positions of base take about 12 GiB.
+    On a CPU few, so that what a layer hands to the next is still in the cache and little is padding. On a GPU 1,000 a
+    GiB of its memory, a guess that no measurement stands behind yet.
     """
     if wanted := os.environ.get("NMT_MICRO_TOKENS"):
         if not wanted.isdecimal() or int(wanted) < 1:
