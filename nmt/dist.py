@@ -74,6 +74,7 @@ def die_with_parent() -> None:
     """
     if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
+        parent = os.getppid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == 1 and os.getpid() != 1:
+        if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
