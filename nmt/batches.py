@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,7 @@ class Corpus:
         self._sides: list[
             tuple[NDArray[np.int64], NDArray[np.unsignedinteger], NDArray[np.int64], NDArray[np.unsignedinteger]]
         ] = []
+        self._lines: list[NDArray[np.int64]] = []
         starts, src_lengths, tgt_lengths, bins = [0], [], [], []
         for number, path in enumerate(files):
             try:
@@ -51,6 +52,7 @@ class Corpus:
                 tgt_lengths.append(np.diff(sides[2]).astype(np.int32))
                 bins.append(np.full(batch.num_rows, number, dtype=np.int16))
                 starts.append(starts[-1] + batch.num_rows)
+                self._lines.append(batch.column("line").to_numpy())
         if starts[-1] == 0:
             raise InputError(f"there is no pair in {len(files)} binned files: train on a corpus that has some")
         self._starts = np.array(starts)
@@ -69,6 +71,11 @@ class Corpus:
         row = index - int(self._starts[block])
         src_offsets, src, tgt_offsets, tgt = self._sides[block]
         return src[src_offsets[row] : src_offsets[row + 1]], tgt[tgt_offsets[row] : tgt_offsets[row + 1]]
+
+    def line(self, index: int) -> int:
+        """Where a pair stands in the tokenised files, lines counted from 1."""
+        block = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return int(self._lines[block][index - int(self._starts[block])]) + 1
 
     def sums(self, pairs: NDArray[np.integer]) -> LengthSums:
         """What the cost of training on `pairs` follows from."""
@@ -107,6 +114,21 @@ class MicroBatch:
             for tensor in (self.src, self.tgt_in, self.positions, self.labels)
         )
         return MicroBatch(src, tgt_in, positions, labels)
+
+    def halves(self) -> tuple[MicroBatch, MicroBatch]:
+        """The same pairs in two; raises InputError where there is one alone."""
+        rows, width = self.tgt_in.shape
+        if rows == 1:
+            raise InputError(
+                f"a single pair of {self.src.shape[1]} and {width} subwords does not fit into this device's memory: "
+                "lower binning.max_length, or use a larger device"
+            )
+        cut = rows // 2
+        count = int((self.positions < cut * width).sum())
+        return (
+            MicroBatch(self.src[:cut], self.tgt_in[:cut], self.positions[:count], self.labels[:count]),
+            MicroBatch(self.src[cut:], self.tgt_in[cut:], self.positions[count:] - cut * width, self.labels[count:]),
+        )
 
 
 def micro_batch(corpus: Corpus, pairs: Sequence[int] | NDArray[np.integer]) -> MicroBatch:
@@ -184,6 +206,12 @@ class EpochPlan:
         return self.order[self._bounds[slot] : self._bounds[slot + 1]]
 
 
+def pairs_of(corpus: Corpus, seed: int, tokens: int, number: int) -> NDArray[np.int32]:
+    """The pairs that update `number`, counted from 1, trains on."""
+    epoch, index = divmod(number - 1, updates_an_epoch(corpus, tokens))
+    return EpochPlan(corpus, seed, epoch, tokens).pairs(index)
+
+
 def updates_an_epoch(corpus: Corpus, tokens: int) -> int:
     """How many updates of about `tokens` source and `tokens` target tokens the corpus makes, at least 1."""
     total = int(corpus.src_lengths.sum(dtype=np.int64) + corpus.tgt_lengths.sum(dtype=np.int64))
@@ -203,11 +231,19 @@ class Update:
 
 
 def updates(
-    corpus: Corpus, seed: int, tokens: int, micro_tokens: int, rank: int, size: int, first: int, last: int
+    corpus: Corpus,
+    seed: int,
+    tokens: int,
+    micro_tokens: Callable[[], int],
+    rank: int,
+    size: int,
+    first: int,
+    last: int,
 ) -> Iterator[Update]:
     """This rank's share of the updates `first` to `last`, counted from 1, over as many epochs as it takes.
 
     Ranks are dealt the update's pairs in turn, in order of length: each gets about the same work. A rank may get none.
+    `micro_tokens` is asked at every update: it may shrink.
     """
     count = updates_an_epoch(corpus, tokens)
     epoch, plan = -1, None
@@ -216,7 +252,7 @@ def updates(
             epoch = (number - 1) // count
             plan = EpochPlan(corpus, seed, epoch, tokens)
         pairs = by_length(corpus, plan.pairs((number - 1) % count))
-        batches = [micro_batch(corpus, part) for part in pack(corpus, pairs[rank::size], micro_tokens)]
+        batches = [micro_batch(corpus, part) for part in pack(corpus, pairs[rank::size], micro_tokens())]
         padded = sum(batch.src.numel() + batch.tgt_in.numel() for batch in batches)
         yield Update(number, batches, corpus.sums(pairs), padded)
 

@@ -37,6 +37,19 @@ class World:
             distributed.all_reduce(values)
         return values
 
+    def start_sum(self, values: torch.Tensor) -> distributed.Work:
+        """Begin to sum over all ranks in place, in the background; `wait` on what comes back before using it."""
+        work: distributed.Work = distributed.all_reduce(values, async_op=True)
+        return work
+
+    def minimum(self, value: int) -> int:
+        """The least of all ranks' values."""
+        if self.size == 1:
+            return value
+        values = torch.tensor(value, device=self.device)
+        distributed.all_reduce(values, distributed.ReduceOp.MIN)
+        return int(values.item())
+
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.size > 1:

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from nmt.config import InputError, ModelSettings
+
+if TYPE_CHECKING:
+    import torch
 
 
 def parameters(model: ModelSettings, vocabulary: int) -> int:
@@ -163,14 +167,15 @@ def devices(device: str, processes: int) -> int:
     return 1 if device == "cpu" else processes
 
 
-def measure(kind: str = "cpu", seconds: float = 0.5, size: int = 1024) -> float:
-    """Single-precision operations a second of this machine's CPU (`cpu`, all of it) or GPU (`cuda`).
+def measure(kind: str = "cpu", seconds: float = 0.5, dtype: torch.dtype | None = None) -> float:
+    """Operations a second of this machine's CPU (`cpu`, all of it) or GPU (`cuda`), single precision by default.
 
     The best of matrix products repeated for about `seconds`.
     """
     import torch
 
-    a, b = torch.rand(size, size, device=kind), torch.rand(size, size, device=kind)
+    size = 1024 if kind == "cpu" else 8192
+    a, b = (torch.rand(size, size, device=kind, dtype=dtype) for _ in range(2))
     best, end = float("inf"), time.perf_counter() + seconds
     while True:
         start = time.perf_counter()

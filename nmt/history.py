@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nmt import checkpoint, flops
+from nmt import checkpoint, flops, memory
+from nmt.batches import Corpus, pairs_of
 from nmt.files import writing
 from nmt.flops import LengthSums
 from nmt.schedule import learning_rate
@@ -23,13 +24,15 @@ if TYPE_CHECKING:
 class Log:
     """What a training leaves behind: history, resumable state and the final summary, written by the main rank."""
 
-    def __init__(self, folder: Path, trainer: Trainer, total: int) -> None:
-        self.folder, self.trainer, self.total = folder, trainer, total
+    def __init__(self, folder: Path, trainer: Trainer, corpus: Corpus) -> None:
+        self.folder, self.trainer, self.corpus = folder, trainer, corpus
         self.history = folder / "history.jsonl"
-        self.every = max(1, min(100, total // 100))
+        self.total = trainer.settings.updates
+        self.every = max(1, min(100, self.total // 100))
         self.before = 0.0
         """Seconds that earlier attempts took, those lost to a kill included."""
         self.started = self.saved = self.shown = time.monotonic()
+        self.micro_tokens = trainer.micro_tokens
         self.padded = 0.0
         self.best = self.valid = float("inf")
         self.worse = 0
@@ -51,6 +54,12 @@ class Log:
             self.trainer.sums = LengthSums(**state["sums"])
             self.padded, self.best, self.valid = state["padded"], state["best"], state["valid"]
             self.worse, self.resumes = state["worse"], state["resumes"] + 1
+            self.trainer.interval_updates, self.trainer.interval_tokens = (
+                state["interval_updates"],
+                state["interval_tokens"],
+            )
+            if self.trainer.world.main:
+                self.trainer.interval.copy_(torch.tensor(state["interval"], dtype=torch.float64))
         self.trainer.update = state["update"]
         self.trainer.world.barrier()
         if not self.trainer.world.main:
@@ -104,6 +113,11 @@ class Log:
         trainer = self.trainer
         if not last and trainer.update % self.every != 0:
             return
+        trainer.micro_tokens = trainer.world.minimum(trainer.micro_tokens)
+        if trainer.world.main and trainer.micro_tokens < self.micro_tokens:
+            memory.remember(self.folder, memory.device_name(trainer.world.device), trainer.micro_tokens)
+        self.micro_tokens = trainer.micro_tokens
+        skipped = self._tell_skipped()
         values = trainer.report()
         self.padded += values.pop("padded")
         now = time.monotonic()
@@ -112,15 +126,32 @@ class Log:
         values["learning_rate"] = learning_rate(trainer.update, trainer.job.model.d_model, trainer.settings)
         values["tokens_per_second"] = rate
         values["padding"] = 1 - (trainer.sums.source + trainer.sums.target) / max(1.0, self.padded)
-        self._append({"update": trainer.update, "seconds": self.seconds(), **values})
-        if trainer.world.main and values["skipped"]:
-            print(
-                f"update {trainer.update:,}: {values['skipped']:.0f} of the last {self.every} updates had a gradient "
-                "that is not finite and changed no weight",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+        self._append({"update": trainer.update, "seconds": self.seconds(), **values, "skipped": skipped})
         if now - self.saved > 60 * trainer.settings.resume_minutes:
             self.save()
+
+    def _tell_skipped(self) -> int:
+        """Say which updates changed no weight, and on which lines; returns how many."""
+        skipped = self.trainer.skipped()
+        for number in skipped if self.trainer.world.main else ():
+            settings = self.trainer.settings
+            pairs = pairs_of(self.corpus, settings.seed, settings.tokens, number)
+            lines = sorted(self.corpus.line(int(pair)) for pair in pairs)
+            with (self.folder / "skipped.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"update": number, "lines": lines}) + "\n")
+            print(
+                f"update {number:,}: the gradient was not finite and changed no weight; the lines of its "
+                f"{len(lines):,} pairs in data/tokenized are in {file.name}",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+        return len(skipped)
+
+    def stop(self) -> None:
+        """Save the state between two reports, with what was measured since the last: every rank takes part."""
+        trainer = self.trainer
+        self._tell_skipped()
+        trainer.world.sum(trainer.interval)
+        self.save()
 
     def save(self) -> None:
         """Write the state to resume from. The others need not wait: by the clock, ranks do not agree when."""
@@ -129,6 +160,8 @@ class Log:
             state = {
                 "sums": asdict(self.trainer.sums), "padded": self.padded, "best": self.best, "valid": self.valid,
                 "worse": self.worse, "resumes": self.resumes, "setting": self.setting(),
+                "interval": self.trainer.interval.tolist(), "interval_updates": self.trainer.interval_updates,
+                "interval_tokens": self.trainer.interval_tokens,
             }  # fmt: skip
             checkpoint.save_resume(
                 self.folder / "resume", self.trainer.update, self.trainer.model, self.trainer.optimizer, state

@@ -7,10 +7,9 @@ the training keeps its state: `resume/` (the last whole state), `checkpoints/` (
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -18,15 +17,17 @@ from typing import Any
 
 import torch
 import yaml
-from torch import Tensor
+from torch import Tensor, nn
 
-from nmt import checkpoint
-from nmt.batches import Corpus, Update, ahead, micro_batch, pack, train_files, updates
+from nmt import checkpoint, memory
+from nmt.batches import Corpus, MicroBatch, Update, ahead, micro_batch, pack, train_files, updates
 from nmt.config import InputError, ModelSettings, Settings, TrainingSettings
 from nmt.dist import World, die_with_parent, world
 from nmt.flops import LengthSums
+from nmt.gradients import Gradients
 from nmt.history import Log
 from nmt.loss import smoothed_cross_entropy
+from nmt.memory import out_of_memory
 from nmt.model import Transformer
 from nmt.schedule import learning_rate
 
@@ -48,50 +49,84 @@ class Trainer:
     """One rank's model, optimizer and measurements. `step` is the update; `train` the loop around it."""
 
     def __init__(self, job: Job, place: World, micro_tokens: int) -> None:
-        self.job, self.world, self.micro_tokens = job, place, micro_tokens
+        self.job, self.world = job, place
+        self.micro_tokens = micro_tokens
+        """Padded positions a side that go through the model together; halved where the memory does not hold them."""
         self.settings = job.training
         torch.manual_seed(self.settings.seed)
         self.model = Transformer(job.model, job.vocabulary).to(place.device)
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.parameters = list(self.model.parameters())
+        self.gradients = Gradients(self.parameters, place)
         self.optimizer = torch.optim.Adam(
             self.parameters, betas=(self.settings.beta1, self.settings.beta2), eps=self.settings.epsilon, fused=True
         )
         self.update = 0
         self.sums = LengthSums.zero()
         """Of all pairs trained on."""
-        self.interval = torch.zeros(5, dtype=torch.float64, device=place.device)
-        """Since the last report: smoothed loss, log-likelihood, gradient norm, skipped updates, padded positions."""
-        self.interval_tokens = 0
+        self.interval = torch.zeros(4, dtype=torch.float64, device=place.device)
+        """Since the last report: smoothed loss, log-likelihood, gradient norm, padded positions."""
+        self.interval_updates = self.interval_tokens = 0
+        self.not_finite: list[tuple[int, Tensor]] = []
+        """Since the last report: every update, and 1 where its gradient was not finite."""
         self.stop_asked = False
 
     def step(self, update: Update) -> None:
         """The update: gradients summed over micro-batches and ranks, divided once by all target tokens; Adam, Eq. 3."""
         self.model.train()
         tokens = update.sums.target
-        for number, batch in enumerate(update.batches):
+        self.gradients.start()
+        for number, batch in enumerate(update.batches, start=1):
             # Drawn anew from where training stands, so that resuming needs no random state.
             torch.manual_seed(stream(self.settings.seed, update.number, self.world.rank, number))
-            smoothed, negative_log_likelihood = self.losses(batch.to(self.world.device), self.settings.eps_ls)
-            (smoothed / tokens).backward()
-            self.interval[0] += smoothed.detach()
-            self.interval[1] += negative_log_likelihood
-        gradients = self._summed_gradients()
-        norm = torch.nn.utils.get_total_norm(gradients)
+            self._accumulate(batch.to(self.world.device), tokens, self.parameters, number == len(update.batches))
+        norm = torch.nn.utils.get_total_norm(self.gradients.finish())
         not_finite = (~torch.isfinite(norm)).float()
         # Fused Adam leaves weights and moments alone where found_inf is 1; no need to ask the device before.
         self.optimizer.found_inf = not_finite  # type: ignore[attr-defined]
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(update.number, self.job.model.d_model, self.settings)
         self.optimizer.step()
-        self.optimizer.zero_grad()
         self.interval[2] += norm.nan_to_num(0.0, 0.0, 0.0)
-        self.interval[3] += not_finite
-        self.interval[4] += update.padded
+        self.interval[3] += update.padded
+        self.not_finite.append((update.number, not_finite))
+        self.interval_updates += 1
         self.interval_tokens += tokens
         self.update = update.number
         self.sums += update.sums
 
-    def losses(self, batch: Any, eps_ls: float) -> tuple[Tensor, Tensor]:
+    def _accumulate(self, batch: MicroBatch, tokens: int, wanted: Sequence[nn.Parameter], last: bool) -> None:
+        """Add a micro-batch to the gradients of `wanted`; in halves where the memory does not hold it whole."""
+        self.gradients.expect(wanted, last)
+        try:
+            smoothed, negative_log_likelihood = self.losses(batch, self.settings.eps_ls)
+            (smoothed / tokens).backward(inputs=wanted)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+        else:
+            self.interval[0] += smoothed.detach()
+            self.interval[1] += negative_log_likelihood
+            return
+        # Here, and not in the handler, whose traceback still holds what filled the memory. What the failed pass
+        # had reached is complete: only the rest is computed again.
+        left = list(self.gradients.left)
+        first, second = batch.halves()
+        self._lower_micro_tokens(max(first.src.numel(), first.tgt_in.numel()))
+        self._accumulate(first, tokens, left, last=False)
+        self._accumulate(second, tokens, left, last)
+
+    def _lower_micro_tokens(self, tokens: int) -> None:
+        if self.world.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if tokens < self.micro_tokens:
+            print(
+                f"rank {self.world.rank} is out of memory at {self.micro_tokens:,} positions: {tokens:,} at a time from "
+                "here; the weights will not be bit-identical to an undisturbed run's",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+            self.micro_tokens = tokens
+
+    def losses(self, batch: MicroBatch, eps_ls: float) -> tuple[Tensor, Tensor]:
         """Smoothed loss and negative log-likelihood of a micro-batch, summed over its target tokens."""
         with self._precision():
             states = self.model(batch.src, batch.tgt_in)
@@ -102,19 +137,6 @@ class Trainer:
         if self.settings.precision == "bfloat16":
             return torch.autocast(self.world.device.type, dtype=torch.bfloat16)
         return nullcontext()
-
-    def _summed_gradients(self) -> list[Tensor]:
-        """Gradients over all ranks. A rank without a sentence brings zeros: every rank takes part in every sum."""
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        if self.world.size > 1:
-            flat = torch.cat([gradient.flatten() for gradient in gradients])
-            self.world.sum(flat)
-            for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-                gradient.copy_(part.view_as(gradient))
-        return gradients
 
     @torch.no_grad()
     def validate(self, corpus: Corpus) -> float:
@@ -137,15 +159,21 @@ class Trainer:
 
     def report(self) -> dict[str, int | float]:
         """Means over the updates since the last report, over all ranks."""
-        values = self.world.sum(self.interval.clone()).tolist()
-        smoothed, likelihood, norm, skipped, padded = values
-        tokens = max(1, self.interval_tokens)
+        smoothed, likelihood, norm, padded = self.world.sum(self.interval.clone()).tolist()
+        updates, tokens = max(1, self.interval_updates), max(1, self.interval_tokens)
         self.interval.zero_()
-        self.interval_tokens = 0
+        self.interval_updates = self.interval_tokens = 0
         return {
-            "loss": smoothed / tokens, "nll": likelihood / tokens, "gradient_norm": norm / self.world.size,
-            "skipped": skipped / self.world.size, "padded": padded, "tokens": float(tokens),
+            "loss": smoothed / tokens, "nll": likelihood / tokens, "gradient_norm": norm / self.world.size / updates,
+            "padded": padded, "tokens": float(tokens),
         }  # fmt: skip
+
+    def skipped(self) -> list[int]:
+        """The updates since the last call whose gradient was not finite; they changed no weight."""
+        flags = torch.stack([flag for _, flag in self.not_finite]).tolist() if self.not_finite else []
+        numbers = [number for (number, _), flag in zip(self.not_finite, flags, strict=True) if flag]
+        self.not_finite.clear()
+        return numbers
 
 
 def stream(seed: int, update: int, rank: int, micro: int) -> int:
@@ -157,19 +185,26 @@ def stream(seed: int, update: int, rank: int, micro: int) -> int:
     return mixed % 2**63
 
 
-def train(job: Job, folder: Path, place: World, micro_tokens: int) -> bool:
-    """Train until the last update, going on from `folder`'s state; False when asked to stop before."""
+def train(job: Job, folder: Path, place: World, micro_tokens: int | None = None) -> bool:
+    """Train until the last update, going on from `folder`'s state; False when asked to stop before.
+
+    `micro_tokens`: padded positions a side that go through the model together; None: what the device has room for.
+    """
     settings = job.training
     corpus = Corpus(train_files(Path(job.corpus)))
     valid = Corpus([Path(job.corpus) / "valid.arrow"])
-    trainer = Trainer(job, place, micro_tokens)
-    log = Log(folder, trainer, settings.updates)
+    trainer = Trainer(job, place, micro_tokens or 0)
+    if micro_tokens is None:
+        longest = int(max(corpus.src_lengths.max(), corpus.tgt_lengths.max()))
+        trainer.micro_tokens = memory.micro_tokens(trainer, folder, longest)
+    log = Log(folder, trainer, corpus)
     log.resume()
     with asked_to_stop(trainer):
         start = trainer.update + 1
         feed = updates(
-            corpus, settings.seed, settings.tokens, micro_tokens, place.rank, place.size, start, settings.updates
-        )
+            corpus, settings.seed, settings.tokens, lambda: trainer.micro_tokens, place.rank, place.size, start,
+            settings.updates,
+        )  # fmt: skip
         for update in ahead(feed):
             trainer.step(update)
             if update.number % settings.checkpoint_every == 0 and place.main:
@@ -181,7 +216,7 @@ def train(job: Job, folder: Path, place: World, micro_tokens: int) -> bool:
                 log.validation(trainer.validate(valid))
             log.interval(last)
             if not last and trainer.stop_agreed():
-                log.save()
+                log.stop()
                 return False
             if log.patience_ended():
                 break
@@ -204,21 +239,6 @@ def asked_to_stop(trainer: Trainer) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def micro_tokens(device: torch.device) -> int:
-    """Padded positions a side that go through the model together: `$NMT_MICRO_TOKENS`, else what suits the device.
-
-    On a CPU few, so that what a layer hands to the next is still in the cache and little is padding. On a GPU 1,000 a
-    GiB of its memory, a guess that no measurement stands behind yet.
-    """
-    if wanted := os.environ.get("NMT_MICRO_TOKENS"):
-        if not wanted.isdecimal() or int(wanted) < 1:
-            raise InputError(f"NMT_MICRO_TOKENS is {wanted!r}: it must be a whole number from 1 on, or unset")
-        return int(wanted)
-    if device.type == "cpu":
-        return 1024
-    return max(1024, int(torch.cuda.get_device_properties(device).total_memory / 2**30 * 1000))
-
-
 def main() -> None:
     """A worker of torchrun: trains the job in the folder given."""
     if len(sys.argv) != 2:
@@ -229,7 +249,7 @@ def main() -> None:
     job = Job.model_validate(yaml.safe_load((folder / "job.yaml").read_text(encoding="utf-8")))
     try:
         with world() as place:
-            finished = train(job, folder, place, micro_tokens(place.device))
+            finished = train(job, folder, place)
     except InputError as error:
         sys.exit(f"train: {error}")
     if not finished:

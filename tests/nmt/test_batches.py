@@ -66,7 +66,7 @@ def test_an_epoch_holds_every_pair_once_on_any_number_of_ranks(
         seen: Counter[int] = Counter()
         totals = []
         for rank in range(ranks):
-            for update in updates(corpus, seed, tokens, micro, rank, ranks, first, last):
+            for update in updates(corpus, seed, tokens, lambda: micro, rank, ranks, first, last):
                 totals.append((update.number, update.sums))
                 for batch in update.batches:
                     seen.update(batch.src[:, 0].tolist())
@@ -90,7 +90,7 @@ def test_the_same_update_whatever_ranks_and_start(tmp_path: Path) -> None:
 
     def content(rank: int, size: int, first: int) -> dict[int, set[int]]:
         found: dict[int, set[int]] = {}
-        for update in updates(corpus, 7, 100, 64, rank, size, first, 40):
+        for update in updates(corpus, 7, 100, lambda: 64, rank, size, first, 40):
             found[update.number] = {int(i) for batch in update.batches for i in batch.src[:, 0]}
         return found
 
@@ -121,7 +121,7 @@ def test_sizes_and_padding_on_lengths_like_news(tmp_path: Path) -> None:
     corpus = Corpus(train_files(tmp_path))
     count = updates_an_epoch(corpus, 25_000)
     real = padded = 0
-    for update in updates(corpus, 1, 25_000, 4096, 0, 1, 1, count):
+    for update in updates(corpus, 1, 25_000, lambda: 4096, 0, 1, 1, count):
         assert update.sums.source + update.sums.target == pytest.approx(50_000, rel=0.1)
         real += update.sums.source + update.sums.target
         padded += update.padded

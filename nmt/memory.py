@@ -1,0 +1,101 @@
+"""How much of an update goes through the model at a time: what the device's memory holds."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from nmt.batches import MicroBatch
+from nmt.config import BOS, InputError
+from nmt.files import writing
+
+if TYPE_CHECKING:
+    from nmt.trainer import Trainer
+
+ON_CPU = 1024
+"""Positions: few enough that what a layer hands to the next is still in the cache, and little is padding."""
+SHARE = 0.85
+"""Of a GPU's memory that training may take; the rest is for what does not come in our sizes."""
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch could not get memory. On a CPU it says so in words alone."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def micro_tokens(trainer: Trainer, folder: Path, longest: int) -> int:
+    """Padded positions a side that go through the model together, the same on all ranks.
+
+    `$NMT_MICRO_TOKENS`; else what `folder` remembers for this kind of device; else, on a GPU, found by trial on pairs
+    of `longest` subwords, and remembered.
+    """
+    if wanted := os.environ.get("NMT_MICRO_TOKENS"):
+        if not wanted.isdecimal() or int(wanted) < 1:
+            raise InputError(f"NMT_MICRO_TOKENS is {wanted!r}: it must be a whole number from 1 on, or unset")
+        return int(wanted)
+    if (known := remembered(folder, device_name(trainer.world.device))) is not None:
+        return known
+    if trainer.world.device.type == "cpu":
+        return ON_CPU
+    share = -(-trainer.settings.tokens // trainer.world.size)
+    found = trainer.world.minimum(by_trial(trainer, longest, most=share + share // 4))
+    if trainer.world.main:
+        remember(folder, device_name(trainer.world.device), found)
+    return found
+
+
+def device_name(device: torch.device) -> str:
+    """The device's model, so that what one remembers is not taken for another's."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def remembered(folder: Path, device: str) -> int | None:
+    """What was found on such a device before."""
+    path = folder / "micro.json"
+    if not path.exists():
+        return None
+    known: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
+    return known.get(device)
+
+
+def remember(folder: Path, device: str, tokens: int) -> None:
+    """Keep what was found for the next start."""
+    with writing(folder / "micro.json") as temporary:
+        temporary.write_text(json.dumps({device: tokens}), encoding="utf-8")
+
+
+def by_trial(trainer: Trainer, longest: int, most: int) -> int:
+    """The most positions, doubled from ON_CPU up to `most`, that a backward pass has room for."""
+    size = ON_CPU
+    while size < most:
+        larger = min(2 * size, most)
+        if not fits(trainer, larger, longest):
+            break
+        size = larger
+    return size
+
+
+def fits(trainer: Trainer, size: int, longest: int) -> bool:
+    """Whether a micro-batch of `size` positions in pairs of `longest` subwords leaves a GPU some room."""
+    device = trainer.world.device
+    rows = max(1, size // longest)
+    ids = torch.full((rows, longest), BOS)
+    batch = MicroBatch(ids, ids, torch.arange(ids.numel()), ids.flatten()).to(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    try:
+        smoothed, _ = trainer.losses(batch, trainer.settings.eps_ls)
+        smoothed.backward()
+        # Adam's two moments come with the first update.
+        moments = 2 * sum(p.numel() * p.element_size() for p in trainer.parameters)
+        free, _ = torch.cuda.mem_get_info(device)
+        held, peak = torch.cuda.memory_reserved(device), torch.cuda.max_memory_reserved(device)
+        room = bool(peak + moments <= SHARE * (free + held))
+    except torch.OutOfMemoryError:
+        room = False
+    trainer.gradients.start()
+    return room

@@ -1,0 +1,175 @@
+"""Speed of training: the production `train()`, by torchrun, on real subword files or on lengths like WMT14's.
+
+`python -m tests.bench.training --src F --tgt F --json` takes two files of subwords separated by spaces, a sentence a
+line; `--row base --pair en-de` makes pairs with lengths like WMT14's and trains that row of the paper's tables.
+Printed: target tokens a second (the median of the intervals after the first), padding, peak memory of a process, the
+loss after the last update, and the share of the machine's matrix peaks, which are measured first. The weights are
+thrown away. Needs torch, numpy, pyarrow, safetensors, PyYAML and pydantic alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+import yaml
+
+from nmt import flops
+from nmt.config import EOS, ModelSettings
+from nmt.history import read_history
+from pipeline import launch
+
+Ids = list[list[int]]
+ROWS = Path(__file__).resolve().parents[2] / "pipeline/rows.yaml"
+WMT14_VOCABULARY = 37_056
+WMT14_PAIRS = 400_000
+INTERVALS = 6
+
+
+def read(src: Path, tgt: Path, longest: int = 250) -> tuple[Ids, Ids, int]:
+    """Ids of both files' subwords, EOS included, and the size of their joint vocabulary."""
+    lines = [path.read_text(encoding="utf-8").removesuffix("\n").split("\n") for path in (src, tgt)]
+    pairs = [(s.split(), t.split()) for s, t in zip(*lines, strict=True)]
+    pairs = [(s, t) for s, t in pairs if 0 < len(s) < longest and 0 < len(t) < longest]
+    words = sorted({word for pair in pairs for side in pair for word in side})
+    ids = {word: number for number, word in enumerate(words, start=4)}
+    sides = tuple([[ids[word] for word in pair[side]] + [EOS] for pair in pairs] for side in (0, 1))
+    return sides[0], sides[1], -(-(len(ids) + 4) // 64) * 64
+
+
+def like_wmt14() -> tuple[Ids, Ids, int]:
+    """Random subwords in sentences with lengths like WMT14's EN-DE: a mean of 27, sides that go together."""
+    random = np.random.default_rng(1)
+    source = np.clip(random.gamma(3.0, 9.0, WMT14_PAIRS), 2, 98).astype(int)
+    target = np.clip(source * random.normal(1.05, 0.12, WMT14_PAIRS), 2, 98).astype(int)
+    sides = [
+        [[*random.integers(4, WMT14_VOCABULARY, length - 1).tolist(), EOS] for length in lengths]
+        for lengths in (source, target)
+    ]
+    return sides[0], sides[1], WMT14_VOCABULARY
+
+
+def write_bins(folder: Path, src: Ids, tgt: Ids, growth: float = 1.1) -> None:
+    """Write a binned corpus as the stage binarize lays it out, and its first 100 pairs as validation."""
+    bounds, upper = [], 8.0
+    while not bounds or bounds[-1] < max(map(len, tgt)):
+        bounds.append(int(upper))
+        upper = max(upper * growth, bounds[-1] + 1)
+    which = np.searchsorted(bounds, [len(ids) for ids in tgt])
+    for number, bound in enumerate(bounds):
+        _write(folder / f"train.{bound:05d}.arrow", src, tgt, np.flatnonzero(which == number).tolist())
+    _write(folder / "valid.arrow", src, tgt, range(100))
+
+
+def _write(path: Path, src: Ids, tgt: Ids, rows: Sequence[int]) -> None:
+    if not rows:
+        return
+    kind = pa.list_(pa.uint16())
+    columns = {
+        "src": pa.array([src[row] for row in rows], kind), "tgt": pa.array([tgt[row] for row in rows], kind),
+        "line": pa.array(rows, pa.int64()),
+    }  # fmt: skip
+    table = pa.table(columns)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
+        out.write_table(table, max_chunksize=10_000)
+
+
+def merged(defaults: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Two levels of a row's settings, the changes over the defaults."""
+    return {key: {**value, **changes.get(key, {})} for key, value in defaults.items()}
+
+
+def job(a: argparse.Namespace, vocabulary: int, corpus: Path) -> dict[str, Any]:
+    """The training job: the row's settings, or those of the command line."""
+    rows = yaml.safe_load(ROWS.read_text(encoding="utf-8"))
+    base = {key: rows["base"][key] for key in ("model", "training")}
+    entry = rows["rows"][a.row or "base"]
+    settings = merged(merged(base, entry.get("settings", {})), entry.get("pairs", {}).get(a.pair, {}))
+    model, training = settings["model"], settings["training"]
+    if a.row is None:
+        model |= {
+            "N": a.layers, "d_model": a.d_model, "d_ff": a.d_ff, "h": a.heads, "d_k": a.d_model // a.heads,
+            "d_v": a.d_model // a.heads,
+        }  # fmt: skip
+    training |= {
+        "updates": a.updates, "precision": a.precision, "seed": 1, "validate_every": 10**9, "checkpoint_every": 10**9,
+        "resume_minutes": 10**6,
+    }  # fmt: skip
+    if a.tokens is not None:
+        training["tokens"] = a.tokens
+    return {"model": model, "training": training, "vocabulary": vocabulary, "corpus": str(corpus)}
+
+
+def measure(a: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Train in `work`, and say how fast it went."""
+    src, tgt, vocabulary = like_wmt14() if a.row else read(a.src, a.tgt)
+    (work / "corpus").mkdir()
+    write_bins(work / "corpus", src, tgt)
+    settings = job(a, vocabulary, work / "corpus")
+    state = work / "state"
+    state.mkdir()
+    (state / "job.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    peaks = {name: flops.measure(kind, 2.0, dtype=getattr(torch, name)) for name in ("float32", "bfloat16")}
+    started = time.monotonic()
+    status = launch.train(state, lambda: None)
+    if status != 0:
+        raise SystemExit(f"training ended with status {status}")
+    done = json.loads((state / "done.json").read_text(encoding="utf-8"))
+    history = [record for record in read_history(state / "history.jsonl") if "loss" in record]
+    size = max(1, len(history) // INTERVALS)
+    parts = [history[start : start + size] for start in range(0, len(history), size)]
+    rates = [sum(r["tokens"] for r in part) / sum(r["tokens"] / r["tokens_per_second"] for r in part) for part in parts]
+    rate = statistics.median(rates[1:])
+    counted = done["flops_counted"] / done["target_tokens"] * rate
+    devices = flops.devices(done["device"], done["processes"])
+    return {
+        "target_tokens_per_s": round(rate), "intervals": [round(r) for r in rates], "padding": round(done["padding"], 4),
+        "update_ms": round(1000 * done["target_tokens"] / done["updates"] / rate, 1),
+        "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024),
+        "loss": history[-1]["loss"], "processes": done["processes"], "threads": done["threads"],
+        "precision": a.precision, "device": done["device"], "params": done["params"], "updates": done["updates"],
+        "flops_per_s": counted, "peaks": peaks,
+        "share_of_peak": {name: round(counted / (devices * peak), 3) for name, peak in peaks.items()},
+        "seconds": round(time.monotonic() - started, 1),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Measure once and print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.training", description=__doc__)
+    parser.add_argument("--src", type=Path, help="subwords of the source, separated by spaces")
+    parser.add_argument("--tgt", type=Path, help="subwords of the target")
+    parser.add_argument("--row", help="a row of pipeline/rows.yaml, on lengths like WMT14's")
+    parser.add_argument("--pair", default="en-de")
+    for name, default in (("d-model", 256), ("d-ff", 1024), ("heads", 4), ("layers", 3), ("updates", 60)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--tokens", type=int, help="target tokens an update; 4,096, or the row's own")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--processes", type=int, help="how many train together; the launcher's choice by default")
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    a = parser.parse_args()
+    if (a.row is None) == (a.src is None or a.tgt is None):
+        parser.error("give either --src and --tgt, or --row")
+    if a.row is None and a.tokens is None:
+        a.tokens = 4096
+    if a.processes is not None:
+        os.environ["WMT_PROCESSES"] = str(a.processes)
+    with tempfile.TemporaryDirectory() as work:
+        result = measure(a, Path(work))
+    print(json.dumps(result) if a.json else "\n".join(f"{key}: {value}" for key, value in result.items()))
+
+
+if __name__ == "__main__":
+    main()
