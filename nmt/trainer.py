@@ -120,8 +120,8 @@ class Trainer:
             torch.cuda.empty_cache()
         if tokens < self.micro_tokens:
             print(
-                f"rank {self.world.rank} is out of memory at {self.micro_tokens:,} positions: {tokens:,} at a time from "
-                "here; the weights will not be bit-identical to an undisturbed run's",
+                f"rank {self.world.rank} is out of memory at {self.micro_tokens:,} positions: from here on {tokens:,} at "
+                "a time; the weights will not be bit-identical to an undisturbed run's",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
             self.micro_tokens = tokens

@@ -26,7 +26,7 @@ import torch
 import yaml
 
 from nmt import flops
-from nmt.config import EOS, ModelSettings
+from nmt.config import EOS
 from nmt.history import read_history
 from pipeline import launch
 
@@ -135,7 +135,8 @@ def measure(a: argparse.Namespace, work: Path) -> dict[str, Any]:
     counted = done["flops_counted"] / done["target_tokens"] * rate
     devices = flops.devices(done["device"], done["processes"])
     return {
-        "target_tokens_per_s": round(rate), "intervals": [round(r) for r in rates], "padding": round(done["padding"], 4),
+        "target_tokens_per_s": round(rate), "intervals": [round(r) for r in rates],
+        "padding": round(done["padding"], 4),
         "update_ms": round(1000 * done["target_tokens"] / done["updates"] / rate, 1),
         "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024),
         "loss": history[-1]["loss"], "processes": done["processes"], "threads": done["threads"],
