@@ -91,3 +91,8 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lost_the_others(error: BaseException) -> bool:
+    """Whether an error only says that another process is gone or does not answer. gloo tells it in words alone."""
+    return isinstance(error, distributed.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

@@ -7,6 +7,7 @@ the training keeps its state: `resume/` (the last whole state), `checkpoints/` (
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,8 @@ from torch import Tensor, nn
 from nmt import checkpoint, memory
 from nmt.batches import Corpus, MicroBatch, Update, ahead, micro_batch, pack, train_files, updates
 from nmt.config import InputError, ModelSettings, Settings, TrainingSettings
-from nmt.dist import World, die_with_parent, world
+from nmt.dist import World, die_with_parent, lost_the_others, world
+from nmt.files import writing
 from nmt.flops import LengthSums
 from nmt.gradients import Gradients
 from nmt.history import Log
@@ -120,8 +122,8 @@ class Trainer:
             torch.cuda.empty_cache()
         if tokens < self.micro_tokens:
             print(
-                f"rank {self.world.rank} is out of memory at {self.micro_tokens:,} positions: from here on {tokens:,} at "
-                "a time; the weights will not be bit-identical to an undisturbed run's",
+                f"rank {self.world.rank} is out of memory at {self.micro_tokens:,} positions: {tokens:,} at a time "
+                "from here on; the weights will not be bit-identical to an undisturbed run's",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
             self.micro_tokens = tokens
@@ -240,7 +242,12 @@ def asked_to_stop(trainer: Trainer) -> Iterator[None]:
 
 
 def main() -> None:
-    """A worker of torchrun: trains the job in the folder given."""
+    """A worker of torchrun: trains the job in the folder given.
+
+    Exit statuses do not survive torchrun, which turns them all into 1: what happened stands in the folder, as
+    `done.json`, `interrupted`, or `failed.json` where this worker itself was at fault. A worker that only lost the
+    others writes none.
+    """
     if len(sys.argv) != 2:
         sys.exit("usage: python -m nmt.trainer JOB")
     die_with_parent()
@@ -250,12 +257,25 @@ def main() -> None:
     try:
         with world() as place:
             finished = train(job, folder, place)
+            if not finished and place.main:
+                (folder / "interrupted").touch()
     except InputError as error:
+        _failed(folder, "refused", str(error))
         sys.exit(f"train: {error}")
+    except Exception as error:
+        if not lost_the_others(error):
+            _failed(folder, "failed", f"{type(error).__name__}: {error}")
+        raise
     if not finished:
-        # Exit statuses do not survive torchrun, which turns them all into 1.
-        (folder / "interrupted").touch()
         sys.exit(INTERRUPTED)
+
+
+def _failed(folder: Path, state: str, error: str) -> None:
+    """Leave word of a failure; the first of several stays."""
+    path = folder / "failed.json"
+    if not path.exists():
+        with writing(path) as temporary:
+            temporary.write_text(json.dumps({"state": state, "error": error}), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,30 @@
-"""torchrun for this machine: one process a GPU, or one for the CPU's cores; its whole tree ends with us."""
+"""torchrun for this machine: one process a GPU, or one for the CPU's cores; its whole tree ends with us.
+
+On several nodes that share the state root, all with `WMT_NODES=2 WMT_RENDEZVOUS=first:29400`: the first runs the
+pipeline, and the others join its training with `python -m pipeline.launch work/train/<fingerprint>`.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from nmt.config import InputError
 
 GRACE = 45.0
 """Seconds between SIGTERM and SIGKILL: time for a checkpoint. torchrun itself gives its workers 30."""
+JOIN = 600
+"""Seconds that a node waits for the others."""
+RESTARTS = 100
+"""How often the nodes may lose one of them."""
 
 
 def gpus() -> int:
@@ -34,14 +45,34 @@ def processes() -> int:
     return int(wanted)
 
 
+def nodes() -> tuple[int, str | None]:
+    """`$WMT_NODES`, 1 by default, and `$WMT_RENDEZVOUS`, where they meet: the first node's name and a free port."""
+    wanted, meeting = os.environ.get("WMT_NODES", "1"), os.environ.get("WMT_RENDEZVOUS")
+    if not wanted.isdecimal() or int(wanted) < 1:
+        raise InputError(f"WMT_NODES is {wanted!r}: it must be a whole number from 1 on; unset it for one node")
+    if int(wanted) > 1 and not re.fullmatch(r"\S+:\d+", meeting or ""):
+        raise InputError(
+            f"WMT_NODES is {wanted}, so WMT_RENDEZVOUS must name where the nodes meet, as HOST:PORT; it is {meeting!r}"
+        )
+    return int(wanted), meeting
+
+
 def command(count: int, job: Path) -> list[str]:
-    """torchrun of `count` processes on this machine that train the job."""
+    """torchrun of `count` processes on this machine that train the job, with the other nodes' where there are some."""
     # torch takes a second to import, which `--help` need not wait for; imported here for what training consists of
     # to be seen by whoever follows the imports.
     from nmt import trainer
 
+    number, meeting = nodes()
+    where = ["--standalone"]
+    if number > 1:
+        # A node that is lost may be replaced: those left wait for it and all go on from the last saved state.
+        where = [
+            "--nnodes", str(number), "--rdzv-backend", "c10d", "--rdzv-endpoint", str(meeting), "--rdzv-id", job.name,
+            "--rdzv-conf", f"join_timeout={JOIN}", "--max-restarts", str(RESTARTS),
+        ]  # fmt: skip
     return [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count),
+        sys.executable, "-m", "torch.distributed.run", *where, "--nproc-per-node", str(count),
         "-m", trainer.__name__, str(job),
     ]  # fmt: skip
 
@@ -83,3 +114,37 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def join(job: Path) -> int:
+    """Run this node's part of a training that another node began; returns torchrun's exit status."""
+    if not (job / "job.yaml").exists():
+        raise InputError(f"{job} holds no job.yaml: name the folder that the first node trains in")
+    if nodes()[0] == 1:
+        raise InputError("WMT_NODES is 1: set it and WMT_RENDEZVOUS as on the first node")
+
+    def watch() -> None:
+        if (job / "interrupted").exists():
+            raise InputError("the training was asked to stop; start it again on the first node, then join again")
+
+    return train(job, watch)
+
+
+def main() -> None:
+    """Join a training as a further node."""
+    parser = argparse.ArgumentParser(prog="python -m pipeline.launch", description=__doc__)
+    parser.add_argument("job", type=Path, metavar="STATE", help="the training's folder, work/train/<fingerprint>")
+    job = parser.parse_args().job
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        sys.exit(f"launch: stopped by {signal.Signals(signum).name}")
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        sys.exit(join(job))
+    except InputError as error:
+        sys.exit(f"launch: {error}")
+
+
+if __name__ == "__main__":
+    main()

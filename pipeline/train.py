@@ -94,7 +94,11 @@ def locked(state: Path) -> Iterator[None]:
 def prepare(state: Path, job: Mapping[str, Any]) -> None:
     """Write the job; drop what an earlier, different number of updates left behind."""
     path = state / "job.yaml"
-    (state / "interrupted").unlink(missing_ok=True)
+    for name in ("interrupted", "failed.json"):
+        (state / name).unlink(missing_ok=True)
+    for left in (*state.glob(".*.tmp"), *state.glob("*/.*.tmp")):
+        # What a kill in the middle of a checkpoint left behind. Nobody else writes here: the state is locked.
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
     if path.exists():
         before = yaml.safe_load(path.read_text(encoding="utf-8"))
         if before != job:
@@ -114,18 +118,31 @@ def train(state: Path, tracker: Tracker, updates: int) -> None:
     with TrainingProgress(updates) as progress:
 
         def watch() -> None:
+            if (state / "interrupted").exists():
+                # With several nodes, those that nobody stopped would wait for the others to come back.
+                raise Interrupted("a training process was asked to stop")
             for record in history.new():
                 update = int(record["update"])
                 tracker.metrics({k: v for k, v in record.items() if k != "update"}, update)
                 progress.show(update, record)
 
-        status = launch.train(state, watch)
+        launch.train(state, watch)
+        if not (state / "done.json").exists():
+            raise _outcome(state)
         watch()
-    if (state / "done.json").exists():
-        return
+
+
+def _outcome(state: Path) -> Exception:
+    """Why a training ended before its last update, from what its processes left behind."""
+    if (state / "failed.json").exists():
+        failure = stage.read_json(state / "failed.json")
+        if failure["state"] == "refused":
+            return InputError(str(failure["error"]))
+        return ChildProcessError(f"a training process failed: {failure['error']}; what it said stands above")
     if (state / "interrupted").exists():
-        raise Interrupted("a training process was asked to stop")
-    raise InputError(f"training ended with status {status} before its last update; what it said stands above")
+        return Interrupted("a training process was asked to stop")
+    # Killed (by the system where memory runs out, say), or cut off from the other nodes.
+    return Interrupted("a training process was lost")
 
 
 class History:
