@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from nmt import checkpoint
-from nmt.batches import Corpus, train_files, updates
+from nmt.batches import Corpus, pairs_of, train_files, updates
 from nmt.config import ModelSettings
 from nmt.dist import World
 from nmt.flops import parameters, training_flops
@@ -126,7 +127,37 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
     assert all(torch.isfinite(tensor).all() for tensor in one.model.state_dict().values())
     assert one.skipped() == [4]
     assert run(tiny_job(updates=6), tmp_path / "run")
-    assert "not finite and changed no weight" in capsys.readouterr().err
+    assert "update 4: the gradient was not finite and changed no weight" in capsys.readouterr().err
+    skipped = json.loads((tmp_path / "run/skipped.jsonl").read_text())
+    assert skipped["update"] == 4
+    # The tests' corpus counts the lines of each bin anew, from 0.
+    assert skipped["lines"] == sorted(corpus.line(int(pair)) for pair in pairs_of(corpus, 1, 120, 4))
+    assert sum(record.get("skipped", 0) for record in read_history(tmp_path / "run/history.jsonl")) == 1
+
+
+def test_a_stop_between_two_reports_loses_no_measurement(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tiny_job(updates=200, validate_every=200)
+    assert run(job, tmp_path / "undisturbed")
+    step = Trainer.step
+
+    def stop_there(self: Trainer, update: Any) -> None:
+        step(self, update)
+        if update.number == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Trainer, "step", stop_there)
+    assert not run(job, tmp_path / "disturbed")
+    monkeypatch.setattr(Trainer, "step", step)
+    assert run(job, tmp_path / "disturbed")
+    measured = ("update", "loss", "nll", "tokens", "gradient_norm", "padding")
+    curves = [
+        [[record.get(key) for key in measured] for record in read_history(tmp_path / name / "history.jsonl")]
+        for name in ("undisturbed", "disturbed")
+    ]
+    assert curves[0][0][0] == 2
+    assert curves[0] == curves[1]
 
 
 def test_early_stopping_ends_when_patience_does(
@@ -139,8 +170,6 @@ def test_early_stopping_ends_when_patience_does(
 
 
 def test_the_summary_says_what_was_trained(tmp_path: Path, tiny_job: MakeJob) -> None:
-    import json
-
     job = tiny_job(updates=9)
     run(job, tmp_path / "run")
     done = json.loads((tmp_path / "run/done.json").read_text())
