@@ -88,6 +88,7 @@ class Log:
             "threads": torch.get_num_threads() if device == "cpu" else 0,
             "micro_tokens": self.trainer.micro_tokens,
             "device": device,
+            "compiled": self.trainer.compiled,
             "torch": torch.__version__,
         }
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from nmt import checkpoint, memory
 from nmt.batches import Corpus, MicroBatch, Update, ahead, micro_batch, pack, train_files, updates
+from nmt.compiled import compile_layers
 from nmt.config import InputError, ModelSettings, Settings, TrainingSettings
 from nmt.dist import World, die_with_parent, lost_the_others, world
 from nmt.files import writing
@@ -57,6 +58,7 @@ class Trainer:
         self.settings = job.training
         torch.manual_seed(self.settings.seed)
         self.model = Transformer(job.model, job.vocabulary).to(place.device)
+        self.compiled = compile_layers(self.model, place.device)
         self.parameters = list(self.model.parameters())
         self.gradients = Gradients(self.parameters, place)
         self.optimizer = torch.optim.Adam(

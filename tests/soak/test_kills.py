@@ -22,7 +22,7 @@ from nmt.history import read_history
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 25
-UPDATES = 2000
+UPDATES = 6000
 MakeJob = Callable[..., dict[str, Any]]
 
 
