@@ -32,7 +32,8 @@ def watched(self, update):
         print(resident(), flush=True)
 Trainer.step = watched
 folder = Path(sys.argv[1])
-train(Job.model_validate(yaml.safe_load((folder / "job.yaml").read_text())), folder, World(0, 1, torch.device("cpu")), 64)
+job = Job.model_validate(yaml.safe_load((folder / "job.yaml").read_text()))
+train(job, folder, World(0, 1, torch.device("cpu")), 64)
 """
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
