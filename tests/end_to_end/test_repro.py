@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,31 @@ def test_french_runs_the_same_way_with_word_pieces(finished: Clone, tmp_path: Pa
     assert clone.repro() == STAGES
     assert clone.files("data/subwords") == {"data/subwords/subwords.yaml", "data/subwords/wordpieces.model"}
     assert (tmp_path / "results/translations/sampletest.average.fr").exists()
+
+
+def test_queued_rows_run_and_compare(finished: Clone) -> None:
+    """`dvc exp run --queue -S row=C-N2,C-N4`, `dvc queue start`, `dvc exp show`."""
+    model = {key: value for key, value in SHRUNKEN["model"].items() if key != "N"}
+    overrides = {
+        **SHRUNKEN, "model": model, "subwords": {"merges": 4000},
+        "training": {**SHRUNKEN["training"], "precision": "float32", "updates": 4, "checkpoint_every": 2},
+    }  # fmt: skip
+    finished.params(overrides=overrides)
+    queued = finished.run("dvc", "exp", "run", "--queue", "-S", "row=C-N2,C-N4")
+    assert queued.returncode == 0, queued.stderr
+    assert finished.run("dvc", "queue", "start").returncode == 0
+    deadline = time.monotonic() + 400
+    while (status := finished.run("dvc", "queue", "status").stdout).count("Success") < 2:
+        assert "Failed" not in status, finished.run("dvc", "queue", "logs", status.split()[6]).stdout
+        assert time.monotonic() < deadline, status
+        time.sleep(2)
+    shown = json.loads(finished.run("dvc", "exp", "show", "--json").stdout)
+    runs = [revision["data"] for entry in shown[1]["experiments"] for revision in entry["revs"]]
+    layers = {run["params"]["params.yaml"]["data"]["row"]: run["params"]["results/config.yaml"] for run in runs}
+    assert {row: config["data"]["model"]["N"] for row, config in layers.items()} == {"C-N2": 2, "C-N4": 4}
+    assert all(run["metrics"]["results/metrics.json"]["data"]["bleu"] >= 0 for run in runs)
+    # Both trained in the state root of the repository that they were queued in.
+    assert len(list((finished.folder / "work/train").iterdir())) >= 4
 
 
 @pytest.mark.parametrize(
