@@ -1,12 +1,11 @@
 """torchrun for this machine: one process a GPU, or one for the CPU's cores; its whole tree ends with us.
 
 On several nodes that share the state root, all with `WMT_NODES=2 WMT_RENDEZVOUS=first:29400`: the first runs the
-pipeline, and the others join its training with `python -m pipeline.launch work/train/<fingerprint>`.
+pipeline, and the others join its training (pipeline/join.py).
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import re
@@ -15,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 from nmt.config import InputError
 
@@ -114,37 +112,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def join(job: Path) -> int:
-    """Run this node's part of a training that another node began; returns torchrun's exit status."""
-    if not (job / "job.yaml").exists():
-        raise InputError(f"{job} holds no job.yaml: name the folder that the first node trains in")
-    if nodes()[0] == 1:
-        raise InputError("WMT_NODES is 1: set it and WMT_RENDEZVOUS as on the first node")
-
-    def watch() -> None:
-        if (job / "interrupted").exists():
-            raise InputError("the training was asked to stop; start it again on the first node, then join again")
-
-    return train(job, watch)
-
-
-def main() -> None:
-    """Join a training as a further node."""
-    parser = argparse.ArgumentParser(prog="python -m pipeline.launch", description=__doc__)
-    parser.add_argument("job", type=Path, metavar="STATE", help="the training's folder, work/train/<fingerprint>")
-    job = parser.parse_args().job
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        sys.exit(f"launch: stopped by {signal.Signals(signum).name}")
-
-    signal.signal(signal.SIGTERM, stop)
-    try:
-        sys.exit(join(job))
-    except InputError as error:
-        sys.exit(f"launch: {error}")
-
-
-if __name__ == "__main__":
-    main()
