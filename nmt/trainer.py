@@ -2,7 +2,8 @@
 
 `python -m nmt.trainer JOB` is what torchrun runs on each device. JOB is a folder with `job.yaml` (a Job); there
 the training keeps its state: `resume/` (the last whole state), `checkpoints/` (for averaging), `history.jsonl`
-(what it measured, a line an interval) and, at the end, `done.json`, or `interrupted` when it was asked to stop.
+(what it measured, a line an interval) and, at the end, `done.json`, `interrupted` when it was asked to stop, or
+`refused` when the user must mend something.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from torch import Tensor
 from nmt import checkpoint
 from nmt.batches import Corpus, Update, ahead, micro_batch, pack, train_files, updates
 from nmt.config import InputError, ModelSettings, Settings, TrainingSettings
-from nmt.dist import World, die_with_parent, world
+from nmt.dist import World, world
 from nmt.flops import LengthSums
 from nmt.history import Log
 from nmt.loss import smoothed_cross_entropy
 from nmt.model import Transformer
+from nmt.parent import die_with_parent
 from nmt.schedule import learning_rate
 
 INTERRUPTED = 75
@@ -223,6 +225,7 @@ def main() -> None:
     """A worker of torchrun: trains the job in the folder given."""
     if len(sys.argv) != 2:
         sys.exit("usage: python -m nmt.trainer JOB")
+    # A SIGKILL of torchrun would leave its workers alive, and holding the devices.
     die_with_parent()
     folder = Path(sys.argv[1])
     torch.set_flush_denormal(True)
@@ -231,9 +234,10 @@ def main() -> None:
         with world() as place:
             finished = train(job, folder, place, micro_tokens(place.device))
     except InputError as error:
+        # Exit statuses do not survive torchrun, which turns them all into 1.
+        (folder / "refused").touch()
         sys.exit(f"train: {error}")
     if not finished:
-        # Exit statuses do not survive torchrun, which turns them all into 1.
         (folder / "interrupted").touch()
         sys.exit(INTERRUPTED)
 

@@ -1,4 +1,7 @@
-"""torchrun for this machine: one process a GPU, or one for the CPU's cores; its whole tree ends with us."""
+"""torchrun for this machine: one process a GPU, or one for the CPU's cores; its whole tree ends with us.
+
+`python -m pipeline.launch` is torchrun, but for that: killed alone, we would leave it behind.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nmt.config import InputError
+from nmt.parent import die_with_parent
 
 GRACE = 45.0
 """Seconds between SIGTERM and SIGKILL: time for a checkpoint. torchrun itself gives its workers 30."""
@@ -41,7 +45,7 @@ def command(count: int, job: Path) -> list[str]:
     from nmt import trainer
 
     return [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count),
+        sys.executable, "-m", __name__, "--standalone", "--nproc-per-node", str(count),
         "-m", trainer.__name__, str(job),
     ]  # fmt: skip
 
@@ -83,3 +87,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def main() -> None:
+    """torchrun; SIGTERM, and so time for a checkpoint, when the process that started it dies."""
+    from torch.distributed import run
+
+    die_with_parent(signal.SIGTERM)
+    run.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -87,14 +87,16 @@ def locked(state: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InputError(f"{state} is being trained by another process: wait for it, or stop it") from error
+            told = "another process is at this training: wait for it, or stop it"
+            raise BlockingIOError(error.errno, told, str(state)) from error
         yield
 
 
 def prepare(state: Path, job: Mapping[str, Any]) -> None:
     """Write the job; drop what an earlier, different number of updates left behind."""
     path = state / "job.yaml"
-    (state / "interrupted").unlink(missing_ok=True)
+    for told in ("interrupted", "refused"):
+        (state / told).unlink(missing_ok=True)
     if path.exists():
         before = yaml.safe_load(path.read_text(encoding="utf-8"))
         if before != job:
@@ -109,7 +111,11 @@ def prepare(state: Path, job: Mapping[str, Any]) -> None:
 
 
 def train(state: Path, tracker: Tracker, updates: int) -> None:
-    """Run torchrun to the end, handing on what rank 0 measures. Raises Interrupted when it stopped resumably."""
+    """Run torchrun to the end, handing on what rank 0 measures.
+
+    Raises Interrupted when it was asked to stop, InputError when the user must mend something, and ChildProcessError
+    when a process died.
+    """
     history = History(state / "history.jsonl")
     with TrainingProgress(updates) as progress:
 
@@ -125,7 +131,8 @@ def train(state: Path, tracker: Tracker, updates: int) -> None:
         return
     if (state / "interrupted").exists():
         raise Interrupted("a training process was asked to stop")
-    raise InputError(f"training ended with status {status} before its last update; what it said stands above")
+    told = f"training ended with status {status} before its last update; what it said stands above"
+    raise InputError(told) if (state / "refused").exists() else ChildProcessError(told)
 
 
 class History:
