@@ -3,14 +3,12 @@
 SHELL := /bin/sh
 BIN := $(CURDIR)/.venv/bin
 STAMP := .venv/.installed
-STATE = $(abspath $(or $(WMT_STATE),work))
-MLFLOW_PORT ?= 5000
-PREFECT_PORT ?= 4200
+export MLFLOW_PORT PREFECT_PORT
 
 # The stages are run as `python -m pipeline.<stage>`: the environment's python must be the first one found.
 VENV = PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv"
 
-.PHONY: run setup test lint ui bench soak plan clean
+.PHONY: run setup test lint ui serve bench soak plan clean
 .DEFAULT_GOAL := run
 
 run: setup
@@ -49,16 +47,13 @@ lint: setup
 plan: setup
 	@$(VENV) python -m pipeline.plan
 
-# MLflow and Prefect, for this machine alone. Ctrl-C stops both.
+# MLflow and Prefect for this machine alone, on $MLFLOW_PORT and $PREFECT_PORT. Ctrl-C ends both.
 ui: setup
-	@mkdir -p "$(STATE)"
-	@echo "MLflow:  http://127.0.0.1:$(MLFLOW_PORT)"
-	@echo "Prefect: http://127.0.0.1:$(PREFECT_PORT)"
-	@trap 'kill $$mlflow $$prefect 2>/dev/null; wait' EXIT; trap 'exit 0' INT TERM; \
-	$(VENV) mlflow server --host 127.0.0.1 --port $(MLFLOW_PORT) --workers 1 \
-	    --backend-store-uri "sqlite:///$(STATE)/mlflow.db" --default-artifact-root "$(STATE)/mlartifacts" & mlflow=$$!; \
-	$(VENV) prefect server start --host 127.0.0.1 --port $(PREFECT_PORT) & prefect=$$!; \
-	wait
+	@$(VENV) python -m pipeline.services
+
+# The same, and a worker that runs what is asked of Prefect's deployments.
+serve: setup
+	@$(VENV) python -m pipeline.services --worker
 
 bench: setup
 	@$(VENV) pytest tests/bench

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,19 +75,6 @@ def world(store: str | None = None) -> Iterator[World]:
     finally:
         if size > 1:
             distributed.destroy_process_group()
-
-
-def die_with_parent() -> None:
-    """Ask the system to kill this process when the one that started it dies, however it dies. Linux only.
-
-    torchrun's workers would live on after a SIGKILL of torchrun, and hold the devices.
-    """
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def lost_the_others(error: BaseException) -> bool:

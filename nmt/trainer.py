@@ -2,7 +2,8 @@
 
 `python -m nmt.trainer JOB` is what torchrun runs on each device. JOB is a folder with `job.yaml` (a Job); there
 the training keeps its state: `resume/` (the last whole state), `checkpoints/` (for averaging), `history.jsonl`
-(what it measured, a line an interval) and, at the end, `done.json`, or `interrupted` when it was asked to stop.
+(what it measured, a line an interval) and, at the end, `done.json`, `interrupted` when it was asked to stop, or
+`failed.json` when something is wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from nmt import checkpoint, memory
 from nmt.batches import Corpus, MicroBatch, Update, ahead, micro_batch, pack, train_files, updates
 from nmt.compiled import compile_layers
 from nmt.config import InputError, ModelSettings, Settings, TrainingSettings
-from nmt.dist import World, die_with_parent, lost_the_others, world
+from nmt.dist import World, lost_the_others, world
 from nmt.files import writing
 from nmt.flops import LengthSums
 from nmt.gradients import Gradients
@@ -32,6 +33,7 @@ from nmt.history import Log
 from nmt.loss import smoothed_cross_entropy
 from nmt.memory import out_of_memory
 from nmt.model import Transformer
+from nmt.parent import die_with_parent
 from nmt.schedule import learning_rate
 
 INTERRUPTED = 75
@@ -252,6 +254,7 @@ def main() -> None:
     """
     if len(sys.argv) != 2:
         sys.exit("usage: python -m nmt.trainer JOB")
+    # A SIGKILL of torchrun would leave its workers alive, and holding the devices.
     die_with_parent()
     folder = Path(sys.argv[1])
     torch.set_flush_denormal(True)

@@ -2,6 +2,8 @@
 
 On several nodes that share the state root, all with `WMT_NODES=2 WMT_RENDEZVOUS=first:29400`: the first runs the
 pipeline, and the others join its training (pipeline/join.py).
+
+`python -m pipeline.launch` is torchrun, but for that: killed alone, we would leave it behind.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nmt.config import InputError
+from nmt.parent import die_with_parent
 
 GRACE = 45.0
 """Seconds between SIGTERM and SIGKILL: time for a checkpoint. torchrun itself gives its workers 30."""
@@ -70,7 +73,7 @@ def command(count: int, job: Path) -> list[str]:
             "--rdzv-conf", f"join_timeout={JOIN}", "--max-restarts", str(RESTARTS),
         ]  # fmt: skip
     return [
-        sys.executable, "-m", "torch.distributed.run", *where, "--nproc-per-node", str(count),
+        sys.executable, "-m", __name__, *where, "--nproc-per-node", str(count),
         "-m", trainer.__name__, str(job),
     ]  # fmt: skip
 
@@ -112,3 +115,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def main() -> None:
+    """torchrun; SIGTERM, and so time for a checkpoint, when the process that started it dies."""
+    from torch.distributed import run
+
+    die_with_parent(signal.SIGTERM)
+    run.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Protocol
 
 from nmt.config import InputError
 from nmt.files import writing
+from nmt.parent import die_with_parent
 
 INTERRUPTED = 75
 """The exit status of a stage that was stopped and can be resumed (sysexits' EX_TEMPFAIL)."""
@@ -80,7 +81,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def _report(name: str, state: str, message: str = "") -> None:
     """Tell orchestrators how the stage stands: exit statuses do not survive torchrun and dvc."""
     write_json(
-        state_root() / "status" / f"{name}.json",
+        Path(os.environ.get("WMT_STATUS") or state_root() / "status") / f"{name}.json",
         {"stage": name, "state": state, "message": message, "pid": os.getpid(), "time": time.time()},
     )
 
@@ -88,8 +89,8 @@ def _report(name: str, state: str, message: str = "") -> None:
 def main(name: str, description: str | None, run: Callable[[Tracker], None]) -> NoReturn:
     """Run a stage as a command. Exit status 0, 1 for a user's error, 75 when interrupted and resumable.
 
-    The status file `<state root>/status/<stage>.json` says `running`, `done`, `interrupted`, `refused` (the user
-    must mend something) or `failed`.
+    The status file `<state root>/status/<stage>.json` (`$WMT_STATUS` names another folder) says `running`, `done`,
+    `interrupted`, `refused` (the user must mend something) or `failed`.
     """
     argparse.ArgumentParser(prog=f"python -m pipeline.{name}", description=description).parse_args()
 
@@ -97,6 +98,9 @@ def main(name: str, description: str | None, run: Callable[[Tracker], None]) -> 
         raise Interrupted(f"stopped by {signal.Signals(signum).name}")
 
     signal.signal(signal.SIGTERM, stop)
+    if "DVC_STAGE" in os.environ:
+        # DVC hands no signal on.
+        die_with_parent(signal.SIGTERM)
     try:
         _report(name, "running")
         # The tracker carries no result, so it stands in no stage's dependencies: it is found by name.

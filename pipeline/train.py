@@ -87,7 +87,8 @@ def locked(state: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InputError(f"{state} is being trained by another process: wait for it, or stop it") from error
+            told = "another process is at this training: wait for it, or stop it"
+            raise BlockingIOError(error.errno, told, str(state)) from error
         yield
 
 
@@ -113,7 +114,11 @@ def prepare(state: Path, job: Mapping[str, Any]) -> None:
 
 
 def train(state: Path, tracker: Tracker, updates: int) -> None:
-    """Run torchrun to the end, handing on what rank 0 measures. Raises Interrupted when it stopped resumably."""
+    """Run torchrun to the end, handing on what rank 0 measures.
+
+    Raises Interrupted when it was asked to stop, InputError when the user must mend something, and ChildProcessError
+    when a process died.
+    """
     history = History(state / "history.jsonl")
     with TrainingProgress(updates) as progress:
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -13,70 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from clones import ROOT, SHRUNKEN, STAGES, Clone
 
-ROOT = Path(__file__).resolve().parents[2]
-STAGES = [
-    "resolve", "download", "tokenize", "learn_subwords", "binarize", "train", "average", "decode", "score", "report",
-]  # fmt: skip
 TEXTS = ("train.sample", "valid.sampledev", "test.sampletest")
-SHRUNKEN: dict[str, Any] = {
-    "model": {"N": 1, "d_model": 32, "d_ff": 64, "h": 2, "d_k": 16, "d_v": 16},
-    "training": {"updates": 12, "tokens": 800, "checkpoint_every": 4, "keep_checkpoints": 2, "validate_every": 6},
-    "averaging": {"last": 2},
-    "search": {"beam": 2, "max_extra": 2},
-}
 pytestmark = pytest.mark.timeout(600)
-
-
-class Clone:
-    """A copy of this repository's files in a git repository of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        listed = self._git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-        for name in listed.split("\0"):
-            if name and (ROOT / name).is_file():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(ROOT / name, folder / name)
-        self._git(folder, "init", "--quiet")
-        self._git(folder, "add", "--all")
-        self._git(folder, "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "--quiet", "-m", "copy")
-
-    @staticmethod
-    def _git(folder: Path, *words: str) -> str:
-        return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout
-
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A command in the clone, with this environment's python first and no state from outside."""
-        outside = ("WMT_", "DVC_", "MLFLOW_", "NMT_", "RANK", "WORLD_SIZE", "COV_")
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(outside)}
-        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-        return subprocess.run(words, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
-
-    def params(self, **changes: Any) -> None:
-        path = self.folder / "params.yaml"
-        content = yaml.safe_load(path.read_text())
-        path.write_text(yaml.safe_dump({**content, **changes}))
-
-    def repro(self) -> list[str]:
-        """The stages that `dvc repro` ran."""
-        result = self.run("dvc", "repro")
-        assert result.returncode == 0, result.stdout + result.stderr
-        return re.findall(r"Running stage '(\w+)'", result.stdout)
-
-    def changed(self) -> set[str]:
-        """The stages whose own dependencies differ from what they last ran on."""
-        result = self.run("dvc", "status", "--json")
-        return set(json.loads(result.stdout))
-
-    def files(self, *folders: str) -> set[str]:
-        return {
-            str(path.relative_to(self.folder))
-            for folder in folders
-            for path in (self.folder / folder).rglob("*")
-            if path.is_file() and path.name != ".gitignore"
-        }
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,63 @@
+"""What an orchestrator shows of a run: how far training is, and its BLEU beside the paper's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from pipeline import page, report, stage
+from pipeline.config import CONFIG, DataSettings, RunSettings
+from pipeline.spool import Spool
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far training is."""
+
+    percent: float
+    text: str
+
+
+class Training:
+    """Reads what a run's training tells its tracker, from a copy of the repository."""
+
+    def __init__(self, spool: Spool, copy: Path) -> None:
+        self.spool, self.copy = spool, copy
+        self.offset = 0
+        self.update = 0
+        self.values: dict[str, float] = {}
+
+    def standing(self) -> Standing | None:
+        """What was told last; None before anything was."""
+        events, self.offset = self.spool.read(self.offset)
+        for event in events:
+            if event["stage"] == "train" and event["kind"] == "metrics" and event["update"] is not None:
+                self.update = int(event["update"])
+                self.values.update(event["values"])
+        if not self.update:
+            return None
+        updates = yaml.safe_load((self.copy / CONFIG).read_text(encoding="utf-8"))["training"]["updates"]
+        parts = [f"update {self.update:,} of {updates:,}"]
+        forms = {
+            "nll": ("perplexity {:.2f}", _perplexity), "valid_loss": ("validation perplexity {:.2f}", _perplexity),
+            "tokens_per_second": ("{:,.0f} tokens/s", float), "learning_rate": ("learning rate {:.2e}", float),
+        }  # fmt: skip
+        parts += [form.format(of(self.values[name])) for name, (form, of) in forms.items() if name in self.values]
+        return Standing(100 * min(1.0, self.update / updates), ", ".join(parts))
+
+
+def _perplexity(loss: float) -> float:
+    return math.exp(min(loss, 99.0))
+
+
+def beside_the_paper(copy: Path) -> str | None:
+    """The report's table of results, in Markdown; None where nothing was scored in this copy."""
+    metrics, config = copy / report.METRICS, copy / CONFIG
+    if not metrics.exists():
+        return None
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
+    run, data = RunSettings.model_validate(content["run"]), DataSettings.model_validate(content["data"])
+    return page.markdown(report.results(run, data, stage.read_json(metrics)))
