@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from dataclasses import asdict
@@ -31,6 +32,8 @@ class Log:
         """Seconds that earlier attempts took, those lost to a kill included."""
         self.started = self.saved = self.shown = time.monotonic()
         self.padded = 0.0
+        self.counted = 0
+        """Operations up to the last record, as nmt.flops counts them."""
         self.best = self.valid = float("inf")
         self.worse = 0
         self.resumes = 0
@@ -52,6 +55,7 @@ class Log:
             self.padded, self.best, self.valid = state["padded"], state["best"], state["valid"]
             self.worse, self.resumes = state["worse"], state["resumes"] + 1
         self.trainer.update = state["update"]
+        self.counted = flops.training_flops(self.trainer.job.model, self.trainer.job.vocabulary, self.trainer.sums)
         self.trainer.world.barrier()
         if not self.trainer.world.main:
             return
@@ -92,7 +96,9 @@ class Log:
         self.valid = loss
         self.worse = 0 if loss < self.best else self.worse + 1
         self.best = min(self.best, loss)
-        self._append({"update": self.trainer.update, "seconds": self.seconds(), "valid_loss": loss})
+        self._append(
+            {"update": self.trainer.update, "seconds": self.seconds(), "valid_loss": loss, "valid_ppl": perplexity(loss)}
+        )
 
     def patience_ended(self) -> bool:
         """Whether the configured number of validations went by without a better perplexity."""
@@ -107,10 +113,12 @@ class Log:
         values = trainer.report()
         self.padded += values.pop("padded")
         now = time.monotonic()
-        rate = values["tokens"] / (now - self.shown)
+        seconds = now - self.shown
         self.shown = now
+        values["ppl"] = perplexity(values["nll"])
         values["learning_rate"] = learning_rate(trainer.update, trainer.job.model.d_model, trainer.settings)
-        values["tokens_per_second"] = rate
+        values["tokens_per_second"] = values["tokens"] / seconds
+        values |= self._work(seconds)
         values["padding"] = 1 - (trainer.sums.source + trainer.sums.target) / max(1.0, self.padded)
         self._append({"update": trainer.update, "seconds": self.seconds(), **values})
         if trainer.world.main and values["skipped"]:
@@ -121,6 +129,21 @@ class Log:
             )  # fmt: skip
         if now - self.saved > 60 * trainer.settings.resume_minutes:
             self.save()
+
+    def _work(self, seconds: float) -> dict[str, float]:
+        """Operations a second since the last record, and their share of the devices' peak where that is on record."""
+        trainer, before = self.trainer, self.counted
+        self.counted = flops.training_flops(trainer.job.model, trainer.job.vocabulary, trainer.sums)
+        done = float(self.counted - before)
+        name = device_name(trainer.world.device)
+        known = flops.hardware(name)
+        peak = None if known is None else known.peak(trainer.settings.precision)
+        if peak is None:
+            return {"flops_per_second": done / seconds}
+        devices = flops.devices(name, trainer.world.size)
+        return {
+            "flops_per_second": done / seconds, "utilisation": flops.utilisation(done, seconds, devices, peak),
+        }  # fmt: skip
 
     def save(self) -> None:
         """Write the state to resume from. The others need not wait: by the clock, ranks do not agree when."""
@@ -142,7 +165,6 @@ class Log:
             return
         job, sums = trainer.job, trainer.sums
         counted = flops.training_flops(job.model, job.vocabulary, sums)
-        device = trainer.world.device
         summary = {
             "updates": trainer.update,
             "params": sum(parameter.numel() for parameter in trainer.parameters),
@@ -150,7 +172,7 @@ class Log:
             "train_seconds": self.seconds(),
             "processes": trainer.world.size,
             "threads": torch.get_num_threads(),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            "device": device_name(trainer.world.device),
             "precision": trainer.settings.precision,
             "pairs": sums.pairs,
             "source_tokens": sums.source,
@@ -164,6 +186,16 @@ class Log:
         }
         with writing(self.folder / "done.json") as temporary:
             temporary.write_text(json.dumps(summary, indent=2), encoding="utf-8")
+
+
+def perplexity(loss: float) -> float:
+    """That of a mean negative log-likelihood in nats a subword; held below what a float holds."""
+    return math.exp(min(loss, 99.0))
+
+
+def device_name(device: torch.device) -> str:
+    """As torch names it; `cpu` for any CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def read_history(path: Path) -> list[dict[str, int | float]]:
