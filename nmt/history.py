@@ -96,9 +96,8 @@ class Log:
         self.valid = loss
         self.worse = 0 if loss < self.best else self.worse + 1
         self.best = min(self.best, loss)
-        self._append(
-            {"update": self.trainer.update, "seconds": self.seconds(), "valid_loss": loss, "valid_ppl": perplexity(loss)}
-        )
+        record = {"valid_loss": loss, "valid_ppl": perplexity(loss)}
+        self._append({"update": self.trainer.update, "seconds": self.seconds(), **record})
 
     def patience_ended(self) -> bool:
         """Whether the configured number of validations went by without a better perplexity."""
