@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from dataclasses import asdict
@@ -34,6 +35,8 @@ class Log:
         self.started = self.saved = self.shown = time.monotonic()
         self.micro_tokens = trainer.micro_tokens
         self.padded = 0.0
+        self.counted = 0
+        """Operations up to the last record, as nmt.flops counts them."""
         self.best = self.valid = float("inf")
         self.worse = 0
         self.resumes = 0
@@ -61,6 +64,7 @@ class Log:
             if self.trainer.world.main:
                 self.trainer.interval.copy_(torch.tensor(state["interval"], dtype=torch.float64))
         self.trainer.update = state["update"]
+        self.counted = flops.training_flops(self.trainer.job.model, self.trainer.job.vocabulary, self.trainer.sums)
         self.trainer.world.barrier()
         if not self.trainer.world.main:
             return
@@ -102,7 +106,8 @@ class Log:
         self.valid = loss
         self.worse = 0 if loss < self.best else self.worse + 1
         self.best = min(self.best, loss)
-        self._append({"update": self.trainer.update, "seconds": self.seconds(), "valid_loss": loss})
+        record = {"valid_loss": loss, "valid_ppl": perplexity(loss)}
+        self._append({"update": self.trainer.update, "seconds": self.seconds(), **record})
 
     def patience_ended(self) -> bool:
         """Whether the configured number of validations went by without a better perplexity."""
@@ -122,10 +127,12 @@ class Log:
         values = trainer.report()
         self.padded += values.pop("padded")
         now = time.monotonic()
-        rate = values["tokens"] / (now - self.shown)
+        seconds = now - self.shown
         self.shown = now
+        values["ppl"] = perplexity(values["nll"])
         values["learning_rate"] = learning_rate(trainer.update, trainer.job.model.d_model, trainer.settings)
-        values["tokens_per_second"] = rate
+        values["tokens_per_second"] = values["tokens"] / seconds
+        values |= self._work(seconds)
         values["padding"] = 1 - (trainer.sums.source + trainer.sums.target) / max(1.0, self.padded)
         self._append({"update": trainer.update, "seconds": self.seconds(), **values, "skipped": skipped})
         if now - self.saved > 60 * trainer.settings.resume_minutes:
@@ -154,6 +161,21 @@ class Log:
         trainer.world.sum(trainer.interval)
         self.save()
 
+    def _work(self, seconds: float) -> dict[str, float]:
+        """Operations a second since the last record, and their share of the devices' peak where that is on record."""
+        trainer, before = self.trainer, self.counted
+        self.counted = flops.training_flops(trainer.job.model, trainer.job.vocabulary, trainer.sums)
+        done = float(self.counted - before)
+        name = memory.device_name(trainer.world.device)
+        known = flops.hardware(name)
+        peak = None if known is None else known.peak(trainer.settings.precision)
+        if peak is None:
+            return {"flops_per_second": done / seconds}
+        devices = flops.devices(name, trainer.world.size)
+        return {
+            "flops_per_second": done / seconds, "utilisation": flops.utilisation(done, seconds, devices, peak),
+        }  # fmt: skip
+
     def save(self) -> None:
         """Write the state to resume from. The others need not wait: by the clock, ranks do not agree when."""
         self.saved = time.monotonic()
@@ -176,7 +198,6 @@ class Log:
             return
         job, sums = trainer.job, trainer.sums
         counted = flops.training_flops(job.model, job.vocabulary, sums)
-        device = trainer.world.device
         summary = {
             "updates": trainer.update,
             "params": sum(parameter.numel() for parameter in trainer.parameters),
@@ -184,7 +205,7 @@ class Log:
             "train_seconds": self.seconds(),
             "processes": trainer.world.size,
             "threads": torch.get_num_threads(),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            "device": memory.device_name(trainer.world.device),
             "precision": trainer.settings.precision,
             "pairs": sums.pairs,
             "source_tokens": sums.source,
@@ -198,6 +219,11 @@ class Log:
         }
         with writing(self.folder / "done.json") as temporary:
             temporary.write_text(json.dumps(summary, indent=2), encoding="utf-8")
+
+
+def perplexity(loss: float) -> float:
+    """That of a mean negative log-likelihood in nats a subword; held below what a float holds."""
+    return math.exp(min(loss, 99.0))
 
 
 def read_history(path: Path) -> list[dict[str, int | float]]:

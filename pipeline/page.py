@@ -46,17 +46,18 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture, of the HTML page alone."""
+    """A picture; `name` is that of its file beside the Markdown."""
 
     svg: bytes
     caption: str
+    name: str
 
 
 Block = Heading | Paragraph | Bullets | Table | Figure
 
 
-def markdown(blocks: Sequence[Block]) -> str:
-    """The report as Markdown; figures are left out."""
+def markdown(blocks: Sequence[Block], figures: str) -> str:
+    """The report as Markdown, whose pictures stand in the folder `figures`."""
     parts = []
     for block in blocks:
         match block:
@@ -72,8 +73,8 @@ def markdown(blocks: Sequence[Block]) -> str:
                     cells = [_cell(cell) for cell in row]
                     lines.append(_line([f"**{cell}**" if number in marked and cell else cell for cell in cells]))
                 parts.append("\n".join(lines))
-            case Figure():
-                continue
+            case Figure(_, caption, name):
+                parts.append(f"![{_plain(caption)}]({figures}/{name}.svg)")
     return "\n\n".join(parts) + "\n"
 
 
@@ -149,7 +150,7 @@ class Panel:
     """Points joined; else each point alone, with its name beside it."""
 
 
-def draw(panels: Sequence[Panel], caption: str) -> Figure:
+def draw(panels: Sequence[Panel], caption: str, name: str) -> Figure:
     """The panels side by side as SVG; equal panels give equal bytes."""
     # Not pyplot: it looks for a screen. Matplotlib takes half a second to import.
     import matplotlib
@@ -163,16 +164,16 @@ def draw(panels: Sequence[Panel], caption: str) -> Figure:
             axes.set_xlabel(panel.x)
             if panel.logarithmic:
                 axes.set_xscale("log")
-            for name, points in panel.series.items():
+            for label, points in panel.series.items():
                 finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-                axes.plot(*zip(*finite, strict=True) if finite else ([], []), "-" if panel.lines else "o", label=name)
+                axes.plot(*zip(*finite, strict=True) if finite else ([], []), "-" if panel.lines else "o", label=label)
                 if not panel.lines:
                     # Room for the names.
                     axes.margins(x=0.15, y=0.12)
                     for point in finite:
-                        axes.annotate(name, point, textcoords="offset points", xytext=(4, 4), fontsize=7)
+                        axes.annotate(label, point, textcoords="offset points", xytext=(4, 4), fontsize=7)
             if panel.lines and len(panel.series) > 1:
                 axes.legend()
         content = io.BytesIO()
         canvas.savefig(content, format="svg", metadata={"Date": None})
-    return Figure(content.getvalue(), caption)
+    return Figure(content.getvalue(), caption, name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from nmt.config import (
 )
 from nmt.files import writing
 from nmt.flops import parameters
-from pipeline import page, rows, stage
+from pipeline import figures, page, rows, stage
 from pipeline.config import (
     DataSettings,
     PreparationSettings,
@@ -26,7 +25,7 @@ from pipeline.config import (
     VersionSettings,
     load_section,
 )
-from pipeline.page import Block, Bullets, Figure, Heading, Panel, Paragraph, Table
+from pipeline.page import Block, Bullets, Figure, Heading, Paragraph, Table
 
 METRICS = Path("results/metrics.json")
 TRAINING = Path("results/training.json")
@@ -35,6 +34,7 @@ BINNED = Path("data/binned/stats.json")
 TRANSLATIONS = Path("results/translations")
 RAW = Path("data/raw")
 MARKDOWN, HTML = Path("results/report.md"), Path("results/report.html")
+FIGURES = Path("results/figures")
 
 EXAMPLES = 5
 SECTIONS: dict[str, type[Settings]] = {
@@ -277,39 +277,6 @@ def examples(data: DataSettings) -> list[Block]:
                                                           list(zip(*texts, strict=True)))]  # fmt: skip
 
 
-def curves(path: Path) -> Figure:
-    """Losses, learning rate and speed over the updates, from the training's table."""
-    with path.open(encoding="utf-8", newline="") as file:
-        records = list(csv.DictReader(file))
-
-    def series(column: str) -> page.Points:
-        return [(float(row["update"]), float(row[column])) for row in records if row.get(column)]
-
-    losses = {"training, smoothed": series("loss"), "training": series("nll"), "validation": series("valid_loss")}
-    panels = [
-        Panel("cross-entropy, nats a subword", "update", losses),
-        Panel("learning rate", "update", {"": series("learning_rate")}),
-        Panel("target tokens a second", "update", {"": series("tokens_per_second")}),
-    ]
-    return page.draw(panels, "Training")
-
-
-def against_cost(run: RunSettings, metrics: Mapping[str, Any]) -> Figure:
-    """Table 2 as a picture: BLEU over training cost."""
-    points: dict[str, page.Points] = {}
-    for entry in rows.table().literature:
-        found = entry.on(run.pair)
-        if found is not None and found.flops is not None:
-            points[entry.name] = [(found.flops, found.bleu)]
-    for name, row in rows.table().rows.items():
-        ours = row.paper.table2.get(run.pair)
-        if ours is not None and ours.flops is not None:
-            points[f"Transformer ({name})"] = [(ours.flops, ours.bleu)]
-    points["this run"] = [(metrics["train_flops_paper"], metrics["bleu_paper_way"])]
-    panel = Panel("BLEU, the paper's way", "training FLOPs, the paper's way", points, logarithmic=True, lines=False)
-    return page.draw([panel], f"Table 2, {run.pair}: newstest2014; this run: {metrics['bleu_set']}")
-
-
 def blocks() -> list[Block]:
     """The whole report, from the files of the stages before."""
     asked, data = load_section("run", RunSettings), load_section("data", DataSettings)
@@ -322,12 +289,12 @@ def blocks() -> list[Block]:
         Heading(f"{asked.row}, {asked.pair} on {asked.corpus}, seed {asked.seed}", 1),
         *results(asked, data, metrics),
         *literature(asked, metrics),
-        against_cost(asked, metrics),
+        figures.against_cost(asked, metrics),
         Heading(f"Differences from the paper's {name}"),
         Table(("key", f"the paper's {name}", "this run"), changed) if changed else Paragraph("None in the settings."),
         Bullets(explanations(asked, data, metrics, configuration)),
         *hardware(metrics, training),
-        curves(CURVES),
+        figures.curves(CURVES),
         *text(data, stage.read_json(BINNED)),
         *examples(data),
         Heading("How to repeat it"),
@@ -340,9 +307,15 @@ def blocks() -> list[Block]:
 
 
 def run(tracker: stage.Tracker) -> None:
-    """Everything measured -> results/report.md and results/report.html."""
+    """Everything measured -> results/report.md, results/report.html and results/figures."""
     content = blocks()
-    for path, written in ((MARKDOWN, page.markdown(content)), (HTML, page.page(content))):
+    with writing(FIGURES) as temporary:
+        temporary.mkdir()
+        for figure in content:
+            if isinstance(figure, Figure):
+                (temporary / f"{figure.name}.svg").write_bytes(figure.svg)
+    tracker.artifact(FIGURES)
+    for path, written in ((MARKDOWN, page.markdown(content, FIGURES.name)), (HTML, page.page(content))):
         with writing(path) as temporary:
             temporary.write_text(written, encoding="utf-8", newline="\n")
         tracker.artifact(path)

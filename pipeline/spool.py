@@ -3,7 +3,7 @@
 <state root>/tracking/<run>/
     events.jsonl    one event a line, only ever appended to: {"time": ms, "stage": .., "kind": .., ...}
     config.yaml     the resolved configuration
-    artifacts/      copies of the files and folders to keep with the run
+    artifacts/      copies of the files and folders to keep with the run, its model among them
     sent.json       how far the events were sent, and where to
     lock            shared by the stages at work
     complete        stands here once the last stage is through
@@ -27,6 +27,11 @@ from nmt.files import writing
 
 Event = dict[str, Any]
 Item = TypeVar("Item")
+
+PATIENCE = 30.0
+"""Seconds that the end of a stage waits for what it measured to be sent."""
+SLOWEST = 5e6
+"""Bytes a second of a server that is waited for."""
 
 
 class Spool:
@@ -58,14 +63,18 @@ class Spool:
             os.close(descriptor)
 
     def keep(self, path: Path, name: str) -> None:
-        """Copy a file or a folder under artifacts/`name`: the original may be gone when it is sent."""
+        """Keep a file or a folder under artifacts/`name`: the original may be gone when it is sent."""
         target = self.artifacts / name
         target.parent.mkdir(parents=True, exist_ok=True)
         with writing(target) as temporary:
             if path.is_dir():
-                shutil.copytree(path, temporary)
+                shutil.copytree(path, temporary, copy_function=_link)
             else:
-                shutil.copyfile(path, temporary)
+                _link(str(path), str(temporary))
+
+    def waiting(self) -> int:
+        """Bytes of the files kept."""
+        return sum(path.stat().st_size for path in self.artifacts.rglob("*") if path.is_file())
 
     def read(self, offset: int = 0) -> tuple[list[Event], int]:
         """The events from byte `offset` on, and where the next begin. A line still being written waits."""
@@ -116,6 +125,24 @@ class Spool:
             except BlockingIOError:
                 return False
             return True
+
+
+def _link(source: str, target: str) -> None:
+    """A second name for the same bytes, or a copy on another disk: stages replace files, and change none in place."""
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def patience(spool: Spool) -> int:
+    """Seconds that the end of a stage waits for the spool to be sent."""
+    return round(PATIENCE + spool.waiting() / SLOWEST)
+
+
+def warn(stage: str, problem: str, spool: Spool) -> None:
+    """The one line about tracking that a stage prints."""
+    print(f"{stage}: tracking: {problem}: kept in {spool.folder}, sent with a later run", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -177,14 +204,30 @@ class SpoolTracker:
     def artifact(self, path: Path, folder: str | None = None) -> None:
         """See `Tracker`."""
         name = f"{folder}/{path.name}" if folder else path.name
-        with self._warning():
+        with self.warning():
             if spool := self.open():
                 spool.keep(path, name)
                 spool.append(self.stage, "artifact", name=name)
 
+    def table(self, name: str, content: Mapping[str, Any]) -> None:
+        """Keep a table: {"columns": [..], "data": [[..], ..]}."""
+        with self.warning():
+            if spool := self.open():
+                with writing(spool.artifacts / name) as temporary:
+                    temporary.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+                spool.append(self.stage, "artifact", name=name)
+                self.tags({"mlflow.loggedArtifacts": json.dumps([{"path": name, "type": "table"}])})
+
+    def model(self, folder: Path, **values: Any) -> None:
+        """Keep the run's model, to be registered; pipeline/registry.py says what `values` holds."""
+        with self.warning():
+            if spool := self.open():
+                spool.keep(folder, "model")
+                self.add("model", name="model", values={**values, "time": time.time_ns() // 1_000_000})
+
     def add(self, kind: str, **content: object) -> None:
         """Append an event."""
-        with self._warning():
+        with self.warning():
             if spool := self.open():
                 spool.append(self.stage, kind, **content)
 
@@ -194,7 +237,7 @@ class SpoolTracker:
 
     def open(self) -> Spool | None:
         """The spool, from the first event on: when `resolve` starts, the configuration is not there yet."""
-        with self.opening, self._warning():
+        with self.opening, self.warning():
             if self.spool is None and (folder := self.place()) is not None:
                 spool = Spool(folder)
                 spool.make(self.config.read_bytes())
@@ -207,7 +250,8 @@ class SpoolTracker:
         return self.spool
 
     @contextmanager
-    def _warning(self) -> Iterator[None]:
+    def warning(self) -> Iterator[None]:
+        """Tell the first error of the disk, and go on."""
         try:
             yield
         except OSError as error:

@@ -1,9 +1,10 @@
-"""MLflow, told of every run; the only importer of mlflow.
+"""What a stage tells of itself, on its way to MLflow.
 
 Stages append what they measure to a spool on disk (pipeline/spool.py), which costs microseconds and needs no server.
-A process beside the stage sends it on, because importing mlflow takes two seconds and opening its database one to
-three. Stages of a few seconds leave theirs to the next that sends: `train`, `report`, or any that lasts half a minute.
-Where MLflow is missing, down or slow, everything stays in the spool, and goes out with the next run that reaches it.
+A process beside the stage (pipeline/courier.py) sends it on, because importing mlflow takes two seconds and opening its
+database one to three. Stages of a few seconds leave theirs to the next that sends: `train`, `report`, or any that lasts
+half a minute. Where MLflow is missing, down or slow, everything stays in the spool, and goes out with the next run that
+reaches it.
 
 One MLflow run is one run of the pipeline: the stages that share the resolved configuration and the code of training
 (or `$WMT_RUN`, which an orchestrator sets), over restarts, until `report` is through. `$MLFLOW_TRACKING_URI` names the
@@ -12,48 +13,28 @@ server; the default is mlflow.db in the state root, with artifacts in mlartifact
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import fcntl
-import functools
 import hashlib
 import importlib.util
-import json
-import logging
 import os
 import re
-import select
-import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from pipeline import evidence
+from pipeline import evidence, exhibits
 from pipeline.config import CONFIG
-from pipeline.spool import Event, Spool, SpoolTracker, alone, flat, slices, spools
+from pipeline.spool import SpoolTracker, patience, warn
 from pipeline.stage import Interrupted, Tracker, state_root
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
 
 AT_ONCE = ("train", "report")
 """Stages that send from their start."""
 LAST = "report"
 SEND_AFTER = 30.0
 """Seconds after which any other stage sends too."""
-INTERVAL = 5.0
-"""Seconds between two batches."""
-RETRY = 30.0
-"""Seconds between two attempts to reach a server that is down."""
-PATIENCE = 20
-"""Seconds that the end of a stage waits for what it measured to be sent."""
 
 
 def folder() -> Path | None:
@@ -80,6 +61,8 @@ def open_run(stage: str) -> Iterator[Tracker]:
         yield tracker
         status = "FINISHED"
         tracker.metrics({f"seconds.{stage}": time.monotonic() - started})
+        if stage == LAST:
+            exhibits.hand_over(tracker)
     except (Interrupted, KeyboardInterrupt):
         status = "KILLED"
         raise
@@ -113,247 +96,23 @@ class Sender:
             if importlib.util.find_spec("mlflow") is None:
                 warn(self.tracker.stage, "MLflow is not installed", spool)
                 return
-            command = [sys.executable, "-m", "pipeline.tracking", str(spool.folder), self.tracker.stage]
+            command = [sys.executable, "-m", "pipeline.courier", str(spool.folder), self.tracker.stage]
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE)
 
     def finish(self) -> None:
         """Tell it that the stage is over, and wait for it, but not for long."""
         self.timer.cancel()
         with self.lock:
-            if self.process is None:
+            spool = self.tracker.spool
+            if self.process is None or spool is None:
                 return
             assert self.process.stdin is not None
             self.process.stdin.close()
             try:
-                status = self.process.wait(timeout=PATIENCE + 5)
+                # It gives up by itself before.
+                status = self.process.wait(timeout=patience(spool) + 5)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 status = self.process.wait()
-            if status != 0 and self.tracker.spool is not None:
-                warn(self.tracker.stage, "MLflow did not take everything in time", self.tracker.spool)
-
-
-def warn(stage: str, problem: str, spool: Spool) -> None:
-    """The one line about tracking that a stage prints."""
-    print(f"{stage}: tracking: {problem}: kept in {spool.folder}, sent with a later run", file=sys.stderr, flush=True)
-
-
-# From here on: the process beside the stage.
-
-
-class Courier:
-    """Sends spools to MLflow."""
-
-    def __init__(self, root: Path, stage: str) -> None:
-        self.root, self.stage = root, stage
-        self.uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
-        self.monitor: Any = None
-
-    @functools.cached_property
-    def client(self) -> MlflowClient:
-        """The open store. One process at a time opens it: the first makes the database's tables."""
-        from mlflow import MlflowClient
-
-        with self._opening():
-            client = MlflowClient(self.uri)
-            client.search_experiments(max_results=1)
-        return client
-
-    @contextlib.contextmanager
-    def _opening(self) -> Iterator[None]:
-        with (self.root / "tracking" / "opening").open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-
-    def send(self, spool: Spool, closing: str | None = None) -> None:
-        """Send what was not sent yet, and end the run with the status `closing`."""
-        with alone(spool.folder / "sending") as allowed:
-            if not allowed:
-                return
-            state = self._run(spool)
-            while True:
-                events, offset = spool.read(state["offset"])
-                if not events:
-                    break
-                self._deliver(spool, state["run"], events)
-                state["offset"] = offset
-                spool.set_state(state)
-            if closing is not None:
-                if self.monitor is not None:
-                    self.monitor.finish()
-                self.client.set_terminated(state["run"], closing)
-                spool.set_state({**state, "status": closing})
-                if spool.is_complete():
-                    shutil.rmtree(spool.folder)
-
-    def send_rest(self, own: Spool) -> None:
-        """Send what earlier runs left behind, and end those that died while they stood as running."""
-        for spool in spools(self.root / "tracking"):
-            state = spool.state()
-            waits = state.get("status") == "RUNNING" or spool.read(state.get("offset", 0))[0]
-            if spool.folder != own.folder and (spool.is_complete() or ("run" in state and waits)) and spool.is_dead():
-                self.send(spool, spool.ending())
-
-    def _run(self, spool: Spool) -> dict[str, Any]:
-        """The state of a spool whose MLflow run exists and stands as running."""
-        from mlflow.exceptions import MlflowException
-
-        state = spool.state()
-        if state.get("uri") == self.uri:
-            try:
-                if self.client.get_run(state["run"]).info.lifecycle_stage == "active":
-                    if state["status"] != "RUNNING":
-                        self.client.update_run(state["run"], status="RUNNING")
-                        state["status"] = "RUNNING"
-                        spool.set_state(state)
-                    return state
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                    raise
-        configuration = yaml.safe_load(spool.config.read_bytes())
-        run = configuration["run"]
-        created = self.client.create_run(self._experiment(f"wmt-{run['pair']}"), run_name=run["row"])
-        state = {"uri": self.uri, "run": created.info.run_id, "offset": 0, "status": "RUNNING"}
-        spool.set_state(state)
-        self._describe(state["run"], configuration)
-        return state
-
-    def _experiment(self, name: str) -> str:
-        """The id of an experiment, made where it is missing."""
-        client = self.client
-        with self._opening():
-            found = client.get_experiment_by_name(name)
-            if found is None:
-                here = "MLFLOW_TRACKING_URI" not in os.environ
-                return client.create_experiment(name, (self.root / "mlartifacts").as_uri() if here else None)
-            if found.lifecycle_stage != "active":
-                client.restore_experiment(found.experiment_id)
-            return found.experiment_id
-
-    def _describe(self, run: str, configuration: Mapping[str, Any]) -> None:
-        """The full configuration as parameters, and the corpora as inputs."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag, Param
-
-        params = [Param(clean(key), str(value)[:6000]) for key, value in flat(configuration)]
-        for part in slices(params, 100):
-            self.client.log_batch(run, params=part)
-        data = configuration["data"]
-        inputs = [("training", text) for text in data["train"]]
-        inputs += [("validation", data["valid"]), ("test", data["test"])]
-        self.client.log_inputs(
-            run,
-            datasets=[
-                DatasetInput(
-                    Dataset(
-                        name=text["name"],
-                        digest=hashlib.sha256(json.dumps(text, sort_keys=True).encode()).hexdigest()[:16],
-                        source_type="local" if text["source"]["path"] else "archive",
-                        source=json.dumps({"source": text["source"], "target": text["target"]}),
-                    ),
-                    [InputTag("mlflow.data.context", context)],
-                )
-                for context, text in inputs
-            ],
-        )
-
-    def _deliver(self, spool: Spool, run: str, events: Sequence[Event]) -> None:
-        """Send events: numbers in batches, then tags, then files."""
-        from mlflow.entities import Metric, RunTag
-
-        metrics = [
-            Metric(clean(key), float(value), event["time"], event["update"] or 0)
-            for event in events
-            if event["kind"] == "metrics"
-            for key, value in event["values"].items()
-        ]
-        for numbers in slices(metrics, 1000):
-            self.client.log_batch(run, metrics=numbers)
-        tags = {k: str(v)[:5000] for event in events if event["kind"] == "tags" for k, v in event["values"].items()}
-        for facts in slices([RunTag(clean(key), value) for key, value in tags.items()], 100):
-            self.client.log_batch(run, tags=facts)
-        for event in events:
-            path = spool.artifacts / event.get("name", "")
-            if event["kind"] == "artifact" and path.exists():
-                parent = str(Path(event["name"]).parent)
-                self.client.log_artifact(run, str(path), None if parent == "." else parent)
-
-    def watch_machine(self, run: str) -> None:
-        """Measure the machine every ten seconds while the stage works."""
-        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-
-        if self.monitor is None:
-            self.monitor = SystemMetricsMonitor(  # type: ignore[no-untyped-call]
-                run, resume_logging=True, tracking_uri=self.uri
-            )
-            self.monitor.start()
-
-
-def clean(key: str) -> str:
-    """A name as MLflow allows it."""
-    return re.sub(r"[^\w.\-/ ]", "_", key)[:250]
-
-
-def tell_evidence(spool: Spool, stage: str) -> None:
-    """Add what the stage's numbers rest on to the spool."""
-    tags = evidence.code()
-    tags["mlflow.source.git.commit"] = tags["commit"]
-    tags |= {f"version.{name}": version for name, version in evidence.versions().items()}
-    tags |= {f"hardware.{name}": value for name, value in evidence.hardware().items()}
-    tags |= {f"deps.{name}": json.dumps(deps) for name, deps in evidence.dependencies(stage).items()}
-    tags |= {variable: os.environ[variable] for variable in ("WMT_RUN", "DVC_EXP_NAME") if variable in os.environ}
-    spool.append(stage, "tags", values=tags)
-    if difference := evidence.difference():
-        path = spool.folder / "difference.patch"
-        path.write_text(difference, encoding="utf-8")
-        name = f"differences/{hashlib.sha256(difference.encode()).hexdigest()[:8]}.patch"
-        spool.keep(path, name)
-        spool.append(stage, "artifact", name=name)
-
-
-def attend(spool: Spool, stage: str, root: Path) -> None:
-    """Send until standard input closes, which is when the stage ends."""
-    courier = Courier(root, stage)
-    warned, over, rest, pause = False, False, True, 0.0
-    while not over:
-        over = bool(select.select([sys.stdin], [], [], pause)[0])
-        if over:
-            # What hangs now ends by the alarm, which nothing here catches.
-            signal.alarm(PATIENCE)
-        try:
-            courier.send(spool, spool.ending(stage) if over else None)
-            if stage == "train" and not over:
-                courier.watch_machine(spool.state()["run"])
-            if rest:
-                courier.send_rest(spool)
-            rest, pause = False, INTERVAL
-        except Exception as error:  # Whatever a server or its client does, the stage goes on.
-            if not warned:
-                told = str(error).strip().split("\n")[0][:200]
-                warn(stage, f"MLflow at {courier.uri} is not reached ({told})", spool)
-            vars(courier).pop("client", None)
-            warned, rest, pause = True, True, RETRY
-
-
-def main() -> int:
-    """The process beside a stage: `python -m pipeline.tracking SPOOL STAGE`."""
-    parser = argparse.ArgumentParser(description="Send a stage's spool to MLflow; started by the stage itself.")
-    parser.add_argument("spool", type=Path)
-    parser.add_argument("stage")
-    arguments = parser.parse_args()
-    # The stage says when it is over; signals to the whole group are its to answer.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
-    logging.disable(logging.ERROR)
-    spool = Spool(arguments.spool)
-    with spool.at_work():
-        tell_evidence(spool, arguments.stage)
-        attend(spool, arguments.stage, spool.folder.parent.parent)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            if status != 0:
+                warn(self.tracker.stage, "MLflow did not take everything in time", spool)

@@ -33,6 +33,12 @@ CHECKPOINTS = Path("models/checkpoints")
 SUMMARY = Path("results/training.json")
 CURVES = Path("results/training.csv")
 
+COLUMNS = (
+    "update", "loss", "nll", "ppl", "valid_loss", "valid_ppl", "learning_rate", "gradient_norm", "tokens_per_second",
+    "flops_per_second", "utilisation", "padding",
+)  # fmt: skip
+"""Of the curves."""
+
 DECIDES_NOTHING = ("updates", "resume_minutes", "validate_every", "patience")
 """Training settings that leave the weights after a given update as they are."""
 
@@ -189,7 +195,8 @@ def publish(state: Path, tracker: Tracker) -> None:
     summary["flops_sustained_per_device"] = sustained
     stage.write_json(SUMMARY, summary)
     write_curves(state / "history.jsonl")
-    tracker.metrics({k: v for k, v in summary.items() if isinstance(v, int | float)})
+    # What has a curve is told by it: one more point, at no update, would bend it.
+    tracker.metrics({k: v for k, v in summary.items() if isinstance(v, int | float) and k not in COLUMNS})
     tracker.tags({"device": kind, "precision": summary["precision"]})
 
 
@@ -203,12 +210,11 @@ def _link(source: Path, target: Path) -> None:
 
 def write_curves(history: Path) -> None:
     """A row an update that something was measured at, for DVC's plots."""
-    columns = ("update", "loss", "nll", "valid_loss", "learning_rate", "gradient_norm", "tokens_per_second", "padding")
     rows: dict[int, dict[str, float]] = {}
     for record in History(history).new():
         rows.setdefault(int(record["update"]), {}).update(record)
     with writing(CURVES) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+        table = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
         table.writeheader()
         table.writerows({**row, "update": update} for update, row in sorted(rows.items()))
 

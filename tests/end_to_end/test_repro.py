@@ -44,7 +44,7 @@ def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
         *(f"{folder}/subwords/{name}" for folder in folders for name in subwords),
         "results/config.yaml", "results/training.json", "results/training.csv", "results/metrics.json",
         "results/translations/sampledev.last.de", "results/translations/sampletest.average.de",
-        "results/report.md", "results/report.html",
+        "results/report.md", "results/report.html", "results/figures/training.svg", "results/figures/cost.svg",
     }  # fmt: skip
     lines = (finished.folder / "results/translations/sampletest.average.de").read_bytes().count(b"\n")
     assert lines == (finished.folder / "data/raw/test.sampletest.en").read_bytes().count(b"\n") == 500

@@ -106,7 +106,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _written() -> tuple[str, str]:
     tracker = _Tracker()
     report.run(tracker)
-    assert tracker.kept == [report.MARKDOWN, report.HTML]
+    assert tracker.kept == [report.FIGURES, report.MARKDOWN, report.HTML]
     metrics = json.loads(report.METRICS.read_text(encoding="utf-8"))
     assert tracker.told == {key: value for key, value in metrics.items() if value is not None}
     return report.MARKDOWN.read_text(encoding="utf-8"), report.HTML.read_text(encoding="utf-8")
@@ -176,6 +176,7 @@ def test_the_page_needs_no_other_file_and_is_the_same_each_time() -> None:
     parser.feed(html)
     assert len(parser.targets) == 2
     assert all(target.startswith("data:image/svg+xml;base64,") for target in parser.targets)
+    assert {path.name for path in report.FIGURES.iterdir()} == {"training.svg", "cost.svg"}
     pictures = [base64.b64decode(data).decode() for data in re.findall(r"base64,([^\"]+)", html)]
     assert all(picture.rstrip().endswith("</svg>") for picture in pictures)
     assert _written()[1] == html
@@ -183,11 +184,11 @@ def test_the_page_needs_no_other_file_and_is_the_same_each_time() -> None:
 
 def test_a_picture_shows_the_points_it_was_given() -> None:
     def drawn(y: float) -> bytes:
-        return page.draw([page.Panel("t", "x", {"a": [(1.0, 1.0), (2.0, y), (3.0, 3.0)]})], "c").svg
+        return page.draw([page.Panel("t", "x", {"a": [(1.0, 1.0), (2.0, y), (3.0, 3.0)]})], "c", "n").svg
 
     assert drawn(2.0) != drawn(1.0)
     # What is not finite is left out, not drawn as something else.
-    assert drawn(float("nan")) == page.draw([page.Panel("t", "x", {"a": [(1.0, 1.0), (3.0, 3.0)]})], "c").svg
+    assert drawn(float("nan")) == page.draw([page.Panel("t", "x", {"a": [(1.0, 1.0), (3.0, 3.0)]})], "c", "n").svg
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,50 @@
+"""The machine's load while a stage works: CPU, memory, disk, network and GPUs, by MLflow's own monitors."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+from pipeline.spool import Spool
+
+INTERVAL = 10.0
+"""Seconds between two samples."""
+
+
+class Monitor(threading.Thread):
+    """Adds a sample to the spool every ten seconds, so that none is lost to a server that is down."""
+
+    def __init__(self, spool: Spool, stage: str) -> None:
+        super().__init__(daemon=True)
+        self.spool, self.stage = spool, stage
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        """Measure until `stop`. The samples of a resumed stage go on counting."""
+        # MLflow's thread around them gives up at the first request that fails.
+        from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+        from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+        from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
+        from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
+
+        monitors = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
+        with contextlib.suppress(ImportError, RuntimeError):  # what it raises where there is no GPU to ask
+            monitors.append(GPUMonitor())
+        # The CPU's load is that since the last time it was asked for.
+        monitors[0].collect_metrics()
+        number = sum("system/cpu_utilization_percentage" in event.get("values", ()) for event in self.spool.read()[0])
+        while not self.over.is_set():
+            self.over.wait(INTERVAL)
+            values: dict[str, float] = {}
+            for monitor in monitors:
+                monitor.clear_metrics()
+                monitor.collect_metrics()
+                values |= {f"system/{name}": value for name, value in monitor.aggregate_metrics().items()}
+            self.spool.append(self.stage, "metrics", values=values, update=number)
+            number += 1
+
+    def stop(self) -> None:
+        """Take the last sample."""
+        self.over.set()
+        if self.is_alive():
+            self.join(5.0)

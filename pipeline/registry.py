@@ -1,0 +1,134 @@
+"""MLflow's model registry: a version of `wmt-<pair>` for each finished run, and the alias `best`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
+    from mlflow.entities.model_registry import ModelVersion
+
+EXAMPLE = ["The old man doesn't see the dog."]
+BEST = "best"
+PAPERS_SET = "newstest2013, 3000 lines"
+"""The set that the paper chose by, as metrics.json names it."""
+NEEDED = ("torch", "numpy", "pydantic", "PyYAML", "safetensors", "sacremoses", "subword-nmt", "sentencepiece", "mlflow")
+"""What a served model imports."""
+SCORES = ("bleu", "bleu_paper_way", "bleu_valid", "bleu_valid_paper_way", "ppl_valid")
+
+
+def register(client: MlflowClient, run: str, folder: Path, values: Mapping[str, Any]) -> None:
+    """Register a model folder as a version that the run made, once, and let `best` follow.
+
+    `values`: `name` of the registered model, `metrics` and `tags` of the version, `search` (the folder's settings).
+    """
+    name = str(values["name"])
+    if not client.search_model_versions(f"name = '{name}' and run_id = '{run}'"):
+        model = _log(client, run, folder, values)
+        _make(client, name)
+        client.create_model_version(
+            name,
+            f"models:/{model.model_id}",
+            run_id=run,
+            tags={**values["tags"], **{key: str(values["metrics"][key]) for key in SCORES}},
+            model_id=model.model_id,
+        )
+    point_best(client, name, str(values["tags"]["bleu_valid_set"]))
+
+
+def _log(client: MlflowClient, run: str, folder: Path, values: Mapping[str, Any]) -> LoggedModel:
+    """The model folder as a model of the run, ready to be loaded."""
+    from mlflow.entities import LoggedModelOutput, Metric
+
+    experiment = client.get_run(run).info.experiment_id
+    for half in client.search_logged_models([experiment], filter_string=f"source_run_id = '{run}'"):
+        # An attempt before this one did not get through.
+        client.delete_logged_model(half.model_id)
+    updates = int(values["metrics"]["updates"])
+    model = client.create_logged_model(
+        experiment, str(values["tags"]["row"]), source_run_id=run, tags=dict(values["tags"]), model_type="Transformer"
+    )
+    client.log_outputs(run, [LoggedModelOutput(model.model_id, step=updates)])
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        saved = Path(temporary) / "model"
+        save(saved, folder, values["search"], run, model)
+        client.log_model_artifacts(model.model_id, str(saved))
+    now = int(values["time"])
+    client.log_batch(
+        run,
+        metrics=[
+            Metric(key, float(values["metrics"][key]), now, updates, model_id=model.model_id, run_id=run)
+            for key in SCORES
+        ],
+    )
+    return client.finalize_logged_model(model.model_id, "READY")
+
+
+def save(path: Path, folder: Path, search: Mapping[str, Any], run: str, model: LoggedModel) -> None:
+    """Write the model as MLflow loads it: code, signature, example and the model folder, nothing pickled."""
+    import mlflow.pyfunc
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+
+    here = Path(__file__).resolve().parent
+    parameters = [
+        ParamSpec("beam", DataType.long, int(search["beam"])),
+        ParamSpec("alpha", DataType.double, float(search["alpha"])),
+    ]
+    mlflow.pyfunc.save_model(
+        path,
+        python_model=here / "served.py",
+        code_paths=[str(here.parent / "nmt")],
+        artifacts={"model": str(folder)},
+        signature=ModelSignature(
+            Schema([ColSpec(DataType.string)]), Schema([ColSpec(DataType.string)]), ParamSchema(parameters)
+        ),
+        input_example=EXAMPLE,
+        pip_requirements=requirements(),
+        mlflow_model=Model(artifact_path=model.artifact_location, run_id=run, model_id=model.model_id),
+    )
+
+
+def requirements() -> list[str]:
+    """The versions at hand, without what tells a build (`2.13.0+cpu`), which an index may not have."""
+    return [f"{name}=={importlib.metadata.version(name).split('+')[0]}" for name in NEEDED]
+
+
+def _make(client: MlflowClient, name: str) -> None:
+    """Make the registered model where it is missing."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name, description="English sentences to translations; code and model in one.")
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def point_best(client: MlflowClient, name: str, valid_set: str) -> None:
+    """Move the alias `best` to the best version, if it is not there."""
+    version = best(client.search_model_versions(f"name = '{name}'"), valid_set)
+    aliases = client.get_registered_model(name).aliases
+    if version is not None and str(aliases.get(BEST)) != str(version):
+        client.set_registered_model_alias(name, BEST, version)
+
+
+def best(versions: Sequence[ModelVersion], valid_set: str) -> str | None:
+    """The version of the highest BLEU on newstest2013 by Table 3's protocol, never on a test set; the first of equals.
+
+    While none was scored there, that of the highest BLEU on `valid_set`: scores on different sets do not compare.
+    """
+    for wanted in (PAPERS_SET, valid_set):
+        scored = [
+            (float(version.tags["bleu_valid"]), -int(version.version))
+            for version in versions
+            if version.tags.get("bleu_valid_set") == wanted and "bleu_valid" in version.tags
+        ]
+        if scored:
+            return str(-max(scored)[1])
+    return None
