@@ -60,4 +60,4 @@ def beside_the_paper(copy: Path) -> str | None:
         return None
     content = yaml.safe_load(config.read_text(encoding="utf-8"))
     run, data = RunSettings.model_validate(content["run"]), DataSettings.model_validate(content["data"])
-    return page.markdown(report.results(run, data, stage.read_json(metrics)))
+    return page.markdown(report.results(run, data, stage.read_json(metrics)), report.FIGURES.name)
