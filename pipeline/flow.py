@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 from uuid import UUID
 
 from prefect import Task, flow, get_run_logger, runtime, serve, task
@@ -33,8 +33,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.concurrency.sync import concurrency
-from prefect.deployments.runner import EntrypointType
+from prefect.deployments.runner import RunnerDeployment
 from prefect.states import Completed, Failed
+from prefect.types.entrypoint import EntrypointType
 from pydantic import Field
 
 from nmt.config import InputError
@@ -147,6 +148,7 @@ def run_stages(run: Run, stages: dict[str, list[str]], force: bool, done: list[D
         started = time.monotonic()
         state = stage_task(run, name, force)(wait_for=[states[other] for other in before], return_state=True)
         states[name] = state
+        run.tell = get_run_logger().info
         done.append(Done(name, str(state.name).lower(), time.monotonic() - started))
         if not state.is_completed():
             return state
@@ -249,7 +251,9 @@ class Progress:
         self.told = standing
         with quietly():
             if self.artifact is None:
-                self.artifact = create_progress_artifact(standing.percent, key(self.run, "training"), standing.text)
+                # Its type allows for callers that are asynchronous.
+                created = create_progress_artifact(standing.percent, key(self.run, "training"), standing.text)
+                self.artifact = cast(UUID, created)
             else:
                 update_progress_artifact(self.artifact, standing.percent, standing.text)
 
@@ -292,7 +296,8 @@ def main() -> int:
     parser.parse_args()
     # By the module's name: this process calls it `__main__`, that of a run does not.
     flows = importlib.import_module("pipeline.flow").FLOWS
-    serve(*(each.to_deployment(each.name, entrypoint_type=EntrypointType.MODULE_PATH) for each in flows))
+    offered = [each.to_deployment(each.name, entrypoint_type=EntrypointType.MODULE_PATH) for each in flows]
+    serve(*cast(list[RunnerDeployment], offered))
     return 0
 
 

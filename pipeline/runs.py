@@ -26,7 +26,8 @@ _SIGNS: dict[How, str] = {
     "unchanged": "Stage '{}' didn't change, skipping",
 }
 """What DVC prints."""
-_NOT_TOLD = ("Use `dvc push` to send your updates to remote storage.", "Updating lock file", "Generating lock file")
+_NOT_TOLD = ("Use `dvc push` to", "To push cached outputs", "Updating lock file", "Generating lock file")
+"""How lines begin that are advice for who works in the copy."""
 
 
 class Run:

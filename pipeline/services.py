@@ -109,6 +109,7 @@ def run(worker: bool) -> None:
     try:
         services.start(
             "MLflow", "mlflow", "server", "--host", "127.0.0.1", "--port", mlflow.rsplit(":", 1)[1], "--workers", "1",
+            "--uvicorn-opts", "--log-level warning",
             "--backend-store-uri", f"sqlite:///{root / 'mlflow.db'}",
             "--default-artifact-root", str(root / "mlartifacts"),
         )  # fmt: skip
@@ -120,9 +121,10 @@ def run(worker: bool) -> None:
         with writing(address) as temporary:
             temporary.write_text(environment["PREFECT_API_URL"], encoding="utf-8")
         if worker:
-            services.call("prefect", "work-pool", "create", POOL, "--type", "process", "--overwrite")
+            # It makes the pool where there is none.
+            services.start("the worker", "prefect", "worker", "start", "--pool", POOL, "--type", "process")
+            services.wait_for(f"{prefect}/api/work_pools/{POOL}")
             services.call("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "infra/prefect.yaml")
-            services.start("the worker", "prefect", "worker", "start", "--pool", POOL, "--name", f"wmt-{os.getpid()}")
         print(f"MLflow:  {mlflow}\nPrefect: {prefect}", flush=True)
         if worker:
             print("a run: prefect deployment run wmt-en-de -p row=sample", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,13 @@ import yaml
 from pipeline import page, report, stage
 from pipeline.config import CONFIG, DataSettings, RunSettings
 from pipeline.spool import Spool
+
+_FORMS: dict[str, Callable[[float], str]] = {
+    "nll": lambda nll: f"perplexity {math.exp(min(nll, 99.0)):.2f}",
+    "valid_loss": lambda nll: f"validation perplexity {math.exp(min(nll, 99.0)):.2f}",
+    "tokens_per_second": "{:,.0f} tokens/s".format,
+    "learning_rate": "learning rate {:.2e}".format,
+}
 
 
 @dataclass(frozen=True)
@@ -41,16 +49,8 @@ class Training:
             return None
         updates = yaml.safe_load((self.copy / CONFIG).read_text(encoding="utf-8"))["training"]["updates"]
         parts = [f"update {self.update:,} of {updates:,}"]
-        forms = {
-            "nll": ("perplexity {:.2f}", _perplexity), "valid_loss": ("validation perplexity {:.2f}", _perplexity),
-            "tokens_per_second": ("{:,.0f} tokens/s", float), "learning_rate": ("learning rate {:.2e}", float),
-        }  # fmt: skip
-        parts += [form.format(of(self.values[name])) for name, (form, of) in forms.items() if name in self.values]
+        parts += [form(self.values[name]) for name, form in _FORMS.items() if name in self.values]
         return Standing(100 * min(1.0, self.update / updates), ", ".join(parts))
-
-
-def _perplexity(loss: float) -> float:
-    return math.exp(min(loss, 99.0))
 
 
 def beside_the_paper(copy: Path) -> str | None:

@@ -1,0 +1,190 @@
+"""Prefect's server, a worker and MLflow on loopback, for a temporary clone: free ports, homes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import yaml
+from clones import Clone
+
+Found = TypeVar("Found")
+Json = dict[str, Any]
+PATIENCE = 240.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(find: Callable[[], Found | None], what: str, patience: float = PATIENCE) -> Found:
+    """What `find` finds, which it may take a while to."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        found = find()
+        if found:
+            return found
+        time.sleep(0.2)
+    raise AssertionError(f"waited {patience:.0f} s in vain for {what}")
+
+
+class Orchestra:
+    """`make serve` in a clone."""
+
+    def __init__(self, clone: Clone, home: Path) -> None:
+        self.clone, self.home = clone, home
+        self.prefect = free_port()
+        self.mlflow = free_port()
+        self.api_url = f"http://127.0.0.1:{self.prefect}/api"
+        self.log = home / "services.log"
+
+    def environment(self) -> dict[str, str]:
+        """The user's, in another terminal."""
+        return {
+            **self.clone.environment(),
+            # The console script `prefect` finds the clone's modules, whichever are installed.
+            "PYTHONPATH": os.pathsep.join([str(self.clone.folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PREFECT_HOME": str(self.home / "prefect"),
+            "PREFECT_WORKER_QUERY_SECONDS": "2",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    @contextmanager
+    def serving(self) -> Iterator[subprocess.Popen[bytes]]:
+        """The services until the end, when Ctrl-C must leave nothing behind."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        ports = {"PREFECT_PORT": str(self.prefect), "MLFLOW_PORT": str(self.mlflow)}
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "pipeline.services", "--worker"],
+                cwd=self.clone.folder, env={**self.environment(), **ports}, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        try:
+            until(lambda: process.poll() is not None or b"a run: " in self.log.read_bytes(), "the services")
+            assert process.poll() is None, self.log.read_text()
+            yield process
+            family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=120) == 0
+            assert [pid for pid in family if psutil.pid_exists(pid)] == []
+        finally:
+            for one in [*self.at_work(), process.pid]:
+                with_suppressed(os.kill, one, signal.SIGKILL)
+            process.wait()
+
+    def at_work(self, *words: str) -> list[int]:
+        """The processes of this clone: those whose command or working folder is in it, all `words` in the command."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                command = " ".join(process.cmdline())
+                here = process.cwd()
+            except psutil.Error:
+                continue
+            mine = str(self.clone.folder) in command or here.startswith(str(self.clone.folder))
+            if mine and process.status() != psutil.STATUS_ZOMBIE and all(word in command for word in words):
+                found.append(process.pid)
+        return found
+
+    def call(self, path: str, body: Json | None = None, method: str | None = None) -> Any:
+        """Prefect's API: GET, or POST where there is a body."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"{self.api_url}/{path}", data, {"Content-Type": "application/json"}, method=method
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.loads(answer.read() or b"null")
+
+    def deploy(self, *arguments: str, name: str = "wmt-en-de") -> str:
+        """`prefect deployment run`, as a user types it; returns the flow run's id."""
+        result = subprocess.run(
+            ["prefect", "deployment", "run", name, *arguments],
+            cwd=self.clone.folder, env=self.environment(), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stdout + result.stderr
+        return next(line.split()[-1] for line in result.stdout.split("\n") if "UUID" in line)
+
+    def run(self, identity: str) -> Json:
+        found: Json = self.call(f"flow_runs/{identity}")
+        return found
+
+    def ended(self, identity: str, patience: float = PATIENCE) -> Json:
+        """The flow run, once it is over."""
+
+        def over() -> Json | None:
+            try:
+                run = self.run(identity)
+            except (urllib.error.URLError, OSError):
+                return None
+            return run if run["state_type"] in {"COMPLETED", "FAILED", "CANCELLED", "CRASHED"} else None
+
+        return until(over, f"the end of {identity}; {self.log.read_text()[-3000:]}", patience)
+
+    def stages(self, identity: str) -> dict[str, Json]:
+        """The task runs of a flow run in the order in which they began."""
+        body = {"flow_runs": {"id": {"any_": [identity]}}, "sort": "EXPECTED_START_TIME_ASC"}
+        runs = sorted(self.call("task_runs/filter", body), key=lambda run: str(run["start_time"]))
+        return {run["name"]: run for run in runs}
+
+    def how(self, identity: str) -> dict[str, str]:
+        return {name: run["state_name"] for name, run in self.stages(identity).items()}
+
+    def messages(self, identity: str) -> str:
+        """The flow run's log."""
+        found: list[str] = []
+        while True:
+            body = {"logs": {"flow_run_id": {"any_": [identity]}}, "sort": "TIMESTAMP_ASC", "offset": len(found)}
+            page = self.call("logs/filter", body)
+            if not page:
+                return "\n".join(found)
+            found += [line["message"] for line in page]
+
+    def artifacts(self, identity: str) -> dict[str, Json]:
+        """Key -> artifact of a flow run and its tasks."""
+        found = self.call("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [identity]}}})
+        return {artifact["key"]: artifact for artifact in found}
+
+    def cancel(self, identity: str) -> None:
+        """What the button in Prefect's pages does."""
+        self.call(f"flow_runs/{identity}/set_state", {"state": {"type": "CANCELLING"}})
+
+    def trained(self, updates: int, states: set[Path] = frozenset()) -> Path | None:  # type: ignore[assignment]
+        """The folder of a training, none of `states`, that has come to that many updates."""
+        for history in (self.clone.folder / "work/train").glob("*/history.jsonl"):
+            lines = history.read_bytes().split(b"\n")[:-1]
+            if history.parent not in states and lines and json.loads(lines[-1])["update"] >= updates:
+                return history.parent
+        return None
+
+
+def with_suppressed(action: Callable[..., object], *arguments: object) -> None:
+    """For what may be gone."""
+    try:
+        action(*arguments)
+    except (ProcessLookupError, psutil.Error):
+        return
+
+
+def overrides(content: Json) -> list[str]:
+    """The arguments of `prefect deployment run` for overrides."""
+    return ["-p", f"overrides={json.dumps(content)}"]
+
+
+def params(clone: Clone) -> Json:
+    content: Json = yaml.safe_load((clone.folder / "params.yaml").read_text())
+    return content
