@@ -10,10 +10,8 @@ The libraries of text are imported where they are used: training needs none of t
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
-import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +22,7 @@ import yaml
 
 from nmt.config import BOS, EOS, PAD, UNK, InputError, SubwordSettings
 from nmt.files import writing
+from nmt.merges import INSIDE, Merges, learn_merges
 
 __all__ = ["BOS", "EOS", "PAD", "UNK", "BytePairs", "Subwords", "WordPieces", "learn", "load"]
 
@@ -32,8 +31,6 @@ SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 
 _CONTINUES = "@@"
 """What ends a symbol that the next one continues, as subword-nmt writes it."""
-_INSIDE = "\n"
-"""The same inside this module: no text holds it, so no piece of text can be mistaken for it."""
 _VERSION = "#version: 0.2"
 _CACHED = 500_000
 """Words whose ids are remembered; they are forgotten all at once."""
@@ -99,29 +96,6 @@ class _WordIds(dict[str, list[int]]):
         return ids
 
 
-class _Merges:
-    """The merge operations, applied to a word by subword-nmt."""
-
-    def __init__(self, codes: Sequence[tuple[str, str]]) -> None:
-        from subword_nmt import apply_bpe
-
-        self._encode: Any = apply_bpe.encode
-        # The first of a pair that was learned twice counts, as in subword-nmt.
-        self._ranks = {pair: rank for rank, pair in reversed(list(enumerate(codes)))}
-        self._parts = {first + second: (first, second) for first, second in self._ranks}
-
-    def split(self, word: str, vocabulary: Mapping[str, int] | None = None) -> list[str]:
-        """The pieces of a word, each that another follows marked with `_INSIDE`.
-
-        With a vocabulary, pieces that are not in it are taken apart again; single characters remain.
-        """
-        pieces = list(self._encode(word, self._ranks, self._parts, vocabulary, _INSIDE, (0, 2), {}, None))
-        # subword-nmt marks a word's end with `</w>`; one that holds that text falls to characters.
-        if "".join(pieces) != word:
-            pieces = list(word)
-        return [piece + _INSIDE for piece in pieces[:-1]] + pieces[-1:]
-
-
 class BytePairs(Subwords):
     """Byte-pair encoding by subword-nmt. Symbols end in `@@` where the word goes on.
 
@@ -133,10 +107,10 @@ class BytePairs(Subwords):
         """`codes` are the merges in the order learned, `symbols` all rows before padding."""
         super().__init__(symbols, settings)
         self._codes = codes
-        self._merges = _Merges(codes)
+        self._merges = Merges(codes)
         pieces = [_piece(symbol) for symbol in symbols[len(SPECIALS) :]]
         self._ids = {piece: row for row, piece in enumerate(pieces, start=len(SPECIALS))}
-        texts = [piece.removesuffix(_INSIDE) if piece.endswith(_INSIDE) else piece + " " for piece in pieces]
+        texts = [piece.removesuffix(INSIDE) if piece.endswith(INSIDE) else piece + " " for piece in pieces]
         self._texts = [""] * len(SPECIALS) + texts + [""] * (self.size - self.unpadded)
         self._words = _WordIds(self._word)
 
@@ -153,7 +127,12 @@ class BytePairs(Subwords):
         return "".join([self._texts[row] for row in ids]).removesuffix(" ")
 
     def _word(self, word: str) -> list[int]:
-        return [self._ids.get(piece, UNK) for piece in self._merges.split(word, self._ids)]
+        pieces = self._merges.split(word)
+        known = self._ids
+        # Parts of merges that no training text ends up with have no rows of their own.
+        if len(word) > 1 and not all(piece in known for piece in pieces):
+            pieces = self._merges.take_apart(pieces, known)
+        return [known.get(piece, UNK) for piece in pieces]
 
     def _save_model(self, folder: Path) -> None:
         codes = [_VERSION, *(f"{first} {second}" for first, second in self._codes)]
@@ -162,16 +141,16 @@ class BytePairs(Subwords):
 
 
 def _symbol(piece: str) -> str:
-    return piece.removesuffix(_INSIDE) + _CONTINUES if piece.endswith(_INSIDE) else piece
+    return piece.removesuffix(INSIDE) + _CONTINUES if piece.endswith(INSIDE) else piece
 
 
 def _piece(symbol: str) -> str:
-    return symbol.removesuffix(_CONTINUES) + _INSIDE if symbol.endswith(_CONTINUES) else symbol
+    return symbol.removesuffix(_CONTINUES) + INSIDE if symbol.endswith(_CONTINUES) else symbol
 
 
 def _count_pieces(counts: Mapping[str, int], codes: Sequence[tuple[str, str]]) -> Counter[str]:
     """How often each piece occurs when the merges are applied; every character has an entry both ways."""
-    merges = _Merges(codes)
+    merges = Merges(codes)
     pieces: Counter[str] = Counter()
     characters: set[str] = set()
     for word, count in counts.items():
@@ -182,22 +161,8 @@ def _count_pieces(counts: Mapping[str, int], codes: Sequence[tuple[str, str]]) -
         characters.update(word)
     for character in characters:
         pieces[character] += 0
-        pieces[character + _INSIDE] += 0
+        pieces[character + INSIDE] += 0
     return pieces
-
-
-def _learn_codes(counts: Mapping[str, int], merges: int) -> list[tuple[str, str]]:
-    """At most `merges` merge operations, fewer where no pair is left that occurs twice."""
-    from subword_nmt.learn_bpe import learn_bpe
-
-    if all(len(word) == 1 for word in counts):
-        return []
-    words = (f"{word} {count}" for word, count in sorted(counts.items()))
-    output = io.StringIO()
-    # It draws a progress bar, and says on the same stream when it stops early.
-    with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
-        learn_bpe(words, output, merges, is_dict=True)
-    return _parse_codes(output.getvalue(), "subword-nmt's output")
 
 
 def _parse_codes(text: str, name: str) -> list[tuple[str, str]]:
@@ -212,7 +177,7 @@ def _learn_byte_pairs(counts: Mapping[str, int], settings: SubwordSettings) -> B
     if settings.vocabulary is not None:
         codes, pieces = _fill(counts, settings.vocabulary)
     else:
-        codes = _learn_codes(counts, settings.merges or 0)
+        codes = learn_merges(counts, settings.merges or 0)
         pieces = _count_pieces(counts, codes)
     ordered = sorted(pieces, key=lambda piece: (-pieces[piece], piece))
     return BytePairs(codes, [*SPECIALS, *map(_symbol, ordered)], settings)
@@ -229,11 +194,11 @@ def _fill(counts: Mapping[str, int], vocabulary: int) -> tuple[list[tuple[str, s
         )
     # A merge adds one piece, and may leave its parts without use: as many as there are rows left never overshoot.
     merges, asked = rows - characters, rows
-    learned = _learn_codes(counts, asked)
+    learned = learn_merges(counts, asked)
     while True:
         if merges > len(learned) == asked:
             asked *= 2
-            learned = _learn_codes(counts, asked)
+            learned = learn_merges(counts, asked)
         codes = learned[:merges]
         pieces = _count_pieces(counts, codes)
         left = rows - len(pieces)

@@ -1,0 +1,223 @@
+"""How fast, and in how much memory, WMT-like text goes from raw lines to bins: python -m tests.bench.preprocessing
+
+Text of `--pairs` pairs is made (wmt_like.py) and put through the production stages tokenize, learn_subwords and
+binarize, each in a process of its own, first on one core, then on two; learning is done once, on two. The plain pipe
+`sacremoses normalize tokenize | subword-nmt apply-bpe` does the same work on the same number of cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nmt import subwords
+from nmt.config import SubwordSettings, TokenizerSettings
+from nmt.moses import Moses
+from pipeline import learn_subwords
+from pipeline.config import load_section
+from pipeline.parallel import executor
+from tests.bench import wmt_like
+
+ROOT = Path(__file__).resolve().parents[2]
+HELD_OUT = 3000
+"""Pairs of the validation and of the test set, as newstest's."""
+PIPED = 200_000
+"""Pairs that the pipe is measured on, at most: its rate does not depend on their number."""
+
+
+class Silent:
+    """A tracker for runs that nobody follows."""
+
+    def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
+        """Nothing."""
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """Nothing."""
+
+    def artifact(self, path: Path, folder: str | None = None) -> None:
+        """Nothing."""
+
+
+def configuration(merges: int) -> dict[str, Any]:
+    """What the stages read: Moses with its normaliser, as the pipe has it, the paper's code's limits, base's bins."""
+
+    def text(name: str) -> dict[str, Any]:
+        member = {"path": name, "sha256": "0" * 64}
+        return {"name": name, "source": member, "target": member}
+
+    sets = {"train": [text("like")], "valid": text("dev"), "test": text("exam")}
+    packages = ("sacremoses", "subword_nmt", "sentencepiece", "sacrebleu")
+    return {
+        "data": {"source": "en", "target": "de", "archives": [], **sets},
+        "preparation": {
+            "tokenizer": {"tokenizer": "moses", "normalize_punctuation": True, "aggressive_hyphens": False},
+            "filters": {"min_tokens": 1, "max_tokens": 250, "max_ratio": 9.0, "drop_identical": False},
+        },
+        "subwords": {"kind": "bpe", "merges": merges, "vocabulary": None, "multiple_of": 64},
+        "binning": {"max_length": 256, "growth": 1.1},
+        "versions": {package: version(package.replace("_", "-")) for package in packages},
+    }
+
+
+def peak_memory() -> int:
+    """The most bytes that this process, or any of its own that has ended, ever held in memory."""
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return max(resource.getrusage(kind).ru_maxrss for kind in kinds) * 1024
+
+
+def run_stage(name: str) -> dict[str, Any]:
+    """Run a stage in this process as its command does; seconds and peak memory."""
+    started = time.perf_counter()
+    result: dict[str, Any] = {}
+    if name in ("count", "learn"):
+        paths = [learn_subwords.TOKENIZED / f"train.{language}" for language in ("en", "de")]
+        with executor(sum(path.stat().st_size for path in paths)) as pool:
+            counts = learn_subwords.count_words(paths, pool)
+        result["words"] = len(counts)
+        if name == "learn":
+            started = time.perf_counter()
+            learned = subwords.learn(counts, load_section("subwords", SubwordSettings))
+            learned.save(learn_subwords.SUBWORDS)
+            result["subwords"] = learned.unpadded
+    else:
+        importlib.import_module(f"pipeline.{name}").run(Silent())
+    return {"seconds": time.perf_counter() - started, "peak_bytes": peak_memory(), **result}
+
+
+def start(command: list[str], folder: Path, cores: list[int], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a command on some cores: the stages take as many workers as they have cores."""
+    words = ["taskset", "-c", ",".join(map(str, cores)), *command]
+    return subprocess.Popen(words, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, **options)
+
+
+def in_child(name: str, folder: Path, cores: list[int]) -> dict[str, Any]:
+    """Run a stage in a new process on some cores."""
+    command = [sys.executable, "-m", "tests.bench.preprocessing", "--stage", name]
+    process = start(command, folder, cores, stdout=subprocess.PIPE)
+    output, _ = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"the stage {name} failed")
+    measured: dict[str, Any] = json.loads(output.decode().rsplit("\n", 2)[-2])
+    return measured
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The checksums of a stage's output."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def curve(folder: Path, language: wmt_like.Language, pairs: int) -> list[dict[str, float]]:
+    """Word types by tokens, beside Heaps' law, at every doubling from 10,000 tokens on."""
+    plain = TokenizerSettings(tokenizer="moses", normalize_punctuation=False, aggressive_hyphens=False)
+    moses, seen, tokens, points = Moses(language.code, plain), set[str](), 0, []
+    with (folder / f"data/raw/train.like.{language.code}").open(encoding="utf-8", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
+            words = moses.tokenize(line.removesuffix("\n")).split(" ")
+            seen.update(words)
+            tokens += len(words)
+            if tokens >= 10_000 * 2 ** len(points) or number == pairs:
+                points.append({"tokens": tokens, "types": len(seen), "over_law": len(seen) / language.types(tokens)})
+    return points
+
+
+def piped(folder: Path, pairs: int, cores: list[int]) -> float:
+    """Seconds that the plain pipe takes for so many pairs, one pipe a side, both at the same time."""
+    pipes, bin_ = [], Path(sys.executable).parent
+    started = time.perf_counter()
+    for language in ("en", "de"):
+        script = (
+            f"set -o pipefail; head -n {pairs} data/raw/train.like.{language} "
+            f"| {bin_}/sacremoses -q -l {language} normalize tokenize "
+            f"| {bin_}/subword-nmt apply-bpe -c data/subwords/codes.bpe > piped.{language}"
+        )
+        pipes.append(start(["bash", "-c", script], folder, cores))
+    if any(pipe.wait() for pipe in pipes):
+        raise RuntimeError("the pipe of sacremoses and subword-nmt failed")
+    seconds = time.perf_counter() - started
+    for language in ("en", "de"):
+        with (folder / f"piped.{language}").open("rb") as file:
+            if sum(1 for _ in file) != pairs:
+                raise RuntimeError("the pipe of sacremoses and subword-nmt lost lines")
+    return seconds
+
+
+def prepare(folder: Path, pairs: int, merges: int) -> float:
+    """Write the text and the configuration; the seconds that took."""
+    started = time.perf_counter()
+    for name in ("data/raw", "results"):
+        (folder / name).mkdir(parents=True)
+    (folder / "results/config.yaml").write_text(yaml.safe_dump(configuration(merges)), encoding="utf-8")
+    with executor() as pool:
+        for seed, (name, count) in enumerate(
+            {"train.like": pairs, "valid.dev": HELD_OUT, "test.exam": HELD_OUT}.items()
+        ):
+            wmt_like.write(str(folder / "data/raw" / name), count, seed, pool)
+    return time.perf_counter() - started
+
+
+def measure(folder: Path, pairs: int, merges: int, pipe: int) -> dict[str, Any]:
+    """Everything, for one size."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    result: dict[str, Any] = {"pairs": pairs, "merges": merges, "generated_seconds": prepare(folder, pairs, merges)}
+    rates, made = {}, {}
+    for count in range(1, len(cores) + 1):
+        stages = {"tokenize": in_child("tokenize", folder, cores[:count])}
+        if count == 1:
+            result["learn"] = in_child("learn", folder, cores)
+        stages |= {name: in_child(name, folder, cores[:count]) for name in ("count", "binarize")}
+        made[count] = digests(folder / "data/tokenized") | digests(folder / "data/binned")
+        for stage in stages.values():
+            stage["pairs_a_second"] = pairs / stage["seconds"]
+        rates[count] = pairs / sum(stage["seconds"] for stage in stages.values())
+        result[f"workers_{count}"] = {**stages, "pairs_a_second": rates[count]}
+    best = max(rates)
+    result["speedup"] = rates[best] / rates[1]
+    result["same_bytes"] = all(one == made[1] for one in made.values())
+    result["peak_bytes"] = max(stage["peak_bytes"] for stage in (*stages.values(), result["learn"]))
+    result["peak_bytes_without_learning"] = max(stage["peak_bytes"] for stage in stages.values())
+    if pipe:
+        result["pipe"] = {
+            "pairs": min(pairs, pipe),
+            "pairs_a_second": min(pairs, pipe) / piped(folder, min(pairs, pipe), cores),
+        }
+        # The pipe neither counts nor filters nor sorts into bins.
+        result["over_pipe"] = rates[best] / result["pipe"]["pairs_a_second"]
+    for language in (wmt_like.ENGLISH, wmt_like.GERMAN):
+        result[f"types_{language.code}"] = curve(folder, language, pairs)
+    return result
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the measurements; the exit status is 1 where outputs differ between numbers of workers."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.preprocessing", description=__doc__)
+    parser.add_argument("--pairs", type=int, default=50_000)
+    parser.add_argument("--merges", type=int, default=37_000)
+    parser.add_argument("--pipe", type=int, default=PIPED, help="pairs that the pipe is measured on; 0: none")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--stage", choices=("tokenize", "count", "learn", "binarize"), help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.stage:
+        print(json.dumps(run_stage(options.stage)))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="preprocessing-") as folder:
+        result = measure(Path(folder), options.pairs, options.merges, options.pipe)
+    print(json.dumps(result, indent=None if options.json else 2))
+    return 0 if result["same_bytes"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
