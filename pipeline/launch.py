@@ -85,7 +85,11 @@ def environment(count: int) -> dict[str, str]:
     wherever another program used the machine too.
     """
     threads = max(1, len(os.sched_getaffinity(0)) // count)
-    return {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    return {
+        "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE",
+        # With a store that outlives rounds, a node that replaces another waits in vain to be told where it is.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **os.environ,
+    }  # fmt: skip
 
 
 def train(job: Path, watch: Callable[[], None]) -> int:

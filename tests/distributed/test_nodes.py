@@ -41,7 +41,7 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.setenv("WMT_NODES", "2")
 
     def start(folder: Path, count: int) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "NMT_MICRO_TOKENS": "64"}
+        environment = {**launch.environment(count), "PYTHONPATH": str(ROOT), "NMT_MICRO_TOKENS": "64"}
         process = subprocess.Popen(launch.command(count, folder), env=environment, cwd=ROOT, start_new_session=True)
         started.append(process)
         return process
@@ -98,7 +98,7 @@ def test_a_lost_node_is_replaced_and_a_lost_host_ends_both_sides(
     host = agents(folder, 1)
     time.sleep(2)  # who comes first hosts the rendezvous
     other = agents(folder, 1)
-    wait_for(lambda: reached(folder) > 0)
+    wait_for(lambda: checkpoint.latest_resume(folder / "resume") is not None)
 
     workers = children(other.pid)
     assert workers
