@@ -79,9 +79,7 @@ class Plan:
         model = {"N": settings["N"] // self.depth, **{key: settings[key] // self.width for key in WIDTHS}}
         for key, value in model.items():
             if value < 1:
-                raise InputError(
-                    f"row {row}: {key} of {settings[key]} cannot be divided that far: lower --width or --depth"
-                )
+                raise InputError(f"row {row}: {key} of {settings[key]} is divided to 0: lower --width or --depth")
         return {"model": model, "training": dict(self.training), "subwords": dict(self.subwords)}
 
     def name(self, row: str, seed: int) -> str:
