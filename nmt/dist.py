@@ -22,6 +22,8 @@ class World:
     rank: int
     size: int
     device: torch.device
+    control: distributed.ProcessGroup | None = None
+    """For what hosts agree on without waiting for their GPUs; None where all is on the CPU."""
 
     @property
     def main(self) -> bool:
@@ -39,13 +41,21 @@ class World:
         work: distributed.Work = distributed.all_reduce(values, async_op=True)
         return work
 
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says yes. GPUs go on computing."""
+        if self.size == 1:
+            return flag
+        values = torch.tensor(float(flag))
+        distributed.all_reduce(values, group=self.control)
+        return bool(values)
+
     def minimum(self, value: int) -> int:
         """The least of all ranks' values."""
         if self.size == 1:
             return value
-        values = torch.tensor(value, device=self.device)
-        distributed.all_reduce(values, distributed.ReduceOp.MIN)
-        return int(values.item())
+        values = torch.tensor(value)
+        distributed.all_reduce(values, distributed.ReduceOp.MIN, group=self.control)
+        return int(values)
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -65,13 +75,16 @@ def world(store: str | None = None) -> Iterator[World]:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
+    control = None
     if size > 1:
         backend = "nccl" if device.type == "cuda" else "gloo"
         distributed.init_process_group(
             backend, init_method=store or "env://", rank=rank, world_size=size, timeout=TIMEOUT
         )
+        if backend == "nccl":
+            control = distributed.new_group(backend="gloo", timeout=TIMEOUT)
     try:
-        yield World(rank, size, device)
+        yield World(rank, size, device, control)
     finally:
         if size > 1:
             distributed.destroy_process_group()

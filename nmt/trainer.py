@@ -157,11 +157,8 @@ class Trainer:
         return float(likelihood / tokens)
 
     def stop_agreed(self) -> bool:
-        """Whether any rank was asked to stop. Asked after every update on a CPU; on GPUs, where it waits, after ten."""
-        if self.world.device.type != "cpu" and self.update % 10 != 0:
-            return False
-        asked = torch.tensor(float(self.stop_asked), device=self.world.device)
-        return bool(self.world.sum(asked).item())
+        """Whether any rank was asked to stop."""
+        return self.world.any(self.stop_asked)
 
     def report(self) -> dict[str, int | float]:
         """Means over the updates since the last report, over all ranks."""
