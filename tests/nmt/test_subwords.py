@@ -113,14 +113,17 @@ def test_real_lines_come_back(pair: str, target: str, kind: SubwordSettings) -> 
     subwords = learn(counts, kind)
     strange = set().union(*lines) - set().union(*counts) - {" "}
     assert len(lines) == 6000
+    unknown = 0
     for line in lines:
         ids = subwords.encode(line)
-        # A character that no training text has is all that BPE cannot know.
-        if kind.kind == "bpe" and not strange.isdisjoint(line):
-            continue
-        assert UNK not in ids
-        assert subwords.decode(ids) == line
-    print(strange)
+        if UNK in ids:
+            # Five characters that these five sets never show, Polish and Turkish letters among them; WMT14 has them.
+            assert kind.kind == "bpe"
+            assert not strange.isdisjoint(line)
+            unknown += 1
+        else:
+            assert subwords.decode(ids) == line
+    assert unknown <= 10
 
 
 def test_unseen_characters_are_unknown_to_byte_pairs_and_bytes_to_word_pieces(
