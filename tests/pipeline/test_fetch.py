@@ -485,9 +485,9 @@ def test_another_packing_is_asked_when_no_mirror_answers_and_held_to_its_first_b
     assert cache.obtain([known], tmp_path, QUICK)["a"] == path
     assert len(server.requests) == 2
     path.unlink()
-    server.content = tgz(a=b"another member\n")
+    server.content = packed[::-1]
     server.misdeeds = [status(404)]
-    with pytest.raises(InputError, match=r"other\.zip has the .* where its first download had"):
+    with pytest.raises(InputError, match=r"other\.zip has the sha256 .* where its first download had"):
         cache.obtain([known], tmp_path, QUICK)
 
 
