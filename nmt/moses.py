@@ -17,13 +17,14 @@ import re
 from typing import Any
 
 from nmt.config import TokenizerSettings
+from nmt.remembered import Remembered
 
 _LINE_BREAKERS = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")
 _JUNK = re.compile("[\x00-\x1f]")
 _NORMALIZED = re.compile("[\r()%:;`„“”–—´‘‚’…«»º\u00a0\"]|''|  ")
 """Every rule of the normaliser needs one of these; a line without any stays as it is."""
-_CACHED = 500_000
-"""Words whose tokens are remembered; they are forgotten all at once."""
+_CACHED = 1 << 17
+"""Words whose tokens are remembered, twice over."""
 
 
 _Rules = list[tuple[re.Pattern[str], str]]
@@ -35,20 +36,6 @@ def _substitute(rules: _Rules, text: str) -> str:
         if pattern.search(text):
             text = pattern.sub(replacement, text)
     return text
-
-
-class _Words(dict[str, list[str]]):
-    """Tokens by word, for words with a word on each side."""
-
-    def __init__(self, moses: Moses) -> None:
-        super().__init__()
-        self._moses = moses
-
-    def __missing__(self, word: str) -> list[str]:
-        if len(self) >= _CACHED:
-            self.clear()
-        tokens = self[word] = self._moses._split(word, first=False, last=False)
-        return tokens
 
 
 class Moses:
@@ -82,7 +69,7 @@ class Moses:
         self._lower = frozenset(tokenizer.IsLower)
         self._before_numbers = frozenset(tokenizer.NUMERIC_ONLY_PREFIXES)
         self._abbreviations = frozenset(tokenizer.NONBREAKING_PREFIXES) - self._before_numbers
-        self._words = _Words(self)
+        self._words: Remembered[list[str]] = Remembered(self._inside, _CACHED)
 
     def normalize(self, line: str) -> str:
         """Punctuation as normalize-punctuation.perl writes it; the line as it is where that is not asked for.
@@ -140,6 +127,10 @@ class Moses:
             else:
                 tokens += remembered[word]
         return tokens
+
+    def _inside(self, word: str) -> list[str]:
+        """The tokens of a word with a word on each side."""
+        return self._split(word, first=False, last=False)
 
     def _split(self, word: str, *, first: bool, last: bool) -> list[str]:
         """What Moses' rules before those for full stops make of a word."""

@@ -14,7 +14,7 @@ import io
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import yaml
 from nmt.config import BOS, EOS, PAD, UNK, InputError, SubwordSettings
 from nmt.files import writing
 from nmt.merges import INSIDE, Merges, learn_merges
+from nmt.remembered import Remembered
 
 __all__ = ["BOS", "EOS", "PAD", "UNK", "BytePairs", "Subwords", "WordPieces", "learn", "load"]
 
@@ -32,8 +33,8 @@ SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 _CONTINUES = "@@"
 """What ends a symbol that the next one continues, as subword-nmt writes it."""
 _VERSION = "#version: 0.2"
-_CACHED = 500_000
-"""Words whose ids are remembered; they are forgotten all at once."""
+_CACHED = 1 << 17
+"""Words whose ids are remembered, twice over."""
 _SPACE = "\u2581"
 """What sentencepiece writes a space as."""
 _PRIVATE = range(0x100000, 0x10FFFE)
@@ -81,21 +82,6 @@ class Subwords(ABC):
     def _save_model(self, folder: Path) -> None: ...
 
 
-class _WordIds(dict[str, list[int]]):
-    """Ids by word, found once."""
-
-    def __init__(self, find: Callable[[str], list[int]]) -> None:
-        super().__init__({"": []})
-        self._find = find
-
-    def __missing__(self, word: str) -> list[int]:
-        if len(self) >= _CACHED:
-            self.clear()
-            self[""] = []
-        ids = self[word] = self._find(word)
-        return ids
-
-
 class BytePairs(Subwords):
     """Byte-pair encoding by subword-nmt. Symbols end in `@@` where the word goes on.
 
@@ -112,7 +98,7 @@ class BytePairs(Subwords):
         self._ids = {piece: row for row, piece in enumerate(pieces, start=len(SPECIALS))}
         texts = [piece.removesuffix(INSIDE) if piece.endswith(INSIDE) else piece + " " for piece in pieces]
         self._texts = [""] * len(SPECIALS) + texts + [""] * (self.size - self.unpadded)
-        self._words = _WordIds(self._word)
+        self._words: Remembered[list[int]] = Remembered(self._word, _CACHED)
 
     def encode(self, line: str) -> list[int]:
         """The ids of a tokenised line, without EOS."""
@@ -127,6 +113,8 @@ class BytePairs(Subwords):
         return "".join([self._texts[row] for row in ids]).removesuffix(" ")
 
     def _word(self, word: str) -> list[int]:
+        if not word:
+            return []
         pieces = self._merges.split(word)
         known = self._ids
         # Parts of merges that no training text ends up with have no rows of their own.

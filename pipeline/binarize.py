@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,6 +28,8 @@ from nmt.files import sha256_of, writing
 from nmt.subwords import Subwords
 from pipeline import stage
 from pipeline.config import DataSettings, load_section
+from pipeline.disk import full_disk_told
+from pipeline.padding import PIECE, TOKENS, PairLengths, expected_padding
 from pipeline.parallel import executor, ordered
 from pipeline.stage import Tracker
 
@@ -35,6 +37,7 @@ TOKENIZED = Path("data/tokenized")
 SUBWORDS = Path("data/subwords")
 BINNED = Path("data/binned")
 STATS = "stats.json"
+SIDES = ("src", "tgt")
 
 PAIRS = 8192
 """Pairs that a worker is handed at once."""
@@ -42,8 +45,6 @@ BATCH = 65_536
 """Pairs of a record batch: what of each bin is held in memory."""
 SHORTEST = 8
 """The upper length of the first bin, as in tensor2tensor: shorter sentences are too few to need bins of their own."""
-PADDING_TOKENS = 25_000
-"""Target tokens of the batches that the expected padding is worked out for (5.1)."""
 
 
 def bin_uppers(settings: BinningSettings) -> list[int]:
@@ -143,7 +144,7 @@ def _sum(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]
 def _compact(table: pa.Table) -> pa.RecordBatch:
     """The rows as one batch in memory of their own: Arrow pads a slice with what happens to stand behind it."""
     columns = []
-    for name in ("src", "tgt"):
+    for name in SIDES:
         chunks = table.column(name).chunks
         lengths = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in chunks])
         ids = np.concatenate([chunk.flatten().to_numpy() for chunk in chunks])
@@ -200,34 +201,12 @@ class BinFile:
         return int(self.tgt_lengths @ np.arange(len(self.tgt_lengths)))
 
 
-def expected_longest(lengths: NDArray[np.int64], sentences: int) -> float:
-    """The expected length of the longest of `sentences` sentences drawn from a histogram of lengths.
-
-    The sum over l >= 0 of P(longest > l) = 1 - P(length <= l) ** sentences.
-    """
-    return float((1 - (np.cumsum(lengths) / lengths.sum()) ** sentences).sum())
-
-
-def expected_padding(bins: Iterable[BinFile]) -> float:
-    """The share of padding in the positions of both sides, where batches are drawn at random within each bin.
-
-    A batch has `PADDING_TOKENS` target tokens, or the whole bin, and pads each side to its longest sentence. Sorting
-    sentences further before they are cut into batches makes it less.
-    """
-    tokens = positions = 0.0
-    for file in bins:
-        sentences = max(1, min(file.pairs, round(PADDING_TOKENS * file.pairs / file.target_tokens)))
-        for lengths in (file.src_lengths, file.tgt_lengths):
-            positions += file.pairs * expected_longest(lengths, sentences)
-        tokens += file.source_tokens + file.target_tokens
-    return 1 - tokens / positions
-
-
 @dataclass(frozen=True)
 class Written:
     """What became of a parallel text."""
 
     bins: Mapping[int, BinFile]
+    lengths: PairLengths
     too_long: int
     unknown: int
 
@@ -249,6 +228,7 @@ class Written:
 def write_bins(sides: tuple[Path, Path], job: Job, name: str, pool: Executor) -> Written:
     """Encode a parallel text into the files `name`, `{upper}` in it filled in; the same bytes for any pool."""
     bins: dict[int, BinFile] = {}
+    lengths = PairLengths()
     too_long = unknown = 0
     with ExitStack() as stack:
         for block in ordered(pool, partial(encode, job), read_parallel_blocks(*sides, PAIRS)):
@@ -258,9 +238,10 @@ def write_bins(sides: tuple[Path, Path], job: Job, name: str, pool: Executor) ->
                 if upper not in bins:
                     bins[upper] = BinFile(Path(name.format(upper=upper)), batch.schema, stack)
                 bins[upper].add(batch)
+                lengths.add(*(np.diff(batch.column(side).offsets.to_numpy()).astype(np.int64) for side in SIDES))
         for file in bins.values():
             file.finish()
-    return Written(dict(sorted(bins.items())), too_long, unknown)
+    return Written(dict(sorted(bins.items())), lengths, too_long, unknown)
 
 
 def binarize(
@@ -286,7 +267,7 @@ def binarize(
         "dropped": {"too_long": train.too_long},
         "vocabulary": size,
         "out_of_vocabulary": {"train": train.unknown_rate(), "valid": valid.unknown_rate()},
-        "expected_padding": expected_padding(train.bins.values()),
+        "expected_padding": expected_padding(train.lengths, uppers),
         "histogram": {str(upper): train.bins[upper].pairs if upper in train.bins else 0 for upper in uppers},
         "valid": valid.counts(),
     }
@@ -299,13 +280,14 @@ def run(tracker: Tracker) -> None:
     sides = {
         name: (TOKENIZED / f"{name}.{data.source}", TOKENIZED / f"{name}.{data.target}") for name in ("train", "valid")
     }
-    with writing(BINNED) as folder:
+    with full_disk_told("what stood there still stands", BINNED), writing(BINNED) as folder:
         folder.mkdir()
         with executor(sum(path.stat().st_size for path in sides["train"])) as pool:
             stats = binarize(sides, SUBWORDS, settings, folder, pool)
         stage.write_json(folder / STATS, stats)
     print(
-        f"{stats['pairs']:,} pairs, {stats['dropped']['too_long']:,} dropped; padding {stats['expected_padding']:.1%}"
+        f"{stats['pairs']:,} pairs, {stats['dropped']['too_long']:,} dropped as too long; in training about "
+        f"{stats['expected_padding']:.1%} will be padding (updates of {TOKENS:,} tokens a side, {PIECE:,} at a time)"
     )
     tracker.metrics(
         {

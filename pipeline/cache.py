@@ -22,7 +22,7 @@ from nmt.files import sha256_of
 from pipeline import stage
 from pipeline.archive import is_archive
 from pipeline.config import ArchiveSettings
-from pipeline.fetch import FetchError, Order, Patience, Stopped, Watch, check_room, fetch, forget
+from pipeline.fetch import REPACKED, FetchError, Order, Patience, Stopped, Watch, check_room, fetch, forget
 
 AT_ONCE = 4
 """Archives fetched at the same time."""
@@ -111,25 +111,45 @@ def _all(work: Callable[[ArchiveSettings], Path], archives: list[ArchiveSettings
 
 def _obtain(archive: ArchiveSettings, shelf: _Shelf, watch: Watch, patience: Patience) -> Path:
     """One archive: from the repository, the cache, or the first address that gives it."""
+    places = [_place(url, archive, shelf) for url in archive.urls]
     with _locked(shelf.lock, watch, archive.name):
-        if shelf.whole.exists():
-            problem = _problem(shelf.whole, archive, shelf)
-            if problem is None:
-                return shelf.whole
-            watch.tell(f"{archive.name}: {shelf.whole} {problem}; fetching it again")
-            shelf.whole.unlink()
+        for kept in {place.shelf.whole: place for place in places}.values():
+            if kept.shelf.whole.exists():
+                problem = _problem(kept.shelf.whole, kept.archive, kept.shelf)
+                if problem is None:
+                    return kept.shelf.whole
+                watch.tell(f"{archive.name}: {kept.shelf.whole} {problem}; fetching it again")
+                kept.shelf.whole.unlink()
         failures = []
-        for url in archive.urls:
-            if url.startswith("file:"):
-                failure = _local_problem(url, archive, shelf)
+        for place in places:
+            if place.url.startswith("file:"):
+                failure = _local_problem(place.url, archive, shelf)
                 if failure is None:
-                    return _local(url)
+                    return _local(place.url)
             else:
-                failure = _fetch(url, archive, shelf, watch, patience)
+                failure = _fetch(place.url, place.archive, place.shelf, watch, patience)
                 if failure is None:
-                    return shelf.whole
-            failures.append(f"{url} {failure}")
+                    return place.shelf.whole
+            failures.append(f"{place.url} {failure}")
     raise InputError(f"the archive {archive.name} cannot be had: {'; '.join(failures)}; run again to go on")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an archive may come from, and what it is held to if it comes from there."""
+
+    url: str
+    archive: ArchiveSettings
+    shelf: _Shelf
+
+
+def _place(url: str, archive: ArchiveSettings, shelf: _Shelf) -> _Place:
+    """The original's bytes; or, marked as `REPACKED`, other bytes with the same members, of which nothing is known."""
+    if not url.startswith(REPACKED):
+        return _Place(url, archive, shelf)
+    url = url.removeprefix(REPACKED)
+    other = archive.model_copy(update={"urls": [url], "bytes": None, "sha256": None, "md5": None})
+    return _Place(url, other, _Shelf.of(other, shelf.whole.parents[1]))
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from pipeline.config import (
     PreparationSettings,
     Sha256,
 )
+from pipeline.fetch import REPACKED
 
 CATALOGS = Path("data/catalog")
 Pair = Literal["en-de", "en-fr"]
@@ -43,6 +44,8 @@ class ArchiveEntry(Settings):
 
     url: Url
     mirrors: list[Url] = Field(default_factory=list)
+    repacked: list[Url] = Field(default_factory=list)
+    """The same members in archives of other bytes, for when no mirror answers: held to their own first download."""
     bytes: Annotated[int, Field(ge=1)] | None = None
     sha256: Sha256 | None = None
     md5: Md5 | None = None
@@ -162,8 +165,9 @@ def _archive(catalog: Catalog, name: str) -> ArchiveSettings:
             f"{where}: a text lies in the archive `{name}`, which is unknown; {_nearest(name, catalog.archives)}"
         )
     entry = catalog.archives[name]
-    checks = entry.model_dump(exclude={"url", "mirrors"})
-    return ArchiveSettings(name=name, urls=[entry.url, *entry.mirrors], **checks)
+    checks = entry.model_dump(exclude={"url", "mirrors", "repacked"})
+    repacked = [REPACKED + url for url in entry.repacked]
+    return ArchiveSettings(name=name, urls=[entry.url, *entry.mirrors, *repacked], **checks)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -231,7 +235,7 @@ def _mirrored(merged: dict[str, Any], base_url: str, checksums: Path, path: Path
             continue
         sha256, size = listed[place]
         url = f"{base_url.rstrip('/')}/{place}"
-        changes = {"url": url, "mirrors": [], "bytes": size, "sha256": sha256, "md5": None}
+        changes = {"url": url, "mirrors": [], "repacked": [], "bytes": size, "sha256": sha256, "md5": None}
         archives[name] = entry.model_copy(update=changes).model_dump()
     content = parent.model_dump(exclude={"name"})
     for entry in content["pairs"].values():

@@ -6,12 +6,9 @@ all are there, nothing is asked of the network.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from pipeline import stage
 from pipeline.archive import Reader, members, plain
 from pipeline.cache import obtain
 from pipeline.config import DataSettings, MemberSettings, ParallelSettings, load_section
+from pipeline.disk import full_disk_told
 from pipeline.fetch import Patience, check_room
 from pipeline.text import Lines, Malformed
 
@@ -33,26 +31,13 @@ Stats = dict[str, Any]
 def run(tracker: stage.Tracker) -> None:
     """Section data -> data/raw/."""
     data = load_section("data", DataSettings)
-    with _disk_told():
+    with full_disk_told("what is fetched so far is kept", RAW, stage.state_root()):
         archives = obtain(data.archives, stage.state_root(), PATIENCE)
         with writing(RAW) as folder:
             folder.mkdir()
             stats = lay_out(data, archives, folder)
             stage.write_json(folder / "stats.json", stats)
     tracker.metrics({f"raw_pairs.{name}": float(lines) for name, lines in stats["pairs"].items()})
-
-
-@contextmanager
-def _disk_told() -> Iterator[None]:
-    """A full disk in a sentence that says what is kept."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        where = error.filename or f"the disk of {RAW} or of the state root, {stage.state_root()}"
-        kept = "make room and run again: what is fetched so far is kept"
-        raise InputError(f"{error.strerror}: {where}; {kept}") from error
 
 
 def lay_out(data: DataSettings, archives: dict[str, Path], folder: Path) -> Stats:

@@ -22,6 +22,7 @@ from nmt.files import writing
 from nmt.moses import Moses
 from pipeline import stage
 from pipeline.config import DataSettings, PreparationSettings, VersionSettings, load_section
+from pipeline.disk import full_disk_told
 from pipeline.parallel import executor, ordered
 from pipeline.stage import Tracker
 
@@ -45,52 +46,12 @@ class Job:
     """The digests of the pairs of sets that training should not see, by the sets' names."""
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A block of pairs, tokenised and filtered."""
+@dataclass
+class Counts:
+    """What became of a corpus, or of a block of it."""
 
     pairs: int
     """Before filtering."""
-    source: list[str]
-    target: list[str]
-    dropped: Counter[str]
-    overlap: Counter[str]
-
-
-@lru_cache(maxsize=4)
-def _moses(language: str, settings: TokenizerSettings) -> Moses:
-    """One a process, for the words that it remembers."""
-    return Moses(language, settings)
-
-
-def _digest(source: str, target: str) -> bytes:
-    return hashlib.blake2b(f"{source}\n{target}".encode(), digest_size=8).digest()
-
-
-def prepare(job: Job, blocks: tuple[Block, Block]) -> Prepared:
-    """Tokenise and filter a block of pairs; runs in a worker. Raises InputError at invalid UTF-8."""
-    source_moses, target_moses = _moses(job.source, job.tokenizer), _moses(job.target, job.tokenizer)
-    prepared = Prepared(len(blocks[0]), [], [], Counter(), Counter())
-    for source_line, target_line in zip(blocks[0].lines(), blocks[1].lines(), strict=True):
-        source = source_moses.tokenize(source_moses.normalize(source_line))
-        target = target_moses.tokenize(target_moses.normalize(target_line))
-        reason = drop_reason(source, target, job.filters) if job.filters else None
-        if reason is not None:
-            prepared.dropped[reason] += 1
-            continue
-        prepared.source.append(source)
-        prepared.target.append(target)
-        if job.held_out:
-            digest = _digest(source, target)
-            prepared.overlap.update(name for name, digests in job.held_out.items() if digest in digests)
-    return prepared
-
-
-@dataclass
-class Counts:
-    """What became of a corpus."""
-
-    pairs: int
     kept: int
     dropped: Counter[str]
     overlap: Counter[str]
@@ -122,23 +83,67 @@ class Counts:
 NOTHING = Counts(0, 0, Counter(), Counter(), 0, 0)
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A block of pairs, tokenised and filtered, as the text of both files, and what became of it."""
+
+    source: bytes
+    target: bytes
+    counts: Counts
+
+
+@lru_cache(maxsize=4)
+def _moses(language: str, settings: TokenizerSettings) -> Moses:
+    """One a process, for the words that it remembers."""
+    return Moses(language, settings)
+
+
+def _digest(source: str, target: str) -> bytes:
+    return hashlib.blake2b(f"{source}\n{target}".encode(), digest_size=8).digest()
+
+
+def prepare(job: Job, blocks: tuple[Block, Block]) -> Prepared:
+    """Tokenise and filter a block of pairs; runs in a worker. Raises InputError at invalid UTF-8."""
+    source_moses, target_moses = _moses(job.source, job.tokenizer), _moses(job.target, job.tokenizer)
+    sources: list[str] = []
+    targets: list[str] = []
+    dropped: Counter[str] = Counter()
+    overlap: Counter[str] = Counter()
+    for source_line, target_line in zip(blocks[0].lines(), blocks[1].lines(), strict=True):
+        source = source_moses.tokenize(source_moses.normalize(source_line))
+        target = target_moses.tokenize(target_moses.normalize(target_line))
+        reason = drop_reason(source, target, job.filters) if job.filters else None
+        if reason is not None:
+            dropped[reason] += 1
+            continue
+        sources.append(source)
+        targets.append(target)
+        if job.held_out:
+            digest = _digest(source, target)
+            overlap.update(name for name, digests in job.held_out.items() if digest in digests)
+    counts = Counts(len(blocks[0]), len(sources), dropped, overlap, _tokens(sources), _tokens(targets))
+    return Prepared(_text(sources), _text(targets), counts)
+
+
 def _tokens(lines: list[str]) -> int:
-    return sum(len(line.split()) for line in lines)
+    return sum([len(line.split()) for line in lines])
 
 
 def _text(lines: list[str]) -> bytes:
     return "".join([line + "\n" for line in lines]).encode()
 
 
+def _lines(text: bytes) -> list[str]:
+    return text.decode().removesuffix("\n").split("\n")
+
+
 def _write(results: Iterable[Prepared], source: BinaryIO, target: BinaryIO) -> Counts:
     """Write blocks as they come and count them."""
     counts = NOTHING
     for block in results:
-        source.write(_text(block.source))
-        target.write(_text(block.target))
-        counts += Counts(
-            block.pairs, len(block.source), block.dropped, block.overlap, _tokens(block.source), _tokens(block.target)
-        )
+        source.write(block.source)
+        target.write(block.target)
+        counts += block.counts
     return counts
 
 
@@ -152,7 +157,9 @@ def _results(pool: Executor, job: Job, sides: tuple[Path, Path]) -> Iterator[Pre
 
 def _digests(results: Iterable[Prepared]) -> frozenset[bytes]:
     return frozenset(
-        _digest(source, target) for block in results for source, target in zip(block.source, block.target, strict=True)
+        _digest(source, target)
+        for block in results
+        for source, target in zip(_lines(block.source), _lines(block.target), strict=True)
     )
 
 
@@ -197,7 +204,7 @@ def run(tracker: Tracker) -> None:
     data = load_section("data", DataSettings)
     preparation = load_section("preparation", PreparationSettings)
     stage.check_versions({"sacremoses": load_section("versions", VersionSettings).sacremoses})
-    with writing(TOKENIZED) as folder:
+    with full_disk_told("what stood there still stands", TOKENIZED), writing(TOKENIZED) as folder:
         folder.mkdir()
         with executor(sum(path.stat().st_size for path in RAW.iterdir())) as pool:
             stats = tokenize(data, preparation, folder, pool)

@@ -79,6 +79,12 @@ def peak_memory() -> int:
     return max(resource.getrusage(kind).ru_maxrss for kind in kinds) * 1024
 
 
+def cpu_seconds() -> float:
+    """Processor time of this process and of its own that have ended: a busy machine does not change it much."""
+    used = [resource.getrusage(kind) for kind in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
 def run_stage(name: str) -> dict[str, Any]:
     """Run a stage in this process as its command does; seconds and peak memory."""
     started = time.perf_counter()
@@ -95,7 +101,8 @@ def run_stage(name: str) -> dict[str, Any]:
             result["subwords"] = learned.unpadded
     else:
         importlib.import_module(f"pipeline.{name}").run(Silent())
-    return {"seconds": time.perf_counter() - started, "peak_bytes": peak_memory(), **result}
+    seconds = time.perf_counter() - started
+    return {"seconds": seconds, "cpu_seconds": cpu_seconds(), "peak_bytes": peak_memory(), **result}
 
 
 def start(command: list[str], folder: Path, cores: list[int], **options: Any) -> subprocess.Popen[bytes]:
@@ -183,7 +190,8 @@ def measure(folder: Path, pairs: int, merges: int, pipe: int) -> dict[str, Any]:
         for stage in stages.values():
             stage["pairs_a_second"] = pairs / stage["seconds"]
         rates[count] = pairs / sum(stage["seconds"] for stage in stages.values())
-        result[f"workers_{count}"] = {**stages, "pairs_a_second": rates[count]}
+        spent = sum(stage["cpu_seconds"] for stage in stages.values())
+        result[f"workers_{count}"] = {**stages, "pairs_a_second": rates[count], "pairs_a_cpu_second": pairs / spent}
     best = max(rates)
     result["speedup"] = rates[best] / rates[1]
     result["same_bytes"] = all(one == made[1] for one in made.values())

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
@@ -19,7 +18,7 @@ from nmt.config import EOS, BinningSettings, InputError, SubwordSettings
 from nmt.corpus import read_lines
 from nmt.subwords import Subwords, learn
 from pipeline import binarize, parallel
-from pipeline.binarize import bin_uppers, expected_longest
+from pipeline.binarize import bin_uppers
 from pipeline.parallel import InProcess
 
 BINNING = BinningSettings(max_length=30, growth=1.3)
@@ -212,14 +211,6 @@ def test_ids_are_as_wide_as_the_vocabulary_needs(tmp_path: Path, multiple_of: in
     binarize.binarize({"train": text, "valid": text}, tmp_path / "subwords", BINNING, out, InProcess())
     schema = pa.ipc.open_file(out / "valid.arrow").schema
     assert schema == pa.schema({"src": pa.list_(kind), "tgt": pa.list_(kind), "line": pa.int64()})
-
-
-def test_expected_longest_is_that_of_all_draws() -> None:
-    lengths = np.array([0, 2, 0, 1, 1])
-    drawn = [1, 1, 3, 4]
-    by_hand = sum(max(a, b, c) for a in drawn for b in drawn for c in drawn) / 4**3
-    assert expected_longest(lengths, 3) == pytest.approx(by_hand)
-    assert expected_longest(lengths, 1) == pytest.approx(9 / 4)
 
 
 def test_nothing_kept_is_refused_and_leaves_nothing(here: Path) -> None:

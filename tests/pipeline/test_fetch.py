@@ -472,6 +472,25 @@ def test_the_first_download_is_recorded_and_later_ones_held_to_it(server: Server
     assert cache.obtain([unknown], tmp_path, QUICK)["a"].read_bytes() == first
 
 
+def test_another_packing_is_asked_when_no_mirror_answers_and_held_to_its_first_bytes(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.content = packed = tgz(a=b"the same member\n")
+    server.misdeeds = [status(404)]
+    known = archive(server.url, fetch.REPACKED + server.url.replace("file.tgz", "other.zip"))
+    path = cache.obtain([known], tmp_path, QUICK)["a"]
+    assert path.read_bytes() == packed
+    assert [request[0] for request in server.requests] == ["/file.tgz", "/other.zip"]
+    assert "licence: free as air" in capsys.readouterr().err
+    assert cache.obtain([known], tmp_path, QUICK)["a"] == path
+    assert len(server.requests) == 2
+    path.unlink()
+    server.content = packed[::-1]
+    server.misdeeds = [status(404)]
+    with pytest.raises(InputError, match=r"other\.zip has the sha256 .* where its first download had"):
+        cache.obtain([known], tmp_path, QUICK)
+
+
 def test_a_login_page_is_not_recorded(server: Server, tmp_path: Path) -> None:
     server.content = b"<html>Welcome to our network</html>"
     with pytest.raises(InputError, match=r"is neither \.tgz nor \.tar nor \.zip"):

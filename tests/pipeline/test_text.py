@@ -115,6 +115,24 @@ def test_fuzzed_sgm_is_read_or_told(pieces: list[str]) -> None:
     assert all("\n" not in row for row in found)
 
 
+GOOD = '<refset>\n<seg id="1">Grüße &amp; &#x2019;s</seg>\n<seg id="2">zwei</seg>\n</refset>\n'.encode()
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.integers(0, len(GOOD)), st.integers(0, 4), st.binary(max_size=4)), max_size=8))
+def test_mutated_sgm_is_read_or_told(changes: list[tuple[int, int, bytes]]) -> None:
+    content = bytearray(GOOD)
+    for at, length, other in changes:
+        content[at : at + length] = other
+    try:
+        found = segments(bytes(content))
+    except Malformed as error:
+        assert "\n" not in str(error)
+        return
+    assert found
+    assert all("\n" not in row for row in found)
+
+
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("piece", [b"<seg ", b"<seg>", b"</seg ", b"</seg", b"&#", b"<seg\t\t", b"<"])
 def test_hostile_sgm_takes_linear_time(piece: bytes) -> None:

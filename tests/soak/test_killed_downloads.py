@@ -1,0 +1,155 @@
+"""WMT14 from a mirror that misbehaves, by a stage that is killed ten times a pair: the right bytes in the end.
+
+Minutes long; `make soak` runs it where the real text stands beside the repository.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.server
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import yaml
+
+from pipeline import catalog
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = ROOT.parent / "shared"
+KILLS = 10
+SLICE, PAUSE = 16_384, 0.02
+"""Bytes sent at once and seconds between: slow enough for a kill to meet every archive."""
+pytestmark = pytest.mark.timeout(1800)
+
+
+class Hostile(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder, and does one request in three wrong."""
+
+    chance: ClassVar[random.Random] = random.Random(1)
+    deeds: ClassVar[dict[str, int]] = {}
+    calm: ClassVar[threading.Event] = threading.Event()
+
+    def log_message(self, *_: object) -> None:
+        """Tests are quiet."""
+
+    def do_GET(self) -> None:
+        content = Path(self.translate_path(self.path)).read_bytes()
+        deed = "" if self.calm.is_set() else self.chance.choice(
+            ["drop", "truncate", "unavailable", "wrong", "whole", *[""] * 10]
+        )  # fmt: skip
+        self.deeds[deed] = self.deeds.get(deed, 0) + 1
+        if deed == "unavailable":
+            self.send_error(503)
+            return
+        asked = self.headers.get("Range", "")
+        start = int(asked.removeprefix("bytes=").split("-")[0]) if asked and deed != "whole" else 0
+        if start >= len(content):
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(content)}")
+            self.end_headers()
+            return
+        body = content[start:]
+        if deed == "wrong":
+            body = bytes(byte ^ 1 for byte in body[:1000]) + body[1000:]
+        if deed in ("drop", "truncate"):
+            body = body[: self.chance.randrange(len(body))]
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        # One that truncates says that this was all.
+        self.send_header("Content-Length", str(len(body) if deed == "truncate" else len(content) - start))
+        self.end_headers()
+        try:
+            for at in range(0, len(body), SLICE):
+                self.wfile.write(body[at : at + SLICE])
+                if not self.calm.is_set():
+                    time.sleep(PAUSE)
+        except OSError:
+            self.deeds["gone"] = self.deeds.get("gone", 0) + 1
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    tool = SHARED / "tools/make_mirror.py"
+    if not tool.exists():
+        pytest.skip("../shared has no real text here")
+    folder = tmp_path_factory.mktemp("mirror")
+    subprocess.run([sys.executable, str(tool), str(folder)], check=True, stdout=subprocess.DEVNULL)
+    handler = functools.partial(Hostile, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield folder, f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+        thread.join()
+
+
+def download() -> subprocess.Popen[bytes]:
+    program = "import sys; from pipeline import download, stage; download.run(type('T', (), {'metrics': print})())"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WMT_STATE": "state"}
+    return subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("pair", ["en-de", "en-fr"])
+def test_the_right_bytes_in_the_end(
+    mirror: tuple[Path, str], pair: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, address = mirror
+    monkeypatch.chdir(tmp_path)
+    Path("data/catalog").mkdir(parents=True)
+    Path("results").mkdir()
+    Path("data/catalog/wmt14.yaml").write_bytes((ROOT / "data/catalog/wmt14.yaml").read_bytes())
+    overlay = {"description": "m", "extends": "wmt14", "base_url": address, "checksums": str(folder / "SHA256SUMS")}
+    Path("data/catalog/m.yaml").write_text(yaml.safe_dump(overlay))
+    data: dict[str, Any] = catalog.data_settings(catalog.load("m"), pair).model_dump()
+    Path("results/config.yaml").write_text(yaml.safe_dump({"data": data}))
+    whole = {archive["sha256"] for archive in data["archives"]}
+    chance, killed = random.Random(pair), 0
+    Hostile.calm.clear()
+    while killed < KILLS:
+        process = download()
+        time.sleep(chance.uniform(1.0, 4.0))
+        if process.poll() is not None:
+            # Refused, in one sentence, by what the mirror did; or done, and then everything is fetched anew.
+            assert process.stderr is not None
+            told = process.stderr.read().decode().strip().rsplit("\n", 1)[-1]
+            assert process.returncode == 0 or told.startswith("nmt.config.InputError: the archive"), told
+            if process.returncode == 0:
+                for path in Path("state/downloads").iterdir():
+                    path.unlink()
+            continue
+        process.send_signal(signal.SIGKILL if killed % 2 else signal.SIGTERM)
+        process.wait(20)
+        killed += 1
+        for path in Path("state/downloads").iterdir():
+            if path.suffix == "":
+                # No partial file was taken for whole.
+                assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name in whole
+    Hostile.calm.set()
+    process = download()
+    assert process.wait(120) == 0
+    undisturbed = contents(Path("data/raw"))
+    for path in [*Path("state/downloads").iterdir(), *Path("data/raw").iterdir()]:
+        path.unlink()
+    assert download().wait(120) == 0
+    assert contents(Path("data/raw")) == undisturbed
+    # Once more without a server to ask: the cache under the state root is enough.
+    requests = sum(Hostile.deeds.values())
+    assert download().wait(120) == 0
+    assert sum(Hostile.deeds.values()) == requests
+    assert contents(Path("data/raw")) == undisturbed
+    print(f"{pair}: killed {killed} times; requests answered {Hostile.deeds}")
