@@ -14,7 +14,7 @@ from orchestra import Orchestra, overrides, until
 
 pytestmark = pytest.mark.timeout(900)
 
-LONG = {"training": {"updates": 1500, "checkpoint_every": 500, "validate_every": 500}}
+LONG = {"training": {"updates": 500, "checkpoint_every": 250, "validate_every": 250}}
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_what_git_does_not_track_is_refused(orchestra: Orchestra) -> None:
 def test_cancelled_in_training_and_gone_on_with(orchestra: Orchestra) -> None:
     before = set((orchestra.clone.folder / "work/train").glob("*"))
     identity = orchestra.deploy(*overrides(LONG))
-    state = until(lambda: orchestra.trained(100, before), "training to begin")
+    state = until(lambda: orchestra.trained(30, before), "training to begin")
     orchestra.cancel(identity)
     assert orchestra.ended(identity)["state_type"] == "CANCELLED"
     until(lambda: not orchestra.at_work("pipeline.supervisor"), "the end of the run's processes", 60)
@@ -135,7 +135,7 @@ def test_cancelled_in_training_and_gone_on_with(orchestra: Orchestra) -> None:
 def test_a_stage_that_dies_is_tried_again(orchestra: Orchestra) -> None:
     before = set((orchestra.clone.folder / "work/train").glob("*"))
     identity = orchestra.deploy("-p", "seed=9", *overrides(LONG), "-p", "target=train")
-    state = until(lambda: orchestra.trained(100, before), "training to begin")
+    state = until(lambda: orchestra.trained(30, before), "training to begin")
     for pid in orchestra.at_work("nmt.trainer", str(state)):
         subprocess.run(["kill", "-KILL", str(pid)], check=True)
     assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
