@@ -46,6 +46,8 @@ from pipeline.spool import Spool
 
 ROOT = Path(__file__).resolve().parents[1]
 """The repository whose copies the runs work in."""
+WORKER = os.getppid() if "PREFECT__FLOW_RUN_ID" in os.environ else None
+"""The worker whose child this process is."""
 ON_GPU = ("train", "decode")
 """Stages that use the GPUs."""
 RETRY_DELAYS = [10.0, 60.0, 300.0]
@@ -115,8 +117,8 @@ FLOWS = (wmt_en_de, wmt_en_fr)
 
 def pipeline(asked: dict[str, Any], target: str | None, force: bool) -> State[Any]:
     """Run the stages up to `target`, with the values asked for in place of params.yaml's."""
-    if "PREFECT__FLOW_RUN_ID" in os.environ:
-        # Started by a worker, which says nothing when it is killed.
+    if WORKER is not None:
+        # It says nothing when it is killed.
         die_with_parent(signal.SIGTERM)
     changes = {key: value for key, value in asked.items() if value is not None}
     logger = get_run_logger()
@@ -134,11 +136,24 @@ def pipeline(asked: dict[str, Any], target: str | None, force: bool) -> State[An
         if failed is not None:
             return Failed(message=failed.message)
         tell_scores(run)
-        run.save()
+        run.save(stages if target is not None else ())
     run.remove()
     logger.info("`dvc exp show` lists the results, `dvc exp apply %s` brings them here", run.name)
     counts = {how: [each.how for each in done].count(how) for how in dict.fromkeys(each.how for each in done)}
     return Completed(message=f"{', '.join(f'{n} {how}' for how, n in counts.items())}; DVC experiment {run.name}")
+
+
+@contextmanager
+def outliving_the_worker() -> Iterator[None]:
+    """When the worker is dead, which reads what this process prints, have it print nothing, and come to its end."""
+    try:
+        yield
+    except BaseException:
+        if WORKER is not None and os.getppid() != WORKER:
+            with open(os.devnull, "w") as nothing:
+                for descriptor in (1, 2):
+                    os.dup2(nothing.fileno(), descriptor)
+        raise
 
 
 def run_stages(run: Run, stages: dict[str, list[str]], force: bool, done: list[Done]) -> State[Any] | None:
@@ -170,7 +185,7 @@ def stage_task(run: Run, name: str, force: bool) -> Task[[], State[Any]]:
         run.tell = get_run_logger().info
         since = time.time()
         try:
-            with gpus_for(name), Progress(run, name) as progress:
+            with outliving_the_worker(), gpus_for(name), Progress(run, name) as progress:
                 how = run.repro(name, force, progress.show)
         except ChildProcessError as error:
             return Failed(message=f"{name}: {error}")

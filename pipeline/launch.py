@@ -124,9 +124,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def main() -> None:
     """torchrun; SIGTERM, and so time for a checkpoint, when the process that started it dies."""
     from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
 
     die_with_parent(signal.SIGTERM)
-    run.main()
+    try:
+        run.main()
+    except SignalException as error:
+        # Nothing went wrong that a traceback would explain.
+        sys.exit(128 + error.sigval)
 
 
 if __name__ == "__main__":

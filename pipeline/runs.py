@@ -10,7 +10,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,9 +61,11 @@ class Run:
             return None
         return next((how for how, sign in _SIGNS.items() if sign.format(name) in self.lines), "unchanged")
 
-    def save(self) -> None:
-        """Bring the results to the original repository as a DVC experiment of the run's name."""
-        for words in (("save", "--force", "--name", self.name), ("push", "--no-cache", "--force", "origin", self.name)):
+    def save(self, stages: Iterable[str]) -> None:
+        """Bring what the stages made to the original repository as a DVC experiment of the run's name."""
+        # Without their names DVC asks for the outputs of those, too, that the run leaves out.
+        save = ("save", "--force", "--name", self.name, *stages)
+        for words in (save, ("push", "--no-cache", "--force", "origin", self.name)):
             if self.dvc("exp", *words) != 0:
                 raise ChildProcessError(f"`dvc exp {words[0]}` failed; what it said stands in the log")
 
@@ -93,6 +95,7 @@ class Run:
         deadline = time.monotonic() + PATIENCE
         while self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
+            self._drain()
         self._drain()
         os.close(self.replies)
 

@@ -14,8 +14,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from nmt.config import InputError
 from nmt.files import writing
@@ -26,10 +27,46 @@ PATIENCE = 120.0
 """Seconds that a server has to answer."""
 GRACE = 100.0
 """Seconds that a worker has to end its runs, and these to save their checkpoints."""
+SHORT = 10.0
+"""Seconds that a service must have lived to be worth starting again."""
 
 
 class Stopped(Exception):
     """The user asked for the end."""
+
+
+class Service:
+    """A process that stays, in a session of its own: Ctrl-C is ours to hand on."""
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.name, self.command, self.environment = name, command, environment
+        self.start()
+
+    def start(self) -> None:
+        """Start it, again where it ended."""
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", *self.command], env=self.environment, stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def ended(self) -> str:
+        """One clause about a process that ended; nothing while it lives."""
+        status = self.process.poll()
+        return "" if status is None else f"{self.name} ended with status {status}"
+
+    def stop(self) -> None:
+        """SIGTERM, time for a worker's runs to save their checkpoints, SIGKILL."""
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=GRACE)
+        self.kill()
+
+    def kill(self) -> None:
+        """End what is left of it: servers have workers of their own."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 class Services:
@@ -37,14 +74,11 @@ class Services:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = dict(environment)
-        self.running: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self.running: list[Service] = []
 
     def start(self, name: str, *command: str) -> None:
-        """Start a process that stays, in a session of its own: Ctrl-C is ours to hand on."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command], env=self.environment, stdin=subprocess.DEVNULL, start_new_session=True
-        )
-        self.running.append((name, process))
+        """Start a process that stays."""
+        self.running.append(Service(name, command, self.environment))
 
     def call(self, *command: str) -> None:
         """Run a process to its end; raises InputError where it fails."""
@@ -59,7 +93,8 @@ class Services:
         """Wait until a server answers; raises InputError where it does not, or where one has ended."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            self.check()
+            if told := [service.ended() for service in self.running if service.ended()]:
+                raise InputError(f"{told[0]}; what it said stands above")
             try:
                 with urllib.request.urlopen(url, timeout=5):  # noqa: S310 - it is http: we made it
                     return
@@ -67,31 +102,22 @@ class Services:
                 time.sleep(0.1)
         raise InputError(f"{url} does not answer after {PATIENCE:.0f} s")
 
-    def watch(self) -> None:
-        """Wait until one ends, which none should; raises InputError then."""
+    def watch(self) -> NoReturn:
+        """Start again what ends, which none should; raises InputError where that does not help."""
         while True:
-            self.check()
+            for service in self.running:
+                if told := service.ended():
+                    service.kill()
+                    if time.monotonic() - service.started < SHORT:
+                        raise InputError(f"{told} at once; what it said stands above")
+                    print(f"{told}; starting it again", flush=True)
+                    service.start()
             time.sleep(0.5)
-
-    def check(self) -> None:
-        """Raise InputError where one has ended."""
-        for name, process in self.running:
-            if process.poll() is not None:
-                raise InputError(f"{name} ended with status {process.returncode}; what it said stands above")
 
     def stop(self) -> None:
         """End them all, the last one first."""
-        for _, process in reversed(self.running):
-            if process.poll() is None:
-                process.terminate()
-                try:
-                    process.wait(timeout=GRACE)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-            # Servers have workers of their own.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        for service in reversed(self.running):
+            service.stop()
 
 
 def run(worker: bool) -> None:
@@ -103,7 +129,7 @@ def run(worker: bool) -> None:
         **os.environ,
         "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true", "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_API_URL": f"{prefect}/api", "MLFLOW_TRACKING_URI": mlflow, "WMT_STATE": str(root),
-        "PREFECT_LOGGING_SERVER_LEVEL": "WARNING", "PWD": str(Path.cwd()),
+        "PREFECT_LOGGING_SERVER_LEVEL": "WARNING", "PREFECT_PLUGINS_ENABLED": "false", "PWD": str(Path.cwd()),
     }  # fmt: skip
     services, address = Services(environment), root / "prefect-api"
     try:

@@ -51,11 +51,19 @@ class Orchestra:
         self.mlflow = free_port()
         self.api_url = f"http://127.0.0.1:{self.prefect}/api"
         self.log = home / "services.log"
+        self.gpus = home / "bin/gpus.txt"
+        """What `nvidia-smi` lists; it fails, as where there is none, without this file."""
+        self.gpus.parent.mkdir(parents=True)
+        command = self.gpus.with_name("nvidia-smi")
+        command.write_text('#!/bin/sh\nexec cat "$(dirname "$0")/gpus.txt" 2>/dev/null\n')
+        command.chmod(0o755)
 
     def environment(self) -> dict[str, str]:
         """The user's, in another terminal."""
+        own = self.clone.environment()
         return {
-            **self.clone.environment(),
+            **own,
+            "PATH": f"{self.gpus.parent}{os.pathsep}{own['PATH']}",
             # The console script `prefect` finds the clone's modules, whichever are installed.
             "PYTHONPATH": os.pathsep.join([str(self.clone.folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "PREFECT_HOME": str(self.home / "prefect"),
@@ -144,15 +152,18 @@ class Orchestra:
     def how(self, identity: str) -> dict[str, str]:
         return {name: run["state_name"] for name, run in self.stages(identity).items()}
 
-    def messages(self, identity: str) -> str:
+    def lines(self, identity: str) -> list[Json]:
         """The flow run's log."""
-        found: list[str] = []
+        found: list[Json] = []
         while True:
             body = {"logs": {"flow_run_id": {"any_": [identity]}}, "sort": "TIMESTAMP_ASC", "offset": len(found)}
             page = self.call("logs/filter", body)
             if not page:
-                return "\n".join(found)
-            found += [line["message"] for line in page]
+                return found
+            found += page
+
+    def messages(self, identity: str) -> str:
+        return "\n".join(line["message"] for line in self.lines(identity))
 
     def artifacts(self, identity: str) -> dict[str, Json]:
         """Key -> artifact of a flow run and its tasks."""
