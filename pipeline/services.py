@@ -129,6 +129,8 @@ def run(worker: bool) -> None:
         **os.environ,
         "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true", "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_API_URL": f"{prefect}/api", "MLFLOW_TRACKING_URI": mlflow, "WMT_STATE": str(root),
+        # A dozen processes for evaluating language models, which nobody here needs.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "PREFECT_LOGGING_SERVER_LEVEL": "WARNING", "PREFECT_PLUGINS_ENABLED": "false", "PWD": str(Path.cwd()),
     }  # fmt: skip
     services, address = Services(environment), root / "prefect-api"
