@@ -21,7 +21,6 @@ from nmt.config import InputError
 from nmt.model import DecoderLayer, MultiHeadAttention, Transformer, padding_mask
 from nmt.shapes import Float, Int
 
-
 _POSITIONS = 2048
 """Positions that are computed beforehand."""
 
@@ -181,7 +180,7 @@ class _ModelState(State):
             x = self._layer(weights, x, nodes, start, memory)
         self.position += 1
         # In bfloat16 a sum over a vocabulary would lose what tells hypotheses apart.
-        logits = x @ self.output
+        logits: Tensor = x @ self.output
         return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(dim=-1)
 
     def _layer(

@@ -137,7 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.out.exists() and not (options.out / "model.bin").exists():
-            raise InputError(f"{options.out} exists and is no CTranslate2 model: give another folder")
+            parser.error(f"{options.out} exists and is no CTranslate2 model: give another folder")
         export(options.model, options.out, options.quantization)
     except InputError as error:
         print(f"export: {error}", file=sys.stderr)

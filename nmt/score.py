@@ -65,7 +65,7 @@ def score_lines(models: Models, pairs: Iterable[tuple[str, str]], batch_tokens: 
         for number, (source, target) in window:
             ids = models.encode(source)
             if not ids:
-                raise InputError(f"line {number}: the source has no text, so there is nothing to translate: leave it out")
+                raise InputError(f"line {number}: the source has no text to translate: leave it out")
             coded.append((ids, models.encode_target(target) or [EOS]))
         found: dict[int, Scored] = {}
         for batch in _batches(coded, batch_tokens):

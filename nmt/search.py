@@ -100,9 +100,7 @@ def best_of_rows(
     return best, places // wanted * chunks + chosen.gather(-1, places % wanted)
 
 
-def _greedy(
-    scorer: Scorer, src: Int[Tensor, "batch src"], settings: SearchSettings, subwords: int
-) -> list[Hypothesis]:
+def _greedy(scorer: Scorer, src: Int[Tensor, "batch src"], settings: SearchSettings, subwords: int) -> list[Hypothesis]:
     """The likeliest subword at every position."""
     state = scorer.start(src)
     limit = limits(src, settings)
@@ -118,9 +116,7 @@ def _greedy(
         only_end(log_p, limit <= length)
         best, ids = log_p[:, 0].max(dim=1, keepdim=True)
         kept = []
-        for row, (index, gained, token) in enumerate(
-            zip(alive, best[:, 0].tolist(), ids[:, 0].tolist(), strict=True)
-        ):
+        for row, (index, gained, token) in enumerate(zip(alive, best[:, 0].tolist(), ids[:, 0].tolist(), strict=True)):
             totals[index] += gained
             if token == EOS:
                 penalty = length_penalty(length + 1, settings.alpha)

@@ -22,7 +22,7 @@ WINDOW = 2048
 """Lines sorted by length together: memory follows this, not the input."""
 WORKERS = 16
 """At most so many batches are searched at a time."""
-_SENTENCE_END = re.compile(r"(\S*)[.!?\u2026][\"'\u201c\u201d\u2019\u00bb)\]]*\s+(?=[\"'\u201c\u201e\u00ab(\[]*[^\W_a-z])")
+_SENTENCE_END = re.compile(r"(\S*)[.!?\u2026][\"'\u201c\u201d\u2019\u00bb)\]]*\s+(?=[\"'\u201c\u201e\u00ab(\[]*(\w))")
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def split_sentences(line: str, language: str) -> list[str]:
     sentences, start = [], 0
     for end in _SENTENCE_END.finditer(line):
         word = end[1].lstrip("\"'(\u201c\u201e\u00ab[")
-        if line[end.end(1)] == "." and (word in abbreviations or "." in word):
+        if end[2].islower() or (line[end.end(1)] == "." and (word in abbreviations or "." in word)):
             continue
         sentences.append(line[start : end.end()].strip())
         start = end.end()
