@@ -41,7 +41,7 @@ class Attention:
     """By kind."""
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def weights_of(model: Transformer, source: list[int], target: list[int]) -> dict[str, Tensor]:
     """Every layer's and head's weights by kind; `source` ends in EOS, `target` has neither BOS nor EOS."""
     device = model.embedding.table.device

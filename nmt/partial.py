@@ -60,6 +60,10 @@ class Partial:
         self.told = time.monotonic()
         return done
 
+    def close(self) -> None:
+        """Leave it as it is, to be gone on with."""
+        self.file.close()
+
     def write(self, text: str) -> int:
         """Add text."""
         return self.file.write(text.encode())

@@ -6,13 +6,14 @@ A line in, a line out; an empty line stays one. At a terminal it asks for lines.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
@@ -152,25 +153,29 @@ def _object(ready: Translator, translation: Translation, number: int) -> dict[st
 
 def run(ready: Translator, options: argparse.Namespace) -> None:
     """Translate a stream, from where an interrupted output ends."""
-    partial = None
-    done = 0
-    if options.output is not None:
-        partial = Partial(options.output, fingerprint(vars(options), ready.models.folders, options.input))
-        done = partial.begin(resume=options.resume)
-    out: TextIO | Partial = partial if partial is not None else sys.stdout
+    if options.output is None:
+        for text in _records(ready, options, 0):
+            sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    partial = Partial(options.output, fingerprint(vars(options), ready.models.folders, options.input))
+    done = partial.begin(resume=options.resume)
+    try:
+        for number, text in enumerate(_records(ready, options, done), start=done + 1):
+            partial.write(text)
+            partial.line(number)
+        partial.finish()
+    finally:
+        partial.close()
+
+
+def _records(ready: Translator, options: argparse.Namespace, done: int) -> Iterator[str]:
+    """What is written for each line after the first `done`."""
     with options.input.open("rb") if options.input is not None else nullcontext(sys.stdin.buffer) as stream:
-        lines = read_input(stream, str(options.input or "standard input"))
-        for _ in range(done):
-            next(lines, None)
+        lines = itertools.islice(read_input(stream, str(options.input or "standard input")), done, None)
         found = ready.translations(_counted(lines, done), options.nbest, options.batch_tokens, options.window, done)
         for number, translation in enumerate(found, start=done + 1):
-            out.write(record(ready, translation, number, options))
-            if partial is not None:
-                partial.line(number)
-    if partial is not None:
-        partial.finish()
-    else:
-        sys.stdout.flush()
+            yield record(ready, translation, number, options)
 
 
 def _counted(lines: Iterator[str], done: int) -> Iterator[str]:

@@ -33,6 +33,7 @@ TRAINING = Path("results/training.json")
 CURVES = Path("results/training.csv")
 BINNED = Path("data/binned/stats.json")
 TRANSLATIONS = Path("results/translations")
+ATTENTION = Path("results/attention")
 RAW = Path("data/raw")
 MARKDOWN, HTML = Path("results/report.md"), Path("results/report.html")
 
@@ -277,6 +278,12 @@ def examples(data: DataSettings) -> list[Block]:
                                                           list(zip(*texts, strict=True)))]  # fmt: skip
 
 
+def attention(folder: Path) -> list[Block]:
+    """The model's attention for a pair of the validation set, in the manner of the paper's figures 3 to 5."""
+    pictures = sorted(folder.glob("*.svg"))
+    return [Heading("Attention"), *(Figure(path.read_bytes(), path.stem) for path in pictures)] if pictures else []
+
+
 def curves(path: Path) -> Figure:
     """Losses, learning rate and speed over the updates, from the training's table."""
     with path.open(encoding="utf-8", newline="") as file:
@@ -330,6 +337,7 @@ def blocks() -> list[Block]:
         curves(CURVES),
         *text(data, stage.read_json(BINNED)),
         *examples(data),
+        *attention(ATTENTION),
         Heading("How to repeat it"),
         Paragraph(
             "The full configuration is results/config.yaml; libraries that decide bytes: "
@@ -346,6 +354,8 @@ def run(tracker: stage.Tracker) -> None:
         with writing(path) as temporary:
             temporary.write_text(written, encoding="utf-8", newline="\n")
         tracker.artifact(path)
+    for path in sorted(ATTENTION.glob("*")):
+        tracker.artifact(path, "attention")
     # From here and not from the stage that measured them: a cached stage tells a tracker nothing.
     metrics = stage.read_json(METRICS)
     tracker.metrics({key: value for key, value in metrics.items() if isinstance(value, int | float)})

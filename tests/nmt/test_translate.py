@@ -304,6 +304,7 @@ def test_attention_of_every_layer_head_and_kind(model: Path, tmp_path: Path) -> 
     assert all(picture.read_text(encoding="utf-8").rstrip().endswith("</svg>") for picture in pictures)
 
 
+@torch.no_grad()
 def test_attention_is_what_the_layers_use(model: Path) -> None:
     built = Models([model]).members[0]
     source, target = [5, 6, 7, 2], [8, 9]
