@@ -119,9 +119,8 @@ def main() -> None:
         return
     for name, value in report.items():
         if isinstance(value, dict) and "sentences_per_second" in value:
-            print(
-                f"{name:28s} {value['sentences_per_second']:8.1f} sentences/s {value['tokens_per_second']:8.0f} tokens/s"
-            )
+            speed, tokens = value["sentences_per_second"], value["tokens_per_second"]
+            print(f"{name:28s} {speed:8.1f} sentences/s {tokens:8.0f} tokens/s")
         elif isinstance(value, dict):
             print(f"{name:28s} {value['same']} of {value['lines']} lines the same")
             for line in value["differences"]:
