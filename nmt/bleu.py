@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.config import InputError
+from nmt.testsets import name_of
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
@@ -56,6 +57,8 @@ class Scores:
     paper_way: list[Step]
     """The last step's score is the paper's way; the first is sacreBLEU's."""
     lines: int
+    set: str | None
+    """The name of the references, where they are a set of WMT's that is known."""
 
     @property
     def bleu_paper_way(self) -> float:
@@ -187,6 +190,7 @@ def score(hypotheses: Sequence[str], references: Sequence[str], lang: str) -> Sc
         chrf_signature=chrf_signature,
         paper_way=paper_way(hypotheses, references, lang),
         lines=len(references),
+        set=name_of(references),
     )
 
 
@@ -212,6 +216,7 @@ def compare(baseline: Sequence[str], system: Sequence[str], references: Sequence
 def _report(path: Path, scores: Scores) -> dict[str, Any]:
     return {
         "hypothesis": str(path),
+        "set": scores.set,
         "lines": scores.lines,
         "bleu": scores.bleu,
         "bleu_signature": scores.signature,
@@ -225,7 +230,8 @@ def _report(path: Path, scores: Scores) -> dict[str, Any]:
 
 
 def _print(report: dict[str, Any]) -> None:
-    print(f"{report['hypothesis']}: {report['lines']} lines")
+    named = f" of {report['set']}" if report["set"] else ""
+    print(f"{report['hypothesis']}: {report['lines']} lines{named}")
     print(f"  sacreBLEU {report['bleu']:.2f}, 95% interval {report['bleu_low']:.2f} to {report['bleu_high']:.2f}")
     print(f"    {report['bleu_signature']}")
     print(f"  the paper's way {report['bleu_paper_way']:.2f}, by steps:")

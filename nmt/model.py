@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmt.cache import Cache, LayerCache
 from nmt.config import PAD, InputError, ModelSettings
 from nmt.shapes import Bool, Float, Int
 
@@ -56,20 +53,6 @@ class DecoderLayer(nn.Module):
     ) -> Float[Tensor, "batch tgt d_model"]:
         x = self.add_norms[0](x, self.self_attention(x, x, tgt_mask))
         x = self.add_norms[1](x, self.cross_attention(x, memory, src_mask))
-        return self.add_norms[2](x, self.feed_forward(x))
-
-    def step(
-        self, x: Float[Tensor, "rows 1 d_model"], cache: LayerCache, src_mask: Bool[Tensor, "batch 1 1 src"]
-    ) -> Float[Tensor, "rows 1 d_model"]:
-        """The layer at one new position, given the keys and values of those before it; adds its own to the cache.
-
-        Several rows in a row may share one source: to the cross-attention they are its queries.
-        """
-        cache.append(*self.self_attention.keys_values(x))
-        x = self.add_norms[0](x, self.self_attention.attend(x, *cache.past(), None))
-        queries = x.view(cache.memory_keys.shape[0], -1, x.shape[2])
-        crossed = self.cross_attention.attend(queries, cache.memory_keys, cache.memory_values, src_mask)
-        x = self.add_norms[1](x, crossed.view_as(x))
         return self.add_norms[2](x, self.feed_forward(x))
 
 
@@ -279,25 +262,6 @@ class Transformer(nn.Module):
     def logits(self, states: Float[Tensor, "... d_model"]) -> Float[Tensor, "... vocabulary"]:
         """The pre-softmax product with the shared embedding (3.4)."""
         return F.linear(states, self.embedding.table)
-
-    def start(self, src: Int[Tensor, "batch src"]) -> Cache:
-        """Encode the source and compute every layer's keys and values of it, once."""
-        src_mask = padding_mask(src)
-        memory = self.encode(src, src_mask)
-        layers = cast("Iterable[DecoderLayer]", self.decoder)
-        return Cache([LayerCache(*layer.cross_attention.keys_values(memory)) for layer in layers], src_mask)
-
-    def step(self, ids: Int[Tensor, "rows"], cache: Cache) -> Float[Tensor, "rows vocabulary"]:
-        """Logits of the position after `ids`, the last tokens so far; adds the position to the cache.
-
-        There may be several rows a source, as many for each, those of one source in a row.
-        """
-        x = self.embedding(ids[:, None], cache.position)
-        layers = cast("Iterable[DecoderLayer]", self.decoder)
-        for layer, layer_cache in zip(layers, cache.layers, strict=True):
-            x = layer.step(x, layer_cache, cache.src_mask)
-        cache.position += 1
-        return self.logits(x[:, 0])
 
 
 def padding_mask(ids: Int[Tensor, "batch length"]) -> Bool[Tensor, "batch 1 1 length"]:

@@ -14,8 +14,14 @@ import torch
 from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, UNK, SearchSettings
+from nmt.decoder import Decoder, Scorer
 from nmt.model import Transformer
 from nmt.shapes import Bool, Float, Int
+
+_CHUNK = 64
+"""Columns of which first only the best is looked at."""
+_STAY = 8
+"""Sentences that are done leave the batch when they are one in this many: leaving copies all the others."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,11 @@ def length_penalty(length: int, alpha: float) -> float:
 
 @torch.inference_mode()
 def search(
-    model: Transformer, src: Int[Tensor, "batch src"], settings: SearchSettings, subwords: int, nbest: int = 1
+    model: Transformer | Scorer,
+    src: Int[Tensor, "batch src"],
+    settings: SearchSettings,
+    subwords: int,
+    nbest: int = 1,
 ) -> list[list[Hypothesis]]:
     """The `nbest` best translations of each source, best first; there may be fewer.
 
@@ -46,10 +56,11 @@ def search(
     """
     if not 1 <= nbest <= settings.beam:
         raise ValueError(f"nbest is {nbest}: it must lie between 1 and the beam, {settings.beam}")
+    scorer = Decoder(model) if isinstance(model, Transformer) else model
     if settings.beam == 1:
-        return [[hypothesis] for hypothesis in _greedy(model, src, settings, subwords)]
-    beam = _Beam(model, src, settings, subwords, nbest)
-    while beam.sentences:
+        return [[hypothesis] for hypothesis in _greedy(scorer, src, settings, subwords)]
+    beam = _Beam(scorer, src, settings, subwords, nbest)
+    while len(beam.results) < src.shape[0]:
         beam.step()
     return [beam.results[index] for index in range(src.shape[0])]
 
@@ -59,43 +70,65 @@ def limits(src: Int[Tensor, "batch src"], settings: SearchSettings) -> Int[Tenso
     return (src != PAD).sum(1) - 1 + settings.max_extra
 
 
-def _forbid(logits: Float[Tensor, "rows vocabulary"], subwords: int) -> None:
+def forbid(log_p: Float[Tensor, "*rows vocabulary"], subwords: int) -> None:
     """Take out, in place, what is no text. What is left keeps its probability: nothing is renormalised."""
-    logits[:, [PAD, BOS, UNK]] = -math.inf
-    logits[:, subwords:] = -math.inf
+    for row in (PAD, BOS, UNK):
+        log_p[..., row] = -math.inf
+    log_p[..., subwords:] = -math.inf
 
 
-def _greedy(
-    model: Transformer, src: Int[Tensor, "batch src"], settings: SearchSettings, subwords: int
-) -> list[Hypothesis]:
+def only_end(log_p: Float[Tensor, "batch hypotheses vocabulary"], full: Bool[Tensor, "batch"]) -> None:
+    """Where a sentence is as long as it may be, leave, in place, EOS alone."""
+    ends = log_p[..., EOS].clone()
+    log_p.masked_fill_(full[:, None, None], -math.inf)
+    log_p[..., EOS] = ends
+
+
+def best_of_rows(
+    log_p: Float[Tensor, "*rows vocabulary"], wanted: int
+) -> tuple[Float[Tensor, "*rows wanted"], Int[Tensor, "*rows wanted"]]:
+    """Like `topk`. On a CPU faster: the best n of a row lie in the n chunks of it that have the largest maxima."""
+    vocabulary = log_p.shape[-1]
+    chunks = vocabulary // _CHUNK
+    if log_p.is_cuda or vocabulary % _CHUNK or chunks < 2 * wanted:
+        return log_p.topk(wanted, dim=-1)
+    # A chunk is every `chunks`-th column: their maxima are vectors' maxima.
+    folded = log_p.unflatten(-1, (_CHUNK, chunks))
+    chosen = folded.amax(-2).topk(wanted, dim=-1, sorted=False).indices
+    inside = folded.gather(-1, chosen[..., None, :].expand(*folded.shape[:-1], wanted))
+    best, places = inside.flatten(-2).topk(wanted, dim=-1)
+    return best, places // wanted * chunks + chosen.gather(-1, places % wanted)
+
+
+def _greedy(scorer: Scorer, src: Int[Tensor, "batch src"], settings: SearchSettings, subwords: int) -> list[Hypothesis]:
     """The likeliest subword at every position."""
-    cache = model.start(src)
-    limit = limits(src, settings).tolist()
+    state = scorer.start(src)
+    limit = limits(src, settings)
     results: dict[int, Hypothesis] = {}
     alive = list(range(src.shape[0]))
     written: list[list[int]] = [[] for _ in alive]
     totals = [0.0] * len(alive)
-    ids = torch.full((len(alive),), BOS, device=src.device)
+    ids = torch.full((len(alive), 1), BOS, device=src.device)
+    length = 0
     while alive:
-        logits = model.step(ids, cache)
-        normaliser = logits.logsumexp(1)
-        _forbid(logits, subwords)
-        ended = torch.tensor([len(written[index]) >= limit[index] for index in alive], device=src.device)
-        ids = torch.where(ended, EOS, logits.argmax(1))
-        gained = (logits.gather(1, ids[:, None])[:, 0] - normaliser).tolist()
+        log_p = state.step(ids)
+        forbid(log_p, subwords)
+        only_end(log_p, limit <= length)
+        best, ids = log_p[:, 0].max(dim=1, keepdim=True)
         kept = []
-        for row, (index, token) in enumerate(zip(alive, ids.tolist(), strict=True)):
-            totals[index] += gained[row]
+        for row, (index, gained, token) in enumerate(zip(alive, best[:, 0].tolist(), ids[:, 0].tolist(), strict=True)):
+            totals[index] += gained
             if token == EOS:
-                penalty = length_penalty(len(written[index]) + 1, settings.alpha)
+                penalty = length_penalty(length + 1, settings.alpha)
                 results[index] = Hypothesis(written[index], totals[index], totals[index] / penalty)
             else:
                 written[index].append(token)
                 kept.append(row)
+        length += 1
         if len(kept) < len(alive):
             rows = torch.tensor(kept, device=src.device, dtype=torch.long)
-            cache.reorder(rows, rows)
-            ids, alive = ids[rows], [alive[row] for row in kept]
+            state.keep(rows)
+            ids, limit, alive = ids[rows], limit[rows], [alive[row] for row in kept]
     return [results[index] for index in range(src.shape[0])]
 
 
@@ -103,67 +136,62 @@ class _Beam:
     """The state of a batch of searches: k living and up to k finished hypotheses of each sentence."""
 
     def __init__(
-        self, model: Transformer, src: Int[Tensor, "batch src"], settings: SearchSettings, subwords: int, nbest: int
+        self, scorer: Scorer, src: Int[Tensor, "batch src"], settings: SearchSettings, subwords: int, nbest: int
     ) -> None:
-        self.model, self.settings, self.subwords, self.nbest = model, settings, subwords, nbest
-        self.cache = model.start(src)
+        self.settings, self.subwords, self.nbest = settings, subwords, nbest
+        self.state = scorer.start(src)
         batch, k = src.shape[0], settings.beam
         self.sentences: list[int] = list(range(batch))
-        """Which of the batch's sentences are still searched; the tensors' rows follow it."""
+        """Which of the batch's sentences the tensors' rows are; those that are done may stay a while."""
         self.results: dict[int, list[Hypothesis]] = {}
         self.limit = limits(src, settings)
+        self.least_limit = int(self.limit.min())
         self.length = 0
         """Subwords of every living hypothesis."""
-        kind = self.model.embedding.table.dtype
-        # All k start as the same hypothesis: only the first may go on.
-        self.alive = torch.full((batch, k), -math.inf, dtype=kind, device=src.device)
-        self.alive[:, 0] = 0.0
-        self.tokens = torch.full((batch, k, 1), BOS, device=src.device)
+        # All begin as one hypothesis; there are k as soon as k different continuations have been seen.
+        self.tokens = torch.full((batch, 1, 1), BOS, device=src.device)
+        kind = torch.float64 if src.device.type == "cpu" else torch.float32
+        self.alive = torch.zeros(batch, 1, dtype=kind, device=src.device)
         self.finished = torch.full((batch, k), -math.inf, dtype=kind, device=src.device)
         """Scores under the length penalty."""
         self.finished_tokens = torch.full((batch, k, 1), PAD, device=src.device)
 
     def step(self) -> None:
         """One more position for every living hypothesis."""
-        batch, k = self.alive.shape
         log_p, tokens, origin = self._continuations()
         ends = tokens == EOS
         self.length += 1
         self._finish(log_p.masked_fill(~ends, -math.inf), origin)
+        k = min(self.settings.beam, log_p.shape[1])
         self.alive, picked = log_p.masked_fill(ends, -math.inf).topk(k, dim=1)
         origin, tokens = origin.gather(1, picked), tokens.gather(1, picked)
         past = self.tokens.gather(1, origin[:, :, None].expand(-1, -1, self.length))
         self.tokens = torch.cat((past, tokens[:, :, None]), dim=2)
-        rows = origin + torch.arange(batch, device=origin.device)[:, None] * k
-        self._leave(rows)
+        self.state.follow(origin)
+        self._leave()
 
     def _continuations(
         self,
     ) -> tuple[Float[Tensor, "batch candidates"], Int[Tensor, "batch candidates"], Int[Tensor, "batch candidates"]]:
         """The 2k best: log-probability, last subword, and which living hypothesis each continues."""
-        batch, k = self.alive.shape
-        logits = self.model.step(self.tokens[:, :, -1].flatten(), self.cache)
-        normaliser = logits.logsumexp(1)
-        _forbid(logits, self.subwords)
-        full = (self.limit <= self.length).repeat_interleave(k)
-        if full.any():
-            keep = logits[:, EOS].clone()
-            logits.masked_fill_(full[:, None], -math.inf)
-            logits[:, EOS] = keep
+        batch = self.alive.shape[0]
+        following = self.state.step(self.tokens[:, :, -1])
+        forbid(following, self.subwords)
+        if self.length >= self.least_limit:
+            only_end(following, self.limit <= self.length)
         # The best 2k of all rows are among the best 2k of each.
-        width = min(2 * k, logits.shape[1])
-        best, tokens = logits.topk(width, dim=1)
-        log_p = (best - normaliser[:, None]).view(batch, k, width) + self.alive[:, :, None]
-        log_p, places = log_p.flatten(1).topk(2 * k, dim=1)
-        return log_p, tokens.view(batch, k * width).gather(1, places), places // width
+        width = min(2 * self.settings.beam, following.shape[2])
+        best, tokens = best_of_rows(following, width)
+        log_p = (best + self.alive[:, :, None]).flatten(1)
+        log_p, places = log_p.topk(min(2 * self.settings.beam, log_p.shape[1]), dim=1)
+        return log_p, tokens.view(batch, -1).gather(1, places), places // width
 
     def _finish(self, ended: Float[Tensor, "batch candidates"], origin: Int[Tensor, "batch candidates"]) -> None:
         """Keep the k best of the finished and the newly ended (-inf where one did not end)."""
-        k = self.alive.shape[1]
         scores = torch.cat((self.finished, ended / length_penalty(self.length, self.settings.alpha)), dim=1)
         new = self.tokens.gather(1, origin[:, :, None].expand(-1, -1, self.length))
         old = torch.nn.functional.pad(self.finished_tokens, (0, self.length - self.finished_tokens.shape[2]), value=PAD)
-        self.finished, picked = scores.topk(k, dim=1)
+        self.finished, picked = scores.topk(self.settings.beam, dim=1)
         everything = torch.cat((old, new), dim=1)
         self.finished_tokens = everything.gather(1, picked[:, :, None].expand(-1, -1, self.length))
 
@@ -182,20 +210,20 @@ class _Beam:
             reached = reached.masked_fill(self.finished[:, 0] == -math.inf, -math.inf)
         return (reached >= bound) | (bound == -math.inf)
 
-    def _leave(self, rows: Int[Tensor, "batch k"]) -> None:
-        """Take the results of sentences that are done and go on with the others; `rows` is the cache's new order."""
-        done = self._done()
-        if not done.any():
-            self.cache.reorder(rows.flatten(), None)
-            return
-        flags = done.tolist()
+    def _leave(self) -> None:
+        """Take the results of sentences that are done; these leave the batch once they are many."""
+        done = self._done().tolist()
         for row, index in enumerate(self.sentences):
-            if flags[row]:
+            if done[row] and index not in self.results:
                 self.results[index] = self._hypotheses(row)
-        self.sentences = [index for index, flag in zip(self.sentences, flags, strict=True) if not flag]
-        kept = (~done).nonzero()[:, 0]
-        self.cache.reorder(rows[kept].flatten(), kept)
+        going = [row for row, index in enumerate(self.sentences) if index not in self.results]
+        if not going or len(going) > len(self.sentences) * (1 - 1 / _STAY):
+            return
+        self.sentences = [self.sentences[row] for row in going]
+        kept = torch.tensor(going, device=self.alive.device)
+        self.state.keep(kept)
         self.limit, self.alive, self.tokens = self.limit[kept], self.alive[kept], self.tokens[kept]
+        self.least_limit = int(self.limit.min())
         self.finished, self.finished_tokens = self.finished[kept], self.finished_tokens[kept]
 
     def _hypotheses(self, row: int) -> list[Hypothesis]:

@@ -1,125 +1,240 @@
-"""Sentences to sentences, from a model folder alone: `python -m nmt.translate MODEL_DIR < text`."""
+"""Translate raw text with a model folder alone: `python -m nmt.translate MODEL_DIR < text`.
+
+A line in, a line out; an empty line stays one. At a terminal it asks for lines.
+"""
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from nmt import subwords
-from nmt.checkpoint import load_description, load_model
-from nmt.config import EOS, PAD, InputError, SearchSettings
-from nmt.moses import Moses
-from nmt.search import search
+from nmt.config import InputError, SearchSettings
+from nmt.models import PRECISIONS, Models
+from nmt.partial import Partial, fingerprint
+from nmt.sampling import SamplingSettings
+from nmt.translator import WINDOW, Engine, TorchEngine, Translation, Translator, batches, read_input, split_sentences
 
-WINDOW = 2048
-"""Lines sorted by length together: memory follows this, not the input."""
+__all__ = ["Translator", "batches", "main", "read_input", "split_sentences"]
 
-
-class Translator:
-    """A model folder, ready to translate.
-
-    Raises InputError where the folder is not complete or its parts do not fit together.
-    """
-
-    def __init__(
-        self, folder: Path, device: torch.device | None = None, settings: SearchSettings | None = None
-    ) -> None:
-        self.description = load_description(folder)
-        self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.subwords = subwords.load(folder / "subwords")
-        if self.subwords.size != self.description.vocabulary:
-            raise InputError(
-                f"{folder}: the model has {self.description.vocabulary} rows, its subwords {self.subwords.size}: "
-                "the folder is put together of two models"
-            )
-        self.model = load_model(folder, self.description).to(self.device)
-        self.settings = settings or self.description.search
-        self.source = Moses(self.description.source, self.description.tokenizer)
-        self.target = Moses(self.description.target, self.description.tokenizer)
-
-    def translate(self, lines: Iterable[str], batch_tokens: int = 4096) -> Iterator[str]:
-        """A translation for each line, in order; an empty line for an empty one.
-
-        `batch_tokens` bounds the source positions searched at a time, padding included, all beams counted.
-        """
-        lines = iter(lines)
-        while window := list(itertools.islice(lines, WINDOW)):
-            encoded = [self.encode(line) for line in window]
-            translated = [""] * len(window)
-            for batch in batches(encoded, max(1, batch_tokens // self.settings.beam)):
-                for index, text in zip(batch, self._search([encoded[i] for i in batch]), strict=True):
-                    translated[index] = text
-            yield from translated
-
-    def encode(self, line: str) -> list[int]:
-        """Subword ids of a raw line, EOS last; none for a line without text."""
-        ids = self.subwords.encode(self.source.tokenize(self.source.normalize(line)))
-        return [*ids, EOS] if ids else []
-
-    def decode(self, ids: list[int]) -> str:
-        """The detokenised text of subword ids."""
-        return self.target.detokenize(self.subwords.decode(ids))
-
-    def _search(self, sentences: list[list[int]]) -> list[str]:
-        longest = max(len(ids) for ids in sentences)
-        src = torch.tensor([ids + [PAD] * (longest - len(ids)) for ids in sentences], device=self.device)
-        found = search(self.model, src, self.settings, self.subwords.unpadded)
-        return [self.decode(hypotheses[0].ids) for hypotheses in found]
+LONGEST = 256
+"""Subwords of a line that is translated whole: the paper's code trained on none longer."""
 
 
-def batches(sentences: list[list[int]], tokens: int) -> Iterator[list[int]]:
-    """Indices of the sentences that are not empty, of about equal length together, longest first.
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parse = argparse.ArgumentParser(prog="python -m nmt.translate", description=__doc__)
+    parse.add_argument("model", type=Path, metavar="MODEL_DIR", help="a model folder, such as models/average")
+    parse.add_argument(
+        "--ensemble",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="MODEL_DIR",
+        help="more models of the same vocabulary: the mean of their probabilities",
+    )
+    parse.add_argument("--pair", help="refuse a model of another pair: en-de, ...")
+    parse.add_argument("--input", type=Path, metavar="FILE", help="lines to translate, instead of standard input")
+    parse.add_argument("--output", type=Path, metavar="FILE", help="appears when it is whole")
+    parse.add_argument("--resume", action="store_true", help="go on with an --output that was interrupted")
+    search = parse.add_argument_group("search; by default as the model folder says")
+    search.add_argument("--beam", type=int, help="hypotheses a sentence; 1: greedy")
+    search.add_argument("--alpha", type=float, help="length penalty")
+    search.add_argument("--max-extra", type=int, dest="max_extra", help="subwords beyond the source's")
+    search.add_argument("--stop", help="exact, or tensor2tensor's looser rule")
+    search.add_argument("--nbest", type=int, default=1, help="translations a line, written `line ||| text ||| score`")
+    search.add_argument("--sample", action="store_true", help="draw translations at random instead of searching")
+    search.add_argument("--temperature", type=float, default=1.0, help="of --sample")
+    search.add_argument("--top-k", type=int, default=0, dest="top_k", help="of --sample: among the likeliest alone")
+    search.add_argument("--seed", type=int, default=1, help="of --sample")
+    parse.add_argument("--longest", type=int, default=LONGEST, help="subwords of a line that is translated whole")
+    parse.add_argument(
+        "--long",
+        choices=("split", "refuse"),
+        default="split",
+        help="longer lines: their sentences one by one, or a refusal",
+    )
+    parse.add_argument("--json", action="store_true", help="a JSON object a line: translations, scores, attention")
+    parse.add_argument(
+        "--engine",
+        choices=("torch", "ctranslate2"),
+        default="torch",
+        help="ctranslate2: with a folder made by python -m nmt.export; its penalty is not GNMT's",
+    )
+    parse.add_argument("--device", help="cpu, cuda; by default a GPU where there is one")
+    parse.add_argument("--precision", choices=sorted(PRECISIONS), default="float32")
+    parse.add_argument(
+        "--batch-tokens",
+        type=int,
+        default=4096,
+        dest="batch_tokens",
+        help="source positions a batch, all beams counted: memory goes with it",
+    )
+    parse.add_argument("--window", type=int, default=WINDOW, help="lines sorted by length together; 1: line by line")
+    return parse  # fmt: skip
 
-    At most `tokens` positions a batch, padding included; a longer sentence stands alone.
-    """
-    order = sorted((i for i, ids in enumerate(sentences) if ids), key=lambda i: -len(sentences[i]))
-    batch: list[int] = []
-    for index in order:
-        if batch and (len(batch) + 1) * len(sentences[batch[0]]) > tokens:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
+
+def translator(options: argparse.Namespace) -> Translator:
+    """What the command line asks for; raises InputError or ValueError where it cannot be had."""
+    for name in ("nbest", "longest", "batch_tokens", "window"):
+        if getattr(options, name) < 1:
+            raise InputError(f"--{name.replace('_', '-')} is {getattr(options, name)}: give at least 1")
+    if options.resume and options.output is None:
+        raise InputError("--resume goes on with a file: give --output too")
+    pair = tuple(options.pair.split("-")) if options.pair else None
+    if pair is not None and len(pair) != 2:
+        raise InputError(f"--pair is `{options.pair}`: write it as en-de")
+    native = options.engine == "torch"
+    device = torch.device(options.device) if options.device else None
+    models = Models([options.model, *options.ensemble], device, options.precision, pair, weights=native)
+    asked = {key: getattr(options, key) for key in ("beam", "alpha", "max_extra", "stop")}
+    changes = {key: value for key, value in asked.items() if value is not None}
+    settings = SearchSettings.model_validate({**models.description.search.model_dump(), **changes})
+    if not options.sample and options.nbest > settings.beam:
+        raise InputError(f"--nbest is {options.nbest}, and the beam {settings.beam}: raise --beam to it")
+    engine = _engine(options, models)
+    return Translator(models, None, settings, engine, options.longest, split=options.long == "split")
 
 
-def read_input(stream: Iterable[bytes]) -> Iterator[str]:
-    """Lines of standard input, split at \\n alone; raises InputError at the first that is not UTF-8."""
-    for number, raw in enumerate(stream, start=1):
-        try:
-            yield raw.decode("utf-8").removesuffix("\n")
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"standard input, line {number}, byte {error.start + 1}: not UTF-8 ({error.reason}); convert it first"
-            ) from error
+def _engine(options: argparse.Namespace, models: Models) -> Engine:
+    if options.engine == "torch":
+        drawn = {"seed": options.seed, "temperature": options.temperature, "top_k": options.top_k}
+        return TorchEngine(models, SamplingSettings.model_validate(drawn) if options.sample else None)
+    if options.sample or options.ensemble:
+        raise InputError("--sample and --ensemble are of our own engine: use --engine torch")
+    from nmt.ctranslate import NOTE, CTranslate2Engine
+
+    engine = CTranslate2Engine(options.model, models)
+    print(f"translate: {NOTE}", file=sys.stderr)
+    return engine
 
 
-def main() -> None:
-    """Translate standard input, a line each."""
-    parser = argparse.ArgumentParser(prog="python -m nmt.translate", description=__doc__)
-    parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a model folder, such as models/average")
-    parser.add_argument("--beam", type=int, help="hypotheses a sentence; the folder's own value by default")
-    parser.add_argument("--alpha", type=float, help="length penalty; the folder's own value by default")
-    arguments = parser.parse_args()
-    try:
-        translator = Translator(arguments.model)
-        changes = {key: getattr(arguments, key) for key in ("beam", "alpha") if getattr(arguments, key) is not None}
-        translator.settings = SearchSettings.model_validate({**translator.settings.model_dump(), **changes})
-        for text in translator.translate(read_input(sys.stdin.buffer)):
-            sys.stdout.write(text + "\n")
+def record(ready: Translator, translation: Translation, number: int, options: argparse.Namespace) -> str:
+    """What is written for a line, with its \\n."""
+    if options.json:
+        return json.dumps(_object(ready, translation, number), ensure_ascii=False) + "\n"
+    if options.nbest == 1:
+        return translation.texts[0] + "\n"
+    scored = zip(translation.texts, translation.hypotheses, strict=False)
+    lines = [f"{number} ||| {text} ||| {found.score:.6f}\n" for text, found in scored]
+    return "".join(lines) or f"{number} |||  ||| 0.000000\n"
+
+
+def _object(ready: Translator, translation: Translation, number: int) -> dict[str, Any]:
+    names = ready.models.subwords.symbols
+    found = [
+        {
+            "text": text,
+            "score": hypothesis.score,
+            "log_probability": hypothesis.log_probability,
+            "subwords": names(hypothesis.ids),
+        }
+        for text, hypothesis in zip(translation.texts, translation.hypotheses, strict=False)
+    ]
+    whole: dict[str, Any] = {"line": number, "source": translation.source, "translations": found}
+    if len(translation.pieces) > 1:
+        whole["sentences"] = len(translation.pieces)
+    elif translation.pieces and ready.models.members:
+        from nmt.attention import alignment
+
+        ids = translation.pieces[0].ids
+        weights = alignment(ready.models.members, ids, translation.hypotheses[0].ids)
+        whole |= {"source_subwords": names(ids), "attention": [[round(w, 4) for w in row] for row in weights.tolist()]}
+    return whole
+
+
+def run(ready: Translator, options: argparse.Namespace) -> None:
+    """Translate a stream, from where an interrupted output ends."""
+    if options.output is None:
+        for text in _records(ready, options, 0):
+            sys.stdout.write(text)
         sys.stdout.flush()
+        return
+    partial = Partial(options.output, fingerprint(vars(options), ready.models.folders, options.input))
+    done = partial.begin(resume=options.resume)
+    try:
+        for number, text in enumerate(_records(ready, options, done), start=done + 1):
+            partial.write(text)
+            partial.line(number)
+        partial.finish()
+    finally:
+        partial.close()
+
+
+def _records(ready: Translator, options: argparse.Namespace, done: int) -> Iterator[str]:
+    """What is written for each line after the first `done`."""
+    with options.input.open("rb") if options.input is not None else nullcontext(sys.stdin.buffer) as stream:
+        lines = itertools.islice(read_input(stream, str(options.input or "standard input")), done, None)
+        found = ready.translations(_counted(lines, done), options.nbest, options.batch_tokens, options.window, done)
+        for number, translation in enumerate(found, start=done + 1):
+            yield record(ready, translation, number, options)
+
+
+def _counted(lines: Iterator[str], done: int) -> Iterator[str]:
+    """The lines as they are; at a terminal how many have been read is shown."""
+    if not sys.stderr.isatty():
+        yield from lines
+        return
+    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("lines read"), MofNCompleteColumn(), TimeElapsedColumn())
+    from rich.console import Console
+
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("lines", total=None, completed=done)
+        for line in lines:
+            progress.advance(task)
+            yield line
+
+
+def converse(ready: Translator, options: argparse.Namespace) -> None:
+    """Ask for lines at a terminal until it says that there are no more."""
+    print(f"{ready.description.source} > {ready.description.target}; end with Ctrl-D", file=sys.stderr)
+    number = 0
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            print()
+            return
+        try:
+            for translation in ready.translations([line], options.nbest, options.batch_tokens, 1, number):
+                sys.stdout.write(record(ready, translation, number + 1, options))
+        except InputError as error:
+            print(f"translate: {error}", file=sys.stderr)
+        number += 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Translate; returns the exit status."""
+    options = parser().parse_args(arguments)
+    try:
+        ready = translator(options)
+        if options.input is None and options.output is None and sys.stdin.isatty():
+            converse(ready, options)
+        else:
+            run(ready, options)
     except BrokenPipeError:
         # The reader has had enough; Python would complain once more when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        print(f"translate: {error.filename or options.output}: {error.strerror}", file=sys.stderr)
+        return 1
     except ValueError as error:
-        sys.exit(f"translate: {error}")
+        print(f"translate: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

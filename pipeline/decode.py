@@ -32,7 +32,7 @@ def translate(model: Path, search: SearchSettings, source: Path, out: Path) -> f
     """Translate a file with a model folder, line by line; returns the seconds it took, loading apart."""
     # torch takes a second to import, which `--help` need not wait for.
     from nmt.corpus import read_lines
-    from nmt.translate import Translator
+    from nmt.translator import Translator
 
     translator = Translator(model, settings=search)
     start = time.monotonic()

@@ -32,6 +32,7 @@ TRAINING = Path("results/training.json")
 CURVES = Path("results/training.csv")
 BINNED = Path("data/binned/stats.json")
 TRANSLATIONS = Path("results/translations")
+ATTENTION = Path("results/attention")
 RAW = Path("data/raw")
 MARKDOWN, HTML = Path("results/report.md"), Path("results/report.html")
 FIGURES = Path("results/figures")
@@ -277,6 +278,12 @@ def examples(data: DataSettings) -> list[Block]:
                                                           list(zip(*texts, strict=True)))]  # fmt: skip
 
 
+def attention(folder: Path) -> list[Block]:
+    """The model's attention for a pair of the validation set, in the manner of the paper's figures 3 to 5."""
+    pictures = [Figure(path.read_bytes(), path.stem, f"attention-{path.stem}") for path in sorted(folder.glob("*.svg"))]
+    return [Heading("Attention"), *pictures] if pictures else []
+
+
 def blocks() -> list[Block]:
     """The whole report, from the files of the stages before."""
     asked, data = load_section("run", RunSettings), load_section("data", DataSettings)
@@ -297,6 +304,7 @@ def blocks() -> list[Block]:
         figures.curves(CURVES),
         *text(data, stage.read_json(BINNED)),
         *examples(data),
+        *attention(ATTENTION),
         Heading("How to repeat it"),
         Paragraph(
             "The full configuration is results/config.yaml; libraries that decide bytes: "

@@ -45,6 +45,9 @@ def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
         "results/config.yaml", "results/training.json", "results/training.csv", "results/metrics.json",
         "results/translations/sampledev.last.de", "results/translations/sampletest.average.de",
         "results/report.md", "results/report.html", "results/figures/training.svg", "results/figures/cost.svg",
+        "results/attention/attention.npz",
+        *(f"results/attention/{kind}-{what}.svg" for kind in ("encoder", "decoder", "cross")
+          for what in ("all-heads", "layer-1")),
     }  # fmt: skip
     lines = (finished.folder / "results/translations/sampletest.average.de").read_bytes().count(b"\n")
     assert lines == (finished.folder / "data/raw/test.sampletest.en").read_bytes().count(b"\n") == 500
@@ -78,7 +81,10 @@ def test_the_model_folder_translates_alone(finished: Clone, tmp_path: Path) -> N
 
 
 def test_a_comment_in_the_search_reruns_decoding_and_an_edit_of_the_model_trains_anew(finished: Clone) -> None:
-    for module, stages in [("search", {"decode"}), ("model", {"train", "average", "decode"})]:
+    for module, stages in [
+        ("search", {"decode", "attention"}),
+        ("model", {"train", "average", "decode", "attention"}),
+    ]:
         path = finished.folder / f"nmt/{module}.py"
         before = path.read_text()
         path.write_text(before + "\n# A comment.\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nmt import bleu
+from nmt import bleu, testsets
 from nmt.config import InputError
 
 REAL = Path(__file__).resolve().parents[2].parent / "shared/real"
@@ -144,6 +144,7 @@ def test_known_score_of_newstest2013() -> None:
     hypotheses = bleu.read_lines(REAL / "scored/newstest2013.system.de")
     references = bleu.read_lines(REAL / "newstest/newstest2013.en-de.de")
     assert f"{bleu.sacrebleu(hypotheses, references)[0]:.2f}" == "28.09"
+    assert testsets.name_of(references) == "newstest2013, de (sacreBLEU: wmt13)"
 
 
 @needs_real
@@ -151,4 +152,8 @@ def test_known_scores_of_filtered_newstest2014() -> None:
     hypotheses = bleu.read_lines(REAL / "scored/newstest2014.filtered2737.system.de")
     references = bleu.read_lines(REAL / "scored/newstest2014.filtered2737.reference.de")
     steps = bleu.paper_way(hypotheses, references, "de")
+    assert testsets.name_of(references) == "newstest2014/filtered, de (sacreBLEU: wmt14)"
+    full = bleu.read_lines(REAL / "newstest/newstest2014.en-de.de")
+    assert testsets.name_of(full) == "newstest2014/full, de (sacreBLEU: wmt14/full)"
+    assert testsets.name_of(full[1:]) is None
     assert [f"{step.bleu:.2f}" for step in steps] == ["29.82", "29.92", "30.53", "31.62"]

@@ -184,30 +184,6 @@ def test_the_embedding_is_one_tensor_with_one_gradient() -> None:
     assert gradient[15].abs().sum() == 0
 
 
-def test_stepwise_decoding_equals_all_positions_at_once() -> None:
-    model = model_of(d_k=3, d_v=5)
-    src = ids([5, 6, 7, 2], [8, 2])
-    tgt = torch.randint(4, VOCABULARY, (2, 40))
-    tgt[:, 0] = 1
-    expected = model.logits(model(src, tgt))
-    cache = model.start(src)
-    with torch.no_grad():
-        for position in range(40):
-            found = model.step(tgt[:, position], cache)
-            assert torch.allclose(found, expected[:, position], atol=1e-10)
-
-
-def test_several_rows_may_share_a_source() -> None:
-    model = model_of()
-    src = ids([5, 6, 7, 2], [8, 2])
-    shared, repeated = model.start(src), model.start(src.repeat_interleave(3, dim=0))
-    first = torch.tensor([1, 1, 1, 1, 1, 1])
-    second = torch.tensor([4, 5, 6, 7, 8, 9])
-    with torch.no_grad():
-        for tokens in (first, second):
-            assert torch.allclose(model.step(tokens, shared), model.step(tokens, repeated), atol=1e-12)
-
-
 def test_dropout_keeps_the_mean_and_the_share() -> None:
     dropout = model_of(P_drop=0.3).encoder[0].add_norms[0].dropout.train()
     x = torch.ones(1_000_003)

@@ -99,7 +99,7 @@ def test_a_training_value_reruns_training_and_what_follows(
 ) -> None:
     training = finished.training.model_copy(update={"updates": 7})
     changed = finished.model_copy(update={"training": training})
-    assert runs(changed, {}, monkeypatch) == ["train", "average", "decode", "score", "report"]
+    assert runs(changed, {}, monkeypatch) == ["train", "average", "decode", "score", "attention", "report"]
 
 
 def test_code_of_search_reruns_decoding_and_what_follows(

@@ -1,0 +1,138 @@
+"""Decoding step by step against the model's parallel form; ensembles; sampling."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from nmt.config import BOS, EOS, PAD, InputError, ModelSettings, SearchSettings
+from nmt.decoder import Decoder, Ensemble
+from nmt.model import Transformer
+from nmt.sampling import SamplingSettings, sample
+from nmt.score import score
+from nmt.search import best_of_rows, search
+
+ROWS = 16
+HOW = SearchSettings(beam=4, alpha=0.6, max_extra=6, stop="exact")
+SRC = torch.tensor([[5, 6, 7, EOS], [8, EOS, PAD, PAD]])
+
+
+def model_of(seed: int = 0, **changes: object) -> Transformer:
+    torch.manual_seed(seed)
+    settings = {
+        "N": 2, "d_model": 16, "d_ff": 32, "h": 2, "d_k": 8, "d_v": 8, "P_drop": 0.1, "attention_dropout": 0.0,
+        "relu_dropout": 0.0, "positions": "sinusoidal", "position_layout": "interleaved", "max_positions": 64,
+        "projection_biases": True, "initialisation": "glorot", **changes,
+    }  # fmt: skip
+    model = Transformer(ModelSettings.model_validate(settings), ROWS)
+    with torch.no_grad():
+        model.embedding.table.mul_(3.0)
+    return model.double().eval()
+
+
+@pytest.mark.parametrize("changes", [{}, {"d_k": 3, "d_v": 5}, {"projection_biases": False}, {"positions": "learned"}])
+def test_step_by_step_equals_all_positions_at_once(changes: dict[str, object]) -> None:
+    model = model_of(**changes)
+    tgt = torch.randint(4, ROWS, (2, 40))
+    tgt[:, 0] = BOS
+    expected = model.logits(model(SRC, tgt)).log_softmax(2)
+    state = Decoder(model).start(SRC)
+    for position in range(40):
+        assert torch.allclose(state.step(tgt[:, position : position + 1])[:, 0], expected[:, position], atol=1e-10)
+
+
+def test_hypotheses_share_what_came_before_and_nothing_else() -> None:
+    model = model_of()
+    state = Decoder(model).start(SRC)
+    state.step(torch.full((2, 1), BOS))
+    state.follow(torch.zeros(2, 3, dtype=torch.long))
+    state.step(torch.tensor([[4, 5, 6], [7, 8, 9]]))
+    state.follow(torch.tensor([[2, 0], [1, 1]]))
+    state.step(torch.tensor([[10, 11], [12, 13]]))
+    state.keep(torch.tensor([1]))
+    state.follow(torch.tensor([[1, 0]]))
+    found = state.step(torch.tensor([[14, 15]]))
+    for place, ids in enumerate(([BOS, 8, 13, 14], [BOS, 8, 12, 15])):
+        expected = model.logits(model(SRC[1:, :2], torch.tensor([ids]))).log_softmax(2)[0, -1]
+        assert torch.allclose(found[0, place], expected, atol=1e-10)
+
+
+def test_the_best_of_rows_are_those_of_topk() -> None:
+    torch.manual_seed(1)
+    for columns in (64 * 20, 64 * 20 + 1, 9):
+        log_p = torch.randn(5, 3, columns)
+        best, places = best_of_rows(log_p, 8)
+        expected = log_p.topk(8, dim=-1)
+        assert torch.equal(best, expected.values)
+        # Equal values may stand in either order.
+        assert torch.equal(log_p.gather(-1, places), best)
+        assert all(len(set(row)) == 8 for row in places.flatten(0, 1).tolist())
+
+
+def test_an_ensemble_of_one_model_with_itself_is_the_model() -> None:
+    alone, twice = Decoder(model_of()), Ensemble([Decoder(model_of()), Decoder(model_of())])
+    for beam in (1, 4):
+        how = HOW.model_copy(update={"beam": beam})
+        for one, other in zip(search(alone, SRC, how, ROWS), search(twice, SRC, how, ROWS), strict=True):
+            assert one[0].ids == other[0].ids
+            assert one[0].score == pytest.approx(other[0].score, abs=1e-9)
+    with pytest.raises(InputError, match="at least one model"):
+        Ensemble([])
+
+
+def test_an_ensemble_averages_probabilities_in_search_and_in_scoring() -> None:
+    first, second = model_of(1), model_of(2)
+    state = Ensemble([Decoder(first), Decoder(second)]).start(SRC)
+    begin = torch.full((2, 1), BOS)
+    mean = (Decoder(first).start(SRC).step(begin).exp() + Decoder(second).start(SRC).step(begin).exp()) / 2
+    assert torch.allclose(state.step(begin).exp(), mean, atol=1e-12)
+    best = search(Ensemble([Decoder(first), Decoder(second)]), SRC[:1], HOW, ROWS)[0][0]
+    scored = score([first, second], [([5, 6, 7, EOS], [*best.ids, EOS])])[0]
+    assert scored.log_probability == pytest.approx(best.log_probability, abs=1e-9)
+
+
+def test_forced_scoring_says_what_the_search_said() -> None:
+    model = model_of(3)
+    found = search(model, SRC, HOW, ROWS, nbest=4)
+    sources = [[5, 6, 7, EOS], [8, EOS]]
+    pairs = [(src, [*h.ids, EOS]) for src, best in zip(sources, found, strict=True) for h in best]
+    said = [h.log_probability for best in found for h in best]
+    scored = score([model], pairs)
+    assert [one.log_probability for one in scored] == pytest.approx(said, abs=1e-9)
+    assert scored[0].perplexity == pytest.approx(math.exp(-said[0] / len(pairs[0][1])))
+
+
+def test_samples_follow_the_models_distribution_and_the_seed_alone() -> None:
+    model = model_of(4)
+    how = HOW.model_copy(update={"max_extra": 0})
+    src = torch.tensor([[5, EOS]])
+    drawn = sample(Decoder(model), src, how, SamplingSettings(seed=1), ROWS, [(0, 0)], 4000)[0]
+    log_p = Decoder(model).start(src).step(torch.full((1, 1), BOS))[0, 0].clone()
+    log_p[[0, 1, 3]] = -math.inf
+    expected = log_p.softmax(0)
+    counts = Counter(h.ids[0] if h.ids else EOS for h in drawn)
+    for token in range(ROWS):
+        assert counts[token] / 4000 == pytest.approx(float(expected[token]), abs=0.04)
+    assert all(len(h.ids) <= 1 for h in drawn)
+
+
+def test_a_sample_does_not_depend_on_what_stands_beside_it() -> None:
+    decoder, how = Decoder(model_of(5)), SamplingSettings(seed=7, temperature=0.7, top_k=5)
+    together = sample(decoder, SRC, HOW, how, ROWS, [(3, 0), (4, 0)], 2)
+    alone = sample(decoder, SRC[1:, :2], HOW, how, ROWS, [(4, 0)], 2)
+    assert [h.ids for h in together[1]] == [h.ids for h in alone[0]]
+    for found in together[0]:
+        scored = score([decoder.model], [([5, 6, 7, EOS], [*found.ids, EOS])])[0]
+        assert found.log_probability == pytest.approx(scored.log_probability, abs=1e-9)
+    other = sample(decoder, SRC, HOW, how.model_copy(update={"seed": 8}), ROWS, [(3, 0), (4, 0)], 2)
+    assert [h.ids for row in other for h in row] != [h.ids for row in together for h in row]
+
+
+def test_the_likeliest_alone_is_greedy() -> None:
+    decoder = Decoder(model_of(6))
+    drawn = sample(decoder, SRC, HOW, SamplingSettings(seed=1, top_k=1), ROWS, [(0, 0), (1, 0)])
+    greedy = search(decoder, SRC, HOW.model_copy(update={"beam": 1}), ROWS)
+    assert [row[0].ids for row in drawn] == [row[0].ids for row in greedy]

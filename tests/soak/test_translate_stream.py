@@ -1,0 +1,60 @@
+"""100,000 lines through `python -m nmt.translate`: constant memory, order kept, killed in the middle and resumed.
+
+Needs a trained folder and its text: `WMT_MODEL=models/average WMT_TEXT=test.en pytest tests/soak`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+LINES = 100_000
+
+
+def _resident(pid: int) -> int:
+    """Kilobytes of memory."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return int(status.split("VmRSS:")[1].split()[0])
+
+
+@pytest.mark.timeout(7200)
+def test_a_long_stream(tmp_path: Path) -> None:
+    if "WMT_MODEL" not in os.environ or "WMT_TEXT" not in os.environ:
+        pytest.skip("WMT_MODEL and WMT_TEXT name no model folder and text")
+    lines = Path(os.environ["WMT_TEXT"]).read_text(encoding="utf-8").splitlines()
+    text, out = tmp_path / "in", tmp_path / "out"
+    text.write_text("".join(f"{lines[n % len(lines)]}\n" for n in range(LINES)), encoding="utf-8")
+    command = [sys.executable, "-m", "nmt.translate", os.environ["WMT_MODEL"], "--beam", "1",
+               "--input", str(text), "--output", str(out)]  # fmt: skip
+    record = tmp_path / ".out.part.json"
+    process = subprocess.Popen(command)
+    while not record.exists() or json.loads(record.read_text())["lines"] < LINES // 4:
+        assert process.poll() is None
+        time.sleep(0.2)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not out.exists()
+    process = subprocess.Popen([*command, "--resume"])
+    memory: list[int] = []
+    while process.poll() is None:
+        try:
+            memory.append(_resident(process.pid))
+        except (OSError, IndexError):
+            break
+        time.sleep(1.0)
+    assert process.wait() == 0
+    # After the first quarter nothing grows any more but what the allocator rounds.
+    early, late = max(memory[: len(memory) // 4]), max(memory)
+    print(f"{early:,} kB in the first quarter, {late:,} kB at most")
+    assert late < early * 1.15
+    translated = out.read_text(encoding="utf-8").splitlines()
+    assert len(translated) == LINES
+    differing = sum(translated[n] != translated[n % len(lines)] for n in range(LINES))
+    assert differing <= LINES // 1000
