@@ -81,9 +81,10 @@ class Supervisor:
 
 
 def stages(target: str | None) -> dict[str, list[str]]:
-    """The stages up to `target` in the order in which DVC runs them, each with those that it follows.
+    """The stages up to `target` in the order in which DVC runs them, each with those that it follows directly.
 
-    Raises InputError for a target that is no stage.
+    One that it follows by way of another, too, is left out, for pictures of the graph to be read. Raises InputError
+    for a target that is no stage.
     """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
@@ -96,10 +97,13 @@ def stages(target: str | None) -> dict[str, list[str]]:
             known = ", ".join(f"`{stage.addressing}`" for stage in plan_repro(repo.index.graph))
             raise InputError(f"target: `{target}` is no stage of dvc.yaml; there is {known}") from error
         graph = repo.index.graph
-        return {
-            stage.addressing: [other.addressing for other in graph.successors(stage)]
-            for stage in plan_repro(graph, wanted)
-        }
+        direct: dict[str, list[str]] = {}
+        above: dict[str, set[str]] = {}
+        for stage in plan_repro(graph, wanted):
+            before = [other.addressing for other in graph.successors(stage)]
+            direct[stage.addressing] = [one for one in before if not any(one in above[other] for other in before)]
+            above[stage.addressing] = set(before).union(*(above[other] for other in before))
+        return direct
 
 
 def end_children(grace: float) -> None:

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 import pytest
 from clones import SHRUNKEN, STAGES, Clone
 from mlflow import MlflowClient
-from orchestra import Orchestra, overrides, until
+from orchestra import Orchestra, until
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -33,7 +33,7 @@ def orchestra(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestra]:
 @pytest.fixture(scope="module")
 def first(orchestra: Orchestra) -> str:
     """The id of a run by the short name that came to its end."""
-    identity = orchestra.deploy("-p", "row=sample")
+    identity = orchestra.type("-p", "row=sample")
     run = orchestra.ended(identity)
     assert run["state_type"] == "COMPLETED", orchestra.messages(identity)
     return identity
@@ -80,8 +80,8 @@ def test_the_results_come_back_as_an_experiment(orchestra: Orchestra, first: str
 
 def test_again_every_stage_is_cached_and_two_rows_run_at_once(orchestra: Orchestra, first: str) -> None:
     """While a user edits params.yaml."""
-    seeds = [orchestra.deploy("-p", "row=sample", "-p", f"seed={seed}") for seed in (1, 2, 3)]
-    until(lambda: all(orchestra.run(seed)["state_type"] == "RUNNING" for seed in seeds), "three runs at once")
+    seeds = [orchestra.deploy(row="sample", seed=seed) for seed in (1, 2, 3)]
+    until(lambda: all(orchestra.run(seed)["state_type"] == "RUNNING" for seed in seeds[1:]), "two runs at once")
     path = orchestra.clone.folder / "params.yaml"
     before = path.read_text()
     path.write_text("row: [")
@@ -99,7 +99,7 @@ def test_again_every_stage_is_cached_and_two_rows_run_at_once(orchestra: Orchest
 
 
 def test_a_users_mistake_is_one_sentence_and_not_tried_again(orchestra: Orchestra) -> None:
-    identity = orchestra.deploy("-p", "row=C-N3")
+    identity = orchestra.deploy(row="C-N3")
     run = orchestra.ended(identity)
     assert (run["state_type"], "did you mean" in run["state"]["message"]) == ("FAILED", True)
     assert {name: (task["state_name"], task["run_count"]) for name, task in orchestra.stages(identity).items()} == {
@@ -110,32 +110,32 @@ def test_a_users_mistake_is_one_sentence_and_not_tried_again(orchestra: Orchestr
 def test_what_git_does_not_track_is_refused(orchestra: Orchestra) -> None:
     path = orchestra.clone.folder / "data/catalog/mine.yaml"
     path.write_text("extends: sample\ndescription: Mine.\n")
-    run = orchestra.ended(orchestra.deploy("-p", "corpus=mine", "-p", "target=download"))
+    run = orchestra.ended(orchestra.deploy(corpus="mine", target="download"))
     assert run["state_name"] == "Refused"
     assert "`git add data/catalog/mine.yaml`" in run["state"]["message"]
     subprocess.run(["git", "add", path], cwd=orchestra.clone.folder, check=True)
-    identity = orchestra.deploy("-p", "corpus=mine", "-p", "target=download")
+    identity = orchestra.deploy(corpus="mine", target="download")
     assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
     assert list(orchestra.how(identity)) == ["resolve", "download"]
 
 
 def test_cancelled_in_training_and_gone_on_with(orchestra: Orchestra) -> None:
     before = set((orchestra.clone.folder / "work/train").glob("*"))
-    identity = orchestra.deploy(*overrides(LONG))
+    identity = orchestra.deploy(overrides=LONG)
     state = until(lambda: orchestra.trained(30, before), "training to begin")
     orchestra.cancel(identity)
     assert orchestra.ended(identity)["state_type"] == "CANCELLED"
     until(lambda: not orchestra.at_work("pipeline.supervisor"), "the end of the run's processes", 60)
     assert orchestra.at_work("nmt.trainer") == orchestra.at_work("pipeline.train") == []
     assert (state / "interrupted").exists()
-    identity = orchestra.deploy(*overrides(LONG), "-p", "target=train")
+    identity = orchestra.deploy(overrides=LONG, target="train")
     assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
     assert json.loads((state / "done.json").read_text())["resumes"] == 1
 
 
 def test_a_stage_that_dies_is_tried_again(orchestra: Orchestra) -> None:
     before = set((orchestra.clone.folder / "work/train").glob("*"))
-    identity = orchestra.deploy("-p", "seed=9", *overrides(LONG), "-p", "target=train")
+    identity = orchestra.deploy(seed=9, overrides=LONG, target="train")
     state = until(lambda: orchestra.trained(30, before), "training to begin")
     for pid in orchestra.at_work("nmt.trainer", str(state)):
         subprocess.run(["kill", "-KILL", str(pid)], check=True)
@@ -146,7 +146,7 @@ def test_a_stage_that_dies_is_tried_again(orchestra: Orchestra) -> None:
 def test_a_gpu_is_used_by_one_run_at_a_time(orchestra: Orchestra) -> None:
     orchestra.gpus.write_text("GPU-4f2a\n")
     try:
-        runs = [orchestra.deploy("-p", f"seed={seed}", "-p", "target=train") for seed in (11, 12)]
+        runs = [orchestra.deploy(seed=seed, target="train") for seed in (11, 12)]
         for identity in runs:
             assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
     finally:
