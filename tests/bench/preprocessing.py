@@ -119,6 +119,7 @@ def in_child(name: str, folder: Path, cores: list[int]) -> dict[str, Any]:
     if process.returncode:
         raise RuntimeError(f"the stage {name} failed")
     measured: dict[str, Any] = json.loads(output.decode().rsplit("\n", 2)[-2])
+    print(f"{name} on {len(cores)} cores: {measured['seconds']:.1f} s", file=sys.stderr)
     return measured
 
 

@@ -96,7 +96,7 @@ def test_word_pieces_give_back_any_line(word_pieces: Subwords, line: str) -> Non
 
 @pytest.mark.skipif(not REAL.exists(), reason=f"the real text of {REAL} is missing")
 @pytest.mark.parametrize(("pair", "target"), [("en-de", "de"), ("en-fr", "fr")])
-@pytest.mark.parametrize("kind", [bpe(merges=3000), pieces(4000)])
+@pytest.mark.parametrize("kind", [bpe(merges=300), pieces(2000)])
 def test_real_lines_come_back(pair: str, target: str, kind: SubwordSettings) -> None:
     """Every line of newstest2013: by word pieces as it was, by BPE tokenised and without an unknown symbol."""
     years = [*(f"newstest{year}" for year in range(2009, 2013)), "news-test2008"]
