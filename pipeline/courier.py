@@ -58,8 +58,10 @@ class Courier:
     @functools.cached_property
     def client(self) -> MlflowClient:
         """The open store. One process at a time opens it: the first makes the database's tables."""
-        from mlflow import MlflowClient
+        from mlflow import MlflowClient, set_tracking_uri
 
+        # The model registry looks a run's model up by the address that stands for the whole process.
+        set_tracking_uri(self.uri)
         with self._opening():
             client = MlflowClient(self.uri)
             client.search_experiments(max_results=1)
@@ -254,6 +256,7 @@ def main() -> int:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     logging.disable(logging.ERROR)
     warnings.simplefilter("ignore")
     spool = Spool(arguments.spool)
