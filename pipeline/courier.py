@@ -220,14 +220,15 @@ def tell_evidence(spool: Spool, stage: str) -> None:
 def attend(spool: Spool, stage: str, root: Path) -> None:
     """Send until standard input closes, which is when the stage ends."""
     courier = Courier(root)
-    monitor = Monitor(spool, stage)
-    if stage == "train":
+    monitor = Monitor(spool, stage) if stage == "train" else None
+    if monitor is not None:
         monitor.start()
     warned, over, rest, pause = False, False, True, 0.0
     while not over:
         over = bool(select.select([sys.stdin], [], [], pause)[0])
         if over:
-            monitor.stop()
+            if monitor is not None:
+                monitor.stop()
             # What hangs now ends by the alarm, which nothing here catches.
             signal.alarm(patience(spool))
         try:
