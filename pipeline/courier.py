@@ -58,8 +58,10 @@ class Courier:
     @functools.cached_property
     def client(self) -> MlflowClient:
         """The open store. One process at a time opens it: the first makes the database's tables."""
-        from mlflow import MlflowClient
+        from mlflow import MlflowClient, set_tracking_uri
 
+        # The model registry looks a run's model up by the address that stands for the whole process.
+        set_tracking_uri(self.uri)
         with self._opening():
             client = MlflowClient(self.uri)
             client.search_experiments(max_results=1)
@@ -218,14 +220,15 @@ def tell_evidence(spool: Spool, stage: str) -> None:
 def attend(spool: Spool, stage: str, root: Path) -> None:
     """Send until standard input closes, which is when the stage ends."""
     courier = Courier(root)
-    monitor = Monitor(spool, stage)
-    if stage == "train":
+    monitor = Monitor(spool, stage) if stage == "train" else None
+    if monitor is not None:
         monitor.start()
     warned, over, rest, pause = False, False, True, 0.0
     while not over:
         over = bool(select.select([sys.stdin], [], [], pause)[0])
         if over:
-            monitor.stop()
+            if monitor is not None:
+                monitor.stop()
             # What hangs now ends by the alarm, which nothing here catches.
             signal.alarm(patience(spool))
         try:
@@ -254,6 +257,7 @@ def main() -> int:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     logging.disable(logging.ERROR)
     warnings.simplefilter("ignore")
     spool = Spool(arguments.spool)

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ BINNED = Path("data/binned")
 CHECKPOINTS = Path("models/checkpoints")
 SUMMARY = Path("results/training.json")
 CURVES = Path("results/training.csv")
+VALIDATION = Path("results/validation.csv")
 
 COLUMNS = (
     "update", "loss", "nll", "ppl", "valid_loss", "valid_ppl", "learning_rate", "gradient_norm", "tokens_per_second",
@@ -213,10 +214,18 @@ def write_curves(history: Path) -> None:
     rows: dict[int, dict[str, float]] = {}
     for record in History(history).new():
         rows.setdefault(int(record["update"]), {}).update(record)
-    with writing(CURVES) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
+    measured = [{**row, "update": update} for update, row in sorted(rows.items())]
+    _write_table(CURVES, COLUMNS, measured)
+    # Validations are few: among the other rows they would be points without a line.
+    validated = [row for row in measured if "valid_loss" in row]
+    _write_table(VALIDATION, ("update", "valid_loss", "valid_ppl"), validated)
+
+
+def _write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, float]]) -> None:
+    with writing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
         table.writeheader()
-        table.writerows({**row, "update": update} for update, row in sorted(rows.items()))
+        table.writerows(rows)
 
 
 if __name__ == "__main__":

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from clones import ROOT, SHRUNKEN, STAGES, Clone
+from mlflow import MlflowClient
 
 TEXTS = ("train.sample", "valid.sampledev", "test.sampletest")
 pytestmark = pytest.mark.timeout(600)
@@ -43,11 +50,12 @@ def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
         *(f"{folder}/{name}" for folder in folders for name in ("config.yaml", "model.safetensors")),
         *(f"{folder}/subwords/{name}" for folder in folders for name in subwords),
         "results/config.yaml", "results/training.json", "results/training.csv", "results/metrics.json",
+        "results/validation.csv",
         "results/translations/sampledev.last.de", "results/translations/sampletest.average.de",
         "results/report.md", "results/report.html", "results/figures/training.svg", "results/figures/cost.svg",
         "results/attention/attention.npz",
-        *(f"results/attention/{kind}-{what}.svg" for kind in ("encoder", "decoder", "cross")
-          for what in ("all-heads", "layer-1")),
+        *(f"results/{place}{kind}-{what}.svg" for place in ("attention/", "figures/attention-")
+          for kind in ("encoder", "decoder", "cross") for what in ("all-heads", "layer-1")),
     }  # fmt: skip
     lines = (finished.folder / "results/translations/sampletest.average.de").read_bytes().count(b"\n")
     assert lines == (finished.folder / "data/raw/test.sampletest.en").read_bytes().count(b"\n") == 500
@@ -78,6 +86,107 @@ def test_the_model_folder_translates_alone(finished: Clone, tmp_path: Path) -> N
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("\n") == 3
     assert result.stdout.split("\n")[1] == ""
+
+
+@contextlib.contextmanager
+def mlflow(clone: Clone) -> Iterator[MlflowClient]:
+    """The store that a clone's runs are in."""
+    client = MlflowClient(f"sqlite:///{clone.folder}/work/mlflow.db")
+    yield client
+    client._tracking_client.store.engine.dispose()
+    client._get_registry_client().store.engine.dispose()
+
+
+def test_mlflow_holds_the_run_as_the_files_do(finished: Clone) -> None:
+    metrics = json.loads((finished.folder / "results/metrics.json").read_text())
+    with mlflow(finished) as client:
+        experiment = client.get_experiment_by_name("wmt-en-de")
+        assert experiment is not None
+        (run,) = client.search_runs([experiment.experiment_id])
+        assert (run.info.run_name, run.info.status) == ("sample", "FINISHED")
+        numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
+        assert {key: run.data.metrics[key] for key in numbers} == pytest.approx(numbers)
+        assert run.data.tags["bleu_signature"] == metrics["bleu_signature"]
+        over_updates = ["loss", "ppl", "valid_loss", "valid_ppl", "learning_rate", "gradient_norm",
+                        "tokens_per_second", "flops_per_second", "padding"]  # fmt: skip
+        for key in over_updates:
+            steps = [metric.step for metric in client.get_metric_history(run.info.run_id, key)]
+            assert max(steps) == 12, key
+            assert min(steps) > 0, key
+        assert "system/cpu_utilization_percentage" in run.data.metrics
+        kept = {file.path for file in client.list_artifacts(run.info.run_id)}
+        assert {"report.md", "report.html", "figures", "translations", "samples.json"} <= kept
+        (version,) = client.search_model_versions("name = 'wmt-en-de'")
+        assert client.get_model_version_by_alias("wmt-en-de", "best").version == version.version
+        assert (version.run_id, float(version.tags["bleu_valid"])) == (run.info.run_id, metrics["bleu_valid"])
+        assert version.tags["bleu_valid_set"] == "sampledev, 500 lines"
+    (registered,) = finished.folder.glob("work/mlartifacts/*/models/*/artifacts")
+    assert (registered / "code/nmt/model.py").exists()
+    assert not [path for path in registered.rglob("*") if path.suffix in {".pkl", ".pickle"}]
+
+
+def test_mlflow_serves_the_model_over_http(finished: Clone) -> None:
+    sentences = ["The old man doesn't see the dog.", "She sleeps."]
+    command = [sys.executable, "-m", "nmt.translate", "models/average"]
+    expected = subprocess.run(
+        command, cwd=finished.folder, env=finished.environment(), input="\n".join(sentences), capture_output=True,
+        text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**finished.environment(), "MLFLOW_TRACKING_URI": f"sqlite:///{finished.folder}/work/mlflow.db"}
+    log = finished.folder / "work/serve.log"
+    with log.open("w") as file:
+        server = subprocess.Popen(
+            ["mlflow", "models", "serve", "--env-manager", "local", "-m", "models:/wmt-en-de@best", "-p", str(port)],
+            cwd=finished.folder, env=environment, stdout=file, stderr=file, start_new_session=True,
+        )  # fmt: skip
+    try:
+        body = json.dumps({"inputs": sentences}).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/invocations", body, {"Content-Type": "application/json"}
+        )
+        assert answered(request, server, log) == {"predictions": expected}
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def answered(request: urllib.request.Request, server: subprocess.Popen[bytes], log: Path) -> Any:
+    """The answer of a server that may still be starting."""
+    end = time.monotonic() + 400
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return json.loads(response.read())
+        except OSError:
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(1)
+
+
+def test_a_finished_run_is_pushed_pulled_and_compared(finished: Clone, tmp_path: Path) -> None:
+    assert (
+        finished.run("dvc", "remote", "add", "--local", "--default", "store", str(tmp_path / "store")).returncode == 0
+    )
+    pushed = finished.run("dvc", "push")
+    assert pushed.returncode == 0, pushed.stderr
+    other = Clone(tmp_path / "other")
+    for name in ("dvc.lock", "params.yaml"):
+        shutil.copyfile(finished.folder / name, other.folder / name)
+    assert other.run("dvc", "remote", "add", "--local", "--default", "store", str(tmp_path / "store")).returncode == 0
+    pulled = other.run("dvc", "pull")
+    assert pulled.returncode == 0, pulled.stderr
+    for path in ("models/average/model.safetensors", "results/metrics.json", "data/binned/stats.json"):
+        assert (other.folder / path).read_bytes() == (finished.folder / path).read_bytes()
+    assert other.changed() == set(), "what was pulled is up to date"
+    difference = json.loads(other.run("dvc", "metrics", "diff", "--json").stdout)
+    metrics = json.loads((finished.folder / "results/metrics.json").read_text())
+    assert difference["diff"]["results/metrics.json"]["bleu_valid"]["new"] == metrics["bleu_valid"]
+    shown = other.run("dvc", "plots", "show", "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert set(json.loads(shown.stdout)["data"]) == {"loss", "perplexity", "learning_rate"}
 
 
 def test_a_comment_in_the_search_reruns_decoding_and_an_edit_of_the_model_trains_anew(finished: Clone) -> None:

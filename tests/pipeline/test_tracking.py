@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -193,6 +197,61 @@ def test_a_server_that_is_down_stops_nothing_and_gets_everything_later(
     runs = {run.info.run_name: run for run in recorded(root)}
     assert (runs["base"].info.status, runs["base"].data.metrics["bleu"]) == ("FINISHED", 27.3)
     assert spools(root / "tracking") == []
+
+
+@contextlib.contextmanager
+def serving(root: Path, port: int) -> Iterator[None]:
+    """An MLflow server on the store of `root`, from its first answer on."""
+    command = [
+        "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
+        "--backend-store-uri", f"sqlite:///{root / 'mlflow.db'}", "--artifacts-destination", str(root / "mlartifacts"),
+    ]  # fmt: skip
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    with (root / "server.log").open("a") as log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), 200)
+        yield
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=10):
+            return True
+    except OSError:
+        return False
+
+
+def test_a_server_that_is_stopped_for_a_while_loses_nothing(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    monkeypatch.setattr("pipeline.spool.PATIENCE", 200.0)
+    with contextlib.ExitStack() as again:
+        with tracking.open_run("train") as tracker:
+            with serving(root, port):
+                for update in range(1, 51):
+                    tracker.metrics({"loss": 1 / update}, update)
+                wait_until(lambda: any(spool.state().get("offset") for spool in spools(root / "tracking")), 200)
+            for update in range(51, 101):
+                tracker.metrics({"loss": 1 / update}, update)
+            told = f"MLflow at http://127.0.0.1:{port} is not reached"
+            said = ""
+            end = time.monotonic() + 200
+            while told not in said:
+                assert time.monotonic() < end, said
+                time.sleep(0.2)
+                said += capfd.readouterr().err
+            again.enter_context(serving(root, port))
+        (run,) = recorded(root)
+    assert run.info.status == "FINISHED"
+    assert history(root, run, "loss") == [(update, 1 / update) for update in range(1, 101)]
 
 
 def test_without_mlflow_one_line_is_told(
