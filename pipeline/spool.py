@@ -28,8 +28,8 @@ from nmt.files import writing
 Event = dict[str, Any]
 Item = TypeVar("Item")
 
-PATIENCE = 30.0
-"""Seconds that the end of a stage waits for what it measured to be sent."""
+PATIENCE = "30"
+"""Seconds that the end of a stage waits for what it measured to be sent, where `$WMT_TRACKING_PATIENCE` is not set."""
 SLOWEST = 5e6
 """Bytes a second of a server that is waited for."""
 
@@ -137,7 +137,8 @@ def _link(source: str, target: str) -> None:
 
 def patience(spool: Spool) -> int:
     """Seconds that the end of a stage waits for the spool to be sent."""
-    return round(PATIENCE + spool.waiting() / SLOWEST)
+    told = os.environ.get("WMT_TRACKING_PATIENCE", PATIENCE)
+    return round(float(told if told.isdecimal() else PATIENCE) + spool.waiting() / SLOWEST)
 
 
 def warn(stage: str, problem: str, spool: Spool) -> None:

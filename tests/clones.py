@@ -48,6 +48,7 @@ class Clone:
         """This one, with this interpreter first and no state from outside."""
         outside = ("WMT_", "DVC_", "MLFLOW_", "NMT_", "PREFECT_", "RANK", "WORLD_SIZE", "COV_")
         environment = {key: value for key, value in os.environ.items() if not key.startswith(outside)}
+        environment["WMT_TRACKING_PATIENCE"] = "300"
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
         return environment
 

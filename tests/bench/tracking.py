@@ -58,7 +58,7 @@ def isolated(seconds: float) -> dict[str, float]:
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
-            os.environ |= {"WMT_STATE": f"{folder}/work", "PYTHONPATH": str(Path.cwd())}
+            os.environ |= {"WMT_TRACKING_PATIENCE": "300", "WMT_STATE": f"{folder}/work", "PYTHONPATH": str(Path.cwd())}
             os.environ.pop("MLFLOW_TRACKING_URI", None)
             os.chdir(folder)
             Path("results").mkdir()

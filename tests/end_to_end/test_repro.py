@@ -183,7 +183,7 @@ def test_a_finished_run_is_pushed_pulled_and_compared(finished: Clone, tmp_path:
     assert other.changed() == set(), "what was pulled is up to date"
     difference = json.loads(other.run("dvc", "metrics", "diff", "--json").stdout)
     metrics = json.loads((finished.folder / "results/metrics.json").read_text())
-    assert difference["diff"]["results/metrics.json"]["bleu_valid"]["new"] == metrics["bleu_valid"]
+    assert difference["results/metrics.json"]["bleu_valid"]["new"] == metrics["bleu_valid"]
     shown = other.run("dvc", "plots", "show", "--json")
     assert shown.returncode == 0, shown.stderr
     assert set(json.loads(shown.stdout)["data"]) == {"loss", "perplexity", "learning_rate"}

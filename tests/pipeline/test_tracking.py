@@ -49,6 +49,7 @@ def root(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("WMT_RUN", raising=False)
+    monkeypatch.setenv("WMT_TRACKING_PATIENCE", "200")
     monkeypatch.setenv("WMT_STATE", str(tmp_path / "work"))
     # The sending process runs in this folder, and finds the code of this copy.
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
@@ -232,7 +233,6 @@ def test_a_server_that_is_stopped_for_a_while_loses_nothing(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
-    monkeypatch.setattr("pipeline.spool.PATIENCE", 200.0)
     with contextlib.ExitStack() as again:
         with tracking.open_run("train") as tracker:
             with serving(root, port):
