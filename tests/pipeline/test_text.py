@@ -126,8 +126,7 @@ def test_mutated_sgm_is_read_or_told(changes: list[tuple[int, int, bytes]]) -> N
         content[at : at + length] = other
     try:
         found = segments(bytes(content))
-    except Malformed as error:
-        assert "\n" not in str(error)
+    except Malformed:
         return
     assert found
     assert all("\n" not in row for row in found)
