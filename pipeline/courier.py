@@ -53,7 +53,10 @@ class Courier:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+        # Asked once: MLflow sets the variable itself.
+        told = os.environ.get("MLFLOW_TRACKING_URI")
+        self.uri = told or f"sqlite:///{root / 'mlflow.db'}"
+        self.artifacts = None if told else (root / "mlartifacts").as_uri()
 
     @functools.cached_property
     def client(self) -> MlflowClient:
@@ -132,8 +135,7 @@ class Courier:
         with self._opening():
             found = client.get_experiment_by_name(name)
             if found is None:
-                here = "MLFLOW_TRACKING_URI" not in os.environ
-                return client.create_experiment(name, (self.root / "mlartifacts").as_uri() if here else None)
+                return client.create_experiment(name, self.artifacts)
             if found.lifecycle_stage != "active":
                 client.restore_experiment(found.experiment_id)
             return found.experiment_id

@@ -321,7 +321,7 @@ def stop(error: Exception, stage: str, values: Mapping[str, float], update: int 
         raise error
 
 
-def wait_until(condition: object, seconds: float = 60) -> None:
+def wait_until(condition: object, seconds: float = 200) -> None:
     assert callable(condition)
     end = time.monotonic() + seconds
     while not condition():
