@@ -23,7 +23,7 @@ import yaml
 from nmt.config import InputError
 from pipeline.catalog import CATALOGS
 from pipeline.local import LOCAL
-from pipeline.resolve import PARAMS
+from pipeline.resolve import PARAMS, read_params
 from pipeline.rows import merge
 
 KEPT = 3
@@ -86,26 +86,30 @@ def _change(params: Path, changes: Mapping[str, Any]) -> None:
     """Set values of params.yaml, leaving its comments, which `dvc exp apply` brings back to the user's."""
     from ruamel.yaml import YAML
 
-    if not changes:
-        return
+    # It raises InputError for what is no mapping.
+    read_params(params)
     editor = YAML()
     editor.width = 4096
     content = editor.load(params)
     for key, value in changes.items():
         content[key] = merge(content.get(key) or {}, value) if key == "overrides" else value
-    with params.open("w", encoding="utf-8") as file:
-        editor.dump(content, file)
+    if changes:
+        with params.open("w", encoding="utf-8") as file:
+            editor.dump(content, file)
 
 
 def _check_tracked(original: Path, copy: Path) -> None:
     """Raise InputError for a catalog that the run needs and that git does not track."""
-    name = yaml.safe_load((copy / PARAMS).read_text(encoding="utf-8")).get("corpus")
+    name = read_params(copy / PARAMS).get("corpus")
     while isinstance(name, str):
         path = CATALOGS / f"{name}.yaml"
         if not (original / path).is_file():
             # `resolve` says what is wrong with it.
             return
-        content = yaml.safe_load((original / path).read_text(encoding="utf-8"))
+        try:
+            content = yaml.safe_load((original / path).read_bytes())
+        except yaml.YAMLError:
+            return
         if not isinstance(content, dict):
             return
         checksums = content.get("checksums")

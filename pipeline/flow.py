@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -78,7 +78,10 @@ class Done:
 
 def run_name() -> str:
     """The row and the beginning of the flow run's id: of the Prefect run and of the DVC experiment."""
-    row = runtime.flow_run.parameters.get("row") or resolve.read_params(ROOT / resolve.PARAMS).get("row")
+    row = runtime.flow_run.parameters.get("row")
+    # The run itself says what is wrong with params.yaml.
+    with suppress(InputError):
+        row = row or resolve.read_params(ROOT / resolve.PARAMS).get("row")
     return f"{row}-{str(runtime.flow_run.id)[:8]}"
 
 

@@ -28,6 +28,8 @@ _SIGNS: dict[How, str] = {
 """What DVC prints."""
 _NOT_TOLD = ("Use `dvc push` to", "To push cached outputs", "Updating lock file", "Generating lock file")
 """How lines begin that are advice for who works in the copy."""
+_OTHERS = ("PREFECT__", "DVC_ROOT", "DVC_STAGE", "DVC_EXP_")
+"""How variables begin that tell of another run."""
 
 
 class Run:
@@ -106,7 +108,7 @@ class Run:
     def _start(self) -> subprocess.Popen[bytes]:
         self.status.mkdir(parents=True, exist_ok=True)
         environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith(("PREFECT__", "DVC_"))},
+            **{key: value for key, value in os.environ.items() if not key.startswith(_OTHERS)},
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "PYTHONUNBUFFERED": "1",
             "WMT_STATE": str(self.state_root),

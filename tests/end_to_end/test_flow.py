@@ -82,6 +82,7 @@ def test_again_every_stage_is_cached_and_two_rows_run_at_once(orchestra: Orchest
     """While a user edits params.yaml."""
     seeds = [orchestra.deploy(row="sample", seed=seed) for seed in (1, 2, 3)]
     until(lambda: all(orchestra.run(seed)["state_type"] == "RUNNING" for seed in seeds[1:]), "two runs at once")
+    until(lambda: all("working in" in orchestra.messages(seed) for seed in seeds), "their copies")
     path = orchestra.clone.folder / "params.yaml"
     before = path.read_text()
     path.write_text("row: [")

@@ -102,3 +102,10 @@ def test_old_copies_go_and_those_at_work_stay(tmp_path: Path) -> None:
         os.utime(runs / "0", (1, 1))
         copies.clean(runs)
         assert sorted(path.name for path in runs.iterdir()) == ["0", *(str(n) for n in range(2, copies.KEPT + 2))]
+
+
+def test_params_that_are_no_yaml_are_refused(clone: Clone, tmp_path: Path) -> None:
+    (clone.folder / "params.yaml").write_text("row: [")
+    with pytest.raises(InputError, match=r"params\.yaml is not valid YAML"):
+        copies.make(clone.folder, tmp_path / "run", {})
+    assert not copies.repository(tmp_path / "run").exists()
