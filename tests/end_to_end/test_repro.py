@@ -120,7 +120,7 @@ def test_mlflow_holds_the_run_as_the_files_do(finished: Clone) -> None:
         assert client.get_model_version_by_alias("wmt-en-de", "best").version == version.version
         assert (version.run_id, float(version.tags["bleu_valid"])) == (run.info.run_id, metrics["bleu_valid"])
         assert version.tags["bleu_valid_set"] == "sampledev, 500 lines"
-    (registered,) = finished.folder.glob("work/mlartifacts/*/models/*/artifacts")
+    (registered,) = finished.folder.glob("work/mlartifacts/models/*/artifacts")
     assert (registered / "code/nmt/model.py").exists()
     assert not [path for path in registered.rglob("*") if path.suffix in {".pkl", ".pickle"}]
 
