@@ -20,11 +20,11 @@ $(STAMP): requirements.lock pyproject.toml
 	@test -e .git || { echo "make: this folder is no git repository, and DVC needs one: use git clone" >&2; exit 1; }
 	@if ! "$(BIN)/python" -c 'import pip' 2>/dev/null; then \
 	    found=; for python in python3 python3.13 python3.12 python3.11 python3.14; do \
-	        $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && found=$$python && break; \
+	        $$python -c 'import sys; sys.exit(sys.version_info < (3, 11, 4))' 2>/dev/null && found=$$python && break; \
 	    done; \
 	    test -n "$$found" || { \
-	        echo "make: Python 3.11 or newer is needed, and neither python3 nor python3.11 to python3.14 is that:" \
-	             "install one and run make again" >&2; exit 1; }; \
+	        echo "make: Python 3.11.4 or newer is needed (older ones cannot unpack archives safely), and neither python3" \
+	             "nor python3.11 to python3.14 is that: install one and run make again" >&2; exit 1; }; \
 	    echo "creating .venv with $$($$found --version)"; \
 	    $$found -m venv --clear .venv || { \
 	        echo "make: $$found cannot make virtual environments: install its venv module" \
