@@ -23,6 +23,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nmt.config import InputError
 from nmt.files import writing
 
 Event = dict[str, Any]
@@ -135,10 +136,12 @@ def _link(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def patience(spool: Spool) -> int:
-    """Seconds that the end of a stage waits for the spool to be sent."""
+def patience(spool: Spool | None = None) -> int:
+    """Seconds that the end of a stage waits for the spool to be sent; raises InputError where they are no number."""
     told = os.environ.get("WMT_TRACKING_PATIENCE", PATIENCE)
-    return round(float(told if told.isdecimal() else PATIENCE) + spool.waiting() / SLOWEST)
+    if not told.isdecimal():
+        raise InputError(f"WMT_TRACKING_PATIENCE is {told!r}: it must be a whole number of seconds, or unset")
+    return round(float(told) + (spool.waiting() / SLOWEST if spool else 0))
 
 
 def warn(stage: str, problem: str, spool: Spool) -> None:

@@ -50,6 +50,7 @@ def folder() -> Path | None:
 @contextlib.contextmanager
 def open_run(stage: str) -> Iterator[Tracker]:
     """The tracker of a stage of the present run. However the stage ends, its run does not stand as running."""
+    patience()  # told now where it is wrong, and not at the end
     tracker = SpoolTracker(stage, folder, CONFIG)
     sender = Sender(tracker)
     started, status = time.monotonic(), "FAILED"

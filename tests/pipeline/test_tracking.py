@@ -19,6 +19,7 @@ import yaml
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from nmt.config import InputError
 from pipeline import tracking
 from pipeline.spool import Spool, spools
 from pipeline.stage import Interrupted
@@ -327,3 +328,11 @@ def wait_until(condition: object, seconds: float = 200) -> None:
     while not condition():
         assert time.monotonic() < end, "timed out"
         time.sleep(0.1)
+
+
+def test_a_patience_that_is_no_number_is_told_before_the_stage_begins(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WMT_TRACKING_PATIENCE", "a minute")
+    with pytest.raises(InputError, match="WMT_TRACKING_PATIENCE is 'a minute'"), tracking.open_run("score"):
+        pytest.fail("the stage began")
