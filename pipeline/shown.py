@@ -42,7 +42,10 @@ class Training:
         """What was told last; None before anything was."""
         events, self.offset = self.spool.read(self.offset)
         for event in events:
-            if event["stage"] == "train" and event["kind"] == "metrics" and event["update"] is not None:
+            if event["stage"] != "train" or event["kind"] != "metrics" or event["update"] is None:
+                continue
+            # Not the machine's load, whose steps are no updates.
+            if event["values"].keys() & _FORMS.keys():
                 self.update = int(event["update"])
                 self.values.update(event["values"])
         if not self.update:

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
-from datetime import datetime, timedelta
 
 import pytest
 from clones import SHRUNKEN, STAGES, Clone
@@ -132,36 +131,3 @@ def test_cancelled_in_training_and_gone_on_with(orchestra: Orchestra) -> None:
     identity = orchestra.deploy(overrides=LONG, target="train")
     assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
     assert json.loads((state / "done.json").read_text())["resumes"] == 1
-
-
-def test_a_stage_that_dies_is_tried_again(orchestra: Orchestra) -> None:
-    before = set((orchestra.clone.folder / "work/train").glob("*"))
-    identity = orchestra.deploy(seed=9, overrides=LONG, target="train")
-    state = until(lambda: orchestra.trained(30, before), "training to begin")
-    for pid in orchestra.at_work("nmt.trainer", str(state)):
-        subprocess.run(["kill", "-KILL", str(pid)], check=True)
-    assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
-    assert orchestra.stages(identity)["train"]["run_count"] == 2
-
-
-def test_a_gpu_is_used_by_one_run_at_a_time(orchestra: Orchestra) -> None:
-    orchestra.gpus.write_text("GPU-4f2a\n")
-    try:
-        runs = [orchestra.deploy(seed=seed, target="train") for seed in (11, 12)]
-        for identity in runs:
-            assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
-    finally:
-        orchestra.gpus.unlink()
-    (limit,) = orchestra.call("v2/concurrency_limits/filter", {})
-    assert (limit["name"], limit["limit"], limit["active_slots"]) == ("GPU-4f2a", 1, 0)
-    spans = []
-    for identity in runs:
-        (began,) = [line for line in orchestra.lines(identity) if line["message"] == "Running stage 'train':"]
-        spans.append((time_of(began["timestamp"]), time_of(orchestra.stages(identity)["train"]["end_time"])))
-    (_, first_ended), (second_began, _) = sorted(spans)
-    # A task ends a moment after it has let go of the GPU.
-    assert second_began > first_ended - timedelta(seconds=2)
-
-
-def time_of(stamp: str) -> datetime:
-    return datetime.fromisoformat(stamp)
