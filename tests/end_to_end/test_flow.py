@@ -14,8 +14,6 @@ from orchestra import Orchestra, until
 
 pytestmark = pytest.mark.timeout(900)
 
-LONG = {"training": {"updates": 500, "checkpoint_every": 250, "validate_every": 250}}
-
 
 @pytest.fixture(scope="module")
 def orchestra(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestra]:
@@ -77,27 +75,6 @@ def test_the_results_come_back_as_an_experiment(orchestra: Orchestra, first: str
     assert run.data.metrics["bleu"] == metrics["bleu"]
 
 
-def test_again_every_stage_is_cached_and_two_rows_run_at_once(orchestra: Orchestra, first: str) -> None:
-    """While a user edits params.yaml."""
-    seeds = [orchestra.deploy(row="sample", seed=seed) for seed in (1, 2, 3)]
-    until(lambda: all(orchestra.run(seed)["state_type"] == "RUNNING" for seed in seeds[1:]), "two runs at once")
-    until(lambda: all("working in" in orchestra.messages(seed) for seed in seeds), "their copies")
-    path = orchestra.clone.folder / "params.yaml"
-    before = path.read_text()
-    path.write_text("row: [")
-    try:
-        for identity in seeds:
-            assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
-    finally:
-        path.write_text(before)
-    assert set(orchestra.how(seeds[0]).values()) == {"Cached"}
-    for identity in seeds[1:]:
-        how = orchestra.how(identity)
-        assert (how["tokenize"], how["train"], how["score"]) == ("Cached", "Ran", "Ran")
-    states = list((orchestra.clone.folder / "work/train").glob("*/done.json"))
-    assert len(states) == 3
-
-
 def test_a_users_mistake_is_one_sentence_and_not_tried_again(orchestra: Orchestra) -> None:
     identity = orchestra.deploy(row="C-N3")
     run = orchestra.ended(identity)
@@ -117,17 +94,3 @@ def test_what_git_does_not_track_is_refused(orchestra: Orchestra) -> None:
     identity = orchestra.deploy(corpus="mine", target="download")
     assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
     assert list(orchestra.how(identity)) == ["resolve", "download"]
-
-
-def test_cancelled_in_training_and_gone_on_with(orchestra: Orchestra) -> None:
-    before = set((orchestra.clone.folder / "work/train").glob("*"))
-    identity = orchestra.deploy(overrides=LONG)
-    state = until(lambda: orchestra.trained(30, before), "training to begin")
-    orchestra.cancel(identity)
-    assert orchestra.ended(identity)["state_type"] == "CANCELLED"
-    until(lambda: not orchestra.at_work("pipeline.supervisor"), "the end of the run's processes", 60)
-    assert orchestra.at_work("nmt.trainer") == orchestra.at_work("pipeline.train") == []
-    assert (state / "interrupted").exists()
-    identity = orchestra.deploy(overrides=LONG, target="train")
-    assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
-    assert json.loads((state / "done.json").read_text())["resumes"] == 1
