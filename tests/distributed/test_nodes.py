@@ -24,7 +24,7 @@ from pipeline import launch
 
 Start = Callable[[Path, int], subprocess.Popen[bytes]]
 MakeJob = Callable[..., dict[str, Any]]
-UPDATES = 1200
+UPDATES = 600
 ROOT = Path(__file__).resolve().parents[2]
 
 

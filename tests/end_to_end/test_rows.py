@@ -26,8 +26,7 @@ SAMPLE = Path(__file__).resolve().parents[2] / "data/sample/training-parallel-sa
 PAIRS = 60
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 SCALE = 4
-"""Widths are a quarter of the row's, but for `base`, which is trained as it is; layers, heads and all else are the
-row's own."""
+"""Widths are a quarter of the row's; layers, heads and all else are the row's own."""
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +58,14 @@ def binned(text: Sequence[tuple[str, str]], pieces: Subwords, tmp_path_factory: 
     return folder
 
 
-def scaled(name: str, model: dict[str, Any]) -> ModelSettings:
-    return ModelSettings(
-        **{key: value // SCALE if key in WIDTHS and name != "base" else value for key, value in model.items()}
-    )
+def scaled(model: dict[str, Any]) -> ModelSettings:
+    return ModelSettings(**{key: value // SCALE if key in WIDTHS else value for key, value in model.items()})
 
 
 @pytest.mark.parametrize("name", list(rows.table().rows))
 def test_a_row_trains_an_update_and_translates_a_sentence(name: str, pieces: Subwords, binned: Path) -> None:
     settings = rows.settings(name, "en-de")
-    model = scaled(name, settings["model"])
+    model = scaled(settings["model"])
     job = Job(
         model=model, training=TrainingSettings(**{**settings["training"], "seed": 1}), vocabulary=pieces.size,
         corpus=str(binned),

@@ -138,7 +138,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
 def test_a_stop_between_two_reports_loses_no_measurement(
     tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = tiny_job(updates=200, validate_every=200)
+    job = tiny_job(updates=200, validate_every=200, checkpoint_every=200, resume_minutes=10.0)
     assert run(job, tmp_path / "undisturbed")
     step = Trainer.step
 

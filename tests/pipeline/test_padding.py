@@ -40,7 +40,7 @@ def test_is_what_training_meets(tmp_path: Path, write_arrow: Callable[..., Any],
         if inside := [pair for pair in made if low < len(pair[1]) <= upper]:
             write_arrow(tmp_path / f"train.{upper:05d}.arrow", inside)
     corpus = Corpus(sorted(tmp_path.iterdir()))
-    epoch = list(updates(corpus, 1, tokens, piece, 0, 1, 1, updates_an_epoch(corpus, tokens)))
+    epoch = list(updates(corpus, 1, tokens, lambda: piece, 0, 1, 1, updates_an_epoch(corpus, tokens)))
     real = sum(len(source) + len(target) for source, target in made)
     met = 1 - real / sum(update.padded for update in epoch)
     assert announced(made, tokens, piece) == pytest.approx(met, abs=0.01)
