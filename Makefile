@@ -55,8 +55,11 @@ ui: setup
 serve: setup
 	@$(VENV) python -m pipeline.services --worker
 
+# Those that need no text and no model; tests/bench has the others' options.
 bench: setup
-	@$(VENV) pytest tests/bench
+	@$(VENV) python -m tests.bench.preprocessing
+	@$(VENV) python -m tests.bench.training --row small --updates 30
+	@$(VENV) python -m tests.bench.tracking
 
 soak: setup
 	@$(VENV) pytest tests/soak

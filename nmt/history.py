@@ -57,10 +57,8 @@ class Log:
             self.trainer.sums = LengthSums(**state["sums"])
             self.padded, self.best, self.valid = state["padded"], state["best"], state["valid"]
             self.worse, self.resumes = state["worse"], state["resumes"] + 1
-            self.trainer.interval_updates, self.trainer.interval_tokens = (
-                state["interval_updates"],
-                state["interval_tokens"],
-            )
+            self.trainer.interval_updates = state["interval_updates"]
+            self.trainer.interval_tokens = state["interval_tokens"]
             if self.trainer.world.main:
                 self.trainer.interval.copy_(torch.tensor(state["interval"], dtype=torch.float64))
         self.trainer.update = state["update"]
@@ -213,7 +211,7 @@ class Log:
             "tokens_per_second": sums.target / self.seconds(),
             "padding": 1 - (sums.source + sums.target) / max(1.0, self.padded),
             "loss_valid": self.valid,
-            "ppl_valid": float(torch.tensor(self.valid, dtype=torch.float64).exp()),
+            "ppl_valid": perplexity(self.valid),
             "flops_counted": float(counted),
             "resumes": self.resumes,
         }

@@ -69,5 +69,6 @@ def smoothed_cross_entropy(
     Smoothing is tensor2tensor's: 1 - eps_ls on the label and eps_ls / (V - 1) on every other row. Only real
     positions are to be given, no padding. exp(second / positions) is the perplexity.
     """
+    # torch gives `apply` no types.
     result: tuple[Tensor, Tensor] = _SmoothedCrossEntropy.apply(states, table, labels, eps_ls)  # type: ignore[no-untyped-call]
     return result

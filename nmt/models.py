@@ -12,6 +12,7 @@ from nmt import subwords
 from nmt.checkpoint import WEIGHTS, load_description, load_model
 from nmt.config import EOS, PAD, InputError
 from nmt.decoder import Decoder, Ensemble, Scorer
+from nmt.model import Transformer
 from nmt.moses import Moses
 from nmt.shapes import Int
 
@@ -56,20 +57,11 @@ class Models:
             self._check_member(folder, (other.source, other.target), other.tokenizer == self.description.tokenizer)
         self.source = Moses(source, self.description.tokenizer)
         self.target = Moses(target, self.description.tokenizer)
-        self.members = (
-            [
-                load_model(folder, description).to(self.device, PRECISIONS[precision])
-                for folder, description in zip(folders, descriptions, strict=True)
-            ]
-            if weights and self._has_weights()
-            else []
-        )
-
-    def _has_weights(self) -> bool:
-        for folder in self.folders:
+        self.members: list[Transformer] = []
+        for folder, description in zip(folders, descriptions, strict=True) if weights else ():
             if not (folder / WEIGHTS).exists() and (folder / "model.bin").exists():
                 raise InputError(f"{folder} is a CTranslate2 model: use it with --engine ctranslate2")
-        return True
+            self.members.append(load_model(folder, description).to(self.device, PRECISIONS[precision]))
 
     def _check_member(self, folder: Path, pair: tuple[str, str], same_tokenizer: bool) -> None:
         first, ours = self.folders[0], (self.description.source, self.description.target)

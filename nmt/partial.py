@@ -25,8 +25,7 @@ def fingerprint(options: Mapping[str, Any], folders: Sequence[Path], source: Pat
     """What decides the bytes of an output: options, models and the text."""
     parts = [f"{key}={value}" for key, value in sorted(options.items()) if key not in _DECIDES_NOTHING]
     for folder in folders:
-        files = (folder / name for name in ("model.safetensors", "model.bin", "config.yaml"))
-        parts += [sha256_of(file) for file in files if file.exists()]
+        parts += [f"{file.name} {sha256_of(file)}" for file in sorted(folder.rglob("*")) if file.is_file()]
     if source is not None:
         parts.append(sha256_of(source))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -53,6 +52,9 @@ class Partial:
                     "give those again, or leave --resume out to begin anew"
                 )
             done, size = int(told["lines"]), int(told["bytes"])
+        else:
+            # It tells of lines that this file does not hold.
+            self.record.unlink(missing_ok=True)
         self.file = self.growing.open("r+b" if done else "wb")
         # What came after the last record may end in half a line.
         self.file.truncate(size)

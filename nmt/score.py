@@ -21,6 +21,7 @@ from nmt.config import BOS, EOS, InputError
 from nmt.corpus import parallel
 from nmt.model import Transformer
 from nmt.models import Models, padded
+from nmt.translator import batches
 
 WINDOW = 2048
 """Pairs sorted by length together."""
@@ -68,23 +69,10 @@ def score_lines(models: Models, pairs: Iterable[tuple[str, str]], batch_tokens: 
                 raise InputError(f"line {number}: the source has no text to translate: leave it out")
             coded.append((ids, models.encode_target(target) or [EOS]))
         found: dict[int, Scored] = {}
-        for batch in _batches(coded, batch_tokens):
+        for batch in batches([max(pair, key=len) for pair in coded], batch_tokens):
             found |= zip(batch, score(models.members, [coded[index] for index in batch]), strict=True)
         for index in range(len(window)):
             yield found[index]
-
-
-def _batches(pairs: Sequence[tuple[list[int], list[int]]], tokens: int) -> Iterator[list[int]]:
-    """Indices of pairs of about equal length, at most `tokens` positions of the longer side."""
-    longest = [max(map(len, pair)) for pair in pairs]
-    batch: list[int] = []
-    for index in sorted(range(len(pairs)), key=lambda index: -longest[index]):
-        if batch and (len(batch) + 1) * longest[batch[0]] > tokens:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
 
 
 def main(arguments: list[str] | None = None) -> int:

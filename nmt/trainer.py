@@ -88,6 +88,7 @@ class Trainer:
         norm = torch.nn.utils.get_total_norm(self.gradients.finish())
         not_finite = (~torch.isfinite(norm)).float()
         # Fused Adam leaves weights and moments alone where found_inf is 1; no need to ask the device before.
+        # GradScaler hands it over by the same attribute, which the class does not declare.
         self.optimizer.found_inf = not_finite  # type: ignore[attr-defined]
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(update.number, self.job.model.d_model, self.settings)

@@ -21,9 +21,7 @@ from nmt.config import InputError, SearchSettings
 from nmt.models import PRECISIONS, Models
 from nmt.partial import Partial, fingerprint
 from nmt.sampling import SamplingSettings
-from nmt.translator import WINDOW, Engine, TorchEngine, Translation, Translator, batches, read_input, split_sentences
-
-__all__ = ["Translator", "batches", "main", "read_input", "split_sentences"]
+from nmt.translator import WINDOW, Engine, TorchEngine, Translation, Translator, read_input
 
 LONGEST = 256
 """Subwords of a line that is translated whole: the paper's code trained on none longer."""
@@ -79,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
         help="source positions a batch, all beams counted: memory goes with it",
     )
     parse.add_argument("--window", type=int, default=WINDOW, help="lines sorted by length together; 1: line by line")
-    return parse  # fmt: skip
+    return parse
 
 
 def translator(options: argparse.Namespace) -> Translator:
@@ -183,11 +181,10 @@ def _counted(lines: Iterator[str], done: int) -> Iterator[str]:
     if not sys.stderr.isatty():
         yield from lines
         return
+    from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("lines read"), MofNCompleteColumn(), TimeElapsedColumn())
-    from rich.console import Console
-
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("lines", total=None, completed=done)
         for line in lines:

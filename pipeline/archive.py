@@ -176,12 +176,12 @@ def _tar_members(path: Path, wanted: Collection[str]) -> Iterator[Member]:
     with gzip.open(path, "rb") if packed else path.open("rb") as stream:
         forward = _Forward(stream, _limit(path.stat().st_size))
         with _telling():
-            archive = tarfile.TarFile(fileobj=forward)  # type: ignore[arg-type]
+            archive = tarfile.TarFile(fileobj=forward)  # type: ignore[arg-type] # it asks for these methods alone
         for _ in range(MAX_MEMBERS):
             with _telling():
                 member = archive.next()
                 # It keeps every header; nobody asks for them again.
-                archive.members = []  # type: ignore[attr-defined]
+                archive.members = []  # type: ignore[attr-defined] # not in the stubs
                 if member is None:
                     return
                 name = _plain_name(member.name)
@@ -266,7 +266,7 @@ class _Raw(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override] # any buffer, to the stubs
         chunk = self._reader.read(len(buffer))
         buffer[: len(chunk)] = chunk
         self.count += len(chunk)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Mapping
@@ -41,11 +40,11 @@ class TrainingProgress:
 
     def show(self, update: int, record: Mapping[str, float]) -> None:
         """Tell a record of the training's history."""
-        if "valid_loss" in record:
-            self.valid = f", validation ppl {math.exp(min(record['valid_loss'], 99.0)):.2f}"
+        if "valid_ppl" in record:
+            self.valid = f", validation ppl {record['valid_ppl']:.2f}"
             return
         values = (
-            f"loss {record['loss']:.3f}, ppl {math.exp(min(record['nll'], 99.0)):.2f}{self.valid}, "
+            f"loss {record['loss']:.3f}, ppl {record['ppl']:.2f}{self.valid}, "
             f"{record['tokens_per_second']:,.0f} tokens/s, lr {record['learning_rate']:.2e}"
         )
         self.bar.update(self.task, completed=update, values=values)

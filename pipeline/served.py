@@ -16,7 +16,7 @@ from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 if TYPE_CHECKING:
-    from nmt.translate import Translator
+    from nmt.translator import Translator
 
 
 class Translation(PythonModel):
@@ -26,7 +26,7 @@ class Translation(PythonModel):
 
     def load_context(self, context: PythonModelContext) -> None:
         """Load the model folder, once."""
-        from nmt.translate import Translator
+        from nmt.translator import Translator
 
         self.translator = Translator(Path(context.artifacts["model"]))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,8 @@ from pipeline.config import CONFIG, DataSettings, RunSettings
 from pipeline.spool import Spool
 
 _FORMS: dict[str, Callable[[float], str]] = {
-    "nll": lambda nll: f"perplexity {math.exp(min(nll, 99.0)):.2f}",
-    "valid_loss": lambda nll: f"validation perplexity {math.exp(min(nll, 99.0)):.2f}",
+    "ppl": "perplexity {:.2f}".format,
+    "valid_ppl": "validation perplexity {:.2f}".format,
     "tokens_per_second": "{:,.0f} tokens/s".format,
     "learning_rate": "learning rate {:.2e}".format,
 }

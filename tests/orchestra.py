@@ -179,7 +179,7 @@ class Orchestra:
         """What the button in Prefect's pages does."""
         self.call(f"flow_runs/{identity}/set_state", {"state": {"type": "CANCELLING"}})
 
-    def trained(self, updates: int, states: set[Path] = frozenset()) -> Path | None:  # type: ignore[assignment]
+    def trained(self, updates: int, states: set[Path] = frozenset()) -> Path | None:
         """The folder of a training, none of `states`, that has come to that many updates."""
         for history in (self.clone.folder / "work/train").glob("*/history.jsonl"):
             lines = history.read_bytes().split(b"\n")[:-1]

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "data/sample"
 sys.path.insert(0, str(SAMPLE))
 
+# E402: they stand in the folder that was put on the path just now.
 import make_sample  # noqa: E402
 from grammar import clauses, english, french, german, sampling  # noqa: E402
 from grammar.numbers import amount, in_words, storeyed, years_old  # noqa: E402

@@ -147,7 +147,7 @@ def test_pack_respects_the_limit_and_lets_long_pairs_alone(tmp_path: Path) -> No
 
 
 def test_an_error_of_the_preparing_thread_reaches_the_loop() -> None:
-    def broken():  # type: ignore[no-untyped-def]
+    def broken():
         yield from ()
         raise InputError("the corpus went away")
 

@@ -40,7 +40,7 @@ def small_device(monkeypatch: pytest.MonkeyPatch) -> None:
         if torch.is_grad_enabled() and max(batch.src.numel(), batch.tgt_in.numel()) > ROOM:
             # The encoder's gradients are the last to come: the decoder's are there before the memory is full.
             encode = self.model.encode
-            self.model.encode = lambda *given: Full.apply(encode(*given))  # type: ignore[method-assign]
+            self.model.encode = lambda *given: Full.apply(encode(*given))
             try:
                 return losses(self, batch, eps_ls)
             finally:
@@ -54,7 +54,7 @@ def gradients(job: Job, micro_tokens: int) -> tuple[list[torch.Tensor], torch.Te
     corpus = Corpus(train_files(Path(job.corpus)))
     one = Trainer(job, ALONE, micro_tokens)
     found: list[torch.Tensor] = []
-    one.optimizer.step = lambda: found.extend(p.grad.clone() for p in one.parameters)  # type: ignore[assignment]
+    one.optimizer.step = lambda: found.extend(p.grad.clone() for p in one.parameters)
     for update in updates(corpus, 1, 120, lambda: micro_tokens, 0, 1, 1, 1):
         one.step(update)
     return found, one.interval, one.micro_tokens

@@ -183,7 +183,7 @@ def test_words_are_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     made = learn(COUNTS, bpe(merges=60))
     for line in TEXT:
         assert made.decode(made.encode(line)) == line
-    assert len(made._words) <= 3  # type: ignore[attr-defined]
+    assert len(made._words) <= 3
 
 
 @pytest.mark.parametrize(

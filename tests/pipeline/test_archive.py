@@ -24,7 +24,7 @@ Change = Callable[[tarfile.TarInfo], None]
 
 
 def tar(path: Path, *entries: tuple[str, bytes] | tarfile.TarInfo, mode: str = "w:gz") -> Path:
-    with tarfile.open(path, mode) as out:  # type: ignore[call-overload]
+    with tarfile.open(path, mode) as out:
         for entry in entries:
             if isinstance(entry, tarfile.TarInfo):
                 out.addfile(entry)
@@ -264,7 +264,7 @@ def good(kind: str) -> bytes:
             packed.writestr("a", TEXT * 20)
             packed.writestr("b.gz", inner)
     else:
-        with tarfile.open(fileobj=out, mode=kind) as packed_tar:  # type: ignore[call-overload]
+        with tarfile.open(fileobj=out, mode=kind) as packed_tar:
             for name, content in (("a", TEXT * 20), ("b.gz", inner), ("l" * 150, b"long")):
                 info = tarfile.TarInfo(name)
                 info.size = len(content)

@@ -37,7 +37,7 @@ def undisturbed(tmp_path: Path) -> Clone:
     clone = Clone(tmp_path / "undisturbed")
     clone.params(overrides={**SHRUNKEN, "training": TRAINING})
     environment = {**clone.environment(), "OMP_NUM_THREADS": "1"}
-    clone.environment = lambda: environment  # type: ignore[method-assign]
+    clone.environment = lambda: environment
     assert "train" in clone.repro()
     return clone
 
