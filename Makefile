@@ -62,7 +62,7 @@ bench: setup
 	@$(VENV) python -m tests.bench.tracking
 
 soak: setup
-	@$(VENV) pytest tests/soak
+	@$(VENV) pytest -n 0 -s tests/soak
 
 # Everything that was made, but for DVC's cache of finished stages and the state of runs in work/.
 clean:

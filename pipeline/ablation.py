@@ -27,6 +27,7 @@ from typing import Any
 from nmt.config import InputError
 from nmt.files import writing
 from pipeline import rows
+from pipeline.local import LOCAL
 from pipeline.resolve import read_params
 from pipeline.rows import Pair
 
@@ -113,6 +114,8 @@ def experiments() -> dict[str, dict[str, Any]]:
 def queue(plan: Plan, names: Mapping[str, tuple[str, int]]) -> int:
     """Queue the runs that are not there; returns how many."""
     known = experiments()
+    # A queued run works in a copy of what git tracks, and a user's own text is linked, not tracked.
+    local = ("--copy-paths", str(LOCAL)) if LOCAL.exists() else ()
     queued = 0
     for name, (row, seed) in names.items():
         if name in known and known[name]["state"] != "failed":
@@ -123,7 +126,7 @@ def queue(plan: Plan, names: Mapping[str, tuple[str, int]]) -> int:
             for section, values in plan.overrides(row).items()
             for key, value in values.items()
         ]
-        dvc("exp", "run", "--queue", "--name", name, *(word for change in changes for word in ("-S", change)))
+        dvc("exp", "run", "--queue", *local, "--name", name, *(word for change in changes for word in ("-S", change)))
         queued += 1
     return queued
 
