@@ -164,15 +164,11 @@ class _Beam:
         self._finish(log_p.masked_fill(~ends, -math.inf), origin)
         k = min(self.settings.beam, log_p.shape[1])
         self.alive, picked = log_p.masked_fill(ends, -math.inf).topk(k, dim=1)
-        # What cannot win any more is at the end of the row: the bound follows the log-probability.
-        hopeful = self._hopeful().sum(1).tolist()
-        width = max(1, *hopeful)
-        self.alive, picked = self.alive[:, :width], picked[:, :width]
         origin, tokens = origin.gather(1, picked), tokens.gather(1, picked)
         past = self.tokens.gather(1, origin[:, :, None].expand(-1, -1, self.length))
         self.tokens = torch.cat((past, tokens[:, :, None]), dim=2)
         self.state.follow(origin)
-        self._leave(hopeful)
+        self._leave()
 
     def _continuations(
         self,
@@ -199,26 +195,26 @@ class _Beam:
         everything = torch.cat((old, new), dim=1)
         self.finished_tokens = everything.gather(1, picked[:, :, None].expand(-1, -1, self.length))
 
-    def _hopeful(self) -> Bool[Tensor, "batch hypotheses"]:
-        """Which of the living can still matter; a sentence that has none is done.
+    def _done(self) -> Bool[Tensor, "batch"]:
+        """Where nothing living can still matter.
 
         A log-probability only falls as a hypothesis grows, and is divided by at most the penalty of the longest
-        allowed: so log-probability / lp(longest) bounds every score still to come. A hypothesis without hope
-        may go: whatever takes its place among the best is less likely still, and as hopeless.
+        allowed: so best living / lp(longest) bounds every score still to come.
         """
         longest = ((6 + self.limit.to(self.alive.dtype)) / 6) ** self.settings.alpha
-        bound = self.alive / longest[:, None]
+        bound = self.alive[:, 0] / longest
         if self.settings.stop == "exact":
-            return bound > self.finished[:, self.nbest - 1, None]
-        # tensor2tensor's rule looks at the likeliest alone, and at the worst of the finished.
-        reached = self.finished.masked_fill(self.finished == -math.inf, math.inf).amin(1)
-        reached = reached.masked_fill(self.finished[:, 0] == -math.inf, -math.inf)
-        return (bound > -math.inf) & (bound[:, :1] > reached[:, None])
+            reached = self.finished[:, self.nbest - 1]
+        else:
+            reached = self.finished.masked_fill(self.finished == -math.inf, math.inf).amin(1)
+            reached = reached.masked_fill(self.finished[:, 0] == -math.inf, -math.inf)
+        return (reached >= bound) | (bound == -math.inf)
 
-    def _leave(self, hopeful: Sequence[int]) -> None:
-        """Take the results of sentences without hopeful hypotheses; these leave the batch once they are many."""
+    def _leave(self) -> None:
+        """Take the results of sentences that are done; these leave the batch once they are many."""
+        done = self._done().tolist()
         for row, index in enumerate(self.sentences):
-            if not hopeful[row] and index not in self.results:
+            if done[row] and index not in self.results:
                 self.results[index] = self._hypotheses(row)
         going = [row for row, index in enumerate(self.sentences) if index not in self.results]
         if not going or len(going) > len(self.sentences) * (1 - 1 / _STAY):
