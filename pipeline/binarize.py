@@ -41,7 +41,7 @@ SIDES = ("src", "tgt")
 
 PAIRS = 8192
 """Pairs that a worker is handed at once."""
-BATCH = 65_536
+BATCH = 8192
 """Pairs of a record batch: what of each bin is held in memory."""
 SHORTEST = 8
 """The upper length of the first bin, as in tensor2tensor: shorter sentences are too few to need bins of their own."""

@@ -49,8 +49,8 @@ class _Shelf:
 def obtain(archives: list[ArchiveSettings], root: Path, patience: Patience) -> dict[str, Path]:
     """Every archive by name, verified; those that are not under `root` yet are fetched, several at a time.
 
-    Raises InputError where one cannot be had or is not what the catalog says. Whatever ends it, what was fetched is
-    gone on from in the next call.
+    Raises InputError where one cannot be had or is not what the catalog says, ConnectionError where a later attempt may
+    have it. Whatever ends it, what was fetched is gone on from in the next call.
     """
     (root / "downloads").mkdir(parents=True, exist_ok=True)
     left = sum(_left(archive, _Shelf.of(archive, root)) for archive in archives)
@@ -110,7 +110,10 @@ def _all(work: Callable[[ArchiveSettings], Path], archives: list[ArchiveSettings
 
 
 def _obtain(archive: ArchiveSettings, shelf: _Shelf, watch: Watch, patience: Patience) -> Path:
-    """One archive: from the repository, the cache, or the first address that gives it."""
+    """One archive: from the repository, the cache, or the first address that gives it.
+
+    Raises ConnectionError where one that gave none may do so later, InputError where none will.
+    """
     places = [_place(url, archive, shelf) for url in archive.urls]
     with _locked(shelf.lock, watch, archive.name):
         for kept in {place.shelf.whole: place for place in places}.values():
@@ -120,18 +123,23 @@ def _obtain(archive: ArchiveSettings, shelf: _Shelf, watch: Watch, patience: Pat
                     return kept.shelf.whole
                 watch.tell(f"{archive.name}: {kept.shelf.whole} {problem}; fetching it again")
                 kept.shelf.whole.unlink()
-        failures = []
+        failures, passing = [], False
         for place in places:
+            failure: str | None
             if place.url.startswith("file:"):
                 failure = _local_problem(place.url, archive, shelf)
                 if failure is None:
                     return _local(place.url)
             else:
-                failure = _fetch(place.url, place.archive, place.shelf, watch, patience)
+                try:
+                    failure = _fetch(place.url, place.archive, place.shelf, watch, patience)
+                except FetchError as error:
+                    failure, passing = str(error), passing or error.passing
                 if failure is None:
                     return place.shelf.whole
             failures.append(f"{place.url} {failure}")
-    raise InputError(f"the archive {archive.name} cannot be had: {'; '.join(failures)}; run again to go on")
+    message = f"the archive {archive.name} cannot be had: {'; '.join(failures)}; run again to go on"
+    raise ConnectionError(message) if passing else InputError(message)
 
 
 @dataclass(frozen=True)
@@ -180,18 +188,14 @@ def _local_problem(url: str, archive: ArchiveSettings, shelf: _Shelf) -> str | N
 
 
 def _fetch(url: str, archive: ArchiveSettings, shelf: _Shelf, watch: Watch, patience: Patience) -> str | None:
-    """Bring the archive whole onto its shelf; else why not."""
+    """Bring the archive whole onto its shelf; else what is wrong with the bytes that came. Raises FetchError."""
     size = "size unknown" if archive.bytes is None else f"{archive.bytes:,} bytes"
     watch.tell(f"{archive.name}: {size} from {url}; licence: {archive.licence}; described at {archive.source}")
     problem: str | None = None
     # Bytes that were joined from several connections, or turned on the way, get one more chance from the first.
     for _ in range(2):
-        try:
-            expected, sha256, _ = _held_to(archive, shelf)
-            order = Order(url, shelf.part, expected, verifiable=(sha256 or archive.md5) is not None)
-            fetch(order, watch, patience)
-        except FetchError as error:
-            return str(error)
+        expected, sha256, _ = _held_to(archive, shelf)
+        fetch(Order(url, shelf.part, expected, verifiable=(sha256 or archive.md5) is not None), watch, patience)
         problem = _problem(shelf.part, archive, shelf)
         if problem is None:
             shelf.part.replace(shelf.whole)

@@ -26,7 +26,11 @@ _PASSING = {408, 425, 429, 500, 502, 503, 504}
 
 
 class FetchError(Exception):
-    """This address does not give the file; another may. Told in one clause."""
+    """This address does not give the file; another may. Told in one clause. `passing`: a later attempt may get it."""
+
+    def __init__(self, message: str, passing: bool = False) -> None:
+        super().__init__(message)
+        self.passing = passing
 
 
 class Stopped(Exception):
@@ -93,7 +97,7 @@ def fetch(order: Order, watch: Watch, patience: Patience) -> None:
             failures = 0 if reached > furthest else failures + 1
             furthest = max(furthest, reached)
             if failures >= patience.attempts:
-                raise FetchError(f"{error}, {failures} times in a row") from error
+                raise FetchError(f"{error}, {failures} times in a row", passing=True) from error
             pause = min(patience.longest, max(error.after, patience.backoff * 2 ** max(0, failures - 1)))
             watch.tell(f"{order.url}: {error}; trying again in {pause:g} s")
             if watch.stop.wait(pause):

@@ -213,11 +213,20 @@ def test_a_plain_text_with_another_checksum_is_refused() -> None:
         ({"bytes": 7}, "has [0-9]+ bytes where the catalog says 7"),
         ({"sha256": "ab" * 32}, "has the sha256 .* where the catalog says"),
         ({"urls": ["file:gone.tgz"]}, r"file:gone\.tgz is missing"),
-        ({"urls": ["http://127.0.0.1:1/all.tgz"]}, "cannot be reached .*run again to go on"),
     ],
 )
 def test_archives_that_are_not_as_declared_are_refused(changes: dict[str, Any], message: str) -> None:
     refused(packed(**changes), f"the archive all cannot be had: .*{message}")
+
+
+def test_a_server_that_is_away_is_no_mistake_of_the_users() -> None:
+    """What is not refused is tried again by Prefect."""
+    configure(packed(urls=["http://127.0.0.1:1/all.tgz", "file:gone.tgz"]))
+    with pytest.raises(
+        ConnectionError, match=r"the archive all cannot be had: .*cannot be reached .*run again to go on"
+    ):
+        download.run(Tracker())
+    assert not Path("data/raw").exists()
 
 
 def test_a_hostile_archive_is_refused() -> None:
