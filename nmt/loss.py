@@ -35,7 +35,8 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             log_p = F.log_softmax((block @ weights.T).float(), dim=1)
             picked = log_p.gather(1, label).sum(dtype=torch.float64)
             negative_log_likelihood -= picked
-            smoothed -= (1 - eps_ls - others) * picked + others * log_p.sum(dtype=torch.float64)
+            # By rows first: a sum that widens its input copies all of it.
+            smoothed -= (1 - eps_ls - others) * picked + others * log_p.sum(1).sum(dtype=torch.float64)
             if d_states is not None and d_table is not None:
                 # d loss / d logits = p - q, with q = 1 - eps on the label and eps / (V - 1) on every other.
                 gradient = log_p.exp_().sub_(others)

@@ -16,8 +16,8 @@ from nmt.files import writing
 if TYPE_CHECKING:
     from nmt.trainer import Trainer
 
-ON_CPU = 1024
-"""Positions: few enough that what a layer hands to the next is still in the cache, and little is padding."""
+ON_CPU = 2048
+"""Positions: enough to fill a product; more leave more padding and take more memory for little."""
 SHARE = 0.85
 """Of a GPU's memory that training may take; the rest is for what does not come in our sizes."""
 
