@@ -18,6 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,6 @@ from typing import Any
 from nmt.config import InputError
 from nmt.files import writing
 from pipeline import rows
-from pipeline.local import LOCAL
 from pipeline.resolve import read_params
 from pipeline.rows import Pair
 
@@ -91,11 +91,15 @@ class Plan:
 
 def dvc(*words: str) -> str:
     """Run a dvc command; its standard output. Raises InputError with what it said where it fails."""
-    result = subprocess.run(["dvc", *words], capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        told = (result.stderr or result.stdout).strip().split("\n")[-1]
-        raise InputError(f"`dvc {' '.join(words[:3])}` failed: {told}")
-    return result.stdout
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        # No pipes: the queue's workers inherit them, and would be waited for.
+        status = subprocess.run(["dvc", *words], stdout=output, stderr=errors, check=False).returncode
+        output.seek(0)
+        errors.seek(0)
+        printed, told = output.read(), errors.read()
+    if status != 0:
+        raise InputError(f"`dvc {' '.join(words[:3])}` failed: {(told or printed).strip().split(chr(10))[-1]}")
+    return printed
 
 
 def experiments() -> dict[str, dict[str, Any]]:
@@ -114,8 +118,6 @@ def experiments() -> dict[str, dict[str, Any]]:
 def queue(plan: Plan, names: Mapping[str, tuple[str, int]]) -> int:
     """Queue the runs that are not there; returns how many."""
     known = experiments()
-    # A queued run works in a copy of what git tracks, and a user's own text is linked, not tracked.
-    local = ("--copy-paths", str(LOCAL)) if LOCAL.exists() else ()
     queued = 0
     for name, (row, seed) in names.items():
         if name in known and known[name]["state"] != "failed":
@@ -126,7 +128,7 @@ def queue(plan: Plan, names: Mapping[str, tuple[str, int]]) -> int:
             for section, values in plan.overrides(row).items()
             for key, value in values.items()
         ]
-        dvc("exp", "run", "--queue", *local, "--name", name, *(word for change in changes for word in ("-S", change)))
+        dvc("exp", "run", "--queue", "--name", name, *(word for change in changes for word in ("-S", change)))
         queued += 1
     return queued
 
