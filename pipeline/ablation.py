@@ -18,9 +18,9 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,13 @@ from typing import Any
 from nmt.config import InputError
 from nmt.files import writing
 from pipeline import rows
+from pipeline.parallel import workers
 from pipeline.resolve import read_params
 from pipeline.rows import Pair
+from pipeline.stage import state_root
 
 ROWS = ("base", "A-h1", "B-dk16", "C-N2", "D-pdrop0.0", "D-eps0.0", "E-learned-positions")
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
-POLL = 10.0
-"""Seconds between two looks at the queue."""
 
 
 @dataclass(frozen=True)
@@ -89,69 +89,56 @@ class Plan:
         return f"ablation-{row.replace('.', '_')}-{seed}-{hashlib.sha256(what.encode()).hexdigest()[:6]}"
 
 
-def dvc(*words: str) -> str:
-    """Run a dvc command; its standard output. Raises InputError with what it said where it fails."""
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        # No pipes: the queue's workers inherit them, and would be waited for.
-        status = subprocess.run(["dvc", *words], stdout=output, stderr=errors, check=False).returncode
-        output.seek(0)
-        errors.seek(0)
-        printed, told = output.read(), errors.read()
+def finished() -> dict[str, dict[str, Any]]:
+    """What the finished experiments of the present commit made, by name."""
+    result = subprocess.run(["dvc", "exp", "show", "--json"], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        told = next((line for line in result.stderr.split("\n") if line.startswith("ERROR")), result.stderr.strip())
+        raise InputError(f"`dvc exp show` failed: {told}")
+    return {
+        str(experiment["name"]): experiment["revs"][0]["data"]
+        for commit in json.loads(result.stdout)
+        for experiment in commit.get("experiments") or []
+        if (experiment.get("executor") or {"state": "success"})["state"] == "success"
+    }
+
+
+def experiment(plan: Plan, name: str, row: str, seed: int) -> None:
+    """One run, in a copy of the repository. Raises InputError where it fails."""
+    changes = [f"row={row}", f"seed={seed}", f"corpus={plan.corpus}", f"pair={plan.pair}"]
+    changes += [
+        f"++overrides.{section}.{key}={'null' if value is None else value}"
+        for section, values in plan.overrides(row).items()
+        for key, value in values.items()
+    ]
+    words = [word for change in changes for word in ("-S", change)]
+    log = state_root() / "ablation" / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as file:
+        command = ["dvc", "exp", "run", "--temp", "--name", name, *words]
+        status = subprocess.run(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, check=False).returncode
     if status != 0:
-        raise InputError(f"`dvc {' '.join(words[:3])}` failed: {(told or printed).strip().split(chr(10))[-1]}")
-    return printed
+        raise InputError(f"{name} failed, as {log} tells: mend that and run this again to go on")
 
 
-def experiments() -> dict[str, dict[str, Any]]:
-    """Experiments of the present commit by name: `state` (`Queued`, `Running`, `Success`, `Failed`) and `data`."""
-    found: dict[str, dict[str, Any]] = {}
-    for commit in json.loads(dvc("exp", "show", "--json")):
-        for experiment in commit.get("experiments") or []:
-            revision = experiment["revs"][0]
-            executor = experiment.get("executor") or {}
-            found[experiment.get("name") or revision["rev"]] = {
-                "state": str(executor.get("state") or "success").lower(), "data": revision.get("data"),
-            }  # fmt: skip
-    return found
-
-
-def queue(plan: Plan, names: Mapping[str, tuple[str, int]]) -> int:
-    """Queue the runs that are not there; returns how many."""
-    known = experiments()
-    queued = 0
-    for name, (row, seed) in names.items():
-        if name in known and known[name]["state"] != "failed":
-            continue
-        changes = [f"row={row}", f"seed={seed}", f"corpus={plan.corpus}", f"pair={plan.pair}"]
-        changes += [
-            f"++overrides.{section}.{key}={'null' if value is None else value}"
-            for section, values in plan.overrides(row).items()
-            for key, value in values.items()
-        ]
-        dvc("exp", "run", "--queue", "--name", name, *(word for change in changes for word in ("-S", change)))
-        queued += 1
-    return queued
-
-
-def wait(names: Sequence[str], jobs: int) -> dict[str, dict[str, Any]]:
-    """Run the queue until all named runs ended; their experiments. Raises InputError where one failed."""
-    cores = len(os.sched_getaffinity(0))
+def run_all(plan: Plan, names: Mapping[str, tuple[str, int]], jobs: int) -> None:
+    """Run what is not there yet, `jobs` at a time. Raises InputError where one fails; those at work end first."""
+    known = finished()
+    missing = [name for name in names if name not in known]
+    print(f"{len(missing)} runs of {len(names)} to do", flush=True)
     # Runs beside each other share the cores; the launcher would give all of them to each.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // jobs)))
-    dvc("queue", "start", "--jobs", str(jobs))
-    started, told = time.monotonic(), -1
-    while True:
-        known = experiments()
-        mine = {name: known[name] for name in names if name in known}
-        done = sum(experiment["state"] == "success" for experiment in mine.values())
-        if failed := [name for name, experiment in mine.items() if experiment["state"] == "failed"]:
-            raise InputError(f"{failed[0]} failed: `dvc queue logs {failed[0]}` tells why; run this again to go on")
-        if done > told:
-            told = done
-            print(f"{done} of {len(names)} runs, {(time.monotonic() - started) / 60:.0f} minutes", flush=True)
-        if done == len(names):
-            return mine
-        time.sleep(POLL)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, workers() // jobs)))
+    started = time.monotonic()
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(experiment, plan, name, *names[name]) for name in missing]
+        try:
+            for done, future in enumerate(as_completed(futures), start=1):
+                future.result()
+                spent = (time.monotonic() - started) / 60
+                print(f"{done} of {len(missing)} runs, {spent:.0f} minutes", flush=True)
+        except InputError:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def results(
@@ -160,7 +147,7 @@ def results(
     """Perplexity and BLEU of the validation set, and the parameters, by row, a value a seed in the seeds' order."""
     measured: dict[str, dict[str, list[float]]] = {}
     for name, (row, _) in names.items():
-        metrics = found[name]["data"]["metrics"]["results/metrics.json"]["data"]
+        metrics = found[name]["metrics"]["results/metrics.json"]["data"]
         values = measured.setdefault(row, {"ppl": [], "bleu": [], "params": []})
         for key, metric in (("ppl", "ppl_valid"), ("bleu", "bleu_valid"), ("params", "params")):
             values[key].append(float(metrics[metric]))
@@ -210,7 +197,7 @@ def report(plan: Plan, measured: Mapping[str, Mapping[str, Sequence[float]]], se
 
 
 def run(options: argparse.Namespace) -> None:
-    """Queue, run, compare."""
+    """Run and compare."""
     params = read_params()
     plan = Plan(
         pair=params["pair"], corpus=options.corpus or params["corpus"], width=options.width, depth=options.depth,
@@ -222,8 +209,8 @@ def run(options: argparse.Namespace) -> None:
         subwords={"merges": options.merges} if params["pair"] == "en-de" else {"vocabulary": options.merges},
     )  # fmt: skip
     names = {plan.name(row, seed): (row, seed) for row in options.rows for seed in options.seeds}
-    print(f"{queue(plan, names)} runs queued of {len(names)}", flush=True)
-    text = report(plan, results(wait(list(names), options.jobs), names), len(options.seeds))
+    run_all(plan, names, options.jobs)
+    text = report(plan, results(finished(), names), len(options.seeds))
     with writing(options.out) as temporary:
         temporary.write_text(text, encoding="utf-8")
     print(text)
