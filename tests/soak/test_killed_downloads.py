@@ -101,6 +101,11 @@ def download() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE)
 
 
+def to_its_end() -> None:
+    with download() as process:
+        assert process.wait(120) == 0
+
+
 def contents(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
@@ -122,35 +127,34 @@ def test_the_right_bytes_in_the_end(
     chance, killed = random.Random(pair), 0
     Hostile.calm.clear()
     while killed < KILLS:
-        process = download()
-        time.sleep(chance.uniform(1.0, 4.0))
-        if process.poll() is not None:
-            # Refused, in one sentence, by what the mirror did; or done, and then everything is fetched anew.
-            assert process.stderr is not None
-            told = process.stderr.read().decode().strip().rsplit("\n", 1)[-1]
-            assert process.returncode == 0 or re.match(r"\S+Error: the archive .* run again", told), told
-            if process.returncode == 0:
-                for path in Path("state/downloads").iterdir():
-                    path.unlink()
-            continue
-        process.send_signal(signal.SIGKILL if killed % 2 else signal.SIGTERM)
-        process.wait(20)
+        with download() as process:
+            time.sleep(chance.uniform(1.0, 4.0))
+            if process.poll() is not None:
+                # Refused, in one sentence, by what the mirror did; or done, and then everything is fetched anew.
+                assert process.stderr is not None
+                told = process.stderr.read().decode().strip().rsplit("\n", 1)[-1]
+                assert process.returncode == 0 or re.match(r"\S+Error: the archive .* run again", told), told
+                if process.returncode == 0:
+                    for path in Path("state/downloads").iterdir():
+                        path.unlink()
+                continue
+            process.send_signal(signal.SIGKILL if killed % 2 else signal.SIGTERM)
+            process.wait(20)
         killed += 1
         for path in Path("state/downloads").iterdir():
             if path.suffix == "":
                 # No partial file was taken for whole.
                 assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name in whole
     Hostile.calm.set()
-    process = download()
-    assert process.wait(120) == 0
+    to_its_end()
     undisturbed = contents(Path("data/raw"))
     for path in [*Path("state/downloads").iterdir(), *Path("data/raw").iterdir()]:
         path.unlink()
-    assert download().wait(120) == 0
+    to_its_end()
     assert contents(Path("data/raw")) == undisturbed
     # Once more without a server to ask: the cache under the state root is enough.
     requests = sum(Hostile.deeds.values())
-    assert download().wait(120) == 0
+    to_its_end()
     assert sum(Hostile.deeds.values()) == requests
     assert contents(Path("data/raw")) == undisturbed
     print(f"{pair}: killed {killed} times; requests answered {Hostile.deeds}")
