@@ -62,7 +62,8 @@ def _log(client: MlflowClient, run: str, folder: Path, values: Mapping[str, Any]
     client.log_batch(
         run,
         metrics=[
-            Metric(key, float(values["metrics"][key]), now, updates, model_id=model.model_id, run_id=run)
+            # At step 0, as the run's own: two steps would be drawn as a curve.
+            Metric(key, float(values["metrics"][key]), now, 0, model_id=model.model_id, run_id=run)
             for key in SCORES
         ],
     )
