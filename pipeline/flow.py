@@ -11,6 +11,7 @@ import argparse
 import importlib
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -127,7 +128,7 @@ def pipeline(asked: dict[str, Any], target: str | None, force: bool) -> State[An
     logger = get_run_logger()
     run = Run(ROOT, runtime.flow_run.name, str(runtime.flow_run.id), logger.info)
     done: list[Done] = []
-    with ExitStack() as cleanup:
+    with outliving_the_worker(), ExitStack() as cleanup:
         cleanup.callback(run.close)
         try:
             stages = run.begin(changes, target)
@@ -148,15 +149,25 @@ def pipeline(asked: dict[str, Any], target: str | None, force: bool) -> State[An
 
 @contextmanager
 def outliving_the_worker() -> Iterator[None]:
-    """When the worker is dead, which reads what this process prints, have it print nothing, and come to its end."""
+    """When the worker is dead, which reads what this process prints, have it print nothing, and come to its end.
+
+    Prefect ends at the first line that nobody reads, and would at every further one, before it tells the server.
+    """
     try:
         yield
     except BaseException:
-        if WORKER is not None and os.getppid() != WORKER:
-            with open(os.devnull, "w") as nothing:
-                for descriptor in (1, 2):
+        with open(os.devnull, "w") as nothing:
+            for descriptor in (1, 2):
+                if unread(descriptor):
                     os.dup2(nothing.fileno(), descriptor)
         raise
+
+
+def unread(descriptor: int) -> bool:
+    """Whether it is a pipe whose reader is gone. It goes a moment before the process that held it."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def run_stages(run: Run, stages: dict[str, list[str]], force: bool, done: list[Done]) -> State[Any] | None:
