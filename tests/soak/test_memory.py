@@ -24,12 +24,12 @@ from nmt.dist import World
 from nmt.trainer import Job, Trainer, train
 marks = [int(mark) for mark in sys.argv[2:]]
 step = Trainer.step
-def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+def own():
+    return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) * 1024
 def watched(self, update):
     step(self, update)
     if update.number in marks:
-        print(resident(), flush=True)
+        print(own(), flush=True)
 Trainer.step = watched
 folder = Path(sys.argv[1])
 job = Job.model_validate(yaml.safe_load((folder / "job.yaml").read_text()))
@@ -42,7 +42,7 @@ pytestmark = [
 
 
 def resident(folder: Path, job: dict[str, Any], *marks: int) -> list[int]:
-    """Bytes in memory of a training after the updates `marks`."""
+    """Bytes of a training's own memory after the updates `marks`, without pages of the mapped corpus."""
     folder.mkdir()
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     result = subprocess.run(
