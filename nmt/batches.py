@@ -31,7 +31,7 @@ class Corpus:
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._sides: list[
-            tuple[NDArray[np.int64], NDArray[np.unsignedinteger], NDArray[np.int64], NDArray[np.unsignedinteger]]
+            tuple[NDArray[np.int32], NDArray[np.unsignedinteger], NDArray[np.int32], NDArray[np.unsignedinteger]]
         ] = []
         self._lines: list[NDArray[np.int64]] = []
         starts, src_lengths, tgt_lengths, bins = [0], [], [], []
@@ -44,12 +44,11 @@ class Corpus:
                 batch = reader.get_batch(index)
                 src, tgt = batch.column("src"), batch.column("tgt")
                 sides = (
-                    np.asarray(src.offsets, dtype=np.int64), src.values.to_numpy(),
-                    np.asarray(tgt.offsets, dtype=np.int64), tgt.values.to_numpy(),
+                    src.offsets.to_numpy(), src.values.to_numpy(), tgt.offsets.to_numpy(), tgt.values.to_numpy(),
                 )  # fmt: skip
                 self._sides.append(sides)
-                src_lengths.append(np.diff(sides[0]).astype(np.int32))
-                tgt_lengths.append(np.diff(sides[2]).astype(np.int32))
+                src_lengths.append(np.diff(sides[0]))
+                tgt_lengths.append(np.diff(sides[2]))
                 bins.append(np.full(batch.num_rows, number, dtype=np.int16))
                 starts.append(starts[-1] + batch.num_rows)
                 self._lines.append(batch.column("line").to_numpy())
