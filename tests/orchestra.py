@@ -136,6 +136,13 @@ class Orchestra:
         found: Json = self.call(f"flow_runs/{identity}")
         return found
 
+    def completed(self) -> str:
+        """The id of a run by the short name that came to its end."""
+        identity = self.type("-p", "row=sample")
+        run = self.ended(identity)
+        assert run["state_type"] == "COMPLETED", self.messages(identity)
+        return identity
+
     def ended(self, identity: str, patience: float = PATIENCE) -> Json:
         """The flow run, once it is over."""
 

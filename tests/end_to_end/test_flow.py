@@ -29,11 +29,7 @@ def orchestra(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestra]:
 
 @pytest.fixture(scope="module")
 def first(orchestra: Orchestra) -> str:
-    """The id of a run by the short name that came to its end."""
-    identity = orchestra.type("-p", "row=sample")
-    run = orchestra.ended(identity)
-    assert run["state_type"] == "COMPLETED", orchestra.messages(identity)
-    return identity
+    return orchestra.completed()
 
 
 def test_every_stage_is_a_task_that_says_that_it_ran(orchestra: Orchestra, first: str) -> None:

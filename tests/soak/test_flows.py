@@ -27,11 +27,7 @@ def orchestra(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestra]:
 
 @pytest.fixture(scope="module")
 def first(orchestra: Orchestra) -> str:
-    """The id of a run by the short name that came to its end."""
-    identity = orchestra.type("-p", "row=sample")
-    run = orchestra.ended(identity)
-    assert run["state_type"] == "COMPLETED", orchestra.messages(identity)
-    return identity
+    return orchestra.completed()
 
 
 def test_again_every_stage_is_cached_and_two_rows_run_at_once(orchestra: Orchestra, first: str) -> None:
