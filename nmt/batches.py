@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +35,8 @@ class Corpus:
             tuple[NDArray[np.int32], NDArray[np.unsignedinteger], NDArray[np.int32], NDArray[np.unsignedinteger]]
         ] = []
         self._lines: list[NDArray[np.int64]] = []
-        starts, src_lengths, tgt_lengths, bins = [0], [], [], []
-        for number, path in enumerate(files):
+        starts, file_starts, longest = [0], [0], 0
+        for path in files:
             try:
                 reader = pa.ipc.open_file(pa.memory_map(str(path)))
             except (OSError, pa.ArrowInvalid) as error:
@@ -47,19 +48,24 @@ class Corpus:
                     src.offsets.to_numpy(), src.values.to_numpy(), tgt.offsets.to_numpy(), tgt.values.to_numpy(),
                 )  # fmt: skip
                 self._sides.append(sides)
-                src_lengths.append(np.diff(sides[0]))
-                tgt_lengths.append(np.diff(sides[2]))
-                bins.append(np.full(batch.num_rows, number, dtype=np.int16))
+                longest = max(longest, *(int(np.diff(offsets).max(initial=0)) for offsets in sides[::2]))
                 starts.append(starts[-1] + batch.num_rows)
                 self._lines.append(batch.column("line").to_numpy())
+            file_starts.append(starts[-1])
         if starts[-1] == 0:
             raise InputError(f"there is no pair in {len(files)} binned files: train on a corpus that has some")
-        self._starts = np.array(starts)
-        self.src_lengths: NDArray[np.int32] = np.concatenate(src_lengths)
+        self._starts, self._file_starts = np.array(starts), np.array(file_starts)
+        # Of all that is here these alone grow with the corpus: 2 bytes a side, unless a sentence is enormous.
+        kind = np.uint16 if longest < 2**16 else np.uint32
+        self.src_lengths: NDArray[np.unsignedinteger] = np.empty(len(self), dtype=kind)
         """Subwords of each source, EOS included."""
-        self.tgt_lengths: NDArray[np.int32] = np.concatenate(tgt_lengths)
-        self.bins: NDArray[np.integer] = np.concatenate(bins) if len(files) > 1 else self.tgt_lengths
-        """The file that each pair stands in; the target's length where all stand in one."""
+        self.tgt_lengths: NDArray[np.unsignedinteger] = np.empty(len(self), dtype=kind)
+        """Subwords of each target, EOS included."""
+        for (first, last), sides in zip(pairwise(starts), self._sides, strict=True):
+            self.src_lengths[first:last] = np.diff(sides[0])
+            self.tgt_lengths[first:last] = np.diff(sides[2])
+        self.tokens = int(self.src_lengths.sum(dtype=np.int64) + self.tgt_lengths.sum(dtype=np.int64))
+        """Subwords of both sides."""
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -75,6 +81,18 @@ class Corpus:
         """Where a pair stands in the tokenised files, lines counted from 1."""
         block = int(np.searchsorted(self._starts, index, side="right")) - 1
         return int(self._lines[block][index - int(self._starts[block])]) + 1
+
+    def files(self) -> Iterator[tuple[int, int]]:
+        """The first pair of each file, and the one after its last."""
+        return pairwise(self._file_starts.tolist())
+
+    def bins(self, pairs: NDArray[np.integer]) -> NDArray[np.integer]:
+        """The file that each of some pairs stands in; the target's length where there is one file alone."""
+        alone = len(self._file_starts) == 2
+        bins: NDArray[np.integer] = (
+            self.tgt_lengths[pairs] if alone else np.searchsorted(self._file_starts, pairs, side="right")
+        )
+        return bins
 
     def sums(self, pairs: NDArray[np.integer]) -> LengthSums:
         """What the cost of training on `pairs` follows from."""
@@ -150,7 +168,7 @@ def micro_batch(corpus: Corpus, pairs: Sequence[int] | NDArray[np.integer]) -> M
 
 def by_length(corpus: Corpus, pairs: NDArray[np.integer]) -> NDArray[np.integer]:
     """Pairs in order of target bin, then of source length: neighbours are alike on both sides."""
-    return pairs[np.lexsort((corpus.src_lengths[pairs], corpus.bins[pairs]))]
+    return pairs[np.lexsort((corpus.src_lengths[pairs], corpus.bins(pairs)))]
 
 
 def pack(corpus: Corpus, pairs: NDArray[np.integer], micro_tokens: int) -> list[NDArray[np.integer]]:
@@ -176,7 +194,7 @@ def _cut(corpus: Corpus, order: NDArray[np.integer], micro_tokens: int) -> list[
 
 
 def _padded(corpus: Corpus, part: NDArray[np.integer]) -> int:
-    return len(part) * int(corpus.src_lengths[part].max() + corpus.tgt_lengths[part].max())
+    return len(part) * (int(corpus.src_lengths[part].max()) + int(corpus.tgt_lengths[part].max()))
 
 
 class EpochPlan:
@@ -188,12 +206,21 @@ class EpochPlan:
 
     def __init__(self, corpus: Corpus, seed: int, epoch: int, tokens: int) -> None:
         random = np.random.default_rng((seed, epoch))
-        jitter = corpus.src_lengths * random.uniform(0.97, 1.03, len(corpus)).astype(np.float32)
-        self.order = np.lexsort((jitter, corpus.bins)).astype(np.int32)
+        self.order = np.empty(len(corpus), dtype=np.int32)
         count = updates_an_epoch(corpus, tokens)
-        ends = np.cumsum(corpus.src_lengths[self.order] + corpus.tgt_lengths[self.order], dtype=np.int64)
         cut = np.arange(1, count)
-        cuts = np.searchsorted(ends, ends[-1] * cut // count, side="right")
+        wanted = corpus.tokens * cut // count
+        cuts, done = np.zeros_like(cut), 0
+        # Bin by bin: what is needed on the way takes several times the memory of what is kept.
+        for first, last in corpus.files():
+            inside = np.arange(first, last, dtype=np.int32)
+            jitter = random.uniform(0.97, 1.03, last - first).astype(np.float32)
+            jittered = corpus.src_lengths[first:last].astype(np.int32) * jitter
+            order = inside[np.lexsort((jittered, corpus.bins(inside)))]
+            self.order[first:last] = order
+            lengths = corpus.src_lengths[order].astype(np.int64) + corpus.tgt_lengths[order]
+            cuts += np.searchsorted(done + np.cumsum(lengths), wanted, side="right")
+            done += int(lengths.sum())
         # A pair longer than an update's share must not leave its neighbour empty.
         cuts = np.maximum.accumulate(np.maximum(cuts, 1) - cut) + cut
         self._bounds = np.concatenate(([0], np.minimum(cuts, len(corpus) - count + cut), [len(corpus)]))
@@ -213,8 +240,7 @@ def pairs_of(corpus: Corpus, seed: int, tokens: int, number: int) -> NDArray[np.
 
 def updates_an_epoch(corpus: Corpus, tokens: int) -> int:
     """How many updates of about `tokens` source and `tokens` target tokens the corpus makes, at least 1."""
-    total = int(corpus.src_lengths.sum(dtype=np.int64) + corpus.tgt_lengths.sum(dtype=np.int64))
-    return min(len(corpus), max(1, round(total / (2 * tokens))))
+    return min(len(corpus), max(1, round(corpus.tokens / (2 * tokens))))
 
 
 @dataclass(frozen=True)
@@ -249,6 +275,7 @@ def updates(
     for number in range(first, last + 1):
         if plan is None or (number - 1) // count != epoch:
             epoch = (number - 1) // count
+            plan = None  # Not two at a time in memory.
             plan = EpochPlan(corpus, seed, epoch, tokens)
         pairs = by_length(corpus, plan.pairs((number - 1) % count))
         batches = [micro_batch(corpus, part) for part in pack(corpus, pairs[rank::size], micro_tokens())]

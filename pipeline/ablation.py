@@ -18,6 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -27,11 +28,11 @@ from typing import Any
 
 from nmt.config import InputError
 from nmt.files import writing
-from pipeline import rows
+from pipeline import copies, rows
 from pipeline.parallel import workers
 from pipeline.resolve import read_params
 from pipeline.rows import Pair
-from pipeline.stage import state_root
+from pipeline.runs import Run
 
 ROWS = ("base", "A-h1", "B-dk16", "C-N2", "D-pdrop0.0", "D-eps0.0", "E-learned-positions")
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
@@ -103,22 +104,29 @@ def finished() -> dict[str, dict[str, Any]]:
     }
 
 
-def experiment(plan: Plan, name: str, row: str, seed: int) -> None:
-    """One run, in a copy of the repository. Raises InputError where it fails."""
-    changes = [f"row={row}", f"seed={seed}", f"corpus={plan.corpus}", f"pair={plan.pair}"]
-    changes += [
-        f"++overrides.{section}.{key}={'null' if value is None else value}"
-        for section, values in plan.overrides(row).items()
-        for key, value in values.items()
-    ]
-    words = [word for change in changes for word in ("-S", change)]
-    log = state_root() / "ablation" / f"{name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as file:
-        command = ["dvc", "exp", "run", "--temp", "--name", name, *words]
-        status = subprocess.run(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, check=False).returncode
-    if status != 0:
-        raise InputError(f"{name} failed, as {log} tells: mend that and run this again to go on")
+def experiment(plan: Plan, name: str, row: str, seed: int, stopped: threading.Event) -> None:
+    """One run, in a copy of the repository of its own. Raises InputError where it fails, InterruptedError if stopped.
+
+    (`dvc exp run --temp` would be shorter. Of those at work at the same time one takes what another has queued.)
+    """
+    run = Run(Path.cwd(), name, name, lambda line: None)
+
+    def stop() -> None:
+        if stopped.is_set():
+            raise InterruptedError(f"{name} was stopped")
+
+    # A copy that is left of a run that failed has the code that failed; one that was killed may still be ending.
+    with copies.held(run.folder):
+        run.remove()
+    changes = {"row": row, "seed": seed, "corpus": plan.corpus, "pair": plan.pair, "overrides": plan.overrides(row)}
+    try:
+        run.begin(changes, None)
+        if run.dvc("repro", tick=stop) != 0:
+            raise InputError(f"{name} failed, as {run.folder / 'log'} tells: mend that and run this again to go on")
+        run.save(())
+    finally:
+        run.close()
+    run.remove()
 
 
 def run_all(plan: Plan, names: Mapping[str, tuple[str, int]], jobs: int) -> None:
@@ -128,16 +136,18 @@ def run_all(plan: Plan, names: Mapping[str, tuple[str, int]], jobs: int) -> None
     print(f"{len(missing)} runs of {len(names)} to do", flush=True)
     # Runs beside each other share the cores; the launcher would give all of them to each.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, workers() // jobs)))
-    started = time.monotonic()
+    started, stopped = time.monotonic(), threading.Event()
     with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(experiment, plan, name, *names[name]) for name in missing]
+        futures = [pool.submit(experiment, plan, name, *names[name], stopped) for name in missing]
         try:
             for done, future in enumerate(as_completed(futures), start=1):
                 future.result()
                 spent = (time.monotonic() - started) / 60
                 print(f"{done} of {len(missing)} runs, {spent:.0f} minutes", flush=True)
-        except InputError:
+        except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
+            if not isinstance(error, InputError):
+                stopped.set()
             raise
 
 
@@ -235,9 +245,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("results/ablation.md"))
     try:
         run(parser.parse_args(arguments))
-    except InputError as error:
+    except (InputError, ChildProcessError) as error:
         print(f"ablation: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("ablation: stopped; the same command goes on", file=sys.stderr)
+        return 130
     return 0
 
 
