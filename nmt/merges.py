@@ -92,7 +92,7 @@ class _Words:
         self.counts = array("q", [count for _, count in in_order])
         self.pairs: defaultdict[Pair, int] = defaultdict(int)
         """How often each pair occurs, before the first merge."""
-        self._places: defaultdict[Pair, array[int]] = defaultdict(lambda: array("l"))
+        self._places: defaultdict[Pair, array[int]] = defaultdict(lambda: array("i"))
         """The words that hold a pair, and some that no longer do."""
         for number, word in enumerate(self.words):
             for pair in pairwise(word):
@@ -144,6 +144,14 @@ class _Words:
                 self._places[new].append(number)
 
 
+def _frequent(aside: dict[Pair, int], threshold: float) -> dict[Pair, int]:
+    """The pairs from `threshold` on; without a copy of all, but with what subword-nmt does to `aside` through one."""
+    for pair, frequency in aside.items():
+        if frequency < min(0, threshold):
+            aside[pair] += frequency
+    return {pair: frequency for pair, frequency in aside.items() if frequency >= threshold}
+
+
 def learn_merges(counts: Mapping[str, int], merges: int) -> list[Pair]:
     """At most `merges` merge operations, in order; fewer where no pair is left that occurs twice.
 
@@ -160,10 +168,9 @@ def learn_merges(counts: Mapping[str, int], merges: int) -> list[Pair]:
         best = frequencies.best()
         if best is None or (number and frequencies.counts[best] < threshold):
             prune_stats(frequencies.counts, aside, threshold)
-            frequencies = _Frequencies(aside)
-            best = frequencies.best()
-            threshold = frequencies.counts[best] * number / (number + 10_000.0) if best else 0
-            prune_stats(frequencies.counts, aside, threshold)
+            best = max(aside, key=lambda pair: (aside[pair], pair), default=None)
+            threshold = aside[best] * number / (number + 10_000.0) if best else 0
+            frequencies = _Frequencies(_frequent(aside, threshold))
         if best is None or frequencies.counts[best] < _LEAST:
             break
         learned.append(best)
