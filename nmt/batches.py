@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -232,10 +232,13 @@ class EpochPlan:
         return self.order[self._bounds[slot] : self._bounds[slot + 1]]
 
 
-def pairs_of(corpus: Corpus, seed: int, tokens: int, number: int) -> NDArray[np.int32]:
-    """The pairs that update `number`, counted from 1, trains on."""
-    epoch, index = divmod(number - 1, updates_an_epoch(corpus, tokens))
-    return EpochPlan(corpus, seed, epoch, tokens).pairs(index)
+def pairs_of(corpus: Corpus, seed: int, tokens: int, numbers: Iterable[int]) -> Iterator[tuple[int, NDArray[np.int32]]]:
+    """The pairs that each of some updates, counted from 1 and in order, trains on; an epoch is planned once."""
+    count = updates_an_epoch(corpus, tokens)
+    for epoch, inside in groupby(numbers, lambda number: (number - 1) // count):
+        plan = EpochPlan(corpus, seed, epoch, tokens)
+        for number in inside:
+            yield number, plan.pairs((number - 1) % count)
 
 
 def updates_an_epoch(corpus: Corpus, tokens: int) -> int:

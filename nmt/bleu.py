@@ -1,7 +1,8 @@
 """Scores of translations: sacreBLEU with its signature, and the paper's own way of scoring; section 6.1.
 
-The paper's 27.3 and 28.4 are BLEU on Moses tokens with compounds split at hyphens and unicode quotes made plain
-(tensor2tensor's get_ende_bleu.sh); sacreBLEU gives about 1.5 less on the same translations. The two are always named.
+The paper's 27.3 and 28.4 are BLEU on Moses tokens with compounds split at hyphens (tensor2tensor's get_ende_bleu.sh),
+against a reference whose quotes were plain; sacreBLEU gives about 1.5 less on the same translations. The two are always
+named.
 """
 
 from __future__ import annotations

@@ -160,6 +160,12 @@ def latest_resume(folder: Path) -> Path | None:
     return max(folder.glob("update-*"), default=None)
 
 
+def trained(folder: Path) -> int:
+    """The update that the training in `folder` would go on after."""
+    path = latest_resume(folder / "resume")
+    return 0 if path is None else update_of(path)
+
+
 def load_resume(path: Path, model: Transformer, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Put weights and optimizer state back in place; returns what `save_resume` was given as `state`."""
     model.load_state_dict(load_tensors(path / WEIGHTS))

@@ -57,6 +57,10 @@ class World:
         distributed.all_reduce(values, distributed.ReduceOp.MIN, group=self.control)
         return int(values)
 
+    def same(self, value: int) -> bool:
+        """Whether all ranks have the same value."""
+        return self.minimum(value) == -self.minimum(-value)
+
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.size > 1:

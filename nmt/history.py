@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,17 @@ import torch
 
 from nmt import checkpoint, flops, memory
 from nmt.batches import Corpus, pairs_of
+from nmt.config import InputError
 from nmt.files import writing
 from nmt.flops import LengthSums
 from nmt.schedule import learning_rate
 
 if TYPE_CHECKING:
     from nmt.trainer import Trainer
+
+
+IN_VAIN = 100
+"""Updates in a row without a finite gradient after which nothing better is to be expected."""
 
 
 class Log:
@@ -32,6 +38,8 @@ class Log:
         self.every = max(1, min(100, self.total // 100))
         self.before = 0.0
         """Seconds that earlier attempts took, those lost to a kill included."""
+        self.device_seconds: dict[str, float] = {}
+        """The same times the devices that each attempt had, by their name: a training may move."""
         self.started = self.saved = self.shown = time.monotonic()
         self.micro_tokens = trainer.micro_tokens
         self.padded = 0.0
@@ -40,18 +48,25 @@ class Log:
         self.best = self.valid = float("inf")
         self.worse = 0
         self.resumes = 0
+        self.in_vain = 0
+        """Updates in a row, up to the last record, that changed no weight."""
 
     def seconds(self) -> float:
         """Training time so far, over all attempts."""
         return self.before + time.monotonic() - self.started
 
+    def all_device_seconds(self) -> dict[str, float]:
+        """Training time so far times devices, by the devices' name."""
+        name = memory.device_name(self.trainer.world.device)
+        own = (self.seconds() - self.before) * flops.devices(name, self.trainer.world.size)
+        return {**self.device_seconds, name: self.device_seconds.get(name, 0.0) + own}
+
     def resume(self) -> None:
         """Put the newest saved state in place and forget what was measured after it."""
         records = read_history(self.history)
-        self.before = max((record["seconds"] for record in records), default=0.0)
         path = checkpoint.latest_resume(self.folder / "resume")
         if path is None:
-            state: dict[str, Any] = {"update": 0}
+            state: dict[str, Any] = {"update": 0, "seconds": 0.0, "device_seconds": {}, "setting": self.setting()}
         else:
             state = checkpoint.load_resume(path, self.trainer.model, self.trainer.optimizer)
             self.trainer.sums = LengthSums(**state["sums"])
@@ -59,13 +74,22 @@ class Log:
             self.worse, self.resumes = state["worse"], state["resumes"] + 1
             self.trainer.interval_updates = state["interval_updates"]
             self.trainer.interval_tokens = state["interval_tokens"]
+            self.shown -= state["interval_seconds"]
             if self.trainer.world.main:
                 self.trainer.interval.copy_(torch.tensor(state["interval"], dtype=torch.float64))
+        self.before = max([state["seconds"], *(record["seconds"] for record in records)])
+        # What was lost to a kill, on the devices that saved the state.
+        name, lost = state["setting"]["device"], self.before - state["seconds"]
+        spent = state["device_seconds"].get(name, 0.0) + lost * flops.devices(name, state["setting"]["processes"])
+        self.device_seconds = {**state["device_seconds"], name: spent}
         self.trainer.update = state["update"]
+        self._check_the_others()
         self.counted = flops.training_flops(self.trainer.job.model, self.trainer.job.vocabulary, self.trainer.sums)
         self.trainer.world.barrier()
         if not self.trainer.world.main:
             return
+        # All are here again: what one of them failed of before is mended.
+        (self.folder / "failed.json").unlink(missing_ok=True)
         for later in checkpoint.checkpoints(self.folder / "checkpoints"):
             if checkpoint.update_of(later) > self.trainer.update:
                 later.unlink()
@@ -74,22 +98,35 @@ class Log:
             temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
         if path is not None:
             same = state["setting"] == self.setting()
+            exact = same and self.trainer.world.device.type == "cpu"
             print(
                 f"resuming after update {self.trainer.update:,} of {self.total:,}; "
-                + ("" if same else "not ")
+                + ("" if exact else "not ")
                 + "bit-identical to an undisturbed run: processes, threads, micro-batch and device are "
-                + ("the same" if same else f"not those it was saved on, {state['setting']}"),
+                + ("the same" if same else f"not those it was saved on, {state['setting']}")
+                + (", but GPUs add in no fixed order" if same and not exact else ""),
                 flush=True,
             )
 
+    def _check_the_others(self) -> None:
+        """Raise an error where ranks, on machines whose folders differ, would train on different text or weights."""
+        corpus, world = self.corpus, self.trainer.world
+        if not world.same(zlib.crc32(corpus.tgt_lengths.data, zlib.crc32(corpus.src_lengths.data))):
+            raise InputError(
+                f"the machines' corpora differ: have {self.trainer.job.corpus} be the same folder on all of them"
+            )
+        if not world.same(self.trainer.update):
+            # Network file systems show new files late: a restart finds them.
+            raise RuntimeError(f"this rank would go on after update {self.trainer.update:,}, another after another")
+
     def setting(self) -> dict[str, Any]:
         """What must be the same for a resumed run to be bit-identical."""
-        device = self.trainer.world.device.type
+        device = self.trainer.world.device
         return {
             "processes": self.trainer.world.size,
-            "threads": torch.get_num_threads() if device == "cpu" else 0,
+            "threads": torch.get_num_threads() if device.type == "cpu" else 0,
             "micro_tokens": self.trainer.micro_tokens,
-            "device": device,
+            "device": memory.device_name(device),
             "compiled": self.trainer.compiled,
             "torch": torch.__version__,
         }
@@ -137,11 +174,19 @@ class Log:
             self.save()
 
     def _tell_skipped(self) -> int:
-        """Say which updates changed no weight, and on which lines; returns how many."""
-        skipped = self.trainer.skipped()
-        for number in skipped if self.trainer.world.main else ():
-            settings = self.trainer.settings
-            pairs = pairs_of(self.corpus, settings.seed, settings.tokens, number)
+        """Say which updates changed no weight, and on which lines; returns how many.
+
+        Raises InputError where that has been going on for too long.
+        """
+        skipped, settings = self.trainer.skipped(), self.trainer.settings
+        self.in_vain = self.in_vain + len(skipped) if len(skipped) == self.trainer.interval_updates else 0
+        if self.in_vain >= IN_VAIN:
+            raise InputError(
+                f"the gradients of the {self.in_vain:,} updates up to {self.trainer.update:,} were not finite: the "
+                "training has diverged; lower training.learning_rate_scale, or raise training.warmup_steps"
+            )
+        told = pairs_of(self.corpus, settings.seed, settings.tokens, skipped if self.trainer.world.main else ())
+        for number, pairs in told:
             lines = sorted(self.corpus.line(int(pair)) for pair in pairs)
             with (self.folder / "skipped.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"update": number, "lines": lines}) + "\n")
@@ -155,9 +200,9 @@ class Log:
     def stop(self) -> None:
         """Save the state between two reports, with what was measured since the last: every rank takes part."""
         trainer = self.trainer
-        self._tell_skipped()
         trainer.world.sum(trainer.interval)
         self.save()
+        self._tell_skipped()
 
     def _work(self, seconds: float) -> dict[str, float]:
         """Operations a second since the last record, and their share of the devices' peak where that is on record."""
@@ -182,7 +227,8 @@ class Log:
                 "sums": asdict(self.trainer.sums), "padded": self.padded, "best": self.best, "valid": self.valid,
                 "worse": self.worse, "resumes": self.resumes, "setting": self.setting(),
                 "interval": self.trainer.interval.tolist(), "interval_updates": self.trainer.interval_updates,
-                "interval_tokens": self.trainer.interval_tokens,
+                "interval_tokens": self.trainer.interval_tokens, "seconds": self.seconds(),
+                "device_seconds": self.all_device_seconds(), "interval_seconds": self.saved - self.shown,
             }  # fmt: skip
             checkpoint.save_resume(
                 self.folder / "resume", self.trainer.update, self.trainer.model, self.trainer.optimizer, state
@@ -201,6 +247,7 @@ class Log:
             "params": sum(parameter.numel() for parameter in trainer.parameters),
             "vocabulary": job.vocabulary,
             "train_seconds": self.seconds(),
+            "device_seconds": self.all_device_seconds(),
             "processes": trainer.world.size,
             "threads": torch.get_num_threads(),
             "device": memory.device_name(trainer.world.device),

@@ -28,23 +28,22 @@ def out_of_memory(error: RuntimeError) -> bool:
 
 
 def micro_tokens(trainer: Trainer, folder: Path, longest: int) -> int:
-    """Padded positions a side that go through the model together, the same on all ranks.
+    """Padded positions a side that go through the model together: the least of all ranks' choices.
 
     `$NMT_MICRO_TOKENS`; else what `folder` remembers for this kind of device; else, on a GPU, found by trial on pairs
     of `longest` subwords, and remembered.
     """
-    if wanted := os.environ.get("NMT_MICRO_TOKENS"):
-        if not wanted.isdecimal() or int(wanted) < 1:
-            raise InputError(f"NMT_MICRO_TOKENS is {wanted!r}: it must be a whole number from 1 on, or unset")
-        return int(wanted)
-    if (known := remembered(folder, device_name(trainer.world.device))) is not None:
-        return known
-    if trainer.world.device.type == "cpu":
-        return ON_CPU
+    wanted, device = os.environ.get("NMT_MICRO_TOKENS"), trainer.world.device
+    if wanted and (not wanted.isdecimal() or int(wanted) < 1):
+        raise InputError(f"NMT_MICRO_TOKENS is {wanted!r}: it must be a whole number from 1 on, or unset")
+    known = int(wanted) if wanted else remembered(folder, device_name(device))
+    if known is None and device.type == "cpu":
+        known = ON_CPU
     share = -(-trainer.settings.tokens // trainer.world.size)
-    found = trainer.world.minimum(by_trial(trainer, longest, most=share + share // 4))
-    if trainer.world.main:
-        remember(folder, device_name(trainer.world.device), found)
+    # Ranks may differ in what they were told and remember: all of them come here.
+    found = trainer.world.minimum(known or by_trial(trainer, longest, most=share + share // 4))
+    if known is None and trainer.world.main:
+        remember(folder, device_name(device), found)
     return found
 
 
@@ -55,17 +54,19 @@ def device_name(device: torch.device) -> str:
 
 def remembered(folder: Path, device: str) -> int | None:
     """What was found on such a device before."""
+    return _all_remembered(folder).get(device)
+
+
+def _all_remembered(folder: Path) -> dict[str, int]:
     path = folder / "micro.json"
-    if not path.exists():
-        return None
-    known: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
-    return known.get(device)
+    known: dict[str, int] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return known
 
 
 def remember(folder: Path, device: str, tokens: int) -> None:
     """Keep what was found for the next start."""
     with writing(folder / "micro.json") as temporary:
-        temporary.write_text(json.dumps({device: tokens}), encoding="utf-8")
+        temporary.write_text(json.dumps({**_all_remembered(folder), device: tokens}), encoding="utf-8")
 
 
 def by_trial(trainer: Trainer, longest: int, most: int) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from torch import Tensor, nn
@@ -104,23 +105,27 @@ class Trainer:
     def _accumulate(self, batch: MicroBatch, tokens: int, wanted: Sequence[nn.Parameter], last: bool) -> None:
         """Add a micro-batch to the gradients of `wanted`; in halves where the memory does not hold it whole."""
         self.gradients.expect(wanted, last)
+        if self._fits(batch, tokens, wanted):
+            return
+        # What the failed pass had reached is complete: only the rest is computed again.
+        left = list(self.gradients.left)
+        first, second = batch.halves()
+        self._lower_micro_tokens(max(first.src.numel(), first.tgt_in.numel()))
+        self._accumulate(first, tokens, left, last=False)
+        self._accumulate(second, tokens, left, last)
+
+    def _fits(self, batch: MicroBatch, tokens: int, wanted: Sequence[nn.Parameter]) -> bool:
+        """Whether the memory holds both passes. By the end of this call what filled it is let go of."""
         try:
             smoothed, negative_log_likelihood = self.losses(batch, self.settings.eps_ls)
             (smoothed / tokens).backward(inputs=wanted)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
-        else:
-            self.interval[0] += smoothed.detach()
-            self.interval[1] += negative_log_likelihood
-            return
-        # Here, and not in the handler, whose traceback still holds what filled the memory. What the failed pass
-        # had reached is complete: only the rest is computed again.
-        left = list(self.gradients.left)
-        first, second = batch.halves()
-        self._lower_micro_tokens(max(first.src.numel(), first.tgt_in.numel()))
-        self._accumulate(first, tokens, left, last=False)
-        self._accumulate(second, tokens, left, last)
+            return False
+        self.interval[0] += smoothed.detach()
+        self.interval[1] += negative_log_likelihood
+        return True
 
     def _lower_micro_tokens(self, tokens: int) -> None:
         if self.world.device.type == "cuda":
@@ -138,6 +143,9 @@ class Trainer:
         with self._precision():
             states = self.model(batch.src, batch.tgt_in)
         states = states.flatten(0, 1).index_select(0, batch.positions)
+        if self.settings.precision == "bfloat16":
+            # The last LayerNorm gives float32; the product with the vocabulary is the model's largest.
+            states = states.bfloat16()
         return smoothed_cross_entropy(states, self.model.embedding.table, batch.labels, eps_ls)
 
     def _precision(self) -> Any:
@@ -149,7 +157,7 @@ class Trainer:
     def validate(self, corpus: Corpus) -> float:
         """Negative log-likelihood a target subword, without smoothing, in nats; its exp is the perplexity."""
         self.model.eval()
-        indices = torch.arange(self.world.rank, len(corpus), self.world.size).numpy()
+        indices = np.arange(self.world.rank, len(corpus), self.world.size)
         total = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         for part in pack(corpus, indices, self.micro_tokens):
             _, negative_log_likelihood = self.losses(micro_batch(corpus, part).to(self.world.device), 0.0)
@@ -197,6 +205,7 @@ def train(job: Job, folder: Path, place: World, micro_tokens: int | None = None)
     settings = job.training
     corpus = Corpus(train_files(Path(job.corpus)))
     valid = Corpus([Path(job.corpus) / "valid.arrow"])
+    check_positions(job.model, corpus, valid)
     trainer = Trainer(job, place, micro_tokens or 0)
     if micro_tokens is None:
         longest = int(max(corpus.src_lengths.max(), corpus.tgt_lengths.max()))
@@ -205,9 +214,10 @@ def train(job: Job, folder: Path, place: World, micro_tokens: int | None = None)
     log.resume()
     with asked_to_stop(trainer):
         start = trainer.update + 1
+        end = trainer.update if log.patience_ended() else settings.updates
         feed = updates(
             corpus, settings.seed, settings.tokens, lambda: trainer.micro_tokens, place.rank, place.size, start,
-            settings.updates,
+            end,
         )  # fmt: skip
         for update in ahead(feed):
             trainer.step(update)
@@ -219,13 +229,27 @@ def train(job: Job, folder: Path, place: World, micro_tokens: int | None = None)
             if update.number % settings.validate_every == 0 or last:
                 log.validation(trainer.validate(valid))
             log.interval(last)
+            if log.patience_ended():
+                break
             if not last and trainer.stop_agreed():
                 log.stop()
                 return False
-            if log.patience_ended():
-                break
-    log.finish()
+        log.finish()
     return True
+
+
+def check_positions(model: ModelSettings, corpus: Corpus, valid: Corpus) -> None:
+    """Raise InputError where a sentence is longer than the positions that a model learns."""
+    if model.positions != "learned":
+        return
+    for name, pairs in (("training", corpus), ("validation", valid)):
+        lengths = np.maximum(pairs.src_lengths, pairs.tgt_lengths)
+        longest = int(lengths.argmax())
+        if lengths[longest] > model.max_positions:
+            raise InputError(
+                f"line {pairs.line(longest):,} of the {name} set has {lengths[longest]:,} subwords, but "
+                f"model.max_positions is {model.max_positions:,}: raise that, or shorten the line"
+            )
 
 
 @contextmanager

@@ -2,10 +2,10 @@
 
     python -m pipeline.ablation --corpus multi30k --rows base A-h1 C-N2 --seeds 1 2 3 --updates 1000
 
-Every run is a DVC experiment of params.yaml's pair (`dvc exp show` lists them); those that are there already are not
-run again. Widths (d_model, d_ff, d_k, d_v) are divided by --width, layers by --depth, for all rows alike; heads,
-dropout, label smoothing and positions are the row's own. Compared are perplexity and BLEU of the validation set, from
-the last checkpoint, as in Table 3.
+Every run is a DVC experiment of params.yaml's pair (`dvc exp show` lists them), of the repository as it stands when the
+ablation begins; those that are there already are not run again. Widths (d_model, d_ff, d_k, d_v) are divided by
+--width, layers by --depth, for all rows alike; heads, dropout, label smoothing and positions are the row's own.
+Compared are perplexity and BLEU of the validation set, from the last checkpoint, as in Table 3.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +74,8 @@ class Plan:
     depth: int
     training: Mapping[str, Any]
     subwords: Mapping[str, Any]
+    repository: str
+    """The commit, and what of the code differs from it."""
 
     def overrides(self, row: str) -> dict[str, dict[str, Any]]:
         """The overrides of a row's run."""
@@ -85,14 +87,23 @@ class Plan:
         return {"model": model, "training": dict(self.training), "subwords": dict(self.subwords)}
 
     def name(self, row: str, seed: int) -> str:
-        """The experiment's name: equal for equal settings alone."""
-        what = json.dumps([self.pair, self.corpus, self.overrides(row)], sort_keys=True)
+        """The experiment's name: equal for equal settings and code alone."""
+        what = json.dumps([self.pair, self.corpus, self.overrides(row), self.repository], sort_keys=True)
         return f"ablation-{row.replace('.', '_')}-{seed}-{hashlib.sha256(what.encode()).hexdigest()[:6]}"
 
 
-def finished() -> dict[str, dict[str, Any]]:
-    """What the finished experiments of the present commit made, by name."""
-    result = subprocess.run(["dvc", "exp", "show", "--json"], capture_output=True, text=True, check=False)
+def git(*words: str) -> str:
+    """What git prints. Raises InputError outside a repository with a commit."""
+    result = subprocess.run(["git", *words], capture_output=True, check=False)
+    if result.returncode != 0:
+        raise InputError(f"`git {words[0]}` failed: {result.stderr.decode(errors='replace').strip()}")
+    return result.stdout.decode(errors="replace").strip()
+
+
+def finished(commit: str) -> dict[str, dict[str, Any]]:
+    """What the finished experiments of a commit made, by name."""
+    command = ["dvc", "exp", "show", "--json", "--rev", commit]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         told = next((line for line in result.stderr.split("\n") if line.startswith("ERROR")), result.stderr.strip())
         raise InputError(f"`dvc exp show` failed: {told}")
@@ -104,41 +115,47 @@ def finished() -> dict[str, dict[str, Any]]:
     }
 
 
-def experiment(plan: Plan, name: str, row: str, seed: int, stopped: threading.Event) -> None:
-    """One run, in a copy of the repository of its own. Raises InputError where it fails, InterruptedError if stopped.
+def prepared(plan: Plan, name: str, row: str, seed: int) -> Run:
+    """A run in a copy of the repository of its own, made now: what is edited later is no part of the ablation.
 
     (`dvc exp run --temp` would be shorter. Of those at work at the same time one takes what another has queued.)
     """
     run = Run(Path.cwd(), name, name, lambda line: None)
-
-    def stop() -> None:
-        if stopped.is_set():
-            raise InterruptedError(f"{name} was stopped")
-
     # A copy that is left of a run that failed has the code that failed; one that was killed may still be ending.
     with copies.held(run.folder):
         run.remove()
     changes = {"row": row, "seed": seed, "corpus": plan.corpus, "pair": plan.pair, "overrides": plan.overrides(row)}
+    copies.make(run.original, run.folder, changes)
+    return run
+
+
+def experiment(run: Run, stopped: threading.Event) -> None:
+    """Run it. Raises InputError where it fails, InterruptedError if stopped."""
+
+    def stop() -> None:
+        if stopped.is_set():
+            raise InterruptedError(f"{run.name} was stopped")
+
     try:
-        run.begin(changes, None)
+        run.begin({}, None)
         if run.dvc("repro", tick=stop) != 0:
-            raise InputError(f"{name} failed, as {run.folder / 'log'} tells: mend that and run this again to go on")
+            raise InputError(f"{run.name} failed, as {run.folder / 'log'} tells: mend that and run this again to go on")
         run.save(())
     finally:
         run.close()
     run.remove()
 
 
-def run_all(plan: Plan, names: Mapping[str, tuple[str, int]], jobs: int) -> None:
+def run_all(plan: Plan, names: Mapping[str, tuple[str, int]], known: Collection[str], jobs: int) -> None:
     """Run what is not there yet, `jobs` at a time. Raises InputError where one fails; those at work end first."""
-    known = finished()
     missing = [name for name in names if name not in known]
     print(f"{len(missing)} runs of {len(names)} to do", flush=True)
     # Runs beside each other share the cores; the launcher would give all of them to each.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, workers() // jobs)))
+    runs = [prepared(plan, name, *names[name]) for name in missing]
     started, stopped = time.monotonic(), threading.Event()
     with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(experiment, plan, name, *names[name], stopped) for name in missing]
+        futures = [pool.submit(experiment, run, stopped) for run in runs]
         try:
             for done, future in enumerate(as_completed(futures), start=1):
                 future.result()
@@ -148,6 +165,9 @@ def run_all(plan: Plan, names: Mapping[str, tuple[str, int]], jobs: int) -> None
             pool.shutdown(wait=False, cancel_futures=True)
             if not isinstance(error, InputError):
                 stopped.set()
+            for run, future in zip(runs, futures, strict=True):
+                if future.cancelled():
+                    run.remove()
             raise
 
 
@@ -208,7 +228,13 @@ def report(plan: Plan, measured: Mapping[str, Mapping[str, Sequence[float]]], se
 
 def run(options: argparse.Namespace) -> None:
     """Run and compare."""
-    params = read_params()
+    params, commit = read_params(), git("rev-parse", "HEAD")
+    if params.get("overrides"):
+        raise InputError(
+            "params.yaml: `overrides` would go over every row's own settings: empty them (--updates, --tokens and "
+            "others set what is equal in all runs)"
+        )
+    changed = git("diff", "HEAD", "--", ".", ":!params.yaml", ":!dvc.lock")
     plan = Plan(
         pair=params["pair"], corpus=options.corpus or params["corpus"], width=options.width, depth=options.depth,
         training={
@@ -217,10 +243,11 @@ def run(options: argparse.Namespace) -> None:
             "checkpoint_every": max(1, options.updates // 5), "keep_checkpoints": 5,
         },
         subwords={"merges": options.merges} if params["pair"] == "en-de" else {"vocabulary": options.merges},
+        repository=commit + changed,
     )  # fmt: skip
     names = {plan.name(row, seed): (row, seed) for row in options.rows for seed in options.seeds}
-    run_all(plan, names, options.jobs)
-    text = report(plan, results(finished(), names), len(options.seeds))
+    run_all(plan, names, finished(commit).keys(), options.jobs)
+    text = report(plan, results(finished(commit), names), len(options.seeds))
     with writing(options.out) as temporary:
         temporary.write_text(text, encoding="utf-8")
     print(text)

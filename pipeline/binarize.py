@@ -28,7 +28,7 @@ from nmt.files import sha256_of, writing
 from nmt.subwords import Subwords
 from pipeline import stage
 from pipeline.config import DataSettings, load_section
-from pipeline.disk import full_disk_told
+from pipeline.disk import IN_CACHE, full_disk_told
 from pipeline.padding import PIECE, TOKENS, PairLengths, expected_padding
 from pipeline.parallel import executor, ordered
 from pipeline.stage import Tracker
@@ -280,7 +280,7 @@ def run(tracker: Tracker) -> None:
     sides = {
         name: (TOKENIZED / f"{name}.{data.source}", TOKENIZED / f"{name}.{data.target}") for name in ("train", "valid")
     }
-    with full_disk_told("what stood there still stands", BINNED), writing(BINNED) as folder:
+    with full_disk_told(IN_CACHE, BINNED), writing(BINNED) as folder:
         folder.mkdir()
         with executor(sum(path.stat().st_size for path in sides["train"])) as pool:
             stats = binarize(sides, SUBWORDS, settings, folder, pool)

@@ -29,7 +29,7 @@ AT_ONCE = 4
 
 
 @dataclass(frozen=True)
-class _Shelf:
+class Shelf:
     """Where one archive is kept, and what it is held to."""
 
     whole: Path
@@ -39,11 +39,11 @@ class _Shelf:
     """The sha256 and bytes of the first download, where the catalog has none."""
 
     @staticmethod
-    def of(archive: ArchiveSettings, root: Path) -> _Shelf:
+    def of(archive: ArchiveSettings, root: Path) -> Shelf:
         """Archives with a checksum are told apart by it, the others by their address: a new one is another file."""
         key = archive.sha256 or "url-" + hashlib.sha256(archive.urls[0].encode()).hexdigest()
         folder = root / "downloads"
-        return _Shelf(folder / key, folder / f"{key}.part", folder / f"{key}.lock", root / "checksums" / f"{key}.json")
+        return Shelf(folder / key, folder / f"{key}.part", folder / f"{key}.lock", root / "checksums" / f"{key}.json")
 
 
 def obtain(archives: list[ArchiveSettings], root: Path, patience: Patience) -> dict[str, Path]:
@@ -53,20 +53,20 @@ def obtain(archives: list[ArchiveSettings], root: Path, patience: Patience) -> d
     have it. Whatever ends it, what was fetched is gone on from in the next call.
     """
     (root / "downloads").mkdir(parents=True, exist_ok=True)
-    left = sum(_left(archive, _Shelf.of(archive, root)) for archive in archives)
-    if left:
-        check_room(root / "downloads", left)
+    missing = sum(left(archive, Shelf.of(archive, root)) for archive in archives)
+    if missing:
+        check_room(root / "downloads", missing)
     stop = threading.Event()
     with _display() as display:
 
         def one(archive: ArchiveSettings) -> Path:
             moved = display.moved(archive.name)
-            return _obtain(archive, _Shelf.of(archive, root), Watch(stop, moved, display.tell), patience)
+            return _obtain(archive, Shelf.of(archive, root), Watch(stop, moved, display.tell), patience)
 
         return dict(zip([archive.name for archive in archives], _all(one, archives, stop), strict=True))
 
 
-def _left(archive: ArchiveSettings, shelf: _Shelf) -> int:
+def left(archive: ArchiveSettings, shelf: Shelf) -> int:
     """The bytes still to fetch, as far as they are declared."""
     if archive.bytes is None or shelf.whole.exists() or archive.urls[0].startswith("file:"):
         return 0
@@ -109,7 +109,7 @@ def _all(work: Callable[[ArchiveSettings], Path], archives: list[ArchiveSettings
     return [found[index] for index in range(len(archives))]
 
 
-def _obtain(archive: ArchiveSettings, shelf: _Shelf, watch: Watch, patience: Patience) -> Path:
+def _obtain(archive: ArchiveSettings, shelf: Shelf, watch: Watch, patience: Patience) -> Path:
     """One archive: from the repository, the cache, or the first address that gives it.
 
     Raises ConnectionError where one that gave none may do so later, InputError where none will.
@@ -148,16 +148,16 @@ class _Place:
 
     url: str
     archive: ArchiveSettings
-    shelf: _Shelf
+    shelf: Shelf
 
 
-def _place(url: str, archive: ArchiveSettings, shelf: _Shelf) -> _Place:
+def _place(url: str, archive: ArchiveSettings, shelf: Shelf) -> _Place:
     """The original's bytes; or, marked as `REPACKED`, other bytes with the same members, of which nothing is known."""
     if not url.startswith(REPACKED):
         return _Place(url, archive, shelf)
     url = url.removeprefix(REPACKED)
     other = archive.model_copy(update={"urls": [url], "bytes": None, "sha256": None, "md5": None})
-    return _Place(url, other, _Shelf.of(other, shelf.whole.parents[1]))
+    return _Place(url, other, Shelf.of(other, shelf.whole.parents[1]))
 
 
 @contextmanager
@@ -182,12 +182,12 @@ def _local(url: str) -> Path:
     return Path(urlsplit(url).path)
 
 
-def _local_problem(url: str, archive: ArchiveSettings, shelf: _Shelf) -> str | None:
+def _local_problem(url: str, archive: ArchiveSettings, shelf: Shelf) -> str | None:
     """Why an archive of this machine cannot be used; null: it can, where it lies."""
     return _problem(_local(url), archive, shelf) if _local(url).is_file() else "is missing"
 
 
-def _fetch(url: str, archive: ArchiveSettings, shelf: _Shelf, watch: Watch, patience: Patience) -> str | None:
+def _fetch(url: str, archive: ArchiveSettings, shelf: Shelf, watch: Watch, patience: Patience) -> str | None:
     """Bring the archive whole onto its shelf; else what is wrong with the bytes that came. Raises FetchError."""
     size = "size unknown" if archive.bytes is None else f"{archive.bytes:,} bytes"
     watch.tell(f"{archive.name}: {size} from {url}; licence: {archive.licence}; described at {archive.source}")
@@ -195,7 +195,8 @@ def _fetch(url: str, archive: ArchiveSettings, shelf: _Shelf, watch: Watch, pati
     # Bytes that were joined from several connections, or turned on the way, get one more chance from the first.
     for _ in range(2):
         expected, sha256, _ = _held_to(archive, shelf)
-        fetch(Order(url, shelf.part, expected, verifiable=(sha256 or archive.md5) is not None), watch, patience)
+        verifiable = (sha256 or archive.md5) is not None
+        fetch(Order(url, shelf.part, expected, verifiable, _remedy(archive, shelf)), watch, patience)
         problem = _problem(shelf.part, archive, shelf)
         if problem is None:
             shelf.part.replace(shelf.whole)
@@ -205,7 +206,7 @@ def _fetch(url: str, archive: ArchiveSettings, shelf: _Shelf, watch: Watch, pati
     return problem
 
 
-def _held_to(archive: ArchiveSettings, shelf: _Shelf) -> tuple[int | None, str | None, str]:
+def _held_to(archive: ArchiveSettings, shelf: Shelf) -> tuple[int | None, str | None, str]:
     """The bytes and the sha256 that an archive must have, where they are known, and who says so."""
     if archive.sha256 is None and shelf.record.exists():
         record = stage.read_json(shelf.record)
@@ -213,7 +214,13 @@ def _held_to(archive: ArchiveSettings, shelf: _Shelf) -> tuple[int | None, str |
     return archive.bytes, archive.sha256, "the catalog says"
 
 
-def _problem(path: Path, archive: ArchiveSettings, shelf: _Shelf) -> str | None:
+def _remedy(archive: ArchiveSettings, shelf: Shelf) -> str:
+    """What ends an error about bytes that are not the first download's: only people can tell which are right."""
+    recorded = archive.sha256 is None and shelf.record.exists()
+    return f": if the new one is right, remove {shelf.record}" if recorded else ""
+
+
+def _problem(path: Path, archive: ArchiveSettings, shelf: Shelf) -> str | None:
     """What about a whole file is not as the catalog, or its first download, says; null: nothing.
 
     The first download of an archive without a sha256 is recorded here.
@@ -221,7 +228,7 @@ def _problem(path: Path, archive: ArchiveSettings, shelf: _Shelf) -> str | None:
     size, sha256, held = _held_to(archive, shelf)
     found = path.stat().st_size
     if size is not None and found != size:
-        return f"has {found:,} bytes where {held} {size:,}"
+        return f"has {found:,} bytes where {held} {size:,}{_remedy(archive, shelf)}"
     if archive.md5 is not None:
         with path.open("rb") as file:
             md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
@@ -229,7 +236,7 @@ def _problem(path: Path, archive: ArchiveSettings, shelf: _Shelf) -> str | None:
             return f"has the md5 {md5} where the catalog says {archive.md5}"
     digest = sha256_of(path)
     if sha256 is not None:
-        return None if digest == sha256 else f"has the sha256 {digest} where {held} {sha256}"
+        return None if digest == sha256 else f"has the sha256 {digest} where {held} {sha256}{_remedy(archive, shelf)}"
     if archive.md5 is None and not is_archive(path):
         # A hotel's login page must not become what later downloads are held to.
         return "is neither .tgz nor .tar nor .zip"

@@ -12,6 +12,9 @@ from nmt.config import InputError
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """No room on the disk, none left of the user's share of it, a file larger than the process or the disk allows."""
 
+IN_CACHE = "nothing half-written is left, and earlier results are in DVC's cache"
+"""Where a whole folder is written: DVC removes the earlier one beforehand; where it did not, that one still stands."""
+
 
 @contextmanager
 def full_disk_told(kept: str, *places: Path) -> Iterator[None]:

@@ -60,6 +60,8 @@ class Order:
     """The declared bytes; null: what the server says."""
     verifiable: bool
     """Whether the caller knows the file's checksum: only then may two servers' bytes be joined."""
+    remedy: str = ""
+    """What to do where the declared size is no longer the right one; ends the sentence."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,9 @@ def fetch(order: Order, watch: Watch, patience: Patience) -> None:
 
 
 def forget(part: Path) -> None:
-    """Remove a partial file and the note beside it."""
-    part.unlink(missing_ok=True)
-    _note(part).unlink(missing_ok=True)
+    """Remove a partial file and what stands beside it."""
+    for path in (part, _note(part), _anew(part)):
+        path.unlink(missing_ok=True)
 
 
 def check_room(folder: Path, needed: int) -> None:
@@ -125,6 +127,11 @@ def _size(path: Path) -> int:
 def _note(part: Path) -> Path:
     """Where the partial file's address and version (ETag or date) are kept."""
     return part.with_name(part.name + ".from")
+
+
+def _anew(part: Path) -> Path:
+    """Where the file is fetched from its start while the partial one, which has more of it, still stands."""
+    return part.with_name(part.name + ".anew")
 
 
 def _version(order: Order) -> str | None:
@@ -193,6 +200,9 @@ def _is_whole(order: Order, position: int, content_range: str) -> bool:
 def _refuse(order: Order, error: urllib.error.HTTPError) -> None:
     """Raise what an HTTP status of 400 or more means."""
     if error.code == 416:
+        ending = re.fullmatch(r"bytes \*/([0-9]{1,18})", error.headers.get("Content-Range", ""))
+        if ending:
+            _check_size(order, int(ending[1]))
         forget(order.part)
         raise _PassingError("refused to go on from the bytes at hand")
     message = f"answers {error.code} {error.reason}".rstrip()
@@ -221,33 +231,72 @@ def _receive(order: Order, watch: Watch, response: http.client.HTTPResponse, pos
             forget(order.part)
             raise _PassingError("sent another range than was asked for")
         total = None if span[2] == "*" else int(span[2])
-    elif response.status == 200:
-        position = 0
-        _remember(order, response)
-    else:
+    elif response.status != 200:
         raise FetchError(f"answers {response.status} {response.reason}".rstrip())
-    if order.size is not None and total is not None and total != order.size:
-        raise FetchError(f"offers {total:,} bytes where {order.size:,} are declared")
+    if total is not None:
+        _check_size(order, total)
     expected = order.size if order.size is not None else total
-    chunked = response.headers.get("Transfer-Encoding", "").lower() == "chunked"
-    if expected is None and not chunked and not order.verifiable:
+    if expected is None and not response.chunked and not order.verifiable:
         raise FetchError("tells no size and no checksum is on record: a cut transfer could pass for a whole one")
-    if expected is not None:
-        check_room(order.part.parent, expected - position)
-    _write(order, watch, response, position, expected)
+    if response.status == 206:
+        if expected is not None:
+            check_room(order.part.parent, expected - position)
+        _write(order, watch, response, order.part, position, expected)
+    elif position and (order.verifiable or order.size is not None):
+        _begin_anew(order, watch, response, position, expected)
+    else:
+        forget(order.part)
+        if expected is not None:
+            check_room(order.part.parent, expected)
+        _remember(order, response)
+        _write(order, watch, response, order.part, 0, expected)
+
+
+def _check_size(order: Order, offered: int) -> None:
+    """Raise FetchError where a server has a file of another size than is declared."""
+    if order.size is not None and offered != order.size:
+        raise FetchError(f"offers {offered:,} bytes where {order.size:,} are declared{order.remedy}")
 
 
 def _remember(order: Order, response: http.client.HTTPResponse) -> None:
-    """Note the version of the bytes to come, so that only the same version's are put after them."""
+    """Note the version of the partial file's bytes, so that only the same version's are put after them."""
     etag = response.headers.get("ETag", "")
     version = etag if etag.startswith('"') else response.headers.get("Last-Modified")
-    order.part.unlink(missing_ok=True)
     _note(order.part).write_text(json.dumps({"url": order.url, "version": version}), encoding="utf-8")
 
 
-def _write(order: Order, watch: Watch, response: http.client.HTTPResponse, position: int, expected: int | None) -> None:
-    """Append the answer's bytes at `position` of the partial file. Every byte written is one to go on from."""
-    with order.part.open("r+b" if order.part.exists() else "wb") as file:
+def _begin_anew(
+    order: Order, watch: Watch, response: http.client.HTTPResponse, held: int, expected: int | None
+) -> None:
+    """Take a whole answer where only the rest was asked for: it may be a page that tells of maintenance.
+
+    So the `held` bytes stand until as many have come.
+    """
+    if order.verifiable:
+        # Whatever version this server has, it is asked for the rest of the held bytes if it breaks off before.
+        _note(order.part).unlink(missing_ok=True)
+    if expected is not None:
+        check_room(order.part.parent, max(held, expected - held))
+    try:
+        _write(order, watch, response, _anew(order.part), 0, expected, held)
+    finally:
+        _anew(order.part).unlink(missing_ok=True)
+
+
+def _write(
+    order: Order,
+    watch: Watch,
+    response: http.client.HTTPResponse,
+    path: Path,
+    position: int,
+    expected: int | None,
+    held: int = 0,
+) -> None:
+    """Append the answer's bytes at `position` of `path`. Every byte written is one to go on from.
+
+    Where `path` is not the partial file, it takes that one's place once it has the `held` bytes that stand there.
+    """
+    with path.open("r+b" if path.exists() else "wb") as file:
         file.truncate(position)
         file.seek(position)
         while True:
@@ -261,11 +310,21 @@ def _write(order: Order, watch: Watch, response: http.client.HTTPResponse, posit
                 break
             if expected is not None and position + len(chunk) > expected:
                 file.truncate(0)
-                raise FetchError(f"sends more than the {expected:,} bytes declared")
+                raise FetchError(f"sends more than the {expected:,} bytes declared{order.remedy}")
             file.write(chunk)
             position += len(chunk)
+            if path != order.part and position >= held:
+                file.flush()
+                path = path.replace(order.part)
+                _remember(order, response)
             watch.moved(position, expected)
+        least = max(held, expected or 0)
+        if position < least and response.status == 200 and (response.chunked or position == expected):
+            # Not broken off: all that this server has. Another must not go on from it.
+            file.truncate(0)
+            known = f"declared{order.remedy}" if least == expected else f"in {order.part}: if they are wrong, remove it"
+            raise FetchError(f"has only {position:,} bytes where {least:,} are {known}")
         file.flush()
         os.fsync(file.fileno())
-    if expected is not None and position < expected:
-        raise _PassingError(f"broke off after {position:,} of {expected:,} bytes")
+    if position < least:
+        raise _PassingError(f"broke off after {position:,} of {least:,} bytes")

@@ -1,11 +1,12 @@
 """Join, as a further machine, a training that another one runs: `python -m pipeline.join work/train/<fingerprint>`.
 
-All share the state root, and say where they meet: `WMT_NODES=2 WMT_RENDEZVOUS=first-machine:29400`.
+All share the state root and the repository, and say where they meet: `WMT_NODES=2 WMT_RENDEZVOUS=first-machine:29400`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from types import FrameType
 
 from nmt.config import InputError
 from pipeline import launch
+from pipeline.train import code_digest, refused
 
 
 def join(job: Path) -> int:
@@ -22,7 +24,11 @@ def join(job: Path) -> int:
     if launch.nodes()[0] == 1:
         raise InputError("WMT_NODES is 1: set it and WMT_RENDEZVOUS as on the first node")
 
+    if job.name.split("-")[1:2] != [code_digest()] and os.environ.get("WMT_RESUME_ACROSS_CODE") != "1":
+        raise InputError(f"the code here is not that which {job.name} is trained by: check out the first node's")
+
     def watch() -> None:
+        refused(job)
         if (job / "interrupted").exists():
             raise InputError("the training was asked to stop; start it again on the first node, then join again")
 

@@ -12,7 +12,7 @@ from nmt.config import SubwordSettings
 from nmt.corpus import Block, read_blocks
 from pipeline import stage
 from pipeline.config import DataSettings, VersionSettings, load_section
-from pipeline.disk import full_disk_told
+from pipeline.disk import IN_CACHE, full_disk_told
 from pipeline.parallel import executor, ordered
 from pipeline.stage import Tracker
 
@@ -49,7 +49,7 @@ def run(tracker: Tracker) -> None:
     with executor(sum(path.stat().st_size for path in paths)) as pool:
         counts = count_words(paths, pool)
     learned = subwords.learn(counts, settings)
-    with full_disk_told("what stood there still stands", SUBWORDS):
+    with full_disk_told(IN_CACHE, SUBWORDS):
         learned.save(SUBWORDS)
     print(f"{learned.unpadded:,} subwords, {learned.size:,} with padding, from {len(counts):,} different words")
     tracker.metrics({"words": len(counts), "subwords": learned.unpadded, "vocabulary": learned.size})

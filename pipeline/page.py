@@ -6,6 +6,7 @@ import base64
 import html
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -62,15 +63,15 @@ def markdown(blocks: Sequence[Block], figures: str) -> str:
     for block in blocks:
         match block:
             case Heading(text, level):
-                parts.append(f"{'#' * level} {text}")
+                parts.append(f"{'#' * level} {_plain(text)}")
             case Paragraph(text):
-                parts.append(_plain(text))
+                parts.append(_start(_plain(text)))
             case Bullets(items):
-                parts.append("\n".join(f"- {_plain(item)}" for item in items))
+                parts.append("\n".join(f"- {_start(_plain(item))}" for item in items))
             case Table(header, rows, marked):
-                lines = [_line(header), _line(["---"] * len(header))]
+                lines = [_line([_plain(cell) for cell in header]), _line(["---"] * len(header))]
                 for number, row in enumerate(rows):
-                    cells = [_cell(cell) for cell in row]
+                    cells = [_plain(cell) for cell in row]
                     lines.append(_line([f"**{cell}**" if number in marked and cell else cell for cell in cells]))
                 parts.append("\n".join(lines))
             case Figure(_, caption, name):
@@ -82,15 +83,20 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+_SIGN = re.compile(r"[\\`*_\[\]<&~!#|@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
+"""What stands for more than itself inside a line. GitHub makes links of bare addresses, too."""
+_MARKER = re.compile(r"^([0-9]*)([-+>.)])")
+"""What makes a list, a rule or a quotation of a line that begins with it."""
+
+
 def _plain(text: str) -> str:
-    """Text that Markdown takes for nothing else: translations hold any sign."""
-    for sign in "\\<*_":
-        text = text.replace(sign, f"\\{sign}")
-    return text.replace("\r", " ").replace("\n", " ")
+    """Text that Markdown takes for nothing else inside a line: translations hold any sign."""
+    return _SIGN.sub(r"\\\g<0>", text.strip().replace("\r", " ").replace("\n", " "))
 
 
-def _cell(text: str) -> str:
-    return _plain(text).replace("|", "\\|")
+def _start(text: str) -> str:
+    """Such text where it begins a block, and what it begins with means something, too."""
+    return _MARKER.sub(r"\1\\\2", text)
 
 
 _STYLE = """

@@ -22,10 +22,12 @@ import yaml
 
 from nmt.config import InputError
 from nmt.flops import LengthSums, parameters, training_flops
-from pipeline import evidence, launch, resolve, stage
+from pipeline import cache, evidence, launch, resolve, stage
 from pipeline.config import CONFIG, Configuration
 
 STATS = Path("data/binned/stats.json")
+MAKERS = {"data/raw": "download", "data/tokenized": "tokenize", "data/binned": "binarize", "models": "average"}
+"""Outputs that take room, and the last stage that makes each."""
 KNOWN_PAIRS = {
     ("en-de", "commoncrawl", "europarl-v7", "news-commentary-v9"): 4_508_785,
     ("en-de", "commoncrawl", "europarl-v7", "news-commentary-v11"): 4_508_785,
@@ -102,14 +104,17 @@ def needs(configuration: Configuration, corpus: Corpus, micro_tokens: int) -> Ne
     model, training = configuration.model, configuration.training
     weights = 4 * parameters(model, corpus.vocabulary)
     text = 2 * LINE * corpus.pairs
+    # The checkpoints in models/ are links to those of the training state, or copies where that is on another disk.
+    copies = 0 if disk_of(stage.state_root()) == disk_of(Path("models")) else training.keep_checkpoints
     id_bytes = 2 if corpus.vocabulary <= 65_535 else 4
     disk = {
         "downloads": sum(archive.bytes or 0 for archive in configuration.data.archives),
         "data/raw": text,
         "data/tokenized": int(1.1 * text),
         "data/binned": int(corpus.pairs * (2 * corpus.subwords * id_bytes + 16)),
-        # Checkpoints are links to those of the training state, which keeps weights and both moments besides.
-        "models and training state": weights * (training.keep_checkpoints + 2) + 2 * 3 * weights,
+        "models": weights * (2 + copies),
+        # Besides checkpoints the weights and both moments, of the last state and of the one being written.
+        "training state": weights * training.keep_checkpoints + 2 * 3 * weights,
     }
     layer = 26 * model.d_model + 4 * model.d_ff + int(6 * model.h * corpus.subwords)
     activations = micro_tokens * (model.N * layer + 4 * model.d_model) * 4
@@ -220,24 +225,47 @@ def duration(seconds: float) -> str:
     return f"{max(2.0, seconds):.0f} seconds"
 
 
-def linked(cache: Path = Path(".dvc/cache")) -> bool:
-    """Whether DVC's cache is on the same disk as the outputs, so that it holds links and takes no room of its own."""
+def dvc_cache() -> Path:
+    """Where DVC keeps every output's bytes; on the disk of the outputs they are links and take no room of their own."""
     config = subprocess.run([sys.executable, "-m", "dvc", "cache", "dir"], capture_output=True, text=True, check=False)
-    place = Path(config.stdout.strip()) if config.returncode == 0 and config.stdout.strip() else cache
-    while not place.exists():
-        place = place.absolute().parent
-    return place.stat().st_dev == Path().stat().st_dev
+    return Path(config.stdout.strip() if config.returncode == 0 and config.stdout.strip() else ".dvc/cache")
 
 
-def occupied(folders: list[Path]) -> int:
-    """Bytes that stand there already, hard links counted once."""
-    files = {}
-    for folder in folders:
-        for path in folder.rglob("*") if folder.is_dir() else []:
-            if path.is_file() and not path.is_symlink():
-                entry = path.stat()
-                files[entry.st_dev, entry.st_ino] = entry.st_size
-    return sum(files.values())
+def standing(path: Path) -> Path:
+    """The path or, where nothing stands there yet, the nearest folder above it that does."""
+    while not path.exists():
+        path = path.absolute().parent
+    return path
+
+
+def disk_of(path: Path) -> int:
+    """The number of the file system that a path is on or will be."""
+    return standing(path).stat().st_dev
+
+
+def resumable(configuration: Configuration, vocabulary: int) -> int:
+    """Bytes of the state that this training would go on from."""
+    from pipeline.train import state_folder
+
+    state = state_folder({**configuration.model_dump(include={"model", "training"}), "vocabulary": vocabulary})
+    files = [path.stat() for path in state.rglob("*") if path.is_file()]
+    return sum({file.st_ino: file.st_size for file in files}.values())
+
+
+def still_needed(
+    wanted: Needs, configuration: Configuration, vocabulary: int, reasons: Mapping[str, str]
+) -> dict[str, int]:
+    """The bytes of `wanted.disk` that are not there yet. What stands there of other runs is no part of this one."""
+    # An output that is made again takes its room anew: DVC's cache keeps the old one.
+    kept = {name for name, maker in MAKERS.items() if not reasons[maker] and Path(name).exists()}
+    left = {name: 0 if name in kept else wanted.disk[name] for name in MAKERS}
+    archives = [] if "data/raw" in kept else configuration.data.archives
+    left["downloads"] = sum(cache.left(one, cache.Shelf.of(one, stage.state_root())) for one in archives)
+    left["training state"] = wanted.disk["training state"] if reasons["train"] else 0
+    if reasons["train"] and "data/binned" in kept:
+        # The data that a state is named by are there, so that of an interrupted training may be.
+        left["training state"] = max(0, left["training state"] - resumable(configuration, vocabulary))
+    return left
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -258,40 +286,54 @@ def main(arguments: list[str] | None = None) -> int:
     print("\n  (What DVC's cache holds from an earlier run is restored instead.)\n")
     corpus = corpus_size(configuration, prepared=not reasons.get("binarize"))
     wanted = needs(configuration, corpus, int(os.environ.get("NMT_MICRO_TOKENS", "4096")))
-    enough = tell_room(wanted, linked())
+    left, gpus = still_needed(wanted, configuration, corpus.vocabulary, reasons), launch.gpus()
+    enough = [tell_disk(wanted, left, dvc_cache()), tell_memory(wanted, gpus)]
     count = parameters(configuration.model, corpus.vocabulary)
     print(f"\n  corpus          {corpus.pairs:,} pairs of {corpus.subwords:.0f} subwords ({corpus.origin})")
     print(f"  parameters      {count:,} with a vocabulary of {corpus.vocabulary:,}")
     print(f"  training        {wanted.flops:.2e} operations in {configuration.training.updates:,} updates")
     if not options.no_measure:
-        tell_time(configuration, corpus, wanted, reasons)
-    return 0 if enough else 1
+        tell_time(configuration, corpus, wanted, reasons, gpus or 1)
+    return 0 if all(enough) else 1
 
 
-def tell_room(wanted: Needs, links: bool) -> bool:
-    """Print disk and memory, needed and there; returns whether both suffice."""
-    generated = sum(wanted.disk.values()) - wanted.disk["downloads"]
-    for name, number in wanted.disk.items():
-        print(f"  {name:26} {size(number):>12}")
-    cache = 0 if links else generated
-    print(f"  {'DVC cache':26} {size(cache):>12}  {'(links to the above)' if links else '(copies, on another disk)'}")
-    folders = [Path(name) for name in ("data/raw", "data/tokenized", "data/binned", "models")] + [stage.state_root()]
-    there, free = occupied(folders), shutil.disk_usage(Path()).free
-    missing = max(0, sum(wanted.disk.values()) - there)
-    disk = missing <= free
-    memory = wanted.memory <= evidence.memory()
-    print(
-        f"  disk            {size(missing)} more are needed, {size(free)} are free{'' if disk else ': NOT ENOUGH'}\n"
-        f"  memory          {size(wanted.memory)} for a process that trains, {size(evidence.memory())} in this machine"
-        f"{'' if memory else ': NOT ENOUGH'} (on GPUs: of the GPU's)"
-    )
-    return disk and memory
+def tell_disk(wanted: Needs, left: Mapping[str, int], cache_folder: Path) -> bool:
+    """Print what takes room and, disk by disk, whether what is `left` of it has room; returns whether all has."""
+    copied = {name for name in MAKERS if disk_of(Path(name)) != disk_of(cache_folder)}
+    needed = {**wanted.disk, "DVC cache": sum(wanted.disk[name] for name in copied)}
+    missing = {**left, "DVC cache": sum(left[name] for name in copied)}
+    places = {name: stage.state_root() for name in ("downloads", "training state")} | {"DVC cache": cache_folder}
+    disks: dict[int, list[str]] = {}
+    for name, number in needed.items():
+        disks.setdefault(disk_of(places.get(name, Path(name))), []).append(name)
+        note = "  (links to the above)" if name == "DVC cache" and not copied else ""
+        print(f"  {name:26} {size(number):>12}, {size(missing[name]):>12} of it not there yet{note}")
+    enough = True
+    for names in disks.values():
+        where = standing(places.get(names[0], Path(names[0])))
+        more, free = sum(missing[name] for name in names), shutil.disk_usage(where).free
+        told = f"{size(more)} more are needed, {size(free)} are free{'' if more <= free else ': NOT ENOUGH'}"
+        print(f"  disk            {told}" + (f" (that of {', '.join(names)})" if len(disks) > 1 else ""))
+        enough = enough and more <= free
+    return enough
 
 
-def tell_time(configuration: Configuration, corpus: Corpus, wanted: Needs, reasons: Mapping[str, str]) -> None:
+def tell_memory(wanted: Needs, gpus: int) -> bool:
+    """Print the memory of training; returns whether it suffices: the machine's is no matter where a GPU trains."""
+    if gpus:
+        print(f"  memory          {size(wanted.memory)} of each GPU; one with less is given smaller micro-batches")
+        return True
+    enough = wanted.memory <= evidence.memory()
+    told = f"{size(wanted.memory)} for a process that trains, {size(evidence.memory())} in this machine"
+    print(f"  memory          {told}{'' if enough else ': NOT ENOUGH'}")
+    return enough
+
+
+def tell_time(
+    configuration: Configuration, corpus: Corpus, wanted: Needs, reasons: Mapping[str, str], devices: int
+) -> None:
     """Print how long the long stages would take here."""
     rate, device = measured_rate(configuration, corpus)
-    devices = launch.gpus() or 1
     seconds = wanted.flops / rate / devices
     print(f"  measured        {rate / 1e9:,.0f} GFLOPS of real updates on {device}; {devices} such")
     print(f"  train           about {duration(seconds)}{'' if reasons.get('train') else ', if it ran'}")

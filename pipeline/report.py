@@ -49,6 +49,8 @@ SECTIONS: dict[str, type[Settings]] = {
 }
 DECIDES_NOTHING = {"training.seed", "training.resume_minutes"}
 """Keys that no row of the paper states or that decide no result."""
+PAPER_SUBWORDS = 37_000
+"""Of English and German together, "about", in the paper (5.1); rows give the merges that its code came to it by."""
 
 
 def number(value: float | None, form: str = ".2f") -> str:
@@ -166,8 +168,11 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def differences(run: RunSettings, configuration: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Keys, the paper's row's values and this run's, where they differ."""
-    paper = flat(rows.settings(reference_row(run.row), run.pair))
-    ours = flat(configuration)
+    reference = rows.settings(reference_row(run.row), run.pair)
+    if reference["subwords"]["merges"] is not None and configuration["subwords"]["merges"] is None:
+        # Both ways of giving one size are the paper's: a run is held to the one that it goes by.
+        reference = rows.merge(reference, {"subwords": {"vocabulary": PAPER_SUBWORDS}})
+    paper, ours = flat(reference), flat(configuration)
     return [
         (key, _value(paper.get(key)), _value(value))
         for key, value in ours.items()
@@ -230,13 +235,14 @@ def explanations(
 
 def hardware(metrics: Mapping[str, Any], training: Mapping[str, Any]) -> list[Block]:
     """What it was trained on, how long, and what that cost."""
-    used = metrics["model_flops_utilisation"]
+    used, times = metrics["model_flops_utilisation"], training["device_seconds"]
     padding = training.get("padding")
     lines = [
         ("device", f"{metrics['devices']} x {metrics['device']}"),
         ("processes", str(training["processes"])),
         ("precision", metrics["precision"]),
         ("training time, attempts lost to a kill included", duration(metrics["train_seconds"])),
+        ("the same by device, times devices", ", ".join(f"{duration(time)} of {name}" for name, time in times.items())),
         ("updates", f"{metrics['updates']:,}"),
         ("target tokens a second", number(training.get("tokens_per_second"), ",.0f")),
         ("padding, of all positions", "" if padding is None else f"{padding:.1%}"),

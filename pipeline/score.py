@@ -19,7 +19,7 @@ METRICS = Path("results/metrics.json")
 COPIED = ("ppl_valid", "params", "vocabulary", "updates")
 NEEDED = (
     *COPIED,
-    *("train_seconds", "device", "processes", "precision", "flops_counted", "flops_sustained_per_device"),
+    *("train_seconds", "device", "processes", "precision", "flops_counted", "device_seconds", "flops_sustained"),
 )
 """What the training's record must hold."""
 
@@ -74,19 +74,20 @@ def cost(training: Mapping[str, Any]) -> dict[str, Any]:
     """
     seconds, device = float(training["train_seconds"]), str(training["device"])
     devices = flops.devices(device, int(training["processes"]))
-    sustained, counted = float(training["flops_sustained_per_device"]), float(training["flops_counted"])
-    known = flops.hardware(device)
-    peak = known.peak(str(training["precision"])) if known is not None else None
+    times, sustained = training["device_seconds"], training["flops_sustained"]
+    known, counted = flops.hardware(device), float(training["flops_counted"])
+    peaks = [each and each.peak(str(training["precision"])) for each in map(flops.hardware, times)]
+    possible = sum(time * peak for time, peak in zip(times.values(), peaks, strict=True) if peak)
     return {
         "train_seconds": seconds,
         "device": device,
         "devices": devices,
         "precision": training["precision"],
-        "sustained_flops": sustained,
+        "sustained_flops": sustained[device],
         "sustained_flops_source": "measured by a matrix product" if known is None else known.source,
-        "train_flops_paper": flops.paper_cost(seconds, devices, sustained),
+        "train_flops_paper": sum(flops.paper_cost(times[name], 1, sustained[name]) for name in times),
         "train_flops_counted": counted,
-        "model_flops_utilisation": None if peak is None else flops.utilisation(counted, seconds, devices, peak),
+        "model_flops_utilisation": counted / possible if all(peaks) else None,
     }
 
 

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,14 +54,21 @@ class Spool:
                 temporary.write_bytes(config)
 
     def append(self, stage: str, kind: str, **content: Any) -> None:
-        """Add one event, whole even where two processes append at once."""
+        """Add one event, whole even where two processes append at once; one that does not fit raises OSError."""
         event = {"time": time.time_ns() // 1_000_000, "stage": stage, "kind": kind, **content}
-        line = json.dumps(event, ensure_ascii=False) + "\n"
-        descriptor = os.open(self.events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+        line = json.dumps(event, ensure_ascii=False).encode() + b"\n"
+        with self.events.open("ab+", buffering=0) as file:
+            # Alone, until the file is closed: what is cut off below must not be another process's event.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            end = file.seek(0, os.SEEK_END)
+            if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+                line = b"\n" + line  # The last process was killed within its line.
+            try:
+                while line:
+                    line = line[file.write(line) :]
+            except OSError:
+                file.truncate(end)
+                raise
 
     def keep(self, path: Path, name: str) -> None:
         """Keep a file or a folder under artifacts/`name`: the original may be gone when it is sent."""
@@ -85,7 +92,12 @@ class Spool:
             file.seek(offset)
             content = file.read()
         whole = content[: content.rfind(b"\n") + 1]
-        return [json.loads(line) for line in whole.split(b"\n")[:-1]], offset + len(whole)
+        events = []
+        for line in whole.split(b"\n")[:-1]:
+            # A line that a kill or a full disk cut short is no event: no later stage may fail of it.
+            with suppress(ValueError):
+                events.append(json.loads(line))
+        return events, offset + len(whole)
 
     def ending(self, stage: str | None = None) -> str:
         """The status that the last stage (or `stage`) ended with; KILLED where it did not live to tell."""

@@ -85,7 +85,9 @@ def chosen(found: Sequence[State], names: Sequence[str], older: float | None, no
     """The states that `names` (or their beginnings) mean, and the finished ones not used for `older` days."""
     picked: dict[str, State] = {}
     for name in names:
-        matching = [state for state in found if state.name.startswith(name)]
+        # A whole name may be the beginning of another.
+        matching = [state for state in found if state.name == name]
+        matching = matching or [state for state in found if state.name.startswith(name)]
         if len(matching) != 1:
             what = "is no training's state" if not matching else f"begins the names of {len(matching)} states"
             raise InputError(f"`{name}` {what}: `python -m pipeline.states` lists them")
@@ -107,11 +109,11 @@ def free(state: State) -> None:
 
 def listing(found: Sequence[State], now: float) -> str:
     """A line a state, and the sum."""
-    lines = [f"{'state':27} {'update':>9} {'of':>9} {'size':>9} {'last used':>14}"]
+    lines = [f"{'state':33} {'update':>9} {'of':>9} {'size':>9} {'last used':>14}"]
     for state in found:
         how = "training" if state.running else "finished" if state.finished else "resumable"
         days = (now - state.used) / DAY
-        progress = f"{state.name:27} {state.update:9,} {state.updates:9,}"
+        progress = f"{state.name:33} {state.update:9,} {state.updates:9,}"
         lines.append(f"{progress} {state.bytes / 1e6:6,.0f} MB {days:6.1f} days ago  {how}")
     total = sum(state.bytes for state in found)
     lines.append(f"{len(found)} states, {total / 1e9:,.2f} GB; free one with --free STATE, old ones with --older DAYS")

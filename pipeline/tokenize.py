@@ -22,7 +22,7 @@ from nmt.files import writing
 from nmt.moses import Moses
 from pipeline import stage
 from pipeline.config import DataSettings, PreparationSettings, VersionSettings, load_section
-from pipeline.disk import full_disk_told
+from pipeline.disk import IN_CACHE, full_disk_told
 from pipeline.parallel import executor, ordered
 from pipeline.stage import Tracker
 
@@ -204,7 +204,7 @@ def run(tracker: Tracker) -> None:
     data = load_section("data", DataSettings)
     preparation = load_section("preparation", PreparationSettings)
     stage.check_versions({"sacremoses": load_section("versions", VersionSettings).sacremoses})
-    with full_disk_told("what stood there still stands", TOKENIZED), writing(TOKENIZED) as folder:
+    with full_disk_told(IN_CACHE, TOKENIZED), writing(TOKENIZED) as folder:
         folder.mkdir()
         with executor(sum(path.stat().st_size for path in RAW.iterdir())) as pool:
             stats = tokenize(data, preparation, folder, pool)

@@ -7,6 +7,7 @@ and a changed one starts afresh.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import fcntl
 import hashlib
@@ -14,7 +15,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,9 @@ COLUMNS = (
 )  # fmt: skip
 """Of the curves."""
 
-DECIDES_NOTHING = ("updates", "resume_minutes", "validate_every", "patience")
+DECIDE_THE_STOP = ("validate_every", "patience")
+"""Training settings by which a training may end early, where there is a patience."""
+DECIDES_NOTHING = ("updates", "resume_minutes", *DECIDE_THE_STOP)
 """Training settings that leave the weights after a given update as they are."""
 
 
@@ -50,7 +52,8 @@ def run(tracker: Tracker) -> None:
     training = load_section("training", TrainingSettings)
     vocabulary = stage.read_json(BINNED / "stats.json")["vocabulary"]
     job = {
-        "model": model.model_dump(), "training": training.model_dump(), "vocabulary": vocabulary, "corpus": str(BINNED),
+        "model": model.model_dump(), "training": training.model_dump(), "vocabulary": vocabulary,
+        "corpus": str(BINNED.resolve()),
     }  # fmt: skip
     state = state_folder(job)
     with locked(state):
@@ -62,22 +65,39 @@ def run(tracker: Tracker) -> None:
 
 def state_folder(job: Mapping[str, Any]) -> Path:
     """Where this job's state lives: named by the hash of its settings and data, then by that of the code."""
-    training = {key: value for key, value in job["training"].items() if key not in DECIDES_NOTHING}
+    # With it comes torch, which `--help` need not wait for.
+    from nmt import checkpoint
+
+    stops = job["training"]["patience"] is not None
+    training = {
+        key: value for key, value in job["training"].items()
+        if key not in DECIDES_NOTHING or (stops and key in DECIDE_THE_STOP)
+    }  # fmt: skip
     data = {path.name: sha256_of(path) for path in sorted(BINNED.glob("*.arrow"))}
     what = _digest({"model": job["model"], "training": training, "vocabulary": job["vocabulary"], "data": data})
-    code = _digest({path: sha256_of(Path(path)) for path in code_dependencies()})
+    code = code_digest()
     root = stage.state_root() / "train"
-    if os.environ.get("WMT_RESUME_ACROSS_CODE") == "1":
-        older = [path for path in root.glob(f"{what}-*") if path.name != f"{what}-{code}"]
+    chosen = root / f"{what}-{code}"
+    if os.environ.get("WMT_RESUME_ACROSS_CODE") == "1" and not checkpoint.trained(chosen):
+        older = [path for path in root.glob(f"{what}-{'?' * len(code)}") if checkpoint.trained(path)]
         if older:
-            chosen = max(older, key=lambda path: path.stat().st_mtime)
+            chosen = max(older, key=checkpoint.trained)
             print(f"train: going on with {chosen.name}, whose code was another (WMT_RESUME_ACROSS_CODE=1)")
-            return chosen
-    return root / f"{what}-{code}"
+    wanted, trained = job["training"]["updates"], checkpoint.trained(chosen)
+    if trained > wanted:
+        # Weights cannot be taken back, and what was trained for longer may still be wanted.
+        print(f"train: {chosen.name} has come to update {trained:,} already: {wanted:,} are trained beside it")
+        chosen = chosen.with_name(f"{chosen.name}-{wanted}")
+    return chosen
 
 
 def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def code_digest() -> str:
+    """The hash of the code that trains, here."""
+    return _digest({path: sha256_of(Path(path)) for path in code_dependencies()})
 
 
 def code_dependencies() -> list[str]:
@@ -86,7 +106,7 @@ def code_dependencies() -> list[str]:
     return [path for path in deps if path.endswith(".py")]
 
 
-@contextmanager
+@contextlib.contextmanager
 def locked(state: Path) -> Iterator[None]:
     """Hold a state alone; the system lets go of the lock when this process ends, however it ends."""
     state.mkdir(parents=True, exist_ok=True)
@@ -100,7 +120,7 @@ def locked(state: Path) -> Iterator[None]:
 
 
 def prepare(state: Path, job: Mapping[str, Any]) -> None:
-    """Write the job; drop what an earlier, different number of updates left behind."""
+    """Write the job; drop what says how an earlier attempt ended, unless it was the same."""
     path = state / "job.yaml"
     for name in ("interrupted", "failed.json"):
         (state / name).unlink(missing_ok=True)
@@ -109,13 +129,9 @@ def prepare(state: Path, job: Mapping[str, Any]) -> None:
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     if path.exists():
         before = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if before != job:
+        # Runs in other copies of the repository have the same corpus elsewhere.
+        if {**before, "corpus": ""} != {**job, "corpus": ""}:
             (state / "done.json").unlink(missing_ok=True)
-        if before["training"]["updates"] > job["training"]["updates"]:
-            # It may have trained further than is wanted now, and weights cannot be taken back.
-            for name in ("resume", "checkpoints"):
-                shutil.rmtree(state / name, ignore_errors=True)
-            (state / "history.jsonl").unlink(missing_ok=True)
     with writing(path) as temporary:
         temporary.write_text(yaml.safe_dump(dict(job), sort_keys=False), encoding="utf-8")
 
@@ -130,6 +146,7 @@ def train(state: Path, tracker: Tracker, updates: int) -> None:
     with TrainingProgress(updates) as progress:
 
         def watch() -> None:
+            refused(state)
             if (state / "interrupted").exists():
                 # With several nodes, those that nobody stopped would wait for the others to come back.
                 raise Interrupted("a training process was asked to stop")
@@ -144,12 +161,20 @@ def train(state: Path, tracker: Tracker, updates: int) -> None:
         watch()
 
 
+def refused(state: Path) -> None:
+    """Raise InputError where a training process wants the user to mend something: torchrun would start it again."""
+    # Gone again, perhaps by now, where a restart went well.
+    with contextlib.suppress(FileNotFoundError):
+        failure = json.loads((state / "failed.json").read_text(encoding="utf-8"))
+        if failure["state"] == "refused":
+            raise InputError(str(failure["error"]))
+
+
 def _outcome(state: Path) -> Exception:
     """Why a training ended before its last update, from what its processes left behind."""
+    refused(state)
     if (state / "failed.json").exists():
         failure = stage.read_json(state / "failed.json")
-        if failure["state"] == "refused":
-            return InputError(str(failure["error"]))
         return ChildProcessError(f"a training process failed: {failure['error']}; what it said stands above")
     if (state / "interrupted").exists():
         return Interrupted("a training process was asked to stop")
@@ -188,12 +213,11 @@ def publish(state: Path, tracker: Tracker) -> None:
             _link(path, temporary / path.name)
         _link(resume / "model.safetensors", temporary / "last.safetensors")
     summary = stage.read_json(state / "done.json")
-    kind = summary["device"]
-    sustained = flops.sustained(kind)
-    summary["flops_paper"] = flops.paper_cost(
-        summary["train_seconds"], flops.devices(kind, summary["processes"]), sustained
-    )
-    summary["flops_sustained_per_device"] = sustained
+    kind, times = summary["device"], summary["device_seconds"]
+    # A device that is not on record is measured, which only the one that is here can be.
+    sustained = {name: flops.sustained(name if flops.hardware(name) else kind) for name in times}
+    summary["flops_sustained"] = sustained
+    summary["flops_paper"] = sum(flops.paper_cost(times[name], 1, sustained[name]) for name in times)
     stage.write_json(SUMMARY, summary)
     write_curves(state / "history.jsonl")
     # What has a curve is told by it: one more point, at no update, would bend it.

@@ -144,7 +144,9 @@ def test_no_path_is_made_twice() -> None:
 def test_what_the_stages_make_is_ignored_by_git(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
     shutil.copyfile(ROOT / ".gitignore", tmp_path / ".gitignore")
-    for path in [out for name in STAGES for out in outs(name)]:
+    made = [out for name in STAGES for out in outs(name)]
+    left = [f"{folder}/.raw.{end}" for folder in ("data", "models", "results") for end in ("123.tmp", "host.1.old")]
+    for path in [*made, *left, "data/catalog/.mine.yaml.host.1.tmp"]:
         assert subprocess.run(["git", "check-ignore", "--quiet", path], cwd=tmp_path, check=False).returncode == 0, path
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,27 @@ sys.exit(0 if done else 75)
 """
 
 
-def start(folder: Path, job: dict[str, Any], ranks: int, attempt: int = 0) -> list[subprocess.Popen[bytes]]:
-    """The ranks of a training, meeting over a file instead of a port that something else may hold."""
+def start(
+    folder: Path, job: dict[str, Any], ranks: int, attempt: int = 0, homes: Sequence[Path] | None = None
+) -> list[subprocess.Popen[bytes]]:
+    """The ranks of a training, meeting over a file instead of a port that something else may hold.
+
+    `homes`: the working directory of each, if not this repository.
+    """
     folder.mkdir(exist_ok=True)
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     store = f"file://{folder}/store-{attempt}"
     return [
         subprocess.Popen(
             [sys.executable, "-c", WORKER, str(folder), store],
-            cwd=ROOT,
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1", "PYTHONPATH": "."},
+            cwd=homes[rank] if homes else ROOT,
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(ROOT),
+            },
         )
         for rank in range(ranks)
     ]
@@ -82,6 +94,21 @@ def test_any_number_of_ranks_follows_the_same_losses(tmp_path: Path, tiny_job: M
     done = [json.loads((tmp_path / str(ranks) / "done.json").read_text()) for ranks in (1, 8)]
     assert done[0]["pairs"] == done[1]["pairs"]
     assert done[0]["ppl_valid"] == pytest.approx(done[1]["ppl_valid"], rel=1e-4)
+
+
+def test_ranks_with_different_corpora_do_not_train(
+    tmp_path: Path, tiny_job: MakeJob, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = tiny_job(updates=5)
+    path = Path(job["corpus"])
+    # Two machines, each with a folder of that name.
+    homes = [tmp_path / "first", tmp_path / "second"]
+    for home in homes:
+        shutil.copytree(path, home / "corpus")
+    (homes[1] / "corpus/train.00004.arrow").unlink()
+    job["corpus"] = "corpus"
+    assert all(status not in (0, 75) for status in finish(start(tmp_path / "run", job, 2, homes=homes)))
+    assert "the machines' corpora differ" in capfd.readouterr().err
 
 
 @pytest.mark.timeout(240)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -145,6 +147,34 @@ def test_known_score_of_newstest2013() -> None:
     references = bleu.read_lines(REAL / "newstest/newstest2013.en-de.de")
     assert f"{bleu.sacrebleu(hypotheses, references)[0]:.2f}" == "28.09"
     assert testsets.name_of(references) == "newstest2013, de (sacreBLEU: wmt13)"
+
+
+def _as_sacrebleu_prints(lines: list[str]) -> list[str]:
+    return [re.sub(r"\s+", " ", line.strip()) for line in lines]
+
+
+@needs_real
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("newstest2014.en-de.de", "newstest2014/full, de (sacreBLEU: wmt14/full)"),
+        ("newstest2014.en-fr.fr", "newstest2014/full, fr (sacreBLEU: wmt14/full)"),
+        ("newstest2013.en-de.de", "newstest2013, de (sacreBLEU: wmt13)"),
+        ("newstest2013.en-fr.fr", "newstest2013, fr (sacreBLEU: wmt13)"),
+    ],
+)
+def test_sets_are_known_with_no_break_spaces_and_without(file: str, name: str) -> None:
+    original = bleu.read_lines(REAL / "newstest" / file)
+    assert testsets.name_of(original) == testsets.name_of(_as_sacrebleu_prints(original)) == name
+    assert testsets.name_of([*original[:-1], f"{original[-1]}!"]) is None
+
+
+def test_white_space_does_not_decide_which_set_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = "".join(f"{line}\n" for line in ("708 M£ sur l'exercice", "", "Deux"))
+    monkeypatch.setattr(testsets, "_NAMES", {hashlib.sha256(known.encode()).hexdigest(): "known"})
+    assert testsets.name_of(["708\u00a0M£  sur\tl'exercice\r", "", " Deux\u2009"]) == "known"
+    assert testsets.name_of(["708M£ sur l'exercice", "", "Deux"]) is None
+    assert testsets.name_of(["708 M£ sur l'exercice", "Deux"]) is None
 
 
 @needs_real

@@ -43,6 +43,20 @@ def test_equals_the_distribution_written_out_and_its_gradient(eps: float) -> Non
         assert torch.allclose(gradient, wanted.to(gradient.dtype), atol=1e-4)
 
 
+def test_bfloat16_rounds_each_gradient_and_not_the_scale_of_all() -> None:
+    """1 / 24,999 is 0.2% away from the nearest bfloat16."""
+    torch.manual_seed(2)
+    states, table, labels = torch.randn(400, 32), torch.randn(50, 32) / 6, torch.randint(50, (400,))
+    gradients = []
+    for dtype in (torch.float32, torch.bfloat16):
+        given, weights = states.to(dtype).requires_grad_(), table.clone().requires_grad_()
+        smoothed, _ = smoothed_cross_entropy(given, weights, labels, 0.1)
+        gradients.append([one.float() for one in torch.autograd.grad(smoothed / 24_999, [given, weights])])
+    for exact, rounded in zip(*gradients, strict=True):
+        # The slope of one over the other.
+        assert ((exact * rounded).sum() / (exact * exact).sum()).item() == pytest.approx(1.0, abs=8e-4)
+
+
 def test_it_is_torch_smoothing_with_a_larger_epsilon() -> None:
     """0.9 and 0.1 / (V - 1) equal torch's 1 - e + e / V and e / V at e = 0.1 V / (V - 1)."""
     torch.manual_seed(1)

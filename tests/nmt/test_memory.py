@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from nmt import memory
 from nmt.batches import Corpus, MicroBatch, train_files, updates
@@ -74,6 +79,49 @@ def test_halves_have_the_same_gradients_and_losses(
     for one, other in zip(whole, halved, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(losses[:2], same_losses[:2])
+
+
+def test_what_filled_the_memory_is_let_go_of_before_the_next_try(
+    tiny_job: MakeJob, small_device: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited, tried = Trainer.losses, list[weakref.ref[torch.Tensor]]()
+
+    def watched(self: Trainer, batch: MicroBatch, eps_ls: float) -> tuple[torch.Tensor, torch.Tensor]:
+        assert not [one for one in tried if one() is not None]
+        smoothed, likelihood = limited(self, batch, eps_ls)
+        tried.append(weakref.ref(smoothed))
+        return smoothed, likelihood
+
+    monkeypatch.setattr(Trainer, "losses", watched)
+    gradients(Job.model_validate(tiny_job()), 1000)
+    assert len(tried) > 3
+
+
+def test_ranks_that_remember_different_sizes_take_the_least(tmp_path: Path, tiny_job: MakeJob) -> None:
+    """One was told, the other chooses: both must take part in agreeing on it."""
+    script = (
+        "import sys\nfrom pathlib import Path\nimport torch, yaml\nfrom nmt import memory\n"
+        "from nmt.dist import world\nfrom nmt.trainer import Job, Trainer\n"
+        "job = Job.model_validate(yaml.safe_load(Path(sys.argv[1]).read_text()))\n"
+        "with world(store=sys.argv[2]) as place:\n"
+        "    print(memory.micro_tokens(Trainer(job, place, 0), Path(sys.argv[1]).parent, 9))\n"
+    )
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job()))
+    words = [sys.executable, "-c", script, str(tmp_path / "job.yaml"), f"file://{tmp_path}/store"]
+    ranks = [
+        subprocess.Popen(
+            words, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", **told},
+        )
+        for rank, told in enumerate([{}, {"NMT_MICRO_TOKENS": "77"}])
+    ]  # fmt: skip
+    assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["77\n", "77\n"]
+
+
+def test_sizes_of_several_devices_are_remembered(tmp_path: Path) -> None:
+    memory.remember(tmp_path, "A100", 5000)
+    memory.remember(tmp_path, "H100", 9000)
+    assert (memory.remembered(tmp_path, "A100"), memory.remembered(tmp_path, "H100")) == (5000, 9000)
 
 
 def test_what_was_found_is_remembered_and_used_again(tmp_path: Path, tiny_job: MakeJob, small_device: None) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 
 from nmt import checkpoint
 from nmt.batches import Corpus, pairs_of, train_files, updates
-from nmt.config import ModelSettings
+from nmt.config import InputError, ModelSettings
 from nmt.dist import World
 from nmt.flops import parameters, training_flops
 from nmt.history import read_history
@@ -131,7 +133,9 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
     skipped = json.loads((tmp_path / "run/skipped.jsonl").read_text())
     assert skipped["update"] == 4
     # The tests' corpus counts the lines of each bin anew, from 0.
-    assert skipped["lines"] == sorted(corpus.line(int(pair)) for pair in pairs_of(corpus, 1, 120, 4))
+    assert skipped["lines"] == sorted(
+        corpus.line(int(pair)) for _, pairs in pairs_of(corpus, 1, 120, [4]) for pair in pairs
+    )
     assert sum(record.get("skipped", 0) for record in read_history(tmp_path / "run/history.jsonl")) == 1
 
 
@@ -167,6 +171,81 @@ def test_early_stopping_ends_when_patience_does(
     monkeypatch.setattr(Trainer, "validate", lambda self, corpus: next(measured))
     assert run(tiny_job(updates=50, patience=2), tmp_path / "run")
     assert checkpoint.latest_resume(tmp_path / "run/resume") == tmp_path / "run/resume/update-00000040"
+
+
+def test_a_stop_where_patience_ends_changes_nothing(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does more time: a training that its patience ended stays where it is."""
+    measured = iter([3.0, 2.0, 2.5, 2.6])
+    validate = lambda self, corpus: next(measured)  # noqa: E731
+    monkeypatch.setattr(Trainer, "validate", validate)
+    step = Trainer.step
+
+    def stop_there(self: Trainer, update: Any) -> None:
+        step(self, update)
+        if update.number == 40:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Trainer, "step", stop_there)
+    assert run(tiny_job(updates=50, patience=2), tmp_path / "run")
+    weights = final_weights(tmp_path / "run")
+    assert run(tiny_job(updates=80, patience=2), tmp_path / "run")
+    assert json.loads((tmp_path / "run/done.json").read_text())["updates"] == 40
+    assert same(weights, final_weights(tmp_path / "run"))
+
+
+def test_a_training_that_diverges_is_ended(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = Trainer.losses
+
+    def infinite(self: Trainer, batch: Any, eps_ls: float) -> tuple[torch.Tensor, torch.Tensor]:
+        smoothed, likelihood = losses(self, batch, eps_ls)
+        return (smoothed * math.inf if self.update >= 20 else smoothed), likelihood
+
+    monkeypatch.setattr(Trainer, "losses", infinite)
+    with pytest.raises(InputError, match="the 100 updates up to 120 were not finite: the training has diverged"):
+        run(tiny_job(updates=400, validate_every=400, checkpoint_every=400), tmp_path / "run")
+
+
+def test_time_before_a_stop_counts_and_speed_stays_true(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop just before a report of twenty updates: the report is of the time that they took."""
+    step, slow = Trainer.step, 0.05
+
+    def stop_there(self: Trainer, update: Any) -> None:
+        time.sleep(slow)
+        step(self, update)
+        if update.number == 19:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Trainer, "step", stop_there)
+    job = tiny_job(updates=2000, validate_every=2000, checkpoint_every=2000, resume_minutes=10.0)
+    assert not run(job, tmp_path / "run")
+
+    def stop_soon(self: Trainer, update: Any) -> None:
+        step(self, update)
+        if update.number == 21:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Trainer, "step", stop_soon)
+    assert not run(job, tmp_path / "run")
+    (record,) = [record for record in read_history(tmp_path / "run/history.jsonl") if "loss" in record]
+    assert record["update"] == 20
+    assert record["tokens_per_second"] <= record["tokens"] / (19 * slow)
+    assert record["seconds"] >= 19 * slow
+    (path,) = (tmp_path / "run/resume").iterdir()
+    state = json.loads((path / "state.json").read_text())
+    assert state["device_seconds"] == {"cpu": pytest.approx(state["seconds"], abs=0.01)}
+
+
+def test_a_sentence_longer_than_the_learned_positions_is_told_before_the_first_update(
+    tmp_path: Path, tiny_job: MakeJob
+) -> None:
+    job = tiny_job()
+    job["model"] |= {"positions": "learned", "max_positions": 6}
+    with pytest.raises(InputError, match=r"of the training set has 9 subwords, but model.max_positions is 6"):
+        run(job, tmp_path / "run")
 
 
 def test_the_summary_says_what_was_trained(tmp_path: Path, tiny_job: MakeJob) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from nmt.config import InputError
 from pipeline import ablation
 from pipeline.ablation import Interval, Plan
 
-PLAN = Plan("en-de", "sample", width=4, depth=2, training={"updates": 10}, subwords={"merges": 400})
+PLAN = Plan("en-de", "sample", width=4, depth=2, training={"updates": 10}, subwords={"merges": 400}, repository="a")
 
 
 def test_an_interval_is_students() -> None:
@@ -29,14 +30,28 @@ def test_rows_are_scaled_together() -> None:
     assert PLAN.overrides("A-h1")["model"]["d_k"] == 128
     assert PLAN.overrides("B-dk16")["model"]["d_k"] == 4
     with pytest.raises(InputError, match="row C-N2: N of 2 is divided to 0"):
-        Plan("en-de", "sample", 4, 4, {}, {}).overrides("C-N2")
+        Plan("en-de", "sample", 4, 4, {}, {}, "a").overrides("C-N2")
 
 
 def test_a_name_tells_settings_apart() -> None:
-    other = Plan("en-de", "sample", 4, 2, {"updates": 11}, {"merges": 400})
-    names = {PLAN.name("base", 1), PLAN.name("base", 2), PLAN.name("D-pdrop0.0", 1), other.name("base", 1)}
-    assert len(names) == 4
+    longer = Plan("en-de", "sample", 4, 2, {"updates": 11}, {"merges": 400}, "a")
+    edited = Plan("en-de", "sample", 4, 2, {"updates": 10}, {"merges": 400}, "b")
+    names = {PLAN.name("base", 1), PLAN.name("base", 2), PLAN.name("D-pdrop0.0", 1)}
+    names |= {longer.name("base", 1), edited.name("base", 1)}
+    assert len(names) == 5
     assert not any("." in name for name in names)
+
+
+def test_overrides_in_params_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ablation, "git", lambda *words: "")
+    Path("params.yaml").write_text(
+        "row: base\npair: en-de\ncorpus: sample\nseed: 1\noverrides: {model: {P_drop: 0.2}}\n"
+    )
+    assert ablation.main([]) == 1
+    assert "params.yaml: `overrides` would go over every row's own settings" in capsys.readouterr().err
 
 
 def test_the_report_says_which_trends_stand() -> None:

@@ -110,6 +110,16 @@ def test_the_shipped_preparations_are_valid(name: str, pair: str) -> None:
     assert all(archive.licence and archive.source for archive in catalog.data_settings(loaded, pair).archives)
 
 
+@pytest.mark.parametrize("name", ["wmt14", "wmt16-t2t"])
+def test_the_shipped_catalogs_ask_by_https_first(name: str) -> None:
+    # What has no checksum is held to its first download: that one must not be anybody's on the way.
+    loaded = catalog.load(name)
+    for pair in ("en-de", "en-fr"):
+        for archive in catalog.data_settings(loaded, pair).archives:
+            assert archive.urls[0].startswith("https:"), archive.name
+            assert "http" + archive.urls[0].removeprefix("https") in archive.urls
+
+
 def test_a_mirror_has_its_own_checks() -> None:
     mirror(f"{SHA}  1234  a/news.tgz\n\n")
     data = catalog.data_settings(catalog.load("copy"), "en-de")

@@ -122,6 +122,22 @@ def other_bytes(content: bytes, ranges: bool = True) -> Behaviour:
     return deed
 
 
+def page(content: bytes, chunked: bool = False, close: bool = False) -> Behaviour:
+    """Something else than was asked for, by 200: with its size, in chunks, or until the connection closes."""
+
+    def deed(handler: Handler) -> bool:
+        handler.send_response(200)
+        if chunked:
+            handler.send_header("Transfer-Encoding", "chunked")
+        elif not close:
+            handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(content), content) if chunked else content)
+        return True
+
+    return deed
+
+
 def watch(told: list[str] | None = None) -> Watch:
     return Watch(threading.Event(), lambda *_: None, (told if told is not None else []).append)
 
@@ -163,6 +179,101 @@ def test_starts_over_where_ranges_are_ignored(server: Server, tmp_path: Path) ->
     server.misdeeds = [other_bytes(CONTENT, ranges=False)]
     fetch.fetch(order(server, tmp_path), watch(), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
+
+
+SORRY = b"<html>back soon</html>"
+
+
+@pytest.mark.parametrize(
+    ("deed", "told"),
+    [
+        (page(SORRY), "offers 22 bytes where 300,000 are declared"),
+        (page(SORRY, chunked=True), "has only 22 bytes where 300,000 are declared"),
+        (page(SORRY, close=True), "broke off after 22 of 300,000 bytes, 4 times in a row"),
+        (status(416, Content_Range="bytes */22"), "offers 22 bytes where 300,000 are declared"),
+    ],
+)
+@pytest.mark.parametrize("verifiable", [True, False])
+def test_a_wrong_answer_costs_no_byte_at_hand(
+    server: Server, tmp_path: Path, deed: Behaviour, told: str, verifiable: bool
+) -> None:
+    server.misdeeds = [drop(290_000), *[deed] * 4]
+    with pytest.raises(FetchError, match=told):
+        fetch.fetch(order(server, tmp_path, verifiable=verifiable), watch(), QUICK)
+    assert (tmp_path / "file.part").read_bytes() == CONTENT[:290_000]
+    assert not (tmp_path / "file.part.anew").exists()
+    server.misdeeds = []
+    fetch.fetch(order(server, tmp_path, verifiable=verifiable), watch(), QUICK)
+    assert (tmp_path / "file.part").read_bytes() == CONTENT
+    assert server.requests[-1][1]["Range"] == "bytes=290000-"
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_wrong_answer_costs_no_byte_where_only_the_checksum_is_known(
+    server: Server, tmp_path: Path, chunked: bool
+) -> None:
+    part = tmp_path / "file.part"
+    part.write_bytes(CONTENT[:290_000])
+    server.misdeeds = [page(SORRY, chunked)]
+    with pytest.raises(FetchError, match=rf"has only 22 bytes where 290,000 are in {part}: if they are wrong, remove"):
+        fetch.fetch(order(server, tmp_path, None), watch(), QUICK)
+    assert part.read_bytes() == CONTENT[:290_000]
+
+
+def test_another_server_does_not_go_on_from_a_wrong_answer(server: Server, tmp_path: Path) -> None:
+    server.misdeeds = [page(SORRY, chunked=True)]
+    mirror = server.url.replace("file", "mirror")
+    assert cache.obtain([archive(server.url, mirror)], tmp_path, QUICK)["a"].read_bytes() == CONTENT
+    assert [(path, headers.get("Range")) for path, headers in server.requests] == [
+        ("/file.tgz", None), ("/mirror.tgz", None),
+    ]  # fmt: skip
+
+
+def test_ignored_ranges_take_the_place_once_they_have_as_many_bytes(server: Server, tmp_path: Path) -> None:
+    part = tmp_path / "file.part"
+    part.write_bytes(b"x" * 1000)
+    other = CONTENT[::-1]
+
+    def shorter(handler: Handler) -> bool:
+        handler.answer(other, ranges=False, cut=999)
+        return True
+
+    def longer(handler: Handler) -> bool:
+        assert part.read_bytes() == b"x" * 1000
+        handler.answer(other, ranges=False, cut=1001)
+        return True
+
+    def rest(handler: Handler) -> bool:
+        assert part.read_bytes() == other[:1001]
+        handler.answer(other)
+        return True
+
+    server.misdeeds = [shorter, longer, rest]
+    fetch.fetch(order(server, tmp_path), watch(), QUICK)
+    assert part.read_bytes() == other
+    assert server.requests[2][1]["If-Range"] == '"one"'
+
+
+def test_bytes_with_a_checksum_are_gone_on_from_under_another_version(server: Server, tmp_path: Path) -> None:
+    server.misdeeds = [drop(200_000), drop(150_000)]
+
+    def renamed(_: str) -> None:
+        server.etag = '"two"'
+
+    fetch.fetch(order(server, tmp_path), Watch(threading.Event(), lambda *_: None, renamed), QUICK)
+    assert (tmp_path / "file.part").read_bytes() == CONTENT
+    assert [headers.get("Range") for _, headers in server.requests] == [None, *["bytes=200000-"] * 2]
+
+
+def test_room_for_both_is_checked_before_an_answer_from_the_start(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file.part").write_bytes(CONTENT[:200_000])
+    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 100_000})())
+    server.misdeeds = [other_bytes(CONTENT, ranges=False)]
+    with pytest.raises(OSError, match="200,000 bytes are needed and 100,000 are free"):
+        fetch.fetch(order(server, tmp_path), watch(), QUICK)
+    assert (tmp_path / "file.part").read_bytes() == CONTENT[:200_000]
 
 
 @pytest.mark.parametrize("size", [len(CONTENT), None])
@@ -465,8 +576,12 @@ def test_the_first_download_is_recorded_and_later_ones_held_to_it(server: Server
         "sha256": hashlib.sha256(first).hexdigest(),
     }
     path.unlink()
+    remedy = f": if the new one is right, remove {record}; run again to go on"
     server.content = bytes(reversed(first))
-    with pytest.raises(InputError, match=rf"has the sha256 .* where its first download had, as {record} says,"):
+    with pytest.raises(InputError, match=rf"the sha256 .* where its first download had, as {record} says, .*{remedy}"):
+        cache.obtain([unknown], tmp_path, QUICK)
+    server.content = first + b"more"
+    with pytest.raises(InputError, match=rf"offers .* bytes where .* are declared{remedy}"):
         cache.obtain([unknown], tmp_path, QUICK)
     server.content = first
     assert cache.obtain([unknown], tmp_path, QUICK)["a"].read_bytes() == first

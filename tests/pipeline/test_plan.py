@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import yaml
 
 from nmt.config import InputError
-from pipeline import plan, resolve
+from pipeline import evidence, launch, plan, resolve, train
 from pipeline.config import Configuration
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,15 +117,139 @@ def test_outside_a_repository_dvc_cannot_tell(tmp_path: Path, monkeypatch: pytes
         plan.dvc_status()
 
 
-def test_too_little_room_is_told(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WMT_STATE", str(tmp_path))
-    assert plan.tell_room(plan.Needs({"downloads": 0, "data/raw": 1}, 1, 1), links=True)
+@pytest.fixture
+def wmt14(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configuration:
+    """An empty repository with its state in state/, and what it is to run."""
+    asked = configuration("base")
+    for name in ("nmt", "pipeline", "dvc.yaml"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WMT_STATE", "state")
+    return asked
+
+
+VOCABULARY = 37_056
+
+
+def left(asked: Configuration, *made_again: str) -> dict[str, int]:
+    """What is still needed where these stages and those after them run."""
+    wanted = plan.needs(asked, plan.Corpus(1_000_000, 28, VOCABULARY, "known"), 2048)
+    reasons = {name: "changed" if name in made_again else "" for name in (*plan.MAKERS.values(), "train")}
+    missing = plan.still_needed(wanted, asked, VOCABULARY, reasons)
+    assert missing.keys() == wanted.disk.keys()
+    return {name: wanted.disk[name] - number for name, number in missing.items() if number != wanted.disk[name]}
+
+
+def put(path: str, size: int) -> None:
+    """A file of that size; it takes no room."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with Path(path).open("wb") as file:
+        file.truncate(size)
+
+
+ALL = ("download", "tokenize", "binarize", "train", "average")
+
+
+def test_what_other_runs_keep_is_not_taken_for_this_ones(wmt14: Configuration) -> None:
+    put("state/train/0123456789ab-0123456789ab/resume/update-000009/model.safetensors", 100 * 2**30)
+    put("state/mlflow.db", 2**30)
+    put(f"state/downloads/{'0' * 64}", 2**40)
+    put("data/raw/train.other.en", 2**40)
+    put("models/average/model.safetensors", 2**40)
+    assert left(wmt14, *ALL) == {}
+
+
+def test_archives_at_hand_are_not_fetched_again(wmt14: Configuration) -> None:
+    europarl, commoncrawl = wmt14.data.archives[:2]
+    put(f"state/downloads/{europarl.sha256}", europarl.bytes or 0)
+    put(f"state/downloads/{commoncrawl.sha256}.part", 1000)
+    assert left(wmt14, *ALL) == {"downloads": (europarl.bytes or 0) + 1000}
+
+
+def test_outputs_that_stay_take_no_more_room(wmt14: Configuration) -> None:
+    wanted = plan.needs(wmt14, plan.Corpus(1_000_000, 28, VOCABULARY, "known"), 2048).disk
+    # Where no stage would run, what is not there has to be made or restored all the same.
+    put("data/raw/train.europarl-v7.en", 1)
+    assert left(wmt14, *ALL[1:]) == {name: wanted[name] for name in ("downloads", "data/raw")}
+    for name in plan.MAKERS:
+        put(f"{name}/file", 1)
+    assert left(wmt14) == wanted
+    assert left(wmt14, "average") == {name: wanted[name] for name in wanted if name != "models"}
+
+
+def test_an_interrupted_training_has_its_state_already(wmt14: Configuration) -> None:
+    put("data/binned/train.arrow", 100)
+    settings = wmt14.model_dump(include={"model", "training"})
+    state = train.state_folder({**settings, "vocabulary": VOCABULARY})
+    put(f"{state}/checkpoints/update-000000500.safetensors", 1000)
+    put(f"{state}/resume/update-000000500/model.safetensors", 3000)
+    assert left(wmt14, "download", "tokenize", "train", "average")["training state"] == 4000
+    # Other data make another state.
+    assert "training state" not in left(wmt14, *ALL)
+    put(f"{state}/resume/update-{wmt14.training.updates + 1:09}/model.safetensors", 3000)
+    assert "training state" not in left(wmt14, "download", "tokenize", "train", "average")
+
+
+def disk(**bytes_: int) -> plan.Needs:
+    """Nothing but this needed."""
+    names = ("downloads", *plan.MAKERS, "training state")
+    return plan.Needs({name: bytes_.get(name.split("/")[-1].replace(" ", "_"), 0) for name in names}, 1, 1)
+
+
+def test_too_little_room_is_told(wmt14: Configuration, capsys: pytest.CaptureFixture[str]) -> None:
+    enough, much = disk(raw=1), disk(raw=2**60)
+    assert plan.tell_disk(enough, enough.disk, Path(".dvc/cache"))
     assert "NOT ENOUGH" not in capsys.readouterr().out
-    assert not plan.tell_room(plan.Needs({"downloads": 0, "data/raw": 2**60}, 1, 1), links=True)
-    assert capsys.readouterr().out.count("NOT ENOUGH") == 1
-    assert not plan.tell_room(plan.Needs({"downloads": 0, "data/raw": 1}, 2**60, 1), links=True)
+    assert not plan.tell_disk(much, much.disk, Path(".dvc/cache"))
+    told = capsys.readouterr().out
+    assert told.count("NOT ENOUGH") == told.count("more are needed") == 1
+    assert plan.tell_disk(much, disk().disk, Path(".dvc/cache"))
+
+
+@pytest.fixture
+def other_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another disk than the repository."""
+    if not Path("/dev/shm").is_dir() or Path("/dev/shm").stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("/dev/shm is no other disk here")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def test_every_disk_has_to_hold_its_own_share(
+    wmt14: Configuration, other_disk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WMT_STATE", str(other_disk / "state"))
+    corpus = plan.Corpus(1_000_000, 28, VOCABULARY, "known")
+    with monkeypatch.context() as together:
+        together.setenv("WMT_STATE", "state")
+        linked = plan.needs(wmt14, corpus, 2048).disk["models"]
+    assert plan.needs(wmt14, corpus, 2048).disk["models"] > 3 * linked
+    free = {path: shutil.disk_usage(path).free for path in (Path(), other_disk)}
+    much = disk(training_state=free[other_disk] + 2**30)
+    assert not plan.tell_disk(much, much.disk, Path(".dvc/cache"))
+    here, there = [line for line in capsys.readouterr().out.split("\n") if "more are needed" in line]
+    assert ("NOT ENOUGH" in here, "NOT ENOUGH" in there) == ("training state" in here, "training state" in there)
+    # What either has room for alone is no matter of their sum.
+    both = disk(raw=free[Path()] // 2, downloads=free[other_disk] // 2)
+    assert plan.tell_disk(both, both.disk, Path(".dvc/cache"))
+    # A cache on another disk holds copies.
+    outputs = disk(binned=free[other_disk] + 2**30)
+    assert not plan.tell_disk(outputs, outputs.disk, other_disk / "cache")
+
+
+def test_memory_of_the_machine_matters_where_it_trains_without_a_gpu(
+    finished: Configuration, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = {"row": "sample", "pair": "en-de", "corpus": "sample", "seed": 1, "overrides": {}}
+    monkeypatch.setattr(resolve, "read_params", lambda: params)
+    monkeypatch.setattr(resolve, "resolve", lambda _: finished)
+    monkeypatch.setattr(plan, "dvc_status", dict)
+    monkeypatch.setattr(evidence, "memory", lambda: 2**20)
+    for gpus in (0, 1):
+        monkeypatch.setattr(launch, "gpus", lambda gpus=gpus: gpus)
+        assert plan.main(["--no-measure"]) == (0 if gpus else 1)
+        told = capsys.readouterr().out
+        assert ("NOT ENOUGH" in told, "in this machine" in told, "of each GPU" in told) == (not gpus, not gpus, gpus)
 
 
 def test_an_unknown_row_is_one_sentence(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import yaml
 from pipeline import page, report, resolve
 from pipeline.config import CONFIG, DataSettings, RunSettings, load_section
 
+ROOT = Path(__file__).resolve().parents[2]
 STEPS = ("sacreBLEU, 13a", "Moses tokens", "compounds split at hyphens", "unicode quotes made plain")
 METRICS: dict[str, Any] = {
     "bleu": 26.51,
@@ -80,7 +81,17 @@ def _stages_before(row: str, pair: str, overrides: dict[str, Any], sets: tuple[s
     params = {"row": row, "pair": pair, "corpus": "news", "seed": 3, "overrides": overrides}
     _write(CONFIG, resolve.text(resolve.resolve(params)))
     _write(report.METRICS, json.dumps(METRICS))
-    _write(report.TRAINING, json.dumps({"processes": 8, "tokens_per_second": 57870.4, "padding": 0.021}))
+    _write(
+        report.TRAINING,
+        json.dumps(
+            {
+                "processes": 8,
+                "tokens_per_second": 57870.4,
+                "padding": 0.021,
+                "device_seconds": {"Tesla P100": 345_600.0},
+            }
+        ),
+    )
     _write(
         report.CURVES,
         "update,loss,nll,valid_loss,learning_rate,gradient_norm,tokens_per_second,padding\n"
@@ -151,6 +162,36 @@ def test_other_sets_are_not_compared() -> None:
 def test_a_run_to_the_letter_has_no_differences() -> None:
     _stages_before("base", "en-de", {}, ("newstest2013", "newstest2014"))
     assert "None in the settings." in _written()[0]
+
+
+def _differences(corpus: str, pair: Any, row: str, **overrides: Any) -> dict[str, tuple[str, str]]:
+    """Key -> the paper's value and the run's, by the catalogs of the repository."""
+    params = {"row": row, "pair": pair, "corpus": corpus, "seed": 1, "overrides": overrides}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        resolved = resolve.resolve(params)
+    settings = {name: getattr(resolved, name).model_dump() for name in report.SECTIONS}
+    return {key: (paper, ours) for key, paper, ours in report.differences(resolved.run, settings)}
+
+
+@pytest.mark.parametrize("row", ["base", "big", "A-h4"])
+@pytest.mark.parametrize("pair", ["en-de", "en-fr"])
+@pytest.mark.parametrize("corpus", ["wmt14", "wmt16-t2t"])
+def test_the_papers_corpora_are_no_differences(corpus: str, pair: str, row: str) -> None:
+    assert _differences(corpus, pair, row) == {}
+
+
+def test_what_is_overridden_on_the_papers_corpus_is_a_difference() -> None:
+    found = _differences("wmt14", "en-de", "base", subwords={"vocabulary": 36_000}, model={"N": 3})
+    assert found == {"subwords.vocabulary": ("37000", "36000"), "model.N": ("6", "3")}
+    assert _differences("wmt14", "en-de", "base", subwords={"merges": 40_000}) == {
+        "subwords.merges": ("32000", "40000")
+    }
+    assert _differences("wmt14", "en-fr", "base", subwords={"vocabulary": 37_000}) == {
+        "subwords.vocabulary": ("32000", "37000")
+    }
+    pieces = _differences("wmt16-t2t", "en-de", "base", subwords={"kind": "wordpieces", "vocabulary": 32_000})
+    assert pieces == {"subwords.kind": ("bpe", "wordpieces"), "subwords.vocabulary": ("37000", "32000")}
 
 
 def test_text_of_others_breaks_no_table() -> None:

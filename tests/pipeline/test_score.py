@@ -13,6 +13,7 @@ import yaml
 
 from nmt import bleu
 from nmt.config import InputError
+from nmt.flops import hardware
 from pipeline import score
 from pipeline.config import CONFIG
 
@@ -28,7 +29,8 @@ TRAINING = {
     "precision": "float32",
     "ppl_valid": 4.33,
     "flops_counted": 1e19,
-    "flops_sustained_per_device": 9.5e12,
+    "device_seconds": {"Tesla P100-SXM2-16GB": 8 * 302400.0},
+    "flops_sustained": {"Tesla P100-SXM2-16GB": 9.5e12},
 }
 
 
@@ -108,8 +110,21 @@ def test_cost_of_big_is_the_papers() -> None:
     assert values["model_flops_utilisation"] == pytest.approx(1e19 / (302400 * 8 * 10.6e12))
 
 
+def test_a_training_that_moved_costs_what_each_of_its_devices_did() -> None:
+    p100, a100 = "Tesla P100-SXM2-16GB", "NVIDIA A100-SXM4-80GB"
+    hours, peaks = {p100: 36e3, a100: 3.6e3}, [hardware(name) for name in (p100, a100)]
+    moved = {**TRAINING, "device": a100, "device_seconds": hours, "flops_sustained": {p100: 9.5e12, a100: 19.5e12}}
+    values = score.cost(moved)
+    assert values["train_flops_paper"] == pytest.approx(36e3 * 9.5e12 + 3.6e3 * 19.5e12)
+    possible = sum(time * peak.peak("float32") for time, peak in zip(hours.values(), peaks, strict=True))
+    assert values["model_flops_utilisation"] == pytest.approx(1e19 / possible)
+
+
 def test_processes_on_a_cpu_are_one_device_of_no_known_peak() -> None:
-    cpu = {**TRAINING, "device": "cpu", "processes": 2, "train_seconds": 10.0, "flops_sustained_per_device": 1e11}
+    cpu = {
+        **TRAINING, "device": "cpu", "processes": 2, "train_seconds": 10.0, "device_seconds": {"cpu": 10.0},
+        "flops_sustained": {"cpu": 1e11},
+    }  # fmt: skip
     values = score.cost(cpu)
     assert values["train_flops_paper"] == 1e12
     assert values["devices"] == 1
