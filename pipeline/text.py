@@ -29,9 +29,9 @@ def _character(match: re.Match[str]) -> str:
 def segments(content: bytes) -> list[str]:
     """The segments of an NIST/WMT .sgm file (srcset or refset), in order, each one line.
 
-    Entities are read once, line breaks inside a segment are spaces, blanks around it go. Linear in time: the files
-    are hardly ever valid XML, and none is refused for that. Raises Malformed without a segment, for one that does
-    not end, and for bytes that are not UTF-8.
+    Entities are read once. Line breaks and runs of blanks inside a segment are one space, and blanks around it go: so
+    it is in the plain files whose md5s are on record. Linear in time: the files are hardly ever valid XML, and none is
+    refused for that. Raises Malformed without a segment, for one that does not end, and for bytes that are not UTF-8.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -48,7 +48,7 @@ def segments(content: bytes) -> list[str]:
         if end is None or not end[0].startswith("</"):
             raise Malformed(f"has a segment that does not end: line {text.count(chr(10), 0, start.start()) + 1:,}")
         inside = _ENTITY.sub(_character, text[start.end() : end.start()])
-        found.append(re.sub(r"\r?\n", " ", inside).strip(" \t\r"))
+        found.append(re.sub(r"(?:[ \t\n]|\r\n)+", " ", inside).strip(" \r"))
         position = end.end()
     if not found:
         raise Malformed("holds no <seg>")
