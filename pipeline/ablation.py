@@ -115,15 +115,17 @@ def finished(commit: str) -> dict[str, dict[str, Any]]:
     }
 
 
+def run_of(name: str) -> Run:
+    """The run of that name; what it prints stands in its log."""
+    return Run(Path.cwd(), name, name, lambda line: None)
+
+
 def prepared(plan: Plan, name: str, row: str, seed: int) -> Run:
     """A run in a copy of the repository of its own, made now: what is edited later is no part of the ablation.
 
     (`dvc exp run --temp` would be shorter. Of those at work at the same time one takes what another has queued.)
     """
-    run = Run(Path.cwd(), name, name, lambda line: None)
-    # A copy that is left of a run that failed has the code that failed; one that was killed may still be ending.
-    with copies.held(run.folder):
-        run.remove()
+    run = run_of(name)
     changes = {"row": row, "seed": seed, "corpus": plan.corpus, "pair": plan.pair, "overrides": plan.overrides(row)}
     copies.make(run.original, run.folder, changes)
     return run
@@ -148,6 +150,10 @@ def experiment(run: Run, stopped: threading.Event) -> None:
 
 def run_all(plan: Plan, names: Mapping[str, tuple[str, int]], known: Collection[str], jobs: int) -> None:
     """Run what is not there yet, `jobs` at a time. Raises InputError where one fails; those at work end first."""
+    # Copies that are left: of a run that failed, with the code that failed, or of a killed one, perhaps still ending.
+    for left in map(run_of, names):
+        with copies.held(left.folder):
+            left.remove()
     missing = [name for name in names if name not in known]
     print(f"{len(missing)} runs of {len(names)} to do", flush=True)
     # Runs beside each other share the cores; the launcher would give all of them to each.
