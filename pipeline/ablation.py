@@ -92,14 +92,6 @@ class Plan:
         return f"ablation-{row.replace('.', '_')}-{seed}-{hashlib.sha256(what.encode()).hexdigest()[:6]}"
 
 
-def git(*words: str) -> str:
-    """What git prints. Raises InputError outside a repository with a commit."""
-    result = subprocess.run(["git", *words], capture_output=True, check=False)
-    if result.returncode != 0:
-        raise InputError(f"`git {words[0]}` failed: {result.stderr.decode(errors='replace').strip()}")
-    return result.stdout.decode(errors="replace").strip()
-
-
 def finished(commit: str) -> dict[str, dict[str, Any]]:
     """What the finished experiments of a commit made, by name."""
     command = ["dvc", "exp", "show", "--json", "--rev", commit]
@@ -234,13 +226,14 @@ def report(plan: Plan, measured: Mapping[str, Mapping[str, Sequence[float]]], se
 
 def run(options: argparse.Namespace) -> None:
     """Run and compare."""
-    params, commit = read_params(), git("rev-parse", "HEAD")
+    params = read_params()
     if params.get("overrides"):
         raise InputError(
             "params.yaml: `overrides` would go over every row's own settings: empty them (--updates, --tokens and "
             "others set what is equal in all runs)"
         )
-    changed = git("diff", "HEAD", "--", ".", ":!params.yaml", ":!dvc.lock")
+    commit = copies.git(Path(), "rev-parse", "HEAD").stdout.decode().strip()
+    changed = copies.git(Path(), "diff", commit, "--", ".", ":!params.yaml", ":!dvc.lock").stdout
     plan = Plan(
         pair=params["pair"], corpus=options.corpus or params["corpus"], width=options.width, depth=options.depth,
         training={
@@ -249,7 +242,7 @@ def run(options: argparse.Namespace) -> None:
             "checkpoint_every": max(1, options.updates // 5), "keep_checkpoints": 5,
         },
         subwords={"merges": options.merges} if params["pair"] == "en-de" else {"vocabulary": options.merges},
-        repository=commit + changed,
+        repository=commit + hashlib.sha256(changed).hexdigest(),
     )  # fmt: skip
     names = {plan.name(row, seed): (row, seed) for row in options.rows for seed in options.seeds}
     run_all(plan, names, finished(commit).keys(), options.jobs)

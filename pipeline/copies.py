@@ -45,30 +45,30 @@ def make(original: Path, folder: Path, changes: Mapping[str, Any]) -> Path:
     target = repository(folder)
     if target.exists():
         return target
-    told = _git(original, "rev-parse", "HEAD", check=False)
+    told = git(original, "rev-parse", "HEAD", check=False)
     if told.returncode != 0:
         raise InputError(f"{original} is no git repository with a commit: runs work in copies of one; commit first")
     head = told.stdout.decode().strip()
     making = folder / f"making-{os.getpid()}"
     shutil.rmtree(making, ignore_errors=True)
-    _git(original, "clone", "--quiet", "--no-checkout", "--no-tags", str(original), str(making))
-    _git(making, "checkout", "--quiet", "--detach", head)
-    difference = _git(original, "diff", "--binary", "--full-index", "--no-ext-diff", "--no-textconv", head).stdout
+    git(original, "clone", "--quiet", "--no-checkout", "--no-tags", str(original), str(making))
+    git(making, "checkout", "--quiet", "--detach", head)
+    difference = git(original, "diff", "--binary", "--full-index", "--no-ext-diff", "--no-textconv", head).stdout
     if difference:
         # Added to the index too: what is new there would not be part of the experiment otherwise.
-        _git(making, "apply", "--index", "--whitespace=nowarn", "-", content=difference)
+        git(making, "apply", "--index", "--whitespace=nowarn", "-", content=difference)
     _change(making / PARAMS, changes)
     _check_tracked(original, making)
     _bring_local(original, making)
     _use_cache_of(original, making)
     for key in ("user.name", "user.email"):
-        identity = _git(original, "config", key, check=False).stdout.decode().strip()
-        _git(making, "config", key, identity or "wmt-transformer")
+        identity = git(original, "config", key, check=False).stdout.decode().strip()
+        git(making, "config", key, identity or "wmt-transformer")
     making.rename(target)
     return target
 
 
-def _git(
+def git(
     folder: Path, *words: str, content: bytes | None = None, check: bool = True
 ) -> subprocess.CompletedProcess[bytes]:
     """Git in `folder`; raises OSError with what it said where it fails."""

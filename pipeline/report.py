@@ -242,7 +242,7 @@ def hardware(metrics: Mapping[str, Any], training: Mapping[str, Any]) -> list[Bl
         ("processes", str(training["processes"])),
         ("precision", metrics["precision"]),
         ("training time, attempts lost to a kill included", duration(metrics["train_seconds"])),
-        ("the same by device, times devices", ", ".join(f"{duration(time)} of {name}" for name, time in times.items())),
+        ("device time, all attempts", ", ".join(f"{duration(time)} of {name}" for name, time in times.items())),
         ("updates", f"{metrics['updates']:,}"),
         ("target tokens a second", number(training.get("tokens_per_second"), ",.0f")),
         ("padding, of all positions", "" if padding is None else f"{padding:.1%}"),

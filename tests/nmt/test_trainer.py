@@ -41,6 +41,19 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def stop_after(patch: pytest.MonkeyPatch, number: int, seconds: float = 0.0) -> None:
+    """Have trainings be asked to stop after an update; each update takes so many `seconds` more."""
+    step = Trainer.step
+
+    def watched(self: Trainer, update: Any) -> None:
+        time.sleep(seconds)
+        step(self, update)
+        if update.number == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    patch.setattr(Trainer, "step", watched)
+
+
 def test_it_learns_to_copy(tmp_path: Path, tiny_job: MakeJob) -> None:
     job = tiny_job(
         updates=300, validate_every=300, resume_minutes=1.0, tokens=200, warmup_steps=100, learning_rate_scale=0.5
@@ -58,17 +71,10 @@ def test_stopped_and_resumed_it_ends_with_the_same_bits(
 ) -> None:
     job = tiny_job(precision=precision)
     assert run(job, tmp_path / "undisturbed")
-    step = Trainer.step
     for number in (7, 8, 23):
-
-        def stop_there(self: Trainer, update: Any, number: int = number) -> None:
-            step(self, update)
-            if update.number == number:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        monkeypatch.setattr(Trainer, "step", stop_there)
-        assert not run(job, tmp_path / "disturbed")
-    monkeypatch.setattr(Trainer, "step", step)
+        with monkeypatch.context() as patch:
+            stop_after(patch, number)
+            assert not run(job, tmp_path / "disturbed")
     assert run(job, tmp_path / "disturbed")
     assert same(final_weights(tmp_path / "undisturbed"), final_weights(tmp_path / "disturbed"))
     for path in checkpoint.checkpoints(tmp_path / "undisturbed/checkpoints"):
@@ -144,16 +150,9 @@ def test_a_stop_between_two_reports_loses_no_measurement(
 ) -> None:
     job = tiny_job(updates=200, validate_every=200, checkpoint_every=200, resume_minutes=10.0)
     assert run(job, tmp_path / "undisturbed")
-    step = Trainer.step
-
-    def stop_there(self: Trainer, update: Any) -> None:
-        step(self, update)
-        if update.number == 7:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(Trainer, "step", stop_there)
-    assert not run(job, tmp_path / "disturbed")
-    monkeypatch.setattr(Trainer, "step", step)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 7)
+        assert not run(job, tmp_path / "disturbed")
     assert run(job, tmp_path / "disturbed")
     measured = ("update", "loss", "nll", "tokens", "gradient_norm", "padding")
     curves = [
@@ -178,16 +177,8 @@ def test_a_stop_where_patience_ends_changes_nothing(
 ) -> None:
     """Nor does more time: a training that its patience ended stays where it is."""
     measured = iter([3.0, 2.0, 2.5, 2.6])
-    validate = lambda self, corpus: next(measured)  # noqa: E731
-    monkeypatch.setattr(Trainer, "validate", validate)
-    step = Trainer.step
-
-    def stop_there(self: Trainer, update: Any) -> None:
-        step(self, update)
-        if update.number == 40:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(Trainer, "step", stop_there)
+    monkeypatch.setattr(Trainer, "validate", lambda self, corpus: next(measured))
+    stop_after(monkeypatch, 40)
     assert run(tiny_job(updates=50, patience=2), tmp_path / "run")
     weights = final_weights(tmp_path / "run")
     assert run(tiny_job(updates=80, patience=2), tmp_path / "run")
@@ -211,25 +202,12 @@ def test_time_before_a_stop_counts_and_speed_stays_true(
     tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stop just before a report of twenty updates: the report is of the time that they took."""
-    step, slow = Trainer.step, 0.05
-
-    def stop_there(self: Trainer, update: Any) -> None:
-        time.sleep(slow)
-        step(self, update)
-        if update.number == 19:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(Trainer, "step", stop_there)
+    slow = 0.05
     job = tiny_job(updates=2000, validate_every=2000, checkpoint_every=2000, resume_minutes=10.0)
-    assert not run(job, tmp_path / "run")
-
-    def stop_soon(self: Trainer, update: Any) -> None:
-        step(self, update)
-        if update.number == 21:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(Trainer, "step", stop_soon)
-    assert not run(job, tmp_path / "run")
+    for number, seconds in ((19, slow), (21, 0.0)):
+        with monkeypatch.context() as patch:
+            stop_after(patch, number, seconds)
+            assert not run(job, tmp_path / "run")
     (record,) = [record for record in read_history(tmp_path / "run/history.jsonl") if "loss" in record]
     assert record["update"] == 20
     assert record["tokens_per_second"] <= record["tokens"] / (19 * slow)

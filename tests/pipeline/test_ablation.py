@@ -46,7 +46,6 @@ def test_overrides_in_params_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ablation, "git", lambda *words: "")
     Path("params.yaml").write_text(
         "row: base\npair: en-de\ncorpus: sample\nseed: 1\noverrides: {model: {P_drop: 0.2}}\n"
     )
