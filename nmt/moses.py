@@ -38,19 +38,34 @@ def _substitute(rules: _Rules, text: str) -> str:
     return text
 
 
+def _normalizing(language: str) -> _Rules:
+    """normalize-punctuation.perl's rules of 2017, made from sacremoses', which are those of 2019.
+
+    perl reads bytes, so that only ASCII has letters, digits and spaces: `jusqu’à` becomes `jusqu"à`.
+    """
+    from sacremoses import MosesPunctNormalizer
+
+    rules = MosesPunctNormalizer(language, perl_parity=True).substitutions
+    if language not in ("en", "de", "fr", "es", "cs", "cz"):
+        # perl has the rules for German quotes for every language but English and Czech, before that for numbers.
+        rules[-1:-1] = MosesPunctNormalizer.DE_ES_FR_QUOTATION_FOLLOWED_BY_COMMA
+    return [
+        (re.compile(pattern, re.ASCII), '"' if pattern in ("‘", "‚", "’") else replacement)
+        for pattern, replacement in rules
+    ]
+
+
 class Moses:
     """Raw lines to tokenised ones, `tokenize(normalize(line))`, and back, for one language. Lines hold no \\n."""
 
     def __init__(self, language: str, settings: TokenizerSettings) -> None:
-        """`language` as in ISO 639-1; one without rules of its own is treated as English is."""
-        from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
+        """`language` as in ISO 639-1; one without rules of its own is tokenised as English is."""
+        from sacremoses import MosesDetokenizer, MosesTokenizer
 
         self._settings = settings
         self._tokenizer: Any = MosesTokenizer(language)
         self._detokenizer: Any = MosesDetokenizer(language)
-        self._normalizing: _Rules = [
-            (re.compile(pattern), replacement) for pattern, replacement in MosesPunctNormalizer(language).substitutions
-        ]
+        self._normalizing = _normalizing(language)
         tokenizer = self._tokenizer
         self._plain = re.compile(f"[{tokenizer.IsAlnum}]+\\.?")
         self._before_dots: _Rules = [tokenizer.PAD_NOT_ISALNUM]
@@ -72,9 +87,10 @@ class Moses:
         self._words: Remembered[list[str]] = Remembered(self._inside, _CACHED)
 
     def normalize(self, line: str) -> str:
-        """Punctuation as normalize-punctuation.perl writes it; the line as it is where that is not asked for.
+        """Punctuation as normalize-punctuation.perl writes it, without whitespace at the line's ends.
 
-        perl sees the line's end, and a rule for quotes depends on it: sacremoses has to see it too.
+        The line as it is where that is not asked for. perl sees the line's end, and a rule for quotes depends on it:
+        our rules have to see it too.
         """
         if not self._settings.normalize_punctuation:
             return line
