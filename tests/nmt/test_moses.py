@@ -82,6 +82,7 @@ NORMALIZED: list[tuple[str, str | dict[str, str]]] = [
     ("don’t l‘x l’été jusqu’à s’1 1’s", 'don\'t l\'x l"été jusqu"à s"1 1"s'),
     ("‘so’ ‚no‘", '"so" "no"'),
     ("a…", "a..."),
+    ("„a.“ b", {"en": '"a." b', "cs": '"a." b', "": '"a". b'}),
     ("«\u00a0a\u00a0» «b» x \u00a0«\u00a0y\u00a0»\u00a0 z a\u00a0« b »\u00a0c", '"a" "b" x "y" z a\u00a0" b "\u00a0c'),
     ("a\u00a0«\u00a0b\u00a0»\u00a0c", 'a "b" c'),
     ("5\u00a0% nº\u00a05 a\u00a0: 5\u00a0ºC 5\u00a0cm", "5% nº 5 a: 5 ºC 5 cm"),
