@@ -8,6 +8,7 @@ import hashlib
 import http.server
 import io
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -23,7 +24,7 @@ import pytest
 import yaml
 
 from nmt.config import InputError
-from pipeline import catalog, download
+from pipeline import catalog, download, fetch
 from pipeline.fetch import Patience
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,8 +34,8 @@ TEXTS = {
     "train.de": "Eins\nZwei\u2028auch\n".encode(),
     "valid.en": b"valid\n",
     "valid.de": b"gilt\n",
-    "test.en.sgm": b'<srcset><seg id="1">R&amp;D</seg></srcset>',
-    "test.de.sgm": b'<refset><seg id="1">F&amp;E</seg></refset>',
+    "test.en.sgm": b'<srcset><seg id="1">R&amp;D</seg><seg id="2">a</seg></srcset>',
+    "test.de.sgm": b'<refset><seg id="1">F&amp;E</seg><seg id="2">b</seg></refset>',
 }
 
 
@@ -113,7 +114,7 @@ def local(role: str, texts: tuple[bytes, bytes]) -> dict[str, Any]:
 
 
 def test_texts_of_an_archive_are_laid_out() -> None:
-    configure(packed(md5=hashlib.md5(b"R&D\n").hexdigest()))
+    configure(packed(md5=hashlib.md5(b"R&D\na\n").hexdigest()))
     tracker = Tracker()
     download.run(tracker)
     raw = {path.name: path.read_bytes() for path in Path("data/raw").iterdir()}
@@ -123,25 +124,42 @@ def test_texts_of_an_archive_are_laid_out() -> None:
         "train.train.de": TEXTS["train.de"],
         "valid.valid.en": b"valid\n",
         "valid.valid.de": b"gilt\n",
-        "test.test.en": b"R&D\n",
-        "test.test.de": b"F&E\n",
+        "test.test.en": b"R&D\na\n",
+        "test.test.de": b"F&E\nb\n",
     }
-    assert stats["pairs"] == {"train.train": 2, "valid.valid": 1, "test.test": 1}
+    assert stats["pairs"] == {"train.train": 2, "valid.valid": 1, "test.test": 2}
     assert stats["files"]["test.test.de"] == {
-        "lines": 1,
-        "bytes": 4,
-        "sha256": hashlib.sha256(b"F&E\n").hexdigest(),
-        "md5": hashlib.md5(b"F&E\n").hexdigest(),
+        "lines": 2,
+        "bytes": 6,
+        "sha256": hashlib.sha256(b"F&E\nb\n").hexdigest(),
+        "md5": hashlib.md5(b"F&E\nb\n").hexdigest(),
     }
-    assert tracker.told == {"raw_pairs.train.train": 2, "raw_pairs.valid.valid": 1, "raw_pairs.test.test": 1}
+    assert list(stats["files"]) == [f"{text}.{side}" for text in stats["pairs"] for side in ("en", "de")]
+    assert tracker.told == {"raw_pairs.train.train": 2, "raw_pairs.valid.valid": 1, "raw_pairs.test.test": 2}
 
 
-def test_one_member_may_serve_two_texts() -> None:
+def test_one_member_may_serve_two_texts_and_texts_may_come_from_several_archives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     data = packed()
-    data["valid"] = {**data["train"][0], "name": "again"}
-    configure(data)
+    data["archives"].append({**data["archives"][0], "name": "more"})
+    data["train"].append({**data["train"][0], "name": "again"})
+    data["valid"] = {side: {**data["valid"][side], "archive": "more"} for side in ("source", "target")}
+    data["valid"]["name"] = "valid"
+    needed = 2 * len(TEXTS["train.de"])  # The largest member, twice.
+
+    def disk_of(free: int) -> None:
+        monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: type("Usage", (), {"free": free})())
+
+    disk_of(needed - 1)
+    refused(data, rf"No space left on device \({needed} bytes are needed and {needed - 1} are free\): data/.*raw")
+    disk_of(1 << 30)
     download.run(Tracker())
-    assert Path("data/raw/valid.again.de").read_bytes() == TEXTS["train.de"]
+    stats = json.loads(Path("data/raw/stats.json").read_text())
+    assert stats["pairs"] == {"train.train": 2, "train.again": 2, "valid.valid": 1, "test.test": 2}
+    assert stats["files"]["train.again.de"] == stats["files"]["train.train.de"]
+    assert Path("data/raw/train.again.de").read_bytes() == TEXTS["train.de"]
+    assert Path("data/raw/valid.valid.de").read_bytes() == TEXTS["valid.de"]
 
 
 def test_local_files_are_copied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -159,6 +177,18 @@ def test_local_files_are_copied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     configure(data)
     download.run(Tracker())
     assert Path("data/raw/train.x-train.de").read_bytes() == b"A\nB"
+    # What a copy has of its own comes first; no other place is looked at for an absolute path.
+    local("train", (b"a\nb\n", b"A\nB"))
+    (tmp_path / "data/local/x/train.de").write_bytes(b"edited\n")
+    download.run(Tracker())
+    assert Path("data/raw/train.x-train.de").read_bytes() == b"A\nB"
+    gone = str(tmp_path / "gone.de")
+    data["train"][-1]["target"]["path"] = gone
+    configure(data)
+    with pytest.raises(
+        InputError, match=f"^{re.escape(gone)} is missing: restore it, or add it again with `python -m pipeline"
+    ):
+        download.run(Tracker())
 
 
 def refused(data: dict[str, Any], message: str) -> None:
@@ -178,6 +208,12 @@ def test_an_edited_local_file_is_noticed() -> None:
     refused(data, r"data/local/x/test\.de has the sha256 .* it was edited; add it again with `python -m pipeline\.cata")
 
 
+def test_a_local_file_that_is_no_text_is_told() -> None:
+    data = packed()
+    data["test"] = local("test", (b"a\n", b"\xff\n"))
+    refused(data, r"^data/local/x/test\.de is not UTF-8: line 1, byte 1; mend it, then add it again with `python -m pi")
+
+
 def test_a_missing_local_file_is_told() -> None:
     data = packed()
     data["test"] = local("test", (b"a\n", b"b\n"))
@@ -189,7 +225,10 @@ def test_a_missing_local_file_is_told() -> None:
     ("changes", "message"),
     [
         ({"train.de": b"Eins\n"}, r"train\.en of the archive all has 2 lines and train\.de of the archive all 1"),
-        ({"train.de": b"", "train.en": b""}, "are empty: train needs at least one line"),
+        (
+            {"train.de": b"", "train.en": b""},
+            r"^train\.en of the archive all and train\.de of the archive all are empty: train ",
+        ),
         ({"valid.de": b"gi\xfct\n"}, r"the archive all \(all\.tgz\) valid\.de is not UTF-8: line 1, byte 3"),
         ({"test.de.sgm": b"<refset>"}, r"test\.de\.sgm holds no <seg>"),
     ],
@@ -203,8 +242,12 @@ def test_a_missing_member_is_refused() -> None:
     refused(data, r"the archive all \(all\.tgz\) has no member 'valid\.de'")
 
 
-def test_a_plain_text_with_another_checksum_is_refused() -> None:
-    refused(packed(md5="ab" * 16), r"test\.en\.sgm has the md5 \w+ as plain text where the catalog says (ab){16}")
+@pytest.mark.parametrize("kind", ["md5", "sha256"])
+def test_a_plain_text_with_another_checksum_is_refused(kind: str) -> None:
+    data, found = packed(), hashlib.new(kind, b"R&D\na\n").hexdigest()
+    data["test"]["source"][kind] = wrong = "ab" * (len(found) // 2)
+    where = r"^the archive all \(all\.tgz\): test\.en\.sgm"
+    refused(data, f"{where} has the {kind} {found} as plain text where the catalog says {wrong}$")
 
 
 @pytest.mark.parametrize(
@@ -243,7 +286,8 @@ def test_a_full_disk_is_told_and_what_stood_there_stays(monkeypatch: pytest.Monk
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(download, "plain", full)
-    with pytest.raises(InputError, match=r"^No space left on device: .*make room and run again: what is fetched"):
+    kept = "make room and run again: what is fetched so far is kept"
+    with pytest.raises(InputError, match=f"^No space left on device: the disk of data/raw or of work; {kept}$"):
         download.run(Tracker())
     assert {path.name: path.read_bytes() for path in Path("data/raw").iterdir()} == before
     assert [path.name for path in Path("data").iterdir()] == ["raw"]

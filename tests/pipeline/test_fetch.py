@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import http.client
 import http.server
 import io
 import json
@@ -14,6 +16,7 @@ import sys
 import tarfile
 import threading
 import time
+import urllib.error
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,7 +27,7 @@ from pipeline import cache, fetch
 from pipeline.config import ArchiveSettings
 from pipeline.fetch import FetchError, Order, Patience, Stopped, Watch
 
-QUICK = Patience(attempts=4, backoff=0.01, longest=0.05, timeout=5.0)
+QUICK = Patience(attempts=4, backoff=0.005, longest=0.025, timeout=5.0)
 CONTENT = random.Random(1).randbytes(300_000)
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -138,17 +141,39 @@ def page(content: bytes, chunked: bool = False, close: bool = False) -> Behaviou
     return deed
 
 
-def watch(told: list[str] | None = None) -> Watch:
-    return Watch(threading.Event(), lambda *_: None, (told if told is not None else []).append)
+def watch(told: list[str] | None = None, moved: Callable[[int, int | None], None] = lambda *_: None) -> Watch:
+    return Watch(threading.Event(), moved, (told if told is not None else []).append)
 
 
 def order(server: Server, folder: Path, size: int | None = len(CONTENT), verifiable: bool = True) -> Order:
     return Order(server.url, folder / "file.part", size, verifiable)
 
 
-def test_fetches_a_file(server: Server, tmp_path: Path) -> None:
-    fetch.fetch(order(server, tmp_path), watch(), QUICK)
+@pytest.mark.parametrize("size", [len(CONTENT), None])
+def test_fetches_a_file(server: Server, tmp_path: Path, size: int | None) -> None:
+    moved: list[tuple[int, int | None]] = []
+    fetch.fetch(order(server, tmp_path, size), watch(moved=lambda *at: moved.append(at)), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
+    assert moved[-1] == (len(CONTENT), len(CONTENT))
+    assert {total for _, total in moved} == {len(CONTENT)}
+    ((_, headers),) = server.requests
+    assert (headers["User-Agent"], headers["Accept-Encoding"]) == ("wmt-transformer", "identity")
+    note = json.loads((tmp_path / "file.part.from").read_text())
+    assert note == {"url": server.url, "version": '"one"'}
+
+
+def test_an_empty_file_is_whole(server: Server, tmp_path: Path) -> None:
+    server.content = b""
+    fetch.fetch(order(server, tmp_path, None), watch(), QUICK)
+    assert (tmp_path / "file.part").read_bytes() == b""
+    assert len(server.requests) == 1
+
+
+def test_forgetting_leaves_nothing(tmp_path: Path) -> None:
+    for suffix in ("part", "part.from", "part.anew", "lock"):
+        (tmp_path / f"file.{suffix}").write_bytes(b"x")
+    fetch.forget(tmp_path / "file.part")
+    assert [path.name for path in tmp_path.iterdir()] == ["file.lock"]
 
 
 def test_goes_on_where_connections_dropped(server: Server, tmp_path: Path) -> None:
@@ -172,6 +197,48 @@ def test_a_complete_partial_file_needs_no_network(server: Server, tmp_path: Path
     (tmp_path / "file.part").write_bytes(CONTENT)
     fetch.fetch(order(server, tmp_path), watch(), QUICK)
     assert not server.requests
+
+
+@pytest.mark.parametrize("misdeeds", [[], [status(503)]])
+def test_more_bytes_than_declared_are_fetched_anew(server: Server, tmp_path: Path, misdeeds: list[Behaviour]) -> None:
+    (tmp_path / "file.part").write_bytes(CONTENT + b"x")
+    (tmp_path / "file.part.from").write_text(json.dumps({"url": server.url, "version": '"one"'}))
+    server.misdeeds = misdeeds
+    fetch.fetch(order(server, tmp_path), watch(), QUICK)
+    assert (tmp_path / "file.part").read_bytes() == CONTENT
+    assert not any("Range" in headers or "If-Range" in headers for _, headers in server.requests)
+
+
+@pytest.mark.parametrize("note", ["{", "[]", "{}", '{"url": "%s", "version": null}', '{"url": "x", "version": "y"}'])
+def test_a_note_that_tells_no_version_of_this_address_is_not_sent(server: Server, tmp_path: Path, note: str) -> None:
+    (tmp_path / "file.part").write_bytes(CONTENT[:1000])
+    (tmp_path / "file.part.from").write_text(note.replace("%s", server.url))
+    fetch.fetch(order(server, tmp_path), watch(), QUICK)
+    ((_, headers),) = server.requests
+    assert (headers["Range"], headers.get("If-Range")) == ("bytes=1000-", None)
+    assert (tmp_path / "file.part").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("etag", "version"),
+    [('"strong"', '"strong"'), ('W/"weak"', "Sat, 21 Nov 2026 22:25:58 GMT"), (None, "Sat, 21 Nov 2026 22:25:58 GMT")],
+)
+def test_a_weak_tag_is_no_version_and_a_date_is(server: Server, tmp_path: Path, etag: str | None, version: str) -> None:
+    def dated(handler: Handler) -> bool:
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(CONTENT)))
+        if etag:
+            handler.send_header("ETag", etag)
+        handler.send_header("Last-Modified", "Sat, 21 Nov 2026 22:25:58 GMT")
+        handler.end_headers()
+        handler.wfile.write(CONTENT[:1000])
+        return True
+
+    server.misdeeds = [dated]
+    server.etag = version
+    fetch.fetch(order(server, tmp_path, verifiable=False), watch(), QUICK)
+    assert server.requests[1][1]["If-Range"] == version
+    assert (tmp_path / "file.part").read_bytes() == CONTENT
 
 
 def test_starts_over_where_ranges_are_ignored(server: Server, tmp_path: Path) -> None:
@@ -240,11 +307,11 @@ def test_ignored_ranges_take_the_place_once_they_have_as_many_bytes(server: Serv
 
     def longer(handler: Handler) -> bool:
         assert part.read_bytes() == b"x" * 1000
-        handler.answer(other, ranges=False, cut=1001)
+        handler.answer(other, ranges=False, cut=1000)
         return True
 
     def rest(handler: Handler) -> bool:
-        assert part.read_bytes() == other[:1001]
+        assert part.read_bytes() == other[:1000]
         handler.answer(other)
         return True
 
@@ -265,15 +332,24 @@ def test_bytes_with_a_checksum_are_gone_on_from_under_another_version(server: Se
     assert [headers.get("Range") for _, headers in server.requests] == [None, *["bytes=200000-"] * 2]
 
 
-def test_room_for_both_is_checked_before_an_answer_from_the_start(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("ranges", "held", "needed"), [
+    (False, 200_000, 200_000), (False, 50_000, 250_000), (True, 200_000, 100_000),
+])  # fmt: skip
+def test_room_for_what_comes_beside_what_is_held_is_checked_before_it_comes(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranges: bool, held: int, needed: int
 ) -> None:
-    (tmp_path / "file.part").write_bytes(CONTENT[:200_000])
-    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 100_000})())
-    server.misdeeds = [other_bytes(CONTENT, ranges=False)]
-    with pytest.raises(OSError, match="200,000 bytes are needed and 100,000 are free"):
-        fetch.fetch(order(server, tmp_path), watch(), QUICK)
-    assert (tmp_path / "file.part").read_bytes() == CONTENT[:200_000]
+    (tmp_path / "file.part").write_bytes(CONTENT[:held])
+    server.misdeeds = [other_bytes(CONTENT, ranges=ranges)] * 2
+    for free in (needed - 1, needed):
+        monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _, free=free: type("Usage", (), {"free": free})())
+        if free < needed:
+            with pytest.raises(OSError, match=f"{needed:,} bytes are needed and {free:,} are free") as caught:
+                fetch.fetch(order(server, tmp_path), watch(), QUICK)
+            assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path))
+            assert (tmp_path / "file.part").read_bytes() == CONTENT[:held]
+        else:
+            fetch.fetch(order(server, tmp_path), watch(), QUICK)
+            assert (tmp_path / "file.part").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("size", [len(CONTENT), None])
@@ -287,20 +363,82 @@ def test_another_range_than_asked_for_is_not_joined(server: Server, tmp_path: Pa
         return True
 
     (tmp_path / "file.part").write_bytes(CONTENT[:500])
-    server.misdeeds = [shifted]
-    fetch.fetch(order(server, tmp_path, size), watch(), QUICK)
+    server.misdeeds = [shifted, status(416), status(206)]
+    told: list[str] = []
+    fetch.fetch(order(server, tmp_path, size), watch(told), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
+    refusal = "sent another range than was asked for; trying again in"
+    assert [line.removeprefix(f"{server.url}: ") for line in told] == [
+        f"{refusal} 0.005 s", "refused to go on from the bytes at hand; trying again in 0.01 s", f"{refusal} 0.02 s",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("total", "told"), [("300001", "offers 300,001 bytes where 300,000 are"), ("*", None)])
+def test_the_rest_tells_the_size_of_the_whole(server: Server, tmp_path: Path, total: str, told: str | None) -> None:
+    def rest(handler: Handler) -> bool:
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"bytes 500-299999/{total}")
+        handler.end_headers()
+        handler.wfile.write(CONTENT[500:])
+        return True
+
+    (tmp_path / "file.part").write_bytes(CONTENT[:500])
+    server.misdeeds = [rest]
+    if told:
+        with pytest.raises(FetchError, match=told):
+            fetch.fetch(order(server, tmp_path), watch(), QUICK)
+    else:
+        fetch.fetch(order(server, tmp_path, None), watch(), QUICK)
+    assert (tmp_path / "file.part").read_bytes() == (CONTENT[:500] if told else CONTENT)
+    assert len(server.requests) == 1
 
 
 def test_unavailable_is_tried_again_after_what_the_server_asks(server: Server, tmp_path: Path) -> None:
-    server.misdeeds = [status(503, Retry_After="3600"), status(429)]
+    server.misdeeds = [status(500, Retry_After="soon"), status(503, Retry_After="3600"), status(429)]
     told: list[str] = []
     fetch.fetch(order(server, tmp_path), watch(told), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
     assert [line.split(": ", 1)[1] for line in told] == [
-        "answers 503 Service Unavailable; trying again in 0.05 s",
+        "answers 500 Internal Server Error; trying again in 0.005 s",
+        "answers 503 Service Unavailable; trying again in 0.025 s",
         "answers 429 Too Many Requests; trying again in 0.02 s",
     ]
+
+
+def test_which_statuses_may_pass(server: Server, tmp_path: Path) -> None:
+    for code in (408, 425, 429, 500, 502, 503, 504, 204, 400, 401, 403, 404, 410, 501, 505):
+        server.misdeeds = [status(code)]
+        with pytest.raises(FetchError, match=f"^answers {code} [A-Z]") as caught:
+            fetch.fetch(order(server, tmp_path), watch(), Patience(1, 0.01, 0.01, 5.0))
+        assert caught.value.passing == (code in {408, 425, 429, 500, 502, 503, 504})
+
+
+@pytest.mark.parametrize("code", [204, 404])
+def test_a_status_without_a_reason(server: Server, tmp_path: Path, code: int) -> None:
+    def bare(handler: Handler) -> bool:
+        handler.send_response(code, "")
+        handler.end_headers()
+        return True
+
+    server.misdeeds = [bare]
+    with pytest.raises(FetchError, match=f"^answers {code}$"):
+        fetch.fetch(order(server, tmp_path), watch(), QUICK)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (urllib.error.URLError(ConnectionRefusedError(111, "refused")), "refused"),
+        (urllib.error.URLError(TimeoutError("x")), "timed out"),
+        (TimeoutError(), "timed out"),
+        (OSError("odd"), "odd"),
+        (urllib.error.URLError("no such scheme"), "no such scheme"),
+        (http.client.HTTPException("cut"), "cut"),
+        (http.client.HTTPException(), "HTTPException"),
+    ],
+)
+def test_why_a_connection_failed(error: Exception, reason: str) -> None:
+    assert fetch._reason(error) == reason
 
 
 def test_gives_up_after_attempts_without_a_byte(server: Server, tmp_path: Path) -> None:
@@ -335,16 +473,26 @@ def test_another_size_than_declared_is_refused_before_its_bytes(server: Server, 
 
 
 def test_more_than_declared_is_refused_while_it_comes(server: Server, tmp_path: Path) -> None:
+    arrived = threading.Event()
+    moved: list[tuple[int, int | None]] = []
+
     def unsized(handler: Handler) -> bool:
         handler.send_response(200)
         handler.end_headers()
-        handler.wfile.write(CONTENT)
+        handler.wfile.write(CONTENT[:600])
+        arrived.wait(10)
+        handler.wfile.write(CONTENT[600:])
         return True
+
+    def hear(at: int, total: int | None) -> None:
+        moved.append((at, total))
+        arrived.set()
 
     server.misdeeds = [unsized]
     with pytest.raises(FetchError, match="sends more than the 1,000 bytes declared"):
-        fetch.fetch(order(server, tmp_path, 1000), watch(), QUICK)
-    assert (tmp_path / "file.part").stat().st_size <= 1000
+        fetch.fetch(order(server, tmp_path, 1000), watch(moved=hear), QUICK)
+    assert (tmp_path / "file.part").read_bytes() == b""
+    assert moved[0] == (600, 1000)
 
 
 def test_without_size_and_checksum_a_transfer_could_be_cut_unseen(server: Server, tmp_path: Path) -> None:
@@ -355,7 +503,7 @@ def test_without_size_and_checksum_a_transfer_could_be_cut_unseen(server: Server
         return True
 
     server.misdeeds = [unsized]
-    with pytest.raises(FetchError, match="tells no size and no checksum is on record"):
+    with pytest.raises(FetchError, match=r"^tells no size and no checksum is on record: a cut transfer could pass"):
         fetch.fetch(order(server, tmp_path, None, verifiable=False), watch(), QUICK)
 
 
@@ -374,9 +522,12 @@ def test_chunks_tell_their_end(server: Server, tmp_path: Path) -> None:
         return deed
 
     server.misdeeds = [chunked(b""), chunked(b"0\r\n\r\n")]
-    fetch.fetch(order(server, tmp_path, None, verifiable=False), watch(), QUICK)
+    told: list[str] = []
+    fetch.fetch(order(server, tmp_path, None, verifiable=False), watch(told), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
     assert len(server.requests) == 2
+    (line,) = told
+    assert line.startswith(f"{server.url}: broke off after 300,000 bytes (IncompleteRead(")
 
 
 def test_unverifiable_bytes_of_two_versions_are_never_joined(server: Server, tmp_path: Path) -> None:
@@ -408,14 +559,31 @@ def test_an_undeclared_size_is_whole_when_the_server_has_no_more(server: Server,
     fetch.fetch(order(server, tmp_path, None), watch(), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
     assert server.requests[1][1]["Range"] == f"bytes={len(CONTENT)}-"
+    assert len(server.requests) == 2
+    server.content, server.etag = CONTENT[:-1], '"two"'
+    (tmp_path / "file.part.from").unlink()
+    fetch.fetch(order(server, tmp_path, None), watch(), QUICK)
+    assert (tmp_path / "file.part").read_bytes() == CONTENT[:-1]
+
+
+def test_a_refusal_is_no_end_but_by_its_status_and_place(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.part").write_bytes(CONTENT[:1000])
+    server.misdeeds = [status(404, Content_Range="bytes */1000")]
+    with pytest.raises(FetchError, match="answers 404 Not Found"):
+        fetch.fetch(order(server, tmp_path, None), watch(), QUICK)
+    server.misdeeds = [status(416, Content_Range="bytes */1000")]
+    with pytest.raises(FetchError, match="offers 1,000 bytes where 300,000 are declared"):
+        fetch.fetch(order(server, tmp_path), watch(), QUICK)
+    assert (tmp_path / "file.part").read_bytes() == CONTENT[:1000]
 
 
 def test_unreachable(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/x"
-    with pytest.raises(FetchError, match=r"cannot be reached .*refused.*4 times in a row"):
+    with pytest.raises(FetchError, match=r"^cannot be reached \(Connection refused\), 4 times in a row$") as caught:
         fetch.fetch(Order(url, tmp_path / "x.part", 5, True), watch(), QUICK)
+    assert caught.value.passing
 
 
 def test_a_silent_server_times_out(server: Server, tmp_path: Path) -> None:
@@ -426,8 +594,10 @@ def test_a_silent_server_times_out(server: Server, tmp_path: Path) -> None:
         return True
 
     server.misdeeds = [silent]
-    fetch.fetch(order(server, tmp_path), watch(), Patience(2, 0.01, 0.01, timeout=0.2))
+    told: list[str] = []
+    fetch.fetch(order(server, tmp_path), watch(told), Patience(2, 0.01, 0.01, timeout=0.2))
     wake.set()
+    assert told == [f"{server.url}: cannot be reached (timed out); trying again in 0.01 s"]
     assert (tmp_path / "file.part").read_bytes() == CONTENT
 
 
@@ -535,6 +705,7 @@ def test_the_next_mirror_goes_on_where_the_first_stopped(server: Server, tmp_pat
     assert cache.obtain([archive(server.url, mirror)], tmp_path, QUICK)["a"].read_bytes() == CONTENT
     assert server.requests[2][0] == "/mirror.tgz"
     assert server.requests[2][1]["Range"] == "bytes=1000-"
+    assert "If-Range" not in server.requests[2][1]
 
 
 def test_every_address_is_named_where_none_gives(server: Server, tmp_path: Path) -> None:
