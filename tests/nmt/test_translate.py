@@ -259,6 +259,25 @@ def test_a_damaged_folder_is_one_sentence(
     assert error.count("\n") == 1
 
 
+@pytest.mark.timeout(60)
+def test_weights_that_overflow_are_one_sentence(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = load_tensors(model / "model.safetensors")
+    save_tensors(model / "model.safetensors", {name: weight * 1e30 for name, weight in weights.items()})
+    text = str(write(tmp_path / "in", LINES[:1]))
+    sentence = "for subword 1 of a translation the model gives no probabilities"
+    for options in ([], ["--beam", "1"], ["--sample"], ["--ensemble", str(model)]):
+        assert translate.main([str(model), "--input", text, *options]) == 1
+        assert sentence in capsys.readouterr().err
+    assert score.main([str(model), text, text]) == 1
+    assert sentence in capsys.readouterr().err
+    pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install ctranslate2")
+    assert export.main([str(model), str(tmp_path / "exported")]) == 0
+    assert translate.main([str(tmp_path / "exported"), "--input", text, "--engine", "ctranslate2"]) == 1
+    assert "scores a translation as nan" in capsys.readouterr().err
+
+
 def test_an_ensemble_is_of_one_pair_and_vocabulary(model: Path, tmp_path: Path) -> None:
     other = folder_of(tmp_path / "second", seed=2)
     assert len(list(Translator([model, other]).translate(LINES))) == len(LINES)
