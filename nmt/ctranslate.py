@@ -59,6 +59,7 @@ class CTranslate2Engine(Engine):
 
     def run(self, batch: Sequence[Piece], settings: SearchSettings, nbest: int) -> list[list[Hypothesis]]:
         """See Engine. A score is log_probability / |Y|^alpha, EOS counted."""
+        settings.check_nbest(nbest)
         longest = [len(piece.ids) - 1 + settings.max_extra for piece in batch]
         found = self._search([piece.ids for piece in batch], max(longest), settings, nbest)
         for index, (hypotheses, limit) in enumerate(zip(found, longest, strict=True)):

@@ -52,10 +52,10 @@ def search(
     """The `nbest` best translations of each source, best first; there may be fewer.
 
     `src` holds subword ids, EOS last, padded with PAD. Ids from `subwords` on are padding rows of the vocabulary
-    and never come out. nbest may not exceed the beam. Raises InputError where the model gives no probabilities.
+    and never come out. Raises InputError where nbest exceeds the beam or the model gives no
+    probabilities.
     """
-    if not 1 <= nbest <= settings.beam:
-        raise ValueError(f"nbest is {nbest}: it must lie between 1 and the beam, {settings.beam}")
+    settings.check_nbest(nbest)
     scorer = Decoder(model) if isinstance(model, Transformer) else model
     if settings.beam == 1:
         return [[hypothesis] for hypothesis in _greedy(scorer, src, settings, subwords)]

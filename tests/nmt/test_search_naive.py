@@ -87,14 +87,9 @@ def naive(forward: Forward, source: list[int], settings: SearchSettings, nbest: 
             for token in ([EOS] if length == longest else [EOS, *words])
         ]
         candidates.sort(key=lambda candidate: -candidate[0])
-        if k == 1:
-            candidates = candidates[:1]
-        living = []
-        for total, ids, token in candidates[: 2 * k]:
-            if token == EOS:
-                finished.append((ids, total, total / penalty(len(ids) + 1)))
-            elif len(living) < k:
-                living.append(([*ids, token], total))
+        best = candidates[: 2 * k if k > 1 else 1]
+        finished += [(ids, total, total / penalty(len(ids) + 1)) for total, ids, token in best if token == EOS]
+        living = [([*ids, token], total) for total, ids, token in best if token != EOS][:k]
         if not living:
             break
         if settings.stop == "tensor2tensor" and finished:
@@ -131,7 +126,7 @@ def example(seed: int) -> tuple[Forward, list[list[int]]]:
 @pytest.mark.parametrize("beam", [1, 2, 3, 4, 5])
 def test_finds_what_the_naive_search_finds(beam: int, stop: str) -> None:
     longest = 0
-    for seed in range(12):
+    for seed in range(8):
         forward, sources = example(seed)
         chance = Random(f"{seed} {beam} {stop}")
         settings = how(beam, chance.choice((0.0, 0.6, 1.0, 2.0)), chance.randrange(5), stop)
@@ -160,7 +155,7 @@ class _ByHandState(State):
         self.table, self.prefixes = table, [[""] for _ in range(batch)]
 
     def step(self, ids: Tensor) -> Tensor:
-        words = {token: letter for token, letter in enumerate(LETTERS, start=UNK + 1)}
+        words = dict(enumerate(LETTERS, start=UNK + 1))
         log_p = torch.full((*ids.shape, SUBWORDS + 1), -math.inf, dtype=torch.float64)
         for row, tokens in enumerate(ids.tolist()):
             self.prefixes[row] = [
