@@ -270,6 +270,17 @@ def test_command_line_prints_a_report_for_people(
     assert '"set": "a known set ☃"' in written
 
 
+def test_command_line_says_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, code in ((["--help"], 0), (["one", "reference"], 2)):
+        with pytest.raises(SystemExit) as ended:
+            bleu.main(arguments)
+        assert ended.value.code == code
+    shown = capsys.readouterr()
+    usage = "usage: python -m nmt.bleu [-h] --lang LANG [--json] HYP [HYP ...] REF\n"
+    assert shown.out.startswith(usage)
+    assert shown.err == f"{usage}python -m nmt.bleu: error: the following arguments are required: --lang\n"
+
+
 def test_command_line_refuses_different_line_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = _write(tmp_path, one=["a"], reference=["a", "b"])
     assert bleu.main([*paths, "--lang", "de"]) == 1

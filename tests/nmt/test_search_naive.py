@@ -135,6 +135,14 @@ def test_finds_what_the_naive_search_finds(beam: int, stop: str) -> None:
     assert longest > 5, "too few of the translations are as long as they may be"
 
 
+def test_sentences_that_are_done_leave_a_large_batch_undisturbed() -> None:
+    forward, _ = example(1)
+    chance = Random(1)
+    sources = [[*chance.choices(range(4, SUBWORDS), k=length), EOS] for length in (1, 2, 3, 5) for _ in range(5)]
+    for beam in (1, 3):
+        agree(forward, sources, how(beam, 0.6, 3), beam)
+
+
 # Searches worked by hand: a prefix of the letters a to e says what follows it, "" being EOS.
 
 LETTERS = "abcde"
