@@ -74,6 +74,8 @@ def test_the_best_of_rows_are_those_of_topk() -> None:
         # Equal values may stand in either order.
         assert torch.equal(log_p.gather(-1, places), best)
         assert all(len(set(row)) == 8 for row in places.flatten(0, 1).tolist())
+        log_p[4, 2, 7] = math.nan
+        assert best_of_rows(log_p, 8)[0].isnan().nonzero().tolist() == [[4, 2, 0]]
 
 
 def test_an_ensemble_of_one_model_with_itself_is_the_model() -> None:
