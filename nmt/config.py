@@ -6,9 +6,10 @@ Nothing here is about the machine (devices, paths, servers); precision is, becau
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 PAD, BOS, EOS, UNK = range(4)
 """The ids of padding, of the sentence's begin and end, and of what no subword stands for."""
@@ -135,12 +136,30 @@ class SearchSettings(Settings):
     """Beam search with the length penalty of Wu et al. 2016; section 6.1."""
 
     beam: Count
-    alpha: Annotated[float, Field(ge=0.0)]
+    alpha: Annotated[float, Field(ge=0.0, le=10.0)]
+    """The exponent of the length penalty, which would overflow for much more than 10; the paper's is 0.6."""
     max_extra: Annotated[int, Field(ge=0)]
     """A translation has at most the source's subwords plus this many."""
     stop: Literal["exact", "tensor2tensor"]
     """A sentence's search ends early when no unfinished hypothesis can come among the wanted best any more
     (exact), or can beat the worst of those finished so far, however few (tensor2tensor)."""
+
+    def changed(self, changes: Mapping[str, Any]) -> SearchSettings:
+        """These settings with some values changed; raises InputError where a name or a value is wrong."""
+        try:
+            return SearchSettings.model_validate({**self.model_dump(), **changes})
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            name, rule = str(wrong["loc"][0]), wrong["msg"].removeprefix("Input ")
+            if wrong["type"] == "extra_forbidden":
+                names = ", ".join(SearchSettings.model_fields)
+                raise InputError(f"search has no setting `{name}`: give one of {names}") from error
+            raise InputError(f"the search's {name} is {wrong['input']!r}, but {rule}: change it") from error
+
+    def check_nbest(self, nbest: int) -> None:
+        """Raises InputError where a beam search cannot give so many translations of a sentence."""
+        if not 1 <= nbest <= self.beam:
+            raise InputError(f"nbest is {nbest}: it must lie between 1 and the beam, {self.beam}")
 
 
 class AveragingSettings(Settings):

@@ -5,6 +5,7 @@ Its length penalty is |Y|^alpha and not GNMT's, and its rule for ending is anoth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ class CTranslate2Engine(Engine):
 
     def run(self, batch: Sequence[Piece], settings: SearchSettings, nbest: int) -> list[list[Hypothesis]]:
         """See Engine. A score is log_probability / |Y|^alpha, EOS counted."""
+        settings.check_nbest(nbest)
         longest = [len(piece.ids) - 1 + settings.max_extra for piece in batch]
         found = self._search([piece.ids for piece in batch], max(longest), settings, nbest)
         for index, (hypotheses, limit) in enumerate(zip(found, longest, strict=True)):
@@ -89,4 +91,9 @@ class CTranslate2Engine(Engine):
 
     @staticmethod
     def _hypothesis(ids: list[int], score: float, alpha: float) -> Hypothesis:
+        if not math.isfinite(score):
+            raise InputError(
+                f"CTranslate2 scores a translation as {score}: the weights are damaged, or they overflow; export "
+                "another checkpoint, or this one with --quantization float32"
+            )
         return Hypothesis(ids, score * (len(ids) + 1) ** alpha, score)

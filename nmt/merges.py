@@ -196,9 +196,6 @@ class Merges:
         """The pieces of a word, each that another follows marked with `INSIDE`."""
         pieces = self._symbols(word)
         pieces[-1] = pieces[-1].removesuffix(_END)
-        # A word that holds subword-nmt's own mark of a word's end falls to characters.
-        if "".join(pieces) != word:
-            pieces = list(word)
         return [piece + INSIDE for piece in pieces[:-1]] + pieces[-1:]
 
     def take_apart(self, pieces: Iterable[str], known: Mapping[str, int]) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nmt.config import BOS, EOS, SearchSettings, Settings
 from nmt.decoder import Scorer
-from nmt.search import Hypothesis, forbid, length_penalty, limits, only_end
+from nmt.search import Hypothesis, forbid, length_penalty, limits, no_probabilities, only_end
 from nmt.shapes import Float, Int
 
 
@@ -41,6 +41,7 @@ def sample(
 
     `names` tells the sentences apart: what is drawn for one follows from the seed and its name (numbers, such as the
     line's), whatever stands beside it. The log-probabilities are the model's own. Of `settings` the beam is ignored.
+    Raises InputError where the model gives no probabilities.
     """
     limit = limits(src, settings)
     state = scorer.start(src)
@@ -61,6 +62,8 @@ def sample(
             log_p = log_p.expand(-1, count, -1)
         ids = _draw(log_p, uniform[going, length], sampling)
         gained = log_p.gather(2, ids[:, :, None])[:, :, 0].cpu().double()
+        if not gained.isfinite().all():
+            raise no_probabilities(length + 1)
         totals[going] += gained.masked_fill(ended[going], 0.0)
         for row, drawn in zip(going, ids.tolist(), strict=True):
             for place, token in enumerate(drawn):

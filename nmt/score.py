@@ -21,6 +21,7 @@ from nmt.config import BOS, EOS, InputError
 from nmt.corpus import parallel
 from nmt.model import Transformer
 from nmt.models import Models, padded
+from nmt.search import no_probabilities
 from nmt.translator import batches
 
 WINDOW = 2048
@@ -44,7 +45,10 @@ class Scored:
 
 @torch.inference_mode()
 def score(members: Sequence[Transformer], pairs: Sequence[tuple[list[int], list[int]]]) -> list[Scored]:
-    """Score pairs of ids, EOS last, as one batch. Several models give the mean of their probabilities."""
+    """Score pairs of ids, EOS last, as one batch. Several models give the mean of their probabilities.
+
+    Raises InputError where the models give no probabilities.
+    """
     device = members[0].embedding.table.device
     src = padded([source for source, _ in pairs], device)
     tgt_in = padded([[BOS, *target[:-1]] for _, target in pairs], device)
@@ -55,7 +59,13 @@ def score(members: Sequence[Transformer], pairs: Sequence[tuple[list[int], list[
         precise = logits if logits.dtype == torch.float64 else logits.float()
         every.append(precise.log_softmax(2).gather(2, targets[:, :, None])[:, :, 0].double())
     log_p = torch.stack(every).logsumexp(0) - math.log(len(every))
-    return [Scored(float(row[: len(target)].sum()), len(target)) for row, (_, target) in zip(log_p, pairs, strict=True)]
+    scored = []
+    for row, (_, target) in zip(log_p, pairs, strict=True):
+        inside = row[: len(target)]
+        for position in (~inside.isfinite()).nonzero()[:1]:
+            raise no_probabilities(int(position) + 1)
+        scored.append(Scored(float(inside.sum()), len(target)))
+    return scored
 
 
 def score_lines(models: Models, pairs: Iterable[tuple[str, str]], batch_tokens: int = 4096) -> Iterator[Scored]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nmt.config import BOS, EOS, PAD, UNK, SearchSettings
+from nmt.config import BOS, EOS, PAD, UNK, InputError, SearchSettings
 from nmt.decoder import Decoder, Scorer
 from nmt.model import Transformer
 from nmt.shapes import Bool, Float, Int
@@ -52,10 +52,10 @@ def search(
     """The `nbest` best translations of each source, best first; there may be fewer.
 
     `src` holds subword ids, EOS last, padded with PAD. Ids from `subwords` on are padding rows of the vocabulary
-    and never come out. nbest may not exceed the beam.
+    and never come out. Raises InputError where nbest exceeds the beam or the model gives no
+    probabilities.
     """
-    if not 1 <= nbest <= settings.beam:
-        raise ValueError(f"nbest is {nbest}: it must lie between 1 and the beam, {settings.beam}")
+    settings.check_nbest(nbest)
     scorer = Decoder(model) if isinstance(model, Transformer) else model
     if settings.beam == 1:
         return [[hypothesis] for hypothesis in _greedy(scorer, src, settings, subwords)]
@@ -82,6 +82,17 @@ def only_end(log_p: Float[Tensor, "batch hypotheses vocabulary"], full: Bool[Ten
     ends = log_p[..., EOS].clone()
     log_p.masked_fill_(full[:, None, None], -math.inf)
     log_p[..., EOS] = ends
+
+
+def no_probabilities(position: int) -> InputError:
+    """What is raised where probabilities are NaN, or all are zero; `position` counts a translation's subwords from 1.
+
+    Checked on what is chosen, which costs nothing: a NaN anywhere in a row becomes a NaN everywhere in the softmax.
+    """
+    return InputError(
+        f"for subword {position} of a translation the model gives no probabilities: its weights are damaged, or they "
+        "overflow; use another checkpoint, or a precision of more bits"
+    )
 
 
 def best_of_rows(
@@ -117,6 +128,8 @@ def _greedy(scorer: Scorer, src: Int[Tensor, "batch src"], settings: SearchSetti
         best, ids = log_p[:, 0].max(dim=1, keepdim=True)
         kept = []
         for row, (index, gained, token) in enumerate(zip(alive, best[:, 0].tolist(), ids[:, 0].tolist(), strict=True)):
+            if not math.isfinite(gained):
+                raise no_probabilities(length + 1)
             totals[index] += gained
             if token == EOS:
                 penalty = length_penalty(length + 1, settings.alpha)
@@ -212,7 +225,11 @@ class _Beam:
 
     def _leave(self) -> None:
         """Take the results of sentences that are done; these leave the batch once they are many."""
-        done = self._done().tolist()
+        # `topk` takes NaN for the largest number.
+        broken = self.alive[:, 0].isnan() | self.finished[:, 0].isnan()
+        done, broken_rows = torch.stack((self._done(), broken)).tolist()
+        if any(broken_rows):
+            raise no_probabilities(self.length)
         for row, index in enumerate(self.sentences):
             if done[row] and index not in self.results:
                 self.results[index] = self._hypotheses(row)
@@ -233,4 +250,6 @@ class _Beam:
             if score > -math.inf and len(found) < self.nbest:
                 ids = [token for token in tokens[1:] if token != PAD]
                 found.append(Hypothesis(ids, score * length_penalty(len(ids) + 1, self.settings.alpha), score))
+        if not found:
+            raise no_probabilities(self.length)
         return found

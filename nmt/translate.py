@@ -17,14 +17,11 @@ from typing import Any
 
 import torch
 
-from nmt.config import InputError, SearchSettings
+from nmt.config import InputError
 from nmt.models import PRECISIONS, Models
 from nmt.partial import Partial, fingerprint
 from nmt.sampling import SamplingSettings
-from nmt.translator import WINDOW, Engine, TorchEngine, Translation, Translator, read_input
-
-LONGEST = 256
-"""Subwords of a line that is translated whole: the paper's code trained on none longer."""
+from nmt.translator import LONGEST, WINDOW, Engine, TorchEngine, Translation, Translator, read_input
 
 
 def parser() -> argparse.ArgumentParser:
@@ -95,7 +92,7 @@ def translator(options: argparse.Namespace) -> Translator:
     models = Models([options.model, *options.ensemble], device, options.precision, pair, weights=native)
     asked = {key: getattr(options, key) for key in ("beam", "alpha", "max_extra", "stop")}
     changes = {key: value for key, value in asked.items() if value is not None}
-    settings = SearchSettings.model_validate({**models.description.search.model_dump(), **changes})
+    settings = models.description.search.changed(changes)
     if not options.sample and options.nbest > settings.beam:
         raise InputError(f"--nbest is {options.nbest}, and the beam {settings.beam}: raise --beam to it")
     engine = _engine(options, models)

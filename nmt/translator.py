@@ -20,6 +20,8 @@ from nmt.search import Hypothesis, length_penalty, search
 
 WINDOW = 2048
 """Lines sorted by length together: memory follows this, not the input."""
+LONGEST = 256
+"""Subwords of a line that is translated whole: the paper's code trained on none longer."""
 WORKERS = 16
 """At most so many batches are searched at a time."""
 _SENTENCE_END = re.compile(r"(\S*)[.!?\u2026][\"'\u201c\u201d\u2019\u00bb)\]]*\s+(?=[\"'\u201c\u201e\u00ab(\[]*(\w))")
@@ -96,13 +98,22 @@ class Translator:
         *,
         split: bool = True,
     ) -> None:
-        """`longest`: the most subwords of a source; longer lines are split at sentence ends, or refused."""
+        """`longest`: the most subwords of a source; longer lines are split at sentence ends, or refused.
+
+        Raises InputError where the beam is wider than the vocabulary.
+        """
         if isinstance(folders, Models):
             self.models = folders
         else:
             self.models = Models([folders] if isinstance(folders, Path) else folders, device)
         self.description = self.models.description
         self.settings = settings or self.description.search
+        rows = self.models.subwords.unpadded
+        if self.settings.beam > rows:
+            raise InputError(
+                f"the search's beam is {self.settings.beam:,}, but the vocabulary has {rows:,} subwords: "
+                "give a beam of at most that"
+            )
         self.engine = engine or TorchEngine(self.models)
         self.longest, self.split = longest, split
         model = self.description.model

@@ -6,9 +6,13 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from pathlib import Path
+from random import Random
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from nmt import bleu, testsets
 from nmt.config import InputError
@@ -54,6 +58,79 @@ def test_french_is_scored_on_moses_tokens_alone() -> None:
     assert steps[-1].bleu == pytest.approx(100)
 
 
+def test_french_by_hand() -> None:
+    # 13a: 6 of 7 tokens match, then 5 of 6, 4 of 5, 3 of 4. Moses parts `D'` from `eau`: 7 of 8, then 6 of 7 and so on.
+    steps = bleu.paper_way(["D'eau de la mer est bleue ."], ["L'eau de la mer est bleue ."], "fr")
+    assert steps[0].bleu == pytest.approx(100 * (6 / 7 * 5 / 6 * 4 / 5 * 3 / 4) ** (1 / 4))
+    assert steps[1].bleu == pytest.approx(100 * (7 / 8 * 6 / 7 * 5 / 6 * 4 / 5) ** (1 / 4))
+
+
+def test_every_double_quote_is_made_plain_and_nothing_else() -> None:
+    assert bleu.plain_quotes('\u201ca\u201d \u201eb\u201f \u2018c\u2019 \u00abd\u00bb "e"') == (
+        '"a" "b" \u2018c\u2019 \u00abd\u00bb "e"'
+    )
+
+
+def _ngrams(line: str, n: int) -> Counter[tuple[str, ...]]:
+    words = line.split()
+    return Counter(tuple(words[at : at + n]) for at in range(len(words) - n + 1))
+
+
+def _statistics(hypothesis: str, reference: str) -> list[int]:
+    """Lengths, then matches and candidates of each order (Papineni et al. 2002); the lines are tokens."""
+    found = [len(hypothesis.split()), len(reference.split())]
+    for n in range(1, 5):
+        ours = _ngrams(hypothesis, n)
+        found += [(ours & _ngrams(reference, n)).total(), ours.total()]
+    return found
+
+
+def _bleu(statistics: NDArray[np.int64]) -> float:
+    """In percent, of statistics that are summed over lines."""
+    length, wanted, *orders = statistics.tolist()
+    logarithm = sum(math.log(orders[2 * n] / orders[2 * n + 1]) for n in range(4)) / 4
+    return 100 * math.exp(logarithm + min(0.0, 1 - wanted / length))
+
+
+def test_interval_and_p_value_are_those_of_a_bootstrap_written_out() -> None:
+    """Koehn 2004 with the null hypothesis of equal systems, as in sacreBLEU: resampled differences about their mean."""
+    chance = Random(1)
+    references = [" ".join(chance.choices("abcdefgh", k=30)) for _ in range(12)]
+    systems = [
+        [" ".join(word if chance.random() < kept else "x" for word in line.split()) for line in references]
+        for kept in (0.80, 0.82)
+    ]
+    sums = np.array([[_statistics(*pair) for pair in zip(lines, references, strict=True)] for lines in systems])
+    drawn = np.random.default_rng(12345).choice(12, size=(1000, 12), replace=True)
+    resampled = np.array([[_bleu(lines[sample].sum(0)) for sample in drawn] for lines in sums])
+    low, high = np.sort(resampled[0])[[25, 974]]
+    interval = bleu.confidence(systems[0], references)
+    assert interval.low == pytest.approx(resampled[0].mean() - (high - low) / 2, abs=1e-3)
+    assert interval.high == pytest.approx(resampled[0].mean() + (high - low) / 2, abs=1e-3)
+    difference = _bleu(sums[1].sum(0)) - _bleu(sums[0].sum(0))
+    apart = np.abs(resampled[1] - resampled[0])
+    p_value = ((apart - apart.mean() >= abs(difference)).sum() + 1) / 1001
+    found = bleu.compare(systems[0], systems[1], references)
+    assert found.difference == pytest.approx(difference, abs=1e-6)
+    assert found.p_value == pytest.approx(p_value, abs=0.003)
+    assert 0.005 < p_value < 0.6
+    turned = bleu.compare(systems[1], systems[0], references)
+    assert turned.difference == pytest.approx(-difference, abs=1e-6)
+
+
+def test_all_scores_of_a_system_are_those_asked_for_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = hashlib.sha256("".join(f"{line}\n" for line in REFERENCES).encode()).hexdigest()
+    monkeypatch.setattr(testsets, "_NAMES", {known: "a known set"})
+    found = bleu.score(HYPOTHESES, REFERENCES, "de")
+    assert (found.bleu, found.signature) == bleu.sacrebleu(HYPOTHESES, REFERENCES)
+    assert (found.chrf, found.chrf_signature) == bleu.chrf(HYPOTHESES, REFERENCES)
+    assert found.interval == bleu.confidence(HYPOTHESES, REFERENCES)
+    assert found.paper_way == bleu.paper_way(HYPOTHESES, REFERENCES, "de")
+    assert found.bleu_paper_way == found.paper_way[3].bleu != found.paper_way[0].bleu
+    assert (found.lines, found.set) == (2, "a known set")
+    assert [step.name for step in bleu.score(HYPOTHESES, REFERENCES, "fr").paper_way][-1] == "Moses tokens"
+
+
 def test_compounds_are_split_as_by_perl() -> None:
     assert bleu.split_compounds("rich-text a - b xx-yy-zz") == (
         "rich ##AT##-##AT## text a - b xx ##AT##-##AT## yy ##AT##-##AT## zz"
@@ -90,8 +167,18 @@ def test_chrf_of_the_same_text_is_full() -> None:
 @pytest.mark.parametrize("function", [bleu.sacrebleu, bleu.chrf, bleu.confidence])
 def test_different_line_counts_are_refused(function: object) -> None:
     assert callable(function)
-    with pytest.raises(InputError, match="1 translations for 2 references"):
+    with pytest.raises(InputError, match=r"^there are 1 translations for 2 references: give one line for each line$"):
         function(["a"], ["a", "b"])
+    with pytest.raises(InputError, match=r"^there is no line to score$"):
+        function([], [])
+
+
+def test_all_texts_of_a_comparison_have_as_many_lines() -> None:
+    for arguments in ((["a"], ["a", "b"], ["a", "b"]), (["a", "b"], ["a"], ["a", "b"])):
+        with pytest.raises(InputError, match="1 translations for 2 references"):
+            bleu.compare(*arguments)
+    with pytest.raises(InputError, match="1 translations for 2 references"):
+        bleu.paper_way(["a"], ["a", "b"], "de")
 
 
 def test_lines_end_at_newline_alone(tmp_path: Path) -> None:
@@ -104,7 +191,11 @@ def test_lines_end_at_newline_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "is empty"), (b"ok\nab\xff\n", "line 2, byte 3: not UTF-8"), (None, "cannot be read")],
+    [
+        (b"", "text is empty: there is nothing to score$"),
+        (b"ok\nab\xff\n", "text, line 2, byte 3: not UTF-8; convert the file$"),
+        (None, "text cannot be read: No such file or directory$"),
+    ],
 )
 def test_bad_files_are_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "text"
@@ -128,17 +219,74 @@ def test_command_line_compares_two_systems(tmp_path: Path, capsys: pytest.Captur
     assert second["difference"] == pytest.approx(100 - first["bleu"])
     assert 0 < second["p_value"] <= 1
     assert first["paper_way_steps"][0]["step"] == "sacreBLEU, 13a"
-    assert bleu.main([*paths[1:], "--lang", "de"]) == 0
-    assert "sacreBLEU 100.00" in capsys.readouterr().out
+    assert second == {
+        "hypothesis": paths[1], "set": None, "lines": 2, "bleu": pytest.approx(100),
+        "bleu_signature": bleu.sacrebleu(REFERENCES, REFERENCES)[1],
+        "bleu_low": pytest.approx(100), "bleu_high": pytest.approx(100), "bleu_paper_way": pytest.approx(100),
+        "paper_way_steps": [
+            {"step": name, "bleu": pytest.approx(100)}
+            for name in ("sacreBLEU, 13a", "Moses tokens", "compounds split at hyphens", "unicode quotes made plain")
+        ],
+        "chrf": pytest.approx(100), "chrf_signature": bleu.chrf(REFERENCES, REFERENCES)[1],
+        "difference": second["difference"], "p_value": second["p_value"],
+    }  # fmt: skip
+    interval = bleu.confidence(HYPOTHESES, REFERENCES)
+    assert (first["bleu_low"], first["bleu_high"]) == (interval.low, interval.high)
+    assert first["chrf"] == bleu.chrf(HYPOTHESES, REFERENCES)[0]
+    assert "difference" not in first
+
+
+def test_command_line_prints_a_report_for_people(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = hashlib.sha256("".join(f"{line}\n" for line in REFERENCES).encode()).hexdigest()
+    monkeypatch.setattr(testsets, "_NAMES", {known: "a known set ☃"})
+    paths = _write(tmp_path, one=HYPOTHESES, two=REFERENCES, reference=REFERENCES)
+    assert bleu.main([*paths, "--lang", "fr"]) == 0
+    scores, chrf = bleu.score(HYPOTHESES, REFERENCES, "fr"), bleu.chrf(HYPOTHESES, REFERENCES)
+    p_value = bleu.compare(HYPOTHESES, REFERENCES, REFERENCES).p_value
+    assert capsys.readouterr().out.splitlines() == [
+        f"{paths[0]}: 2 lines of a known set ☃",
+        f"  sacreBLEU {scores.bleu:.2f}, 95% interval {scores.interval.low:.2f} to {scores.interval.high:.2f}",
+        f"    {scores.signature}",
+        f"  the paper's way {scores.bleu_paper_way:.2f}, by steps:",
+        f"    {scores.bleu:.2f} sacreBLEU, 13a",
+        f"    {scores.bleu_paper_way:.2f} Moses tokens",
+        f"  chrF {chrf[0]:.2f}",
+        f"    {chrf[1]}",
+        f"{paths[1]}: 2 lines of a known set ☃",
+        "  sacreBLEU 100.00, 95% interval 100.00 to 100.00",
+        f"    {scores.signature}",
+        "  the paper's way 100.00, by steps:",
+        "    100.00 sacreBLEU, 13a",
+        "    100.00 Moses tokens",
+        "  chrF 100.00",
+        f"    {chrf[1]}",
+        f"  against the first: +{100 - scores.bleu:.2f} sacreBLEU, p = {p_value:.3f} (paired bootstrap)",
+    ]
+    assert bleu.main([*paths[1:], "--lang", "de", "--json"]) == 0
+    written = capsys.readouterr().out
+    assert written.startswith('{\n  "hypothesis"')
+    assert '"set": "a known set ☃"' in written
+
+
+def test_command_line_says_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, code in ((["--help"], 0), (["one", "reference"], 2)):
+        with pytest.raises(SystemExit) as ended:
+            bleu.main(arguments)
+        assert ended.value.code == code
+    shown = capsys.readouterr()
+    usage = "usage: python -m nmt.bleu [-h] --lang LANG [--json] HYP [HYP ...] REF\n"
+    assert shown.out.startswith(usage)
+    assert shown.err == f"{usage}python -m nmt.bleu: error: the following arguments are required: --lang\n"
 
 
 def test_command_line_refuses_different_line_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = _write(tmp_path, one=["a"], reference=["a", "b"])
     assert bleu.main([*paths, "--lang", "de"]) == 1
-    error = capsys.readouterr().err
-    assert "one has 1 lines" in error
-    assert "reference has 2" in error
-    assert error.count("\n") == 1
+    assert capsys.readouterr().err == (
+        f"bleu: {paths[0]} has 1 lines, {paths[1]} has 2: give one translation for each reference\n"
+    )
 
 
 @needs_real

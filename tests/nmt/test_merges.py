@@ -76,7 +76,30 @@ def test_splits_words_as_subword_nmt_does(counts: dict[str, int], words: list[st
             assert [piece.removesuffix(INSIDE) for piece in taken] == list(apart)
 
 
-def test_a_word_with_the_mark_of_a_words_end_falls_to_characters() -> None:
+def test_a_word_may_hold_the_mark_of_a_words_end() -> None:
     merges = Merges(learn_merges({"a</w>": 9, "ba</w>": 9}, 20))
-    assert "".join(merges.split("a</w>")).replace(INSIDE, "") == "a</w>"
+    assert merges.split("a</w>") == ["a</w>"]
     assert merges.split("x") == ["x"]
+    assert merges.split("aa") == ["a\n", "a"]
+
+
+@given(counts=st.dictionaries(WORD, st.integers(1, 9), min_size=1, max_size=20), word=WORD)
+@settings(max_examples=100, deadline=None)
+def test_the_pieces_of_a_word_are_the_word(counts: dict[str, int], word: str) -> None:
+    *inner, last = Merges(learn_merges(counts, 30)).split(word)
+    assert all(piece.endswith(INSIDE) for piece in inner)
+    assert "".join([*(piece.removesuffix(INSIDE) for piece in inner), last]) == word
+
+
+def test_merges_by_hand() -> None:
+    """Pairs that occur once are worth no merge; of equally frequent ones the last in order comes first."""
+    assert learn_merges({"ab": 1}, 5) == []
+    assert learn_merges({"ab": 2}, 5) == [("a", "b</w>")]
+    assert learn_merges({"ab": 2}, 0) == learn_merges({}, 3) == []
+    assert learn_merges({"ab": 3, "cd": 3, "ce": 4}, 2) == [("c", "e</w>"), ("c", "d</w>")]
+    merges = Merges([("a", "b"), ("ab", "c</w>"), ("b", "c</w>"), ("a", "b")])
+    assert merges.split("abc") == ["abc"]
+    assert merges.split("ababc") == ["ab\n", "abc"]
+    assert merges.split("bc") == ["bc"]
+    assert merges.take_apart(["ab\n", "abc"], {"ab\n": 1}) == ["ab\n", "ab\n", "c"]
+    assert merges.take_apart(["ab\n", "abc"], {}) == ["a\n", "b\n", "a\n", "b\n", "c"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from nmt.config import BOS, EOS, PAD, UNK, ModelSettings, SearchSettings
+from nmt.config import BOS, EOS, PAD, UNK, InputError, ModelSettings, SearchSettings
 from nmt.model import Transformer
 from nmt.search import Hypothesis, length_penalty, search
 
@@ -132,5 +132,7 @@ def test_length_penalty_by_hand() -> None:
 
 
 def test_nbest_may_not_exceed_the_beam() -> None:
-    with pytest.raises(ValueError, match="between 1 and the beam, 2"):
-        search(tiny(0), torch.tensor([[4, EOS]]), how(2, 0.0), SUBWORDS, nbest=3)
+    for nbest in (0, 3):
+        with pytest.raises(InputError, match=f"nbest is {nbest}: it must lie between 1 and the beam, 2"):
+            search(tiny(0), torch.tensor([[4, EOS]]), how(2, 0.0), SUBWORDS, nbest=nbest)
+    assert len(search(tiny(0), torch.tensor([[4, EOS]]), how(2, 0.0), SUBWORDS, nbest=2)[0]) == 2

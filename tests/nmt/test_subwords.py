@@ -60,7 +60,8 @@ def test_specials_and_padding(subwords: Subwords) -> None:
     assert subwords.symbols(range(4)) == list(SPECIALS)
     assert subwords.size % subwords.settings.multiple_of == 0
     assert 0 < subwords.size - subwords.unpadded < subwords.settings.multiple_of
-    assert subwords.symbols([subwords.unpadded, subwords.size - 1])[0] == "<pad:1>"
+    padding = subwords.size - subwords.unpadded
+    assert subwords.symbols(range(subwords.unpadded, subwords.size)) == [f"<pad:{n + 1}>" for n in range(padding)]
     ids = subwords.encode(TEXT[0])
     around = [BOS, *ids[:3], PAD, UNK, subwords.unpadded, *ids[3:], EOS, subwords.size - 1]
     assert subwords.decode(around) == TEXT[0]
@@ -151,6 +152,10 @@ def test_pieces_that_training_never_shows_are_taken_apart() -> None:
 def test_most_frequent_come_first() -> None:
     made = learn({"x": 5, "y": 7, "z": 5}, bpe(merges=3))
     assert made.symbols(range(4, made.unpadded)) == ["y", "x", "z", "x@@", "y@@", "z@@"]
+    # One merge: `b` occurs 7 times, `ab` 5, the parts of `abc` twice, the other forms of the characters never.
+    made = learn({"ab": 5, "b": 7, "abc": 2}, bpe(merges=1))
+    assert made.symbols(range(4, made.unpadded)) == ["b", "ab", "a@@", "b@@", "c", "a", "c@@"]
+    assert (made.unpadded, made.size) == (11, 16)
 
 
 @pytest.mark.parametrize("wanted", [150, 300, 500])
@@ -160,7 +165,7 @@ def test_vocabulary_size_is_met_from_below(wanted: int) -> None:
     counts = {"".join(chance.choices(syllables, k=3)): 2 + 1000 // rank for rank in range(1, 1000)}
     made = learn(counts, bpe(vocabulary=wanted, multiple_of=1))
     assert made.size == made.unpadded
-    assert 0.99 * wanted <= made.unpadded <= wanted
+    assert wanted - (wanted - len(SPECIALS)) // 200 <= made.unpadded <= wanted
 
 
 def test_a_small_text_gives_fewer_subwords_than_asked_for() -> None:
@@ -188,16 +193,27 @@ def test_words_are_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [(bpe(vocabulary=50), r"subwords.vocabulary is 50, but .* need \d+ rows"), (pieces(100), "word pieces from")],
+    [
+        (bpe(vocabulary=50), r"subwords.vocabulary is 50, but .* need \d+ rows: raise it at least to that$"),
+        (pieces(100), r"from \d+ different words \([^\]]*\): change subwords.vocabulary, or give more text$"),
+    ],
 )
 def test_too_small_a_vocabulary_is_refused(settings: SubwordSettings, message: str) -> None:
     with pytest.raises(InputError, match=message):
         learn(COUNTS, settings)
 
 
-def test_no_words_are_refused() -> None:
-    with pytest.raises(InputError, match="no words"):
-        learn({}, bpe(merges=3))
+def test_the_least_vocabulary_is_both_forms_of_every_character_and_the_specials() -> None:
+    made = learn({"ab": 5}, bpe(vocabulary=8))
+    assert made.symbols(range(made.size)) == [*SPECIALS, "a@@", "b", "a", "b@@"]
+    with pytest.raises(InputError, match="has 2 different characters, which need 8 rows"):
+        learn({"ab": 5}, bpe(vocabulary=7))
+
+
+@pytest.mark.parametrize("kind", [bpe(merges=3), bpe(vocabulary=30), pieces()])
+def test_no_words_are_refused(kind: SubwordSettings) -> None:
+    with pytest.raises(InputError, match=r"^the training text has no words to learn .*: give a corpus that has some$"):
+        learn({}, kind)
 
 
 def test_folder_comes_back(subwords: Subwords, tmp_path: Path) -> None:
@@ -209,6 +225,59 @@ def test_folder_comes_back(subwords: Subwords, tmp_path: Path) -> None:
     rows = range(subwords.size)
     assert loaded.symbols(rows) == subwords.symbols(rows)
     assert [loaded.encode(line) for line in TEXT] == [subwords.encode(line) for line in TEXT]
+
+
+def test_the_folder_by_hand(tmp_path: Path) -> None:
+    made = learn({"ab": 5, "b": 7, "abc": 2}, bpe(merges=2, multiple_of=4))
+    assert made.encode(" ab  abc ") == [5, 6, 7]
+    made.save(tmp_path / "subwords")
+    assert (tmp_path / "subwords/codes.bpe").read_bytes() == b"#version: 0.2\na b</w>\nb c</w>\n"
+    assert (tmp_path / "subwords/vocabulary.txt").read_bytes() == (
+        b"<pad>\n<s>\n</s>\n<unk>\nb\nab\na@@\nbc\na\nb@@\nc\nc@@\n"
+    )
+    assert (tmp_path / "subwords/subwords.yaml").read_text(encoding="utf-8") == (
+        "kind: bpe\nsize: 12\nunpadded: 12\nsettings:\n  kind: bpe\n  merges: 2\n  vocabulary: null\n  multiple_of: 4\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "reason"),
+    [
+        ("codes.bpe", "#version: 0.2", "#version: 0.1", "codes.bpe is not `#version: 0.2` and then two symbols a line"),
+        ("codes.bpe", "b c</w>\n", "b c c</w>\n", "two symbols a line"),
+        ("codes.bpe", "b c</w>\n", "b \n", "two symbols a line"),
+        ("vocabulary.txt", "<pad>\n<s>", "<s>\n<pad>", "its rows do not start with <pad>, <s>, </s>, <unk>"),
+        ("vocabulary.txt", "c@@\n", "c@@\n<pad:1>\n", "its files hold 13 rows, subwords.yaml says 12, with padding 12"),
+        ("subwords.yaml", "size: 12", "size: 16", "its files hold 12 rows, subwords.yaml says 12, with padding 16"),
+        ("subwords.yaml", "unpadded: 12", "unpadded: 11", "subwords.yaml says 11, with padding 12"),
+        ("subwords.yaml", "size", "length", "'size'"),
+    ],
+)
+def test_a_folder_that_was_changed_by_hand_is_refused(
+    tmp_path: Path, file: str, old: str, new: str, reason: str
+) -> None:
+    folder = tmp_path / "subwords"
+    learn({"ab": 5, "b": 7, "abc": 2}, bpe(merges=2, multiple_of=4)).save(folder)
+    content = (folder / file).read_text(encoding="utf-8")
+    assert old in content
+    (folder / file).write_text(content.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(InputError) as refused:
+        load(folder)
+    assert str(refused.value).startswith(f"{folder} holds no usable subwords (")
+    assert reason in str(refused.value)
+    assert str(refused.value).endswith("): learn the subwords again")
+
+
+def test_bytes_that_make_no_text_leave_a_line_one_line(word_pieces: Subwords) -> None:
+    names = word_pieces.symbols(range(word_pieces.unpadded))
+    line_end, half = names.index("<0x0A>"), names.index("<0xE2>")
+    assert word_pieces.decode([line_end, *word_pieces.encode("a"), line_end]) == "  a "
+    assert word_pieces.decode([half]) == "\ufffd"
+
+
+def test_word_pieces_are_learned_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    assert learn(COUNTS, pieces()).unpadded == 330
+    assert capfd.readouterr() == ("", "")
 
 
 def test_vocabulary_has_a_symbol_a_line(byte_pairs: Subwords, tmp_path: Path) -> None:

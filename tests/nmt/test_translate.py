@@ -210,7 +210,10 @@ def test_a_kill_leaves_no_output_and_no_half_line(model: Path, tmp_path: Path) -
         (["--pair", "en-fr"], "translates en-de, but en-fr is asked for"),
         (["--pair", "en"], "write it as en-de"),
         (["--nbest", "9"], "raise --beam"),
-        (["--beam", "0"], "beam"),
+        (["--beam", "0"], "the search's beam is 0, but should be greater than or equal to 1: change it"),
+        (["--beam", "400"], "the search's beam is 400, but the vocabulary has"),
+        (["--alpha", "11"], "the search's alpha is 11.0, but should be less than or equal to 10"),
+        (["--stop", "soon"], "the search's stop is 'soon', but should be 'exact' or 'tensor2tensor'"),
         (["--resume"], "give --output too"),
         (["--engine", "ctranslate2"], "python -m nmt.export"),
     ],
@@ -224,6 +227,17 @@ def test_wrong_options_are_one_sentence(
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1
+
+
+def test_settings_of_a_search_are_changed_by_name(model: Path) -> None:
+    settings = SearchSettings(beam=4, alpha=0.6, max_extra=10, stop="exact")
+    assert settings.changed({"beam": 2}) == SearchSettings(beam=2, alpha=0.6, max_extra=10, stop="exact")
+    with pytest.raises(InputError, match="no setting `beams`: give one of beam, alpha, max_extra, stop"):
+        settings.changed({"beams": 2})
+    rows = Models([model]).subwords.unpadded
+    assert Translator(model, settings=settings.changed({"beam": rows})).settings.beam == rows
+    with pytest.raises(InputError, match=f"beam is {rows + 1}, but the vocabulary has {rows} subwords: give a beam"):
+        Translator(model, settings=settings.changed({"beam": rows + 1}))
 
 
 def _nan(folder: Path) -> None:
@@ -257,6 +271,25 @@ def test_a_damaged_folder_is_one_sentence(
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.timeout(60)
+def test_weights_that_overflow_are_one_sentence(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = load_tensors(model / "model.safetensors")
+    save_tensors(model / "model.safetensors", {name: weight * 1e30 for name, weight in weights.items()})
+    text = str(write(tmp_path / "in", LINES[:1]))
+    sentence = "for subword 1 of a translation the model gives no probabilities"
+    for options in ([], ["--beam", "1"], ["--sample"], ["--ensemble", str(model)]):
+        assert translate.main([str(model), "--input", text, *options]) == 1
+        assert sentence in capsys.readouterr().err
+    assert score.main([str(model), text, text]) == 1
+    assert sentence in capsys.readouterr().err
+    pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install ctranslate2")
+    assert export.main([str(model), str(tmp_path / "exported")]) == 0
+    assert translate.main([str(tmp_path / "exported"), "--input", text, "--engine", "ctranslate2"]) == 1
+    assert "scores a translation as nan" in capsys.readouterr().err
 
 
 def test_an_ensemble_is_of_one_pair_and_vocabulary(model: Path, tmp_path: Path) -> None:
