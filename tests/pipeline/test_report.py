@@ -94,9 +94,10 @@ def _stages_before(row: str, pair: str, overrides: dict[str, Any], sets: tuple[s
     )
     _write(
         report.CURVES,
-        "update,loss,nll,valid_loss,learning_rate,gradient_norm,tokens_per_second,padding\n"
-        "1,9.1,9.0,,1e-7,1,50000,0.1\n2,8.1,8.0,7.5,2e-7,1,51000,0.1\n",
+        "update,loss,nll,learning_rate,gradient_norm,tokens_per_second,padding\n"
+        "1,9.1,9.0,1e-7,1,50000,0.1\n2,8.1,8.0,2e-7,1,51000,0.1\n",
     )
+    _write(report.VALIDATION, "update,valid_loss,valid_ppl\n2,7.5,1808.0\n")
     _write(
         report.BINNED,
         json.dumps({"pairs": 4_500_000, "dropped": {"too long": 12}, "lengths": {str(n): n for n in range(50)}}),
