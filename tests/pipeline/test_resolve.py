@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
 
-from nmt.config import InputError, ModelSettings
+from nmt import subwords
+from nmt.config import InputError, ModelSettings, SubwordSettings
 from pipeline import resolve, rows
-from pipeline.config import CONFIG, Configuration, load_section
+from pipeline.config import CONFIG, LEAST_VOCABULARY, Configuration, load_section
 
 SUM = "0" * 64
 PARAMS: dict[str, Any] = {"row": "base", "pair": "en-de", "corpus": "tiny", "seed": 7, "overrides": {}}
@@ -119,7 +120,44 @@ def test_an_emptied_section_overrides_nothing() -> None:
         ({"overrides": {"training": {"seed": 3}}}, "overrides.training.seed: the seed is set once"),
         (
             {"row": "E-learned-positions", "overrides": {"model": {"max_positions": 100}}},
-            "model.max_positions is 100, but training sentences have up to binning.max_length = 256",
+            "params.yaml: model.max_positions is 100, but training sentences have up to binning.max_length = 256",
+        ),
+        (
+            {"row": "E-learned-positions", "overrides": {"model": {"max_positions": 305}}},
+            "model.max_positions is 305, but a sentence of binning.max_length = 256 subwords may have a translation of "
+            "search.max_extra = 50 more: raise the first to 306",
+        ),
+        ({"seed": 2**64}, "params.yaml: seed is 18446744073709551616; input should be less than 18446744073709551616"),
+        (
+            {"overrides": {"preparation": {"filters": {"min_tokens": 251}}}},
+            "params.yaml: preparation.filters.min_tokens is 251, but max_tokens is 250, so no pair would pass",
+        ),
+        (
+            {"overrides": {"binning": {"max_length": 1}}},
+            "binning.max_length is 1, but pairs of preparation.filters.min_tokens have at least 2 subwords",
+        ),
+        (
+            {"overrides": {"binning": {"max_length": 10}, "preparation": {"filters": {"min_tokens": 10}}}},
+            "binning.max_length is 10, but pairs of preparation.filters.min_tokens have at least 11 subwords",
+        ),
+        (
+            {"overrides": {"subwords": {"vocabulary": 5}}},
+            "subwords.vocabulary is 5, but bpe needs at least 6, and more for most texts: raise it",
+        ),
+        (
+            {"pair": "en-fr", "overrides": {"subwords": {"vocabulary": 261}}},
+            "subwords.vocabulary is 261, but wordpieces needs at least 262",
+        ),
+        (
+            {"overrides": {"training": {"checkpoint_every": 20001}}},
+            "params.yaml: averaging.last is 5, but 100,000 updates with a checkpoint every 20,001 (training.updates, "
+            "training.checkpoint_every) leave 4: raise training.updates, or lower training.checkpoint_every or "
+            "averaging.last",
+        ),
+        (
+            {"overrides": {"training": {"updates": 7499}, "averaging": {"last": 5}}},
+            "averaging.last is 5, but 7,499 updates with a checkpoint every 1,500 (training.updates, "
+            "training.checkpoint_every) leave 4",
         ),
     ],
 )
@@ -128,6 +166,59 @@ def test_mistakes_are_told_in_one_sentence(changes: Mapping[str, Any], message: 
         _resolved(**changes)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seed": 2**64 - 1},
+        {"overrides": {"preparation": {"filters": {"min_tokens": 250}}}},
+        {"overrides": {"binning": {"max_length": 2}}},
+        {"overrides": {"subwords": {"vocabulary": 6}}},
+        {"pair": "en-fr", "overrides": {"subwords": {"vocabulary": 262}}},
+        {"row": "E-learned-positions", "overrides": {"model": {"max_positions": 306}}},
+        {"overrides": {"model": {"max_positions": 1}}},
+        {"overrides": {"training": {"checkpoint_every": 20_000}}},
+        {"overrides": {"training": {"keep_checkpoints": 6}, "averaging": {"last": 6}}},
+        {"overrides": {"training": {"updates": 7500}, "averaging": {"last": 5}}},
+    ],
+)
+def test_values_at_the_edge_of_what_later_stages_take_resolve(changes: Mapping[str, Any]) -> None:
+    _resolved(**changes)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpieces"])
+def test_the_least_vocabulary_is_what_subwords_of_the_shortest_text_need(kind: Literal["bpe", "wordpieces"]) -> None:
+    def learn(vocabulary: int) -> subwords.Subwords:
+        settings = SubwordSettings(kind=kind, merges=None, vocabulary=vocabulary, multiple_of=1)
+        return subwords.learn({"a": 5}, settings)
+
+    assert learn(LEAST_VOCABULARY[kind]).size == LEAST_VOCABULARY[kind]
+    with pytest.raises(InputError):
+        learn(LEAST_VOCABULARY[kind] - 1)
+
+
+@pytest.mark.parametrize(
+    ("training", "checkpoints", "said"),
+    [
+        ({"updates": 100}, 0, "leave 0; the run was shortened by its overrides, so the last weights take"),
+        ({"updates": 3000}, 2, "leave 2; the run was shortened by its overrides, so those are averaged"),
+        ({"updates": 7500}, 5, ""),
+        ({"updates": 100_000}, 5, ""),
+        ({"updates": 8, "checkpoint_every": 3}, 2, "but 8 updates with a checkpoint every 3 (training.updates,"),
+    ],
+)
+def test_a_run_shortened_by_its_overrides_averages_what_is_there(
+    training: dict[str, int], checkpoints: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`prefect deployment run wmt-en-de -p overrides='{"training": {"updates": 100}}'`."""
+    changes = {"training": training, "averaging": {}}
+    Path("params.yaml").write_text(yaml.safe_dump({**PARAMS, "overrides": changes}), encoding="utf-8")
+    resolve.run(_Tracker())
+    assert (_resolved(overrides=changes).checkpoints, _resolved(overrides=changes).averaging.last) == (checkpoints, 5)
+    out = capsys.readouterr().out
+    assert said in out
+    assert out.count("\n") == bool(said)
 
 
 class _Tracker:
