@@ -167,8 +167,9 @@ class Configuration(Settings):
         longest, shortest = self.binning.max_length, self.preparation.filters.min_tokens + 1
         if longest < shortest:
             raise ValueError(
-                f"binning.max_length is {longest}, but pairs of preparation.filters.min_tokens have at least {shortest} "
-                "subwords, the end of the sentence included, so none would be kept: raise the first or lower the second"
+                f"binning.max_length is {longest}, but pairs of preparation.filters.min_tokens have at least "
+                f"{shortest} subwords, the end of the sentence included, so no pair would be kept: raise the first or "
+                "lower the second"
             )
         return self
 
@@ -185,8 +186,8 @@ class Configuration(Settings):
         if positions < longest + extra:
             raise ValueError(
                 f"model.max_positions is {positions}, but a sentence of binning.max_length = {longest} subwords may "
-                f"have a translation of search.max_extra = {extra} more: raise the first to {longest + extra}, or lower "
-                "the others"
+                f"have a translation of search.max_extra = {extra} more: raise the first to {longest + extra}, or "
+                "lower the others"
             )
         return self
 

@@ -192,6 +192,12 @@ def explanations(
     paper = rows.row(name).paper
     table2 = paper.table2.get(run.pair)
     said = []
+    checkpoints, requested = metrics["averaged_checkpoints"], configuration["averaging"]["last"]
+    if checkpoints < requested:
+        said.append(
+            f"The average is the {metrics['bleu_model']}: averaging.last is {requested}, but training left "
+            f"{checkpoints}."
+        )
     if comparable(data) and table2 is not None:
         gap = metrics["bleu_paper_way"] - table2.bleu
         said.append(

@@ -124,8 +124,10 @@ def test_an_emptied_section_overrides_nothing() -> None:
         ),
         (
             {"row": "E-learned-positions", "overrides": {"model": {"max_positions": 305}}},
-            "model.max_positions is 305, but a sentence of binning.max_length = 256 subwords may have a translation of "
-            "search.max_extra = 50 more: raise the first to 306",
+            (
+                "model.max_positions is 305, but a sentence of binning.max_length = 256 subwords may have a translation "
+                "of search.max_extra = 50 more: raise the first to 306, or lower the others"
+            ),
         ),
         ({"seed": 2**64}, "params.yaml: seed is 18446744073709551616; input should be less than 18446744073709551616"),
         (
@@ -150,14 +152,18 @@ def test_an_emptied_section_overrides_nothing() -> None:
         ),
         (
             {"overrides": {"training": {"checkpoint_every": 20001}}},
-            "params.yaml: averaging.last is 5, but 100,000 updates with a checkpoint every 20,001 (training.updates, "
-            "training.checkpoint_every) leave 4: raise training.updates, or lower training.checkpoint_every or "
-            "averaging.last",
+            (
+                "params.yaml: averaging.last is 5, but 100,000 updates with a checkpoint every 20,001 "
+                "(training.updates, training.checkpoint_every) leave 4: raise training.updates, or lower "
+                "training.checkpoint_every or averaging.last"
+            ),
         ),
         (
             {"overrides": {"training": {"updates": 7499}, "averaging": {"last": 5}}},
-            "averaging.last is 5, but 7,499 updates with a checkpoint every 1,500 (training.updates, "
-            "training.checkpoint_every) leave 4",
+            (
+                "averaging.last is 5, but 7,499 updates with a checkpoint every 1,500 (training.updates, "
+                "training.checkpoint_every) leave 4"
+            ),
         ),
     ],
 )

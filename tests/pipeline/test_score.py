@@ -32,6 +32,7 @@ TRAINING = {
     "device_seconds": {"Tesla P100-SXM2-16GB": 8 * 302400.0},
     "flops_sustained": {"Tesla P100-SXM2-16GB": 9.5e12},
 }
+AVERAGING = {"requested": 5, "checkpoints": 2, "updates": "5, 10", "weights": "mean of updates 5, 10"}
 
 
 class _Tracker:
@@ -78,6 +79,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write("results/translations/news13.last.de", VALID)
     _write("results/translations/news14.average.de", [TEST[0].replace("half", "taugt"), *TEST[1:]])
     score.TRAINING.write_text(json.dumps(TRAINING), encoding="utf-8")
+    score.AVERAGING.write_text(json.dumps(AVERAGING), encoding="utf-8")
 
 
 def _metrics() -> dict[str, Any]:
@@ -93,7 +95,8 @@ def test_scores_both_sets_with_set_and_scorer_named() -> None:
     expected, signature = bleu.sacrebleu(hypotheses, TEST)
     assert 50 < expected < 100
     assert (written["bleu"], written["bleu_signature"]) == (expected, signature)
-    assert (written["bleu_set"], written["bleu_model"]) == ("news14, 3 lines", "average of the last checkpoints")
+    assert (written["bleu_set"], written["bleu_model"]) == ("news14, 3 lines", "mean of updates 5, 10")
+    assert written["averaged_checkpoints"] == 2
     assert written["bleu_low"] < expected <= written["bleu_high"]
     assert written["bleu_paper_way"] == written["bleu_paper_way_step_4"] > expected
     assert written["bleu_valid"] == pytest.approx(100)
