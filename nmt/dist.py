@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import torch
 from torch import distributed
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch names it in its documentation alone
 
 LOOPBACK = "127.0.0.1"
 TIMEOUT = timedelta(minutes=10)
@@ -98,7 +99,7 @@ def world(store: str | None = None) -> Iterator[World]:
             distributed.destroy_process_group()
 
 
-def loopback_store(rank: int, size: int) -> distributed.TCPStore:
+def loopback_store(rank: int, size: int) -> TCPStore:
     """The store that the ranks of one machine meet over, at torchrun's $MASTER_PORT of loopback alone.
 
     Left to itself, a TCPStore listens on all of the machine's addresses.
@@ -107,7 +108,7 @@ def loopback_store(rank: int, size: int) -> distributed.TCPStore:
     if rank == 0:
         with socket.create_server((LOOPBACK, port)) as server:
             listening = server.detach()
-    return distributed.TCPStore(LOOPBACK, port, size, rank == 0, TIMEOUT, master_listen_fd=listening)
+    return TCPStore(LOOPBACK, port, size, rank == 0, TIMEOUT, master_listen_fd=listening)
 
 
 def lost_the_others(error: BaseException) -> bool:
