@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from nmt import subwords
 from nmt.config import InputError, ModelSettings, SubwordSettings
@@ -86,14 +88,27 @@ def test_an_emptied_section_overrides_nothing() -> None:
     ("changes", "message"),
     [
         ({"row": "bas"}, "params.yaml, row: `bas` is not a row of rows.yaml; did you mean `base`?"),
-        ({"pair": "en-ge"}, "params.yaml, pair: `en-ge` is unknown; did you mean `en-de`?"),
+        ({"pair": "en-ge"}, "params.yaml, pair: `en-ge` is unknown; did you mean `en-de`? valid are en-de, en-fr"),
         ({"corpus": "tyny"}, "did you mean `tiny`?"),
+        (
+            {"overrides": {"model": {"N": 0}, "training": 3}},
+            "params.yaml, overrides.training: `3` is no mapping; write `training: {key: value}`",
+        ),
+        ({"pair": None}, "params.yaml: `pair` is missing: give it a value"),
+        ({"row": 3}, "params.yaml, row: `3` is not a row of rows.yaml; valid are base, "),
+        ({"corpus": "a b"}, "params.yaml: corpus is 'a b'; string should match pattern"),
         ({"seed": -1}, "params.yaml: seed is -1; input should be greater than or equal to 0"),
         ({"seed": None}, "params.yaml: `seed` is missing"),
-        ({"sed": 1}, "params.yaml: unknown key `sed`; did you mean `seed`?"),
+        (
+            {"sed": 1},
+            "params.yaml: unknown key `sed`; did you mean `seed`? valid are row, pair, corpus, seed, overrides",
+        ),
         ({"overrides": {"modle": {}}}, "params.yaml, overrides: unknown section `modle`; did you mean `model`?"),
         ({"overrides": {"model": 3}}, "params.yaml, overrides.model: `3` is no mapping"),
-        ({"overrides": [1]}, "params.yaml, overrides: `[1]` is no mapping"),
+        (
+            {"overrides": [1]},
+            "params.yaml, overrides: `[1]` is no mapping; write section, key and value: `model: {N: 3}`",
+        ),
         (
             {"overrides": {"model": {"d_modle": 3}}},
             "params.yaml, overrides: unknown key `model.d_modle`; did you mean `d_model`?",
@@ -117,7 +132,13 @@ def test_an_emptied_section_overrides_nothing() -> None:
             "params.yaml, overrides: subwords: word pieces are sized by vocabulary, not by merges",
         ),
         ({"overrides": {"averaging": {"last": 9}}}, "averaging.last is 9, but training.keep_checkpoints keeps only 5"),
-        ({"overrides": {"training": {"seed": 3}}}, "overrides.training.seed: the seed is set once"),
+        (
+            {"overrides": {"training": {"seed": 3}}},
+            (
+                "params.yaml, overrides.training.seed: the seed is set once, by `seed` at the top of params.yaml; "
+                "move it there"
+            ),
+        ),
         (
             {"row": "E-learned-positions", "overrides": {"model": {"max_positions": 100}}},
             "params.yaml: model.max_positions is 100, but training sentences have up to binning.max_length = 256",
@@ -259,11 +280,107 @@ def test_stage_writes_a_file_that_stages_can_read(repository: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "params.yaml is missing"), (b"row: [", "is not valid YAML"), (b"- 1\n", "no mapping"), (b"\xff", "UTF-8")],
+    [
+        (None, "params.yaml is missing: run from the repository's root, or restore it with git"),
+        (b"row: [", "params.yaml is not valid YAML: while parsing a flow node expected the node content, but found"),
+        (b"- 1\n", "params.yaml holds no mapping: it needs the keys row, pair, corpus, seed and overrides"),
+        (b"row: \xff", "params.yaml is not UTF-8 (byte 5): save it as UTF-8"),
+    ],
 )
 def test_unreadable_params_write_nothing(content: bytes | None, message: str) -> None:
     if content is not None:
         Path("params.yaml").write_bytes(content)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError) as caught:
         resolve.run(_Tracker())
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
     assert not CONFIG.exists()
+
+
+def test_params_are_read_as_utf_8_from_where_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes("row: d\u00e9j\u00e0".encode())
+    assert resolve.read_params(path) == {"row": "d\u00e9j\u00e0"}
+
+
+def test_the_file_says_what_it_was_made_from() -> None:
+    written = resolve.text(_resolved(row="C-N2"))
+    assert written.split("\n")[:3] == [
+        "# Made by `python -m pipeline.resolve` from params.yaml, pipeline/rows.yaml (row C-N2) and",
+        "# data/catalog/tiny.yaml. Change those, not this.",
+        "run:",
+    ]
+    # Keys stand in the order of the schema, letters beyond ASCII as they are, and long lines stay readable.
+    assert [line[:-1] for line in written.split("\n") if line.endswith(":") and line[0].isalpha()] == [
+        *Configuration.model_fields
+    ]
+    named = _resolved().model_copy(update={"run": _resolved().run.model_copy(update={"row": "\u00e9"})})
+    assert "  row: \u00e9\n" in resolve.text(named)
+    long = _resolved().model_copy(update={"run": _resolved().run.model_copy(update={"row": "wort " * 20})})
+    assert f"  row: '{'wort ' * 20}'\n" in resolve.text(long)
+
+
+def test_versions_are_the_installed_libraries() -> None:
+    import sacrebleu
+    import sentencepiece
+
+    found = _resolved().versions
+    assert (found.sacrebleu, found.sentencepiece) == (sacrebleu.__version__, sentencepiece.__version__)
+    assert found.subword_nmt == importlib.metadata.version("subword-nmt")
+    assert found.sacremoses == importlib.metadata.version("sacremoses")
+
+
+def test_the_data_are_the_catalogs_for_the_pair() -> None:
+    french = _resolved(pair="en-fr").data
+    assert (french.source, french.target, french.valid.name, french.test.name) == ("en", "fr", "valid", "test")
+    assert french.train[0].source.path == "train.en"
+
+
+@pytest.mark.parametrize(
+    ("german", "message"),
+    [
+        (
+            {"preparation": {"filters": {"max_ratio": 0.5}}},
+            "the catalog tiny: preparation.filters.max_ratio is 0.5; input should be greater than or equal to 1",
+        ),
+        (
+            {"subwords": {"merges": 0}},
+            "the catalog tiny: subwords.merges is 0; input should be greater than or equal to 1",
+        ),
+        ({"subwords": {"merges": 5, "vocabulary": 5}}, "the catalog tiny: subwords: give either merges or vocabulary"),
+    ],
+)
+def test_a_mistake_in_the_catalog_is_told_of_the_catalog(german: dict[str, Any], message: str) -> None:
+    path = Path("data/catalog/tiny.yaml")
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content["pairs"]["en-de"] |= german
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        _resolved()
+    assert str(caught.value).startswith(message)
+
+
+def test_where_a_value_stands_is_the_last_layer_that_says_something_of_it() -> None:
+    layers = [
+        ("first", {"model": {"N": 6, "h": 8}, "search": {"beam": 4}}),
+        ("second", {"model": {"N": 2}, "search": {}}),
+        ("params.yaml, overrides", {"training": {"updates": 3}, "model": {"h": None}}),
+    ]
+    assert resolve._origin(["model", "N"], layers) == "second"
+    assert resolve._origin(["model", "h"], layers) == "first"
+    assert resolve._origin(["search"], layers) == "first"
+    assert resolve._origin(["model"], layers) == "params.yaml, overrides"
+    # Of no layer, of the whole, and of something inside a value.
+    assert [resolve._origin(path, layers) for path in ([], ["data"], ["model", "N", "x"])] == ["params.yaml"] * 3
+
+
+def test_a_missing_value_is_told() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Configuration.model_validate({"run": {}})
+    assert resolve._sentence(caught.value, [("here", {"run": {}})]) == "here: `run.row` is missing; field required"
+
+
+def test_the_keys_of_a_section() -> None:
+    assert resolve._keys([]) == [*Configuration.model_fields]
+    assert resolve._keys(["averaging"]) == ["last"]
+    assert resolve._keys(["preparation", "filters"]) == ["min_tokens", "max_tokens", "max_ratio", "drop_identical"]
