@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from datetime import timedelta
 
 import torch
 from torch import distributed
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch names it in its documentation alone
 
+LOOPBACK = "127.0.0.1"
 TIMEOUT = timedelta(minutes=10)
 """A rank that waits longer than this for the others gives up: one of them is gone."""
 
@@ -82,9 +85,11 @@ def world(store: str | None = None) -> Iterator[World]:
     control = None
     if size > 1:
         backend = "nccl" if device.type == "cuda" else "gloo"
+        own = loopback_store(rank, size) if store is None and os.environ.get("MASTER_ADDR") == LOOPBACK else None
         distributed.init_process_group(
-            backend, init_method=store or "env://", rank=rank, world_size=size, timeout=TIMEOUT
-        )
+            backend, init_method=None if own else store or "env://", store=own, rank=rank, world_size=size,
+            timeout=TIMEOUT,
+        )  # fmt: skip
         if backend == "nccl":
             control = distributed.new_group(backend="gloo", timeout=TIMEOUT)
     try:
@@ -92,6 +97,18 @@ def world(store: str | None = None) -> Iterator[World]:
     finally:
         if size > 1:
             distributed.destroy_process_group()
+
+
+def loopback_store(rank: int, size: int) -> TCPStore:
+    """The store that the ranks of one machine meet over, at torchrun's $MASTER_PORT of loopback alone.
+
+    Left to itself, a TCPStore listens on all of the machine's addresses.
+    """
+    port, listening = int(os.environ["MASTER_PORT"]), None
+    if rank == 0:
+        with socket.create_server((LOOPBACK, port)) as server:
+            listening = server.detach()
+    return TCPStore(LOOPBACK, port, size, rank == 0, TIMEOUT, master_listen_fd=listening)
 
 
 def lost_the_others(error: BaseException) -> bool:

@@ -1,10 +1,14 @@
-"""Average the last checkpoints (section 6.1) and make complete model folders of the average and of the last weights."""
+"""Average the last checkpoints (section 6.1) and make complete model folders of the average and of the last weights.
+
+A training that ended early, by its patience or by overrides that shorten it, may leave fewer checkpoints than
+`averaging.last`. Then those are averaged; without any, the last weights take the average's place.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from nmt.config import AveragingSettings, InputError, ModelSettings, SearchSettings
+from nmt.config import AveragingSettings, ModelSettings, SearchSettings
 from pipeline import stage
 from pipeline.config import PreparationSettings, RunSettings, load_section
 from pipeline.stage import Tracker
@@ -13,6 +17,7 @@ BINNED_STATS = Path("data/binned/stats.json")
 CHECKPOINTS = Path("models/checkpoints")
 SUBWORDS = Path("data/subwords")
 AVERAGE, LAST = Path("models/average"), Path("models/last")
+RECORD = Path("results/averaging.json")
 
 
 def run(tracker: Tracker) -> None:
@@ -22,14 +27,15 @@ def run(tracker: Tracker) -> None:
 
     settings = load_section("averaging", AveragingSettings)
     asked = load_section("run", RunSettings)
-    paths = checkpoint.checkpoints(CHECKPOINTS)
-    if len(paths) < settings.last:
-        raise InputError(
-            f"averaging.last is {settings.last}, but training left {len(paths)} checkpoints: raise training.updates or "
-            "lower training.checkpoint_every or averaging.last"
-        )
-    chosen = paths[-settings.last :]
+    chosen = checkpoint.checkpoints(CHECKPOINTS)[-settings.last :]
     last = checkpoint.load_tensors(CHECKPOINTS / "last.safetensors")
+    updates = ", ".join(f"{checkpoint.update_of(path):,}" for path in chosen)
+    averaged = f"mean of updates {updates}" if chosen else "last update"
+    if len(chosen) < settings.last:
+        print(
+            f"average: averaging.last is {settings.last}, but training left {len(chosen)} (a checkpoint every "
+            f"training.checkpoint_every updates): models/average is the {averaged}"
+        )
 
     def description(origin: str) -> checkpoint.ModelDescription:
         return checkpoint.ModelDescription(
@@ -48,9 +54,12 @@ def run(tracker: Tracker) -> None:
             },
         )
 
-    updates = ", ".join(f"{checkpoint.update_of(path):,}" for path in chosen)
-    checkpoint.save_model(AVERAGE, checkpoint.average(chosen), description(f"mean of updates {updates}"), SUBWORDS)
+    weights = checkpoint.average(chosen) if chosen else last
+    checkpoint.save_model(AVERAGE, weights, description(averaged), SUBWORDS)
     checkpoint.save_model(LAST, last, description("last update"), SUBWORDS)
+    stage.write_json(
+        RECORD, {"requested": settings.last, "checkpoints": len(chosen), "updates": updates, "weights": averaged}
+    )
     tracker.tags({"averaged_updates": updates})
 
 

@@ -28,6 +28,10 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Md5 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
+LEAST_VOCABULARY = {"bpe": 4 + 2, "wordpieces": 4 + 256 + 2}
+"""The fewest subwords that any text can be learned with: specials, the 256 bytes of word pieces, and two of the text
+(BPE: a character inside and at the end of a word; word pieces: a character and the mark of a space)."""
+
 
 class RunSettings(Settings):
     """What the user asked for, for names of runs and reports."""
@@ -35,7 +39,7 @@ class RunSettings(Settings):
     row: str
     pair: Literal["en-de", "en-fr"]
     corpus: Name
-    seed: Annotated[int, Field(ge=0)]
+    seed: Annotated[int, Field(ge=0, lt=2**64)]
 
     @property
     def source(self) -> str:
@@ -130,6 +134,62 @@ class Configuration(Settings):
     averaging: AveragingSettings
     search: SearchSettings
     versions: VersionSettings
+
+    @property
+    def checkpoints(self) -> int:
+        """How many checkpoints a training of all updates leaves to average."""
+        return min(self.training.updates // self.training.checkpoint_every, self.training.keep_checkpoints)
+
+    # What a later stage would refuse by the settings alone, hours later.
+
+    @model_validator(mode="after")
+    def _filters_keep_pairs(self) -> Configuration:
+        filters = self.preparation.filters
+        if filters.min_tokens > filters.max_tokens:
+            raise ValueError(
+                f"preparation.filters.min_tokens is {filters.min_tokens}, but max_tokens is {filters.max_tokens}, so "
+                "no pair would pass: lower the first or raise the second"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _vocabulary_holds_text(self) -> Configuration:
+        vocabulary, least = self.subwords.vocabulary, LEAST_VOCABULARY[self.subwords.kind]
+        if vocabulary is not None and vocabulary < least:
+            raise ValueError(
+                f"subwords.vocabulary is {vocabulary}, but {self.subwords.kind} needs at least {least}, and more for "
+                "most texts: raise it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _bins_hold_pairs(self) -> Configuration:
+        longest, shortest = self.binning.max_length, self.preparation.filters.min_tokens + 1
+        if longest < shortest:
+            raise ValueError(
+                f"binning.max_length is {longest}, but pairs of preparation.filters.min_tokens have at least "
+                f"{shortest} subwords, the end of the sentence included, so no pair would be kept: raise the first or "
+                "lower the second"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _enough_positions(self) -> Configuration:
+        if self.model.positions != "learned":
+            return self
+        positions, longest, extra = self.model.max_positions, self.binning.max_length, self.search.max_extra
+        if positions < longest:
+            raise ValueError(
+                f"model.max_positions is {positions}, but training sentences have up to binning.max_length = {longest} "
+                "subwords: raise the first or lower the second"
+            )
+        if positions < longest + extra:
+            raise ValueError(
+                f"model.max_positions is {positions}, but a sentence of binning.max_length = {longest} subwords may "
+                f"have a translation of search.max_extra = {extra} more: raise the first to {longest + extra}, or "
+                "lower the others"
+            )
+        return self
 
     @model_validator(mode="after")
     def _enough_checkpoints(self) -> Configuration:

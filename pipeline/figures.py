@@ -12,19 +12,22 @@ from pipeline.config import RunSettings
 from pipeline.page import Figure, Panel
 
 
-def curves(path: Path) -> Figure:
-    """Losses, learning rate and speed over the updates, from the training's table."""
-    with path.open(encoding="utf-8", newline="") as file:
-        records = list(csv.DictReader(file))
+def curves(intervals: Path, validations: Path) -> Figure:
+    """Losses, learning rate and speed over the updates, from the training's tables."""
 
-    def series(column: str) -> page.Points:
-        return [(float(row["update"]), float(row[column])) for row in records if row.get(column)]
+    def series(path: Path, column: str) -> page.Points:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [(float(row["update"]), float(row[column])) for row in csv.DictReader(file)]
 
-    losses = {"training, smoothed": series("loss"), "training": series("nll"), "validation": series("valid_loss")}
+    losses = {
+        "training, smoothed": series(intervals, "loss"),
+        "training": series(intervals, "nll"),
+        "validation": series(validations, "valid_loss"),
+    }
     panels = [
         Panel("cross-entropy, nats a subword", "update", losses),
-        Panel("learning rate", "update", {"": series("learning_rate")}),
-        Panel("target tokens a second", "update", {"": series("tokens_per_second")}),
+        Panel("learning rate", "update", {"": series(intervals, "learning_rate")}),
+        Panel("target tokens a second", "update", {"": series(intervals, "tokens_per_second")}),
     ]
     return page.draw(panels, "Training", "training")
 

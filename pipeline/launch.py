@@ -14,18 +14,23 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from nmt.config import InputError
 from nmt.parent import die_with_parent
 
+INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+"""The network interface of a machine with itself."""
 GRACE = 45.0
 """Seconds between SIGTERM and SIGKILL: time for a checkpoint. torchrun itself gives its workers 30."""
 JOIN = 600
 """Seconds that a node waits for the others."""
 RESTARTS = 100
 """How often the nodes may lose one of them."""
+KEEP_ALIVE = 600
+"""Seconds between two signs of life of a node that is alone: each makes the file that torchrun meets over longer."""
 
 
 def gpus() -> int:
@@ -59,22 +64,34 @@ def nodes() -> tuple[int, str | None]:
 
 
 def command(count: int, job: Path) -> list[str]:
-    """torchrun of `count` processes on this machine that train the job, with the other nodes' where there are some."""
+    """This module as torchrun of `count` processes that train the job."""
     # torch takes a second to import, which `--help` need not wait for; imported here for what training consists of
     # to be seen by whoever follows the imports.
     from nmt import trainer
 
+    return [sys.executable, "-m", __name__, trainer.__name__, str(count), str(job)]
+
+
+def arguments(module: str, count: str, job: str, scratch: Path) -> list[str]:
+    """torchrun's arguments for `count` processes on this machine, with the other nodes' where there are some.
+
+    On one node torchrun meets itself over a file in `scratch`: the port that it would open otherwise, for a store that
+    takes anybody's word, listens on all of the machine's addresses. Nodes that meet over a network need it.
+    """
+    # With it comes torch.
+    from nmt.dist import LOOPBACK
+
     number, meeting = nodes()
-    where = ["--standalone"]
+    where = ["--rdzv-endpoint", str(scratch / "rendezvous")]
+    how = ["--rdzv-conf", f"store_type=file,keep_alive_interval={KEEP_ALIVE}", "--local-addr", LOOPBACK]
     if number > 1:
         # A node that is lost may be replaced: those left wait for it and all go on from the last saved state.
-        where = [
-            "--nnodes", str(number), "--rdzv-backend", "c10d", "--rdzv-endpoint", str(meeting), "--rdzv-id", job.name,
-            "--rdzv-conf", f"join_timeout={JOIN}", "--max-restarts", str(RESTARTS),
-        ]  # fmt: skip
+        where = ["--rdzv-endpoint", str(meeting)]
+        how = ["--rdzv-conf", f"join_timeout={JOIN}", "--max-restarts", str(RESTARTS)]
     return [
-        sys.executable, "-m", __name__, *where, "--nproc-per-node", str(count),
-        "-m", trainer.__name__, str(job),
+        "--nnodes", str(number), "--rdzv-backend", "c10d", *where, "--rdzv-id", Path(job).name, *how,
+        # Where nothing is redirected, torchrun's folder for logs in /tmp would stay behind, empty.
+        "--log-dir", os.devnull, "--nproc-per-node", count, "-m", module, job,
     ]  # fmt: skip
 
 
@@ -85,8 +102,10 @@ def environment(count: int) -> dict[str, str]:
     wherever another program used the machine too.
     """
     threads = max(1, len(os.sched_getaffinity(0)) // count)
+    # Ranks of one machine have no business on its other addresses. `=` says that the name is whole.
+    local = {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": f"={INTERFACE}"} if nodes()[0] == 1 else {}
     return {
-        "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE",
+        "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **local,
         # With a store that outlives rounds, a node that replaces another waits in vain to be told where it is.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **os.environ,
     }  # fmt: skip
@@ -127,11 +146,14 @@ def main() -> None:
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     die_with_parent(signal.SIGTERM)
-    try:
-        run.main()
-    except SignalException as error:
-        # Nothing went wrong that a traceback would explain.
-        sys.exit(128 + error.sigval)
+    module, count, job = sys.argv[1:]
+    # In the job's folder, where the stage removes what a SIGKILL leaves.
+    with tempfile.TemporaryDirectory(prefix=".torchrun.", suffix=".tmp", dir=job) as scratch:
+        try:
+            run.main(arguments(module, count, job, Path(scratch)))
+        except SignalException as error:
+            # Nothing went wrong that a traceback would explain.
+            sys.exit(128 + error.sigval)
 
 
 if __name__ == "__main__":

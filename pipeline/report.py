@@ -29,7 +29,7 @@ from pipeline.page import Block, Bullets, Figure, Heading, Paragraph, Table
 
 METRICS = Path("results/metrics.json")
 TRAINING = Path("results/training.json")
-CURVES = Path("results/training.csv")
+CURVES, VALIDATION = Path("results/training.csv"), Path("results/validation.csv")
 BINNED = Path("data/binned/stats.json")
 TRANSLATIONS = Path("results/translations")
 ATTENTION = Path("results/attention")
@@ -192,6 +192,12 @@ def explanations(
     paper = rows.row(name).paper
     table2 = paper.table2.get(run.pair)
     said = []
+    checkpoints, requested = metrics["averaged_checkpoints"], configuration["averaging"]["last"]
+    if checkpoints < requested:
+        said.append(
+            f"The average is the {metrics['bleu_model']}: averaging.last is {requested}, but training left "
+            f"{checkpoints}."
+        )
     if comparable(data) and table2 is not None:
         gap = metrics["bleu_paper_way"] - table2.bleu
         said.append(
@@ -307,7 +313,7 @@ def blocks() -> list[Block]:
         Table(("key", f"the paper's {name}", "this run"), changed) if changed else Paragraph("None in the settings."),
         Bullets(explanations(asked, data, metrics, configuration)),
         *hardware(metrics, training),
-        figures.curves(CURVES),
+        figures.curves(CURVES, VALIDATION),
         *text(data, stage.read_json(BINNED)),
         *examples(data),
         *attention(ATTENTION),

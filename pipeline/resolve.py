@@ -30,10 +30,11 @@ Layer = tuple[str, Mapping[str, Any]]
 def resolve(params: Mapping[str, Any]) -> Configuration:
     """The full configuration of the run that `params` (the content of params.yaml) asks for.
 
-    Raises InputError, naming the key, the value, the rule and the nearest valid name, where one is unknown or a value
-    is out of its range.
+    Raises InputError, naming the key, the value, the rule and the nearest valid name, where one is unknown, a value
+    is out of its range, or settings contradict each other. Fewer checkpoints than `averaging.last` are no contradiction
+    where the overrides set `training.updates` and not `averaging.last`: the run is shortened, for a trial.
     """
-    run = _run(params)
+    run, overrides = _run(params), _overrides(params)
     pair = run.pair
     corpus = catalog.load(run.corpus)
     layers: list[Layer] = [
@@ -44,7 +45,7 @@ def resolve(params: Mapping[str, Any]) -> Configuration:
         ),
         *rows.row_layers(run.row, pair),
         (f"{PARAMS}, seed", {"training": {"seed": run.seed}}),
-        (f"{PARAMS}, overrides", _overrides(params)),
+        (f"{PARAMS}, overrides", overrides),
     ]
     merged: dict[str, Any] = {}
     for _, differences in layers:
@@ -61,7 +62,11 @@ def resolve(params: Mapping[str, Any]) -> Configuration:
         configuration = Configuration.model_validate(content)
     except ValidationError as error:
         raise InputError(_sentence(error, layers)) from error
-    _check_positions(configuration)
+    shortened = "updates" in overrides.get("training", {}) and "last" not in overrides.get("averaging", {})
+    if not shortened and (shortage := _shortage(configuration)):
+        raise InputError(
+            f"{PARAMS}: {shortage}: raise training.updates, or lower training.checkpoint_every or averaging.last"
+        )
     return configuration
 
 
@@ -144,14 +149,15 @@ def _keys(path: list[str]) -> list[str]:
     return list(section.model_fields)
 
 
-def _check_positions(configuration: Configuration) -> None:
-    """Raise InputError where a training sentence could be longer than the table of learned positions."""
-    model, longest = configuration.model, configuration.binning.max_length
-    if model.positions == "learned" and model.max_positions < longest:
-        raise InputError(
-            f"model.max_positions is {model.max_positions}, but training sentences have up to binning.max_length = "
-            f"{longest} subwords: raise the first or lower the second"
-        )
+def _shortage(configuration: Configuration) -> str | None:
+    """What is wrong, in words, where training leaves fewer checkpoints than are to be averaged."""
+    training, last = configuration.training, configuration.averaging.last
+    if configuration.checkpoints >= last:
+        return None
+    return (
+        f"averaging.last is {last}, but {training.updates:,} updates with a checkpoint every "
+        f"{training.checkpoint_every:,} (training.updates, training.checkpoint_every) leave {configuration.checkpoints}"
+    )
 
 
 def text(configuration: Configuration) -> str:
@@ -183,6 +189,9 @@ def read_params(path: Path = PARAMS) -> dict[str, Any]:
 def run(tracker: stage.Tracker) -> None:
     """params.yaml -> results/config.yaml."""
     configuration = resolve(read_params())
+    if shortage := _shortage(configuration):
+        instead = "those are averaged" if configuration.checkpoints else "the last weights take the average's place"
+        print(f"resolve: {shortage}; the run was shortened by its overrides, so {instead}")
     with writing(CONFIG) as temporary:
         temporary.write_text(text(configuration), encoding="utf-8", newline="\n")
     tracker.tags({key: str(value) for key, value in configuration.run.model_dump().items()})

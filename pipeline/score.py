@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from pipeline import stage
 from pipeline.config import DataSettings, VersionSettings, load_section
 
 TRAINING = Path("results/training.json")
+AVERAGING = Path("results/averaging.json")
 TRANSLATIONS = Path("results/translations")
 RAW = Path("data/raw")
 METRICS = Path("results/metrics.json")
@@ -22,6 +23,8 @@ NEEDED = (
     *("train_seconds", "device", "processes", "precision", "flops_counted", "device_seconds", "flops_sustained"),
 )
 """What the training's record must hold."""
+AVERAGED = {"weights": "bleu_model", "checkpoints": "averaged_checkpoints"}
+"""What the average's record must hold, and what metrics.json calls it."""
 
 LAST, AVERAGE = "last", "average"
 
@@ -35,6 +38,14 @@ def _translations(set_name: str, model: str, lang: str, references: int) -> list
             f"{path} has {len(lines)} lines for {references} references: run `dvc repro` to translate the set again"
         )
     return lines
+
+
+def _record(path: Path, needed: Iterable[str], by: str) -> dict[str, Any]:
+    """What the stage `by` recorded; raises InputError where a key is missing."""
+    content = stage.read_json(path)
+    if missing := [key for key in needed if key not in content]:
+        raise InputError(f"{path} has no `{missing[0]}`: run `dvc repro --force --single-item {by}`")
+    return content
 
 
 def quality(data: DataSettings) -> dict[str, Any]:
@@ -51,7 +62,6 @@ def quality(data: DataSettings) -> dict[str, Any]:
         "bleu": scores.bleu,
         "bleu_signature": scores.signature,
         "bleu_set": f"{data.test.name}, {len(test)} lines",
-        "bleu_model": "average of the last checkpoints",
         "bleu_low": scores.interval.low,
         "bleu_high": scores.interval.high,
         "bleu_paper_way": scores.bleu_paper_way,
@@ -92,15 +102,17 @@ def cost(training: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run(tracker: stage.Tracker) -> None:
-    """Translations and the training's record -> results/metrics.json, which the report hands to the tracker."""
+    """Translations and the records of training and averaging -> results/metrics.json.
+
+    The report hands it to the tracker.
+    """
     data = load_section("data", DataSettings)
     versions = load_section("versions", VersionSettings)
     stage.check_versions({"sacrebleu": versions.sacrebleu, "sacremoses": versions.sacremoses})
-    training = stage.read_json(TRAINING)
-    if missing := [key for key in NEEDED if key not in training]:
-        raise InputError(f"{TRAINING} has no `{missing[0]}`: run `dvc repro --force --single-item train`")
+    training, averaging = _record(TRAINING, NEEDED, "train"), _record(AVERAGING, AVERAGED, "average")
     values = {
         **quality(data),
+        **{name: averaging[key] for key, name in AVERAGED.items()},
         **{key: training[key] for key in COPIED},
         **cost(training),
     }

@@ -35,10 +35,12 @@ CURVES = Path("results/training.csv")
 VALIDATION = Path("results/validation.csv")
 
 COLUMNS = (
-    "update", "loss", "nll", "ppl", "valid_loss", "valid_ppl", "learning_rate", "gradient_norm", "tokens_per_second",
-    "flops_per_second", "utilisation", "padding",
+    "update", "loss", "nll", "ppl", "learning_rate", "gradient_norm", "tokens_per_second", "flops_per_second",
+    "utilisation", "padding",
 )  # fmt: skip
-"""Of the curves."""
+"""Of the table of intervals."""
+VALIDATION_COLUMNS = ("update", "valid_loss", "valid_ppl")
+"""Of the table of validations."""
 
 DECIDE_THE_STOP = ("validate_every", "patience")
 """Training settings by which a training may end early, where there is a patience."""
@@ -234,22 +236,20 @@ def _link(source: Path, target: Path) -> None:
 
 
 def write_curves(history: Path) -> None:
-    """A row an update that something was measured at, for DVC's plots."""
-    rows: dict[int, dict[str, float]] = {}
-    for record in History(history).new():
-        rows.setdefault(int(record["update"]), {}).update(record)
-    measured = [{**row, "update": update} for update, row in sorted(rows.items())]
-    _write_table(CURVES, COLUMNS, measured)
-    # Validations are few: among the other rows they would be points without a line.
-    validated = [row for row in measured if "valid_loss" in row]
-    _write_table(VALIDATION, ("update", "valid_loss", "valid_ppl"), validated)
+    """A row an interval and, in a table of their own, a row a validation, for DVC's plots."""
+    records = list(History(history).new())
+    _write_table(CURVES, COLUMNS, (record for record in records if "loss" in record))
+    _write_table(VALIDATION, VALIDATION_COLUMNS, (record for record in records if "valid_loss" in record))
 
 
-def _write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, float]]) -> None:
+def _write_table(path: Path, columns: Sequence[str], records: Iterable[Mapping[str, float]]) -> None:
+    """A row an update, in order. DVC plots an empty cell as 0: a column that not every record has is left out."""
+    rows = {int(record["update"]): {**record, "update": int(record["update"])} for record in records}
+    complete = [column for column in columns if all(column in row for row in rows.values())]
     with writing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+        table = csv.DictWriter(file, complete, extrasaction="ignore", lineterminator="\n")
         table.writeheader()
-        table.writerows(rows)
+        table.writerows(row for _, row in sorted(rows.items()))
 
 
 if __name__ == "__main__":

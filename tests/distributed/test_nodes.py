@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import yaml
@@ -71,6 +72,14 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
         time.sleep(0.05)
 
 
+def listening(pid: int) -> set[str]:
+    """The addresses at which a process and its descendants wait for connections."""
+    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    assert len(processes) >= 3, "torchrun and two ranks"
+    connections = [each for process in processes for each in process.net_connections("inet")]
+    return {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
+
+
 def reached(folder: Path) -> int:
     return max((int(record["update"]) for record in read_history(folder / "history.jsonl")), default=0)
 
@@ -124,6 +133,10 @@ def test_a_lost_node_is_replaced_and_a_lost_host_ends_both_sides(
     assert json.loads((folder / "done.json").read_text())["resumes"] >= 2
 
     monkeypatch.setenv("WMT_NODES", "1")
-    assert agents(tmp_path / "undisturbed", 2).wait(timeout=240) == 0
+    alone = agents(tmp_path / "undisturbed", 2)
+    wait_for(lambda: checkpoint.latest_resume(tmp_path / "undisturbed/resume") is not None)
+    assert listening(alone.pid) == {"127.0.0.1"}
+    assert alone.wait(timeout=240) == 0
+    assert not list((tmp_path / "undisturbed").glob(".*"))
     weights = [final_weights(tmp_path / name) for name in ("undisturbed", "nodes")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

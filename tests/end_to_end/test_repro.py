@@ -50,7 +50,7 @@ def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
         *(f"{folder}/{name}" for folder in folders for name in ("config.yaml", "model.safetensors")),
         *(f"{folder}/subwords/{name}" for folder in folders for name in subwords),
         "results/config.yaml", "results/training.json", "results/training.csv", "results/metrics.json",
-        "results/validation.csv",
+        "results/validation.csv", "results/averaging.json",
         "results/translations/sampledev.last.de", "results/translations/sampletest.average.de",
         "results/report.md", "results/report.html", "results/figures/training.svg", "results/figures/cost.svg",
         "results/attention/attention.npz",
@@ -186,7 +186,10 @@ def test_a_finished_run_is_pushed_pulled_and_compared(finished: Clone, tmp_path:
     assert difference["results/metrics.json"]["bleu_valid"]["new"] == metrics["bleu_valid"]
     shown = other.run("dvc", "plots", "show", "--json")
     assert shown.returncode == 0, shown.stderr
-    assert set(json.loads(shown.stdout)["data"]) == {"loss", "perplexity", "learning_rate"}
+    plots = json.loads(shown.stdout)
+    assert set(plots["data"]) == {"loss", "perplexity", "learning_rate"}
+    assert not plots.get("errors")
+    assert all(plot["content"]["data"]["values"] for (plot,) in plots["data"].values())
 
 
 def test_a_comment_in_the_search_reruns_decoding_and_an_edit_of_the_model_trains_anew(finished: Clone) -> None:

@@ -22,6 +22,8 @@ METRICS: dict[str, Any] = {
     "bleu": 26.51,
     "bleu_signature": "nrefs:1|case:mixed",
     "bleu_set": "newstest2014, 2 lines",
+    "bleu_model": "mean of updates 94,000, 95,500, 97,000, 98,500, 100,000",
+    "averaged_checkpoints": 5,
     "bleu_low": 25.9,
     "bleu_high": 27.1,
     "bleu_paper_way": 27.05,
@@ -94,9 +96,10 @@ def _stages_before(row: str, pair: str, overrides: dict[str, Any], sets: tuple[s
     )
     _write(
         report.CURVES,
-        "update,loss,nll,valid_loss,learning_rate,gradient_norm,tokens_per_second,padding\n"
-        "1,9.1,9.0,,1e-7,1,50000,0.1\n2,8.1,8.0,7.5,2e-7,1,51000,0.1\n",
+        "update,loss,nll,learning_rate,gradient_norm,tokens_per_second,padding\n"
+        "1,9.1,9.0,1e-7,1,50000,0.1\n2,8.1,8.0,2e-7,1,51000,0.1\n",
     )
+    _write(report.VALIDATION, "update,valid_loss,valid_ppl\n2,7.5,1808.0\n")
     _write(
         report.BINNED,
         json.dumps({"pairs": 4_500_000, "dropped": {"too long": 12}, "lengths": {str(n): n for n in range(50)}}),
@@ -146,6 +149,13 @@ def test_differences_are_listed_and_explained() -> None:
     assert table == ["| model.P\\_drop | 0.1 | 0.2 |"]
     assert "0.25 BLEU below the paper's base on newstest2014" in section
     assert "65,110,016 parameters; the paper prints 65 million" in section
+
+
+def test_an_average_of_fewer_checkpoints_is_told() -> None:
+    assert "averaging.last" not in _written()[0]
+    fewer = {**METRICS, "averaged_checkpoints": 4, "bleu_model": "mean of updates 1, 2, 3, 4"}
+    _write(report.METRICS, json.dumps(fewer))
+    assert "The average is the mean of updates 1, 2, 3, 4: averaging.last is 5, but training left 4." in _written()[0]
 
 
 def test_other_sets_are_not_compared() -> None:

@@ -144,13 +144,82 @@ def test_unknown_row_names_the_nearest() -> None:
         rows.row("c-n2")
 
 
+def test_nearest_is_one_guess_and_all_there_are() -> None:
+    assert rows.nearest("BIGG", ["base", "big", "bag"]) == "did you mean `big`? valid are base, big, bag"
+    assert rows.nearest("xyz", iter(["base", "big"])) == "valid are base, big"
+    assert rows.nearest("ab", ["Abxx"]) == "did you mean `Abxx`? valid are Abxx"
+    assert rows.nearest("ab", ["abxxxxx"]) == "valid are abxxxxx"
+
+
+def test_layers_name_where_they_stand() -> None:
+    assert [name for name, _ in rows.pair_layers("en-fr")] == ["rows.yaml, base", "rows.yaml, pair en-fr"]
+    assert rows.pair_layers("en-fr")[1][1]["subwords"] == {"kind": "wordpieces", "vocabulary": 32000}
+    assert rows.pair_layers("en-de")[0][1] is rows.table().base
+    assert rows.pair_layers("en-de")[1][1] == {}
+    assert rows.row_layers("big", "en-fr") == [
+        ("rows.yaml, row big", rows.row("big").settings),
+        ("rows.yaml, row big for en-fr", {"model": {"P_drop": 0.1}}),
+    ]
+    assert rows.row_layers("big", "en-de")[1] == ("rows.yaml, row big for en-de", {})
+    assert rows.model("big") == rows.model("big", "en-de")
+
+
+def test_merging_goes_down_mappings_and_takes_all_else_as_it_is() -> None:
+    base = {"a": {"b": {"c": 1, "d": 2}}, "e": {"f": 3}, "g": 4}
+    assert rows.merge(base, {"a": {"b": {"d": None}}, "e": 5, "g": {"h": 6}}) == {
+        "a": {"b": {"c": 1, "d": None}}, "e": 5, "g": {"h": 6},
+    }  # fmt: skip
+    # One of the two sizes empties the other only where both are keys, and not when it is itself emptied.
+    assert rows.merge({"vocabulary": 7}, {"merges": None}) == {"vocabulary": 7, "merges": None}
+    assert rows.merge({}, {"merges": 3}) == {"merges": 3}
+    assert rows.merge({"merges": 3, "vocabulary": None}, {"kind": "bpe"}) == {
+        "merges": 3, "vocabulary": None, "kind": "bpe",
+    }  # fmt: skip
+
+
+def test_the_list_holds_every_number() -> None:
+    listed = {item["row"]: item for item in rows.listing()}
+    assert listed["big"] == {
+        "row": "big", "about": "Transformer (big)", "params": 218_300_416, "vocabulary": 40960, "paper_params_m": 213,
+        "paper_ppl": 4.33, "paper_bleu": 26.4, "paper_en_de_newstest2014_bleu": 28.4, "paper_en_de_flops": 2.3e19,
+        "paper_en_fr_newstest2014_bleu": 41.8, "paper_en_fr_flops": 2.3e19,
+    }  # fmt: skip
+    assert listed["A-h1"] == {
+        "row": "A-h1", "about": "one head of 512", "params": 65_110_016, "vocabulary": 40960, "paper_params_m": None,
+        "paper_ppl": 5.29, "paper_bleu": 24.9,
+    }  # fmt: skip
+
+
+def test_the_printed_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rows.main([]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[0] == "row                        params paper (M) paper PPL paper BLEU  what"
+    assert lines[1] == "base                   65,110,016        65      4.92       25.8  Transformer (base)"
+    assert "A-h1                   65,110,016                5.29       24.9  one head of 512" in lines
+    assert lines[-2] == "params: exact, with 40,960 rows of embedding. PPL and BLEU: newstest2013, en-de."
+    assert len(lines) == len(rows.table().rows) + 3
+    assert rows.main(["--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == rows.listing(40960)
+
+
+def test_a_result_of_another_system_belongs_to_its_pair() -> None:
+    (entry,) = (entry for entry in rows.table().literature if entry.name == "MoE")
+    german, french = entry.on("en-de"), entry.on("en-fr")
+    assert german is not None
+    assert french is not None
+    assert (german.bleu, german.flops, french.bleu, french.flops) == (26.03, 2e19, 40.56, 1.2e20)
+
+
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows.main(["--json", "--vocabulary", "37000"]) == 0
     items = json.loads(capsys.readouterr().out)
     assert items[0]["row"] == "base"
     assert items[0]["params"] == 63_082_496
     assert items[0]["paper_en_de_newstest2014_bleu"] == 27.3
-    assert rows.main([]) == 0
-    assert "65,110,016" in capsys.readouterr().out
     assert rows.main(["--vocabulary", "0"]) == 1
-    assert "must be at least 1" in capsys.readouterr().err
+    assert capsys.readouterr().err == "rows: --vocabulary is 0, but must be at least 1\n"
+    assert rows.main(["--json", "--vocabulary", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["params"] == COUNTS["base"] - 40959 * 512
+    with pytest.raises(SystemExit):
+        rows.main(["--help"])
+    assert "rows of the embedding (40960)" in capsys.readouterr().out
