@@ -114,6 +114,10 @@ def test_mlflow_holds_the_run_as_the_files_do(finished: Clone) -> None:
             assert max(steps) == 12, key
             assert min(steps) > 0, key
         assert "system/cpu_utilization_percentage" in run.data.metrics
+        for key in run.data.metrics:
+            of_no_update = [point for point in client.get_metric_history(run.info.run_id, key) if point.step == 0]
+            assert len(of_no_update) <= 1, f"two stages measure {key}"
+            assert not of_no_update or key in numbers or key.split("/")[0] in {*STAGES, "system"}, f"whose is {key}?"
         kept = {file.path for file in client.list_artifacts(run.info.run_id)}
         assert {"report.md", "report.html", "figures", "translations", "samples.json"} <= kept
         (version,) = client.search_model_versions("name = 'wmt-en-de'")
