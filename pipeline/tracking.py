@@ -66,10 +66,10 @@ def open_run(stage: str) -> Iterator[Tracker]:
         else:
             sender.timer.start()
         yield tracker
-        status = "FINISHED"
         tracker.add("metrics", values={f"{stage}/seconds": time.monotonic() - started}, update=None)
         if stage == LAST:
             exhibits.hand_over(tracker)
+        status = "FINISHED"
     except (Interrupted, KeyboardInterrupt):
         status = "KILLED"
         raise

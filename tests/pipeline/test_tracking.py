@@ -421,6 +421,15 @@ def test_without_mlflow_one_line_is_told(
     assert [event.get("values") for event in spool.read()[0]][:2] == [None, {"bleu": 27.3}]
 
 
+def test_a_run_whose_results_cannot_be_read_at_its_end_has_failed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    Path("results/metrics.json").write_text("{")
+    with pytest.raises(ValueError, match="Expecting property name"), tracking.open_run("report"):
+        pass
+    (spool,) = spools(root / "tracking")
+    assert (spool.ending(), spool.is_complete()) == ("FAILED", False)
+
+
 def test_before_there_is_a_configuration_nothing_is_tracked(root: Path) -> None:
     Path("results/config.yaml").unlink()
     with pytest.raises(ValueError, match="refused"), tracking.open_run("resolve"):
