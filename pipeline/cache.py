@@ -214,6 +214,12 @@ def _held_to(archive: ArchiveSettings, shelf: Shelf) -> tuple[int | None, str | 
     return archive.bytes, archive.sha256, "the catalog says"
 
 
+def known_sha256(archive: ArchiveSettings, root: Path) -> str | None:
+    """The catalog's sha256 of an archive, else that of its first download under `root`; None before there was one."""
+    places = [_place(url, archive, Shelf.of(archive, root)) for url in archive.urls]
+    return next((sha256 for place in places if (sha256 := _held_to(place.archive, place.shelf)[1])), None)
+
+
 def _remedy(archive: ArchiveSettings, shelf: Shelf) -> str:
     """What ends an error about bytes that are not the first download's: only people can tell which are right."""
     recorded = archive.sha256 is None and shelf.record.exists()

@@ -29,7 +29,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from nmt.files import writing
-from pipeline import evidence, registry
+from pipeline import cache, evidence, registry
+from pipeline.config import DataSettings, MemberSettings, ParallelSettings
+from pipeline.credentials import masked
 from pipeline.monitor import Monitor
 from pipeline.spool import Event, Spool, alone, flat, patience, slices, spools, warn
 
@@ -56,6 +58,11 @@ class Courier:
         # Asked once: MLflow sets the variable itself.
         told = os.environ.get("MLFLOW_TRACKING_URI")
         self.uri = told or f"sqlite:///{root / 'mlflow.db'}"
+        self.address = masked(self.uri)
+        """For messages and files. The same store has the same address after its password has changed."""
+        if self.address != self.uri:
+            # MLflow prints the run's address with the credentials.
+            os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
         self.artifacts = None if told else (root / "mlartifacts").as_uri()
 
     @functools.cached_property
@@ -89,6 +96,7 @@ class Courier:
                 self._deliver(spool, state["run"], events)
                 state["offset"] = offset
                 spool.set_state(state)
+            self._log_corpora(spool, state)
             if closing is not None:
                 self.client.set_terminated(state["run"], closing)
                 spool.set_state({**state, "status": closing})
@@ -100,7 +108,9 @@ class Courier:
         for spool in spools(self.root / "tracking"):
             state = spool.state()
             waits = state.get("status") == "RUNNING" or spool.read(state.get("offset", 0))[0]
-            if spool.folder != own.folder and (spool.is_complete() or ("run" in state and waits)) and spool.is_dead():
+            # A run that no stage has sent yet, and whose last stage ended well, is sent by its next stage.
+            over = spool.is_complete() or (waits and ("run" in state or spool.ending() != "FINISHED"))
+            if spool.folder != own.folder and over and spool.is_dead():
                 self.send(spool, spool.ending())
 
     def _run(self, spool: Spool) -> dict[str, Any]:
@@ -108,7 +118,7 @@ class Courier:
         from mlflow.exceptions import MlflowException
 
         state = spool.state()
-        if state.get("uri") == self.uri:
+        if state.get("uri") == self.address:
             try:
                 if self.client.get_run(state["run"]).info.lifecycle_stage == "active":
                     if state["status"] != "RUNNING":
@@ -124,7 +134,7 @@ class Courier:
         created = self.client.create_run(
             self._experiment(f"wmt-{run['pair']}"), run_name=run["row"], tags={"mlflow.user": user()}
         )
-        state = {"uri": self.uri, "run": created.info.run_id, "offset": 0, "status": "RUNNING"}
+        state = {"uri": self.address, "run": created.info.run_id, "offset": 0, "status": "RUNNING"}
         spool.set_state(state)
         self._describe(state["run"], configuration)
         return state
@@ -141,30 +151,41 @@ class Courier:
             return found.experiment_id
 
     def _describe(self, run: str, configuration: Mapping[str, Any]) -> None:
-        """The full configuration as parameters, and the corpora as inputs."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag, Param
+        """The full configuration as parameters."""
+        from mlflow.entities import Param
 
         params = [Param(clean(key), str(value)[:6000]) for key, value in flat(configuration)]
         for part in slices(params, 100):
             self.client.log_batch(run, params=part)
-        data = configuration["data"]
-        inputs = [("training", text) for text in data["train"]]
-        inputs += [("validation", data["valid"]), ("test", data["test"])]
-        self.client.log_inputs(
-            run,
-            datasets=[
-                DatasetInput(
-                    Dataset(
-                        name=text["name"],
-                        digest=hashlib.sha256(json.dumps(text, sort_keys=True).encode()).hexdigest()[:16],
-                        source_type="local" if text["source"]["path"] else "archive",
-                        source=json.dumps({"source": text["source"], "target": text["target"]}),
-                    ),
-                    [InputTag("mlflow.data.context", context)],
-                )
-                for context, text in inputs
-            ],
-        )
+
+    def _log_corpora(self, spool: Spool, state: dict[str, Any]) -> None:
+        """The corpora as inputs, each once its digest is known: `download` records some checksums."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        if state.get("corpora_missing") == 0:
+            return
+        data = DataSettings.model_validate(yaml.safe_load(spool.config.read_bytes())["data"])
+        texts = [("training", text) for text in data.train]
+        texts += [("validation", data.valid), ("test", data.test)]
+        archives = {archive.name: cache.known_sha256(archive, self.root) for archive in data.archives}
+        inputs = [
+            DatasetInput(
+                Dataset(
+                    name=text.name,
+                    digest=known,
+                    source_type="local" if text.source.path else "archive",
+                    source=json.dumps({"source": text.source.model_dump(), "target": text.target.model_dump()}),
+                ),
+                [InputTag("mlflow.data.context", context)],
+            )
+            for context, text in texts
+            if (known := digest(text, archives)) is not None
+        ]
+        missing = len(texts) - len(inputs)
+        if missing < state.get("corpora_missing", len(texts)):
+            self.client.log_inputs(state["run"], datasets=inputs)
+            state["corpora_missing"] = missing
+            spool.set_state(state)
 
     def _deliver(self, spool: Spool, run: str, events: Sequence[Event]) -> None:
         """Send events: numbers in batches, then tags, then files, then a model."""
@@ -188,6 +209,21 @@ class Courier:
                 self.client.log_artifact(run, str(path), None if parent == "." else parent)
             if event["kind"] == "model":
                 registry.register(self.client, run, path, event["values"])
+
+
+def digest(text: ParallelSettings, archives: Mapping[str, str | None]) -> str | None:
+    """A hash of what decides a parallel text's bytes; None while the checksum of an archive is not known.
+
+    `archives`: name -> sha256. Equal bytes from another mirror have an equal digest.
+    """
+
+    def side(member: MemberSettings) -> list[str | None]:
+        return [archives[member.archive], member.member] if member.archive else [member.sha256]
+
+    sides = [side(text.source), side(text.target)]
+    if any(one[0] is None for one in sides):
+        return None
+    return hashlib.sha256(json.dumps(sides).encode()).hexdigest()[:16]
 
 
 def clean(key: str) -> str:
@@ -240,8 +276,8 @@ def attend(spool: Spool, stage: str, root: Path) -> None:
             rest, pause = False, INTERVAL
         except Exception as error:  # Whatever a server or its client does, the stage goes on.
             if not warned:
-                told = str(error).strip().split("\n")[0][:200]
-                warn(stage, f"MLflow at {courier.uri} is not reached ({told})", spool)
+                told = masked(str(error).strip().split("\n")[0])[:200]
+                warn(stage, f"MLflow at {courier.address} is not reached ({told})", spool)
             vars(courier).pop("client", None)
             warned, rest, pause = True, True, RETRY
 

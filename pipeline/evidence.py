@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,20 +24,30 @@ LIBRARIES = (
 )  # fmt: skip
 
 
-def _output(*command: str) -> str | None:
-    """What a command prints, or None where it is missing or fails: evidence is gathered where there is some."""
+LIMIT = 10.0
+"""Seconds that git and nvidia-smi may take: a driver at fault lets nvidia-smi hang."""
+
+
+def _output(*command: str, limit: float = LIMIT) -> str | None:
+    """What a command prints, or None where it is missing, fails or takes more than `limit` seconds."""
     if shutil.which(command[0]) is None:
         return None
-    result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30, check=False)
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=limit, check=False)
+    except subprocess.TimeoutExpired:
+        told = f"tracking: {command[0]} did not answer within {limit:g} s: the run goes on without it"
+        print(told, file=sys.stderr, flush=True)
+        return None
     return result.stdout if result.returncode == 0 else None
 
 
-def code() -> dict[str, str]:
+def code(limit: float = LIMIT) -> dict[str, str]:
     """The commit, and the tracked files that differ from it (dvc.lock and params.yaml apart), as tags."""
-    files = _output("git", "diff", "--name-only", "HEAD", "--", ".", *(f":(exclude){name}" for name in NOT_CODE))
-    commit = _output("git", "rev-parse", "HEAD")
+    excluded = [f":(exclude){name}" for name in NOT_CODE]
+    files = _output("git", "diff", "--name-only", "HEAD", "--", ".", *excluded, limit=limit)
+    commit = _output("git", "rev-parse", "HEAD", limit=limit)
     if commit is None or files is None:
-        return {"commit": "none", "differing_files": "unknown: no git commit here"}
+        return {"commit": "unknown", "differing_files": "unknown: git names no commit here"}
     return {"commit": commit.strip(), "differing_files": ", ".join(files.splitlines()) or "none"}
 
 
@@ -153,13 +164,19 @@ def memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def hardware() -> dict[str, str]:
+def _gpus(limit: float) -> str:
+    if shutil.which("nvidia-smi") is None:
+        return "none"
+    listed = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader", limit=limit)
+    return "unknown" if listed is None else "; ".join(listed.splitlines()) or "none"
+
+
+def hardware(limit: float = LIMIT) -> dict[str, str]:
     """The machine, as tags: CPU, cores, memory and GPUs."""
-    gpus = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader") or ""
     return {
         "cpu": processor(),
         "cores": str(os.cpu_count()),
         "memory_gib": f"{memory() / 2**30:.1f}",
-        "gpus": "; ".join(gpus.splitlines()) or "none",
+        "gpus": _gpus(limit),
         "system": platform.platform(),
     }

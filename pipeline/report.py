@@ -114,8 +114,10 @@ def results(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) ->
 
 
 def _steps(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for position, step in enumerate(metrics["bleu_paper_way_steps"].split("; "), start=1):
-        yield step, f"{metrics[f'bleu_paper_way_step_{position}']:.2f}"
+    names = metrics["bleu_paper_way_steps"].split("; ")
+    between = [f"bleu_paper_way_step_{position}" for position in range(2, len(names))]
+    for name, key in zip(names, ["bleu", *between, "bleu_paper_way"], strict=True):
+        yield name, f"{metrics[key]:.2f}"
 
 
 def _other_sets(data: DataSettings) -> str:

@@ -65,7 +65,8 @@ def quality(data: DataSettings) -> dict[str, Any]:
         "bleu_low": scores.interval.low,
         "bleu_high": scores.interval.high,
         "bleu_paper_way": scores.bleu_paper_way,
-        **{f"bleu_paper_way_step_{n}": step.bleu for n, step in enumerate(scores.paper_way, start=1)},
+        # Of the steps between: the first one's score is `bleu`.
+        **{f"bleu_paper_way_step_{n}": step.bleu for n, step in enumerate(scores.paper_way[1:-1], start=2)},
         "bleu_paper_way_steps": "; ".join(step.name for step in scores.paper_way),
         "chrf": scores.chrf,
         "chrf_signature": scores.chrf_signature,

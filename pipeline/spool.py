@@ -196,8 +196,10 @@ def spools(root: Path) -> list[Spool]:
 class SpoolTracker:
     """Keeps what a stage tells in the run's spool. Its own failures are told once and stop nothing."""
 
-    def __init__(self, stage: str, place: Callable[[], Path | None], config: Path) -> None:
+    def __init__(self, stage: str, place: Callable[[], Path | None], config: Path, prefix: str = "") -> None:
         self.stage, self.place, self.config = stage, place, config
+        self.prefix = prefix
+        """Of the names of numbers that belong to no update: two stages may measure things of one name."""
         self.spool: Spool | None = None
         self.told = False
         self.known: dict[tuple[str, int], float] = {}
@@ -210,6 +212,8 @@ class SpoolTracker:
             self.open()
             values = {key: value for key, value in values.items() if self.known.get((key, update)) != value}
             self.known.update({(key, update): value for key, value in values.items()})
+        else:
+            values = {f"{self.prefix}{key}": value for key, value in values.items()}
         if values:
             self.add("metrics", values=dict(values), update=update)
 

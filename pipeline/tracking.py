@@ -3,8 +3,8 @@
 Stages append what they measure to a spool on disk (pipeline/spool.py), which costs microseconds and needs no server.
 A process beside the stage (pipeline/courier.py) sends it on, because importing mlflow takes two seconds and opening its
 database one to three. Stages of a few seconds leave theirs to the next that sends: `train`, `report`, or any that lasts
-half a minute. Where MLflow is missing, down or slow, everything stays in the spool, and goes out with the next run that
-reaches it.
+half a minute; one that fails or is interrupted sends at once. Where MLflow is missing, down or slow, everything stays
+in the spool, and goes out with the next run that reaches it.
 
 One MLflow run is one run of the pipeline: the stages that share the resolved configuration and the code of training
 (or `$WMT_RUN`, which an orchestrator sets), over restarts, until `report` is through. `$MLFLOW_TRACKING_URI` names the
@@ -32,6 +32,8 @@ from pipeline.stage import Interrupted, Tracker, state_root
 
 AT_ONCE = ("train", "report")
 """Stages that send from their start."""
+FIRST = "resolve"
+"""The stage that writes the configuration: until then no run is known."""
 LAST = "report"
 SEND_AFTER = 30.0
 """Seconds after which any other stage sends too."""
@@ -51,19 +53,23 @@ def folder() -> Path | None:
 def open_run(stage: str) -> Iterator[Tracker]:
     """The tracker of a stage of the present run. However the stage ends, its run does not stand as running."""
     patience()  # told now where it is wrong, and not at the end
-    tracker = SpoolTracker(stage, folder, CONFIG)
+    # The report's numbers are the run's: those of results/metrics.json, by their names there.
+    tracker = SpoolTracker(stage, folder, CONFIG, prefix="" if stage == LAST else f"{stage}/")
     sender = Sender(tracker)
     started, status = time.monotonic(), "FAILED"
-    if stage in AT_ONCE:
-        sender.start()
-    else:
-        sender.timer.start()
     try:
+        if stage != FIRST:
+            # A stage that is killed before it measures anything must still end its run.
+            tracker.open()
+        if stage in AT_ONCE:
+            sender.start()
+        else:
+            sender.timer.start()
         yield tracker
-        status = "FINISHED"
-        tracker.metrics({f"seconds.{stage}": time.monotonic() - started})
+        tracker.add("metrics", values={f"{stage}/seconds": time.monotonic() - started}, update=None)
         if stage == LAST:
             exhibits.hand_over(tracker)
+        status = "FINISHED"
     except (Interrupted, KeyboardInterrupt):
         status = "KILLED"
         raise
@@ -72,7 +78,8 @@ def open_run(stage: str) -> Iterator[Tracker]:
             tracker.add("end", status=status)
             if stage == LAST and status == "FINISHED":
                 tracker.spool.complete()
-            if status != "FINISHED" and "run" in tracker.spool.state():
+            if status != "FINISHED":
+                # No later stage of this run may come that would send it.
                 sender.start()
         sender.finish()
         tracker.close()

@@ -20,10 +20,14 @@ from pathlib import Path
 import yaml
 
 MEMBER = {"archive": "a", "member": "a.en", "path": None}
+ARCHIVE = {
+    "name": "a", "urls": ["https://example.org/a.tgz"], "bytes": None, "sha256": "0" * 64, "md5": None, "licence": "",
+    "source": "",
+}  # fmt: skip
 TEXT = {"name": "text", "source": MEMBER, "target": MEMBER}
 CONFIGURATION = {
     "run": {"row": "base", "pair": "en-de"},
-    "data": {"train": [TEXT], "valid": TEXT, "test": TEXT},
+    "data": {"source": "en", "target": "de", "train": [TEXT], "valid": TEXT, "test": TEXT, "archives": [ARCHIVE]},
     "model": {f"key{number}": number for number in range(60)},
 }
 RECORD = (

@@ -27,7 +27,8 @@ METRICS: dict[str, Any] = {
     "bleu_low": 25.9,
     "bleu_high": 27.1,
     "bleu_paper_way": 27.05,
-    **{f"bleu_paper_way_step_{n}": 26.0 + n / 4 for n in range(1, 5)},
+    "bleu_paper_way_step_2": 26.7,
+    "bleu_paper_way_step_3": 27.0,
     "bleu_paper_way_steps": "; ".join(STEPS),
     "chrf": 55.0,
     "chrf_signature": "nc:6",
@@ -137,7 +138,10 @@ def test_the_row_stands_beside_the_papers_and_the_literature() -> None:
     assert "| ConvS2S ensemble | 26.36 | 7.7e+19 |" in lines
     assert "| Transformer (big), the paper | 28.4 | 2.3e+19 |" in lines
     assert "| **this run (base, news), newstest2014, 2 lines** | **27.05** | **3.28e+18** |" in lines
-    assert "| compounds split at hyphens | 26.75 |" in lines
+    at = lines.index("| sacreBLEU, 13a | 26.51 |")
+    assert lines[at + 1 : at + 4] == [
+        "| Moses tokens | 26.70 |", "| compounds split at hyphens | 27.00 |", "| unicode quotes made plain | 27.05 |",
+    ]  # fmt: skip
     assert "| training time, attempts lost to a kill included | 12 h 0 min |" in lines
     assert "| model FLOPs utilisation | 26.0% |" in lines
 

@@ -9,10 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
+import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,7 +23,10 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from nmt.config import InputError
-from pipeline import tracking
+from pipeline import courier, tracking
+from pipeline.cache import obtain
+from pipeline.config import ArchiveSettings, ParallelSettings
+from pipeline.fetch import Patience
 from pipeline.spool import Spool, spools
 from pipeline.stage import Interrupted
 
@@ -28,9 +34,21 @@ MEMBER = {"archive": "a", "member": "a.en", "path": None}
 TRAIN, VALID, TEST = ({"name": name, "source": MEMBER, "target": MEMBER} for name in ("news", "valid", "test"))
 CONFIGURATION = {
     "run": {"row": "base", "pair": "en-de"},
-    "data": {"train": [TRAIN], "valid": VALID, "test": TEST},
+    "data": {
+        "source": "en", "target": "de", "train": [TRAIN], "valid": VALID, "test": TEST,
+        "archives": [{
+            "name": "a", "urls": ["https://example.org/a.tgz"], "bytes": None, "sha256": "0" * 64, "md5": None,
+            "licence": "", "source": "",
+        }],
+    },
     "model": {"N": 6, "P_drop": 0.1},
-}
+}  # fmt: skip
+
+
+def with_archive(**differences: object) -> dict[str, Any]:
+    """The configuration's data with another archive."""
+    data: Any = CONFIGURATION["data"]
+    return {**data, "archives": [{**data["archives"][0], **differences}]}
 
 
 @pytest.fixture(scope="session")
@@ -78,6 +96,11 @@ def recorded(root: Path) -> list[Run]:
         return list(client.search_runs(experiments, order_by=["attributes.start_time"]))
 
 
+def corpora(run: Run) -> dict[str, str]:
+    """The digests of a run's inputs by name."""
+    return {corpus.dataset.name: corpus.dataset.digest for corpus in run.inputs.dataset_inputs}
+
+
 def history(root: Path, run: Run, key: str) -> list[tuple[int, float]]:
     """Every value of a metric with its update."""
     with connected(root / "mlflow.db") as client:
@@ -93,6 +116,7 @@ def test_the_stages_of_one_repro_are_one_run(root: Path) -> None:
     with tracking.open_run("train") as tracker:
         for update in range(1, 1501):
             tracker.metrics({"loss": 5 - update / 1000, "learning_rate": 1e-3}, update)
+        tracker.metrics({"pairs": 100_000})
     (between,) = recorded(root)
     assert between.info.status == "FINISHED"
     Path("report.md").write_text("# Report\n")
@@ -103,8 +127,11 @@ def test_the_stages_of_one_repro_are_one_run(root: Path) -> None:
     (run,) = recorded(root)
     assert (run.info.run_name, run.info.status) == ("base", "FINISHED")
     assert run.data.params.items() >= {"model.N": "6", "model.P_drop": "0.1", "data.train.0.name": "news"}.items()
-    assert run.data.metrics.items() >= {"pairs": 20_000.0, "bleu": 27.3, "loss": 3.5}.items()
-    assert {"seconds.resolve", "seconds.tokenize", "seconds.train", "seconds.report"} <= set(run.data.metrics)
+    assert (
+        run.data.metrics.items()
+        >= {"tokenize/pairs": 20_000.0, "train/pairs": 100_000.0, "bleu": 27.3, "loss": 3.5}.items()
+    )
+    assert {f"{stage}/seconds" for stage in ("resolve", "tokenize", "train", "report")} <= set(run.data.metrics)
     assert {"commit", "differing_files", "version.torch", "hardware.cpu", "row"} <= set(run.data.tags)
     corpora = {corpus.dataset.name: corpus.tags[0].value for corpus in run.inputs.dataset_inputs}
     assert corpora == {"news": "training", "valid": "validation", "test": "test"}
@@ -113,22 +140,40 @@ def test_the_stages_of_one_repro_are_one_run(root: Path) -> None:
     assert spools(root / "tracking") == [], "all was sent"
 
 
-def test_a_finished_run_is_not_reopened_and_another_configuration_is_another_run(root: Path) -> None:
-    for _ in range(2):
-        with tracking.open_run("report") as tracker:
-            tracker.metrics({"bleu": 1.0})
-    configure({"run": {"row": "big", "pair": "en-fr"}})
+def test_a_finished_run_is_not_reopened_and_another_configuration_is_another_run(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with tracking.open_run("report") as tracker:
-        tracker.metrics({"bleu": 2.0})
-    assert [(run.info.run_name, run.data.metrics["bleu"]) for run in recorded(root)] == [
-        ("base", 1.0), ("base", 1.0), ("big", 2.0),
+        tracker.metrics({"bleu": 1.0})
+    with monkeypatch.context() as without_mlflow:
+        without_mlflow.setattr("importlib.util.find_spec", lambda _: None)
+        for bleu in (2.0, 3.0):
+            with tracking.open_run("report") as tracker:
+                tracker.metrics({"bleu": bleu})
+    configure({"run": {"row": "big", "pair": "en-fr"}, "data": with_archive(sha256="1" * 64)})
+    with tracking.open_run("report") as tracker:
+        tracker.metrics({"bleu": 4.0})
+    runs = sorted(recorded(root), key=lambda run: run.data.metrics["bleu"])
+    first, second, third, other = map(corpora, runs)
+    assert first.keys() == {"news", "valid", "test"}
+    assert first == second == third
+    assert not first.items() & other.items(), "another archive is other text"
+    assert [(run.info.run_name, run.data.metrics["bleu"]) for run in runs] == [
+        ("base", 1.0), ("base", 2.0), ("base", 3.0), ("big", 4.0),
     ]  # fmt: skip
 
 
-def test_an_interrupted_stage_ends_killed_and_goes_on_in_the_same_run(root: Path) -> None:
+def test_an_interrupted_stage_ends_killed_and_goes_on_in_the_same_run_until_another_fails(root: Path) -> None:
+    unchecked = with_archive(urls=[Path("a.tgz").absolute().as_uri()], sha256=None)
+    configure({"data": unchecked})
     with pytest.raises(Interrupted):
         stop(Interrupted(), "train", {"loss": 5.0}, 1)
-    assert [run.info.status for run in recorded(root)] == ["KILLED"]
+    (run,) = recorded(root)
+    assert run.info.status == "KILLED"
+    assert corpora(run) == {}, "the text of an archive without a checksum is not known before its download"
+    with tarfile.open("a.tgz", "w:gz") as file:
+        file.add(__file__, "a.en")
+    obtain([ArchiveSettings.model_validate(each) for each in unchecked["archives"]], root, Patience())
     with tracking.open_run("train") as tracker:
         # A resumed training tells its history again.
         tracker.metrics({"loss": 5.0}, 1)
@@ -136,6 +181,10 @@ def test_an_interrupted_stage_ends_killed_and_goes_on_in_the_same_run(root: Path
     (run,) = recorded(root)
     assert run.info.status == "FINISHED"
     assert history(root, run, "loss") == [(1, 5.0), (2, 4.0)]
+    assert corpora(run).keys() == {"news", "valid", "test"}
+    with pytest.raises(InputError, match="too few"), tracking.open_run("average"):
+        raise InputError("too few checkpoints")
+    assert [run.info.status for run in recorded(root)] == ["FAILED"], "although it measured nothing"
 
 
 def test_a_stage_that_is_sigkilled_ends_killed_without_help(root: Path) -> None:
@@ -154,10 +203,40 @@ def test_a_stage_that_is_sigkilled_ends_killed_without_help(root: Path) -> None:
     assert (run.info.status, run.data.metrics["loss"]) == ("KILLED", 5.0)
 
 
-def test_the_next_start_marks_dead_runs_killed(root: Path) -> None:
+FAILURES: dict[str, tuple[type[BaseException], str]] = {
+    "download": (InputError, "FAILED"),
+    "tokenize": (OSError, "FAILED"),
+    "learn_subwords": (KeyboardInterrupt, "KILLED"),
+    "binarize": (MemoryError, "FAILED"),
+    "train": (ChildProcessError, "FAILED"),
+    "average": (InputError, "FAILED"),
+    "decode": (Interrupted, "KILLED"),
+    "score": (InputError, "FAILED"),
+    "attention": (RuntimeError, "FAILED"),
+    "report": (SystemExit, "FAILED"),
+}
+"""Stage -> what ends it, and the status of the run."""
+
+
+def test_the_next_start_sends_how_earlier_runs_ended(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as without_mlflow:
+        without_mlflow.setattr("importlib.util.find_spec", lambda _: None)
+        for stage, (error, _) in FAILURES.items():
+            configure({"run": {"row": stage, "pair": "en-de"}})
+            with tracking.open_run("binarize"):
+                pass
+            with pytest.raises(error), tracking.open_run(stage):
+                raise error("before it measured anything")
+        configure({"run": {"row": "sigkill", "pair": "en-de"}})
+        program = "import os\nfrom pipeline import tracking\nwith tracking.open_run('score'): os.kill(os.getpid(), 9)"
+        subprocess.run([sys.executable, "-c", program], check=False)
+        configure({"run": {"row": "unfinished", "pair": "en-de"}})
+        with tracking.open_run("binarize"):
+            pass
+    configure({})
     with tracking.open_run("train") as tracker:
         tracker.metrics({"loss": 5.0}, 1)
-    (spool,) = spools(root / "tracking")
+    spool = Spool(tracking.folder() or root)
     # As if stage and sender had both been killed at once: running, with something still to be sent.
     with connected(root / "mlflow.db") as client:
         client.update_run(spool.state()["run"], status="RUNNING")
@@ -170,35 +249,59 @@ def test_the_next_start_marks_dead_runs_killed(root: Path) -> None:
     runs = {run.info.run_name: run for run in recorded(root)}
     assert (runs["base"].info.status, runs["base"].data.metrics["loss"]) == ("KILLED", 4.0)
     assert runs["big"].info.status == "FINISHED"
+    assert {stage: runs[stage].info.status for stage in FAILURES} == {
+        stage: how for stage, (_, how) in FAILURES.items()
+    }
+    assert runs["sigkill"].info.status == "KILLED"
+    assert "unfinished" not in runs, "its next stage sends it"
 
 
-def test_a_failure_after_training_is_seen_in_the_run(root: Path) -> None:
-    with tracking.open_run("train"):
-        pass
-    with pytest.raises(RuntimeError, match="no beam"):
-        stop(RuntimeError("no beam"), "decode", {"decode_valid_seconds": 1.0})
-    assert [run.info.status for run in recorded(root)] == ["FAILED"]
+def test_a_digest_follows_the_bytes_of_both_sides() -> None:
+    def parallel(*sides: dict[str, str | None]) -> ParallelSettings:
+        return ParallelSettings.model_validate({"name": "x", "source": sides[0], "target": sides[1]})
+
+    archives = {"a": "0" * 64, "b": "1" * 64, "mirror": "0" * 64, "unknown": None}
+    english, german = {"archive": "a", "member": "a.en"}, {"archive": "a", "member": "a.de"}
+    base = parallel(english, german)
+    local = [parallel({"path": "x", "sha256": digit * 64}, german) for digit in "01"]
+    others = [
+        parallel({**english, "member": "b.en"}, german), parallel({**english, "archive": "b"}, german),
+        parallel(english, {**german, "archive": "b"}), parallel(german, english), *local,
+    ]  # fmt: skip
+    assert len({courier.digest(text, archives) for text in (base, *others)}) == 1 + len(others)
+    same = parallel({**english, "archive": "mirror"}, {**german, "archive": "mirror"})
+    assert courier.digest(same, archives) == courier.digest(base, archives)
+    assert courier.digest(parallel(english, {**german, "archive": "unknown"}), archives) is None
 
 
 def test_a_server_that_is_down_stops_nothing_and_gets_everything_later(
     root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    # A port that is bound but not listened on refuses connections.
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    with tracking.open_run("report") as tracker:
-        tracker.metrics({"bleu": 27.3})
-    lines = capfd.readouterr().err.strip().split("\n")
+    # Nothing listens on this port: connections are refused.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://someone:{PASSWORD}@127.0.0.1:9")
+    with pytest.raises(InputError):
+        stop(InputError("refused"), "report", {"bleu": 27.3})
+    said = capfd.readouterr()
+    lines = said.err.strip().split("\n")
     assert len(lines) == 1
-    assert "MLflow at http://127.0.0.1:9 is not reached" in lines[0]
-    (spool,) = spools(root / "tracking")
-    assert spool.is_complete()
+    assert "MLflow at http://***@127.0.0.1:9 is not reached" in lines[0]
+    assert PASSWORD not in said.out + said.err
+    assert leaks(root) == []
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     configure({"run": {"row": "big", "pair": "en-de"}})
     with tracking.open_run("report"):
         pass
     runs = {run.info.run_name: run for run in recorded(root)}
-    assert (runs["base"].info.status, runs["base"].data.metrics["bleu"]) == ("FINISHED", 27.3)
-    assert spools(root / "tracking") == []
+    assert (runs["base"].info.status, runs["base"].data.metrics["bleu"]) == ("FAILED", 27.3)
+    assert [spool.is_complete() for spool in spools(root / "tracking")] == [False], "the failed one can go on"
+
+
+PASSWORD = "correct-horse"
+
+
+def leaks(root: Path) -> list[Path]:
+    """The files that hold the password."""
+    return [path for path in root.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()]
 
 
 @contextlib.contextmanager
@@ -222,6 +325,53 @@ def serving(root: Path, port: int) -> Iterator[None]:
         server.wait()
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@contextlib.contextmanager
+def reachable(behind: int, port: int) -> Iterator[None]:
+    """Let `port` lead to the server at `behind`; then cut and refuse connections. Restarts of a server take longer."""
+    open_sockets: list[socket.socket] = []
+    threads: list[threading.Thread] = []
+
+    def start(work: Callable[..., None], *arguments: socket.socket) -> None:
+        threads.append(threading.Thread(target=work, args=arguments))
+        threads[-1].start()
+
+    def copy(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def accept(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection(("127.0.0.1", behind))
+                open_sockets.extend((near, far))
+                start(copy, near, far)
+                start(copy, far, near)
+
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        start(accept, listener)
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            threads[0].join()
+            for each in open_sockets:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+            for thread in threads[1:]:
+                thread.join()
+            for each in open_sockets:
+                each.close()
+
+
 def answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=10):
@@ -233,27 +383,27 @@ def answers(url: str) -> bool:
 def test_a_server_that_is_stopped_for_a_while_loses_nothing(
     root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
-    with contextlib.ExitStack() as again:
+    port, behind = free_port(), free_port()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://someone:{PASSWORD}@127.0.0.1:{port}")
+    with serving(root, behind), contextlib.ExitStack() as again:
         with tracking.open_run("train") as tracker:
-            with serving(root, port):
+            with reachable(behind, port):
                 for update in range(1, 51):
                     tracker.metrics({"loss": 1 / update}, update)
                 wait_until(lambda: any(spool.state().get("offset") for spool in spools(root / "tracking")), 200)
             for update in range(51, 101):
                 tracker.metrics({"loss": 1 / update}, update)
-            told = f"MLflow at http://127.0.0.1:{port} is not reached"
+            told = f"MLflow at http://***@127.0.0.1:{port} is not reached"
             said = ""
             end = time.monotonic() + 200
             while told not in said:
                 assert time.monotonic() < end, said
                 time.sleep(0.2)
                 said += capfd.readouterr().err
-            again.enter_context(serving(root, port))
+            again.enter_context(reachable(behind, port))
         (run,) = recorded(root)
+    assert PASSWORD not in said + "".join(capfd.readouterr())
+    assert leaks(root) == []
     assert run.info.status == "FINISHED"
     assert history(root, run, "loss") == [(update, 1 / update) for update in range(1, 101)]
 
@@ -269,6 +419,15 @@ def test_without_mlflow_one_line_is_told(
     assert lines[0].startswith("report: tracking: MLflow is not installed: kept in ")
     (spool,) = spools(root / "tracking")
     assert [event.get("values") for event in spool.read()[0]][:2] == [None, {"bleu": 27.3}]
+
+
+def test_a_run_whose_results_cannot_be_read_at_its_end_has_failed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    Path("results/metrics.json").write_text("{")
+    with pytest.raises(ValueError, match="Expecting property name"), tracking.open_run("report"):
+        pass
+    (spool,) = spools(root / "tracking")
+    assert (spool.ending(), spool.is_complete()) == ("FAILED", False)
 
 
 def test_before_there_is_a_configuration_nothing_is_tracked(root: Path) -> None:
