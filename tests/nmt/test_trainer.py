@@ -61,8 +61,8 @@ def test_it_learns_to_copy(tmp_path: Path, tiny_job: MakeJob) -> None:
     job["model"].update(d_model=32, d_k=16, d_v=16)
     assert run(job, tmp_path / "run", micro_tokens=400)
     losses = [r["valid_loss"] for r in read_history(tmp_path / "run/history.jsonl") if "valid_loss" in r]
-    # A guess among twelve words and the end has a loss of about 2.5 nats.
-    assert losses[-1] < 2.0
+    # A guess among twelve words and the end has a loss of about 2.5 nats, the mean of the source's words one of 1.7.
+    assert losses[-1] < 0.5
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -214,7 +214,9 @@ def test_time_before_a_stop_counts_and_speed_stays_true(
     assert record["seconds"] >= 19 * slow
     (path,) = (tmp_path / "run/resume").iterdir()
     state = json.loads((path / "state.json").read_text())
-    assert state["device_seconds"] == {"cpu": pytest.approx(state["seconds"], abs=0.01)}
+    # Of one device: what is measured a moment later is the same time, and far from that of two.
+    assert list(state["device_seconds"]) == ["cpu"]
+    assert state["seconds"] <= state["device_seconds"]["cpu"] < 1.9 * state["seconds"]
 
 
 def test_a_sentence_longer_than_the_learned_positions_is_told_before_the_first_update(
