@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import signal
+import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,26 @@ def _rank(rank: int, size: int, folder: Path, store: str, home: Path | None, tar
     torch.set_num_threads(1)
     if home is not None:
         os.chdir(home)
+    with world(store=f"file://{folder / store}") as place:
+        result = target(place, *given)
+    (folder / f"rank-{rank}.json").write_text(json.dumps(result), encoding="utf-8")
+
+
+def _server() -> multiprocessing.context.ForkServerContext:
+    """The server that ranks are forked from; it has imported what takes seconds.
+
+    The first optimizer imports torch._dynamo, and a process imports its parent's main module, which is pytest.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["nmt.trainer", "torch._dynamo", "pytest"])
+    before = os.environ.get("PYTHONPATH")
+    # Up to Python 3.12 the server has not our sys.path.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
-        with world(store=f"file://{folder / store}") as place:
-            result = target(place, *given)
-        (folder / f"rank-{rank}.json").write_text(json.dumps(result), encoding="utf-8")
-    except BaseException:
-        traceback.print_exc()
-        raise
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+    return context
 
 
 @contextmanager
@@ -55,9 +68,7 @@ def ranks(
 
     `homes`: the working directory of each, if not this one.
     """
-    context = multiprocessing.get_context("forkserver")
-    # `ranks` is this module, `nmt.trainer` brings torch: both are imported once.
-    context.set_forkserver_preload(["nmt.trainer", "ranks"])
+    context = _server()
     folder.mkdir(parents=True, exist_ok=True)
     places = homes or [None] * size
     processes: list[BaseProcess] = [
@@ -96,17 +107,39 @@ def output(folder: Path) -> str:
     return "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("rank-*.log")))
 
 
-# What ranks do in tests: imported by name in their processes, so it stands here.
+# What ranks do in tests: found by name in their processes, so it stands here.
+
+
+def agreements(place: Any) -> dict[str, Any]:
+    """All that a world agrees on; each rank gives another value."""
+    import torch
+
+    started = torch.tensor([float(place.rank)])
+    place.start_sum(started).wait()
+    place.barrier()
+    return {
+        "rank": place.rank, "size": place.size, "main": place.main, "device": str(place.device),
+        "sum": place.sum(torch.tensor([place.rank + 1.0, 0.5])).tolist(), "started_sum": started.tolist(),
+        "any_of_one": place.any(place.rank == 2), "any_of_none": place.any(False),
+        "minimum": place.minimum(5 - 5 * place.rank), "same": place.same(7), "differ": place.same(place.rank),
+        "one_differs": place.same(int(place.rank == 1)), "large": place.same(2**40 + 1),
+    }  # fmt: skip
 
 
 def training(place: Any, job: dict[str, Any], folder: str, bucket: int | None = None) -> bool:
     """A whole training; `bucket`: the bytes that are summed together."""
     from nmt import gradients
+    from nmt.dist import lost_the_others
     from nmt.trainer import Job, train
 
     if bucket is not None:
         gradients.BUCKET = bucket
-    return train(Job.model_validate(job), Path(folder), place, 64)
+    try:
+        return train(Job.model_validate(job), Path(folder), place, 64)
+    except Exception as error:
+        if lost_the_others(error):
+            Path(folder, "lost-the-others").touch()
+        raise
 
 
 def disturbed_training(place: Any, job: dict[str, Any], folder: str, update: int, rank: int, number: int) -> bool:
@@ -118,7 +151,68 @@ def disturbed_training(place: Any, job: dict[str, Any], folder: str, update: int
     def watched(self: Trainer, given: Any) -> None:
         step(self, given)
         if given.number == update and place.rank == rank:
-            os.kill(os.getpid(), signal.Signals(number))
+            os.kill(os.getpid(), number)
 
-    Trainer.step = watched  # type: ignore[method-assign]
+    Trainer.step = watched
     return training(place, job, folder)
+
+
+def training_with_a_weight_changed(place: Any, job: dict[str, Any], folder: str) -> bool:
+    """The last weight of the last rank is another by one bit."""
+    import torch
+
+    from nmt import trainer
+
+    make = trainer.Transformer
+
+    def changed(*given: Any) -> Any:
+        model = make(*given)
+        if place.rank == place.size - 1:
+            last = list(model.parameters())[-1].data.view(torch.int32).view(-1)
+            last[-1] ^= 1
+        return model
+
+    trainer.Transformer = changed
+    return training(place, job, folder)
+
+
+def training_in_folders_of_their_own(place: Any, job: dict[str, Any], folder: str) -> bool:
+    """A training of ranks that share no folder."""
+    return training(place, job, f"{folder}-{place.rank}")
+
+
+def gradients_of_an_update(
+    place: Any, job: dict[str, Any], folder: str, bucket: int = 50_000_000, room: int | None = None
+) -> dict[str, int]:
+    """Save each rank's gradients after the first update; the last rank's device may have `room` for less."""
+    from devices import losses_with_room_for
+    from safetensors.torch import save_file
+
+    from nmt import gradients
+    from nmt.batches import Corpus, train_files, updates
+    from nmt.trainer import Job, Trainer
+
+    gradients.BUCKET = bucket
+    if room is not None and place.rank == place.size - 1:
+        Trainer.losses = losses_with_room_for(room)
+    settings = Job.model_validate(job)
+    trainer = Trainer(settings, place, 64)
+    corpus = Corpus(train_files(Path(settings.corpus)))
+    # Twice: what the first update left is no part of the second.
+    for update in updates(corpus, 1, 120, lambda: 64, place.rank, place.size, 1, 2):
+        trainer.step(update)
+    found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
+    save_file(found, Path(folder) / f"gradients-{place.rank}.safetensors")
+    buckets = trainer.gradients.finish() if place.size > 1 else []
+    return {"buckets": len(buckets), "micro_tokens": trainer.micro_tokens}
+
+
+def chosen_micro_tokens(place: Any, job: dict[str, Any], folder: str, told: list[str | None]) -> int:
+    """How much goes through the model together, where users told ranks different things."""
+    from nmt import memory
+    from nmt.trainer import Job, Trainer
+
+    value = told[place.rank]
+    if value is not None:
+        os.environ["NMT_MICRO_TOKENS"] = value
+    return memory.micro_tokens(Trainer(Job.model_validate(job), place, 0), Path(folder), 9)
