@@ -197,6 +197,13 @@ def gradients_of_an_update(
         Trainer.losses = losses_with_room_for(room)
     settings = Job.model_validate(job)
     trainer = Trainer(settings, place, 64)
+    begun, finish = [0], trainer.gradients.finish
+
+    def counted() -> Any:
+        begun[0] = len(trainer.gradients._works)
+        return finish()
+
+    trainer.gradients.finish = counted
     corpus = Corpus(train_files(Path(settings.corpus)))
     # Twice: what the first update left is no part of the second.
     for update in updates(corpus, 1, 120, lambda: 64, place.rank, place.size, 1, 2):
@@ -204,7 +211,15 @@ def gradients_of_an_update(
     found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
     save_file(found, Path(folder) / f"gradients-{place.rank}.safetensors")
     buckets = trainer.gradients.finish() if place.size > 1 else []
-    return {"buckets": len(buckets), "micro_tokens": trainer.micro_tokens}
+    return {"buckets": len(buckets), "begun": begun[0], "micro_tokens": trainer.micro_tokens}
+
+
+def main_module(place: Any, folder: str) -> None:
+    """What torchrun runs."""
+    from nmt import trainer
+
+    sys.argv = ["trainer", folder] if folder else ["trainer"]
+    trainer.main()
 
 
 def chosen_micro_tokens(place: Any, job: dict[str, Any], folder: str, told: list[str | None]) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import ranks
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from nmt import checkpoint
@@ -78,9 +79,11 @@ def test_summed_gradients_are_those_of_one_rank(
     """In one bucket or many, one for each parameter; and where one rank runs out of memory in a backward pass."""
     job = without_dropout(tiny_job())
     (alone,) = ranks.results(1, tmp_path / "alone", ranks.gradients_of_an_update, job, str(tmp_path / "alone"))
-    assert alone == {"buckets": 0, "micro_tokens": 64}
+    assert alone == {"buckets": 0, "begun": 0, "micro_tokens": 64}
     found = ranks.results(2, tmp_path / "two", ranks.gradients_of_an_update, job, str(tmp_path / "two"), bucket, room)
     assert [one["buckets"] for one in found] == [buckets] * 2
+    # All sums began while the last backward pass went on.
+    assert [one["begun"] for one in found] == [buckets] * 2
     assert found[0]["micro_tokens"] == 64
     assert found[1]["micro_tokens"] <= (room or 64)
     expected = load_file(tmp_path / "alone/gradients-0.safetensors")
@@ -178,3 +181,36 @@ def test_two_ranks_killed_and_resumed_end_with_the_same_bits(tmp_path: Path, tin
     weights = [final_weights(tmp_path / name) for name in ("undisturbed", "disturbed")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert json.loads((folder / "done.json").read_text())["resumes"] == 2
+
+
+def test_what_torchrun_runs_leaves_word_of_how_it_ended(tmp_path: Path, tiny_job: MakeJob) -> None:
+    def status(folder: Path, job: dict[str, Any] | None) -> int | None:
+        folder.mkdir(exist_ok=True)
+        if job is not None:
+            (folder / "job.yaml").write_text(yaml.safe_dump(job))
+        with ranks.ranks(1, folder, ranks.main_module, str(folder) if job is not None else "") as processes:
+            return ranks.finished(processes)[0]
+
+    done = tmp_path / "done"
+    assert status(done, tiny_job(updates=3)) == 0
+    assert json.loads((done / "done.json").read_text())["updates"] == 3
+    assert not (done / "failed.json").exists()
+    assert not (done / "interrupted").exists()
+
+    refused = tmp_path / "refused"
+    assert status(refused, tiny_job() | {"corpus": str(tmp_path)}) == 1
+    told = f"{tmp_path} holds no train.*.arrow: run the stage binarize"
+    assert json.loads((refused / "failed.json").read_text()) == {"state": "refused", "error": told}
+    assert f"train: {told}" in ranks.output(refused)
+    assert "Traceback" not in ranks.output(refused)
+
+    failed = tmp_path / "failed"
+    failed.mkdir()
+    (failed / "history.jsonl").write_text("no JSON\n")
+    assert status(failed, tiny_job()) == 1
+    told = json.loads((failed / "failed.json").read_text())
+    assert told["state"] == "failed"
+    assert told["error"].startswith("JSONDecodeError: ")
+
+    assert status(tmp_path / "usage", None) == 1
+    assert "usage: python -m nmt.trainer JOB" in ranks.output(tmp_path / "usage")
