@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -93,6 +94,19 @@ class Corpus:
             self.tgt_lengths[pairs] if alone else np.searchsorted(self._file_starts, pairs, side="right")
         )
         return bins
+
+    def checksum(self) -> int:
+        """The CRC-32 of every id, of every length and of where the files begin: all that training reads here.
+
+        Reads the whole corpus once: 4.5 GB for 36 million pairs, which the first epoch reads anyway.
+        """
+        checksum = 0
+        for array in (self._file_starts, self.src_lengths, self.tgt_lengths):
+            checksum = zlib.crc32(array.data, checksum)
+        for src_offsets, src, tgt_offsets, tgt in self._sides:
+            for offsets, ids in ((src_offsets, src), (tgt_offsets, tgt)):
+                checksum = zlib.crc32(ids[offsets[0] : offsets[-1]].data, checksum)
+        return checksum
 
     def sums(self, pairs: NDArray[np.integer]) -> LengthSums:
         """What the cost of training on `pairs` follows from."""

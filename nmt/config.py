@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 PAD, BOS, EOS, UNK = range(4)
 """The ids of padding, of the sentence's begin and end, and of what no subword stands for."""
@@ -27,6 +27,22 @@ class Settings(BaseModel):
 
 Count = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+DROPOUT_STEPS = 65_536
+"""Dropout on a CPU draws 16-bit integers: it rounds probabilities to multiples of 1 / DROPOUT_STEPS."""
+
+
+def _rounds_to_less_than_one(probability: float) -> float:
+    largest = 1 - 1 / DROPOUT_STEPS
+    if probability > largest:
+        raise ValueError(
+            f"A dropout probability must be at most {largest:.7f}: larger ones round to 1 in steps of "
+            f"1/{DROPOUT_STEPS:,}, and would drop everything"
+        )
+    return probability
+
+
+DropoutProbability = Annotated[Probability, AfterValidator(_rounds_to_less_than_one)]
 
 
 class TokenizerSettings(Settings):
@@ -87,11 +103,11 @@ class ModelSettings(Settings):
     h: Count
     d_k: Count
     d_v: Count
-    P_drop: Probability
+    P_drop: DropoutProbability
     """Residual dropout: on every sub-layer's output and on the sums of embeddings and positions (5.4)."""
-    attention_dropout: Probability
+    attention_dropout: DropoutProbability
     """On the attention weights. The paper and its code of June 2017 have none."""
-    relu_dropout: Probability
+    relu_dropout: DropoutProbability
     """Inside the feed-forward network. The paper and its code of June 2017 have none."""
     positions: Literal["sinusoidal", "learned"]
     position_layout: Literal["interleaved", "halves"]

@@ -22,10 +22,12 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, table: Tensor, labels: Tensor, eps_ls: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, states: Tensor, table: Tensor, labels: Tensor, eps_ls: float, grad_enabled: bool
+    ) -> tuple[Tensor, Tensor]:
         weights = table.to(states.dtype)
         others = eps_ls / (table.shape[0] - 1)
-        needs_gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        needs_gradient = grad_enabled and (ctx.needs_input_grad[0] or ctx.needs_input_grad[1])
         smoothed = torch.zeros((), dtype=torch.float64, device=states.device)
         negative_log_likelihood = torch.zeros_like(smoothed)
         d_states = torch.empty_like(states) if needs_gradient else None
@@ -53,11 +55,11 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         return smoothed, negative_log_likelihood
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         d_states, d_table = ctx.saved_tensors
         # Not in bfloat16: one over a batch's tokens would be rounded by up to 0.4%, for all of it alike.
         scale = upstream[0].to(d_table.dtype)
-        return (d_states.to(scale.dtype) * scale).to(d_states.dtype), d_table * scale, None, None
+        return (d_states.to(scale.dtype) * scale).to(d_states.dtype), d_table * scale, None, None, None
 
 
 def smoothed_cross_entropy(
@@ -71,6 +73,9 @@ def smoothed_cross_entropy(
     Smoothing is tensor2tensor's: 1 - eps_ls on the label and eps_ls / (V - 1) on every other row. Only real
     positions are to be given, no padding. exp(second / positions) is the perplexity.
     """
+    # Under no_grad, `needs_input_grad` is still True for a parameter, and grad mode is always off inside `forward`.
     # torch gives `apply` no types.
-    result: tuple[Tensor, Tensor] = _SmoothedCrossEntropy.apply(states, table, labels, eps_ls)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor] = _SmoothedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        states, table, labels, eps_ls, torch.is_grad_enabled()
+    )
     return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
@@ -41,7 +41,7 @@ def micro_tokens(trainer: Trainer, folder: Path, longest: int) -> int:
         known = ON_CPU
     share = -(-trainer.settings.tokens // trainer.world.size)
     # Ranks may differ in what they were told and remember: all of them come here.
-    found = trainer.world.minimum(known or by_trial(trainer, longest, most=share + share // 4))
+    found = trainer.world.minimum(known or by_trial(trainer, longest, share + share // 4, GpuMemory(device)))
     if known is None and trainer.world.main:
         remember(folder, device_name(device), found)
     return found
@@ -69,34 +69,67 @@ def remember(folder: Path, device: str, tokens: int) -> None:
         temporary.write_text(json.dumps({**_all_remembered(folder), device: tokens}), encoding="utf-8")
 
 
-def by_trial(trainer: Trainer, longest: int, most: int) -> int:
+@runtime_checkable
+class DeviceMemory(Protocol):
+    """What `fits` asks of a device: bytes of its memory."""
+
+    def reset_peak(self) -> None:
+        """Begin to measure the peak anew."""
+
+    def peak(self) -> int:
+        """The most that this process held since `reset_peak`."""
+
+    def available(self) -> int:
+        """What this process holds and what is free."""
+
+
+class GpuMemory:
+    """A GPU's memory. Counted as reserved: what torch's allocator has taken from the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def reset_peak(self) -> None:
+        """Give back what is cached, so that an earlier pass does not count."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak(self) -> int:
+        """The most that torch's allocator had reserved."""
+        return torch.cuda.max_memory_reserved(self.device)
+
+    def available(self) -> int:
+        """What is reserved and what is free."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return free + torch.cuda.memory_reserved(self.device)
+
+
+def by_trial(trainer: Trainer, longest: int, most: int, device_memory: DeviceMemory) -> int:
     """The most positions, doubled from ON_CPU up to `most`, that a backward pass has room for."""
     size = ON_CPU
     while size < most:
         larger = min(2 * size, most)
-        if not fits(trainer, larger, longest):
+        if not fits(trainer, larger, longest, device_memory):
             break
         size = larger
     return size
 
 
-def fits(trainer: Trainer, size: int, longest: int) -> bool:
-    """Whether a micro-batch of `size` positions in pairs of `longest` subwords leaves a GPU some room."""
-    device = trainer.world.device
+def fits(trainer: Trainer, size: int, longest: int, device_memory: DeviceMemory) -> bool:
+    """Whether a micro-batch of `size` positions in pairs of `longest` subwords leaves the device some room."""
     rows = max(1, size // longest)
     ids = torch.full((rows, longest), BOS)
-    batch = MicroBatch(ids, ids, torch.arange(ids.numel()), ids.flatten()).to(device)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
+    batch = MicroBatch(ids, ids, torch.arange(ids.numel()), ids.flatten()).to(trainer.world.device)
+    device_memory.reset_peak()
     try:
         smoothed, _ = trainer.losses(batch, trainer.settings.eps_ls)
         smoothed.backward()
         # Adam's two moments come with the first update.
         moments = 2 * sum(p.numel() * p.element_size() for p in trainer.parameters)
-        free, _ = torch.cuda.mem_get_info(device)
-        held, peak = torch.cuda.memory_reserved(device), torch.cuda.max_memory_reserved(device)
-        room = bool(peak + moments <= SHARE * (free + held))
-    except torch.OutOfMemoryError:
+        room = device_memory.peak() + moments <= SHARE * device_memory.available()
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
         room = False
     trainer.gradients.start()
     return room

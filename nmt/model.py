@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmt.config import PAD, InputError, ModelSettings
+from nmt.config import DROPOUT_STEPS, PAD, InputError, ModelSettings
 from nmt.shapes import Bool, Float, Int
 
 LAYER_NORM_EPSILON = 1e-6
@@ -214,9 +214,9 @@ class Dropout(nn.Module):
             return F.dropout(x, self.probability)
         # The full range, so that the sign bit of every fourth integer is drawn too.
         drawn = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-        dropped = round(self.probability * 65536)
-        kept = (drawn.view(torch.int16)[: x.numel()] >= dropped - 32768).view(x.shape)
-        return x * (kept.to(x.dtype) * (65536 / (65536 - dropped)))
+        dropped = round(self.probability * DROPOUT_STEPS)
+        kept = (drawn.view(torch.int16)[: x.numel()] >= dropped - DROPOUT_STEPS // 2).view(x.shape)
+        return x * (kept.to(x.dtype) * (DROPOUT_STEPS / (DROPOUT_STEPS - dropped)))
 
 
 class Transformer(nn.Module):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -164,6 +165,13 @@ class Trainer:
             total += torch.stack((negative_log_likelihood, total.new_tensor(int(corpus.tgt_lengths[part].sum()))))
         likelihood, tokens = self.world.sum(total).tolist()
         return float(likelihood / tokens)
+
+    def weights_checksum(self) -> int:
+        """The CRC-32 of all weights, which are the same on every rank."""
+        checksum = 0
+        for parameter in self.parameters:
+            checksum = zlib.crc32(parameter.detach().cpu().numpy().data, checksum)
+        return checksum
 
     def stop_agreed(self) -> bool:
         """Whether any rank was asked to stop."""

@@ -26,6 +26,8 @@ from pipeline import launch
 Start = Callable[[Path, int], subprocess.Popen[bytes]]
 MakeJob = Callable[..., dict[str, Any]]
 UPDATES = 600
+PATIENCE = 200
+"""Seconds that one step of the rehearsal may take on a busy machine."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -65,10 +67,10 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, f"not true after {PATIENCE} seconds"
         time.sleep(0.05)
 
 
@@ -78,6 +80,12 @@ def listening(pid: int) -> set[str]:
     assert len(processes) >= 3, "torchrun and two ranks"
     connections = [each for process in processes for each in process.net_connections("inet")]
     return {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
+
+
+def listened_to(port: int) -> bool:
+    """Whether a process of this machine waits for connections at a port."""
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    return any(fields[1].endswith(f":{port:04X}") and fields[3] == "0A" for fields in lines)
 
 
 def reached(folder: Path) -> int:
@@ -91,7 +99,7 @@ def final_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_lost_node_is_replaced_and_a_lost_host_ends_both_sides(
     tmp_path: Path,
     tiny_job: MakeJob,
@@ -103,16 +111,17 @@ def test_a_lost_node_is_replaced_and_a_lost_host_ends_both_sides(
         (tmp_path / name).mkdir()
         (tmp_path / name / "job.yaml").write_text(yaml.safe_dump(job))
     folder = tmp_path / "nodes"
-    monkeypatch.setenv("WMT_RENDEZVOUS", f"127.0.0.1:{free_port()}")
+    port = free_port()
+    monkeypatch.setenv("WMT_RENDEZVOUS", f"127.0.0.1:{port}")
     host = agents(folder, 1)
-    time.sleep(2)  # who comes first hosts the rendezvous
+    wait_for(lambda: listened_to(port))  # who comes first hosts the rendezvous
     other = agents(folder, 1)
     wait_for(lambda: checkpoint.latest_resume(folder / "resume") is not None)
 
     workers = children(other.pid)
     assert workers
     other.kill()
-    wait_for(lambda: not any(map(alive, workers)), 20)
+    wait_for(lambda: not any(map(alive, workers)))
     before = reached(folder)
     assert 0 < before < UPDATES
     replacement = agents(folder, 1)
@@ -121,22 +130,22 @@ def test_a_lost_node_is_replaced_and_a_lost_host_ends_both_sides(
 
     workers = children(host.pid)
     host.kill()
-    wait_for(lambda: not any(map(alive, workers)), 20)
-    assert replacement.wait(timeout=90) != 0
+    wait_for(lambda: not any(map(alive, workers)))
+    assert replacement.wait(timeout=PATIENCE) != 0
     before = reached(folder)
     assert before < UPDATES
     assert not (folder / "failed.json").exists(), "a lost node was taken for a fault"
 
     monkeypatch.setenv("WMT_RENDEZVOUS", f"127.0.0.1:{free_port()}")
     both = [agents(folder, 1), agents(folder, 1)]
-    assert [process.wait(timeout=240) for process in both] == [0, 0]
+    assert [process.wait(timeout=PATIENCE) for process in both] == [0, 0]
     assert json.loads((folder / "done.json").read_text())["resumes"] >= 2
 
     monkeypatch.setenv("WMT_NODES", "1")
     alone = agents(tmp_path / "undisturbed", 2)
     wait_for(lambda: checkpoint.latest_resume(tmp_path / "undisturbed/resume") is not None)
     assert listening(alone.pid) == {"127.0.0.1"}
-    assert alone.wait(timeout=240) == 0
+    assert alone.wait(timeout=PATIENCE) == 0
     assert not list((tmp_path / "undisturbed").glob(".*"))
     weights = [final_weights(tmp_path / name) for name in ("undisturbed", "nodes")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

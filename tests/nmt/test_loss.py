@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from nmt.loss import ROWS, smoothed_cross_entropy
 
@@ -66,7 +67,49 @@ def test_it_is_torch_smoothing_with_a_larger_epsilon() -> None:
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_no_gradient_is_made_where_none_is_asked_for() -> None:
-    with torch.no_grad():
-        smoothed, _ = smoothed_cross_entropy(torch.randn(3, 4), torch.randn(5, 4), torch.tensor([0, 1, 2]), 0.1)
-    assert not smoothed.requires_grad
+def operations(grad: bool) -> int:
+    """What torch counts for the loss of 7 positions with a parameter as the table, V = 5 and d_model = 4."""
+    states, table = torch.randn(7, 4, requires_grad=grad), torch.nn.Parameter(torch.randn(5, 4))
+    with torch.set_grad_enabled(grad), FlopCounterMode(display=False) as counter:
+        smoothed, likelihood = smoothed_cross_entropy(states, table, torch.arange(7) % 5, 0.1)
+    assert smoothed.requires_grad == grad
+    assert not likelihood.requires_grad
+    return int(counter.get_total_flops())
+
+
+def test_no_gradient_is_computed_where_gradients_are_off() -> None:
+    """The logits are one product; the gradients of states and table are two more."""
+    assert operations(grad=False) == 2 * 7 * 4 * 5
+    assert operations(grad=True) > 2 * 7 * 4 * 5
+
+
+def test_sums_are_in_float64() -> None:
+    """100,000 equal terms: a float32 sum would be off in its seventh digit."""
+    smoothed, likelihood = smoothed_cross_entropy(
+        torch.zeros(100_000, 2), torch.zeros(4, 2), torch.zeros(100_000, dtype=torch.int64), 0.1
+    )
+    term = -F.log_softmax(torch.zeros(4), dim=0)[0].item()
+    assert likelihood.item() == pytest.approx(100_000 * term, rel=1e-10)
+    assert smoothed.item() == pytest.approx(100_000 * term, rel=1e-10)
+
+
+def test_bfloat16_gradients_have_their_inputs_types() -> None:
+    states, table = torch.randn(3, 4, dtype=torch.bfloat16, requires_grad=True), torch.nn.Parameter(torch.randn(5, 4))
+    smoothed, _ = smoothed_cross_entropy(states, table, torch.tensor([0, 1, 2]), 0.1)
+    smoothed.backward()
+    assert states.grad is not None
+    assert table.grad is not None
+    assert (states.grad.dtype, table.grad.dtype) == (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("frozen", ["states", "table"])
+def test_one_of_both_gradients_alone(frozen: str) -> None:
+    torch.manual_seed(3)
+    given = {"states": torch.randn(6, 4), "table": torch.randn(5, 4)}
+    for name, tensor in given.items():
+        tensor.requires_grad_(name != frozen)
+    labels = torch.tensor([0, 1, 2, 3, 4, 4])
+    wanted = [tensor for name, tensor in given.items() if name != frozen]
+    found = torch.autograd.grad(smoothed_cross_entropy(given["states"], given["table"], labels, 0.0)[0], wanted)
+    plain = F.cross_entropy(given["states"] @ given["table"].T, labels, reduction="sum")
+    torch.testing.assert_close(found, torch.autograd.grad(plain, wanted))

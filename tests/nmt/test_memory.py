@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import math
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
+from devices import LimitedMemory, losses_with_room_for
 
 from nmt import memory
 from nmt.batches import Corpus, MicroBatch, train_files, updates
@@ -30,29 +28,7 @@ ROOM = 40
 @pytest.fixture
 def small_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that runs out of memory in the backward pass, when part of the gradients is already there."""
-    losses = Trainer.losses
-
-    class Full(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-            raise torch.OutOfMemoryError("pretended")
-
-    def limited(self: Trainer, batch: MicroBatch, eps_ls: float) -> tuple[torch.Tensor, torch.Tensor]:
-        if torch.is_grad_enabled() and max(batch.src.numel(), batch.tgt_in.numel()) > ROOM:
-            # The encoder's gradients are the last to come: the decoder's are there before the memory is full.
-            encode = self.model.encode
-            self.model.encode = lambda *given: Full.apply(encode(*given))
-            try:
-                return losses(self, batch, eps_ls)
-            finally:
-                del self.model.encode
-        return losses(self, batch, eps_ls)
-
-    monkeypatch.setattr(Trainer, "losses", limited)
+    monkeypatch.setattr(Trainer, "losses", losses_with_room_for(ROOM))
 
 
 def gradients(job: Job, micro_tokens: int) -> tuple[list[torch.Tensor], torch.Tensor, int]:
@@ -95,27 +71,6 @@ def test_what_filled_the_memory_is_let_go_of_before_the_next_try(
     monkeypatch.setattr(Trainer, "losses", watched)
     gradients(Job.model_validate(tiny_job()), 1000)
     assert len(tried) > 3
-
-
-def test_ranks_that_remember_different_sizes_take_the_least(tmp_path: Path, tiny_job: MakeJob) -> None:
-    """One was told, the other chooses: both must take part in agreeing on it."""
-    script = (
-        "import sys\nfrom pathlib import Path\nimport torch, yaml\nfrom nmt import memory\n"
-        "from nmt.dist import world\nfrom nmt.trainer import Job, Trainer\n"
-        "job = Job.model_validate(yaml.safe_load(Path(sys.argv[1]).read_text()))\n"
-        "with world(store=sys.argv[2]) as place:\n"
-        "    print(memory.micro_tokens(Trainer(job, place, 0), Path(sys.argv[1]).parent, 9))\n"
-    )
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job()))
-    words = [sys.executable, "-c", script, str(tmp_path / "job.yaml"), f"file://{tmp_path}/store"]
-    ranks = [
-        subprocess.Popen(
-            words, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", **told},
-        )
-        for rank, told in enumerate([{}, {"NMT_MICRO_TOKENS": "77"}])
-    ]  # fmt: skip
-    assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["77\n", "77\n"]
 
 
 def test_sizes_of_several_devices_are_remembered(tmp_path: Path) -> None:
@@ -162,9 +117,102 @@ def test_a_wrong_size_is_refused(
         memory.micro_tokens(Trainer(Job.model_validate(tiny_job()), ALONE, 0), tmp_path, 9)
 
 
-def test_the_size_doubles_until_it_does_not_fit(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def smallest_capacity(trainer: Trainer, size: int, longest: int) -> int:
+    """The bytes that a device needs for `fits`, measured where there is more than enough."""
+    measured = LimitedMemory(10**12)
+    with measured:
+        assert memory.fits(trainer, size, longest, measured)
+    moments = 2 * sum(4 * parameter.numel() for parameter in trainer.parameters)
+    return math.ceil((measured.most + moments) / memory.SHARE)
+
+
+def test_what_fits_is_measured_with_room_for_the_moments_and_the_rest(tiny_job: MakeJob) -> None:
     trainer = Trainer(Job.model_validate(tiny_job()), ALONE, 0)
-    monkeypatch.setattr(memory, "fits", lambda trainer, size, longest: size <= 5000)
-    assert memory.by_trial(trainer, 9, most=100_000) == 4096
-    assert memory.by_trial(trainer, 9, most=3000) == 3000
-    assert memory.by_trial(trainer, 9, most=500) == memory.ON_CPU
+    enough = smallest_capacity(trainer, 900, 9)
+    for capacity, expected in [(enough, True), (enough - 2, False)]:
+        device = LimitedMemory(capacity)
+        with device:
+            assert memory.fits(trainer, 900, 9, device) is expected
+        assert device.out_of_memory == 0
+        # What the trial computed is gone again, and no update counts it.
+        assert all(parameter.grad is None for parameter in trainer.parameters)
+        assert trainer.interval.tolist() == [0, 0, 0, 0]
+
+
+def test_a_trial_that_runs_out_of_memory_does_not_fit(tiny_job: MakeJob) -> None:
+    trainer = Trainer(Job.model_validate(tiny_job()), ALONE, 0)
+    for part in (0.1, 0.5):
+        device = LimitedMemory(int(part * smallest_capacity(trainer, 900, 9)))
+        with device:
+            assert not memory.fits(trainer, 900, 9, device)
+        assert device.out_of_memory == 1
+        assert all(parameter.grad is None for parameter in trainer.parameters)
+
+
+def test_another_error_in_a_trial_is_raised(tiny_job: MakeJob) -> None:
+    trainer = Trainer(Job.model_validate(tiny_job()), ALONE, 0)
+    trainer.model.embedding.table.data = torch.zeros(16, 15)
+    with pytest.raises(RuntimeError, match="size"):
+        memory.fits(trainer, 900, 9, LimitedMemory(10**12))
+
+
+def test_longer_pairs_need_more_of_a_device(tiny_job: MakeJob) -> None:
+    """Attention's weights grow with the square of the length: the trial must be of the longest pairs."""
+    trainer = Trainer(Job.model_validate(tiny_job()), ALONE, 0)
+    assert smallest_capacity(trainer, 900, 300) > 2 * smallest_capacity(trainer, 900, 9)
+    # A pair longer than the size is tried alone.
+    assert smallest_capacity(trainer, 9, 100) == smallest_capacity(trainer, 100, 100)
+
+
+def test_the_size_doubles_until_it_does_not_fit(tiny_job: MakeJob) -> None:
+    trainer = Trainer(Job.model_validate(tiny_job()), ALONE, 0)
+    device = LimitedMemory(smallest_capacity(trainer, 5000, 9))
+    with device:
+        assert memory.by_trial(trainer, 9, 100_000, device) == 4096
+        assert memory.by_trial(trainer, 9, 4096, device) == 4096
+        assert memory.by_trial(trainer, 9, 3000, device) == 3000
+        assert memory.by_trial(trainer, 9, 500, device) == memory.ON_CPU == 2048
+    # The first that fits is no trial: less would leave a device idle.
+    none = LimitedMemory(1)
+    assert memory.by_trial(trainer, 9, 100_000, none) == 2048
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpus_memory_is_measured() -> None:
+    device = torch.device("cuda", 0)
+    gpu = memory.GpuMemory(device)
+    gpu.reset_peak()
+    before, available = gpu.peak(), gpu.available()
+    held = torch.empty(100 * 2**20, dtype=torch.uint8, device=device)
+    assert gpu.peak() >= before + held.nbytes
+    del held
+    assert gpu.peak() >= before + 100 * 2**20
+    gpu.reset_peak()
+    assert gpu.peak() == before
+    assert gpu.available() == pytest.approx(available, rel=0.05)
+
+
+def test_out_of_memory_is_told_from_other_errors() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert memory.out_of_memory(caught.value)
+    assert memory.out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not memory.out_of_memory(RuntimeError("shapes differ"))
+
+
+def test_the_choice_is_the_users_then_the_remembered_then_the_cpus(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(Job.model_validate(tiny_job()), ALONE, 0)
+    monkeypatch.delenv("NMT_MICRO_TOKENS", raising=False)
+    assert memory.device_name(torch.device("cpu")) == "cpu"
+    assert memory.micro_tokens(trainer, tmp_path, 9) == 2048
+    # Nothing was found out that would be worth remembering.
+    assert not (tmp_path / "micro.json").exists()
+    memory.remember(tmp_path, "cpu", 333)
+    memory.remember(tmp_path, "NVIDIA H100", 444)
+    assert memory.micro_tokens(trainer, tmp_path, 9) == 333
+    monkeypatch.setenv("NMT_MICRO_TOKENS", "1")
+    assert memory.micro_tokens(trainer, tmp_path, 9) == 1
+    assert memory.remembered(tmp_path, "cpu") == 333
+    assert memory.remembered(tmp_path, "A100") is None

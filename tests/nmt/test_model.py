@@ -8,11 +8,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmt.config import PAD, InputError, ModelSettings
-from nmt.model import MultiHeadAttention, Transformer, padding_mask, positional_encoding, subsequent_mask
+from nmt.config import BOS, PAD, InputError, ModelSettings
+from nmt.model import (
+    Dropout,
+    MultiHeadAttention,
+    Transformer,
+    attention,
+    padding_mask,
+    positional_encoding,
+    subsequent_mask,
+)
 
 SMALL = ModelSettings(
     N=2, d_model=16, d_ff=32, h=4, d_k=4, d_v=4, P_drop=0.1, attention_dropout=0.0, relu_dropout=0.0,
@@ -61,13 +70,43 @@ def torch_twin(model: Transformer) -> nn.Transformer:
     return twin.eval()
 
 
-def test_parity_with_torch_transformer() -> None:
+class Scale(nn.Module):
+    """In the place of a dropout: what it multiplies by shows where it stands."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+def scale_dropouts(model: Transformer, twin: nn.Transformer) -> None:
+    """Put a factor of its own in the place of each dropout on a sub-layer's output or after the ReLU, in both."""
+    factor = 0.5
+    pairs = zip([*model.encoder, *model.decoder], [*twin.encoder.layers, *twin.decoder.layers], strict=True)
+    for ours, theirs in pairs:
+        for number, add_norm in enumerate(ours.add_norms, start=1):
+            factor += 0.1
+            add_norm.dropout = Scale(factor)
+            setattr(theirs, f"dropout{number}", Scale(factor))
+        ours.feed_forward.dropout, theirs.dropout = Scale(factor + 0.05), Scale(factor + 0.05)
+
+
+@pytest.mark.parametrize("in_training", [False, True])
+def test_parity_with_torch_transformer(in_training: bool) -> None:
+    """In training, dropouts are replaced by factors: torch's layers have theirs in the same places."""
     model = model_of()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     src, tgt = ids([5, 6, 7, 2], [8, 2]), ids([1, 9, 10], [1, 11])
     twin = torch_twin(model)
+    if in_training:
+        scale_dropouts(model, twin)
+        # The embeddings' dropout stays off: the twin has none.
+        model.train().embedding.eval()
+        twin.train()
     expected = twin(
         model.embedding(src), model.embedding(tgt),
         tgt_mask=~subsequent_mask(3, torch.device("cpu")), src_key_padding_mask=src == PAD,
@@ -111,6 +150,52 @@ def test_attention_of_every_shape_equals_heads_one_by_one(changes: dict[str, obj
     assert torch.allclose(module(x, memory, None)[0], expected, atol=1e-12)
 
 
+def test_attention_by_hand() -> None:
+    """d_k = 4, scores 2 log 3 / sqrt(4) and 0: weights 3/4 and 1/4; with the first key masked, 0 and 1."""
+    Q = torch.tensor([2.0, 0.0, 0.0, 0.0]).view(1, 1, 1, 4)
+    K = torch.tensor([[math.log(3), 9.0, 9.0, 9.0], [0.0, 9.0, 9.0, 9.0]]).view(1, 1, 2, 4)
+    V = torch.tensor([[4.0, 0.0, 8.0], [0.0, 4.0, 8.0]]).view(1, 1, 2, 3)
+    torch.testing.assert_close(attention(Q, K, V, None).flatten(), torch.tensor([3.0, 1.0, 8.0]))
+    mask = torch.tensor([False, True])
+    torch.testing.assert_close(attention(Q, K, V, mask).flatten(), torch.tensor([0.0, 4.0, 8.0]))
+    # A dropout stands between the softmax and the product with V.
+    torch.testing.assert_close(attention(Q, K, V, mask, Scale(0.5)).flatten(), torch.tensor([0.0, 2.0, 4.0]))
+
+
+def test_attention_dropout_is_on_the_weights_of_every_attention() -> None:
+    model = model_of(attention_dropout=0.25)
+    x = torch.randn(1, 3, 16, dtype=torch.float64)
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention):
+            assert module.dropout.probability == 0.25
+            with torch.no_grad():
+                module.W_O.bias.zero_()
+            before = module(x, x, None)
+            module.dropout = Scale(0.5)
+            torch.testing.assert_close(module(x, x, None), before / 2)
+
+
+def test_embeddings_are_scaled_and_placed_before_the_dropout() -> None:
+    model = model_of()
+    model.embedding.dropout = Scale(0.5)
+    found = model.embedding(ids([5, 9]), start=3)[0]
+    pe = positional_encoding(5, 16)[3:].double()
+    torch.testing.assert_close(found, 0.5 * (4 * model.embedding.table[[5, 9]] + pe))
+
+
+def test_each_dropout_has_the_setting_that_is_its_own() -> None:
+    model = model_of(P_drop=0.1, attention_dropout=0.2, relu_dropout=0.3)
+    found = {name: module.probability for name, module in model.named_modules() if isinstance(module, Dropout)}
+    residual = [f"encoder.{i}.add_norms.{k}" for i in range(2) for k in range(2)]
+    residual += [f"decoder.{i}.add_norms.{k}" for i in range(2) for k in range(3)]
+    attentions = [f"{stack}.{i}.self_attention" for stack in ("encoder", "decoder") for i in range(2)]
+    attentions += [f"decoder.{i}.cross_attention" for i in range(2)]
+    relu = [f"{stack}.{i}.feed_forward" for stack in ("encoder", "decoder") for i in range(2)]
+    expected = dict.fromkeys(["embedding", *residual], 0.1)
+    expected |= dict.fromkeys(attentions, 0.2) | dict.fromkeys(relu, 0.3)
+    assert found == {f"{name}.dropout": probability for name, probability in expected.items()}
+
+
 def test_positional_encoding_follows_the_formulas() -> None:
     pe = positional_encoding(50, 8)
     for position, i in [(0, 0), (3, 1), (49, 3)]:
@@ -140,6 +225,25 @@ def test_positions_grow_beyond_the_prepared_table() -> None:
     assert model.embedding(torch.full((1, 700), 5)).shape == (1, 700, 16)
     expected = positional_encoding(700, 16)[699].double() + 4 * model.embedding.table[5]
     assert torch.allclose(model.embedding(torch.full((1, 700), 5))[0, 699], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [511, 512, 513])
+def test_positions_at_the_edge_of_the_prepared_table(length: int) -> None:
+    embedding = model_of(position_layout="halves").embedding
+    expected = positional_encoding(length, 16, "halves")[-1].double() + 4 * embedding.table[5]
+    assert torch.allclose(embedding(torch.full((1, length), 5))[0, -1], expected, atol=1e-6)
+    assert embedding.pe.shape == ((512 if length <= 512 else 2 * length), 16)
+    assert embedding.pe.dtype == torch.float64
+    assert list(embedding.state_dict()) == ["table"]
+
+
+def test_learned_positions_are_added_row_by_row() -> None:
+    embedding = model_of(positions="learned").embedding
+    found = embedding(torch.full((2, 64), 5))
+    torch.testing.assert_close(found[1], embedding.learned + 4 * embedding.table[5])
+    torch.testing.assert_close(
+        embedding(torch.tensor([[7]]), start=63)[0, 0], embedding.learned[63] + 4 * embedding.table[7]
+    )
 
 
 def test_learned_positions_end_with_one_sentence() -> None:
@@ -197,6 +301,41 @@ def test_dropout_keeps_the_mean_and_the_share() -> None:
     assert torch.equal(dropout.eval()(x), x)
 
 
+def test_dropout_draws_each_element_by_itself() -> None:
+    """No element repeats its neighbour's draw, in the same row or the next; the kept ones are 1 / (1 - P)."""
+    dropout = Dropout(0.25).train()
+    torch.manual_seed(1)
+    y = dropout(torch.ones(512, 513, dtype=torch.float64))
+    assert set(y.unique().tolist()) == {0.0, 1 / 0.75}
+    dropped = y == 0
+    for one, other in [
+        (dropped[:, 1:], dropped[:, :-1]), (dropped[1:], dropped[:-1]), (dropped[:, 4:], dropped[:, :-4]),
+    ]:  # fmt: skip
+        assert (one & other).double().mean().item() == pytest.approx(0.25**2, abs=3e-3)
+    assert not torch.equal(dropout(torch.ones(9, 9)), dropout(torch.ones(9, 9)))
+    x = torch.randn(5, requires_grad=True)
+    assert Dropout(0.0).train()(x) is x
+    # The gradient goes through the same mask.
+    torch.manual_seed(2)
+    y = Dropout(0.5).train()(x)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(gradient * x, y)
+
+
+@pytest.mark.parametrize("name", ["P_drop", "attention_dropout", "relu_dropout"])
+def test_the_largest_dropout_is_finite_and_larger_ones_are_refused(name: str) -> None:
+    largest = 1 - 1 / 65_536
+    settings = ModelSettings.model_validate({**SMALL.model_dump(), name: largest})
+    torch.manual_seed(1)
+    y = Dropout(getattr(settings, name)).train()(torch.ones(2_000_000))
+    # One draw of 65,536 is kept: about 30 here.
+    assert 10 < (y != 0).sum() < 60
+    assert y.max() == 65_536
+    for probability in (0.999995, math.nextafter(largest, 1.0)):
+        with pytest.raises(ValidationError, match=r"dropout probability must be at most 0\.9999847"):
+            ModelSettings.model_validate({**SMALL.model_dump(), name: probability})
+
+
 def test_initialisation_has_the_stated_ranges() -> None:
     torch.manual_seed(3)
     model = Transformer(SMALL.model_copy(update={"d_model": 64, "d_k": 16, "d_v": 16, "d_ff": 128}), 5000)
@@ -204,13 +343,42 @@ def test_initialisation_has_the_stated_ranges() -> None:
     bound = math.sqrt(6 / 128)
     weight = model.encoder[0].self_attention.W_Q.weight
     assert bound * 0.98 < weight.abs().max().item() <= bound
+    inner = model.decoder[1].feed_forward.W_1.weight
+    assert math.sqrt(6 / 192) * 0.98 < inner.abs().max().item() <= math.sqrt(6 / 192)
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):
+            assert not parameter.any(), name
+        if name.endswith("norm.weight"):
+            assert (parameter == 1).all(), name
+    learned = Transformer(SMALL.model_copy(update={"positions": "learned", "max_positions": 2000}), 5).embedding.learned
+    assert learned.std().item() == pytest.approx(16**-0.5, rel=0.02)
+    assert learned.mean().item() == pytest.approx(0.0, abs=0.01)
     fused = Transformer(
         SMALL.model_copy(update={"d_model": 64, "d_k": 16, "d_v": 16, "initialisation": "glorot_fused"}), 99
     )
     smaller = math.sqrt(6 / (64 + 3 * 64))
     assert smaller * 0.98 < fused.encoder[0].self_attention.W_Q.weight.abs().max().item() <= smaller
+    for layer in (*fused.encoder, *fused.decoder):
+        for projection in (layer.self_attention.W_Q, layer.self_attention.W_K, layer.self_attention.W_V):
+            assert smaller * 0.98 < projection.weight.abs().max().item() <= smaller
+        assert layer.self_attention.W_O.weight.abs().max().item() > smaller
     assert fused.decoder[0].cross_attention.W_Q.weight.abs().max().item() > smaller
 
 
 def test_padding_mask_is_true_at_tokens() -> None:
     assert padding_mask(ids([5, 2], [7])).tolist() == [[[[True, True]]], [[[True, False]]]]
+    # BOS, EOS and UNK are tokens like others.
+    assert padding_mask(torch.tensor([[BOS, 2, 3, PAD]])).flatten().tolist() == [True, True, True, False]
+    assert subsequent_mask(2, torch.device("cpu")).tolist() == [[True, False], [True, True]]
+
+
+def test_layer_norm_has_tensor2tensors_epsilon() -> None:
+    norms = [module for module in model_of().modules() if isinstance(module, nn.LayerNorm)]
+    assert len(norms) == 2 * 2 + 2 * 3
+    assert {norm.eps for norm in norms} == {1e-6}
+
+
+def test_logits_are_the_product_with_the_table() -> None:
+    model = model_of()
+    states = torch.randn(2, 16, dtype=torch.float64)
+    torch.testing.assert_close(model.logits(states), states @ model.embedding.table.T)

@@ -20,7 +20,7 @@ from nmt.config import InputError, ModelSettings
 from nmt.dist import World
 from nmt.flops import parameters, training_flops
 from nmt.history import read_history
-from nmt.trainer import Job, Trainer, stream, train
+from nmt.trainer import Job, Trainer, asked_to_stop, check_positions, stream, train
 
 ALONE = World(0, 1, torch.device("cpu"))
 MakeJob = Callable[..., dict[str, Any]]
@@ -61,8 +61,8 @@ def test_it_learns_to_copy(tmp_path: Path, tiny_job: MakeJob) -> None:
     job["model"].update(d_model=32, d_k=16, d_v=16)
     assert run(job, tmp_path / "run", micro_tokens=400)
     losses = [r["valid_loss"] for r in read_history(tmp_path / "run/history.jsonl") if "valid_loss" in r]
-    # A guess among twelve words and the end has a loss of about 2.5 nats.
-    assert losses[-1] < 2.0
+    # A guess among twelve words and the end has a loss of about 2.5 nats, the mean of the source's words one of 1.7.
+    assert losses[-1] < 0.5
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -214,7 +214,9 @@ def test_time_before_a_stop_counts_and_speed_stays_true(
     assert record["seconds"] >= 19 * slow
     (path,) = (tmp_path / "run/resume").iterdir()
     state = json.loads((path / "state.json").read_text())
-    assert state["device_seconds"] == {"cpu": pytest.approx(state["seconds"], abs=0.01)}
+    # Of one device: what is measured a moment later is the same time, and far from that of two.
+    assert list(state["device_seconds"]) == ["cpu"]
+    assert state["seconds"] <= state["device_seconds"]["cpu"] < 1.9 * state["seconds"]
 
 
 def test_a_sentence_longer_than_the_learned_positions_is_told_before_the_first_update(
@@ -224,6 +226,35 @@ def test_a_sentence_longer_than_the_learned_positions_is_told_before_the_first_u
     job["model"] |= {"positions": "learned", "max_positions": 6}
     with pytest.raises(InputError, match=r"of the training set has 9 subwords, but model.max_positions is 6"):
         run(job, tmp_path / "run")
+
+
+def test_learned_positions_are_checked_on_both_sides_of_both_sets(
+    tmp_path: Path, tiny_job: MakeJob, write_arrow: Callable[..., None]
+) -> None:
+    short, longer = [([5, 2], [6, 2])], [([5, 2], [6, 2]), ([5, 5, 2], [6, 2]), ([5, 2], [6, 6, 6, 2])]
+    for name, pairs in (("short", short), ("longer", longer)):
+        write_arrow(tmp_path / name, pairs)
+    corpora = {name: Corpus([tmp_path / name]) for name in ("short", "longer")}
+    model = ModelSettings.model_validate(tiny_job()["model"] | {"positions": "learned", "max_positions": 4})
+    check_positions(model, corpora["longer"], corpora["longer"])
+    three = model.model_copy(update={"max_positions": 3})
+    for name, given in (("training", ("longer", "short")), ("validation", ("short", "longer"))):
+        with pytest.raises(
+            InputError, match=rf"^line 3 of the {name} set has 4 subwords, but model.max_positions is 3:"
+        ):
+            check_positions(three, *(corpora[one] for one in given))
+    check_positions(three.model_copy(update={"positions": "sinusoidal"}), corpora["longer"], corpora["longer"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_ask_for_a_stop_while_training_alone(tiny_job: MakeJob, number: signal.Signals) -> None:
+    trainer = Trainer(Job.model_validate(tiny_job()), ALONE, 64)
+    before = signal.getsignal(number)
+    with asked_to_stop(trainer):
+        assert not trainer.stop_agreed()
+        os.kill(os.getpid(), number)
+        assert trainer.stop_agreed()
+    assert signal.getsignal(number) is before
 
 
 def test_the_summary_says_what_was_trained(tmp_path: Path, tiny_job: MakeJob) -> None:

@@ -1,0 +1,233 @@
+"""Ranks that train together, as processes of this machine: forked from a server that has imported torch already.
+
+No rank outlives its test: the ranks die with the server, the server with the tests, and `ranks` kills what is left.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+DEADLINE = 200.0
+"""Seconds that ranks may take on a busy machine; a test file's own timeout is longer."""
+
+Target = Callable[..., Any]
+
+
+def _rank(rank: int, size: int, folder: Path, store: str, home: Path | None, target: Target, given: Any) -> None:
+    """One rank: its output goes to a file, what `target` returns to another."""
+    import torch
+
+    from nmt.dist import world
+    from nmt.parent import die_with_parent
+
+    die_with_parent()
+    with (folder / f"rank-{rank}.log").open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    torch.set_num_threads(1)
+    if home is not None:
+        os.chdir(home)
+    with world(store=f"file://{folder / store}") as place:
+        result = target(place, *given)
+    (folder / f"rank-{rank}.json").write_text(json.dumps(result), encoding="utf-8")
+
+
+def _server() -> multiprocessing.context.ForkServerContext:
+    """The server that ranks are forked from; it has imported what takes seconds.
+
+    The first optimizer imports torch._dynamo, and a process imports its parent's main module, which is pytest.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["nmt.trainer", "torch._dynamo", "pytest"])
+    before = os.environ.get("PYTHONPATH")
+    # Up to Python 3.12 the server has not our sys.path.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+    return context
+
+
+@contextmanager
+def ranks(
+    size: int, folder: Path, target: Target, *given: Any, store: str = "store", homes: Sequence[Path | None] = ()
+) -> Iterator[list[BaseProcess]]:
+    """Start `target(world, *given)` on each of `size` ranks that meet over a file; kill those that are left at the end.
+
+    `homes`: the working directory of each, if not this one.
+    """
+    context = _server()
+    folder.mkdir(parents=True, exist_ok=True)
+    places = homes or [None] * size
+    processes: list[BaseProcess] = [
+        context.Process(target=_rank, args=(rank, size, folder, store, places[rank], target, given))
+        for rank in range(size)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        yield processes
+    finally:
+        for process in processes:
+            if process.pid is not None:
+                process.kill()
+                process.join()
+
+
+def finished(processes: Sequence[BaseProcess]) -> list[int | None]:
+    """Wait until all have ended; returns their exit codes, None for one that is not at its end by the deadline."""
+    end = time.monotonic() + DEADLINE
+    for process in processes:
+        process.join(max(0.0, end - time.monotonic()))
+    return [process.exitcode for process in processes]
+
+
+def results(size: int, folder: Path, target: Target, *given: Any, **how: Any) -> list[Any]:
+    """What `target` returns on each rank; fails with the ranks' output where one of them does not end well."""
+    with ranks(size, folder, target, *given, **how) as processes:
+        statuses = finished(processes)
+    assert statuses == [0] * size, (statuses, output(folder))
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(size)]
+
+
+def output(folder: Path) -> str:
+    """What all ranks in `folder` printed."""
+    return "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("rank-*.log")))
+
+
+# What ranks do in tests: found by name in their processes, so it stands here.
+
+
+def agreements(place: Any) -> dict[str, Any]:
+    """All that a world agrees on; each rank gives another value."""
+    import torch
+
+    started = torch.tensor([float(place.rank)])
+    place.start_sum(started).wait()
+    place.barrier()
+    return {
+        "rank": place.rank, "size": place.size, "main": place.main, "device": str(place.device),
+        "sum": place.sum(torch.tensor([place.rank + 1.0, 0.5])).tolist(), "started_sum": started.tolist(),
+        "any_of_one": place.any(place.rank == 2), "any_of_none": place.any(False),
+        "minimum": place.minimum(5 - 5 * place.rank), "same": place.same(7), "differ": place.same(place.rank),
+        "one_differs": place.same(int(place.rank == 1)), "large": place.same(2**40 + 1),
+    }  # fmt: skip
+
+
+def training(place: Any, job: dict[str, Any], folder: str, bucket: int | None = None) -> bool:
+    """A whole training; `bucket`: the bytes that are summed together."""
+    from nmt import gradients
+    from nmt.dist import lost_the_others
+    from nmt.trainer import Job, train
+
+    if bucket is not None:
+        gradients.BUCKET = bucket
+    try:
+        return train(Job.model_validate(job), Path(folder), place, 64)
+    except Exception as error:
+        if lost_the_others(error):
+            Path(folder, "lost-the-others").touch()
+        raise
+
+
+def disturbed_training(place: Any, job: dict[str, Any], folder: str, update: int, rank: int, number: int) -> bool:
+    """A training in which one rank sends itself a signal after an update."""
+    from nmt.trainer import Trainer
+
+    step = Trainer.step
+
+    def watched(self: Trainer, given: Any) -> None:
+        step(self, given)
+        if given.number == update and place.rank == rank:
+            os.kill(os.getpid(), number)
+
+    Trainer.step = watched
+    return training(place, job, folder)
+
+
+def training_with_a_weight_changed(place: Any, job: dict[str, Any], folder: str) -> bool:
+    """The last weight of the last rank is another by one bit."""
+    import torch
+
+    from nmt import trainer
+
+    make = trainer.Transformer
+
+    def changed(*given: Any) -> Any:
+        model = make(*given)
+        if place.rank == place.size - 1:
+            last = list(model.parameters())[-1].data.view(torch.int32).view(-1)
+            last[-1] ^= 1
+        return model
+
+    trainer.Transformer = changed
+    return training(place, job, folder)
+
+
+def training_in_folders_of_their_own(place: Any, job: dict[str, Any], folder: str) -> bool:
+    """A training of ranks that share no folder."""
+    return training(place, job, f"{folder}-{place.rank}")
+
+
+def gradients_of_an_update(
+    place: Any, job: dict[str, Any], folder: str, bucket: int = 50_000_000, room: int | None = None
+) -> dict[str, int]:
+    """Save each rank's gradients after the first update; the last rank's device may have `room` for less."""
+    from devices import losses_with_room_for
+    from safetensors.torch import save_file
+
+    from nmt import gradients
+    from nmt.batches import Corpus, train_files, updates
+    from nmt.trainer import Job, Trainer
+
+    gradients.BUCKET = bucket
+    if room is not None and place.rank == place.size - 1:
+        Trainer.losses = losses_with_room_for(room)
+    settings = Job.model_validate(job)
+    trainer = Trainer(settings, place, 64)
+    begun, finish = [0], trainer.gradients.finish
+
+    def counted() -> Any:
+        begun[0] = len(trainer.gradients._works)
+        return finish()
+
+    trainer.gradients.finish = counted
+    corpus = Corpus(train_files(Path(settings.corpus)))
+    # Twice: what the first update left is no part of the second.
+    for update in updates(corpus, 1, 120, lambda: 64, place.rank, place.size, 1, 2):
+        trainer.step(update)
+    found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
+    save_file(found, Path(folder) / f"gradients-{place.rank}.safetensors")
+    buckets = trainer.gradients.finish() if place.size > 1 else []
+    return {"buckets": len(buckets), "begun": begun[0], "micro_tokens": trainer.micro_tokens}
+
+
+def main_module(place: Any, folder: str) -> None:
+    """What torchrun runs."""
+    from nmt import trainer
+
+    sys.argv = ["trainer", folder] if folder else ["trainer"]
+    trainer.main()
+
+
+def chosen_micro_tokens(place: Any, job: dict[str, Any], folder: str, told: list[str | None]) -> int:
+    """How much goes through the model together, where users told ranks different things."""
+    from nmt import memory
+    from nmt.trainer import Job, Trainer
+
+    value = told[place.rank]
+    if value is not None:
+        os.environ["NMT_MICRO_TOKENS"] = value
+    return memory.micro_tokens(Trainer(Job.model_validate(job), place, 0), Path(folder), 9)
