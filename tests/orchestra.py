@@ -118,7 +118,7 @@ class Orchestra:
         try:
             until(lambda: process.poll() is not None or b"a run: " in self.log.read_bytes()[before:], "the services")
             assert process.poll() is None, self.log.read_text()
-        except AssertionError:
+        except BaseException:
             self.kill(process)
             raise
         return process

@@ -10,7 +10,6 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -131,12 +130,12 @@ def test_a_terminal_that_closes_gives_runs_the_time_to_save_and_to_report(orches
     terminal = Terminal(orchestra.log)
     process = orchestra.start(terminal)
     try:
+        before = set((orchestra.clone.folder / "work/train").glob("*"))
         identity = orchestra.deploy(target="train", seed=2)
-        state = until(lambda: orchestra.trained(5), "training to begin")
+        state = until(lambda: orchestra.trained(5, before), "training to begin")
         assert orchestra.ends(process, terminal.close) == 0
-        kind, message = database(orchestra, identity)
-        assert (kind, "termination signal" in message) == ("CRASHED", True)
-        assert (Path(state) / "interrupted").exists()
+        assert database(orchestra, identity) == ("CRASHED", "Execution was aborted by a termination signal.")
+        assert (state / "interrupted").exists()
     finally:
         terminal.close()
         orchestra.kill(process)

@@ -8,9 +8,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from pipeline.services import is_dead
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,3 +74,23 @@ def test_a_second_start_on_the_same_state(tmp_path: Path) -> None:
             ports = {"MLFLOW_PORT": str(one.getsockname()[1]), "PREFECT_PORT": str(other.getsockname()[1])}
         said = refused(tmp_path, **ports)
     assert said == f"services: `make serve` or `make ui` runs already on {tmp_path}: end it first\n"
+
+
+def test_a_run_whose_process_is_gone_is_dead() -> None:
+    """Its number may have gone to another process; a run that has just begun may not have one yet."""
+    process = subprocess.Popen(["sleep", "600"], env={**os.environ, "PREFECT__FLOW_RUN_ID": "one"})
+    try:
+
+        def run(identity: str, number: int | None, since: str = "2026-01-01T00:00:00Z") -> dict[str, Any]:
+            return {"id": identity, "infrastructure_pid": number and str(number), "state": {"timestamp": since}}
+
+        now = datetime.now(UTC).isoformat()
+        for worker_is_dead in (True, False):
+            assert not is_dead(run("one", process.pid), worker_is_dead)
+            assert is_dead(run("two", process.pid), worker_is_dead)
+            assert is_dead(run("two", process.pid, now), worker_is_dead) is worker_is_dead
+            assert is_dead(run("one", None), worker_is_dead) is worker_is_dead
+    finally:
+        process.kill()
+        process.wait()
+    assert is_dead(run("one", process.pid), worker_is_dead=False)
