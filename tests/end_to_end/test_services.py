@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import re
 import signal
 import sqlite3
 import stat
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
 from clones import SHRUNKEN, Clone
 from orchestra import Orchestra, Terminal, until
+
+from pipeline.services import SHORT
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -51,15 +55,11 @@ def typed_elsewhere(orchestra: Orchestra, *words: str) -> subprocess.CompletedPr
     )  # fmt: skip
 
 
-def database(orchestra: Orchestra, identity: str) -> tuple[str, str]:
-    """The type of a run's state and its message, from what the server left on disk."""
+def database(orchestra: Orchestra, identity: str) -> str:
+    """The type of a run's state, from what the server left on disk."""
     with contextlib.closing(sqlite3.connect(orchestra.clone.folder / "work/prefect/prefect.db")) as connection:
-        (found,) = connection.execute(
-            "SELECT flow_run.state_type, message FROM flow_run LEFT JOIN flow_run_state"
-            " ON flow_run_state.id = flow_run.state_id WHERE replace(flow_run.id, '-', '') = ?",
-            [identity.replace("-", "")],
-        ).fetchall()
-    return found
+        states = dict(connection.execute("SELECT replace(id, '-', ''), state_type FROM flow_run").fetchall())
+    return str(states[identity.replace("-", "")])
 
 
 def test_who_may_use_them_and_a_second_ctrl_c_does_not_wait(orchestra: Orchestra) -> None:
@@ -106,7 +106,7 @@ def test_who_may_use_them_and_a_second_ctrl_c_does_not_wait(orchestra: Orchestra
 
         assert orchestra.ends(process, twice) == 0
         assert not login.exists()
-        assert database(orchestra, identity)[0] == "RUNNING"
+        assert database(orchestra, identity) == "RUNNING"
         typed = typed_elsewhere(orchestra, "deployment", "run", "wmt-en-de")
         assert (typed.returncode, typed.stdout) == (1, "")
         assert re.fullmatch(r"prefect: no server answers: run `make serve` in .*\n", typed.stderr)
@@ -114,13 +114,25 @@ def test_who_may_use_them_and_a_second_ctrl_c_does_not_wait(orchestra: Orchestra
         orchestra.kill(process)
 
 
-def test_a_start_reports_what_died_and_a_kill_leaves_nothing(orchestra: Orchestra) -> None:
+def test_a_start_reports_what_died_a_worker_ends_its_runs_and_a_kill_leaves_nothing(orchestra: Orchestra) -> None:
     process = orchestra.start()
     try:
         (identity,) = [run["id"] for run in orchestra.call("flow_runs/filter", {})]
         run = orchestra.run(identity)
         assert (run["state_type"], run["state_name"]) == ("CRASHED", "Crashed")
         assert "resumes" in run["state"]["message"]
+
+        (worker,) = orchestra.at_work("-m prefect worker start")
+        identity = orchestra.deploy(target="train")
+        until(lambda: orchestra.stages(identity), "the first stage")
+        until(lambda: time.time() - psutil.Process(worker).create_time() > SHORT + 1, "a worker that lived for a while")
+        os.kill(worker, signal.SIGTERM)
+        run = orchestra.ended(identity)
+        assert (run["state_type"], run["state"]["message"]) == (
+            "CRASHED", "Execution was aborted by a termination signal."
+        )  # fmt: skip
+        until(lambda: orchestra.at_work("-m prefect worker start") not in ([worker], []), "another worker")
+
         assert orchestra.ends(process, process.kill) == -signal.SIGKILL
     finally:
         orchestra.kill(process)
@@ -134,7 +146,7 @@ def test_a_terminal_that_closes_gives_runs_the_time_to_save_and_to_report(orches
         identity = orchestra.deploy(target="train", seed=2)
         state = until(lambda: orchestra.trained(5, before), "training to begin")
         assert orchestra.ends(process, terminal.close) == 0
-        assert database(orchestra, identity) == ("CRASHED", "Execution was aborted by a termination signal.")
+        assert database(orchestra, identity) == "CRASHED"
         assert (state / "interrupted").exists()
     finally:
         terminal.close()
