@@ -16,7 +16,7 @@ run: setup
 
 setup: $(STAMP)
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock pyproject.toml infra/prefect-plugins.pth
 	@test -e .git || { echo "make: this folder is no git repository, and DVC needs one: use git clone" >&2; exit 1; }
 	@if ! "$(BIN)/python" -c 'import pip' 2>/dev/null; then \
 	    found=; for python in python3 python3.13 python3.12 python3.11 python3.14; do \
@@ -33,6 +33,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@echo "installing the locked dependencies (a few minutes the first time)"
 	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@cp infra/prefect-plugins.pth "$$("$(BIN)/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@touch $@
 
 test: setup
@@ -47,7 +48,8 @@ lint: setup
 plan: setup
 	@$(VENV) python -m pipeline.plan
 
-# MLflow and Prefect for this machine alone, on $MLFLOW_PORT and $PREFECT_PORT. Ctrl-C ends both.
+# MLflow and Prefect for this machine alone, on $MLFLOW_PORT and $PREFECT_PORT; they print Prefect's password. Ctrl-C
+# ends both.
 ui: setup
 	@$(VENV) python -m pipeline.services
 

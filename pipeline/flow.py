@@ -35,6 +35,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.concurrency.sync import concurrency
 from prefect.deployments.runner import RunnerDeployment
+from prefect.exceptions import TerminationSignal
 from prefect.states import Completed, Failed
 from prefect.types.entrypoint import EntrypointType
 from pydantic import Field
@@ -128,8 +129,9 @@ def pipeline(asked: dict[str, Any], target: str | None, force: bool) -> State[An
     logger = get_run_logger()
     run = Run(ROOT, runtime.flow_run.name, str(runtime.flow_run.id), logger.info)
     done: list[Done] = []
-    with outliving_the_worker(), ExitStack() as cleanup:
+    with ExitStack() as cleanup:
         cleanup.callback(run.close)
+        cleanup.enter_context(outliving_the_worker())
         try:
             stages = run.begin(changes, target)
         except InputError as error:
@@ -149,16 +151,19 @@ def pipeline(asked: dict[str, Any], target: str | None, force: bool) -> State[An
 
 @contextmanager
 def outliving_the_worker() -> Iterator[None]:
-    """When the worker is dead, which reads what this process prints, have it print nothing, and come to its end.
+    """When the worker is dead or ends this process, have the process print nothing more, and come to its end.
 
-    Prefect ends at the first line that nobody reads, and would at every further one, before it tells the server.
+    The worker reads what this process prints, and does not wait for it when it ends itself. Prefect ends at the first
+    line that nobody reads, and would at every further one, before it tells the server.
     """
     try:
         yield
-    except BaseException:
-        with open(os.devnull, "w") as nothing:
-            for descriptor in (1, 2):
-                if unread(descriptor):
+    except BaseException as error:
+        if isinstance(error, TerminationSignal) or unread(1) or unread(2):
+            # The worker's signal is followed by the one that its death sends, which would interrupt the report.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            with open(os.devnull, "w") as nothing:
+                for descriptor in (1, 2):
                     os.dup2(nothing.fileno(), descriptor)
         raise
 

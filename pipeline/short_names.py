@@ -6,15 +6,20 @@ all that needs to be typed.
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from prefect.plugins import HookContext, SetupResult, register_hook
 
+from pipeline.services import LOGIN
 from pipeline.stage import state_root
 
-API = "prefect-api"
-"""The file in the state root that names the server's address while it runs."""
+ROOT = Path(__file__).resolve().parents[1]
+"""The repository."""
 COMMANDS = ("run", "inspect", "pause", "resume", "delete", "schedule")
 """Of `prefect deployment`, those that take a deployment's name."""
 
@@ -30,13 +35,30 @@ def long_name(arguments: list[str]) -> list[str]:
     return arguments
 
 
+def login() -> dict[str, str]:
+    """The settings for the server of `make serve`: of this folder, else of the repository; empty where none answers."""
+    for path in (state_root() / LOGIN, ROOT / "work" / LOGIN):
+        try:
+            found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+            address = urlsplit(found["PREFECT_API_URL"])
+            # A server that was killed left the file.
+            socket.create_connection((str(address.hostname), address.port or 80), timeout=5).close()
+        except OSError:
+            continue
+        return found
+    return {}
+
+
 @register_hook
 def setup_environment(*, ctx: HookContext) -> SetupResult | None:
     """Prefect's hook, called before it reads its command line."""
-    if Path(sys.argv[0]).name != "prefect":
+    if Path(sys.argv[0]).name not in {"prefect", "flow.py"}:
         return None
-    sys.argv[:] = long_name(sys.argv)
-    address = state_root() / API
-    if ctx.api_url is None and address.exists():
-        return SetupResult(env={"PREFECT_API_URL": address.read_text(encoding="utf-8").strip()})
+    named = long_name(sys.argv)
+    found = login()
+    if ctx.api_url is None and not found and named != sys.argv:
+        sys.exit(f"prefect: no server answers: run `make serve` in {ROOT} first, or set PREFECT_API_URL")
+    sys.argv[:] = named
+    if found and ctx.api_url in {None, found["PREFECT_API_URL"]} and "PREFECT_API_AUTH_STRING" not in os.environ:
+        return SetupResult(env=found)
     return None

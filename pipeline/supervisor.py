@@ -11,7 +11,6 @@ lines of JSON on standard input, and so are the replies on the file descriptor R
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import queue
@@ -23,10 +22,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
-
 from nmt.config import InputError
 from pipeline import copies
+from pipeline.guard import adopt_orphans, end_children
 
 GRACE = 90.0
 """Seconds between SIGTERM and SIGKILL: more than a stage gives torchrun, and then takes to tell MLflow."""
@@ -40,6 +38,7 @@ class Supervisor:
         self.folder, self.original = folder, original
         self.commands: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
         self.stopping = threading.Event()
+        self.once = threading.Lock()
 
     def listen(self, stream: IO[str]) -> None:
         """Take commands until the other side closes the pipe."""
@@ -48,8 +47,11 @@ class Supervisor:
         self.stop()
 
     def stop(self) -> None:
-        """End what runs, then this process."""
-        self.stopping.set()
+        """End what runs, then this process. The pipe's end and SIGTERM may ask for it one after the other."""
+        with self.once:
+            if self.stopping.is_set():
+                return
+            self.stopping.set()
         self.commands.put(None)
         end_children(GRACE)
         # What DVC itself may be at, a checksum of many gigabytes say, is not waited for: it is made again.
@@ -104,30 +106,6 @@ def stages(target: str | None) -> dict[str, list[str]]:
             direct[stage.addressing] = [one for one in before if not any(one in above[other] for other in before)]
             above[stage.addressing] = set(before).union(*(above[other] for other in before))
         return direct
-
-
-def end_children(grace: float) -> None:
-    """SIGTERM every child once, wait, and SIGKILL what is left of the tree after `grace` seconds."""
-    own, asked = psutil.Process(), set[psutil.Process]()
-    deadline = time.monotonic() + grace
-    # Orphans of a child that ended become our children: they are asked in their turn.
-    while (children := own.children()) and time.monotonic() < deadline:
-        for child in children:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if child not in asked:
-                    child.terminate()
-        asked.update(children)
-        psutil.wait_procs(children, timeout=0.2)
-    for child in own.children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-
-
-def adopt_orphans() -> None:
-    """Have processes whose parents die become our children. Linux only."""
-    if sys.platform == "linux":
-        PR_SET_CHILD_SUBREAPER = 36
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def main() -> int:

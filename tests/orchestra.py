@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import fcntl
 import json
 import os
+import pty
+import select
 import signal
 import socket
 import subprocess
 import sys
+import termios
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -41,6 +47,34 @@ def until(find: Callable[[], Found | None], what: str, patience: float = PATIENC
     raise AssertionError(f"waited {patience:.0f} s in vain for {what}")
 
 
+class Terminal:
+    """A terminal that controls the process which is started in it, until it is closed; what it prints goes to a log."""
+
+    def __init__(self, log: Path) -> None:
+        self.ours, self.theirs = pty.openpty()
+        self.log, self.closing = log, threading.Event()
+        self.thread = threading.Thread(target=self._copy)
+        self.thread.start()
+
+    def control(self) -> None:
+        """To be called in the process, once it leads a session."""
+        fcntl.ioctl(self.theirs, termios.TIOCSCTTY, 0)
+
+    def _copy(self) -> None:
+        with self.log.open("ab", buffering=0) as log:
+            while not self.closing.is_set():
+                if select.select([self.ours], [], [], 0.1)[0]:
+                    log.write(os.read(self.ours, 65536))
+
+    def close(self) -> None:
+        """What the user does with the window."""
+        if not self.closing.is_set():
+            self.closing.set()
+            self.thread.join()
+            os.close(self.theirs)
+            os.close(self.ours)
+
+
 class Orchestra:
     """`make serve` in a clone."""
 
@@ -70,29 +104,51 @@ class Orchestra:
             "OMP_NUM_THREADS": "1",
         }
 
+    def start(self, terminal: Terminal | None = None) -> subprocess.Popen[bytes]:
+        """The services, once they are ready, in a terminal or without any."""
+        before = self.log.stat().st_size if self.log.exists() else 0
+        ports = {"PREFECT_PORT": str(self.prefect), "MLFLOW_PORT": str(self.mlflow)}
+        with self.log.open("ab") as log:
+            output = terminal.theirs if terminal else log.fileno()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "pipeline.services", "--worker"],
+                cwd=self.clone.folder, env={**self.environment(), **ports}, stdin=terminal and output, stdout=output,
+                stderr=output, start_new_session=True, preexec_fn=terminal and terminal.control,  # noqa: PLW1509 - one system call
+            )  # fmt: skip
+        try:
+            until(lambda: process.poll() is not None or b"a run: " in self.log.read_bytes()[before:], "the services")
+            assert process.poll() is None, self.log.read_text()
+        except BaseException:
+            self.kill(process)
+            raise
+        return process
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """End the services and all that works in the clone."""
+        process.kill()
+        process.wait()
+        while found := self.at_work():
+            for one in found:
+                with_suppressed(os.kill, one, signal.SIGKILL)
+
+    def ends(self, process: subprocess.Popen[bytes], end: Callable[[], object]) -> int:
+        """The exit status of the services after `end`, which must leave nothing behind."""
+        family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+        end()
+        status = process.wait(timeout=PATIENCE)
+        until(lambda: not any(map(psutil.pid_exists, family)), "the end of what the services started", 120)
+        until(lambda: not self.at_work(), "the end of what works in the clone", 120)
+        return status
+
     @contextmanager
     def serving(self) -> Iterator[subprocess.Popen[bytes]]:
         """The services until the end, when Ctrl-C must leave nothing behind."""
-        self.home.mkdir(parents=True, exist_ok=True)
-        ports = {"PREFECT_PORT": str(self.prefect), "MLFLOW_PORT": str(self.mlflow)}
-        with self.log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "pipeline.services", "--worker"],
-                cwd=self.clone.folder, env={**self.environment(), **ports}, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
+        process = self.start()
         try:
-            until(lambda: process.poll() is not None or b"a run: " in self.log.read_bytes(), "the services")
-            assert process.poll() is None, self.log.read_text()
             yield process
-            family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
-            process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=120) == 0
-            until(lambda: not any(map(psutil.pid_exists, family)), "the end of what the services started", 60)
+            assert self.ends(process, lambda: process.send_signal(signal.SIGINT)) == 0
         finally:
-            for one in [*self.at_work(), process.pid]:
-                with_suppressed(os.kill, one, signal.SIGKILL)
-            process.wait()
+            self.kill(process)
 
     def at_work(self, *words: str) -> list[int]:
         """The processes of this clone: those whose command or working folder is in it, all `words` in the command."""
@@ -108,12 +164,19 @@ class Orchestra:
                 found.append(process.pid)
         return found
 
+    def login(self) -> Json:
+        """The settings of Prefect's clients, as the services publish them."""
+        found: Json = json.loads((self.clone.folder / "work/prefect/login.json").read_text())
+        return found
+
+    def authorization(self) -> str:
+        return f"Basic {base64.b64encode(self.login()['PREFECT_API_AUTH_STRING'].encode()).decode()}"
+
     def call(self, path: str, body: Json | None = None, method: str | None = None) -> Any:
         """Prefect's API: GET, or POST where there is a body."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            f"{self.api_url}/{path}", data, {"Content-Type": "application/json"}, method=method
-        )
+        headers = {"Content-Type": "application/json", "Authorization": self.authorization()}
+        request = urllib.request.Request(f"{self.api_url}/{path}", data, headers, method=method)
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.loads(answer.read() or b"null")
 

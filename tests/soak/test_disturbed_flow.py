@@ -27,9 +27,9 @@ def weights(clone: Clone) -> dict[str, torch.Tensor]:
 
 
 def service(process: psutil.Process, *words: str) -> psutil.Process:
-    """The service whose command holds the words."""
-    (found,) = [child for child in process.children() if all(word in " ".join(child.cmdline()) for word in words)]
-    return found
+    """The service whose command holds the words: the first process under its guard."""
+    (guard,) = [child for child in process.children() if all(word in " ".join(child.cmdline()) for word in words)]
+    return min(guard.children(), key=psutil.Process.create_time)
 
 
 @pytest.fixture
