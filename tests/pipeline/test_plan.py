@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from clones import STAGES
 
 from nmt.config import InputError
 from pipeline import evidence, launch, plan, resolve, train
@@ -137,8 +138,7 @@ def test_code_of_search_reruns_decoding_and_what_follows(finished: Configuration
 
 def test_before_the_first_run_every_stage_would_run(finished: Configuration) -> None:
     Path("dvc.lock").unlink()
-    assert set(runs(finished).values()) == {"never ran here"}
-    assert len(runs(finished)) == 11
+    assert list(runs(finished).values()) == ["never ran here"] * len(STAGES)
 
 
 def test_outside_a_repository_dvc_cannot_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
