@@ -150,9 +150,9 @@ class Orchestra:
         found: Json = self.call(f"flow_runs/{identity}")
         return found
 
-    def completed(self) -> str:
+    def completed(self, *options: str) -> str:
         """The id of a run by the short name that came to its end."""
-        identity = self.type("-p", "row=sample", "--watch")
+        identity = self.type("-p", "row=sample", *options, "--watch")
         run = self.run(identity)
         assert run["state_type"] == "COMPLETED", self.messages(identity)
         return identity

@@ -33,7 +33,8 @@ def orchestra(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestra]:
 
 @pytest.fixture(scope="module")
 def first(orchestra: Orchestra) -> str:
-    return orchestra.completed()
+    overrides = {"training": {"updates": 8, "checkpoint_every": 4}}
+    return orchestra.completed("-p", f"overrides={json.dumps(overrides)}")
 
 
 def test_every_stage_is_a_task_that_says_that_it_ran(orchestra: Orchestra, first: str) -> None:
@@ -59,7 +60,7 @@ def test_the_results_come_back_as_an_experiment(orchestra: Orchestra, first: str
     metrics = json.loads((clone.folder / "results/metrics.json").read_text())
     artifacts = orchestra.artifacts(first)
     assert artifacts["wmt-en-de-sample-training"]["data"] == 100
-    assert "update 12 of 12" in artifacts["wmt-en-de-sample-training"]["description"]
+    assert "update 8 of 8" in artifacts["wmt-en-de-sample-training"]["description"]
     table = json.loads(artifacts["wmt-en-de-sample-stages"]["data"])
     assert [row["stage"] for row in table] == STAGES
     markdown = artifacts["wmt-en-de-sample-bleu"]["data"]
@@ -113,23 +114,21 @@ def scheduled(orchestra: Orchestra, pair: str) -> list[str]:
     return [run["id"] for run in runs if run["state_type"] not in {"SCHEDULED", "PENDING"}]
 
 
-def test_a_users_mistake_is_one_sentence_and_not_tried_again(orchestra: Orchestra) -> None:
-    identity = orchestra.deploy(row="C-N3")
-    run = orchestra.ended(identity)
-    assert (run["state_type"], "did you mean" in run["state"]["message"]) == ("FAILED", True)
-    assert {name: (task["state_name"], task["run_count"]) for name, task in orchestra.stages(identity).items()} == {
-        "resolve": ("Refused", 1)
-    }
-
-
-def test_what_git_does_not_track_is_refused(orchestra: Orchestra) -> None:
+def test_what_the_user_must_mend_is_one_sentence_and_not_tried_again(orchestra: Orchestra) -> None:
     path = orchestra.clone.folder / "data/catalog/mine.yaml"
     path.write_text("extends: sample\ndescription: Mine.\n")
-    # Both runs by one name: the second does not go on in the copy that the first has left.
-    run = orchestra.ended(orchestra.deploy("my own: 1", corpus="mine", target="download"))
+    untracked = orchestra.deploy("my own: 1", corpus="mine", target="download")
+    mistaken = orchestra.deploy(row="C-N3")
+    run = orchestra.ended(mistaken)
+    assert (run["state_type"], "did you mean" in run["state"]["message"]) == ("FAILED", True)
+    assert {name: (task["state_name"], task["run_count"]) for name, task in orchestra.stages(mistaken).items()} == {
+        "resolve": ("Refused", 1)
+    }
+    run = orchestra.ended(untracked)
     assert run["state_name"] == "Refused"
     assert "`git add data/catalog/mine.yaml`" in run["state"]["message"]
     subprocess.run(["git", "add", path], cwd=orchestra.clone.folder, check=True)
+    # By the same name, which does not go on in the copy that the first has left.
     identity = orchestra.deploy("my own: 1", corpus="mine", target="download")
     run = orchestra.ended(identity)
     assert (run["state_type"], run["name"]) == ("COMPLETED", "my own: 1"), orchestra.messages(identity)
