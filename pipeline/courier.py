@@ -132,7 +132,7 @@ class Courier:
         configuration = yaml.safe_load(spool.config.read_bytes())
         run = configuration["run"]
         created = self.client.create_run(
-            self._experiment(f"wmt-{run['pair']}"), run_name=run["row"], tags={"mlflow.user": user()}
+            self._experiment(f"wmt-{run['pair']}"), run_name=_name(spool, run["row"]), tags={"mlflow.user": user()}
         )
         state = {"uri": self.address, "run": created.info.run_id, "offset": 0, "status": "RUNNING"}
         spool.set_state(state)
@@ -224,6 +224,14 @@ def digest(text: ParallelSettings, archives: Mapping[str, str | None]) -> str | 
     if any(one[0] is None for one in sides):
         return None
     return hashlib.sha256(json.dumps(sides).encode()).hexdigest()[:16]
+
+
+def _name(spool: Spool, row: str) -> str:
+    """The name of a run in MLflow: the one by which its orchestrator saves it in DVC, else its row."""
+    for event in spool.read()[0]:
+        if event["kind"] == "tags" and {"WMT_RUN", "DVC_EXP_NAME"} <= event["values"].keys():
+            return str(event["values"]["DVC_EXP_NAME"])
+    return row
 
 
 def clean(key: str) -> str:

@@ -19,10 +19,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, cast
 from uuid import UUID
 
+import coolname.data
 from prefect import Task, flow, get_run_logger, runtime, serve, task
 from prefect.artifacts import (
     create_markdown_artifact,
@@ -43,7 +45,7 @@ from pydantic import Field
 from nmt.config import InputError
 from nmt.parent import die_with_parent
 from pipeline import resolve, shown
-from pipeline.runs import Run
+from pipeline.runs import Run, unique_name
 from pipeline.spool import Spool
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,8 +64,10 @@ PROGRESS_SECONDS = 5.0
 Row = Annotated[str | None, Field(description="A row of the paper's tables; params.yaml's where none is given.")]
 Corpus = Annotated[str | None, Field(description="A file of data/catalog; params.yaml's where none is given.")]
 Seed = Annotated[int | None, Field(description="Of weights, order and dropout; params.yaml's where none is given.")]
+EXAMPLE = '{"training": {"updates": 200, "checkpoint_every": 10}}'
+"""Overrides for a short training of any row: as many checkpoints as it averages, or more."""
 Overrides = Annotated[
-    dict[str, Any] | None, Field(description='Single values, laid over params.yaml\'s: {"training": {"updates": 100}}.')
+    dict[str, Any] | None, Field(description=f"Single values, laid over params.yaml's, for example {EXAMPLE}.")
 ]
 Target = Annotated[str | None, Field(description="The last stage to run; all where none is given.")]
 Force = Annotated[bool, Field(description="Run stages although nothing that decides them has changed.")]
@@ -79,12 +83,23 @@ class Done:
 
 
 def run_name() -> str:
-    """The row and the beginning of the flow run's id: of the Prefect run and of the DVC experiment."""
+    """Return the flow run's name: the user's, or row, pair and the end of the id in place of one that Prefect drew."""
+    name = str(runtime.flow_run.name)
+    if not is_drawn(name):
+        return name
     row = runtime.flow_run.parameters.get("row")
     # The run itself says what is wrong with params.yaml.
     with suppress(InputError):
         row = row or resolve.read_params(ROOT / resolve.PARAMS).get("row")
-    return f"{row}-{str(runtime.flow_run.id)[:8]}"
+    pair = str(runtime.flow_run.flow_name).removeprefix("wmt-")
+    return unique_name(f"{row}-{pair}", str(runtime.flow_run.id))
+
+
+def is_drawn(name: str) -> bool:
+    """Whether Prefect drew the name, as it does where the user gives none: two words of coolname's lists."""
+    words = name.split("-")
+    lists = cast(dict[str, Any], coolname.data.config).values()
+    return len(words) == 2 and set(words).issubset(chain(*(one["words"] for one in lists if one["type"] == "words")))
 
 
 @flow(name="wmt-en-de", flow_run_name=run_name, description="Raw text to BLEU, English to German.")
@@ -127,7 +142,8 @@ def pipeline(asked: dict[str, Any], target: str | None, force: bool) -> State[An
         die_with_parent(signal.SIGTERM)
     changes = {key: value for key, value in asked.items() if value is not None}
     logger = get_run_logger()
-    run = Run(ROOT, runtime.flow_run.name, str(runtime.flow_run.id), logger.info)
+    identity = str(runtime.flow_run.id)
+    run = Run(ROOT, unique_name(str(runtime.flow_run.name), identity), identity, logger.info)
     done: list[Done] = []
     with ExitStack() as cleanup:
         cleanup.callback(run.close)

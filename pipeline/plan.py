@@ -7,7 +7,6 @@ the rest is arithmetic on the resolved configuration and the corpora's known siz
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -155,30 +154,33 @@ def measured_rate(configuration: Configuration, corpus: Corpus, seconds: float =
     return training_flops(configuration.model, corpus.vocabulary, sums) / best, name
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """What DVC has on record of a stage's last run."""
+
+    ran: bool
+    settings: Mapping[str, Any]
+    """Those of the resolved configuration that it reads, by dotted keys, as they were then; None for new keys."""
+    changed: list[str]
+    """What has changed since of the rest: paths of dependencies, and the command."""
+
+
 def stages_to_run(configuration: Configuration) -> dict[str, str]:
     """Every stage of dvc.yaml in order, with why it would run, or nothing where it would not."""
+    from dvc.utils.serialize import loads_yaml
+
     graph: dict[str, Any] = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]
-    lock_file = Path("dvc.lock")
-    locked = yaml.safe_load(lock_file.read_text(encoding="utf-8"))["stages"] if lock_file.exists() else {}
-    status = dvc_status()
-    settings = configuration.model_dump(mode="json")
     maker = {path: name for name in graph for path in evidence.outs(graph[name])}
+    # Read as DVC reads its record, which is YAML 1.2.
+    settings = loads_yaml(resolve.text(configuration))
+    before = recorded()
     reasons: dict[str, str] = {}
     for name, entry in graph.items():
-        changes = [change for change in status.get(name, []) if isinstance(change, dict)]
-        deps = {path for change in changes for path in change.get("changed deps", {})}
-        own = sorted(path for path in deps if path != str(CONFIG) and evidence.made_by(path, maker) is None)
-        before = locked.get(name, {}).get("params", {}).get(str(CONFIG), {})
-        keys = [
-            key
-            for declared in entry.get("params", [])
-            if isinstance(declared, dict)
-            for key in declared.get(str(CONFIG), [])
-            if before.get(key) != value_at(settings, key)
-        ]
+        own = sorted(path for path in before[name].changed if evidence.made_by(path, maker) is None)
+        keys = [key for key, value in before[name].settings.items() if value != value_at(settings, key)]
         sources = [evidence.made_by(path, maker) for path in evidence.paths(entry.get("deps"))]
         follows = sorted({source for source in sources if source is not None and reasons.get(source)})
-        if name not in locked:
+        if not before[name].ran:
             reasons[name] = "never ran here"
         elif own:
             reasons[name] = f"changed: {', '.join(own)}"
@@ -196,16 +198,32 @@ def value_at(content: Any, key: str) -> Any:
     return content
 
 
-def dvc_status() -> dict[str, list[Any]]:
-    """What `dvc status` tells; raises InputError where it cannot."""
-    result = subprocess.run(
-        [sys.executable, "-m", "dvc", "status", "--json"], capture_output=True, text=True, check=False
-    )
-    if result.returncode != 0:
-        reason = (result.stderr.strip().split("\n") or [""])[-1]
-        raise InputError(f"dvc status fails ({reason}): run this in the repository's root, a git clone of it")
-    content: dict[str, list[Any]] = json.loads(result.stdout)
-    return content
+def recorded() -> dict[str, Recorded]:
+    """What DVC has on record of every stage; raises InputError where it cannot be read."""
+    from dvc.dependency import ParamsDependency
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    try:
+        with Repo() as repo:
+            status, stages = repo.status(), list(repo.index.stages)
+    except DvcException as error:
+        raise InputError(f"dvc status fails ({error}): run this in the repository's root, a git clone of it") from error
+    found: dict[str, Recorded] = {}
+    for one in stages:
+        settings: dict[str, Any] = {}
+        for dep in one.deps:
+            if isinstance(dep, ParamsDependency) and dep.def_path == str(CONFIG):
+                settings = dict.fromkeys(dep.params) | (dep.hash_info.value or {})
+        changed: list[str] = []
+        for change in status.get(one.addressing, ()):
+            if change == "changed command":
+                changed.append("the command")
+            elif isinstance(change, dict):
+                changed += change.get("changed deps", ())
+        ran = any(out.hash_info for out in one.outs)
+        found[one.addressing] = Recorded(ran, settings, [path for path in changed if path != str(CONFIG)])
+    return found
 
 
 def size(number: float) -> str:

@@ -30,15 +30,27 @@ _NOT_TOLD = ("Use `dvc push` to", "To push cached outputs", "Updating lock file"
 """How lines begin that are advice for who works in the copy."""
 _OTHERS = ("PREFECT__", "DVC_ROOT", "DVC_STAGE", "DVC_EXP_")
 """How variables begin that tell of another run."""
+DIGITS = 8
+"""Characters of a run's id that its name ends with. The last ones: Prefect's ids begin with the time."""
+
+
+def unique_name(name: str, identity: str) -> str:
+    """Return `name` with the end of the run's id, as a DVC experiment and a folder can be named."""
+    end = identity[-DIGITS:]
+    safe = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("-")
+    return safe if safe.endswith(end) else "-".join(filter(None, [safe[:100], end]))
 
 
 class Run:
-    """A run named `name`, tracked as `identity`; `tell` is handed every line that is printed."""
+    """A run named `name`, tracked as `identity`; `tell` is handed every line that is printed.
+
+    The name is that of its folder and of its DVC experiment, and no other run's.
+    """
 
     def __init__(self, original: Path, name: str, identity: str, tell: Callable[[str], None]) -> None:
         self.original, self.name, self.identity, self.tell = original, name, identity, tell
         self.state_root = (original / stage.state_root()).absolute()
-        self.folder = self.state_root / "runs" / re.sub(r"[^A-Za-z0-9._-]", "_", name)
+        self.folder = self.state_root / "runs" / name
         self.copy = copies.repository(self.folder)
         self.status = self.folder / "status"
         self.told = 0

@@ -20,17 +20,24 @@ from pipeline.stage import state_root
 
 ROOT = Path(__file__).resolve().parents[1]
 """The repository."""
-COMMANDS = ("run", "inspect", "pause", "resume", "delete", "schedule")
+COMMANDS = ("run", "inspect", "delete", "schedule")
 """Of `prefect deployment`, those that take a deployment's name."""
+FLAGS = ("--watch", "--all", "--active", "--replace", "--day_or", "--accept-yes", "-y", "--prompt")
+"""Their options and Prefect's own that take no value, each also with `--no-` before its name."""
+NAMES = ("--name", "--deployment-name", "--deployment_name")
+"""Options whose value is a deployment's name."""
 
 
 def long_name(arguments: list[str]) -> list[str]:
-    """The command line of Prefect with a short name of a deployment written out."""
-    if arguments[1:2] != ["deployment"] or len(arguments) < 4 or arguments[2] not in COMMANDS:
+    """Return the command line of Prefect with a short name of a deployment written out."""
+    # What is no option and no option's value, by its place; the first is Prefect's own name.
+    words = [place for place in range(1, len(arguments)) if not _is_of_an_option(arguments, place)]
+    typed = [arguments[place] for place in words[:2]]
+    if len(typed) < 2 or typed[0] != "deployment" or typed[1] not in COMMANDS:
         return arguments
-    for place in range(3, len(arguments)):
+    for place in words[2:]:
         name = arguments[place]
-        if name.startswith("wmt-") and "/" not in name and not arguments[place - 1].startswith("-"):
+        if name.startswith("wmt-") and "/" not in name:
             return [*arguments[:place], f"{name}/{name}", *arguments[place + 1 :]]
     return arguments
 
@@ -47,6 +54,12 @@ def login() -> dict[str, str]:
             continue
         return found
     return {}
+
+
+def _is_of_an_option(arguments: list[str], place: int) -> bool:
+    before = arguments[place - 1] if place > 1 else ""
+    takes_it = before.startswith("-") and before != "-" and "=" not in before and before not in NAMES
+    return arguments[place].startswith("-") or (takes_it and before.replace("--no-", "--", 1) not in FLAGS)
 
 
 @register_hook

@@ -101,6 +101,7 @@ class Orchestra:
             "PYTHONPATH": os.pathsep.join([str(self.clone.folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "PREFECT_HOME": str(self.home / "prefect"),
             "PREFECT_WORKER_QUERY_SECONDS": "2",
+            "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
             "OMP_NUM_THREADS": "1",
         }
 
@@ -177,32 +178,45 @@ class Orchestra:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", "Authorization": self.authorization()}
         request = urllib.request.Request(f"{self.api_url}/{path}", data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.loads(answer.read() or b"null")
 
-    def type(self, *arguments: str) -> str:
+        def answer() -> bytes | None:
+            try:
+                with urllib.request.urlopen(request, timeout=60) as reply:
+                    return reply.read() or b"null"
+            except urllib.error.HTTPError as error:
+                # The database is locked; Prefect's own client asks again, too.
+                if error.code == 503:
+                    return None
+                raise
+
+        return json.loads(until(answer, f"an answer to {path}"))
+
+    def type(self, *options: str) -> str:
         """`prefect deployment run` with a short name, as a user types it; returns the flow run's id."""
         result = subprocess.run(
-            ["prefect", "deployment", "run", "wmt-en-de", *arguments],
+            ["prefect", "deployment", "run", *options, "wmt-en-de"],
             cwd=self.clone.folder, env=self.environment(), capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert result.returncode == 0, result.stdout + result.stderr
         return next(line.split()[-1] for line in result.stdout.split("\n") if "UUID" in line)
 
-    def deploy(self, **parameters: Any) -> str:
+    def deploy(self, name: str | None = None, **parameters: Any) -> str:
         """The same through the API, which takes no seconds to start."""
-        deployment = self.call("deployments/name/wmt-en-de/wmt-en-de")["id"]
-        body = {"state": {"type": "SCHEDULED"}, "parameters": parameters}
-        return str(self.call(f"deployments/{deployment}/create_flow_run", body)["id"])
+        body = {"state": {"type": "SCHEDULED"}, "parameters": parameters, **({"name": name} if name else {})}
+        return str(self.call(f"deployments/{self.deployment('en-de')['id']}/create_flow_run", body)["id"])
+
+    def deployment(self, pair: str) -> Json:
+        found: Json = self.call(f"deployments/name/wmt-{pair}/wmt-{pair}")
+        return found
 
     def run(self, identity: str) -> Json:
         found: Json = self.call(f"flow_runs/{identity}")
         return found
 
-    def completed(self) -> str:
+    def completed(self, *options: str) -> str:
         """The id of a run by the short name that came to its end."""
-        identity = self.type("-p", "row=sample")
-        run = self.ended(identity)
+        identity = self.type("-p", "row=sample", *options, "--watch")
+        run = self.run(identity)
         assert run["state_type"] == "COMPLETED", self.messages(identity)
         return identity
 

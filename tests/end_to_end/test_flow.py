@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from clones import SHRUNKEN, STAGES, Clone
@@ -22,6 +23,9 @@ def orchestra(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestra]:
     clone.params(overrides=SHRUNKEN)
     path = clone.folder / "nmt/corpus.py"
     path.write_text(path.read_text() + '\n\nprint("code of", __file__)\n')
+    # The example of a schedule, but none that starts days of work.
+    deployments = clone.folder / "infra/prefect.yaml"
+    deployments.write_text(deployments.read_text().replace("# schedules: [{", "schedules: [{active: false, "))
     orchestra = Orchestra(clone, tmp_path_factory.mktemp("home"))
     with orchestra.serving():
         yield orchestra
@@ -29,35 +33,34 @@ def orchestra(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestra]:
 
 @pytest.fixture(scope="module")
 def first(orchestra: Orchestra) -> str:
-    return orchestra.completed()
+    overrides = {"training": {"updates": 8, "checkpoint_every": 4}}
+    return orchestra.completed("-p", f"overrides={json.dumps(overrides)}")
 
 
 def test_every_stage_is_a_task_that_says_that_it_ran(orchestra: Orchestra, first: str) -> None:
     assert list(orchestra.how(first).items()) == [(name, "Ran") for name in STAGES]
-    assert orchestra.run(first)["name"] == f"sample-{first[:8]}"
+    assert orchestra.run(first)["name"] == f"sample-en-de-{first[-8:]}"
     until(lambda: "dvc exp apply" in orchestra.messages(first), "the last line of the log")
     assert re.findall(r"^Running stage '(\w+)':$", orchestra.messages(first), re.MULTILINE) == STAGES
 
 
 def test_code_runs_from_the_copy_with_changes_that_are_not_committed(orchestra: Orchestra, first: str) -> None:
     found = set(re.findall(r"code of (\S+)", orchestra.messages(first)))
-    assert found == {str(orchestra.clone.folder / f"work/runs/sample-{first[:8]}/repository/nmt/corpus.py")}
+    assert found == {str(orchestra.clone.folder / f"work/runs/sample-en-de-{first[-8:]}/repository/nmt/corpus.py")}
 
 
 def test_the_results_come_back_as_an_experiment(orchestra: Orchestra, first: str) -> None:
     """The same BLEU in metrics.json, Prefect and MLflow; the copy is gone."""
-    name = f"sample-{first[:8]}"
+    name = f"sample-en-de-{first[-8:]}"
     clone = orchestra.clone
     assert not (clone.folder / "work/runs" / name).exists()
-    shown = json.loads(clone.run("dvc", "exp", "show", "--json").stdout)
-    names = [experiment["name"] for rev in shown for experiment in rev.get("experiments") or []]
-    assert name in names
+    assert name in experiments(clone)
     applied = clone.run("dvc", "exp", "apply", name)
     assert applied.returncode == 0, applied.stderr
     metrics = json.loads((clone.folder / "results/metrics.json").read_text())
     artifacts = orchestra.artifacts(first)
     assert artifacts["wmt-en-de-sample-training"]["data"] == 100
-    assert "update 12 of 12" in artifacts["wmt-en-de-sample-training"]["description"]
+    assert "update 8 of 8" in artifacts["wmt-en-de-sample-training"]["description"]
     table = json.loads(artifacts["wmt-en-de-sample-stages"]["data"])
     assert [row["stage"] for row in table] == STAGES
     markdown = artifacts["wmt-en-de-sample-bleu"]["data"]
@@ -67,26 +70,67 @@ def test_the_results_come_back_as_an_experiment(orchestra: Orchestra, first: str
     experiment = client.get_experiment_by_name("wmt-en-de")
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id], f"tags.WMT_RUN = '{first}'")
-    assert run.info.status == "FINISHED"
+    assert (run.info.run_name, run.info.status) == (name, "FINISHED")
     assert run.data.metrics["bleu"] == metrics["bleu"]
 
 
-def test_a_users_mistake_is_one_sentence_and_not_tried_again(orchestra: Orchestra) -> None:
-    identity = orchestra.deploy(row="C-N3")
-    run = orchestra.ended(identity)
-    assert (run["state_type"], "did you mean" in run["state"]["message"]) == ("FAILED", True)
-    assert {name: (task["state_name"], task["run_count"]) for name, task in orchestra.stages(identity).items()} == {
-        "resolve": ("Refused", 1)
-    }
+def experiments(clone: Clone) -> set[str]:
+    """The names of DVC's experiments."""
+    shown = json.loads(clone.run("dvc", "exp", "show", "--json").stdout)
+    return {experiment["name"] for rev in shown for experiment in rev.get("experiments") or []}
 
 
-def test_what_git_does_not_track_is_refused(orchestra: Orchestra) -> None:
+def test_schedules_make_runs_that_do_not_share_a_name(orchestra: Orchestra) -> None:
+    """Both pairs at the same second."""
+    schedules = {}
+    first = datetime.now(UTC) + timedelta(seconds=8)
+    soon = {
+        "active": True, "schedule": {"interval": 30, "anchor_date": first.isoformat()},
+        "parameters": {"row": "sample", "target": "resolve"},
+    }  # fmt: skip
+    for pair in ("en-de", "en-fr"):
+        deployment = orchestra.deployment(pair)
+        (schedule,) = deployment["schedules"]
+        assert (schedule["schedule"]["timezone"], schedule["parameters"]) == ("UTC", {"row": "base", "corpus": "wmt14"})
+        schedules[pair] = f"deployments/{deployment['id']}/schedules/{schedule['id']}"
+        orchestra.call(schedules[pair], soon, "PATCH")
+    begun = {pair: until(lambda pair=pair: scheduled(orchestra, pair), f"a run of {pair}") for pair in schedules}
+    for path in schedules.values():
+        orchestra.call(path, method="DELETE")
+    names = set()
+    for pair, runs in begun.items():
+        for identity in runs:
+            run = orchestra.ended(identity)
+            assert run["state_type"] == "COMPLETED", orchestra.messages(identity)
+            assert run["name"] == f"sample-{pair}-{identity[-8:]}"
+            names.add(run["name"])
+    assert names <= experiments(orchestra.clone)
+
+
+def scheduled(orchestra: Orchestra, pair: str) -> list[str]:
+    """The ids of the runs of a schedule that a worker has begun."""
+    body = {"flows": {"name": {"any_": [f"wmt-{pair}"]}}, "flow_runs": {"tags": {"all_": ["auto-scheduled"]}}}
+    runs = orchestra.call("flow_runs/filter", body)
+    return [run["id"] for run in runs if run["state_type"] not in {"SCHEDULED", "PENDING"}]
+
+
+def test_what_the_user_must_mend_is_one_sentence_and_not_tried_again(orchestra: Orchestra) -> None:
     path = orchestra.clone.folder / "data/catalog/mine.yaml"
     path.write_text("extends: sample\ndescription: Mine.\n")
-    run = orchestra.ended(orchestra.deploy(corpus="mine", target="download"))
+    untracked = orchestra.deploy("my own: 1", corpus="mine", target="download")
+    mistaken = orchestra.deploy(row="C-N3")
+    run = orchestra.ended(mistaken)
+    assert (run["state_type"], "did you mean" in run["state"]["message"]) == ("FAILED", True)
+    assert {name: (task["state_name"], task["run_count"]) for name, task in orchestra.stages(mistaken).items()} == {
+        "resolve": ("Refused", 1)
+    }
+    run = orchestra.ended(untracked)
     assert run["state_name"] == "Refused"
     assert "`git add data/catalog/mine.yaml`" in run["state"]["message"]
     subprocess.run(["git", "add", path], cwd=orchestra.clone.folder, check=True)
-    identity = orchestra.deploy(corpus="mine", target="download")
-    assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
+    # By the same name, which does not go on in the copy that the first has left.
+    identity = orchestra.deploy("my own: 1", corpus="mine", target="download")
+    run = orchestra.ended(identity)
+    assert (run["state_type"], run["name"]) == ("COMPLETED", "my own: 1"), orchestra.messages(identity)
+    assert f"my_own_1-{identity[-8:]}" in experiments(orchestra.clone)
     assert list(orchestra.how(identity)) == ["resolve", "download"]

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
+from clones import STAGES
 
 from nmt.config import InputError
 from pipeline import evidence, launch, plan, resolve, train
-from pipeline.config import Configuration
+from pipeline.config import CONFIG, Configuration
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,50 +74,77 @@ def test_the_rate_is_measured_by_real_updates() -> None:
     assert device
 
 
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with this one's stages and their code, which DVC has on record as run on the sample."""
+    folder = tmp_path_factory.mktemp("committed")
+    stages: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    outs = {path for one in stages.values() for path in evidence.outs(one)}
+    deps = {path for one in stages.values() for path in one["deps"] if (ROOT / path).is_file()}
+    for name in ("dvc.yaml", "params.yaml", ".dvc/config", *deps - outs):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, folder / name)
+    for name in ("data/catalog", "data/local", "data/binned"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / plan.STATS).write_text(json.dumps({"pairs": 24_000, "target_tokens": 480_000, "vocabulary": 4_000}))
+    for path in outs:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        if not (folder / path).exists():
+            (folder / path).write_text(path)
+    (folder / CONFIG).write_text(resolve.text(configuration("sample", corpus="sample")))
+    subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
+    subprocess.run([sys.executable, "-m", "dvc", "commit", "--force", "--quiet"], cwd=folder, check=True)
+    return folder
+
+
 @pytest.fixture
-def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configuration:
+def finished(committed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configuration:
     """A repository in which every stage ran with the configuration returned, and nothing changed since."""
-    shutil.copyfile(ROOT / "dvc.yaml", tmp_path / "dvc.yaml")
     asked = configuration("sample", corpus="sample")
-    monkeypatch.chdir(tmp_path)
-    settings = asked.model_dump(mode="json")
-    stages: dict[str, Any] = yaml.safe_load((tmp_path / "dvc.yaml").read_text())["stages"]
-    locked: dict[str, Any] = {}
-    for name, entry in stages.items():
-        keys = [key for part in entry["params"] if isinstance(part, dict) for key in part["results/config.yaml"]]
-        locked[name] = {"params": {"results/config.yaml": {key: plan.value_at(settings, key) for key in keys}}}
-    (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"stages": locked}))
+    shutil.copytree(committed, tmp_path / "repository")
+    monkeypatch.chdir(tmp_path / "repository")
     return asked
 
 
-def runs(asked: Configuration, status: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(plan, "dvc_status", lambda: status)
-    return [name for name, reason in plan.stages_to_run(asked).items() if reason]
+def runs(asked: Configuration) -> dict[str, str]:
+    return {name: reason for name, reason in plan.stages_to_run(asked).items() if reason}
 
 
-def test_nothing_would_run_after_a_finished_run(finished: Configuration, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert runs(finished, {}, monkeypatch) == []
+def test_nothing_would_run_after_a_finished_run(finished: Configuration) -> None:
+    assert "epsilon: 1e-09" in Path("dvc.lock").read_text(), "DVC's way to write it, which PyYAML takes for text"
+    assert runs(finished) == {}
+    shutil.rmtree("results")
+    assert runs(finished) == {}, "DVC restores what it has on record"
 
 
-def test_a_training_value_reruns_training_and_what_follows(
-    finished: Configuration, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_value_reruns_training_and_what_follows(finished: Configuration) -> None:
     training = finished.training.model_copy(update={"updates": 7})
     changed = finished.model_copy(update={"training": training})
-    assert runs(changed, {}, monkeypatch) == ["train", "average", "decode", "score", "attention", "report"]
+    assert list(runs(changed)) == ["train", "average", "decode", "score", "attention", "report"]
+    assert runs(changed)["train"] == "settings changed: training"
 
 
-def test_code_of_search_reruns_decoding_and_what_follows(
-    finished: Configuration, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    status = {"decode": [{"changed deps": {"nmt/search.py": "modified", "models/average": "deleted"}}]}
-    assert runs(finished, status, monkeypatch) == ["decode", "score", "report"]
+def test_code_of_search_reruns_decoding_and_what_follows(finished: Configuration) -> None:
+    Path("nmt/search.py").write_text("# Another.\n")
+    shutil.rmtree("models")
+    path = Path("dvc.yaml")
+    path.write_text(path.read_text().replace("python -m pipeline.score", "python -m pipeline.score --again"))
+    found = runs(finished)
+    assert found == {
+        "decode": "changed: nmt/search.py", "score": "changed: the command", "attention": "changed: nmt/search.py",
+        "report": "follows attention, decode, score",
+    }  # fmt: skip
+
+
+def test_before_the_first_run_every_stage_would_run(finished: Configuration) -> None:
+    Path("dvc.lock").unlink()
+    assert list(runs(finished).values()) == ["never ran here"] * len(STAGES)
 
 
 def test_outside_a_repository_dvc_cannot_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="dvc status fails"):
-        plan.dvc_status()
+        plan.recorded()
 
 
 @pytest.fixture
@@ -243,7 +273,6 @@ def test_memory_of_the_machine_matters_where_it_trains_without_a_gpu(
     params = {"row": "sample", "pair": "en-de", "corpus": "sample", "seed": 1, "overrides": {}}
     monkeypatch.setattr(resolve, "read_params", lambda: params)
     monkeypatch.setattr(resolve, "resolve", lambda _: finished)
-    monkeypatch.setattr(plan, "dvc_status", dict)
     monkeypatch.setattr(evidence, "memory", lambda: 2**20)
     for gpus in (0, 1):
         monkeypatch.setattr(launch, "gpus", lambda gpus=gpus: gpus)

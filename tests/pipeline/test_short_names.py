@@ -14,7 +14,7 @@ from prefect.plugins import HookContext, SetupResult
 
 from pipeline import short_names
 from pipeline.services import LOGIN
-from pipeline.short_names import long_name
+from pipeline.short_names import COMMANDS, FLAGS, NAMES, long_name
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,14 @@ from pipeline.short_names import long_name
         ("deployment inspect wmt-en-de", "deployment inspect wmt-en-de/wmt-en-de"),
         ("deployment run wmt-en-de/nightly", "deployment run wmt-en-de/nightly"),
         ("deployment run --flow-run-name wmt-1 wmt-en-de", "deployment run --flow-run-name wmt-1 wmt-en-de/wmt-en-de"),
+        ("deployment run --watch wmt-en-de", "deployment run --watch wmt-en-de/wmt-en-de"),
+        ("deployment run --no-watch wmt-en-de", "deployment run --no-watch wmt-en-de/wmt-en-de"),
+        ("deployment run --param=row=big wmt-en-de", "deployment run --param=row=big wmt-en-de/wmt-en-de"),
+        ("deployment run --params - wmt-en-de", "deployment run --params - wmt-en-de/wmt-en-de"),
+        ("deployment run --name wmt-en-de", "deployment run --name wmt-en-de/wmt-en-de"),
+        ("--no-prompt deployment run wmt-en-de", "--no-prompt deployment run wmt-en-de/wmt-en-de"),
+        ("-p work deployment run wmt-en-de", "-p work deployment run wmt-en-de/wmt-en-de"),
+        ("deployment schedule clear -y wmt-en-de", "deployment schedule clear -y wmt-en-de/wmt-en-de"),
         ("deployment run other", "deployment run other"),
         ("deployment ls", "deployment ls"),
         ("flow-run inspect wmt-en-de", "flow-run inspect wmt-en-de"),
@@ -87,3 +95,22 @@ def test_no_server_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         (tmp_path / LOGIN).parent.mkdir(exist_ok=True)
         (tmp_path / LOGIN).write_text(json.dumps({"PREFECT_API_URL": address}))
     assert hook(monkeypatch, tmp_path, None, "prefect server start") is None
+
+
+def test_prefects_options_are_those_we_know() -> None:
+    """Those that take no value, and those whose value is a deployment."""
+    from prefect.cli.deployment import deployment_app
+
+    schedule = deployment_app["schedule"]
+    known = [deployment_app[name] for name in COMMANDS if name != "schedule"]
+    known += [schedule[name] for name in schedule if not name.startswith("-")]
+    flags, names = {"--prompt"}, set()
+    for command in known:
+        for argument in command.assemble_argument_collection():
+            positive = {name for name in argument.names if not name.startswith("--no-")}
+            if argument.is_flag():
+                flags |= positive
+            elif argument.index == 0:
+                names |= positive
+    assert flags == set(FLAGS)
+    assert names == set(NAMES)
