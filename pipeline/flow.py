@@ -176,7 +176,7 @@ def outliving_the_worker() -> Iterator[None]:
         yield
     except BaseException as error:
         if isinstance(error, TerminationSignal) or unread(1) or unread(2):
-            # The worker's signal is followed by the one that its death sends, which would interrupt the report.
+            # More than one may come, the worker's and that of its death, and would interrupt the report.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             with open(os.devnull, "w") as nothing:
                 for descriptor in (1, 2):

@@ -8,7 +8,6 @@ Ctrl-C does not wait for checkpoints.
 from __future__ import annotations
 
 import argparse
-import base64
 import contextlib
 import fcntl
 import json
@@ -21,21 +20,16 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
-
-import psutil
+from typing import NoReturn
 
 from nmt.config import InputError
 from nmt.files import writing
+from pipeline.prefect_api import POOL, SETTLE, WORKER, Prefect
 from pipeline.stage import state_root
 
 LOGIN = "prefect/login.json"
 """The file in the state root with the settings of Prefect's clients, while the server runs."""
-POOL = "wmt"
-WORKER = "make-serve"
-"""The worker's name in Prefect."""
 PATIENCE = 120.0
 """Seconds that a server has to answer."""
 GRACE = 100.0
@@ -44,10 +38,6 @@ SERVER_GRACE = 10.0
 """Seconds that a server has to end."""
 SHORT = 10.0
 """Seconds that a service must have lived to be worth starting again."""
-UNFINISHED = ("PENDING", "RUNNING", "CANCELLING")
-"""Types of states in which a worker leaves the runs that it cannot end."""
-SETTLE = 60.0
-"""Seconds between two searches for runs whose process is gone; and how long such a run has to report it itself."""
 
 
 class Stopped(Exception):
@@ -114,57 +104,6 @@ class Service:
     def _close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
-
-
-class Prefect:
-    """The server's API."""
-
-    def __init__(self, url: str, login: str) -> None:
-        self.url = url
-        self.headers = {
-            "Content-Type": "application/json", "Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"
-        }  # fmt: skip
-
-    def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The answer. Raises OSError."""
-        request = urllib.request.Request(f"{self.url}/{path}", json.dumps(body).encode(), self.headers)  # noqa: S310
-        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - it is http: we made it
-            return json.loads(answer.read())
-
-    def settle(self, worker_is_dead: bool) -> None:
-        """Report runs as crashed, or cancelled, that stand as running although their process is gone."""
-        workers = self.post(f"work_pools/{POOL}/workers/filter", {})
-        if any(worker["name"] != WORKER and worker["status"] == "ONLINE" for worker in workers):
-            # Its processes may be on another machine.
-            return
-        runs = {"state": {"type": {"any_": UNFINISHED}}}
-        pool = {"name": {"any_": [POOL]}}
-        for run in self.post("flow_runs/filter", {"flow_runs": runs, "work_pools": pool}):
-            if not is_dead(run, worker_is_dead):
-                continue
-            kind = "CANCELLED" if run["state_type"] == "CANCELLING" else "CRASHED"
-            message = "Its process ended without a report. Run it again: training resumes from its last checkpoint."
-            state = {"type": kind, "name": kind.capitalize(), "message": message}
-            self.post(f"flow_runs/{run['id']}/set_state", {"state": state, "force": True})
-
-
-def is_dead(run: Mapping[str, Any], worker_is_dead: bool) -> bool:
-    """Whether the process of a run of our worker is gone.
-
-    While the worker lives, a run that has just begun may still carry the number of an earlier process, or none.
-    """
-    since = datetime.fromisoformat(run["state"]["timestamp"]).timestamp()
-    if not worker_is_dead and time.time() - since < SETTLE:
-        return False
-    number = run["infrastructure_pid"]
-    if number is None:
-        return worker_is_dead
-    try:
-        environment = psutil.Process(int(number)).environ()
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        # Another process may have the number now, and be another user's.
-        return True
-    return bool(environment.get("PREFECT__FLOW_RUN_ID") != run["id"])
 
 
 class Services:

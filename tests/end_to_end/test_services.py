@@ -127,10 +127,7 @@ def test_a_start_reports_what_died_a_worker_ends_its_runs_and_a_kill_leaves_noth
         until(lambda: orchestra.stages(identity), "the first stage")
         until(lambda: time.time() - psutil.Process(worker).create_time() > SHORT + 1, "a worker that lived for a while")
         os.kill(worker, signal.SIGTERM)
-        run = orchestra.ended(identity)
-        assert (run["state_type"], run["state"]["message"]) == (
-            "CRASHED", "Execution was aborted by a termination signal."
-        )  # fmt: skip
+        assert orchestra.ended(identity)["state_type"] == "CRASHED"
         until(lambda: orchestra.at_work("-m prefect worker start") not in ([worker], []), "another worker")
 
         assert orchestra.ends(process, process.kill) == -signal.SIGKILL

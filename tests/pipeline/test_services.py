@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.services import is_dead
+from pipeline.prefect_api import is_dead
 
 ROOT = Path(__file__).resolve().parents[2]
 
