@@ -105,6 +105,36 @@ def test_hardware_is_found_by_torchs_name(device: str, name: str) -> None:
     assert found.name == name
 
 
+def test_the_papers_gpus_sustain_what_its_footnote_says() -> None:
+    sustained = {"K80": 2.8e12, "K40": 3.7e12, "M40": 6.0e12, "P100": 9.5e12}
+    assert {name: flops.sustained(f"Tesla {name}") for name in sustained} == sustained
+    assert [hardware(name).peak("bfloat16") for name in sustained] == [None] * 4
+    assert [hardware(name).peak("float32") for name in sustained] == [None, None, None, 10.6e12]
+
+
+SHEETS = {
+    "V100": (15.7, None), "T4": (8.1, None), "A100": (19.5, 312), "A10G": (35, 70), "A10": (31.2, 125),
+    "A40": (37.4, 149.7), "L40S": (91.6, 362), "L4": (30.3, 121), "RTX 3090": (35.6, 71), "RTX 4090": (82.6, 165.2),
+    "H100 PCIe": (51.2, 756), "H100 NVL": (60, 835), "H100": (66.9, 989.4), "H200": (66.9, 989.4), "B200": (75, 2250),
+}  # fmt: skip
+"""TFLOPS in float32 and dense bfloat16, typed a second time from the data sheets."""
+
+
+@pytest.mark.parametrize("name", SHEETS)
+def test_later_gpus_have_their_data_sheets_peaks(name: str) -> None:
+    found = hardware(name)
+    assert found is not None
+    float32, bfloat16 = SHEETS[name]
+    assert found.peak("float32") == pytest.approx(float32 * 1e12)
+    assert found.sustained == pytest.approx(0.9 * float32 * 1e12)
+    assert found.peak("bfloat16") == (None if bfloat16 is None else pytest.approx(bfloat16 * 1e12))
+    assert "0.9 of peak" in found.source
+
+
+def test_every_gpu_on_record_is_in_a_test() -> None:
+    assert {entry.name for entry in flops.HARDWARE} == {"K80", "K40", "M40", "P100", *SHEETS}
+
+
 def test_unknown_hardware_has_no_entry() -> None:
     assert hardware("cpu") is None
     assert hardware("NVIDIA A1000") is None
@@ -137,10 +167,14 @@ def test_sustained_is_on_record_or_measured(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_processes_share_a_cpu_but_no_gpu() -> None:
     assert flops.devices("cpu", 2) == 1
+    assert flops.devices("NVIDIA H200", 1) == 1
     assert flops.devices("NVIDIA H200", 8) == 8
 
 
 @pytest.mark.parametrize(("seconds", "devices", "speed"), [(-1.0, 1, 1e12), (1.0, 0, 1e12), (1.0, 1, 0.0)])
 def test_an_impossible_training_is_refused(seconds: float, devices: int, speed: float) -> None:
-    with pytest.raises(InputError, match="is no training"):
+    with pytest.raises(
+        InputError, match=f"^{seconds} seconds on {devices} devices at .* is no training: seconds must be"
+    ):
         paper_cost(seconds, devices, speed)
+    assert paper_cost(0.0, 1, 1e-3) == 0
