@@ -37,8 +37,24 @@ sys.exit(0 if done else 75)
 """
 
 
+STOP_AFTER = """
+from nmt.trainer import Trainer
+step = Trainer.step
+def watched(self, update):
+    step(self, update)
+    self.stop_asked = update.number == NUMBER
+Trainer.step = watched
+"""
+"""Has a worker be asked to stop after an update."""
+
+
 def start(
-    folder: Path, job: dict[str, Any], ranks: int, attempt: int = 0, homes: Sequence[Path] | None = None
+    folder: Path,
+    job: dict[str, Any],
+    ranks: int,
+    attempt: int = 0,
+    homes: Sequence[Path] | None = None,
+    worker: str = WORKER,
 ) -> list[subprocess.Popen[bytes]]:
     """The ranks of a training, meeting over a file instead of a port that something else may hold.
 
@@ -49,7 +65,7 @@ def start(
     store = f"file://{folder}/store-{attempt}"
     return [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(folder), store],
+            [sys.executable, "-c", worker, str(folder), store],
             cwd=homes[rank] if homes else ROOT,
             env={
                 **os.environ,
@@ -109,6 +125,24 @@ def test_ranks_with_different_corpora_do_not_train(
     job["corpus"] = "corpus"
     assert all(status not in (0, 75) for status in finish(start(tmp_path / "run", job, 2, homes=homes)))
     assert "the machines' corpora differ" in capfd.readouterr().err
+
+
+@pytest.mark.timeout(240)
+def test_means_of_an_interval_are_right_after_a_resume_on_fewer_ranks(tmp_path: Path, tiny_job: MakeJob) -> None:
+    """Stopped after 15 of an interval's 20 updates on two ranks, resumed on one: losses, norm and padding go on."""
+    job = tiny_job(
+        updates=2000, validate_every=2000, checkpoint_every=2000, resume_minutes=10.0, learning_rate_scale=1e-9
+    )
+    job["model"]["P_drop"] = 0.0
+    stopping = WORKER.replace("folder = Path", STOP_AFTER + "folder = Path")
+    records = {}
+    for name, attempts in (("two, then one", ((2, 15), (1, 21))), ("one", ((1, 21),))):
+        for attempt, (ranks, number) in enumerate(attempts):
+            words = stopping.replace("NUMBER", str(number))
+            assert finish(start(tmp_path / name, job, ranks, attempt, worker=words)) == [75] * ranks
+        (records[name],) = read_history(tmp_path / name / "history.jsonl")
+    for key in ("loss", "nll", "gradient_norm", "tokens"):
+        assert records["two, then one"][key] == pytest.approx(records["one"][key], rel=1e-4)
 
 
 @pytest.mark.timeout(240)
