@@ -123,9 +123,9 @@ def killed(action: Callable[[], object], at: int) -> str | None:
     return point or None
 
 
-def every_kill(make_action: Callable[[int], Callable[[], object]]) -> Iterator[tuple[int, str]]:
-    """Kill the actions that `make_action` makes (of their numbers, from 1 on) at one point after the other."""
-    for at in itertools.count(1):
+def every_kill(make_action: Callable[[int], Callable[[], object]], step: int = 1) -> Iterator[tuple[int, str]]:
+    """Kill the actions that `make_action` makes (of their numbers, from 1 on) at every `step`-th point in turn."""
+    for at in itertools.count(1, step):
         point = killed(make_action(at), at)
         if point is None:
             return
