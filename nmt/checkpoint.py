@@ -138,32 +138,46 @@ def save_checkpoint(folder: Path, update: int, model: Transformer, keep: int) ->
 def save_resume(
     folder: Path, update: int, model: Transformer, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> None:
-    """All that training goes on from after `update`. The one before is removed once the new one is whole."""
+    """Save what training resumes from after `update`; states of other updates are removed once it is whole.
+
+    A state that is there already is never written again: at no moment is the newest one without its name.
+    """
     moments = {
         f"{key}.{name}": value
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state[parameter].items()
     }
     path = folder / f"update-{update:08d}"
-    with writing(path) as temporary:
-        temporary.mkdir()
-        save_tensors(temporary / WEIGHTS, model.state_dict())
-        save_tensors(temporary / "optimizer.safetensors", moments)
-        (temporary / "state.json").write_text(json.dumps({**state, "update": update}, indent=2), encoding="utf-8")
-    for old in folder.glob("update-*"):
-        if old != path:
-            shutil.rmtree(old)
+    if not path.exists():
+        with writing(path) as temporary:
+            temporary.mkdir()
+            save_tensors(temporary / WEIGHTS, model.state_dict())
+            save_tensors(temporary / "optimizer.safetensors", moments)
+            (temporary / "state.json").write_text(json.dumps({**state, "update": update}, indent=2), encoding="utf-8")
+    for other in (*folder.glob("update-*"), *folder.glob(".update-*")):
+        if other != path:
+            shutil.rmtree(other)
+
+
+def _resumable(folder: Path) -> dict[int, Path]:
+    """States to resume from by their update. All but the newest may be partly removed."""
+    named, aside = (
+        {int(match[1]): path for path in folder.glob("*") if (match := re.fullmatch(name, path.name))}
+        # Earlier versions rewrote states by two renames: a kill between them left the state under the second name.
+        for name in (r"update-(\d+)", r"\.update-(\d+)\..+\.old")
+    )
+    return {**aside, **named}
 
 
 def latest_resume(folder: Path) -> Path | None:
-    """The newest checkpoint to resume from."""
-    return max(folder.glob("update-*"), default=None)
+    """The newest state to resume from."""
+    states = _resumable(folder)
+    return states[max(states)] if states else None
 
 
 def trained(folder: Path) -> int:
     """The update that the training in `folder` would go on after."""
-    path = latest_resume(folder / "resume")
-    return 0 if path is None else update_of(path)
+    return max(_resumable(folder / "resume"), default=0)
 
 
 def load_resume(path: Path, model: Transformer, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import os
 import sys
 import time
 from dataclasses import asdict
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
     from nmt.trainer import Trainer
 
 
-IN_VAIN = 100
-"""Updates in a row without a finite gradient after which nothing better is to be expected."""
+DIVERGED = 100
+"""Consecutive updates without a finite gradient after which a training is ended."""
 
 
 class Log:
@@ -32,7 +34,7 @@ class Log:
 
     def __init__(self, folder: Path, trainer: Trainer, corpus: Corpus) -> None:
         self.folder, self.trainer, self.corpus = folder, trainer, corpus
-        self.history = folder / "history.jsonl"
+        self.history, self.skips = folder / "history.jsonl", folder / "skipped.jsonl"
         self.total = trainer.settings.updates
         self.every = max(1, min(100, self.total // 100))
         self.before = 0.0
@@ -47,8 +49,10 @@ class Log:
         self.best = self.valid = float("inf")
         self.worse = 0
         self.resumes = 0
-        self.in_vain = 0
-        """Updates in a row, up to the last record, that changed no weight."""
+        self.interval_skipped = 0
+        """Updates since the last record whose gradient was not finite."""
+        self.last_finite = self.checked = 0
+        """The last update with a finite gradient, and the last one whose gradient was looked at."""
 
     def seconds(self) -> float:
         """Training time so far, over all attempts."""
@@ -71,6 +75,9 @@ class Log:
             self.trainer.sums = LengthSums(**state["sums"])
             self.padded, self.best, self.valid = state["padded"], state["best"], state["valid"]
             self.worse, self.resumes = state["worse"], state["resumes"] + 1
+            # States of earlier versions hold neither.
+            self.interval_skipped = state.get("interval_skipped", 0)
+            self.last_finite = state.get("last_finite", state["update"])
             self.trainer.interval_updates = state["interval_updates"]
             self.trainer.interval_tokens = state["interval_tokens"]
             self.shown -= state["interval_seconds"]
@@ -81,7 +88,7 @@ class Log:
         name, lost = state["setting"]["device"], self.before - state["seconds"]
         spent = state["device_seconds"].get(name, 0.0) + lost * flops.devices(name, state["setting"]["processes"])
         self.device_seconds = {**state["device_seconds"], name: spent}
-        self.trainer.update = state["update"]
+        self.trainer.update = self.checked = state["update"]
         self._check_the_others()
         self.counted = flops.training_flops(self.trainer.job.model, self.trainer.job.vocabulary, self.trainer.sums)
         self.trainer.world.barrier()
@@ -89,23 +96,48 @@ class Log:
             return
         # All are here again: what one of them failed of before is mended.
         (self.folder / "failed.json").unlink(missing_ok=True)
+        if path is None:
+            self._set_aside()
+            return
+        self._forget_later()
+        same = state["setting"] == self.setting()
+        exact = same and self.trainer.world.device.type == "cpu"
+        print(
+            f"resuming after update {self.trainer.update:,} of {self.total:,}; "
+            + ("" if exact else "not ")
+            + "bit-identical to an undisturbed run: processes, threads, micro-batch and device are "
+            + ("the same" if same else f"not those it was saved on, {state['setting']}")
+            + (", but GPUs add in no fixed order" if same and not exact else ""),
+            flush=True,
+        )
+
+    def _set_aside(self) -> None:
+        """Move what earlier attempts measured and saved into a folder of its own: no state continues it."""
+        files = (self.history, self.skips, *checkpoint.checkpoints(self.folder / "checkpoints"))
+        left = [path for path in files if path.exists() and path.stat().st_size > 0]
+        if not left:
+            return
+        names = (self.folder / f"earlier-{number}" for number in itertools.count(1))
+        aside = next(path for path in names if not path.exists())
+        aside.mkdir()
+        for path in left:
+            os.replace(path, aside / path.name)
+        print(
+            f"no saved state is in {self.folder / 'resume'}: training starts at update 1, and what was measured and "
+            f"saved before is moved to {aside}",
+            flush=True,
+        )
+
+    def _forget_later(self) -> None:
+        """Remove what was measured and saved after the update that training resumes from: it will be again."""
         for later in checkpoint.checkpoints(self.folder / "checkpoints"):
             if checkpoint.update_of(later) > self.trainer.update:
                 later.unlink()
-        kept = [record for record in records if record["update"] <= self.trainer.update]
-        with writing(self.history) as temporary:
-            temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-        if path is not None:
-            same = state["setting"] == self.setting()
-            exact = same and self.trainer.world.device.type == "cpu"
-            print(
-                f"resuming after update {self.trainer.update:,} of {self.total:,}; "
-                + ("" if exact else "not ")
-                + "bit-identical to an undisturbed run: processes, threads, micro-batch and device are "
-                + ("the same" if same else f"not those it was saved on, {state['setting']}")
-                + (", but GPUs add in no fixed order" if same and not exact else ""),
-                flush=True,
-            )
+        for path in (self.history, self.skips):
+            if path.exists():
+                kept = [record for record in read_history(path) if record["update"] <= self.trainer.update]
+                with writing(path) as temporary:
+                    temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
 
     def _check_the_others(self) -> None:
         """Raise an error where ranks, on machines whose folders differ, would train on different text or weights.
@@ -167,7 +199,7 @@ class Log:
         if trainer.world.main and trainer.micro_tokens < self.micro_tokens:
             memory.remember(self.folder, memory.device_name(trainer.world.device), trainer.micro_tokens)
         self.micro_tokens = trainer.micro_tokens
-        skipped = self._tell_skipped()
+        self._tell(self._check_gradients())
         values = trainer.report()
         self.padded += values.pop("padded")
         now = time.monotonic()
@@ -178,40 +210,46 @@ class Log:
         values["tokens_per_second"] = values["tokens"] / seconds
         values |= self._work(seconds)
         values["padding"] = 1 - (trainer.sums.source + trainer.sums.target) / max(1.0, self.padded)
-        self._append({"update": trainer.update, "seconds": self.seconds(), **values, "skipped": skipped})
+        self._append({"update": trainer.update, "seconds": self.seconds(), **values, "skipped": self.interval_skipped})
+        self.interval_skipped = 0
         if now - self.saved > 60 * trainer.settings.resume_minutes:
             self.save()
 
-    def _tell_skipped(self) -> int:
-        """Say which updates changed no weight, and on which lines; returns how many.
-
-        Raises InputError where that has been going on for too long.
-        """
-        skipped, settings = self.trainer.skipped(), self.trainer.settings
-        self.in_vain = self.in_vain + len(skipped) if len(skipped) == self.trainer.interval_updates else 0
-        if self.in_vain >= IN_VAIN:
+    def _check_gradients(self) -> list[int]:
+        """Return the updates since the last call that changed no weight; InputError where DIVERGED in a row did not."""
+        skipped, update = self.trainer.skipped(), self.trainer.update
+        finite = set(range(self.checked + 1, update + 1)) - set(skipped)
+        self.last_finite = max(finite, default=self.last_finite)
+        self.checked = update
+        self.interval_skipped += len(skipped)
+        if update - self.last_finite >= DIVERGED:
             raise InputError(
-                f"the gradients of the {self.in_vain:,} updates up to {self.trainer.update:,} were not finite: the "
+                f"the gradients of the {update - self.last_finite:,} updates up to {update:,} were not finite: the "
                 "training has diverged; lower training.learning_rate_scale, or raise training.warmup_steps"
             )
+        return skipped
+
+    def _tell(self, skipped: list[int]) -> None:
+        """Say on which lines updates changed no weight."""
+        settings = self.trainer.settings
         told = pairs_of(self.corpus, settings.seed, settings.tokens, skipped if self.trainer.world.main else ())
         for number, pairs in told:
             lines = sorted(self.corpus.line(int(pair)) for pair in pairs)
-            with (self.folder / "skipped.jsonl").open("a", encoding="utf-8") as file:
+            with self.skips.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"update": number, "lines": lines}) + "\n")
             print(
                 f"update {number:,}: the gradient was not finite and changed no weight; the lines of its "
                 f"{len(lines):,} pairs in data/tokenized are in {file.name}",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
-        return len(skipped)
 
     def stop(self) -> None:
         """Save the state between two reports, with what was measured since the last: every rank takes part."""
         trainer = self.trainer
         trainer.world.sum(trainer.interval)
+        skipped = self._check_gradients()
         self.save()
-        self._tell_skipped()
+        self._tell(skipped)
 
     def _work(self, seconds: float) -> dict[str, float]:
         """Operations a second since the last record, and their share of the devices' peak where that is on record."""
@@ -238,6 +276,7 @@ class Log:
                 "interval": self.trainer.interval.tolist(), "interval_updates": self.trainer.interval_updates,
                 "interval_tokens": self.trainer.interval_tokens, "seconds": self.seconds(),
                 "device_seconds": self.all_device_seconds(), "interval_seconds": self.saved - self.shown,
+                "interval_skipped": self.interval_skipped, "last_finite": self.last_finite,
             }  # fmt: skip
             checkpoint.save_resume(
                 self.folder / "resume", self.trainer.update, self.trainer.model, self.trainer.optimizer, state

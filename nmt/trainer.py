@@ -95,7 +95,9 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(update.number, self.job.model.d_model, self.settings)
         self.optimizer.step()
-        self.interval[2] += norm.nan_to_num(0.0, 0.0, 0.0)
+        if self.world.main:
+            # All ranks have the same.
+            self.interval[2] += norm.nan_to_num(0.0, 0.0, 0.0)
         self.interval[3] += update.padded
         self.not_finite.append((update.number, not_finite))
         self.interval_updates += 1
@@ -184,7 +186,7 @@ class Trainer:
         self.interval.zero_()
         self.interval_updates = self.interval_tokens = 0
         return {
-            "loss": smoothed / tokens, "nll": likelihood / tokens, "gradient_norm": norm / self.world.size / updates,
+            "loss": smoothed / tokens, "nll": likelihood / tokens, "gradient_norm": norm / updates,
             "padded": padded, "tokens": float(tokens),
         }  # fmt: skip
 

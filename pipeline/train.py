@@ -208,7 +208,14 @@ class History:
 
 def publish(state: Path, tracker: Tracker) -> None:
     """Hand on the checkpoints, the summary and the curves."""
-    resume = max((state / "resume").glob("update-*"))
+    from nmt import checkpoint
+
+    resume = checkpoint.latest_resume(state / "resume")
+    if resume is None:
+        raise InputError(
+            f"{state} is finished, but its resume/ is empty: `python -m pipeline.states --free {state.name}` frees "
+            "it, and `dvc repro` trains again"
+        )
     with writing(CHECKPOINTS) as temporary:
         temporary.mkdir()
         for path in sorted((state / "checkpoints").glob("update-*.safetensors")):

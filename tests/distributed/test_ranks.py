@@ -163,6 +163,24 @@ def test_ranks_that_remember_different_sizes_take_the_least(tmp_path: Path, tiny
     assert ranks.results(2, tmp_path, ranks.chosen_micro_tokens, *given) == [77, 77]
 
 
+def test_means_of_an_interval_are_right_after_a_resume_on_fewer_ranks(tmp_path: Path, tiny_job: MakeJob) -> None:
+    """Stopped after 15 of an interval's 20 updates on two ranks, resumed on one: losses, norm and tokens go on."""
+    job = without_dropout(
+        tiny_job(
+            updates=2000, validate_every=2000, checkpoint_every=2000, resume_minutes=10.0, learning_rate_scale=1e-9
+        )
+    )
+    records = {}
+    for name, attempts in (("two, then one", ((2, 15), (1, 21))), ("one", ((1, 21),))):
+        folder = tmp_path / name
+        for size, update in attempts:
+            given, how = (job, str(folder), update, 0, signal.SIGTERM), {"store": f"store-{update}"}
+            assert ranks.results(size, folder, ranks.disturbed_training, *given, **how) == [False] * size
+        (records[name],) = read_history(folder / "history.jsonl")
+    for key in ("loss", "nll", "gradient_norm", "tokens"):
+        assert records["two, then one"][key] == pytest.approx(records["one"][key], rel=1e-4)
+
+
 def test_two_ranks_killed_and_resumed_end_with_the_same_bits(tmp_path: Path, tiny_job: MakeJob) -> None:
     """One rank is killed, which ends the other; then one is asked to stop, and both do."""
     job = tiny_job(updates=60, resume_minutes=1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -163,6 +164,98 @@ def test_a_stop_between_two_reports_loses_no_measurement(
     assert curves[0] == curves[1]
 
 
+def test_a_state_that_a_kill_between_two_renames_left_is_found(
+    tmp_path: Path, tiny_job: MakeJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Earlier versions renamed the state, then its replacement; a machine of another name may resume it."""
+    folder, job = tmp_path / "run", tiny_job(updates=12)
+    assert run(job, folder)
+    named = folder / "resume/update-00000012"
+    aside = folder / "resume/.update-00000012.another-machine.7.old"
+    shutil.copytree(named, folder / "resume/.update-00000012.another-machine.7.tmp")
+    named.rename(aside)
+    assert checkpoint.latest_resume(folder / "resume") == aside
+    assert checkpoint.trained(folder) == 12
+    assert run(tiny_job(updates=14), folder)
+    assert "resuming after update 12 of 14" in capsys.readouterr().out
+    assert [path.name for path in (folder / "resume").iterdir()] == ["update-00000014"]
+    assert run(tiny_job(updates=14), tmp_path / "undisturbed")
+    assert same(final_weights(tmp_path / "undisturbed"), final_weights(folder))
+
+
+def test_without_a_state_nothing_is_removed(
+    tmp_path: Path, tiny_job: MakeJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, job = tmp_path / "run", tiny_job(updates=12)
+    assert run(job, folder)
+    (folder / "skipped.jsonl").write_text('{"update": 3}\n')
+    (folder / "earlier-1").mkdir()
+    history = (folder / "history.jsonl").read_text()
+    assert not (folder / "earlier-2").exists(), "a new training has nothing to move"
+    shutil.rmtree(folder / "resume")
+    capsys.readouterr()
+    assert run(job, folder)
+    aside = folder / "earlier-2"
+    (told,) = [line for line in capsys.readouterr().out.splitlines() if "no saved state" in line]
+    assert f"is in {folder / 'resume'}: training starts at update 1" in told
+    assert told.endswith(f"is moved to {aside}")
+    assert sorted(path.name for path in aside.iterdir()) == [
+        "history.jsonl", "skipped.jsonl", "update-00000005.safetensors", "update-00000010.safetensors",
+    ]  # fmt: skip
+    assert (aside / "history.jsonl").read_text() == history
+    assert len(read_history(folder / "history.jsonl")) == len(history.splitlines())
+    # An attempt that left only an empty history has nothing to move either.
+    shutil.rmtree(folder / "resume")
+    for path in (*checkpoint.checkpoints(folder / "checkpoints"), folder / "history.jsonl"):
+        path.unlink()
+    (folder / "history.jsonl").touch()
+    assert run(job, folder)
+    assert not (folder / "earlier-3").exists()
+
+
+def test_a_state_is_not_written_twice(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop saves the update that its report saved just before, and so does the end."""
+    saved: list[str] = []
+    save = checkpoint.save_tensors
+
+    def counted(path: Path, tensors: Any) -> None:
+        saved.append(str(path))
+        save(path, tensors)
+
+    monkeypatch.setattr(checkpoint, "save_tensors", counted)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 8)
+        assert not run(tiny_job(updates=12, resume_minutes=1e-9), tmp_path / "run")
+    assert run(tiny_job(updates=12, resume_minutes=1e-9), tmp_path / "run")
+    # Weights and moments of every update, and the weights for averaging after updates 5 and 10.
+    assert len(saved) == 2 * 12 + 2
+
+
+def test_what_was_measured_after_the_state_is_measured_again(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a kill between two saves: records, checkpoints and skipped updates of later updates go."""
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 10)
+        assert not run(tiny_job(), folder)
+    assert checkpoint.trained(folder) == 10
+    later = folder / "checkpoints/update-00000011.safetensors"
+    shutil.copy(folder / "checkpoints/update-00000010.safetensors", later)
+    for name in ("history.jsonl", "skipped.jsonl"):
+        with (folder / name).open("a") as file:
+            file.write("".join(f'{{"update": {update}, "seconds": 50.0, "late": 1}}\n' for update in (10, 11)))
+            file.write('{"update": 12, "seco')
+    with monkeypatch.context() as patch:
+        stop_after(patch, 11)
+        assert not run(tiny_job(), folder)
+    assert not later.exists()
+    assert (folder / "checkpoints/update-00000010.safetensors").exists()
+    for name in ("history.jsonl", "skipped.jsonl"):
+        assert [record["update"] for record in read_history(folder / name) if "late" in record] == [10]
+    assert all(record["seconds"] > 50 for record in read_history(folder / "history.jsonl") if record["update"] > 10)
+
+
 def test_early_stopping_ends_when_patience_does(
     tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,16 +279,62 @@ def test_a_stop_where_patience_ends_changes_nothing(
     assert same(weights, final_weights(tmp_path / "run"))
 
 
-def test_a_training_that_diverges_is_ended(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_training_knows_the_best_validation(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worse than the best before the stop, if better than the last: patience ends."""
+    measured = iter([2.0, 2.6, 2.5, 1.0])
+    monkeypatch.setattr(Trainer, "validate", lambda self, corpus: next(measured))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 21)
+        assert not run(tiny_job(updates=50, patience=2), tmp_path / "run")
+    assert run(tiny_job(updates=50, patience=2), tmp_path / "run")
+    assert checkpoint.trained(tmp_path / "run") == 30
+
+
+def test_the_last_validation_is_told_after_a_resume_without_another(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill after the last state and before the summary."""
+    job = tiny_job(updates=10)
+    assert run(job, tmp_path / "run")
+    done = json.loads((tmp_path / "run/done.json").read_text())
+    (tmp_path / "run/done.json").unlink()
+    assert run(job, tmp_path / "run")
+    again = json.loads((tmp_path / "run/done.json").read_text())
+    assert (again["loss_valid"], again["padding"], again["pairs"]) == (
+        done["loss_valid"], done["padding"], done["pairs"],
+    )  # fmt: skip
+    assert (done["resumes"], again["resumes"]) == (0, 1)
+
+
+def diverging(patch: pytest.MonkeyPatch, since: int, but: int = 0) -> None:
+    """Have gradients be infinite in all updates after `since`, except in `but`."""
     losses = Trainer.losses
 
     def infinite(self: Trainer, batch: Any, eps_ls: float) -> tuple[torch.Tensor, torch.Tensor]:
         smoothed, likelihood = losses(self, batch, eps_ls)
-        return (smoothed * math.inf if self.update >= 20 else smoothed), likelihood
+        return (smoothed * math.inf if self.update >= since and self.update + 1 != but else smoothed), likelihood
 
-    monkeypatch.setattr(Trainer, "losses", infinite)
-    with pytest.raises(InputError, match="the 100 updates up to 120 were not finite: the training has diverged"):
-        run(tiny_job(updates=400, validate_every=400, checkpoint_every=400), tmp_path / "run")
+    patch.setattr(Trainer, "losses", infinite)
+
+
+def test_a_training_that_diverges_is_ended_however_often_it_stops(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tiny_job(updates=400, validate_every=400, checkpoint_every=400, resume_minutes=10.0)
+    diverging(monkeypatch, since=6, but=19)
+    for number in (9, 59, 60):
+        with monkeypatch.context() as patch:
+            stop_after(patch, number)
+            assert not run(job, tmp_path / "run")
+    with pytest.raises(InputError, match="the 101 updates up to 120 were not finite: the training has diverged"):
+        run(job, tmp_path / "run")
+    # Every fourth update has a record; the stop after the 9th and that after the 59th came between two.
+    records = {record["update"]: record for record in read_history(tmp_path / "run/history.jsonl")}
+    assert [records[update]["skipped"] for update in (4, 8, 12, 16, 20, 60, 64)] == [0, 2, 4, 4, 3, 4, 4]
+    skipped = read_history(tmp_path / "run/skipped.jsonl")
+    assert [record["update"] for record in skipped] == [n for n in range(7, 117) if n != 19]
 
 
 def test_time_before_a_stop_counts_and_speed_stays_true(

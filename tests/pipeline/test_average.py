@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from kills import every_kill
 
 from nmt import checkpoint
 from nmt.dist import World
@@ -134,3 +135,21 @@ def test_a_shortened_training_comes_through(
     last = checkpoint.load_tensors(average.LAST / checkpoint.WEIGHTS)
     mean = checkpoint.load_tensors(average.AVERAGE / checkpoint.WEIGHTS)
     assert all(torch.equal(last[name], mean[name]) for name in last) == (averaged == "last update")
+
+
+def test_killed_at_any_call_it_makes_the_same_when_run_again(tmp_path: Path) -> None:
+    def content() -> dict[str, bytes]:
+        files = [path for folder in (average.AVERAGE, average.LAST) for path in folder.rglob("*") if path.is_file()]
+        return {str(path): path.read_bytes() for path in files}
+
+    checkpoints(1, 2, 3)
+    average.run(_Tracker())
+    expected = content()
+    kills = 0
+    # Every point of a folder that replaces another: tests/nmt/test_kills.py.
+    for kills, (_, point) in enumerate(every_kill(lambda _: lambda: average.run(_Tracker()), step=11), start=1):
+        assert all(expected[path] == found for path, found in content().items()), (kills, point)
+    assert kills > 9
+    average.run(_Tracker())
+    assert content() == expected
+    assert not list(tmp_path.glob("*/.*"))

@@ -1,9 +1,15 @@
-"""A hundred kills: training killed with SIGKILL at random moments, also while it writes its state, ends to the bit."""
+"""Training killed with SIGKILL ends with the undisturbed run's bits: at random moments, and at every call that writes.
+
+The first test kills processes by the clock. The others kill forked children at the calls by which they change files:
+each call of short trainings once, then random calls, attempt after attempt, until a training ends.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,9 +22,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from kills import begin, end, every_kill, killed
 
-from nmt import checkpoint
+from nmt import checkpoint, memory
+from nmt.dist import World, world
 from nmt.history import read_history
+from nmt.trainer import Job, train
+from pipeline.train import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 25
@@ -84,3 +94,128 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(
         assert process.wait() == 0
     one, other = final_weights(tmp_path / "undisturbed"), final_weights(folder)
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+def attempt(folder: Path, job: dict[str, Any], rank: int = 0, store: str | None = None) -> None:
+    """What the training stage does in one attempt; of two ranks, where they meet over a file."""
+    if rank == 0:
+        prepare(folder, job)
+        memory.remember(folder, "another", 77)
+    if not (folder / "done.json").exists():
+        with world(store) as place:
+            assert train(Job.model_validate(job), folder, place, 64)
+
+
+def attempt_of_two(folder: Path, job: dict[str, Any], at: int) -> str | None:
+    """An attempt of two ranks, of which the first is killed at its `at`-th point; which that was."""
+    store = folder.parent / f"{folder.name}.store"
+    store.unlink(missing_ok=True)
+    children = []
+    for rank in range(2):
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
+        children.append(begin(lambda rank=rank: attempt(folder, job, rank, f"file://{store}"), at if rank == 0 else 0))
+        del os.environ["RANK"], os.environ["WORLD_SIZE"]
+    (status, point), process = end(*children[0]), children[1][0]
+    if point:
+        # It may still wait for the first to come.
+        os.kill(process, signal.SIGKILL)
+    other, _ = end(*children[1])
+    assert (status, other) == (0, 0) if not point else status == -signal.SIGKILL
+    return point or None
+
+
+def result(folder: Path, updates: int) -> dict[str, Any]:
+    """All that must not depend on kills."""
+    path = checkpoint.latest_resume(folder / "resume")
+    assert path is not None
+    assert path.name == f"update-{updates:08d}"
+    assert len(list((folder / "resume").iterdir())) == 1
+    assert not list(folder.rglob(".*"))
+    assert memory.remembered(folder, "another") == 77
+    done = json.loads((folder / "done.json").read_text())
+    curve = [
+        [record.get(key) for key in ("update", "loss", "gradient_norm", "valid_loss", "padding", "tokens")]
+        for record in read_history(folder / "history.jsonl")
+    ]
+    files = [path / checkpoint.WEIGHTS, path / "optimizer.safetensors", *checkpoint.checkpoints(folder / "checkpoints")]
+    return {
+        "files": {file.name: file.read_bytes() for file in files}, "curve": curve,
+        "done": {key: done[key] for key in ("updates", "pairs", "target_tokens", "loss_valid", "padding")},
+    }  # fmt: skip
+
+
+def short_job(tiny_job: MakeJob, updates: int, **training: Any) -> dict[str, Any]:
+    """It saves its state after every update."""
+    return tiny_job(
+        updates=updates, validate_every=3, checkpoint_every=2, keep_checkpoints=2, resume_minutes=1e-9, **training
+    )
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("extended", [False, True], ids=["from nothing", "from a finished training"])
+def test_killed_at_every_call(tmp_path: Path, tiny_job: MakeJob, extended: bool) -> None:
+    job = short_job(tiny_job, 5)
+    (tmp_path / "undisturbed").mkdir()
+    attempt(tmp_path / "undisturbed", job)
+    expected = result(tmp_path / "undisturbed", 5)
+    if extended:
+        (tmp_path / "shorter").mkdir()
+        attempt(tmp_path / "shorter", short_job(tiny_job, 3))
+
+    def prepared(number: int) -> Callable[[], object]:
+        folder = tmp_path / str(number)
+        if extended:
+            shutil.copytree(tmp_path / "shorter", folder)
+        else:
+            folder.mkdir()
+        return lambda: attempt(folder, job)
+
+    number = 0
+    for number, _ in every_kill(prepared):
+        folder = tmp_path / str(number)
+        attempt(folder, job)
+        found = result(folder, 5)
+        if extended:
+            # Its end at update 3 was validated, which a longer training does at its validations alone.
+            assert found["files"] == expected["files"]
+        else:
+            assert found == expected
+        shutil.rmtree(folder)
+    print(f"{number} kills, one at each call")
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(
+    ("ranks", "updates", "precision", "kills"),
+    [(1, 3, "float32", 300), (1, 8, "float32", 400), (1, 13, "bfloat16", 400), (2, 6, "float32", 200)],
+)
+def test_killed_at_random_calls_until_it_ends(
+    tmp_path: Path, tiny_job: MakeJob, ranks: int, updates: int, precision: str, kills: int
+) -> None:
+    job = short_job(tiny_job, updates, precision=precision)
+    one_attempt = attempt_of_two if ranks == 2 else lambda folder, job, at: killed(lambda: attempt(folder, job), at)
+    for name in ("first", "undisturbed"):
+        (tmp_path / name).mkdir()
+    # What a process does once only, its children need not do each time.
+    attempt(tmp_path / "first", job)
+    assert one_attempt(tmp_path / "undisturbed", job, 0) is None
+    expected = result(tmp_path / "undisturbed", updates)
+    choice = random.Random(f"{ranks} {updates}")
+    done, endings, points = 0, 0, set()
+    while done < kills:
+        folder = tmp_path / "disturbed"
+        folder.mkdir()
+        before = 0
+        while point := one_attempt(folder, job, choice.randrange(1, 200)):
+            points.add(point)
+            done += 1
+            now = checkpoint.trained(folder)
+            assert now >= before, "a saved state was lost"
+            before = now
+        assert result(folder, updates) == expected
+        endings += 1
+        shutil.rmtree(folder)
+    print(f"{done} kills, in {endings} trainings of {updates} updates on {ranks} ranks: {sorted(points)}")
