@@ -206,7 +206,7 @@ def gradients_of_an_update(
     trainer.gradients.finish = counted
     corpus = Corpus(train_files(Path(settings.corpus)))
     # Twice: what the first update left is no part of the second.
-    for update in updates(corpus, 1, 120, lambda: 64, place.rank, place.size, 1, 2):
+    for update in updates(corpus, 1, 120, lambda: 27, place.rank, place.size, 1, 2):
         trainer.step(update)
     found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
     save_file(found, Path(folder) / f"gradients-{place.rank}.safetensors")
