@@ -46,16 +46,16 @@ lint: setup
 	@$(VENV) lint-imports
 
 plan: setup
-	@$(VENV) python -m pipeline.plan
+	@$(VENV) python -m pipeline.commands.plan
 
 # MLflow and Prefect for this machine alone, on $MLFLOW_PORT and $PREFECT_PORT; they print Prefect's password. Ctrl-C
 # ends both.
 ui: setup
-	@$(VENV) python -m pipeline.services
+	@$(VENV) python -m pipeline.orchestration.services
 
 # The same, and a worker that runs what is asked of Prefect's deployments.
 serve: setup
-	@$(VENV) python -m pipeline.services --worker
+	@$(VENV) python -m pipeline.orchestration.services --worker
 
 # Those that need no text and no model; tests/bench has the others' options.
 bench: setup

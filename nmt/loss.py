@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nmt.shapes import Float, Int
+from nmt.common.shapes import Float, Int
 
 ROWS = 512
 """Positions whose logits exist at a time: few enough to stay in a CPU's cache, enough to fill a product."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nmt.common.shapes import Bool, Float, Int
 from nmt.config import DROPOUT_STEPS, PAD, InputError, ModelSettings
-from nmt.shapes import Bool, Float, Int
 
 LAYER_NORM_EPSILON = 1e-6
 """tensor2tensor's; the paper gives none."""

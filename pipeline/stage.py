@@ -15,9 +15,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
+from nmt.common.files import writing
+from nmt.common.processes import die_with_parent
 from nmt.config import InputError
-from nmt.files import writing
-from nmt.parent import die_with_parent
 
 INTERRUPTED = 75
 """The exit status of a stage that was stopped and can be resumed (sysexits' EX_TEMPFAIL)."""
@@ -104,7 +104,7 @@ def main(name: str, description: str | None, run: Callable[[Tracker], None]) -> 
     try:
         _report(name, "running")
         # The tracker carries no result, so it stands in no stage's dependencies: it is found by name.
-        with importlib.import_module("pipeline.tracking").open_run(name) as tracker:
+        with importlib.import_module("pipeline.tracking.stage_tracker").open_run(name) as tracker:
             run(tracker)
         _report(name, "done")
     except (Interrupted, KeyboardInterrupt) as error:

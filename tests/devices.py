@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nmt.batches import MicroBatch
-from nmt.trainer import Trainer
+from nmt.training.batches import MicroBatch
+from nmt.training.trainer import Trainer
 
 
 class LimitedMemory(TorchDispatchMode):
@@ -43,7 +43,7 @@ class LimitedMemory(TorchDispatchMode):
     def _free(self, size: int) -> None:
         self.held -= size
 
-    # What nmt.memory asks of a device.
+    # What nmt.training.micro_batch_size asks of a device.
 
     def reset_peak(self) -> None:
         self.most = self.held

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nmt import checkpoint
+from nmt.training import checkpoint
 
 CHANGES = ("replace", "rename", "unlink", "remove", "rmdir", "mkdir", "link", "fsync", "sendfile", "utime", "chmod")
 """Functions of os that change what is on the disk. `open` does where it opens for writing."""

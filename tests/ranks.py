@@ -27,8 +27,8 @@ def _rank(rank: int, size: int, folder: Path, store: str, home: Path | None, tar
     """One rank: its output goes to a file, what `target` returns to another."""
     import torch
 
-    from nmt.dist import world
-    from nmt.parent import die_with_parent
+    from nmt.common.processes import die_with_parent
+    from nmt.training.distributed import world
 
     die_with_parent()
     with (folder / f"rank-{rank}.log").open("ab") as log:
@@ -49,7 +49,7 @@ def _server() -> multiprocessing.context.ForkServerContext:
     The first optimizer imports torch._dynamo, and a process imports its parent's main module, which is pytest.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["nmt.trainer", "torch._dynamo", "pytest"])
+    context.set_forkserver_preload(["nmt.training.trainer", "torch._dynamo", "pytest"])
     before = os.environ.get("PYTHONPATH")
     # Up to Python 3.12 the server has not our sys.path.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
@@ -128,9 +128,9 @@ def agreements(place: Any) -> dict[str, Any]:
 
 def training(place: Any, job: dict[str, Any], folder: str, bucket: int | None = None) -> bool:
     """A whole training; `bucket`: the bytes that are summed together."""
-    from nmt import gradients
-    from nmt.dist import lost_the_others
-    from nmt.trainer import Job, train
+    from nmt.training import gradients
+    from nmt.training.distributed import lost_the_others
+    from nmt.training.trainer import Job, train
 
     if bucket is not None:
         gradients.BUCKET = bucket
@@ -144,7 +144,7 @@ def training(place: Any, job: dict[str, Any], folder: str, bucket: int | None = 
 
 def disturbed_training(place: Any, job: dict[str, Any], folder: str, update: int, rank: int, number: int) -> bool:
     """A training in which one rank sends itself a signal after an update."""
-    from nmt.trainer import Trainer
+    from nmt.training.trainer import Trainer
 
     step = Trainer.step
 
@@ -161,7 +161,7 @@ def training_with_a_weight_changed(place: Any, job: dict[str, Any], folder: str)
     """The last weight of the last rank is another by one bit."""
     import torch
 
-    from nmt import trainer
+    from nmt.training import trainer
 
     make = trainer.Transformer
 
@@ -188,9 +188,9 @@ def gradients_of_an_update(
     from devices import losses_with_room_for
     from safetensors.torch import save_file
 
-    from nmt import gradients
-    from nmt.batches import Corpus, train_files, updates
-    from nmt.trainer import Job, Trainer
+    from nmt.training import gradients
+    from nmt.training.batches import Corpus, train_files, updates
+    from nmt.training.trainer import Job, Trainer
 
     gradients.BUCKET = bucket
     if room is not None and place.rank == place.size - 1:
@@ -216,7 +216,7 @@ def gradients_of_an_update(
 
 def main_module(place: Any, folder: str) -> None:
     """What torchrun runs."""
-    from nmt import trainer
+    from nmt.training import trainer
 
     sys.argv = ["trainer", folder] if folder else ["trainer"]
     trainer.main()
@@ -224,10 +224,10 @@ def main_module(place: Any, folder: str) -> None:
 
 def chosen_micro_tokens(place: Any, job: dict[str, Any], folder: str, told: list[str | None]) -> int:
     """How much goes through the model together, where users told ranks different things."""
-    from nmt import memory
-    from nmt.trainer import Job, Trainer
+    from nmt.training import micro_batch_size
+    from nmt.training.trainer import Job, Trainer
 
     value = told[place.rank]
     if value is not None:
         os.environ["NMT_MICRO_TOKENS"] = value
-    return memory.micro_tokens(Trainer(Job.model_validate(job), place, 0), Path(folder), 9)
+    return micro_batch_size.micro_tokens(Trainer(Job.model_validate(job), place, 0), Path(folder), 9)

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from pipeline import resolve
-from pipeline.config import CONFIG, Configuration, RunSettings
+from pipeline.config import resolution
+from pipeline.config.settings import CONFIG, Configuration, RunSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
@@ -154,7 +154,7 @@ def test_params_the_schema_and_resolve_agree() -> None:
     params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     assert set(params) == {*RunSettings.model_fields, "overrides"}
     assert set(STAGES["resolve"]["params"]) == set(params)
-    assert set(resolve.SECTIONS) <= set(Configuration.model_fields)
+    assert set(resolution.SECTIONS) <= set(Configuration.model_fields)
 
 
 def test_every_section_is_read_by_a_stage() -> None:

@@ -52,7 +52,7 @@ def test_training_needs_few_libraries() -> None:
         "matplotlib", "pandas", "rich", "scipy", "sklearn",
     }  # fmt: skip
     assert not absent & TRAINING
-    modules = ["nmt.trainer", "nmt.checkpoint", "nmt.flops"]
+    modules = ["nmt.training.trainer", "nmt.training.checkpoint", "nmt.flops"]
     result = python(ABSENT.format(absent=absent, modules=modules))
     assert result.returncode == 0, result.stderr
 

@@ -25,12 +25,12 @@ from typing import Any
 
 import yaml
 
-from nmt import subwords
 from nmt.config import SubwordSettings, TokenizerSettings
-from nmt.moses import Moses
-from pipeline import learn_subwords
-from pipeline.config import load_section
-from pipeline.parallel import executor
+from nmt.text import subwords
+from nmt.text.moses import Moses
+from pipeline.config.settings import load_section
+from pipeline.corpora.blocks import executor
+from pipeline.stages import learn_subwords
 from tests.bench import wmt_like
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -44,15 +44,15 @@ def beside() -> float:
 
 def measure(seconds: float) -> dict[str, float]:
     """Processor seconds of a tracked stage of `seconds`; in a folder of its own."""
-    from pipeline import tracking
+    from pipeline.tracking import stage_tracker
 
-    with tracking.open_run("tokenize") as tracker:  # Makes the store.
+    with stage_tracker.open_run("tokenize") as tracker:  # Makes the store.
         tracker.metrics({"pairs": 1})
     earlier = beside()
     own, update = 0.0, 0
     start = time.monotonic()
     before = time.process_time()
-    with tracking.open_run("train") as tracker:
+    with stage_tracker.open_run("train") as tracker:
         own += time.process_time() - before
         while time.monotonic() - start < seconds:
             time.sleep(1)

@@ -29,11 +29,11 @@ import yaml
 
 from nmt import flops
 from nmt.config import EOS
-from nmt.history import read_history
-from pipeline import launch
+from nmt.training.history import read_history
+from pipeline.training import launch
 
 Ids = list[list[int]]
-ROWS = Path(__file__).resolve().parents[2] / "pipeline/rows.yaml"
+ROWS = Path(__file__).resolve().parents[2] / "pipeline/config/rows.yaml"
 WMT14_VOCABULARY = 37_056
 WMT14_PAIRS = 400_000
 INTERVALS = 6
@@ -162,7 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.training", description=__doc__)
     parser.add_argument("--src", type=Path, help="subwords of the source, separated by spaces")
     parser.add_argument("--tgt", type=Path, help="subwords of the target")
-    parser.add_argument("--row", help="a row of pipeline/rows.yaml, on lengths like WMT14's")
+    parser.add_argument("--row", help="a row of pipeline/config/rows.yaml, on lengths like WMT14's")
     parser.add_argument("--pair", default="en-de")
     for name, default in (("d-model", 256), ("d-ff", 1024), ("heads", 4), ("layers", 3), ("updates", 60)):
         parser.add_argument(f"--{name}", type=int, default=default)

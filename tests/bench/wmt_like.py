@@ -26,7 +26,7 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.parallel import ordered
+from pipeline.corpora.blocks import ordered
 
 BLOCK = 10_000
 """Pairs made at once."""

@@ -19,9 +19,9 @@ import pytest
 import torch
 import yaml
 
-from nmt import checkpoint
-from nmt.history import read_history
-from pipeline import launch
+from nmt.training import checkpoint
+from nmt.training.history import read_history
+from pipeline.training import launch
 
 Start = Callable[[Path, int], subprocess.Popen[bytes]]
 MakeJob = Callable[..., dict[str, Any]]

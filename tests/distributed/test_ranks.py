@@ -15,9 +15,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from nmt import checkpoint
-from nmt.batches import Corpus, train_files, updates
-from nmt.history import read_history
+from nmt.training import checkpoint
+from nmt.training.batches import Corpus, train_files, updates
+from nmt.training.history import read_history
 
 MakeJob = Callable[..., dict[str, Any]]
 
@@ -231,4 +231,4 @@ def test_what_torchrun_runs_leaves_word_of_how_it_ended(tmp_path: Path, tiny_job
     assert told["error"].startswith("JSONDecodeError: ")
 
     assert status(tmp_path / "usage", None) == 1
-    assert "usage: python -m nmt.trainer JOB" in ranks.output(tmp_path / "usage")
+    assert "usage: python -m nmt.training.trainer JOB" in ranks.output(tmp_path / "usage")

@@ -21,7 +21,7 @@ def orchestra(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestra]:
     clone = Clone(tmp_path_factory.mktemp("clone"))
     # A change that is not committed travels with the runs; this one says where their code stands.
     clone.params(overrides=SHRUNKEN)
-    path = clone.folder / "nmt/corpus.py"
+    path = clone.folder / "nmt/text/parallel_text.py"
     path.write_text(path.read_text() + '\n\nprint("code of", __file__)\n')
     # The example of a schedule, but none that starts days of work.
     deployments = clone.folder / "infra/prefect.yaml"
@@ -46,7 +46,9 @@ def test_every_stage_is_a_task_that_says_that_it_ran(orchestra: Orchestra, first
 
 def test_code_runs_from_the_copy_with_changes_that_are_not_committed(orchestra: Orchestra, first: str) -> None:
     found = set(re.findall(r"code of (\S+)", orchestra.messages(first)))
-    assert found == {str(orchestra.clone.folder / f"work/runs/sample-en-de-{first[-8:]}/repository/nmt/corpus.py")}
+    assert found == {
+        str(orchestra.clone.folder / f"work/runs/sample-en-de-{first[-8:]}/repository/nmt/text/parallel_text.py")
+    }
 
 
 def test_the_results_come_back_as_an_experiment(orchestra: Orchestra, first: str) -> None:

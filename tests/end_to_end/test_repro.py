@@ -21,7 +21,7 @@ import pytest
 from clones import ROOT, SHRUNKEN, STAGES, Clone
 from mlflow import MlflowClient
 
-from pipeline.registry import SCORES
+from pipeline.tracking.registry import SCORES
 
 TEXTS = ("train.sample", "valid.sampledev", "test.sampletest")
 pytestmark = pytest.mark.timeout(600)
@@ -81,7 +81,7 @@ def test_a_second_run_does_nothing(finished: Clone) -> None:
 def test_the_model_folder_translates_alone(finished: Clone, tmp_path: Path) -> None:
     shutil.copytree(finished.folder / "models/average", tmp_path / "model")
     result = subprocess.run(
-        [sys.executable, "-m", "nmt.translate", str(tmp_path / "model")],
+        [sys.executable, "-m", "nmt.inference.streams", str(tmp_path / "model")],
         cwd=ROOT, input="The old man sees a dog.\n\nShe sleeps.\n", capture_output=True, text=True,
         check=False,
     )  # fmt: skip
@@ -135,7 +135,7 @@ def test_mlflow_holds_the_run_as_the_files_do(finished: Clone) -> None:
 
 def test_mlflow_serves_the_model_over_http(finished: Clone) -> None:
     sentences = ["The old man doesn't see the dog.", "She sleeps."]
-    command = [sys.executable, "-m", "nmt.translate", "models/average"]
+    command = [sys.executable, "-m", "nmt.inference.streams", "models/average"]
     expected = subprocess.run(
         command, cwd=finished.folder, env=finished.environment(), input="\n".join(sentences), capture_output=True,
         text=True, check=True,
@@ -275,7 +275,7 @@ def test_queued_rows_run_and_compare(finished: Clone) -> None:
 def test_a_mistake_in_params_is_one_sentence(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
     clone = Clone(tmp_path)
     clone.params(**change)
-    result = clone.run(sys.executable, "-m", "pipeline.resolve")
+    result = clone.run(sys.executable, "-m", "pipeline.config.resolution")
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert sentence in result.stderr

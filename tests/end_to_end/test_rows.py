@@ -12,15 +12,16 @@ import pyarrow as pa
 import pytest
 import torch
 
-from nmt import subwords
-from nmt.batches import Corpus, train_files, updates
 from nmt.config import EOS, ModelSettings, SearchSettings, SubwordSettings, TrainingSettings
-from nmt.dist import World
 from nmt.flops import parameters
-from nmt.search import search
-from nmt.subwords import Subwords
-from nmt.trainer import Job, Trainer
-from pipeline import archive, rows
+from nmt.inference.search import search
+from nmt.text import subwords
+from nmt.text.subwords import Subwords
+from nmt.training.batches import Corpus, train_files, updates
+from nmt.training.distributed import World
+from nmt.training.trainer import Job, Trainer
+from pipeline.config import rows
+from pipeline.corpora import archives
 
 SAMPLE = Path(__file__).resolve().parents[2] / "data/sample/training-parallel-sample.tgz"
 PAIRS = 60
@@ -34,8 +35,8 @@ def text() -> list[tuple[str, str]]:
     """The first training pairs of the embedded sample."""
     names = ("training/sample.de-en.en", "training/sample.de-en.de")
     sides = {}
-    for member in archive.members(SAMPLE, names):
-        sides[member.name] = b"".join(archive.plain(member, member.name)).decode().split("\n")[:PAIRS]
+    for member in archives.members(SAMPLE, names):
+        sides[member.name] = b"".join(archives.plain(member, member.name)).decode().split("\n")[:PAIRS]
     return list(zip(*(sides[name] for name in names), strict=True))
 
 

@@ -18,7 +18,7 @@ import pytest
 from clones import SHRUNKEN, Clone
 from orchestra import Orchestra, Terminal, until
 
-from pipeline.services import SHORT
+from pipeline.orchestration.services import SHORT
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -86,7 +86,7 @@ def test_who_may_use_them_and_a_second_ctrl_c_does_not_wait(orchestra: Orchestra
         assert status(mlflow, search, Host="evil.example") == 403
         assert status(mlflow, search, Origin="http://evil.example") == 403
 
-        again = orchestra.clone.run(sys.executable, "-m", "pipeline.services")
+        again = orchestra.clone.run(sys.executable, "-m", "pipeline.orchestration.services")
         assert (again.returncode, again.stderr.count("\n")) == (1, 1)
 
         typed = typed_elsewhere(orchestra, "deployment", "run", "wmt-en-de", "-p", "row=sample", "-p", "target=train")
@@ -96,7 +96,7 @@ def test_who_may_use_them_and_a_second_ctrl_c_does_not_wait(orchestra: Orchestra
         assert not list(orchestra.home.glob("prefect/*.db"))
 
         # It cannot save a checkpoint or report, so that nothing but the second Ctrl-C ends it for a minute and more.
-        for pid in [*orchestra.at_work("-m nmt.trainer"), *orchestra.at_work("-m prefect.engine")]:
+        for pid in [*orchestra.at_work("-m nmt.training.trainer"), *orchestra.at_work("-m prefect.engine")]:
             psutil.Process(pid).suspend()
 
         def twice() -> None:

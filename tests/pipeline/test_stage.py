@@ -39,7 +39,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str
         names.append(name)
         yield NoTracker()
 
-    monkeypatch.setitem(sys.modules, "pipeline.tracking", SimpleNamespace(open_run=open_run))
+    monkeypatch.setitem(sys.modules, "pipeline.tracking.stage_tracker", SimpleNamespace(open_run=open_run))
     monkeypatch.setenv("WMT_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(sys, "argv", ["stage"])
     monkeypatch.chdir(tmp_path)

@@ -13,7 +13,7 @@ import torch
 from clones import SHRUNKEN, Clone
 from orchestra import Orchestra, until
 
-from nmt import checkpoint
+from nmt.training import checkpoint
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -48,7 +48,10 @@ def test_cancelled_killed_and_cut_off(tmp_path: Path, undisturbed: Clone) -> Non
     orchestra = Orchestra(clone, tmp_path / "home")
 
     def gone() -> bool:
-        return not any(orchestra.at_work(name) for name in ("pipeline.supervisor", "pipeline.train", "nmt.trainer"))
+        return not any(
+            orchestra.at_work(name)
+            for name in ("pipeline.runs.supervisor", "pipeline.stages.train", "nmt.training.trainer")
+        )
 
     with orchestra.serving() as services:
         family = psutil.Process(services.pid)

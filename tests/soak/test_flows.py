@@ -57,8 +57,8 @@ def test_cancelled_in_training_and_gone_on_with(orchestra: Orchestra) -> None:
     state = until(lambda: orchestra.trained(30, before), "training to begin")
     orchestra.cancel(identity)
     assert orchestra.ended(identity)["state_type"] == "CANCELLED"
-    until(lambda: not orchestra.at_work("pipeline.supervisor"), "the end of the run's processes", 60)
-    assert orchestra.at_work("nmt.trainer") == orchestra.at_work("pipeline.train") == []
+    until(lambda: not orchestra.at_work("pipeline.runs.supervisor"), "the end of the run's processes", 60)
+    assert orchestra.at_work("nmt.training.trainer") == orchestra.at_work("pipeline.stages.train") == []
     assert (state / "interrupted").exists()
     identity = orchestra.deploy(overrides=LONG, target="train")
     assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
@@ -69,7 +69,7 @@ def test_a_stage_that_dies_is_tried_again(orchestra: Orchestra) -> None:
     before = set((orchestra.clone.folder / "work/train").glob("*"))
     identity = orchestra.deploy(seed=9, overrides=LONG, target="train")
     state = until(lambda: orchestra.trained(30, before), "training to begin")
-    for pid in orchestra.at_work("nmt.trainer", str(state)):
+    for pid in orchestra.at_work("nmt.training.trainer", str(state)):
         subprocess.run(["kill", "-KILL", str(pid)], check=True)
     assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
     assert orchestra.stages(identity)["train"]["run_count"] == 2

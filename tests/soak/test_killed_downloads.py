@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
-from pipeline import catalog
+from pipeline.config import catalogs
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
@@ -121,7 +121,7 @@ def test_the_right_bytes_in_the_end(
     Path("data/catalog/wmt14.yaml").write_bytes((ROOT / "data/catalog/wmt14.yaml").read_bytes())
     overlay = {"description": "m", "extends": "wmt14", "base_url": address, "checksums": str(folder / "SHA256SUMS")}
     Path("data/catalog/m.yaml").write_text(yaml.safe_dump(overlay))
-    data: dict[str, Any] = catalog.data_settings(catalog.load("m"), pair).model_dump()
+    data: dict[str, Any] = catalogs.data_settings(catalogs.load("m"), pair).model_dump()
     Path("results/config.yaml").write_text(yaml.safe_dump({"data": data}))
     whole = {archive["sha256"] for archive in data["archives"]}
     chance, killed = random.Random(pair), 0

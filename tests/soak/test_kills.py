@@ -24,11 +24,11 @@ import torch
 import yaml
 from kills import begin, end, every_kill, killed
 
-from nmt import checkpoint, memory
-from nmt.dist import World, world
-from nmt.history import read_history
-from nmt.trainer import Job, train
-from pipeline.train import prepare
+from nmt.training import checkpoint, micro_batch_size
+from nmt.training.distributed import World, world
+from nmt.training.history import read_history
+from nmt.training.trainer import Job, train
+from pipeline.stages.train import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 25
@@ -44,7 +44,7 @@ def start(folder: Path, ranks: int) -> list[subprocess.Popen[bytes]]:
     common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "nmt.trainer", str(folder)],
+            [sys.executable, "-m", "nmt.training.trainer", str(folder)],
             cwd=ROOT, env={**os.environ, **common, "RANK": str(rank), "NMT_MICRO_TOKENS": "64"},
             stderr=subprocess.DEVNULL,
         )
@@ -103,7 +103,7 @@ def attempt(folder: Path, job: dict[str, Any], rank: int = 0, store: str | None 
     """What the training stage does in one attempt; of two ranks, where they meet over a file."""
     if rank == 0:
         prepare(folder, job)
-        memory.remember(folder, "another", 77)
+        micro_batch_size.remember(folder, "another", 77)
     if not (folder / "done.json").exists():
         with world(store) as place:
             assert train(Job.model_validate(job), folder, place, 64)
@@ -134,7 +134,7 @@ def result(folder: Path, updates: int) -> dict[str, Any]:
     assert path.name == f"update-{updates:08d}"
     assert len(list((folder / "resume").iterdir())) == 1
     assert not list(folder.rglob(".*"))
-    assert memory.remembered(folder, "another") == 77
+    assert micro_batch_size.remembered(folder, "another") == 77
     done = json.loads((folder / "done.json").read_text())
     curve = [
         [record.get(key) for key in ("update", "loss", "gradient_norm", "valid_loss", "padding", "tokens")]

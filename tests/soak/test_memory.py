@@ -20,8 +20,8 @@ PROBE = """
 import sys, threading, time
 from pathlib import Path
 import torch, yaml
-from nmt.dist import World
-from nmt.trainer import Job, Trainer, train
+from nmt.training.distributed import World
+from nmt.training.trainer import Job, Trainer, train
 marks = [int(mark) for mark in sys.argv[2:]]
 step = Trainer.step
 most = 0

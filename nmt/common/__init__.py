@@ -1,0 +1,1 @@
+"""What every room uses: files written whole, shapes in signatures, child processes."""

@@ -1,0 +1,123 @@
+"""Forced scoring: how likely a model holds given translations to be: `python -m nmt.evaluation.forced_scoring MODEL_DIR SOURCE TARGET`.
+
+A line each: log-probability in nats (of all subwords and EOS) and perplexity a subword. These are the numbers that
+the search gives with its own translations, as far as their text is coded into the same subwords again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nmt.config import BOS, EOS, InputError
+from nmt.inference.loading import Models, padded
+from nmt.inference.search import no_probabilities
+from nmt.inference.translator import batches
+from nmt.model import Transformer
+from nmt.text.parallel_text import parallel
+
+WINDOW = 2048
+"""Pairs sorted by length together."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A translation under the model."""
+
+    log_probability: float
+    """Of all its subwords and EOS, in nats."""
+    tokens: int
+    """Subwords and EOS."""
+
+    @property
+    def perplexity(self) -> float:
+        """A subword's, EOS counted."""
+        return math.exp(-self.log_probability / self.tokens)
+
+
+@torch.inference_mode()
+def score(members: Sequence[Transformer], pairs: Sequence[tuple[list[int], list[int]]]) -> list[Scored]:
+    """Score pairs of ids, EOS last, as one batch. Several models give the mean of their probabilities.
+
+    Raises InputError where the models give no probabilities.
+    """
+    device = members[0].embedding.table.device
+    src = padded([source for source, _ in pairs], device)
+    tgt_in = padded([[BOS, *target[:-1]] for _, target in pairs], device)
+    targets = padded([target for _, target in pairs], device)
+    every = []
+    for model in members:
+        logits = model.logits(model(src, tgt_in))
+        precise = logits if logits.dtype == torch.float64 else logits.float()
+        every.append(precise.log_softmax(2).gather(2, targets[:, :, None])[:, :, 0].double())
+    log_p = torch.stack(every).logsumexp(0) - math.log(len(every))
+    scored = []
+    for row, (_, target) in zip(log_p, pairs, strict=True):
+        inside = row[: len(target)]
+        for position in (~inside.isfinite()).nonzero()[:1]:
+            raise no_probabilities(int(position) + 1)
+        scored.append(Scored(float(inside.sum()), len(target)))
+    return scored
+
+
+def score_lines(models: Models, pairs: Iterable[tuple[str, str]], batch_tokens: int = 4096) -> Iterator[Scored]:
+    """Score raw lines, in order; an empty translation is EOS alone. Raises InputError at a source without text."""
+    numbered = enumerate(pairs, start=1)
+    while window := list(itertools.islice(numbered, WINDOW)):
+        coded = []
+        for number, (source, target) in window:
+            ids = models.encode(source)
+            if not ids:
+                raise InputError(f"line {number}: the source has no text to translate: leave it out")
+            coded.append((ids, models.encode_target(target) or [EOS]))
+        found: dict[int, Scored] = {}
+        for batch in batches([max(pair, key=len) for pair in coded], batch_tokens):
+            found |= zip(batch, score(models.members, [coded[index] for index in batch]), strict=True)
+        for index in range(len(window)):
+            yield found[index]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Score two files; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m nmt.evaluation.forced_scoring", description=__doc__)
+    parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a model folder, such as models/average")
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="raw lines")
+    parser.add_argument("target", type=Path, metavar="TARGET", help="their translations, detokenised")
+    parser.add_argument("--ensemble", nargs="+", type=Path, default=[], metavar="MODEL_DIR", help="more models: the "
+                        "mean of their probabilities")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print a JSON object a line, and one of them all")
+    options = parser.parse_args(arguments)
+    try:
+        models = Models([options.model, *options.ensemble])
+        total, tokens, lines = 0.0, 0, 0
+        for scored in score_lines(models, parallel(options.source, options.target)):
+            total, tokens, lines = total + scored.log_probability, tokens + scored.tokens, lines + 1
+            if options.json:
+                print(json.dumps({"log_probability": scored.log_probability, "tokens": scored.tokens,
+                                  "perplexity": scored.perplexity}))  # fmt: skip
+            else:
+                print(f"{scored.log_probability:.4f}\t{scored.perplexity:.4f}")
+    except OSError as error:
+        print(f"score: {error.filename} cannot be read: {error.strerror}", file=sys.stderr)
+        return 1
+    except InputError as error:
+        print(f"score: {error}", file=sys.stderr)
+        return 1
+    perplexity = math.exp(-total / tokens)
+    if options.json:
+        print(json.dumps({"lines": lines, "tokens": tokens, "log_probability": total, "perplexity": perplexity}))
+    else:
+        print(f"{lines:,} lines, {tokens:,} subwords: perplexity {perplexity:.4f}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

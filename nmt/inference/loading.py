@@ -1,0 +1,105 @@
+"""Model folders, opened: weights, subwords and tokenizers that belong together; several of them for an ensemble."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nmt.common.shapes import Int
+from nmt.config import EOS, PAD, InputError
+from nmt.inference.decoder import Decoder, Ensemble, Scorer
+from nmt.model import Transformer
+from nmt.text import subwords
+from nmt.text.moses import Moses
+from nmt.training.checkpoint import WEIGHTS, load_description, load_model
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Models:
+    """One model folder, or several of one pair, tokenizer and vocabulary.
+
+    Raises InputError where a folder is not complete, or parts or folders do not fit together.
+    """
+
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        device: torch.device | None = None,
+        precision: str = "float32",
+        pair: tuple[str, str] | None = None,
+        *,
+        weights: bool = True,
+    ) -> None:
+        """`pair` is the one asked for, if any. Without `weights` texts can be coded, and that is all."""
+        if not folders:
+            raise InputError("no model folder is given: give at least one")
+        self.folders = list(folders)
+        self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        descriptions = [load_description(folder) for folder in folders]
+        self.description = descriptions[0]
+        self.subwords = subwords.load(folders[0] / "subwords")
+        if self.subwords.size != self.description.vocabulary:
+            raise InputError(
+                f"{folders[0]}: the model has {self.description.vocabulary} rows, its subwords {self.subwords.size}: "
+                "the folder is put together of two models"
+            )
+        source, target = self.description.source, self.description.target
+        if pair is not None and pair != (source, target):
+            raise InputError(
+                f"{folders[0]} translates {source}-{target}, but {'-'.join(pair)} is asked for: "
+                "give a model of that pair"
+            )
+        for folder, other in zip(folders[1:], descriptions[1:], strict=True):
+            self._check_member(folder, (other.source, other.target), other.tokenizer == self.description.tokenizer)
+        self.source = Moses(source, self.description.tokenizer)
+        self.target = Moses(target, self.description.tokenizer)
+        self.members: list[Transformer] = []
+        for folder, description in zip(folders, descriptions, strict=True) if weights else ():
+            if not (folder / WEIGHTS).exists() and (folder / "model.bin").exists():
+                raise InputError(f"{folder} is a CTranslate2 model: use it with --engine ctranslate2")
+            self.members.append(load_model(folder, description).to(self.device, PRECISIONS[precision]))
+
+    def _check_member(self, folder: Path, pair: tuple[str, str], same_tokenizer: bool) -> None:
+        first, ours = self.folders[0], (self.description.source, self.description.target)
+        if pair != ours:
+            raise InputError(
+                f"{folder} translates {'-'.join(pair)}, {first} {'-'.join(ours)}: models of one ensemble share a pair"
+            )
+        theirs = subwords.load(folder / "subwords")
+        rows = range(self.subwords.size)
+        if not same_tokenizer or theirs.size != len(rows) or theirs.symbols(rows) != self.subwords.symbols(rows):
+            raise InputError(
+                f"{folder} has another tokenizer or vocabulary than {first}: "
+                "models of one ensemble share tokenizer and subwords"
+            )
+
+    def scorer(self) -> Scorer:
+        """What search asks for probabilities: the model, or the mean of several."""
+        decoders = [Decoder(model) for model in self.members]
+        return decoders[0] if len(decoders) == 1 else Ensemble(decoders)
+
+    def encode(self, line: str) -> list[int]:
+        """Subword ids of a raw source line, EOS last; none for a line without text."""
+        return self._encode(line, self.source)
+
+    def encode_target(self, line: str) -> list[int]:
+        """The same for a target line."""
+        return self._encode(line, self.target)
+
+    def _encode(self, line: str, moses: Moses) -> list[int]:
+        ids = self.subwords.encode(moses.tokenize(moses.normalize(line)))
+        return [*ids, EOS] if ids else []
+
+    def decode(self, ids: list[int]) -> str:
+        """The detokenised text of a translation's ids."""
+        return self.target.detokenize(self.subwords.decode(ids))
+
+
+def padded(sentences: Sequence[Sequence[int]], device: torch.device) -> Int[Tensor, "batch longest"]:
+    """Sentences as one tensor, padded with PAD."""
+    longest = max(len(ids) for ids in sentences)
+    return torch.tensor([[*ids, *[PAD] * (longest - len(ids))] for ids in sentences], device=device)

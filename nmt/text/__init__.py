@@ -1,0 +1,1 @@
+"""Text: parallel files, Moses, byte-pair encoding and word pieces."""

@@ -1,0 +1,1 @@
+"""Commands for people beside the stages: plan, ablation, states, further machines."""

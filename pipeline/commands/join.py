@@ -1,0 +1,55 @@
+"""Join, as a further machine, a training that another one runs: `python -m pipeline.commands.join work/train/<fingerprint>`.
+
+All share the state root and the repository, and say where they meet: `WMT_NODES=2 WMT_RENDEZVOUS=first-machine:29400`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from nmt.config import InputError
+from pipeline.stages.train import code_digest, refused
+from pipeline.training import launch
+
+
+def join(job: Path) -> int:
+    """Run this node's part of a training that another node began; returns torchrun's exit status."""
+    if not (job / "job.yaml").exists():
+        raise InputError(f"{job} holds no job.yaml: name the folder that the first node trains in")
+    if launch.nodes()[0] == 1:
+        raise InputError("WMT_NODES is 1: set it and WMT_RENDEZVOUS as on the first node")
+
+    if job.name.split("-")[1:2] != [code_digest()] and os.environ.get("WMT_RESUME_ACROSS_CODE") != "1":
+        raise InputError(f"the code here is not that which {job.name} is trained by: check out the first node's")
+
+    def watch() -> None:
+        refused(job)
+        if (job / "interrupted").exists():
+            raise InputError("the training was asked to stop; start it again on the first node, then join again")
+
+    return launch.train(job, watch)
+
+
+def main() -> None:
+    """Join a training as a further node."""
+    parser = argparse.ArgumentParser(prog="python -m pipeline.commands.join", description=__doc__)
+    parser.add_argument("job", type=Path, metavar="STATE", help="the training's folder, work/train/<fingerprint>")
+    job = parser.parse_args().job
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        sys.exit(f"join: stopped by {signal.Signals(signum).name}")
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        sys.exit(join(job))
+    except InputError as error:
+        sys.exit(f"join: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Tables 2 and 3 of the paper as data: the differences of every row, and what the paper reports beside it."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field
+
+from nmt.config import InputError, ModelSettings, Settings
+from nmt.flops import parameters
+
+ROWS = Path(__file__).with_name("rows.yaml")
+PAPER_VOCABULARY = 40960
+"""Rows of the embedding with which the paper's printed parameter counts come out; it names no number itself."""
+
+Pair = Literal["en-de", "en-fr"]
+Differences = dict[str, dict[str, Any]]
+
+
+class Result(Settings):
+    """newstest2014 BLEU, and training cost in FLOPs where it is given, in Table 2."""
+
+    bleu: float
+    flops: float | None = None
+
+
+class Reported(Settings):
+    """What the paper prints beside a row."""
+
+    ppl: float | None = None
+    """newstest2013, per subword."""
+    bleu: float | None = None
+    """newstest2013, from the last checkpoint (Table 3)."""
+    params_m: int | None = None
+    """Millions of parameters, as printed."""
+    table2: dict[Pair, Result] = Field(default_factory=dict)
+
+
+class Row(Settings):
+    """A row: what it changes in base, for every pair and for one, and the paper's numbers."""
+
+    about: str
+    settings: Differences = Field(default_factory=dict)
+    pairs: dict[Pair, Differences] = Field(default_factory=dict)
+    paper: Reported = Reported()
+
+
+class Literature(Settings):
+    """Another system's row of Table 2."""
+
+    name: str
+    en_de: Result | None = Field(default=None, alias="en-de")
+    en_fr: Result | None = Field(default=None, alias="en-fr")
+
+    def on(self, pair: Pair) -> Result | None:
+        """Its result for a pair of languages."""
+        return self.en_de if pair == "en-de" else self.en_fr
+
+
+class Other(Settings):
+    """A later Transformer, as its authors report it on newstest2014."""
+
+    name: str
+    pair: Pair
+    bleu: float
+    """sacreBLEU, cased."""
+    bleu_paper_way: float | None = None
+    note: str = ""
+
+
+class Table(Settings):
+    """The whole of rows.yaml."""
+
+    base: Differences
+    pairs: dict[Pair, Differences]
+    rows: dict[str, Row]
+    literature: list[Literature]
+    others: list[Other]
+
+
+@cache
+def table() -> Table:
+    """rows.yaml, read once."""
+    return Table.model_validate(yaml.safe_load(ROWS.read_text(encoding="utf-8")))
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Words that end an error message about an unknown `name`: the nearest valid one, and all of them if few."""
+    known = list(valid)
+    folded = {option.lower(): option for option in known}
+    close = difflib.get_close_matches(str(name).lower(), folded, n=1, cutoff=0.5)
+    guess = f"did you mean `{folded[close[0]]}`? " if close else ""
+    return f"{guess}valid are {', '.join(known)}"
+
+
+def row(name: str) -> Row:
+    """The row `name`; raises InputError with the nearest valid name where there is none."""
+    rows = table().rows
+    if name not in rows:
+        raise InputError(f"params.yaml, row: `{name}` is not a row of {ROWS.name}; {nearest(name, rows)}")
+    return rows[name]
+
+
+def merge(base: Mapping[str, Any], differences: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `differences` laid over it, mapping by mapping; neither is changed.
+
+    A text's vocabulary is sized by merges or by its size: a difference in one of the two empties the other.
+    """
+    merged = dict(base)
+    for key, value in differences.items():
+        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+            merged[key] = merge(merged[key], value)
+        else:
+            merged[key] = value
+    for given, emptied in (("merges", "vocabulary"), ("vocabulary", "merges")):
+        if differences.get(given) is not None and emptied not in differences and emptied in base:
+            merged[emptied] = None
+    return merged
+
+
+def row_layers(name: str, pair: Pair) -> list[tuple[str, Differences]]:
+    """What row `name` changes, in the order of merging, each with the words that say where it stands."""
+    chosen = row(name)
+    return [
+        (f"{ROWS.name}, row {name}", chosen.settings),
+        (f"{ROWS.name}, row {name} for {pair}", chosen.pairs.get(pair, {})),
+    ]
+
+
+def pair_layers(pair: Pair) -> list[tuple[str, Differences]]:
+    """What every row starts from: base, and what the pair changes in it."""
+    return [(f"{ROWS.name}, base", table().base), (f"{ROWS.name}, pair {pair}", table().pairs[pair])]
+
+
+def settings(name: str, pair: Pair) -> dict[str, Any]:
+    """Row `name` in full, as the paper has it: no catalog's preparation, no overrides."""
+    merged: dict[str, Any] = {}
+    for _, differences in [*pair_layers(pair), *row_layers(name, pair)]:
+        merged = merge(merged, differences)
+    return merged
+
+
+def model(name: str, pair: Pair = "en-de") -> ModelSettings:
+    """The model of row `name`."""
+    return ModelSettings.model_validate(settings(name, pair)["model"])
+
+
+def listing(vocabulary: int = PAPER_VOCABULARY) -> list[dict[str, Any]]:
+    """One object a row: its exact parameter count for `vocabulary` rows of embedding, and the paper's numbers."""
+    listed = []
+    for name, entry in table().rows.items():
+        item: dict[str, Any] = {
+            "row": name,
+            "about": entry.about,
+            "params": parameters(model(name), vocabulary),
+            "vocabulary": vocabulary,
+            "paper_params_m": entry.paper.params_m,
+            "paper_ppl": entry.paper.ppl,
+            "paper_bleu": entry.paper.bleu,
+        }
+        for pair, result in entry.paper.table2.items():
+            key = pair.replace("-", "_")
+            item[f"paper_{key}_newstest2014_bleu"] = result.bleu
+            item[f"paper_{key}_flops"] = result.flops
+        listed.append(item)
+    return listed
+
+
+def _text(items: list[dict[str, Any]]) -> str:
+    def cell(value: Any, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    lines = [f"{'row':<20} {'params':>12} {'paper (M)':>9} {'paper PPL':>9} {'paper BLEU':>10}  what"]
+    lines.extend(
+        f"{item['row']:<20} {item['params']:>12,} {cell(item['paper_params_m'], 'd'):>9} "
+        f"{cell(item['paper_ppl'], '.2f'):>9} {cell(item['paper_bleu'], '.1f'):>10}  {item['about']}"
+        for item in items
+    )
+    lines.append(
+        f"params: exact, with {items[0]['vocabulary']:,} rows of embedding. PPL and BLEU: newstest2013, en-de."
+    )
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the rows; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m pipeline.config.rows", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print a list of objects")
+    parser.add_argument("--vocabulary", type=int, default=PAPER_VOCABULARY, help="rows of the embedding (%(default)s)")
+    options = parser.parse_args(arguments)
+    if options.vocabulary < 1:
+        print(f"rows: --vocabulary is {options.vocabulary}, but must be at least 1", file=sys.stderr)
+        return 1
+    items = listing(options.vocabulary)
+    print(json.dumps(items, indent=2) if options.json else _text(items))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,273 @@
+"""Plain text out of archives that are not trusted: .tgz, .tar, .zip; .gz and .sgm members; UTF-8 counted and checked.
+
+Everything streams: no member is held in memory, whatever its size (.sgm files, which are small, excepted).
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import posixpath
+import re
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Protocol
+
+from pipeline.corpora.plain_text import CHUNK, Malformed, segments
+
+MAX_RATIO = 100
+"""Unpacked bytes over packed ones. Text packs by 3 to 10; what unpacks by more than this is made to fill a disk."""
+ALLOWANCE = 64 << 20
+"""Bytes that anything may unpack to, whatever the ratio: small files of one repeated line are no attack."""
+MAX_MEMBERS = 100_000
+_GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
+_MAX_HEADER = 1 << 14
+"""Bytes of one tar header. Python's patterns for extended headers take quadratic time on long ones."""
+_MAX_SGM = 256 << 20
+_BROKEN = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    ValueError,
+    OverflowError,
+    RuntimeError,  # RecursionError and NotImplementedError among them.
+)
+"""What the standard library raises on broken archives."""
+
+
+class Reader(Protocol):
+    """What bytes are read from; none come at the end."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes."""
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    """Turn what the standard library raises on broken archives into Malformed."""
+    try:
+        yield
+    except Malformed:
+        raise
+    except (*_BROKEN, OSError) as error:
+        # Of the operating system's errors only "invalid argument" is the archive's: it points before its own start.
+        if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile) and error.errno != errno.EINVAL:
+            raise
+        raise Malformed(f"is broken ({' '.join(str(error).split()) or type(error).__name__})") from error
+
+
+class _Forward:
+    """A tar stream that is read once, forward, and never further than `limit` bytes.
+
+    tarfile gets its headers from here. The standard library follows negative sizes backward, for ever, and reads
+    headers of any size into memory: both end here.
+    """
+
+    def __init__(self, stream: IO[bytes] | gzip.GzipFile, limit: int) -> None:
+        self._stream = stream
+        self._limit = limit
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def seek(self, position: int) -> int:
+        if position < self.tell():
+            raise Malformed("is broken (a header points backward)")
+        self._bound(position)
+        return self._stream.seek(position)
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= _MAX_HEADER:
+            raise Malformed(f"is broken (a header of {size:,} bytes)")
+        return self.take(size)
+
+    def take(self, size: int) -> bytes:
+        """`size` bytes, fewer at the end of the stream."""
+        self._bound(self.tell() + size)
+        return self._stream.read(size)
+
+    def _bound(self, position: int) -> None:
+        if position > self._limit:
+            raise Malformed(f"unpacks to more than {self._limit:,} bytes, over {MAX_RATIO} times its size")
+
+
+class Member:
+    """One member's bytes: as many as its header declares, or Malformed."""
+
+    def __init__(self, name: str, size: int, read: Callable[[int], bytes]) -> None:
+        self.name = name
+        self.size = size
+        """Bytes in the archive's unpacked form; of a `.gz` inside, still packed."""
+        self._read = read
+        self._left = size
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes; none at the end."""
+        with _telling():
+            chunk = self._read(min(size, self._left))
+        if not chunk and min(size, self._left):
+            raise Malformed(f"ends inside the member {self.name!r}")
+        self._left -= len(chunk)
+        return chunk
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file begins as a .tgz, .tar or .zip does."""
+    head = _head(path)
+    if head.startswith((_GZIP, _ZIP)):
+        return True
+    try:
+        # By the header's own checksum: the oldest tars have no magic bytes.
+        tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
+    except _BROKEN:
+        return False
+    return True
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(tarfile.BLOCKSIZE)
+
+
+def members(path: Path, wanted: Collection[str]) -> Iterator[Member]:
+    """The wanted members of an archive in its order, each to be read before the next is asked for.
+
+    The format is told by content. Every member's name and kind are looked at, wanted or not; nothing is written.
+    Raises Malformed for what is no archive or broken, holds a path that leads out, a link that does, a device, a
+    wanted member twice or not as a plain file, unpacks to over MAX_RATIO times its size, or misses a wanted member.
+    """
+    if not is_archive(path):
+        raise Malformed("is neither .tgz nor .tar nor .zip")
+    found: set[str] = set()
+    walk = _zip_members if _head(path).startswith(_ZIP) else _tar_members
+    for member in walk(path, wanted):
+        if member.name in found:
+            raise Malformed(f"holds {member.name!r} twice")
+        found.add(member.name)
+        yield member
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise Malformed(f"has no member {missing[0]!r}")
+
+
+def _limit(packed: int) -> int:
+    return max(ALLOWANCE, MAX_RATIO * packed)
+
+
+def _plain_name(name: str) -> str:
+    """A member's name without `./`; raises Malformed where it leads out of the folder it is unpacked in."""
+    if name.startswith(("/", "\\")) or re.match(r"[A-Za-z]:", name) or ".." in re.split(r"[/\\]", name):
+        raise Malformed(f"holds {name!r}, a path that leads out of its folder")
+    return posixpath.normpath(name)
+
+
+def _tar_members(path: Path, wanted: Collection[str]) -> Iterator[Member]:
+    packed = _head(path).startswith(_GZIP)
+    with gzip.open(path, "rb") if packed else path.open("rb") as stream:
+        forward = _Forward(stream, _limit(path.stat().st_size))
+        with _telling():
+            archive = tarfile.TarFile(fileobj=forward)  # type: ignore[arg-type] # it asks for these methods alone
+        for _ in range(MAX_MEMBERS):
+            with _telling():
+                member = archive.next()
+                # It keeps every header; nobody asks for them again.
+                archive.members = []  # type: ignore[attr-defined] # not in the stubs
+                if member is None:
+                    return
+                name = _plain_name(member.name)
+                _check_tar_member(member, path.parent)
+            if name in wanted:
+                if not member.isreg() or member.issparse():
+                    raise Malformed(f"holds {name!r} as a link, a folder or a file with holes, not as a plain file")
+                forward.seek(member.offset_data)
+                yield Member(name, member.size, forward.take)
+    raise Malformed(f"holds more than {MAX_MEMBERS:,} members")
+
+
+def _check_tar_member(member: tarfile.TarInfo, folder: Path) -> None:
+    """Raise Malformed for what must not be unpacked, by tarfile's own rules."""
+    if member.size < 0:
+        raise Malformed(f"holds {member.name!r} with a negative size")
+    try:
+        tarfile.data_filter(member, str(folder))
+    except tarfile.FilterError as error:
+        kind = "a device or pipe" if isinstance(error, tarfile.SpecialFileError) else "a link or path that leads out"
+        raise Malformed(f"holds {member.name!r}, {kind}") from error
+
+
+def _zip_members(path: Path, wanted: Collection[str]) -> Iterator[Member]:
+    with _telling():
+        archive = zipfile.ZipFile(path)
+    with archive:
+        entries = archive.infolist()
+        if len(entries) > MAX_MEMBERS:
+            raise Malformed(f"holds more than {MAX_MEMBERS:,} members")
+        if sum(entry.file_size for entry in entries) > (limit := _limit(path.stat().st_size)):
+            raise Malformed(f"unpacks to more than {limit:,} bytes, over {MAX_RATIO} times its size")
+        for entry in entries:
+            name = _plain_name(entry.filename)
+            kind = stat.S_IFMT(entry.external_attr >> 16)
+            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise Malformed(f"holds {name!r}, a link, device or pipe")
+            if name in wanted:
+                if entry.is_dir() or entry.flag_bits & 1:
+                    raise Malformed(f"holds {name!r} as a folder or under a password, not as a plain file")
+                with _telling():
+                    stream = archive.open(entry)
+                with stream:
+                    yield Member(name, entry.file_size, stream.read)
+
+
+def plain(reader: Reader, name: str) -> Iterator[bytes]:
+    """The plain text of a member or file called `name`, in chunks: `.gz` unpacked, `.sgm` as one line a segment."""
+    if name.endswith(".gz"):
+        chunks, name = _unpacked(reader), name.removesuffix(".gz")
+    else:
+        chunks = iter(lambda: reader.read(CHUNK), b"")
+    if not name.endswith((".sgm", ".sgml")):
+        yield from chunks
+        return
+    content = bytearray()
+    for chunk in chunks:
+        content += chunk
+        if len(content) > _MAX_SGM:
+            raise Malformed(f"is larger than the {_MAX_SGM:,} bytes that an .sgm file may have")
+    yield from (segment.encode("utf-8") + b"\n" for segment in segments(bytes(content)))
+
+
+def _unpacked(reader: Reader) -> Iterator[bytes]:
+    """The bytes inside a .gz."""
+    packed, position = _Raw(reader), 0
+    with _telling(), gzip.GzipFile(fileobj=io.BufferedReader(packed, CHUNK)) as stream:
+        while chunk := stream.read(CHUNK):
+            position += len(chunk)
+            if position > _limit(packed.count):
+                raise Malformed(f"unpacks to over {MAX_RATIO} times its size")
+            yield chunk
+
+
+class _Raw(io.RawIOBase):
+    """A Reader as the standard library's kind of stream; `count` bytes went through it."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self.count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override] # any buffer, to the stubs
+        chunk = self._reader.read(len(buffer))
+        buffer[: len(chunk)] = chunk
+        self.count += len(chunk)
+        return len(chunk)

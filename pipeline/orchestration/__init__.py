@@ -1,0 +1,1 @@
+"""Prefect: the flows, short names of deployments, local servers."""

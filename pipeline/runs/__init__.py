@@ -1,0 +1,1 @@
+"""Runs in copies of the repository, and the supervisor of their processes."""

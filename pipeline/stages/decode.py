@@ -1,0 +1,46 @@
+"""Translate the validation set by the last weights (Table 3's protocol), the test set by the average (Table 2's)."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from nmt.common.files import writing
+from nmt.config import SearchSettings
+from pipeline import stage
+from pipeline.config.settings import DataSettings, load_section
+from pipeline.stage import Tracker
+
+RAW = Path("data/raw")
+AVERAGE, LAST = Path("models/average"), Path("models/last")
+TRANSLATIONS = Path("results/translations")
+
+
+def run(tracker: Tracker) -> None:
+    """Write results/translations: `<validation set>.last.<language>` and `<test set>.average.<language>`."""
+    data = load_section("data", DataSettings)
+    search = load_section("search", SearchSettings)
+    with writing(TRANSLATIONS) as temporary:
+        temporary.mkdir()
+        for split, name, model in (("valid", data.valid.name, LAST), ("test", data.test.name, AVERAGE)):
+            source = RAW / f"{split}.{name}.{data.source}"
+            seconds = translate(model, search, source, temporary / f"{name}.{model.name}.{data.target}")
+            tracker.metrics({f"decode_{split}_seconds": seconds})
+
+
+def translate(model: Path, search: SearchSettings, source: Path, out: Path) -> float:
+    """Translate a file with a model folder, line by line; returns the seconds it took, loading apart."""
+    # torch takes a second to import, which `--help` need not wait for.
+    from nmt.inference.translator import Translator
+    from nmt.text.parallel_text import read_lines
+
+    translator = Translator(model, settings=search)
+    start = time.monotonic()
+    with out.open("w", encoding="utf-8", newline="\n") as file:
+        for text in translator.translate(read_lines(source)):
+            file.write(text + "\n")
+    return time.monotonic() - start
+
+
+if __name__ == "__main__":
+    stage.main("decode", __doc__, run)

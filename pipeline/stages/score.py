@@ -1,0 +1,125 @@
+"""Score the translations: the validation set by the last weights (Table 3), the test set by the average (Table 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nmt import flops
+from nmt.config import InputError
+from nmt.evaluation import bleu
+from pipeline import stage
+from pipeline.config.settings import DataSettings, VersionSettings, load_section
+
+TRAINING = Path("results/training.json")
+AVERAGING = Path("results/averaging.json")
+TRANSLATIONS = Path("results/translations")
+RAW = Path("data/raw")
+METRICS = Path("results/metrics.json")
+
+COPIED = ("ppl_valid", "params", "vocabulary", "updates")
+NEEDED = (
+    *COPIED,
+    *("train_seconds", "device", "processes", "precision", "flops_counted", "device_seconds", "flops_sustained"),
+)
+"""What the training's record must hold."""
+AVERAGED = {"weights": "bleu_model", "checkpoints": "averaged_checkpoints"}
+"""What the average's record must hold, and what metrics.json calls it."""
+
+LAST, AVERAGE = "last", "average"
+
+
+def _translations(set_name: str, model: str, lang: str, references: int) -> list[str]:
+    """What the model `last` or `average` made of a set; raises InputError where its lines are not the references'."""
+    path = TRANSLATIONS / f"{set_name}.{model}.{lang}"
+    lines = bleu.read_lines(path)
+    if len(lines) != references:
+        raise InputError(
+            f"{path} has {len(lines)} lines for {references} references: run `dvc repro` to translate the set again"
+        )
+    return lines
+
+
+def _record(path: Path, needed: Iterable[str], by: str) -> dict[str, Any]:
+    """What the stage `by` recorded; raises InputError where a key is missing."""
+    content = stage.read_json(path)
+    if missing := [key for key in needed if key not in content]:
+        raise InputError(f"{path} has no `{missing[0]}`: run `dvc repro --force --single-item {by}`")
+    return content
+
+
+def quality(data: DataSettings) -> dict[str, Any]:
+    """Scores of both sets, by name of set, model and way of scoring.
+
+    The test set is scored once, from the average of the last checkpoints; nothing is chosen on it.
+    """
+    test = bleu.read_lines(RAW / f"test.{data.test.name}.{data.target}")
+    valid = bleu.read_lines(RAW / f"valid.{data.valid.name}.{data.target}")
+    scores = bleu.score(_translations(data.test.name, AVERAGE, data.target, len(test)), test, data.target)
+    last = _translations(data.valid.name, LAST, data.target, len(valid))
+    valid_bleu, valid_signature = bleu.sacrebleu(last, valid)
+    return {
+        "bleu": scores.bleu,
+        "bleu_signature": scores.signature,
+        "bleu_set": f"{data.test.name}, {len(test)} lines",
+        "bleu_low": scores.interval.low,
+        "bleu_high": scores.interval.high,
+        "bleu_paper_way": scores.bleu_paper_way,
+        # Of the steps between: the first one's score is `bleu`.
+        **{f"bleu_paper_way_step_{n}": step.bleu for n, step in enumerate(scores.paper_way[1:-1], start=2)},
+        "bleu_paper_way_steps": "; ".join(step.name for step in scores.paper_way),
+        "chrf": scores.chrf,
+        "chrf_signature": scores.chrf_signature,
+        "bleu_valid": valid_bleu,
+        "bleu_valid_signature": valid_signature,
+        "bleu_valid_paper_way": bleu.paper_way(last, valid, data.target)[-1].bleu,
+        "bleu_valid_set": f"{data.valid.name}, {len(valid)} lines",
+        "bleu_valid_model": "last checkpoint",
+    }
+
+
+def cost(training: Mapping[str, Any]) -> dict[str, Any]:
+    """The training's cost in FLOPs: the paper's estimate, and counted operations on real tokens, padding apart.
+
+    The utilisation is null where the device's peak is not on record.
+    """
+    seconds, device = float(training["train_seconds"]), str(training["device"])
+    devices = flops.devices(device, int(training["processes"]))
+    times, sustained = training["device_seconds"], training["flops_sustained"]
+    known, counted = flops.hardware(device), float(training["flops_counted"])
+    peaks = [each and each.peak(str(training["precision"])) for each in map(flops.hardware, times)]
+    possible = sum(time * peak for time, peak in zip(times.values(), peaks, strict=True) if peak)
+    return {
+        "train_seconds": seconds,
+        "device": device,
+        "devices": devices,
+        "precision": training["precision"],
+        "sustained_flops": sustained[device],
+        "sustained_flops_source": "measured by a matrix product" if known is None else known.source,
+        "train_flops_paper": sum(flops.paper_cost(times[name], 1, sustained[name]) for name in times),
+        "train_flops_counted": counted,
+        "model_flops_utilisation": counted / possible if all(peaks) else None,
+    }
+
+
+def run(tracker: stage.Tracker) -> None:
+    """Translations and the records of training and averaging -> results/metrics.json.
+
+    The report hands it to the tracker.
+    """
+    data = load_section("data", DataSettings)
+    versions = load_section("versions", VersionSettings)
+    stage.check_versions({"sacrebleu": versions.sacrebleu, "sacremoses": versions.sacremoses})
+    training, averaging = _record(TRAINING, NEEDED, "train"), _record(AVERAGING, AVERAGED, "average")
+    values = {
+        **quality(data),
+        **{name: averaging[key] for key, name in AVERAGED.items()},
+        **{key: training[key] for key in COPIED},
+        **cost(training),
+    }
+    stage.write_json(METRICS, values)
+
+
+if __name__ == "__main__":
+    stage.main("score", __doc__, run)

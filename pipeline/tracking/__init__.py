@@ -1,0 +1,1 @@
+"""MLflow: what a run logs, how it is sent, the model registry and serving."""

@@ -1,0 +1,87 @@
+"""The served model, as MLflow runs it: this file is its code, copied beside the model folder when it is registered.
+
+MLflow runs it where a model is loaded (`mlflow models serve`, `mlflow.pyfunc.load_model`), with the copy of `nmt` that
+was registered with it; the rest of this repository need not be there. No weight and no object is pickled.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from mlflow.exceptions import MlflowException
+from mlflow.models import set_model
+from mlflow.pyfunc.model import PythonModel, PythonModelContext
+
+if TYPE_CHECKING:
+    from nmt.inference.translator import Translator
+
+PARAMETERS = {"beam", "alpha"}
+"""What a request may set."""
+BEAM = 32
+"""The widest beam of a request, unless the model's own is wider: memory grows with it."""
+SENTENCES = 10_000
+"""The most sentences of a request."""
+CHARACTERS = 10_000
+"""The most characters of a sentence: the time to find subwords grows with the square of a word's."""
+
+
+class Translation(PythonModel):
+    """Sentences to sentences."""
+
+    translator: Translator
+
+    def load_context(self, context: PythonModelContext) -> None:
+        """Load the model folder, once."""
+        from nmt.inference.translator import LONGEST, Translator
+
+        self.translator = Translator(Path(context.artifacts["model"]), longest=LONGEST)
+
+    def predict(
+        self, context: PythonModelContext, model_input: pd.DataFrame, params: dict[str, Any] | None = None
+    ) -> list[str]:
+        """A translation for each sentence, in order; `params` may hold the search's `beam` and `alpha`.
+
+        Raises MlflowException, which the server answers with status 400, where a request is wrong or too large.
+        """
+        from nmt.config import InputError
+
+        sentences = [str(sentence) for sentence in np.ravel(np.asarray(model_input, dtype=object))]
+        try:
+            translator = self._translator(params or {})
+            _check_sizes(sentences)
+            return list(translator.translate(sentences))
+        except InputError as error:
+            raise MlflowException.invalid_parameter_value(str(error)) from error
+
+    def _translator(self, params: dict[str, Any]) -> Translator:
+        """One with a request's settings: requests are answered side by side."""
+        from nmt.config import InputError
+        from nmt.inference.translator import Translator
+
+        ready = self.translator
+        if unknown := sorted(params.keys() - PARAMETERS):
+            raise InputError(f"a request has no parameter `{unknown[0]}`: give beam, alpha or none")
+        settings = ready.settings.changed(params)
+        most = max(BEAM, ready.settings.beam)
+        if settings.beam > most:
+            raise InputError(f"beam is {settings.beam:,}: ask for at most {most}, the memory of a search grows with it")
+        return Translator(ready.models, None, settings, ready.engine, ready.longest)
+
+
+def _check_sizes(sentences: list[str]) -> None:
+    from nmt.config import InputError
+
+    if len(sentences) > SENTENCES:
+        raise InputError(f"the request has {len(sentences):,} sentences: send at most {SENTENCES:,} at a time")
+    for number, sentence in enumerate(sentences, start=1):
+        if len(sentence) > CHARACTERS:
+            raise InputError(
+                f"sentence {number} has {len(sentence):,} characters: send at most {CHARACTERS:,} in each, "
+                "and its sentences one by one"
+            )
+
+
+set_model(Translation())

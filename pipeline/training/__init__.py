@@ -1,0 +1,1 @@
+"""Training around nmt: torchrun, the state folder, progress."""

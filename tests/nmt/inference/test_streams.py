@@ -1,0 +1,383 @@
+"""The command lines on a model folder: translate, score, attention, export."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from nmt.config import InputError, ModelSettings, SearchSettings, SubwordSettings, TokenizerSettings
+from nmt.evaluation import forced_scoring
+from nmt.inference import attention_maps, export, streams
+from nmt.inference.loading import Models
+from nmt.inference.translator import Translator, split_sentences
+from nmt.model import Transformer
+from nmt.text import subwords
+from nmt.training.checkpoint import ModelDescription, load_tensors, save_model, save_tensors
+
+ROOT = Path(__file__).resolve().parents[3]
+WORDS = "the old man sees a dog . He did not see it She sleeps well , and we do !"
+LINES = ["the old man sees a dog .", "", "She sleeps well", "we do !", "   ", "He did not see it"]
+
+
+def folder_of(folder: Path, seed: int = 1, target: str = "de", words: str = WORDS, **model: Any) -> Path:
+    """A model folder with random weights."""
+    torch.manual_seed(seed)
+    bpe = SubwordSettings(kind="bpe", merges=60, vocabulary=None, multiple_of=8)
+    learned = subwords.learn(dict.fromkeys(words.split(), 3), bpe)
+    learned.save(folder.parent / f"{folder.name}.subwords")
+    settings = {
+        "N": 2, "d_model": 16, "d_ff": 32, "h": 2, "d_k": 8, "d_v": 8, "P_drop": 0.1, "attention_dropout": 0.0,
+        "relu_dropout": 0.0, "positions": "sinusoidal", "position_layout": "interleaved", "max_positions": 64,
+        "projection_biases": True, "initialisation": "glorot", **model,
+    }  # fmt: skip
+    description = ModelDescription(
+        source="en", target=target, vocabulary=learned.size,
+        tokenizer=TokenizerSettings(tokenizer="moses", normalize_punctuation=False, aggressive_hyphens=False),
+        model=ModelSettings.model_validate(settings),
+        search=SearchSettings(beam=4, alpha=0.6, max_extra=10, stop="exact"), origin={},
+    )  # fmt: skip
+    built = Transformer(description.model, learned.size)
+    with torch.no_grad():
+        built.embedding.table.mul_(3.0)
+    save_model(folder, built.state_dict(), description, folder.parent / f"{folder.name}.subwords")
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return folder_of(tmp_path / "model")
+
+
+def write(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def run(model: Path, tmp_path: Path, *options: str, lines: list[str] | None = None) -> list[str]:
+    text = write(tmp_path / "in", LINES if lines is None else lines)
+    out = tmp_path / "out"
+    assert streams.main([str(model), "--input", str(text), "--output", str(out), *options]) == 0
+    return out.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+def test_a_line_in_a_line_out_and_empty_lines_stay(model: Path, tmp_path: Path) -> None:
+    found = run(model, tmp_path)
+    assert len(found) == len(LINES)
+    assert [not text for text in found] == [not line.strip() for line in LINES]
+    # Neither windows nor batches change order or text.
+    assert run(model, tmp_path, "--window", "2", "--batch-tokens", "20") == found
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "model", "model.subwords", "out"]
+
+
+def test_standard_streams(model: Path) -> None:
+    command = [sys.executable, "-m", "nmt.inference.streams", str(model)]
+    process = subprocess.run(command, cwd=ROOT, input=b"we do !\n\nShe", capture_output=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count(b"\n") == 3
+    assert process.stdout.split(b"\n")[1] == b""
+
+
+def test_at_a_terminal_it_answers_line_by_line(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal("we do !\n\nShe sleeps\n"))
+    assert streams.main([str(model)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.replace("> ", "").count("\n") == 4
+    assert "Ctrl-D" in shown.err
+
+
+def test_json_tells_scores_and_attention(model: Path, tmp_path: Path) -> None:
+    first, empty, *_ = (json.loads(line) for line in run(model, tmp_path, "--json", "--nbest", "3"))
+    assert first["source"] == LINES[0]
+    scores = [found["score"] for found in first["translations"]]
+    assert len(scores) == 3
+    assert scores == sorted(scores, reverse=True)
+    attended = np.array(first["attention"])
+    assert attended.shape == (len(first["translations"][0]["subwords"]) + 1, len(first["source_subwords"]))
+    assert np.allclose(attended.sum(1), 1.0, atol=2e-3)
+    assert empty["translations"] == []
+
+
+def test_nbest_as_text(model: Path, tmp_path: Path) -> None:
+    found = run(model, tmp_path, "--nbest", "2", lines=["we do !", ""])
+    assert [line.split(" ||| ")[0] for line in found] == ["1", "1", "2"]
+
+
+def test_the_library_refuses_nothing_that_fits_and_splits_what_does_not(model: Path) -> None:
+    whole = Translator(model)
+    long = "the old man sees a dog. He did not see it. She sleeps well."
+    parted = Translator(whole.models, longest=12)
+    assert len(whole.pieces(long)) == 1
+    assert len(parted.pieces(long)) == 3
+    alone = list(parted.translate(["the old man sees a dog.", "He did not see it.", "She sleeps well."]))
+    assert list(parted.translate([long])) == [" ".join(alone)]
+    with pytest.raises(InputError, match=r"line 2: the line `the old .* at most 12"):
+        list(Translator(whole.models, longest=12, split=False).translate(["we do", long]))
+    with pytest.raises(InputError, match="line 1: the line"):
+        list(parted.translate([long.replace(".", "")]))
+
+
+def test_learned_positions_bound_the_line(tmp_path: Path) -> None:
+    ready = Translator(folder_of(tmp_path / "learned", positions="learned", max_positions=24))
+    assert ready.longest == 13
+    with pytest.raises(InputError, match="at most 13"):
+        list(ready.translate(["dog " * 14]))
+
+
+def test_sentences_are_split_where_they_end() -> None:
+    line = 'Mr. Smith left at 3.5 p.m. today. "Why?" he asked. (No one knew.) It was 7. October e.g. a Monday! Ok'
+    assert split_sentences(line, "en") == [
+        "Mr. Smith left at 3.5 p.m. today.",
+        '"Why?" he asked.',
+        "(No one knew.)",
+        "It was 7.",
+        "October e.g. a Monday!",
+        "Ok",
+    ]
+    assert split_sentences("no end", "xx") == ["no end"]
+
+
+def test_an_interrupted_output_is_gone_on_with(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = write(tmp_path / "in", [f"{LINES[0]} {LINES[2 + n % 2]}" for n in range(60)])
+    command = [str(model), "--input", str(text), "--window", "8"]
+    assert streams.main([*command, "--output", str(tmp_path / "expected")]) == 0
+    out, growing = tmp_path / "out", tmp_path / ".out.part"
+    monkeypatch.setattr("nmt.inference.resumable_output.SECONDS", 0.0)
+    monkeypatch.setattr(streams, "record", _killed_at(25, streams.record))
+    with pytest.raises(SystemExit):
+        streams.main([*command, "--output", str(out)])
+    monkeypatch.undo()
+    assert not out.exists()
+    growing.write_bytes(growing.read_bytes() + b"half a li")
+    assert streams.main([*command, "--output", str(out), "--beam", "2", "--resume"]) == 1
+    assert "begun from another text, model or options" in capsys.readouterr().err
+    assert streams.main([*command, "--output", str(out), "--resume"]) == 0
+    assert out.read_bytes() == (tmp_path / "expected").read_bytes()
+    assert not growing.exists()
+
+
+def _killed_at(line: int, write: Any) -> Any:
+    def record(ready: Any, translation: Any, number: int, options: Any) -> Any:
+        if number == line:
+            raise SystemExit(9)
+        return write(ready, translation, number, options)
+
+    return record
+
+
+def test_a_kill_leaves_no_output_and_no_half_line(model: Path, tmp_path: Path) -> None:
+    text = write(tmp_path / "in", [LINES[0]] * 20_000)
+    files = ["--input", str(text), "--output", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "nmt.inference.streams", str(model), *files, "--window", "16"]
+    process = subprocess.Popen(command, cwd=ROOT)
+    record = tmp_path / ".out.part.json"
+    try:
+        deadline = time.monotonic() + 200
+        while not record.exists() and time.monotonic() < deadline:
+            assert process.poll() is None
+            time.sleep(0.1)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert not (tmp_path / "out").exists()
+    told = json.loads(record.read_text())
+    counted = (tmp_path / ".out.part").read_bytes()[: told["bytes"]]
+    assert counted.endswith(b"\n")
+    assert counted.count(b"\n") == told["lines"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--pair", "en-fr"], "translates en-de, but en-fr is asked for"),
+        (["--pair", "en"], "write it as en-de"),
+        (["--nbest", "9"], "raise --beam"),
+        (["--beam", "0"], "the search's beam is 0, but should be greater than or equal to 1: change it"),
+        (["--beam", "400"], "the search's beam is 400, but the vocabulary has"),
+        (["--alpha", "11"], "the search's alpha is 11.0, but should be less than or equal to 10"),
+        (["--stop", "soon"], "the search's stop is 'soon', but should be 'exact' or 'tensor2tensor'"),
+        (["--resume"], "give --output too"),
+        (["--engine", "ctranslate2"], "python -m nmt.inference.export"),
+    ],
+)
+def test_wrong_options_are_one_sentence(
+    model: Path, options: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "ctranslate2" in options:
+        pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+    assert streams.main([str(model), *options]) == 1
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def test_settings_of_a_search_are_changed_by_name(model: Path) -> None:
+    settings = SearchSettings(beam=4, alpha=0.6, max_extra=10, stop="exact")
+    assert settings.changed({"beam": 2}) == SearchSettings(beam=2, alpha=0.6, max_extra=10, stop="exact")
+    with pytest.raises(InputError, match="no setting `beams`: give one of beam, alpha, max_extra, stop"):
+        settings.changed({"beams": 2})
+    rows = Models([model]).subwords.unpadded
+    assert Translator(model, settings=settings.changed({"beam": rows})).settings.beam == rows
+    with pytest.raises(InputError, match=f"beam is {rows + 1}, but the vocabulary has {rows} subwords: give a beam"):
+        Translator(model, settings=settings.changed({"beam": rows + 1}))
+
+
+def _nan(folder: Path) -> None:
+    weights = load_tensors(folder / "model.safetensors")
+    weights["embedding.table"][3, 3] = float("nan")
+    save_tensors(folder / "model.safetensors", weights)
+
+
+def _other_size(folder: Path) -> None:
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "vocabulary": 16}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (_nan, "not finite"),
+        (_other_size, "put together of two models"),
+        (lambda folder: (folder / "config.yaml").unlink(), "is no model folder"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "cannot be read as weights"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 99), "cannot be read as weights"),
+        (lambda folder: shutil.rmtree(folder / "subwords"), "holds no usable subwords"),
+        (lambda folder: (folder / "subwords/codes.bpe").write_bytes(b"\xff"), "holds no usable subwords"),
+    ],
+)
+def test_a_damaged_folder_is_one_sentence(
+    model: Path, damage: Any, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(model)
+    assert streams.main([str(model)]) == 1
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.timeout(60)
+def test_weights_that_overflow_are_one_sentence(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = load_tensors(model / "model.safetensors")
+    save_tensors(model / "model.safetensors", {name: weight * 1e30 for name, weight in weights.items()})
+    text = str(write(tmp_path / "in", LINES[:1]))
+    sentence = "for subword 1 of a translation the model gives no probabilities"
+    for options in ([], ["--beam", "1"], ["--sample"], ["--ensemble", str(model)]):
+        assert streams.main([str(model), "--input", text, *options]) == 1
+        assert sentence in capsys.readouterr().err
+    assert forced_scoring.main([str(model), text, text]) == 1
+    assert sentence in capsys.readouterr().err
+    pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install ctranslate2")
+    assert export.main([str(model), str(tmp_path / "exported")]) == 0
+    assert streams.main([str(tmp_path / "exported"), "--input", text, "--engine", "ctranslate2"]) == 1
+    assert "scores a translation as nan" in capsys.readouterr().err
+
+
+def test_an_ensemble_is_of_one_pair_and_vocabulary(model: Path, tmp_path: Path) -> None:
+    other = folder_of(tmp_path / "second", seed=2)
+    assert len(list(Translator([model, other]).translate(LINES))) == len(LINES)
+    with pytest.raises(InputError, match="share a pair"):
+        Models([model, folder_of(tmp_path / "french", target="fr")])
+    with pytest.raises(InputError, match="share tokenizer and subwords"):
+        Models([model, folder_of(tmp_path / "strange", words=WORDS.upper())])
+
+
+def test_scoring_texts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sources = [line for line in LINES if line.strip()]
+    ready = Translator(model)
+    found = list(ready.translations(sources))
+    text = write(tmp_path / "target", [translation.texts[0] for translation in found])
+    assert forced_scoring.main([str(model), str(write(tmp_path / "source", sources)), str(text), "--json"]) == 0
+    *lines, total = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    equal = 0
+    for one, translation in zip(lines, found, strict=True):
+        best = translation.hypotheses[0]
+        if ready.models.encode_target(translation.texts[0])[:-1] == best.ids:
+            equal += 1
+            assert one["log_probability"] == pytest.approx(best.log_probability, abs=1e-3)
+    assert equal
+    assert total["lines"] == len(sources)
+    assert total["log_probability"] == pytest.approx(sum(one["log_probability"] for one in lines))
+    assert forced_scoring.main([str(model), str(tmp_path / "source"), str(write(tmp_path / "short", ["a"]))]) == 1
+    assert "has 4 lines and" in capsys.readouterr().err
+
+
+def test_attention_of_every_layer_head_and_kind(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "attention"
+    assert (
+        attention_maps.main([str(model), "--source", "we do $ !", "--target", "She sleeps", "--output", str(out)]) == 0
+    )
+    with np.load(out / "attention.npz") as arrays:
+        source, target = len(arrays["source"]), len(arrays["target"])
+        assert arrays["encoder"].shape == (2, 2, source, source)
+        assert arrays["decoder"].shape == (2, 2, target, target)
+        assert arrays["cross"].shape == (2, 2, target, source)
+        for kind in attention_maps.KINDS:
+            assert np.allclose(arrays[kind].sum(-1), 1.0, atol=1e-5)
+        assert not np.triu(arrays["decoder"][0, 0], 1).any()
+    pictures = sorted(out.glob("*.svg"))
+    assert len(pictures) == 6
+    assert all(picture.read_text(encoding="utf-8").rstrip().endswith("</svg>") for picture in pictures)
+
+
+@torch.no_grad()
+def test_attention_is_what_the_layers_use(model: Path) -> None:
+    built = Models([model]).members[0]
+    source, target = [5, 6, 7, 2], [8, 9]
+    weights = attention_maps.weights_of(built, source, target)["encoder"][0]
+    x = built.embedding(torch.tensor([source]))
+    module = built.encoder[0].self_attention
+    assert not isinstance(module, torch.Tensor)
+    V = module.W_V(x).unflatten(2, (2, 8)).transpose(1, 2)[0]
+    expected = module(x, x, torch.ones(1, 1, 1, 4, dtype=torch.bool))
+    assert torch.allclose(module.W_O((weights @ V).transpose(0, 1).flatten(1)), expected[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"positions": "learned"}, {"projection_biases": False}, {"position_layout": "halves"}]
+)
+def test_ctranslate2_translates_alike(
+    tmp_path: Path, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install ctranslate2")
+    folder = folder_of(tmp_path / "model", **change)
+    out = tmp_path / "exported"
+    assert export.main([str(folder), str(out)]) == 0
+    # Greedy: of random weights the two searches' rules for ending show.
+    options = ["--alpha", "0", "--beam", "1"]
+    ours = run(folder, tmp_path, *options)
+    assert run(out, tmp_path, *options, "--engine", "ctranslate2") == ours
+    assert "not GNMT's" in capsys.readouterr().err
+    assert export.main([str(folder), str(tmp_path / "small"), "--quantization", "int8"]) == 0
+    assert (tmp_path / "small/model.bin").stat().st_size < (out / "model.bin").stat().st_size
+    assert len(run(tmp_path / "small", tmp_path, "--engine", "ctranslate2")) == len(LINES)
+    assert streams.main([str(out)]) == 1
+    assert "--engine ctranslate2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("change", "sentence"), [({"d_k": 4}, "d_k 4 and d_v 8"), ({"h": 1}, "h x d_k = 8")])
+def test_what_ctranslate2_cannot_represent_is_refused(change: dict[str, Any], sentence: str, model: Path) -> None:
+    settings = Models([model]).description.model.model_copy(update=change)
+    with pytest.raises(InputError, match=sentence):
+        export.representable(settings)

@@ -1,0 +1,103 @@
+"""Lines, strict pairing and filters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmt.config import FilterSettings, InputError
+from nmt.text.parallel_text import drop_reason, parallel, read_blocks, read_lines, read_parallel_blocks
+
+LINES = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=8), min_size=1)
+FILTERS = FilterSettings(min_tokens=2, max_tokens=5, max_ratio=2.0, drop_identical=True)
+
+
+def write(path: Path, lines: list[str]) -> Path:
+    path.write_bytes("".join(line + "\n" for line in lines).encode())
+    return path
+
+
+def test_lines_end_at_newline_alone(tmp_path: Path) -> None:
+    lines = ["a\rb", "c\u2028d\x85e", "f\x00\x0c\x1cg", "", "h\u00a0", "i"]
+    path = write(tmp_path / "text", lines)
+    assert list(read_lines(path)) == lines
+
+
+def test_last_line_may_lack_its_newline(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"a\n\nb")
+    assert list(read_lines(path)) == ["a", "", "b"]
+    assert [len(block) for block in read_blocks(path, 2)] == [2, 1]
+
+
+def test_byte_order_mark_is_left_out_at_the_start_alone(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes("\ufeffa\n\ufeffb\n".encode())
+    assert list(read_lines(path)) == ["a", "\ufeffb"]
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_invalid_utf8_is_told_with_file_line_and_byte(tmp_path: Path, mark: bytes) -> None:
+    path = tmp_path / "text"
+    before = mark + "grün\n".encode() * 10
+    path.write_bytes(before + b"ok \xe4h\nmore\n")
+    with pytest.raises(InputError, match=rf"text, line 11: the byte 0xe4 at offset {len(before) + 3} "):
+        list(read_lines(path))
+    # The same place, where the line stands in a later block.
+    with pytest.raises(InputError, match=rf"text, line 11: the byte 0xe4 at offset {len(before) + 3} "):
+        [block.lines() for block in read_blocks(path, 3)]
+
+
+@given(lines=LINES, size=st.integers(1, 4))
+@settings(max_examples=50, deadline=None)
+def test_any_text_stays_paired(tmp_path_factory: pytest.TempPathFactory, lines: list[str], size: int) -> None:
+    folder = tmp_path_factory.mktemp("pairs")
+    source = write(folder / "source", lines)
+    target = write(folder / "target", [str(number) for number in range(len(lines))])
+    lines = [lines[0].removeprefix("\ufeff"), *lines[1:]]
+    assert list(parallel(source, target)) == [(line, str(number)) for number, line in enumerate(lines)]
+    blocks = list(read_parallel_blocks(source, target, size))
+    assert [line for block, _ in blocks for line in block.lines()] == lines
+    assert [block.first for _, block in blocks] == list(range(0, len(lines), size))
+
+
+@pytest.mark.parametrize(("source", "target"), [(3, 4), (4, 3), (8200, 3), (0, 1), (1, 0)])
+def test_different_numbers_of_lines_are_refused(tmp_path: Path, source: int, target: int) -> None:
+    files = write(tmp_path / "x.en", ["a"] * source), write(tmp_path / "x.de", ["b"] * target)
+    with pytest.raises(InputError, match=rf"x\.en has {source:,} lines and .*x\.de has {target:,}:"):
+        list(parallel(*files))
+    with pytest.raises(InputError, match=rf"x\.en has {source:,} lines and .*x\.de has {target:,}:"):
+        list(read_parallel_blocks(*files, 2))
+
+
+def test_empty_corpus_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="are empty"):
+        list(parallel(write(tmp_path / "x.en", []), write(tmp_path / "x.de", [])))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "reason"),
+    [
+        ("a b", "c d", None),
+        ("a b", "c d e f", None),
+        ("", "c d", "empty"),
+        ("a b", " \u00a0 ", "empty"),
+        ("a b", "c", "too_short"),
+        ("a b c d e", "c d e f g", None),
+        ("a b c d e f", "c d e", "too_long"),
+        ("a b", "c d e f g", "ratio"),
+        ("c d e f g", "a b", "ratio"),
+        ("a b", "a b", "identical"),
+    ],
+)
+def test_drop_reason(source: str, target: str, reason: str | None) -> None:
+    assert drop_reason(source, target, FILTERS) == reason
+
+
+def test_ratio_and_identity_can_be_off() -> None:
+    off = FilterSettings(min_tokens=1, max_tokens=9, max_ratio=None, drop_identical=False)
+    assert drop_reason("a", "b c d e f g h i j", off) is None
+    assert drop_reason("a", "a", off) is None

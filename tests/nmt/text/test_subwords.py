@@ -1,0 +1,312 @@
+"""BPE and word pieces: round trips, sizes, the folder, and damage to it."""
+
+from __future__ import annotations
+
+import io
+import random
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from subword_nmt.apply_bpe import BPE
+
+from nmt.config import InputError, SubwordSettings, TokenizerSettings
+from nmt.text.moses import Moses
+from nmt.text.parallel_text import read_lines
+from nmt.text.subwords import BOS, EOS, PAD, SPECIALS, UNK, Subwords, learn, load
+
+REAL = Path(__file__).resolve().parents[3].parent / "shared/real"
+
+TEXT = [
+    "the lower house is newer and wider than the lowest house",
+    "das Haus ist neuer und weiter als das niedrigste Haus",
+    "low lower lowest new newer newest wide wider widest house houses",
+    "niedrig niedriger niedrigste neu neuer neueste weit weiter weiteste Haus Häuser",
+    "a@@ b @@ @ @@@@ x@ <s> </s> <unk> <pad> <pad:1> w</w> </w> a@@ b <pad:1> w</w>",
+]
+COUNTS = Counter(word for line in TEXT for word in line.split(" "))
+ANY = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=16)
+
+
+def bpe(merges: int | None = None, vocabulary: int | None = None, multiple_of: int = 8) -> SubwordSettings:
+    return SubwordSettings(kind="bpe", merges=merges, vocabulary=vocabulary, multiple_of=multiple_of)
+
+
+def pieces(vocabulary: int = 330) -> SubwordSettings:
+    return SubwordSettings(kind="wordpieces", merges=None, vocabulary=vocabulary, multiple_of=64)
+
+
+@pytest.fixture(scope="module")
+def byte_pairs() -> Subwords:
+    return learn(COUNTS, bpe(merges=60))
+
+
+@pytest.fixture(scope="module")
+def word_pieces() -> Subwords:
+    return learn(COUNTS, pieces())
+
+
+@pytest.fixture(params=["byte_pairs", "word_pieces"])
+def subwords(request: pytest.FixtureRequest) -> Subwords:
+    made: Subwords = request.getfixturevalue(request.param)
+    return made
+
+
+def test_specials_and_padding(subwords: Subwords) -> None:
+    assert (PAD, BOS, EOS, UNK) == (0, 1, 2, 3)
+    assert subwords.symbols(range(4)) == list(SPECIALS)
+    assert subwords.size % subwords.settings.multiple_of == 0
+    assert 0 < subwords.size - subwords.unpadded < subwords.settings.multiple_of
+    padding = subwords.size - subwords.unpadded
+    assert subwords.symbols(range(subwords.unpadded, subwords.size)) == [f"<pad:{n + 1}>" for n in range(padding)]
+    ids = subwords.encode(TEXT[0])
+    around = [BOS, *ids[:3], PAD, UNK, subwords.unpadded, *ids[3:], EOS, subwords.size - 1]
+    assert subwords.decode(around) == TEXT[0]
+
+
+def test_training_text_comes_back_without_unknowns(subwords: Subwords) -> None:
+    """Also where it looks like symbols of ours or of subword-nmt's."""
+    for line in TEXT:
+        ids = subwords.encode(line)
+        assert not {PAD, BOS, EOS, UNK} & set(ids)
+        assert max(ids) < subwords.unpadded
+        assert subwords.decode(ids) == line
+
+
+@given(words=st.lists(st.text(st.sampled_from(sorted(set("".join(COUNTS)))), min_size=1)))
+@settings(max_examples=200, deadline=None)
+def test_byte_pairs_give_back_any_line_of_known_characters(byte_pairs: Subwords, words: list[str]) -> None:
+    line = " ".join(words)
+    ids = byte_pairs.encode(line)
+    assert UNK not in ids
+    assert byte_pairs.decode(ids) == line
+
+
+@given(
+    line=ANY | st.text(st.sampled_from("ab \u2581\u2585\u2047\x00\r\u2028\u00a0\ufeff<s>0x41\U00100000"), max_size=12)
+)
+@settings(max_examples=300, deadline=None)
+def test_word_pieces_give_back_any_line(word_pieces: Subwords, line: str) -> None:
+    ids = word_pieces.encode(line)
+    assert UNK not in ids
+    assert word_pieces.decode(ids) == line
+
+
+@pytest.mark.skipif(not REAL.exists(), reason=f"the real text of {REAL} is missing")
+@pytest.mark.parametrize(("pair", "target"), [("en-de", "de"), ("en-fr", "fr")])
+@pytest.mark.parametrize("kind", [bpe(merges=300), pieces(2000)])
+def test_real_lines_come_back(pair: str, target: str, kind: SubwordSettings) -> None:
+    """Every line of newstest2013: by word pieces as it was, by BPE tokenised and without an unknown symbol."""
+    years = [*(f"newstest{year}" for year in range(2009, 2013)), "news-test2008"]
+    counts: Counter[str] = Counter()
+    lines: list[str] = []
+    for language in ("en", target):
+        moses = Moses(language, TokenizerSettings(
+            tokenizer="moses" if kind.kind == "bpe" else "none", normalize_punctuation=False, aggressive_hyphens=False,
+        ))  # fmt: skip
+        for year in years:
+            for line in read_lines(REAL / f"newstest/{year}.{pair}.{language}"):
+                counts.update(word for word in moses.tokenize(line).split(" ") if word)
+        lines += map(moses.tokenize, read_lines(REAL / f"newstest/newstest2013.{pair}.{language}"))
+    subwords = learn(counts, kind)
+    strange = set().union(*lines) - set().union(*counts) - {" "}
+    assert len(lines) == 6000
+    unknown = 0
+    for line in lines:
+        ids = subwords.encode(line)
+        if UNK in ids:
+            # Five characters that these five sets never show, Polish and Turkish letters among them; WMT14 has them.
+            assert kind.kind == "bpe"
+            assert not strange.isdisjoint(line)
+            unknown += 1
+        else:
+            assert subwords.decode(ids) == line
+    assert unknown <= 10
+
+
+def test_unseen_characters_are_unknown_to_byte_pairs_and_bytes_to_word_pieces(
+    byte_pairs: Subwords, word_pieces: Subwords
+) -> None:
+    assert byte_pairs.encode("☃") == [UNK]
+    assert byte_pairs.symbols(byte_pairs.encode("lo☃"))[-1] == "<unk>"
+    assert word_pieces.symbols(word_pieces.encode("☃"))[-3:] == ["<0xE2>", "<0x98>", "<0x83>"]
+
+
+def test_segments_as_subword_nmt_does(byte_pairs: Subwords, tmp_path: Path) -> None:
+    byte_pairs.save(tmp_path / "subwords")
+    reference = BPE(io.StringIO((tmp_path / "subwords/codes.bpe").read_text(encoding="utf-8")))
+    for line in TEXT[:-1]:
+        assert byte_pairs.symbols(byte_pairs.encode(line)) == reference.segment(line).split(" ")
+
+
+def test_pieces_that_training_never_shows_are_taken_apart() -> None:
+    """Every merge's parts are used up here: only `aab` and single characters have rows."""
+    made = learn({"aab": 9}, bpe(merges=10))
+    assert made.symbols(range(4, made.unpadded)) == ["aab", "a", "a@@", "b", "b@@"]
+    assert made.symbols(made.encode("aa aab aac")) == ["a@@", "a", "aab", "a@@", "a@@", "<unk>"]
+
+
+def test_most_frequent_come_first() -> None:
+    made = learn({"x": 5, "y": 7, "z": 5}, bpe(merges=3))
+    assert made.symbols(range(4, made.unpadded)) == ["y", "x", "z", "x@@", "y@@", "z@@"]
+    # One merge: `b` occurs 7 times, `ab` 5, the parts of `abc` twice, the other forms of the characters never.
+    made = learn({"ab": 5, "b": 7, "abc": 2}, bpe(merges=1))
+    assert made.symbols(range(4, made.unpadded)) == ["b", "ab", "a@@", "b@@", "c", "a", "c@@"]
+    assert (made.unpadded, made.size) == (11, 16)
+
+
+@pytest.mark.parametrize("wanted", [150, 300, 500])
+def test_vocabulary_size_is_met_from_below(wanted: int) -> None:
+    chance = random.Random(1)
+    syllables = ["".join(chance.choices("aeioubdgklmnprst", k=chance.randint(1, 4))) for _ in range(300)]
+    counts = {"".join(chance.choices(syllables, k=3)): 2 + 1000 // rank for rank in range(1, 1000)}
+    made = learn(counts, bpe(vocabulary=wanted, multiple_of=1))
+    assert made.size == made.unpadded
+    assert wanted - (wanted - len(SPECIALS)) // 200 <= made.unpadded <= wanted
+
+
+def test_a_small_text_gives_fewer_subwords_than_asked_for() -> None:
+    made = learn({"abab": 3, "ab": 2}, bpe(vocabulary=5000))
+    assert (made.unpadded, made.size) == (10, 16)
+    assert learn({"abab": 3, "ab": 2}, pieces(5000)).unpadded < 300
+
+
+@pytest.mark.parametrize("kind", [bpe(merges=40), bpe(vocabulary=140), pieces()])
+def test_learning_does_not_depend_on_the_order_of_counts(kind: SubwordSettings, tmp_path: Path) -> None:
+    folders = tmp_path / "one", tmp_path / "two"
+    learn(COUNTS, kind).save(folders[0])
+    learn(dict(reversed(COUNTS.items())), kind).save(folders[1])
+    for path in folders[0].iterdir():
+        assert path.read_bytes() == (folders[1] / path.name).read_bytes()
+
+
+def test_words_are_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.text.subwords._CACHED", 3)
+    made = learn(COUNTS, bpe(merges=60))
+    for line in TEXT:
+        assert made.decode(made.encode(line)) == line
+    assert len(made._words) <= 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (bpe(vocabulary=50), r"subwords.vocabulary is 50, but .* need \d+ rows: raise it at least to that$"),
+        (pieces(100), r"from \d+ different words \([^\]]*\): change subwords.vocabulary, or give more text$"),
+    ],
+)
+def test_too_small_a_vocabulary_is_refused(settings: SubwordSettings, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        learn(COUNTS, settings)
+
+
+def test_the_least_vocabulary_is_both_forms_of_every_character_and_the_specials() -> None:
+    made = learn({"ab": 5}, bpe(vocabulary=8))
+    assert made.symbols(range(made.size)) == [*SPECIALS, "a@@", "b", "a", "b@@"]
+    with pytest.raises(InputError, match="has 2 different characters, which need 8 rows"):
+        learn({"ab": 5}, bpe(vocabulary=7))
+
+
+@pytest.mark.parametrize("kind", [bpe(merges=3), bpe(vocabulary=30), pieces()])
+def test_no_words_are_refused(kind: SubwordSettings) -> None:
+    with pytest.raises(InputError, match=r"^the training text has no words to learn .*: give a corpus that has some$"):
+        learn({}, kind)
+
+
+def test_folder_comes_back(subwords: Subwords, tmp_path: Path) -> None:
+    subwords.save(tmp_path / "subwords")
+    files = {"bpe": {"codes.bpe", "vocabulary.txt"}, "wordpieces": {"wordpieces.model"}}[subwords.settings.kind]
+    assert {path.name for path in (tmp_path / "subwords").iterdir()} == {"subwords.yaml"} | files
+    loaded = load(tmp_path / "subwords")
+    assert (loaded.size, loaded.unpadded, loaded.settings) == (subwords.size, subwords.unpadded, subwords.settings)
+    rows = range(subwords.size)
+    assert loaded.symbols(rows) == subwords.symbols(rows)
+    assert [loaded.encode(line) for line in TEXT] == [subwords.encode(line) for line in TEXT]
+
+
+def test_the_folder_by_hand(tmp_path: Path) -> None:
+    made = learn({"ab": 5, "b": 7, "abc": 2}, bpe(merges=2, multiple_of=4))
+    assert made.encode(" ab  abc ") == [5, 6, 7]
+    made.save(tmp_path / "subwords")
+    assert (tmp_path / "subwords/codes.bpe").read_bytes() == b"#version: 0.2\na b</w>\nb c</w>\n"
+    assert (tmp_path / "subwords/vocabulary.txt").read_bytes() == (
+        b"<pad>\n<s>\n</s>\n<unk>\nb\nab\na@@\nbc\na\nb@@\nc\nc@@\n"
+    )
+    assert (tmp_path / "subwords/subwords.yaml").read_text(encoding="utf-8") == (
+        "kind: bpe\nsize: 12\nunpadded: 12\nsettings:\n  kind: bpe\n  merges: 2\n  vocabulary: null\n  multiple_of: 4\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "reason"),
+    [
+        ("codes.bpe", "#version: 0.2", "#version: 0.1", "codes.bpe is not `#version: 0.2` and then two symbols a line"),
+        ("codes.bpe", "b c</w>\n", "b c c</w>\n", "two symbols a line"),
+        ("codes.bpe", "b c</w>\n", "b \n", "two symbols a line"),
+        ("vocabulary.txt", "<pad>\n<s>", "<s>\n<pad>", "its rows do not start with <pad>, <s>, </s>, <unk>"),
+        ("vocabulary.txt", "c@@\n", "c@@\n<pad:1>\n", "its files hold 13 rows, subwords.yaml says 12, with padding 12"),
+        ("subwords.yaml", "size: 12", "size: 16", "its files hold 12 rows, subwords.yaml says 12, with padding 16"),
+        ("subwords.yaml", "unpadded: 12", "unpadded: 11", "subwords.yaml says 11, with padding 12"),
+        ("subwords.yaml", "size", "length", "'size'"),
+    ],
+)
+def test_a_folder_that_was_changed_by_hand_is_refused(
+    tmp_path: Path, file: str, old: str, new: str, reason: str
+) -> None:
+    folder = tmp_path / "subwords"
+    learn({"ab": 5, "b": 7, "abc": 2}, bpe(merges=2, multiple_of=4)).save(folder)
+    content = (folder / file).read_text(encoding="utf-8")
+    assert old in content
+    (folder / file).write_text(content.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(InputError) as refused:
+        load(folder)
+    assert str(refused.value).startswith(f"{folder} holds no usable subwords (")
+    assert reason in str(refused.value)
+    assert str(refused.value).endswith("): learn the subwords again")
+
+
+def test_bytes_that_make_no_text_leave_a_line_one_line(word_pieces: Subwords) -> None:
+    names = word_pieces.symbols(range(word_pieces.unpadded))
+    line_end, half = names.index("<0x0A>"), names.index("<0xE2>")
+    assert word_pieces.decode([line_end, *word_pieces.encode("a"), line_end]) == "  a "
+    assert word_pieces.decode([half]) == "\ufffd"
+
+
+def test_word_pieces_are_learned_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    assert learn(COUNTS, pieces()).unpadded == 330
+    assert capfd.readouterr() == ("", "")
+
+
+def test_vocabulary_has_a_symbol_a_line(byte_pairs: Subwords, tmp_path: Path) -> None:
+    byte_pairs.save(tmp_path / "subwords")
+    lines = list(read_lines(tmp_path / "subwords/vocabulary.txt"))
+    assert lines == byte_pairs.symbols(range(byte_pairs.size))
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "noise"])
+def test_damaged_folders_are_refused(subwords: Subwords, tmp_path: Path, damage: str) -> None:
+    subwords.save(tmp_path / "whole")
+    with pytest.raises(InputError, match="nowhere holds no usable subwords"):
+        load(tmp_path / "nowhere")
+    for path in (tmp_path / "whole").iterdir():
+        folder = tmp_path / f"damaged.{path.name}"
+        shutil.copytree(tmp_path / "whole", folder)
+        content = path.read_bytes()
+        if damage == "missing":
+            (folder / path.name).unlink()
+        else:
+            (folder / path.name).write_bytes(
+                {"empty": b"", "cut": content[: len(content) // 2], "noise": b"\xff\x00" * 99}[damage]
+            )
+        if (path.name, damage) == ("codes.bpe", "cut") and load_is_harmless(folder, content):
+            continue
+        with pytest.raises(InputError, match=r"damaged\..* holds no usable subwords"):
+            load(folder)
+
+
+def load_is_harmless(folder: Path, content: bytes) -> bool:
+    """A cut between two lines leaves valid codes."""
+    return content[: len(content) // 2].count(b" ") == content[: len(content) // 2].count(b"\n") - 1

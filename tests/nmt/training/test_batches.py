@@ -1,0 +1,321 @@
+"""Batches: every pair once an epoch on any number of ranks, about the asked size, padding below the promise."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.config import BOS, EOS, PAD, InputError
+from nmt.flops import LengthSums
+from nmt.training.batches import (
+    AHEAD,
+    Corpus,
+    EpochPlan,
+    Update,
+    ahead,
+    micro_batch,
+    pack,
+    train_files,
+    updates,
+    updates_an_epoch,
+)
+
+Pair = tuple[list[int], list[int]]
+
+
+def write(path: Path, pairs: list[Pair], block: int = 5) -> Path:
+    table = pa.table(
+        {
+            "src": pa.array([s for s, _ in pairs], pa.list_(pa.uint16())),
+            "tgt": pa.array([t for _, t in pairs], pa.list_(pa.uint16())),
+            "line": pa.array(range(len(pairs)), pa.int64()),
+        }
+    )
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
+        out.write_table(table, max_chunksize=block)
+    return path
+
+
+def binned(folder: Path, pairs: list[Pair]) -> Corpus:
+    """Bins of target lengths up to 4, 8 and 99."""
+    lower = 0
+    for upper in (4, 8, 99):
+        inside = [pair for pair in pairs if lower < len(pair[1]) <= upper]
+        if inside:
+            write(folder / f"train.{upper:05d}.arrow", inside)
+        lower = upper
+    return Corpus(train_files(folder))
+
+
+def numbered(lengths: list[tuple[int, int]]) -> list[Pair]:
+    """Pairs that can be told apart: the first id of each source is its number."""
+    return [([10 + i, *[5] * (s - 2), EOS][: max(2, s)], [*[6] * (t - 1), EOS]) for i, (s, t) in enumerate(lengths)]
+
+
+lengths = st.lists(st.tuples(st.integers(2, 30), st.integers(1, 30)), min_size=1, max_size=60)
+
+
+@given(lengths, st.integers(1, 5), st.integers(1, 60), st.integers(1, 80), st.integers(0, 3))
+def test_an_epoch_holds_every_pair_once_on_any_number_of_ranks(
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: list[tuple[int, int]],
+    ranks: int,
+    tokens: int,
+    micro: int,
+    seed: int,
+) -> None:
+    corpus = binned(tmp_path_factory.mktemp("binned"), numbered(sizes))
+    count = updates_an_epoch(corpus, tokens)
+    for epoch in range(2):
+        first, last = epoch * count + 1, (epoch + 1) * count
+        seen: Counter[int] = Counter()
+        totals = []
+        for rank in range(ranks):
+            for update in updates(corpus, seed, tokens, lambda: micro, rank, ranks, first, last):
+                totals.append((update.number, update.sums))
+                for batch in update.batches:
+                    seen.update(batch.src[:, 0].tolist())
+        assert seen == Counter({10 + i: 1 for i in range(len(sizes))})
+        # Every rank knows the whole update's size, which its loss is divided by.
+        assert len(set(totals)) == count
+
+
+@given(lengths, st.integers(1, 40))
+def test_no_update_is_empty(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[tuple[int, int]], tokens: int
+) -> None:
+    corpus = binned(tmp_path_factory.mktemp("binned"), numbered(sizes))
+    plan = EpochPlan(corpus, 1, 0, tokens)
+    assert all(len(plan.pairs(index)) for index in range(updates_an_epoch(corpus, tokens)))
+
+
+def test_the_same_update_whatever_ranks_and_start(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    corpus = binned(tmp_path, numbered([(int(a), int(a) + 1) for a in rng.integers(2, 30, 200)]))
+
+    def content(rank: int, size: int, first: int) -> dict[int, set[int]]:
+        found: dict[int, set[int]] = {}
+        for update in updates(corpus, 7, 100, lambda: 64, rank, size, first, 40):
+            found[update.number] = {int(i) for batch in update.batches for i in batch.src[:, 0]}
+        return found
+
+    alone, late = content(0, 1, 1), content(0, 1, 25)
+    shared = [content(rank, 3, 1) for rank in range(3)]
+    for number in range(1, 41):
+        assert alone[number] == set().union(*(part[number] for part in shared))
+        if number >= 25:
+            assert alone[number] == late[number]
+    epoch = updates_an_epoch(corpus, 100)
+    assert alone[1] != alone[1 + epoch]
+
+
+def test_sizes_and_padding_on_lengths_like_news(tmp_path: Path) -> None:
+    """25,000 tokens a side within a tenth, and less than 5% padding, at WMT-like lengths."""
+    rng = np.random.default_rng(0)
+    source = np.clip(rng.gamma(3.0, 9.0, 100_000), 2, 98).astype(int)
+    target = np.clip(source * rng.normal(1.05, 0.2, 100_000), 2, 98).astype(int)
+    uppers = [8]
+    while uppers[-1] < 99:
+        uppers.append(max(uppers[-1] + 1, int(uppers[-1] * 1.1)))
+    pairs: list[Pair] = [([5] * (s - 1) + [EOS], [6] * (t - 1) + [EOS]) for s, t in zip(source, target, strict=True)]
+    lower = 0
+    for upper in uppers:
+        inside = [pair for pair in pairs if lower < len(pair[1]) <= upper]
+        write(tmp_path / f"train.{upper:05d}.arrow", inside, 1000)
+        lower = upper
+    corpus = Corpus(train_files(tmp_path))
+    count = updates_an_epoch(corpus, 25_000)
+    real = padded = 0
+    for update in updates(corpus, 1, 25_000, lambda: 4096, 0, 1, 1, count):
+        assert update.sums.source + update.sums.target == pytest.approx(50_000, rel=0.1)
+        real += update.sums.source + update.sums.target
+        padded += update.padded
+    assert 1 - real / padded < 0.05
+
+
+def test_micro_batch_pads_and_shifts(tmp_path: Path) -> None:
+    corpus = Corpus([write(tmp_path / "a.arrow", [([7, 8, EOS], [9, EOS]), ([7, EOS], [4, 5, 6, EOS])])])
+    batch = micro_batch(corpus, [0, 1])
+    assert batch.src.tolist() == [[7, 8, EOS], [7, EOS, PAD]]
+    assert batch.tgt_in.tolist() == [[BOS, 9, PAD, PAD], [BOS, 4, 5, 6]]
+    assert batch.positions.tolist() == [0, 1, 4, 5, 6, 7]
+    assert batch.labels.tolist() == [9, EOS, 4, 5, 6, EOS]
+
+
+def test_pack_respects_the_limit_and_lets_long_pairs_alone(tmp_path: Path) -> None:
+    corpus = Corpus([write(tmp_path / "a.arrow", numbered([(3, 3), (4, 4), (50, 2), (4, 3)]))])
+    packed = pack(corpus, np.arange(4), 8)
+    assert sorted(int(i) for part in packed for i in part) == [0, 1, 2, 3]
+    for part in packed:
+        longest = max(corpus.src_lengths[part].max(), corpus.tgt_lengths[part].max())
+        assert len(part) * longest <= 8 or len(part) == 1
+
+
+def lengths_in_order(corpus: Corpus, seed: int, epoch: int) -> list[list[int]]:
+    """The source lengths of each update's pairs, in the order that the updates come in."""
+    plan = EpochPlan(corpus, seed, epoch, 100)
+    return [corpus.src_lengths[plan.pairs(index)].tolist() for index in range(updates_an_epoch(corpus, 100))]
+
+
+def test_updates_come_in_another_order_in_each_epoch_and_with_each_seed(tmp_path: Path) -> None:
+    corpus = binned(tmp_path, numbered([(2 + i % 29, 3) for i in range(300)]))
+    orders = [lengths_in_order(corpus, seed, epoch) for seed, epoch in [(1, 0), (1, 1), (2, 0), (1, 0)]]
+    means = [[np.mean(update) for update in order] for order in orders]
+    for order in means:
+        assert order != sorted(order)
+        assert order != sorted(order, reverse=True)
+    assert means[0] == means[3]
+    assert means[0] != means[1]
+    assert means[0] != means[2]
+
+
+def test_pairs_of_about_one_length_come_together_anew_in_each_epoch(tmp_path: Path) -> None:
+    corpus = binned(tmp_path, numbered([(5, 3)] * 200))
+
+    def groups(seed: int, epoch: int) -> set[frozenset[int]]:
+        plan = EpochPlan(corpus, seed, epoch, 100)
+        return {frozenset(plan.pairs(index).tolist()) for index in range(updates_an_epoch(corpus, 100))}
+
+    assert groups(1, 0) == groups(1, 0)
+    # Of eight updates of 25 pairs each, none is the same by chance.
+    assert not groups(1, 0) & groups(1, 1)
+    assert not groups(1, 0) & groups(2, 0)
+
+
+def test_near_ties_are_mixed_and_no_others(tmp_path: Path) -> None:
+    """Lengths within 6% of each other: 50 and 51 mix, 40 and 50 do not; nor do bins, by target."""
+    pairs = numbered([(50, 3), (51, 3), (40, 3)] * 60 + [(30, 6)] * 20)
+    corpus = binned(tmp_path, pairs)
+    order = EpochPlan(corpus, 1, 0, 1000).order
+    found = corpus.src_lengths[order].tolist()
+    assert found[:60] == [40] * 60
+    assert sorted(found[60:180]) == [50] * 60 + [51] * 60
+    # By the triangle in which both jittered lengths overlap, 22% of the longer ones come before a shorter one.
+    before = sum(a > b for i, a in enumerate(found[60:180]) for b in found[61 + i : 180])
+    assert 60 * 60 * 0.1 < before < 60 * 60 * 0.4
+    assert found[180:] == [30] * 20
+
+
+def test_pairs_and_lines_are_found_over_blocks_and_files(tmp_path: Path) -> None:
+    sizes = [(2 + i % 5, 1 + i % 9) for i in range(40)]
+    corpus = binned(tmp_path, numbered(sizes))
+    assert corpus.src_lengths.dtype == np.uint16
+    found = []
+    for first, last in corpus.files():
+        for index in range(first, last):
+            source, target = corpus.pair(index)
+            assert (len(source), len(target)) == (corpus.src_lengths[index], corpus.tgt_lengths[index])
+            assert corpus.line(index) == index - first + 1
+            found.append(int(source[0]) - 10)
+    assert sorted(found) == list(range(40))
+    assert [sizes[number] for number in found] == list(zip(corpus.src_lengths, corpus.tgt_lengths, strict=True))
+    uppers = [4, 8, 99]
+    by_hand = [next(i for i, upper in enumerate(uppers) if t <= upper) for t in corpus.tgt_lengths]
+    bins = corpus.bins(np.arange(40))
+    assert [sorted(set(bins.tolist())).index(b) for b in bins] == by_hand
+    assert corpus.tokens == sum(s + t for s, t in sizes)
+    sums = corpus.sums(np.array([0, 1]))
+    (s0, t0), (s1, t1) = sizes[found[0]], sizes[found[1]]
+    assert (sums.pairs, sums.source, sums.target) == (2, s0 + s1, t0 + t1)
+    assert (sums.source_squared, sums.target_squared) == (s0 * s0 + s1 * s1, t0 * t0 + t1 * t1)
+    assert sums.product == s0 * t0 + s1 * t1
+
+
+def test_a_corpus_of_one_file_is_binned_by_target_length(tmp_path: Path) -> None:
+    corpus = Corpus([write(tmp_path / "a.arrow", numbered([(3, 4), (3, 2), (3, 9)]))])
+    assert corpus.bins(np.array([2, 0, 1])).tolist() == [9, 4, 2]
+
+
+def test_a_length_that_16_bits_do_not_hold(tmp_path: Path) -> None:
+    corpus = Corpus([write(tmp_path / "a.arrow", [([5] * 65_536, [6]), ([5], [6] * 65_535)])])
+    assert corpus.src_lengths.tolist() == [65_536, 1]
+    assert corpus.tgt_lengths.tolist() == [1, 65_535]
+    assert corpus.tokens == 2 * 65_536 + 1
+
+
+def test_the_checksum_is_of_all_that_training_reads(tmp_path: Path) -> None:
+    pairs = numbered([(3, 3), (4, 4), (5, 7), (6, 6), (2, 9)])
+    checksums = {}
+    another = (pairs[-1][0], [7, *pairs[-1][1][1:]])
+    for name, changed, block in [
+        ("same", pairs, 5), ("in other blocks", pairs, 2), ("an id", [*pairs[:-1], another], 5),
+        ("a source id", [([11, *pairs[0][0][1:]], pairs[0][1]), *pairs[1:]], 5), ("a pair less", pairs[1:], 5),
+        ("ids across pairs", [(pairs[0][0], [6, EOS, 6]), (pairs[1][0], [6, 6, EOS, EOS]), *pairs[2:]], 5),
+    ]:  # fmt: skip
+        (tmp_path / name).mkdir()
+        lower = 0
+        for upper in (4, 8, 99):
+            write(
+                tmp_path / name / f"train.{upper:05d}.arrow", [p for p in changed if lower < len(p[1]) <= upper], block
+            )
+            lower = upper
+        checksums[name] = Corpus(train_files(tmp_path / name)).checksum()
+    assert checksums["same"] == checksums["in other blocks"]
+    assert len(set(checksums.values())) == len(checksums) - 1
+    (tmp_path / "one").mkdir()
+    one = Corpus([write(tmp_path / "one/a.arrow", sorted(pairs, key=lambda pair: len(pair[1]) > 4))])
+    assert one.tokens == Corpus(train_files(tmp_path / "same")).tokens
+    assert one.checksum() != checksums["same"]
+
+
+def test_micro_batches_follow_the_size_that_is_asked_for_at_each_update(tmp_path: Path) -> None:
+    corpus = binned(tmp_path, numbered([(5, 5)] * 80))
+    sizes = iter([100, 10, 100])
+    counts = [len(update.batches) for update in updates(corpus, 1, 100, lambda: next(sizes), 0, 1, 1, 3)]
+    assert counts == [1, 10, 1]
+
+
+def test_an_epochs_updates(tmp_path: Path) -> None:
+    """400 tokens a side in all, 8 of 5 + 5: updates of 100 tokens a side, at least one and none without a pair."""
+    corpus = binned(tmp_path, numbered([(5, 5)] * 80))
+    assert [updates_an_epoch(corpus, tokens) for tokens in (100, 400, 401, 10_000, 1)] == [4, 1, 1, 1, 80]
+
+
+def test_ahead_keeps_the_order_and_ends_its_thread_when_left() -> None:
+    asked = []
+
+    def numbers():
+        for number in range(1000):
+            asked.append(number)
+            yield Update(number, [], LengthSums.zero(), 0)
+
+    items = ahead(numbers())
+    assert [next(items).number for _ in range(3)] == [0, 1, 2]
+    items.close()
+    # What was taken, what was ready, and what was in the maker's hands.
+    assert len(asked) <= 3 + AHEAD + 2
+    assert "batches" not in {thread.name for thread in threading.enumerate()}
+    assert [item.number for item in ahead(islice(numbers(), 20))] == list(range(20))
+
+
+def test_an_error_of_the_preparing_thread_reaches_the_loop() -> None:
+    def broken():
+        yield from ()
+        raise InputError("the corpus went away")
+
+    with pytest.raises(InputError, match="went away"):
+        list(ahead(broken()))
+
+
+def test_missing_damaged_and_empty_corpora(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no train"):
+        train_files(tmp_path)
+    (tmp_path / "bad.arrow").write_bytes(b"no arrow")
+    with pytest.raises(InputError, match="no Arrow file"):
+        Corpus([tmp_path / "bad.arrow"])
+    with pytest.raises(InputError, match="no pair"):
+        Corpus([write(tmp_path / "empty.arrow", [])])
+
+
+def test_tensors_are_64_bit_ids(tmp_path: Path) -> None:
+    corpus = Corpus([write(tmp_path / "a.arrow", numbered([(3, 3)]))])
+    assert micro_batch(corpus, [0]).src.dtype == torch.int64

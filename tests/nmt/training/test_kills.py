@@ -1,0 +1,169 @@
+"""A kill at any call that changes a file loses nothing: what was whole before it, or what replaces that, is found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kills import every_kill, killed
+
+from nmt.common.files import writing
+from nmt.config import ModelSettings
+from nmt.model import Transformer
+from nmt.training import checkpoint, micro_batch_size
+
+MakeJob = Callable[..., dict[str, Any]]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def write(path: Path, content: str, kind: str) -> None:
+    with writing(path) as temporary:
+        if kind == "file":
+            temporary.write_text(content)
+        else:
+            (temporary / "inner").mkdir(parents=True)
+            for name in ("one", "inner/two"):
+                (temporary / name).write_text(content)
+
+
+def read(path: Path) -> str | None:
+    """What `write` wrote; None where nothing is there."""
+    if not path.is_dir():
+        return path.read_text() if path.exists() else None
+    assert names(path) == ["inner", "one"]
+    assert names(path / "inner") == ["two"]
+    assert (path / "one").read_text() == (path / "inner/two").read_text()
+    return (path / "one").read_text()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_killed_write_leaves_the_old_or_the_new(tmp_path: Path, kind: str) -> None:
+    def prepared(number: int) -> Callable[[], object]:
+        write(tmp_path / str(number) / "path", "old", kind)
+        return lambda: write(tmp_path / str(number) / "path", "new", kind)
+
+    seen = set()
+    for number, point in every_kill(prepared):
+        path = tmp_path / str(number) / "path"
+        found = read(path)
+        if found is None:
+            # Between the two renames: whatever else happens, the next writer puts the old one back.
+            assert (kind, point) in {("folder", "after replace"), ("folder", "before replace")}
+            with pytest.raises(RuntimeError, match="no room"), writing(path):
+                raise RuntimeError("no room")
+            found = read(path)
+        assert found in ("old", "new")
+        seen.add(found)
+        write(path, "newer", kind)
+        assert read(path) == "newer"
+        assert names(path.parent) == ["path"]
+    assert seen == {"old", "new"}
+
+
+@pytest.fixture
+def training(tiny_job: MakeJob) -> tuple[Transformer, torch.optim.Optimizer]:
+    """A model and an optimizer whose values all tell the same number, which `fill` sets."""
+    settings = tiny_job()["model"] | {"d_model": 8, "d_ff": 8, "d_k": 4, "d_v": 4, "h": 1}
+    model = Transformer(ModelSettings.model_validate(settings), 16)
+    optimizer = torch.optim.Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    return model, optimizer
+
+
+@torch.no_grad()
+def fill(model: Transformer, optimizer: torch.optim.Optimizer, value: int) -> None:
+    for parameter in model.parameters():
+        parameter.fill_(value)
+        for moment in optimizer.state[parameter].values():
+            moment.fill_(value)
+
+
+def values(model: Transformer, optimizer: torch.optim.Optimizer) -> set[float]:
+    tensors = [*model.parameters(), *(moment for state in optimizer.state.values() for moment in state.values())]
+    return {value for tensor in tensors for value in tensor.flatten().tolist()}
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["next update", "same update again"])
+def test_a_killed_save_leaves_a_whole_state(
+    tmp_path: Path, training: tuple[Transformer, torch.optim.Optimizer], same: bool
+) -> None:
+    model, optimizer = training
+
+    def save(folder: Path, update: int) -> None:
+        fill(model, optimizer, update)
+        checkpoint.save_resume(folder, update, model, optimizer, {"of": update})
+
+    next_update = 5 if same else 6
+    save(tmp_path / "made", 5)
+
+    def prepared(number: int) -> Callable[[], object]:
+        folder = shutil.copytree(tmp_path / "made", tmp_path / str(number))
+        # What an earlier kill may have left there.
+        shutil.copytree(folder / "update-00000005", folder / ".update-00000004.there.9.old")
+        return lambda: save(folder, next_update)
+
+    seen = set()
+    for number, point in every_kill(prepared):
+        folder = tmp_path / str(number)
+        path = checkpoint.latest_resume(folder)
+        assert path is not None, point
+        state = checkpoint.load_resume(path, model, optimizer)
+        assert state["of"] == state["update"] == checkpoint.update_of(path)
+        assert values(model, optimizer) == {state["update"]}, point
+        seen.add(state["update"])
+        save(folder, next_update)
+        assert names(folder) == [f"update-{next_update:08d}"]
+        shutil.rmtree(folder)
+    assert seen == {5, next_update}
+
+
+def test_a_killed_checkpoint_leaves_those_before_until_it_is_whole(
+    tmp_path: Path, training: tuple[Transformer, torch.optim.Optimizer]
+) -> None:
+    model, optimizer = training
+
+    def save(folder: Path, update: int) -> None:
+        fill(model, optimizer, update)
+        checkpoint.save_checkpoint(folder, update, model, keep=2)
+
+    for update in (1, 2):
+        save(tmp_path / "made", update)
+
+    def prepared(number: int) -> Callable[[], object]:
+        folder = shutil.copytree(tmp_path / "made", tmp_path / str(number))
+        return lambda: save(folder, 3)
+
+    seen = set()
+    for number, _ in every_kill(prepared):
+        folder = tmp_path / str(number)
+        found = [checkpoint.update_of(path) for path in checkpoint.checkpoints(folder)]
+        seen.add(tuple(found))
+        for path in checkpoint.checkpoints(folder):
+            weights = checkpoint.load_tensors(path)
+            assert {value for tensor in weights.values() for value in tensor.flatten().tolist()} == {
+                checkpoint.update_of(path)
+            }
+        save(folder, 3)
+        assert names(folder) == ["update-00000002.safetensors", "update-00000003.safetensors"]
+    assert seen == {(1, 2), (1, 2, 3), (2, 3)}
+
+
+def test_what_is_remembered_of_a_device_outlives_a_kill(tmp_path: Path) -> None:
+    micro_batch_size.remember(tmp_path, "A100", 5000)
+    at = 1
+    while killed(lambda: micro_batch_size.remember(tmp_path, "H100", 9000), at):
+        assert micro_batch_size.remembered(tmp_path, "A100") == 5000
+        assert micro_batch_size.remembered(tmp_path, "H100") in (None, 9000)
+        at += 1
+    assert json.loads((tmp_path / "micro.json").read_text()) == {"A100": 5000, "H100": 9000}
+    assert at > 10

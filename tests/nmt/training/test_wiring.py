@@ -1,0 +1,308 @@
+"""The trainer seen from outside: what it builds, what it steps with, where dropout acts, and ten updates on record."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from nmt.config import BOS
+from nmt.flops import LengthSums, training_flops
+from nmt.model import Dropout
+from nmt.training import checkpoint
+from nmt.training.batches import Corpus, Update, train_files, updates
+from nmt.training.distributed import World
+from nmt.training.history import read_history
+from nmt.training.trainer import Job, Trainer, train
+
+CPU = torch.device("cpu")
+ALONE = World(0, 1, CPU)
+MakeJob = Callable[..., dict[str, Any]]
+
+
+def trainer_of(make: dict[str, Any], rank: int = 0, **model: Any) -> Trainer:
+    make["model"] |= model
+    # A rank that sums nothing with others: its streams are those of its number.
+    return Trainer(Job.model_validate(make), World(rank, 1, CPU), micro_tokens=64)
+
+
+def an_update(trainer: Trainer, number: int = 1, micro_tokens: int = 64) -> Update:
+    """The pairs of the first update, under any number."""
+    corpus = Corpus(train_files(Path(trainer.job.corpus)))
+    (update,) = updates(corpus, 1, 120, lambda: micro_tokens, 0, 1, 1, 1)
+    return dataclasses.replace(update, number=number)
+
+
+def test_the_optimizer_has_the_settings_and_every_parameter_once(tiny_job: MakeJob) -> None:
+    trainer = trainer_of(tiny_job(beta1=0.85, beta2=0.97, epsilon=1e-3))
+    assert type(trainer.optimizer) is torch.optim.Adam
+    (group,) = trainer.optimizer.param_groups
+    expected = {"betas": (0.85, 0.97), "eps": 1e-3, "weight_decay": 0, "amsgrad": False, "fused": True}
+    assert {key: group[key] for key in expected} == expected
+    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
+    assert sorted(names[id(parameter)] for parameter in group["params"]) == sorted(names.values())
+
+
+def test_the_optimizer_steps_as_adam_is_written(tiny_job: MakeJob) -> None:
+    """Kingma and Ba's Algorithm 1 in float64, with the settings' betas and epsilon and the rate of Eq. 3."""
+    beta1, beta2, epsilon = 0.8, 0.95, 1e-3
+    trainer = trainer_of(tiny_job(beta1=beta1, beta2=beta2, epsilon=epsilon, warmup_steps=10))
+    m = [torch.zeros_like(p, dtype=torch.float64) for p in trainer.parameters]
+    v = [torch.zeros_like(p, dtype=torch.float64) for p in trainer.parameters]
+    for t in (1, 2, 3):
+        before = [p.detach().double() for p in trainer.parameters]
+        trainer.step(an_update(trainer, t))
+        rate = 16**-0.5 * t * 10**-1.5
+        for i, parameter in enumerate(trainer.parameters):
+            assert parameter.grad is not None
+            g = parameter.grad.double()
+            m[i] = beta1 * m[i] + (1 - beta1) * g
+            v[i] = beta2 * v[i] + (1 - beta2) * g * g
+            step = rate * (m[i] / (1 - beta1**t)) / ((v[i] / (1 - beta2**t)).sqrt() + epsilon)
+            torch.testing.assert_close(parameter.double(), before[i] - step, rtol=0, atol=1e-6)
+
+
+def test_each_update_steps_with_its_own_learning_rate(tiny_job: MakeJob) -> None:
+    """Eq. 3 by hand: d_model 16 gives 1/4; 4,000^-1.5 is 3.952847e-6, and 4,000^-0.5 is 0.01581139."""
+    trainer = trainer_of(tiny_job(warmup_steps=4000, learning_rate_scale=2.0))
+    rates: list[float] = []
+    trainer.optimizer.register_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+    for number in (1, 2, 4000, 16_000):
+        trainer.step(an_update(trainer, number))
+        assert trainer.update == number
+    by_hand = [2 * rate / 4 for rate in (3.952847e-6, 7.905694e-6, 0.01581139, 0.007905694)]
+    assert rates == pytest.approx(by_hand, rel=1e-6)
+
+
+@contextmanager
+def dropouts_watched(trainer: Trainer) -> Iterator[list[tuple[str, Tensor, Tensor]]]:
+    """The name, input and output of each dropout that a pass goes through."""
+    seen: list[tuple[str, Tensor, Tensor]] = []
+
+    def watch(name: str) -> Callable[..., None]:
+        return lambda module, given, result: seen.append((name, given[0].detach(), result.detach()))
+
+    hooks = [
+        module.register_forward_hook(watch(name.removesuffix(".dropout")))
+        for name, module in trainer.model.named_modules() if isinstance(module, Dropout)
+    ]  # fmt: skip
+    yield seen
+    for hook in hooks:
+        hook.remove()
+
+
+RESIDUAL = [
+    "embedding", "embedding",  # The source's, then the target's.
+    "encoder.0.add_norms.0", "encoder.0.add_norms.1",
+    "decoder.0.add_norms.0", "decoder.0.add_norms.1", "decoder.0.add_norms.2",
+]  # fmt: skip
+ATTENTION = ["encoder.0.self_attention", "decoder.0.self_attention", "decoder.0.cross_attention"]
+RELU = ["encoder.0.feed_forward", "decoder.0.feed_forward"]
+
+
+def test_dropout_acts_in_training_wherever_section_5_4_and_the_settings_say(tiny_job: MakeJob) -> None:
+    shares = {"P_drop": 0.3, "attention_dropout": 0.2, "relu_dropout": 0.4}
+    trainer = trainer_of(tiny_job(), **shares)
+    update = an_update(trainer, micro_tokens=2000)
+    trainer.model.eval()  # As a validation leaves it.
+    with dropouts_watched(trainer) as seen:
+        trainer.step(update)
+    assert sorted(name for name, _, _ in seen) == sorted(RESIDUAL + ATTENTION + RELU)
+    for name, given, result in seen:
+        share = shares["attention_dropout" if name in ATTENTION else "relu_dropout" if name in RELU else "P_drop"]
+        real = given != 0
+        assert (result[real] == 0).double().mean().item() == pytest.approx(share, abs=0.05), name
+        left = result != 0
+        torch.testing.assert_close(result[left], given[left] / (1 - share), rtol=1e-4, atol=0)
+
+
+def test_validation_is_the_plain_loss_of_each_pair_without_dropout(tiny_job: MakeJob) -> None:
+    trainer = trainer_of(tiny_job(eps_ls=0.3), P_drop=0.5, attention_dropout=0.5, relu_dropout=0.5)
+    trainer.step(an_update(trainer))
+    valid = Corpus([Path(trainer.job.corpus) / "valid.arrow"])
+    with dropouts_watched(trainer) as seen:
+        found = trainer.validate(valid)
+    assert seen
+    assert all(given is result or torch.equal(given, result) for _, given, result in seen)
+    total, tokens = 0.0, 0
+    for index in range(len(valid)):
+        src, tgt = (torch.from_numpy(side.astype("int64")) for side in valid.pair(index))
+        tgt_in = torch.cat((torch.tensor([BOS]), tgt[:-1]))
+        logits = trainer.model.logits(trainer.model(src[None], tgt_in[None]))[0]
+        total += F.cross_entropy(logits, tgt, reduction="sum").item()
+        tokens += len(tgt)
+    assert found == pytest.approx(total / tokens, rel=1e-5)
+    # The next update has its dropout again.
+    with dropouts_watched(trainer) as seen:
+        trainer.step(an_update(trainer, 2))
+    assert not any(torch.equal(given, result) for _, given, result in seen)
+
+
+def test_validation_computes_no_gradient(tiny_job: MakeJob, tmp_path: Path, write_arrow: Callable[..., None]) -> None:
+    """The products of a forward pass are a third of an update's."""
+    trainer = trainer_of(tiny_job())
+    write_arrow(tmp_path / "one.arrow", [([4, 5, 6, 2], [7, 8, 2])])
+    with FlopCounterMode(display=False) as counter:
+        trainer.validate(Corpus([tmp_path / "one.arrow"]))
+    assert 3 * counter.get_total_flops() == training_flops(trainer.job.model, 16, LengthSums.of(4, 3))
+    assert all(parameter.grad is None for parameter in trainer.parameters)
+
+
+def masks(trainer: Trainer, number: int) -> list[Tensor]:
+    """What the source embedding's dropout drops in each of three micro-batches of the same pairs."""
+    update = an_update(trainer, number)
+    with dropouts_watched(trainer) as seen:
+        trainer.step(dataclasses.replace(update, batches=3 * update.batches[:1]))
+    return [result == 0 for name, _, result in seen if name == "embedding"][::2]
+
+
+def test_random_streams_differ_by_seed_update_micro_batch_and_rank_alone(tiny_job: MakeJob) -> None:
+    drawn = {
+        (seed, rank, number): masks(trainer_of(tiny_job(seed=seed), rank, P_drop=0.5), number)
+        for seed, rank, number in [(1, 0, 1), (1, 0, 2), (1, 1, 1), (2, 0, 1)]
+    }
+    assert len({mask.numpy().tobytes() for several in drawn.values() for mask in several}) == 4 * 3
+    first = drawn[1, 0, 1]
+    # And by nothing else: what was drawn before does not matter.
+    trainer = trainer_of(tiny_job(), P_drop=0.5)
+    torch.rand(17)
+    masks(trainer, 5)
+    assert all(map(torch.equal, first, masks(trainer, 1)))
+
+
+def test_all_ranks_begin_with_the_same_weights(tiny_job: MakeJob) -> None:
+    torch.manual_seed(99)
+    one = trainer_of(tiny_job()).model.state_dict()
+    torch.manual_seed(100)
+    other = trainer_of(tiny_job(), rank=1).model.state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    another_seed = trainer_of(tiny_job(seed=2)).model.state_dict()
+    assert not torch.equal(one["embedding.table"], another_seed["embedding.table"])
+
+
+class Products(TorchDispatchMode):
+    """The types of all matrix products' operands, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_, torch.ops.aten.bmm}:
+            operands = [given for given in args if isinstance(given, Tensor)][-2:]
+            self.types |= {operand.dtype for operand in operands}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_precision_is_that_of_every_product_and_of_nothing_kept(tiny_job: MakeJob, precision: str) -> None:
+    trainer = trainer_of(tiny_job(precision=precision))
+    with Products() as products:
+        trainer.step(an_update(trainer))
+        trainer.validate(Corpus([Path(trainer.job.corpus) / "valid.arrow"]))
+    assert products.types == {getattr(torch, precision)}
+    # What the step leaves behind is in float32 always.
+    for parameter in trainer.parameters:
+        assert parameter.grad is not None
+        assert {parameter.dtype, parameter.grad.dtype} == {torch.float32}
+        moments = trainer.optimizer.state[parameter]
+        assert {moments["exp_avg"].dtype, moments["exp_avg_sq"].dtype} == {torch.float32}
+
+
+def test_the_gradient_is_of_the_mean_over_all_the_updates_tokens(tiny_job: MakeJob) -> None:
+    """Autograd's gradient of torch's own smoothed loss, pair by pair, over all target tokens."""
+    trainer = trainer_of(tiny_job(eps_ls=0.2), P_drop=0.0)
+    update = an_update(trainer)
+    twin = Trainer(trainer.job, ALONE, 64).model.eval()
+    total = torch.zeros(())
+    for batch in update.batches:
+        logits = twin.logits(twin(batch.src, batch.tgt_in)).flatten(0, 1)[batch.positions]
+        # nmt.loss' smoothing is torch's with a larger epsilon (tests/nmt/test_loss.py).
+        total = total + F.cross_entropy(logits, batch.labels, label_smoothing=0.2 * 16 / 15, reduction="sum")
+    loss = total / update.sums.target
+    loss.backward()
+    trainer.step(update)
+    for ours, theirs in zip(trainer.parameters, twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+    report = trainer.report()
+    norm = nn.utils.get_total_norm([p.grad for p in twin.parameters() if p.grad is not None]).item()
+    assert report["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert report["gradient_norm"] == pytest.approx(norm, rel=1e-4)
+    assert report["tokens"] == update.sums.target
+    assert report["padded"] == sum(batch.src.numel() + batch.tgt_in.numel() for batch in update.batches)
+
+
+def test_a_report_is_of_the_updates_since_the_last(tiny_job: MakeJob) -> None:
+    trainer = trainer_of(tiny_job(), P_drop=0.0)
+    corpus = Corpus(train_files(Path(trainer.job.corpus)))
+    singly, sums = [], []
+    for update in updates(corpus, 1, 120, lambda: 64, 0, 1, 1, 3):
+        trainer.step(update)
+        singly.append(trainer.report())
+        sums.append(update.sums)
+    assert trainer.sums == sums[0] + sums[1] + sums[2]
+    together = trainer_of(tiny_job(), P_drop=0.0)
+    for update in updates(corpus, 1, 120, lambda: 64, 0, 1, 1, 3):
+        together.step(update)
+    found = together.report()
+    tokens = sum(one["tokens"] for one in singly)
+    assert found["tokens"] == tokens
+    assert found["padded"] == sum(one["padded"] for one in singly)
+    for name in ("loss", "nll"):
+        assert found[name] == pytest.approx(sum(one[name] * one["tokens"] for one in singly) / tokens)
+    assert found["gradient_norm"] == pytest.approx(sum(one["gradient_norm"] for one in singly) / 3)
+    assert together.skipped() == []
+    # Nothing since: no division by zero.
+    assert together.report() == {"loss": 0, "nll": 0, "gradient_norm": 0, "padded": 0, "tokens": 1}
+
+
+GOLDEN = [3.442107, 2.920136, 2.750993, 2.809109, 2.736080, 2.771680, 2.576168, 2.702573, 2.722819, 2.636784]
+"""The losses of ten updates, as this code had them; a change means another training, or another random generator."""
+
+
+def test_ten_updates_follow_the_losses_on_record(tmp_path: Path, tiny_job: MakeJob) -> None:
+    make = tiny_job(updates=10, warmup_steps=5, validate_every=10)
+    make["model"] |= {"attention_dropout": 0.1, "relu_dropout": 0.1}
+    assert train(Job.model_validate(make), tmp_path, ALONE, micro_tokens=64)
+    records = read_history(tmp_path / "history.jsonl")
+    losses = [record["loss"] for record in records if "loss" in record]
+    assert losses == pytest.approx(GOLDEN, rel=1e-4)
+    assert [r["valid_loss"] for r in records if "valid_loss" in r] == pytest.approx([2.536505], rel=1e-4)
+
+
+def test_checkpoints_after_the_resumed_state_are_removed(tmp_path: Path, tiny_job: MakeJob) -> None:
+    """A kill after a checkpoint and before the next state leaves weights that training will not pass again."""
+    job = Job.model_validate(tiny_job(updates=12, keep_checkpoints=9))
+    assert train(job, tmp_path, ALONE, 64)
+    folder = tmp_path / "checkpoints"
+    for later in (13, 20, 999_999_999):
+        shutil.copy(checkpoint.checkpoint_path(folder, 10), checkpoint.checkpoint_path(folder, later))
+    shutil.copy(checkpoint.checkpoint_path(folder, 10), checkpoint.checkpoint_path(folder, 12))
+    longer = Job.model_validate(tiny_job(updates=16, keep_checkpoints=9))
+    assert train(longer, tmp_path, ALONE, 64)
+    assert [checkpoint.update_of(path) for path in checkpoint.checkpoints(folder)] == [5, 10, 12, 15]
+
+
+def test_a_training_measures_and_keeps_at_its_intervals(tmp_path: Path, tiny_job: MakeJob) -> None:
+    job = Job.model_validate(tiny_job(updates=7, validate_every=3, checkpoint_every=2, keep_checkpoints=9))
+    assert train(job, tmp_path, ALONE, 64)
+    records = read_history(tmp_path / "history.jsonl")
+    # And after the last update.
+    assert [record["update"] for record in records if "valid_loss" in record] == [3, 6, 7]
+    assert [record["update"] for record in records if "loss" in record] == [1, 2, 3, 4, 5, 6, 7]
+    kept = [checkpoint.update_of(path) for path in checkpoint.checkpoints(tmp_path / "checkpoints")]
+    assert kept == [2, 4, 6]
+    rates = [record["learning_rate"] for record in records if "loss" in record]
+    assert rates == pytest.approx([16**-0.5 * number * 20**-1.5 for number in range(1, 8)])
+    assert records[-1]["ppl"] == pytest.approx(math.exp(records[-1]["nll"]))

@@ -1,0 +1,83 @@
+"""Training states: listed with size and progress, freed by name or age, never while a training holds one."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.commands import states
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WMT_STATE", str(tmp_path))
+    make(tmp_path, "aaaa-1111", update=50, done=False)
+    make(tmp_path, "aaaa-2222", update=100, done=True, days=20)
+    make(tmp_path, "bbbb-1111", update=100, done=True)
+    return tmp_path
+
+
+def make(root: Path, name: str, update: int, done: bool, days: float = 0) -> None:
+    folder = root / "train" / name
+    (folder / f"resume/update-{update:08d}").mkdir(parents=True)
+    (folder / "job.yaml").write_text(yaml.safe_dump({"training": {"updates": 100}}))
+    (folder / f"resume/update-{update:08d}/state.json").write_text(json.dumps({"update": update}))
+    weights = folder / f"resume/update-{update:08d}/model.safetensors"
+    weights.write_bytes(bytes(2_000_000))
+    os.link(weights, folder / "again.safetensors")
+    (folder / "lock").touch()
+    if done:
+        (folder / "done.json").write_text("{}")
+    old = time.time() - days * states.DAY
+    for path in folder.rglob("*"):
+        os.utime(path, (old, old))
+
+
+def left(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "train").iterdir())
+
+
+def test_they_are_listed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert states.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert "aaaa-2222" in lines[3]
+    assert "2 MB" in lines[3]
+    assert "20.0 days ago  finished" in lines[3]
+    assert any("aaaa-1111" in line and " 50 " in line and line.endswith("resumable") for line in lines)
+    assert lines[-1].startswith("3 states, 0.01 GB")
+
+
+def test_one_is_freed_by_the_beginning_of_its_name(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert states.main(["--free", "bbbb"]) == 0
+    assert capsys.readouterr().out == "freed bbbb-1111: 2 MB\n"
+    assert left(root) == ["aaaa-1111", "aaaa-2222"]
+
+
+@pytest.mark.parametrize(("name", "why"), [("aaaa", "begins the names of 2 states"), ("x", "is no training's state")])
+def test_an_unclear_name_frees_nothing(root: Path, capsys: pytest.CaptureFixture[str], name: str, why: str) -> None:
+    assert states.main(["--free", "bbbb", name]) == 1
+    assert why in capsys.readouterr().err
+    assert len(left(root)) == 3
+
+
+def test_old_finished_ones_are_freed(root: Path) -> None:
+    make(root, "cccc-1111", update=10, done=False, days=90)
+    assert states.main(["--older", "14"]) == 0
+    assert left(root) == ["aaaa-1111", "bbbb-1111", "cccc-1111"]
+
+
+def test_one_in_training_is_left_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (root / "train/bbbb-1111/lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert states.main([]) == 0
+        assert "training" in capsys.readouterr().out
+        assert states.main(["--free", "bbbb"]) == 1
+    assert "bbbb-1111 is being trained: stop it first" in capsys.readouterr().err
+    assert len(left(root)) == 3

@@ -1,0 +1,359 @@
+"""Catalogs: complete, extending, mirrored, wrong; and the command that adds one."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nmt.config import InputError, SubwordSettings
+from pipeline.config import catalogs
+from pipeline.config.settings import PreparationSettings
+
+ROOT = Path(__file__).resolve().parents[3]
+SHA = "ab" * 32
+MD5 = "cd" * 16
+
+
+@pytest.fixture(autouse=True)
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty repository, but for the catalogs of ours."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/catalog").mkdir(parents=True)
+    for name in ("wmt14", "wmt16-t2t"):
+        shutil.copy(ROOT / f"data/catalog/{name}.yaml", "data/catalog")
+    return tmp_path
+
+
+def small() -> dict[str, Any]:
+    def text(name: str, md5: str | None = None) -> dict[str, Any]:
+        return {
+            "name": name,
+            "source": {"archive": "news", "member": f"{name}.en", "md5": md5},
+            "target": {"archive": "news", "member": f"{name}.de"},
+        }
+
+    news = {"url": "http://example.org/a/news.tgz", "mirrors": ["https://example.org/a/news.tgz"], "md5": MD5}
+    return {
+        "description": "small",
+        "archives": {"news": {**news, "licence": "none", "source": "http://example.org"}},
+        "pairs": {"en-de": {"train": [text("train", MD5)], "valid": text("valid"), "test": text("test")}},
+    }
+
+
+def write(name: str, content: object) -> None:
+    text = content if isinstance(content, str) else yaml.safe_dump(content)
+    Path(f"data/catalog/{name}.yaml").write_text(text, encoding="utf-8")
+
+
+def mirror(sums: str, **changes: Any) -> None:
+    """A catalog `copy` that extends `small`."""
+    write("small", small())
+    Path("data/catalog/SUMS").write_text(sums)
+    base = {"description": "copy", "extends": "small", "base_url": "http://127.0.0.1:8/m/", "checksums": "SUMS"}
+    write("copy", {key: value for key, value in {**base, **changes}.items() if value is not None})
+
+
+def test_wmt14_en_de_holds_every_fact_on_record() -> None:
+    data = catalogs.data_settings(catalogs.load("wmt14"), "en-de")
+    assert [text.name for text in data.train] == ["europarl-v7", "commoncrawl", "news-commentary-v9"]
+    assert (data.valid.name, data.test.name) == ("newstest2013", "newstest2014")
+    assert {archive.name: archive.bytes for archive in data.archives} == {
+        "europarl-v7": 657632379,
+        "commoncrawl": 918311367,
+        "news-commentary-v9": 80418416,
+        "dev": 38654961,
+        "test-full": None,
+    }
+    assert {archive.name: (archive.sha256 or archive.md5 or "")[:8] for archive in data.archives} == {
+        "europarl-v7": "0224c7c7",
+        "commoncrawl": "c7a74e2e",
+        "news-commentary-v9": "cb8953f2",
+        "dev": "7a7deccf",
+        "test-full": "a8cd784e",
+    }
+    assert data.test.target.md5 == "f6c3818b477e4a25cad68b61cc883c17"
+    assert data.valid.source.md5 == "23be23d7b9bd5ad1f2ebd076484332c9"
+
+
+def test_wmt14_en_fr_has_five_corpora() -> None:
+    data = catalogs.data_settings(catalogs.load("wmt14"), "en-fr")
+    assert [text.name for text in data.train] == [
+        "europarl-v7", "commoncrawl", "news-commentary-v9", "un", "giga-fren",
+    ]  # fmt: skip
+    assert data.train[-1].target.member == "giga-fren.release2.fixed.fr.gz"
+    assert sum(archive.bytes or 0 for archive in data.archives) == 6_655_754_089
+
+
+def test_wmt16_t2t_differs_in_news_commentary_and_merges() -> None:
+    ours, theirs = catalogs.load("wmt14"), catalogs.load("wmt16-t2t")
+    data = catalogs.data_settings(theirs, "en-de")
+    assert [text.name for text in data.train] == ["europarl-v7", "commoncrawl", "news-commentary-v11"]
+    assert data.test == catalogs.data_settings(ours, "en-de").test
+    assert catalogs.data_settings(theirs, "en-fr") == catalogs.data_settings(ours, "en-fr")
+    assert catalogs.subwords(theirs, "en-de") == {"kind": "bpe", "merges": 32000, "vocabulary": None}
+    filters = catalogs.preparation(theirs, "en-de")["filters"]
+    assert (filters["min_tokens"], filters["max_tokens"]) == (1, 80)
+    assert catalogs.preparation(theirs, "en-de")["tokenizer"]["aggressive_hyphens"] is False
+
+
+@pytest.mark.parametrize("name", ["wmt14", "wmt16-t2t"])
+@pytest.mark.parametrize("pair", ["en-de", "en-fr"])
+def test_the_shipped_preparations_are_valid(name: str, pair: str) -> None:
+    loaded = catalogs.load(name)
+    PreparationSettings.model_validate(catalogs.preparation(loaded, pair))
+    SubwordSettings.model_validate({"multiple_of": 8, **catalogs.subwords(loaded, pair)})
+    assert all(archive.licence and archive.source for archive in catalogs.data_settings(loaded, pair).archives)
+
+
+@pytest.mark.parametrize("name", ["wmt14", "wmt16-t2t"])
+def test_the_shipped_catalogs_ask_by_https_first(name: str) -> None:
+    # What has no checksum is held to its first download: that one must not be anybody's on the way.
+    loaded = catalogs.load(name)
+    for pair in ("en-de", "en-fr"):
+        for archive in catalogs.data_settings(loaded, pair).archives:
+            assert archive.urls[0].startswith("https:"), archive.name
+            assert "http" + archive.urls[0].removeprefix("https") in archive.urls
+
+
+def test_a_mirror_has_its_own_checks() -> None:
+    mirror(f"{SHA}  1234  a/news.tgz\n\n")
+    data = catalogs.data_settings(catalogs.load("copy"), "en-de")
+    (archive,) = data.archives
+    assert archive.urls == ["http://127.0.0.1:8/m/a/news.tgz"]
+    assert (archive.bytes, archive.sha256, archive.md5, archive.licence) == (1234, SHA, None, "none")
+    assert data.train[0].source.md5 is None
+    assert data.train[0].source.member == "train.en"
+
+
+def test_a_mirror_may_take_the_place_of_the_repositorys_files() -> None:
+    mirror(f"{SHA}  1234  data/sample/news.tgz\n")
+    content = small()
+    content["archives"]["news"] |= {"url": "file:data/sample/news.tgz", "mirrors": []}
+    write("small", content)
+    (archive,) = catalogs.data_settings(catalogs.load("copy"), "en-de").archives
+    assert archive.urls == ["http://127.0.0.1:8/m/data/sample/news.tgz"]
+
+
+def test_what_a_mirror_does_not_list_is_refused_where_it_is_used() -> None:
+    mirror(f"{SHA}  1234  other/news.tgz\n")
+    loaded = catalogs.load("copy")
+    with pytest.raises(InputError, match="`news` is not listed in data/catalog/SUMS, and nothing unchecked is used"):
+        catalogs.data_settings(loaded, "en-de")
+
+
+def test_what_a_mirror_does_not_list_may_be_brought_by_the_catalog_over_it() -> None:
+    mirror(f"{SHA}  1234  other/news.tgz\n")
+    own = {"url": "http://there.example/n.tgz", "sha256": SHA, "licence": "none", "source": "x"}
+    write("third", {"description": "third", "extends": "copy", "archives": {"news": own}})
+    (archive,) = catalogs.data_settings(catalogs.load("third"), "en-de").archives
+    assert archive.urls == ["http://there.example/n.tgz"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"checksums": None}, "a mirror needs `extends`, `base_url` and `checksums`, all three"),
+        ({"base_url": None}, "a mirror needs `extends`, `base_url` and `checksums`, all three"),
+        ({"base_url": "ftp://x/"}, "base_url is `ftp://x/`: give an http"),
+        ({"extends": "smal"}, r"copy\.yaml extends `smal`: .*did you mean `small`\?"),
+        ({"extends": "copy"}, "extends itself by way of copy"),
+        ({"checksums": "GONE"}, "the mirror's checksums cannot be read .*GONE"),
+    ],
+)
+def test_wrong_mirrors(changes: dict[str, Any], message: str) -> None:
+    mirror(f"{SHA}  1234  a/news.tgz\n", **changes)
+    with pytest.raises(InputError, match=message):
+        catalogs.load("copy")
+
+
+@pytest.mark.parametrize("line", [f"{SHA}  a/news.tgz", f"{SHA[1:]}  5  a/news.tgz", f"{SHA}  0  a/news.tgz"])
+def test_wrong_checksum_lines(line: str) -> None:
+    mirror(f"\n{line}\n")
+    with pytest.raises(InputError, match=r"SUMS, line 2: .* is not `sha256  bytes  path`"):
+        catalogs.load("copy")
+
+
+def changed(path: str, value: object) -> dict[str, Any]:
+    """The small catalog with a value at `a.b.0.c` set, or taken away where it is None."""
+    content = small()
+    at: Any = content
+    *way, last = (int(step) if step.isdigit() else step for step in path.split("."))
+    for step in way:
+        at = at[step]
+    if value is None:
+        del at[last]
+    else:
+        at[last] = value
+    return content
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("archive", {}, r"broken\.yaml: unknown key `archive`; did you mean `archives`\?"),
+        ("unlisted", {}, "unknown key `unlisted`"),
+        ("archives.news.licens", "x", r"unknown key `archives\.news\.licens`; did you mean `licence`\?"),
+        ("pairs.en-de.trian", [], r"unknown key `pairs\.en-de\.trian`; did you mean `train`\?"),
+        ("pairs.en-de.train.0.sorce", {}, r"unknown key `pairs\.en-de\.train\.0\.sorce`; did you mean `source`\?"),
+        ("pairs.en-de.test.source.membr", "x", r"membr`; did you mean `member`\?"),
+        ("pairs.en-ed", {}, r"unknown pair `en-ed`; did you mean `en-de`\?"),
+        ("description", None, "the key `description` is missing"),
+        ("archives.news.sha256", "abc", "archives.news.sha256 is `abc`: "),
+        ("archives.news.url", "ftp://x/y", "archives.news.url is `ftp://x/y`: "),
+        ("archives.news.bytes", 0, "archives.news.bytes is `0`: Input should be greater than or equal to 1"),
+        ("pairs.en-de.train", [], r"pairs\.en-de\.train: List should have at least 1 item"),
+        ("pairs.en-de.train.0.name", "../x", r"pairs\.en-de\.train\.0\.name is `\.\./x`"),
+        ("pairs.en-de.test.source.member", None, "give archive and member, or path and sha256"),
+    ],
+)
+def test_wrong_catalogs(path: str, value: object, message: str) -> None:
+    write("broken", changed(path, value))
+    with pytest.raises(InputError, match=message) as caught:
+        catalogs.load("broken")
+    assert str(caught.value).startswith("data/catalog/broken.yaml: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_two_training_corpora_need_two_names() -> None:
+    content = small()
+    content["pairs"]["en-de"]["train"] *= 2
+    write("broken", content)
+    with pytest.raises(InputError, match="two training corpora are called `train`"):
+        catalogs.load("broken")
+
+
+def test_an_unknown_archive_is_told_with_the_nearest() -> None:
+    write("broken", changed("pairs.en-de.test.source.archive", "newz"))
+    with pytest.raises(InputError, match=r"the archive `newz`, which is unknown; did you mean `news`\?"):
+        catalogs.data_settings(catalogs.load("broken"), "en-de")
+
+
+@pytest.mark.parametrize("content", ["a: [", "- 1", "text", "", "a: \t- b"])
+def test_what_is_no_yaml_mapping(content: str) -> None:
+    write("broken", content)
+    with pytest.raises(InputError, match=r"broken\.yaml (is not valid YAML|holds no mapping)"):
+        catalogs.load("broken")
+
+
+def test_archives_that_are_no_mapping() -> None:
+    write("broken", {"description": "x", "extends": "wmt14", "archives": ["a"]})
+    with pytest.raises(InputError, match="`archives` holds no mapping"):
+        catalogs.load("broken")
+
+
+def test_unknown_names_are_told_with_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"`wmt41`: .*did you mean `wmt14`\?"):
+        catalogs.load("wmt41")
+    write("small", small())
+    with pytest.raises(InputError, match=r"small\.yaml has no pair `en-fr`"):
+        catalogs.data_settings(catalogs.load("small"), "en-fr")
+
+
+@pytest.mark.parametrize(
+    ("section", "content", "message"),
+    [
+        ("preparation", {"filter": {}}, r"preparation: unknown key `filter`; did you mean `filters`\?"),
+        (
+            "preparation",
+            {"filters": {"max_token": 3}},
+            r"filters: unknown key `max_token`; did you mean `max_tokens`\?",
+        ),
+        ("preparation", {"filters": 3}, r"preparation\.filters is `3`"),
+        ("subwords", {"merge": 3}, r"subwords: unknown key `merge`; did you mean `merges`\?"),
+    ],
+)
+def test_unknown_settings_are_told_with_the_nearest(section: str, content: object, message: str) -> None:
+    write("broken", changed(f"pairs.en-de.{section}", content))
+    with pytest.raises(InputError, match=message):
+        getattr(catalogs, section)(catalogs.load("broken"), "en-de")
+
+
+# The command.
+
+
+@pytest.fixture
+def texts(repository: Path) -> list[str]:
+    """The arguments of `add` with three good texts, in a folder outside the repository's data."""
+    folder = repository / "elsewhere"
+    folder.mkdir()
+    arguments = ["add", "mine", "--pair", "en-de"]
+    for role in ("train", "valid", "test"):
+        (folder / f"{role}.en").write_bytes(f"{role}\r one\nand\u2028two\n".encode())
+        (folder / f"{role}.de").write_bytes(f"{role}\neins\n".encode())
+        arguments += [f"--{role}", f"elsewhere/{role}.en", f"elsewhere/{role}.de"]
+    return arguments
+
+
+def nothing_written() -> bool:
+    return not Path("data/local").exists() and "mine" not in catalogs.names()
+
+
+def test_add_writes_a_catalog_of_links(texts: list[str]) -> None:
+    assert catalogs.main(texts) == 0
+    data = catalogs.data_settings(catalogs.load("mine"), "en-de")
+    assert data.archives == []
+    assert (data.train[0].name, data.valid.name, data.test.name) == ("mine-train", "mine-valid", "mine-test")
+    for text, role in ((data.train[0], "train"), (data.valid, "valid"), (data.test, "test")):
+        for side, language in ((text.source, "en"), (text.target, "de")):
+            assert side.path == f"data/local/mine/{role}.{language}"
+            assert Path(side.path).readlink() == Path.cwd() / f"elsewhere/{role}.{language}"
+            assert side.sha256 == hashlib.sha256(Path(side.path).read_bytes()).hexdigest()
+
+
+def test_add_takes_no_name_that_is_taken(texts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert catalogs.main(texts) == 0
+    before = catalogs.load("mine")
+    Path("elsewhere/train.en").write_bytes(b"other\nother\n")
+    assert catalogs.main(texts) == 1
+    assert "data/catalog/mine.yaml exists: choose another name, or replace it with --force" in capsys.readouterr().err
+    assert catalogs.load("mine") == before
+    assert catalogs.main([*texts, "--force", "--description", "second"]) == 0
+    assert catalogs.load("mine").description == "second"
+    assert catalogs.load("mine") != before
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("train.de", b"one\n", "elsewhere/train.en has 2 lines and elsewhere/train.de 1"),
+        ("valid.en", b"good\nb\xff\n", "elsewhere/valid.en is not UTF-8: line 2, byte 2"),
+        ("test.en", None, "elsewhere/test.en, for --test, is no file"),
+    ],
+)
+def test_add_refuses_what_is_no_parallel_text(
+    texts: list[str], capsys: pytest.CaptureFixture[str], file: str, content: bytes | None, message: str
+) -> None:
+    path = Path("elsewhere") / file
+    path.unlink() if content is None else path.write_bytes(content)
+    assert catalogs.main(texts) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"catalog: {message}")
+    assert told.count("\n") == 1
+    assert nothing_written()
+
+
+def test_add_refuses_empty_files_packed_files_and_no_names(
+    texts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert catalogs.main([text.replace("mine", "../mine") for text in texts]) == 1
+    assert "`../mine` cannot name a catalog" in capsys.readouterr().err
+    for language in ("en", "de"):
+        Path(f"elsewhere/test.{language}").write_bytes(b"")
+    assert catalogs.main(texts) == 1
+    assert "are empty: --test needs at least one line" in capsys.readouterr().err
+    Path("elsewhere/test.en").rename("elsewhere/test.en.gz")
+    assert catalogs.main([text.replace("test.en", "test.en.gz") for text in texts]) == 1
+    assert "test.en.gz, for --test, is packed or marked up" in capsys.readouterr().err
+    assert nothing_written()
+
+
+def test_list_prints_names_and_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert catalogs.main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines] == [["wmt14", "en-de", "en-fr"], ["wmt16-t2t", "en-de", "en-fr"]]
+    assert "News Commentary 11" in lines[1]

@@ -1,0 +1,111 @@
+"""What travels into a run's copy of the repository, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from clones import Clone
+
+from nmt.config import InputError
+from pipeline.runs import copies
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    folder = tmp_path / "original"
+    folder.mkdir()
+    return Clone(folder)
+
+
+def git(folder: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def test_changes_of_tracked_files_travel_and_new_values_leave_the_comments(clone: Clone, tmp_path: Path) -> None:
+    original = clone.folder
+    module = original / "nmt/schedule.py"
+    module.write_text(module.read_text() + "# Changed.\n")
+    (original / "nmt/added.py").write_text("# Added.\n")
+    (original / "nmt/untracked.py").write_text("# Not added.\n")
+    (original / "LICENSE").unlink()
+    git(original, "add", "nmt/added.py")
+    before = git(original, "status", "--porcelain")
+    overrides = {"training": {"updates": 7}}
+    copy = copies.make(original, tmp_path / "run", {"row": "big", "overrides": overrides})
+    assert (copy / "nmt/schedule.py").read_text() == module.read_text()
+    assert (copy / "nmt/added.py").exists()
+    assert not (copy / "nmt/untracked.py").exists()
+    assert not (copy / "LICENSE").exists()
+    params = (copy / "params.yaml").read_text()
+    assert "# base, big, a row of Table 3" in params
+    again = copies.make(original, tmp_path / "run", {"row": "other"})
+    assert again == copy
+    assert (copy / "params.yaml").read_text() == params
+    assert git(original, "status", "--porcelain") == before
+    assert git(copy, "rev-parse", "HEAD") == git(original, "rev-parse", "HEAD")
+    changed = [line for line in params.split("\n") if line not in (original / "params.yaml").read_text().split("\n")]
+    assert [line.split("#")[0].split() for line in changed if line] == [
+        ["row:", "big"], ["overrides:"], ["training:"], ["updates:", "7"],
+    ]  # fmt: skip
+
+
+def test_the_cache_is_shared_and_local_files_are_linked(clone: Clone, tmp_path: Path) -> None:
+    text = tmp_path / "text.en"
+    text.write_text("A line.\n")
+    link = clone.folder / "data/local/mine/train.en"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(text)
+    copy = copies.make(clone.folder, tmp_path / "run", {})
+    cache = subprocess.run(["dvc", "cache", "dir"], cwd=copy, check=True, capture_output=True, text=True).stdout
+    assert cache.strip() == str(clone.folder / ".dvc/cache")
+    assert (copy / "data/local/mine/train.en").read_text() == "A line.\n"
+    assert git(copy, "status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "refused"),
+    [("extends: sample\n", "mine.yaml"), ("extends: sample\nchecksums: SUMS\nbase_url: http://h/\n", "mine.yaml")],
+)
+def test_a_catalog_that_git_does_not_track_is_refused(clone: Clone, tmp_path: Path, content: str, refused: str) -> None:
+    path = clone.folder / "data/catalog/mine.yaml"
+    path.write_text(content)
+    with pytest.raises(InputError, match=rf"`git add data/catalog/{refused}`"):
+        copies.make(clone.folder, tmp_path / "run", {"corpus": "mine"})
+    git(clone.folder, "add", "data/catalog/mine.yaml")
+    if "SUMS" in content:
+        (clone.folder / "data/catalog/SUMS").write_text("")
+        with pytest.raises(InputError, match="`git add data/catalog/SUMS`"):
+            copies.make(clone.folder, tmp_path / "run", {"corpus": "mine"})
+        git(clone.folder, "add", "data/catalog/SUMS")
+    assert (copies.make(clone.folder, tmp_path / "run", {"corpus": "mine"}) / "data/catalog/mine.yaml").exists()
+
+
+def test_a_folder_that_is_no_repository_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    subprocess.run(["git", "init", "--quiet", folder], check=True)
+    with pytest.raises(InputError, match="no git repository with a commit"):
+        copies.make(folder, tmp_path / "run", {})
+
+
+def test_old_copies_go_and_those_at_work_stay(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for number in range(copies.KEPT + 2):
+        with copies.held(runs / str(number)):
+            (runs / str(number) / "repository").mkdir()
+        time = 1_000_000_000 + number
+        os.utime(runs / str(number), (time, time))
+    with copies.held(runs / "0"):
+        os.utime(runs / "0", (1, 1))
+        copies.clean(runs)
+        assert sorted(path.name for path in runs.iterdir()) == ["0", *(str(n) for n in range(2, copies.KEPT + 2))]
+
+
+def test_params_that_are_no_yaml_are_refused(clone: Clone, tmp_path: Path) -> None:
+    (clone.folder / "params.yaml").write_text("row: [")
+    with pytest.raises(InputError, match=r"params\.yaml is not valid YAML"):
+        copies.make(clone.folder, tmp_path / "run", {})
+    assert not copies.repository(tmp_path / "run").exists()

@@ -1,0 +1,156 @@
+"""The stage `average`: which checkpoints are averaged, and the model folders that it writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from kills import every_kill
+
+from nmt.training import checkpoint
+from nmt.training.distributed import World
+from nmt.training.trainer import Job
+from nmt.training.trainer import train as train_job
+from pipeline.config import resolution
+from pipeline.config.settings import CONFIG, Configuration
+from pipeline.stages import average, train
+
+ROOT = Path(__file__).resolve().parents[3]
+VOCABULARY, WIDTH = 6, 4
+
+
+class _Tracker:
+    def __init__(self) -> None:
+        self.told: dict[str, str] = {}
+
+    def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
+        pass
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        self.told |= values
+
+    def artifact(self, path: Path, folder: str | None = None) -> None:
+        raise AssertionError(path)
+
+
+@pytest.fixture(autouse=True)
+def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configuration:
+    """That of a run of C-N2 in French, in a folder to run in, with a folder of subwords."""
+    monkeypatch.chdir(ROOT)
+    overrides = {"averaging": {"last": 3}, "search": {"beam": 7}}
+    params = {"row": "C-N2", "pair": "en-fr", "corpus": "sample", "seed": 9, "overrides": overrides}
+    resolved = resolution.resolve(params)
+    monkeypatch.chdir(tmp_path)
+    CONFIG.parent.mkdir()
+    CONFIG.write_text(resolution.text(resolved), encoding="utf-8")
+    average.SUBWORDS.mkdir(parents=True)
+    (average.SUBWORDS / "wordpieces.model").write_bytes(b"pieces")
+    return resolved
+
+
+def checkpoints(*updates: int) -> None:
+    """Checkpoints whose weights are all their update's number, and last weights that are all -1."""
+    average.CHECKPOINTS.mkdir(parents=True)
+
+    def weights(value: float) -> dict[str, torch.Tensor]:
+        return {"embedding.table": torch.full((VOCABULARY, WIDTH), value), "norm.bias": torch.full((WIDTH,), value)}
+
+    for update in updates:
+        checkpoint.save_tensors(checkpoint.checkpoint_path(average.CHECKPOINTS, update), weights(float(update)))
+    checkpoint.save_tensors(average.CHECKPOINTS / "last.safetensors", weights(-1.0))
+
+
+def values(folder: Path) -> dict[str, set[float]]:
+    weights = checkpoint.load_tensors(folder / checkpoint.WEIGHTS)
+    assert {name: tensor.shape for name, tensor in weights.items()} == {
+        "embedding.table": (VOCABULARY, WIDTH),
+        "norm.bias": (WIDTH,),
+    }
+    return {name: set(tensor.flatten().tolist()) for name, tensor in weights.items()}
+
+
+@pytest.mark.parametrize(
+    ("updates", "mean", "averaged", "said"),
+    [
+        ((900, 1000, 1200, 1700), 1300.0, "mean of updates 1,000, 1,200, 1,700", ""),
+        ((1000, 1200, 1700), 1300.0, "mean of updates 1,000, 1,200, 1,700", ""),
+        ((4, 12), 8.0, "mean of updates 4, 12", "averaging.last is 3, but training left 2 (a checkpoint every "),
+        ((), -1.0, "last update", "training left 0 (a checkpoint every training.checkpoint_every updates): models/"),
+    ],
+)
+def test_the_last_checkpoints_are_averaged_or_what_is_there(
+    updates: tuple[int, ...], mean: float, averaged: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoints(*updates)
+    tracker = _Tracker()
+    average.run(tracker)
+    assert values(average.AVERAGE) == {"embedding.table": {mean}, "norm.bias": {mean}}
+    assert values(average.LAST) == {"embedding.table": {-1.0}, "norm.bias": {-1.0}}
+    names = averaged.removeprefix("mean of updates ") if updates else ""
+    assert json.loads(average.RECORD.read_text(encoding="utf-8")) == {
+        "requested": 3, "checkpoints": min(3, len(updates)), "updates": names, "weights": averaged,
+    }  # fmt: skip
+    assert tracker.told == {"averaged_updates": names}
+    out = capsys.readouterr().out
+    assert said in out
+    assert out.count("\n") == bool(said)
+    assert not said or out.endswith(f"models/average is the {averaged}\n")
+    assert checkpoint.load_description(average.AVERAGE).origin["weights"] == averaged
+
+
+def test_both_folders_are_complete_and_say_where_they_come_from(configuration: Configuration) -> None:
+    checkpoints(1, 2, 3)
+    average.run(_Tracker())
+    for folder, weights in ((average.AVERAGE, "mean of updates 1, 2, 3"), (average.LAST, "last update")):
+        assert {str(path.relative_to(folder)) for path in folder.rglob("*")} == {
+            "config.yaml", "model.safetensors", "subwords", "subwords/wordpieces.model",
+        }  # fmt: skip
+        assert (folder / "subwords/wordpieces.model").read_bytes() == b"pieces"
+        written = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        assert written == {
+            "source": "en", "target": "fr", "vocabulary": VOCABULARY,
+            "tokenizer": configuration.preparation.tokenizer.model_dump(), "model": configuration.model.model_dump(),
+            "search": configuration.search.model_dump(),
+            "origin": {"row": "C-N2", "pair": "en-fr", "corpus": "sample", "seed": 9, "weights": weights},
+        }  # fmt: skip
+        assert (written["model"]["N"], written["search"]["beam"], written["tokenizer"]["tokenizer"]) == (2, 7, "none")
+
+
+@pytest.mark.parametrize(("updates", "averaged"), [(13, "mean of updates 5, 10"), (3, "last update")])
+def test_a_shortened_training_comes_through(
+    updates: int, averaged: str, tiny_job: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    """Real checkpoints of a training that leaves fewer than averaging.last, as the stage `train` hands them on."""
+    job = tiny_job(updates=updates)
+    state = tmp_path / "state"
+    state.mkdir()
+    assert train_job(Job.model_validate(job), state, World(0, 1, torch.device("cpu")), 64)
+    train.publish(state, _Tracker())
+    average.run(_Tracker())
+    assert json.loads(average.RECORD.read_text(encoding="utf-8"))["weights"] == averaged
+    last = checkpoint.load_tensors(average.LAST / checkpoint.WEIGHTS)
+    mean = checkpoint.load_tensors(average.AVERAGE / checkpoint.WEIGHTS)
+    assert all(torch.equal(last[name], mean[name]) for name in last) == (averaged == "last update")
+
+
+def test_killed_at_any_call_it_makes_the_same_when_run_again(tmp_path: Path) -> None:
+    def content() -> dict[str, bytes]:
+        files = [path for folder in (average.AVERAGE, average.LAST) for path in folder.rglob("*") if path.is_file()]
+        return {str(path): path.read_bytes() for path in files}
+
+    checkpoints(1, 2, 3)
+    average.run(_Tracker())
+    expected = content()
+    kills = 0
+    # Every point of a folder that replaces another: tests/nmt/training/test_kills.py.
+    for kills, (_, point) in enumerate(every_kill(lambda _: lambda: average.run(_Tracker()), step=11), start=1):
+        assert all(expected[path] == found for path, found in content().items()), (kills, point)
+    assert kills > 9
+    average.run(_Tracker())
+    assert content() == expected
+    assert not list(tmp_path.glob("*/.*"))

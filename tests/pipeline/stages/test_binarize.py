@@ -1,0 +1,227 @@
+"""The stage binarize: each kept pair once, in its bin, with the same bytes for any number of workers."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmt.config import EOS, BinningSettings, InputError, SubwordSettings
+from nmt.text.parallel_text import read_lines
+from nmt.text.subwords import Subwords, learn
+from pipeline.corpora import blocks
+from pipeline.corpora.blocks import InProcess
+from pipeline.stages import binarize
+from pipeline.stages.binarize import bin_uppers
+
+BINNING = BinningSettings(max_length=30, growth=1.3)
+WORDS = [
+    "the",
+    "lower",
+    "house",
+    "is",
+    "new",
+    "newer",
+    "newest",
+    "and",
+    "low",
+    "lowest",
+    "das",
+    "Haus",
+    "ist",
+    "neu",
+    "neuer",
+    "niedrig",
+]
+ROWS = tuple[list[int], list[int], int]
+
+
+class Recorder:
+    """A tracker that remembers."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+
+    def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
+        assert update is None
+        self.values.update(values)
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        raise AssertionError(values)
+
+    def artifact(self, path: Path, folder: str | None = None) -> None:
+        raise AssertionError(path, folder)
+
+
+@pytest.fixture(scope="module")
+def subwords() -> Subwords:
+    return learn(Counter(WORDS * 3), SubwordSettings(kind="bpe", merges=25, vocabulary=None, multiple_of=8))
+
+
+def write_pairs(name: str, pairs: list[tuple[str, str]]) -> tuple[Path, Path]:
+    paths = binarize.TOKENIZED / f"{name}.en", binarize.TOKENIZED / f"{name}.de"
+    paths[0].parent.mkdir(parents=True, exist_ok=True)
+    for side, path in enumerate(paths):
+        path.write_bytes("".join(pair[side] + "\n" for pair in pairs).encode())
+    return paths
+
+
+def read_rows(path: Path) -> list[ROWS]:
+    """As a reader with a memory map sees them."""
+    table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    assert table.schema.names == ["src", "tgt", "line"]
+    return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+def sentences(count: int, longest: int) -> list[tuple[str, str]]:
+    chance = random.Random(count)
+
+    def sentence() -> str:
+        return " ".join(chance.choices(WORDS, k=chance.randint(1, longest)))
+
+    return [(sentence(), sentence()) for _ in range(count)]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subwords: Subwords) -> Path:
+    """A folder with tokenised text, subwords and a resolved configuration."""
+    monkeypatch.chdir(tmp_path)
+    write_pairs("train", sentences(300, 16))
+    write_pairs("valid", [("the house ☃", "das Haus"), ("", "neu " * 50), ("low", "niedrig")])
+    subwords.save(binarize.SUBWORDS)
+    member = {"path": "x", "sha256": "0" * 64}
+    named = {"name": "x", "source": member, "target": member}
+    config = {
+        "data": {"source": "en", "target": "de", "archives": [], "train": [named], "valid": named, "test": named},
+        "binning": BINNING.model_dump(),
+    }
+    Path("results").mkdir()
+    Path("results/config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    return tmp_path
+
+
+def test_bins_grow_by_one_at_least_and_end_at_the_longest() -> None:
+    assert bin_uppers(BinningSettings(max_length=30, growth=1.3)) == [8, 10, 13, 16, 20, 26, 30]
+    assert bin_uppers(BinningSettings(max_length=12, growth=1.01)) == [8, 9, 10, 11, 12]
+    assert bin_uppers(BinningSettings(max_length=5, growth=2)) == [5]
+
+
+def test_writes_and_counts(here: Path, subwords: Subwords) -> None:
+    tracker = Recorder()
+    binarize.run(tracker)
+    assert sorted(path.name for path in Path("data").iterdir()) == ["binned", "subwords", "tokenized"]
+    uppers = bin_uppers(BINNING)
+    names = {f"train.{upper:05d}.arrow" for upper in uppers}
+    assert {path.name for path in binarize.BINNED.iterdir()} == names | {"valid.arrow", "stats.json"}
+    pairs = sentences(300, 16)
+    rows = [row for name in sorted(names) for row in read_rows(binarize.BINNED / name)]
+    kept = {line: (src, tgt) for src, tgt, line in rows}
+    for line, (source, target) in enumerate(pairs):
+        ids = [*subwords.encode(source), EOS], [*subwords.encode(target), EOS]
+        assert kept.get(line) == (ids if max(map(len, ids)) <= 30 else None)
+    stats = json.loads((binarize.BINNED / "stats.json").read_text(encoding="utf-8"))
+    assert stats["dropped"] == {"too_long": 300 - len(rows)}
+    assert 0 < stats["dropped"]["too_long"] < 300
+    assert stats["pairs"] == len(rows) == sum(stats["histogram"].values())
+    assert stats["source_tokens"] == sum(len(src) for src, _, _ in rows)
+    assert stats["target_tokens"] == sum(len(tgt) for _, tgt, _ in rows)
+    assert stats["vocabulary"] == subwords.size
+    valid = sum(
+        len(subwords.encode(line)) for side in ("en", "de") for line in read_lines(Path(f"data/tokenized/valid.{side}"))
+    )
+    assert stats["out_of_vocabulary"] == {"train": 0.0, "valid": pytest.approx(1 / valid)}
+    assert stats["valid"]["pairs"] == 3
+    assert 0 < stats["expected_padding"] < 0.5
+    assert tracker.values["pairs"] == len(rows)
+
+
+def test_validation_is_never_filtered(here: Path, subwords: Subwords) -> None:
+    binarize.run(Recorder())
+    rows = read_rows(binarize.BINNED / "valid.arrow")
+    assert [line for _, _, line in rows] == [0, 1, 2]
+    assert rows[1] == ([EOS], [*subwords.encode("neu " * 50), EOS], 1)
+    assert len(rows[1][1]) > BINNING.max_length
+
+
+def test_same_bytes_for_any_number_of_workers(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binarize, "BATCH", 16)
+    binarize.run(Recorder())
+    alone = {path.name: path.read_bytes() for path in binarize.BINNED.iterdir()}
+    for path in binarize.BINNED.glob("*.arrow"):
+        reader = pa.ipc.open_file(path)
+        sizes = [reader.get_batch(index).num_rows for index in range(reader.num_record_batches)]
+        assert sizes[:-1] == [16] * (len(sizes) - 1)
+        assert 0 < sizes[-1] <= 16
+    assert len(alone) > 3
+    monkeypatch.setattr(binarize, "PAIRS", 7)
+    monkeypatch.setattr(blocks, "workers", lambda: 2)
+    monkeypatch.setattr(blocks, "_SMALL", 0)
+    binarize.run(Recorder())
+    assert {path.name: path.read_bytes() for path in binarize.BINNED.iterdir()} == alone
+
+
+LINE = st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join)
+
+
+@given(pairs=st.lists(st.tuples(LINE, LINE), min_size=1, max_size=30))
+@settings(max_examples=40, deadline=None)
+def test_bins_hold_each_kept_pair_once(
+    tmp_path_factory: pytest.TempPathFactory, subwords: Subwords, pairs: list[tuple[str, str]]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("bins"))
+        patch.setattr(binarize, "PAIRS", 4)
+        patch.setattr(binarize, "BATCH", 3)
+        # Short enough for every case, so that a pair is always kept.
+        pairs.append(("low", "neu"))
+        sides = {"train": write_pairs("train", pairs), "valid": write_pairs("valid", pairs[:1])}
+        subwords.save(Path("subwords"))
+        Path("out").mkdir()
+        stats = binarize.binarize(sides, Path("subwords"), BINNING, Path("out"), InProcess())
+        uppers = bin_uppers(BINNING)
+        seen = []
+        for path in sorted(Path("out").glob("train.*.arrow")):
+            rows = read_rows(path)
+            upper = int(path.name.split(".")[1])
+            below = max((u for u in uppers if u < upper), default=0)
+            assert rows
+            assert all(below < len(tgt) <= upper and len(src) <= BINNING.max_length for src, tgt, _ in rows)
+            lines = [line for _, _, line in rows]
+            assert lines == sorted(lines)
+            assert all((subwords.decode(src), subwords.decode(tgt)) == pairs[line] for src, tgt, line in rows)
+            seen += lines
+        assert len(seen) == len(set(seen)) == stats["pairs"] == len(pairs) - stats["dropped"]["too_long"]
+
+
+@pytest.mark.parametrize(("multiple_of", "kind"), [(65_535, pa.uint16()), (65_536, pa.uint32())])
+def test_ids_are_as_wide_as_the_vocabulary_needs(tmp_path: Path, multiple_of: int, kind: pa.DataType) -> None:
+    made = learn({"low": 2}, SubwordSettings(kind="bpe", merges=1, vocabulary=None, multiple_of=multiple_of))
+    made.save(tmp_path / "subwords")
+    (tmp_path / "text").write_bytes(b"low\n")
+    text = tmp_path / "text", tmp_path / "text"
+    out = tmp_path / "out"
+    out.mkdir()
+    binarize.binarize({"train": text, "valid": text}, tmp_path / "subwords", BINNING, out, InProcess())
+    schema = pa.ipc.open_file(out / "valid.arrow").schema
+    assert schema == pa.schema({"src": pa.list_(kind), "tgt": pa.list_(kind), "line": pa.int64()})
+
+
+def test_nothing_kept_is_refused_and_leaves_nothing(here: Path) -> None:
+    write_pairs("train", [("low " * 40, "neu")])
+    with pytest.raises(InputError, match=r"each of the 1 training pairs has more than 30 subwords .* raise it"):
+        binarize.run(Recorder())
+    assert sorted(path.name for path in Path("data").iterdir()) == ["subwords", "tokenized"]
+
+
+def test_missing_subwords_are_told(here: Path) -> None:
+    (binarize.SUBWORDS / "codes.bpe").unlink()
+    with pytest.raises(InputError, match="data/subwords holds no usable subwords"):
+        binarize.run(Recorder())

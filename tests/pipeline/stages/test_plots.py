@@ -1,0 +1,148 @@
+"""`dvc plots show`: every plot of dvc.yaml, drawn from a history as training writes it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.stages import train
+
+ROOT = Path(__file__).resolve().parents[3]
+UPDATES, EVERY, VALIDATE_EVERY = 120, 10, 25
+"""Validations stand between the intervals, and once in an interval's own update."""
+
+
+def history() -> list[dict[str, float]]:
+    """What training measures, a record an interval and one a validation, without a device whose peak is known."""
+    records: list[dict[str, float]] = []
+    for update in range(1, UPDATES + 1):
+        loss = 9.0 - update / 40
+        if update % VALIDATE_EVERY == 0:
+            records.append({"update": update, "seconds": update, "valid_loss": loss, "valid_ppl": 2.0**loss})
+        if update % EVERY == 0:
+            records.append(
+                {
+                    "update": update, "seconds": update, "loss": loss + 1, "nll": loss, "ppl": 2.0**loss,
+                    "gradient_norm": 1.5, "tokens": 800.0, "learning_rate": update * 1e-5,
+                    "tokens_per_second": 2000.0, "flops_per_second": 1e9, "padding": 0.1, "skipped": 0,
+                }
+            )  # fmt: skip
+    return records
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def curves(folder: Path, records: list[dict[str, float]]) -> None:
+    path = folder / "history.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    train.write_curves(path)
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    header, *rows = (line.split(",") for line in path.read_text(encoding="utf-8").splitlines())
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def test_tables_hold_a_number_in_every_cell(tmp_path: Path) -> None:
+    curves(tmp_path, history())
+    measured, validated = table(train.CURVES), table(train.VALIDATION)
+    assert [int(row["update"]) for row in measured] == list(range(10, 121, 10))
+    assert [int(row["update"]) for row in validated] == [25, 50, 75, 100]
+    assert list(validated[0]) == ["update", "valid_loss", "valid_ppl"]
+    assert set(measured[0]) == {
+        "update", "loss", "nll", "ppl", "learning_rate", "gradient_norm", "tokens_per_second", "flops_per_second",
+        "padding",
+    }  # fmt: skip
+    assert all(float(value) >= 0 for row in (*measured, *validated) for value in row.values())
+    assert measured[2] == {
+        "update": "30", "loss": "9.25", "nll": "8.25", "ppl": str(2.0**8.25), "learning_rate": str(30 * 1e-5),
+        "gradient_norm": "1.5", "tokens_per_second": "2000.0", "flops_per_second": "1000000000.0", "padding": "0.1",
+    }  # fmt: skip
+    assert validated[1] == {"update": "50", "valid_loss": "7.75", "valid_ppl": str(2.0**7.75)}
+
+
+def test_utilisation_has_a_column_where_every_interval_has_it(tmp_path: Path) -> None:
+    """A training may move to a device whose peak is not on record."""
+    records = history()
+    for record in records:
+        if "loss" in record:
+            record["utilisation"] = 0.25
+    curves(tmp_path, records)
+    assert {row["utilisation"] for row in table(train.CURVES)} == {"0.25"}
+    del records[0]["utilisation"]
+    curves(tmp_path, records)
+    assert "utilisation" not in table(train.CURVES)[0]
+
+
+def test_an_update_that_was_measured_again_after_a_resume_has_one_row(tmp_path: Path) -> None:
+    records = history()
+    curves(tmp_path, [*records, {**records[0], "loss": 5.0}])
+    rows = table(train.CURVES)
+    assert (len(rows), rows[0]["update"], rows[0]["loss"]) == (UPDATES // EVERY, "10", "5.0")
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The Vega-Lite specification of each plot, as DVC makes it from this repository's dvc.yaml and templates."""
+    folder = tmp_path_factory.mktemp("repository")
+    shutil.copyfile(ROOT / "dvc.yaml", folder / "dvc.yaml")
+    shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache", "config.local"))
+    (folder / ".dvc/config.local").write_text("[core]\n    no_scm = true\n", encoding="utf-8")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(folder)
+        curves(folder, history())
+    command = [sys.executable, "-m", "dvc", "plots", "show", "--json"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    content = json.loads(result.stdout)
+    assert not content.get("errors"), content["errors"]
+    return {name: plots[0]["content"] for name, plots in content["data"].items()}
+
+
+def encodings(content: Any, axis: str) -> list[dict[str, Any]]:
+    """Every definition of an axis, wherever it stands in a specification."""
+    if isinstance(content, dict):
+        own = [content["encoding"][axis]] if axis in content.get("encoding", {}) else []
+        return own + [found for value in content.values() for found in encodings(value, axis)]
+    return [found for value in content for found in encodings(value, axis)] if isinstance(content, list) else []
+
+
+def test_every_plot_has_a_point_for_every_record(shown: dict[str, Any]) -> None:
+    intervals = list(range(EVERY, UPDATES + 1, EVERY))
+    validations = list(range(VALIDATE_EVERY, UPDATES + 1, VALIDATE_EVERY))
+    expected = {
+        "loss": {"loss": intervals, "nll": intervals, "valid_loss": validations},
+        "perplexity": {"ppl": intervals, "valid_ppl": validations},
+        "learning_rate": {"learning_rate": intervals},
+    }
+    assert shown.keys() == expected.keys()
+    for name, specification in shown.items():
+        x, y = ({definition["field"] for definition in encodings(specification, axis)} for axis in "xy")
+        assert (x, len(y)) == ({"update"}, 1), name
+        points: dict[str, list[int]] = {}
+        for point in specification["data"]["values"]:
+            value = float(point[next(iter(y))])
+            assert value > 0, name
+            # DVC names the file and the column where a plot has several.
+            series = point.get("filename::field", next(iter(y))).split("::")[-1]
+            points.setdefault(series, []).append(int(point["update"]))
+            assert value == pytest.approx(float(point[series]))
+        assert points == expected[name]
+
+
+def test_perplexity_has_a_logarithmic_axis_and_the_others_none(shown: dict[str, Any]) -> None:
+    kinds = {
+        name: {definition.get("scale", {}).get("type", "linear") for definition in encodings(content, "y")}
+        for name, content in shown.items()
+    }
+    assert kinds == {"loss": {"linear"}, "perplexity": {"log"}, "learning_rate": {"linear"}}
+    assert all("<DVC_METRIC" not in json.dumps(content) for content in shown.values())

@@ -1,0 +1,265 @@
+"""The report: what it shows of a run, in Markdown and in a page that needs no other file."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.config import resolution
+from pipeline.config.settings import CONFIG, DataSettings, RunSettings, load_section
+from pipeline.reporting import page
+from pipeline.stages import report
+
+ROOT = Path(__file__).resolve().parents[3]
+STEPS = ("sacreBLEU, 13a", "Moses tokens", "compounds split at hyphens", "unicode quotes made plain")
+METRICS: dict[str, Any] = {
+    "bleu": 26.51,
+    "bleu_signature": "nrefs:1|case:mixed",
+    "bleu_set": "newstest2014, 2 lines",
+    "bleu_model": "mean of updates 94,000, 95,500, 97,000, 98,500, 100,000",
+    "averaged_checkpoints": 5,
+    "bleu_low": 25.9,
+    "bleu_high": 27.1,
+    "bleu_paper_way": 27.05,
+    "bleu_paper_way_step_2": 26.7,
+    "bleu_paper_way_step_3": 27.0,
+    "bleu_paper_way_steps": "; ".join(STEPS),
+    "chrf": 55.0,
+    "chrf_signature": "nc:6",
+    "bleu_valid": 25.1,
+    "bleu_valid_paper_way": 25.6,
+    "bleu_valid_set": "newstest2013, 3,000 lines",
+    "ppl_valid": 4.97,
+    "params": 63_082_496,
+    "vocabulary": 37_000,
+    "updates": 100_000,
+    "train_seconds": 43_200.0,
+    "device": "Tesla P100",
+    "devices": 8,
+    "precision": "float32",
+    "sustained_flops": 9.5e12,
+    "sustained_flops_source": "the paper",
+    "train_flops_paper": 3.283e18,
+    "train_flops_counted": 9.5e17,
+    "model_flops_utilisation": 0.26,
+}
+
+
+class _Tracker:
+    def __init__(self) -> None:
+        self.kept: list[Path] = []
+        self.told: dict[str, float | str] = {}
+
+    def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
+        self.told |= values
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        self.told |= values
+
+    def artifact(self, path: Path, folder: str | None = None) -> None:
+        self.kept.append(path)
+
+
+def _write(path: Path | str, content: str) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(content, encoding="utf-8")
+
+
+def _catalog(valid: str, test: str) -> str:
+    local = {"path": "x", "sha256": "0" * 64}
+    named = {name: {"name": name, "source": local, "target": local} for name in ("text", valid, test)}
+    pair = {"train": [named["text"]], "valid": named[valid], "test": named[test]}
+    return yaml.safe_dump({"description": "Plain files.", "pairs": {"en-de": pair, "en-fr": pair}})
+
+
+def _stages_before(row: str, pair: str, overrides: dict[str, Any], sets: tuple[str, str]) -> None:
+    valid, test = sets
+    _write("data/catalog/news.yaml", _catalog(valid, test))
+    params = {"row": row, "pair": pair, "corpus": "news", "seed": 3, "overrides": overrides}
+    _write(CONFIG, resolution.text(resolution.resolve(params)))
+    _write(report.METRICS, json.dumps(METRICS))
+    _write(
+        report.TRAINING,
+        json.dumps(
+            {
+                "processes": 8,
+                "tokens_per_second": 57870.4,
+                "padding": 0.021,
+                "device_seconds": {"Tesla P100": 345_600.0},
+            }
+        ),
+    )
+    _write(
+        report.CURVES,
+        "update,loss,nll,learning_rate,gradient_norm,tokens_per_second,padding\n"
+        "1,9.1,9.0,1e-7,1,50000,0.1\n2,8.1,8.0,2e-7,1,51000,0.1\n",
+    )
+    _write(report.VALIDATION, "update,valid_loss,valid_ppl\n2,7.5,1808.0\n")
+    _write(
+        report.BINNED,
+        json.dumps({"pairs": 4_500_000, "dropped": {"too long": 12}, "lengths": {str(n): n for n in range(50)}}),
+    )
+    source, target = pair.split("-")
+    _write(f"data/raw/test.{test}.{source}", "A <b> | c\nTwo\n")
+    _write(f"data/raw/test.{test}.{target}", "Ein *b* | c\nZwei\n")
+    _write(f"results/translations/{test}.average.{target}", "Ein b\r | c\nZwei\n")
+
+
+@pytest.fixture(autouse=True)
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder to run in, where base was trained with a change in dropout."""
+    monkeypatch.chdir(tmp_path)
+    _stages_before("base", "en-de", {"model": {"P_drop": 0.2}}, ("newstest2013", "newstest2014"))
+
+
+def _written() -> tuple[str, str]:
+    tracker = _Tracker()
+    report.run(tracker)
+    assert tracker.kept == [report.FIGURES, report.MARKDOWN, report.HTML]
+    metrics = json.loads(report.METRICS.read_text(encoding="utf-8"))
+    assert tracker.told == {key: value for key, value in metrics.items() if value is not None}
+    return report.MARKDOWN.read_text(encoding="utf-8"), report.HTML.read_text(encoding="utf-8")
+
+
+def test_the_row_stands_beside_the_papers_and_the_literature() -> None:
+    markdown, _ = _written()
+    lines = markdown.split("\n")
+    assert lines[0] == "# base, en-de on news, seed 3"
+    assert "| BLEU, the paper's way | newstest2014, 2 lines; average | 27.3 | 27.05 |" in lines
+    assert "| BLEU, sacreBLEU (95% interval) | newstest2014, 2 lines; average |  | 26.51 (25.90 to 27.10) |" in lines
+    assert "| perplexity a subword | newstest2013, 3,000 lines; last checkpoint | 4.92 | 4.97 |" in lines
+    assert "| training FLOPs, the paper's way |  | 3.3e+18 | 3.28e+18 |" in lines
+    assert "| ConvS2S ensemble | 26.36 | 7.7e+19 |" in lines
+    assert "| Transformer (big), the paper | 28.4 | 2.3e+19 |" in lines
+    assert "| **this run (base, news), newstest2014, 2 lines** | **27.05** | **3.28e+18** |" in lines
+    at = lines.index("| sacreBLEU, 13a | 26.51 |")
+    assert lines[at + 1 : at + 4] == [
+        "| Moses tokens | 26.70 |", "| compounds split at hyphens | 27.00 |", "| unicode quotes made plain | 27.05 |",
+    ]  # fmt: skip
+    assert "| training time, attempts lost to a kill included | 12 h 0 min |" in lines
+    assert "| model FLOPs utilisation | 26.0% |" in lines
+
+
+def test_differences_are_listed_and_explained() -> None:
+    markdown, _ = _written()
+    section = markdown.split("## Differences from the paper's base")[1].split("\n## ")[0]
+    table = [line for line in section.split("\n") if line.startswith("|")][2:]
+    assert table == ["| model.P\\_drop | 0.1 | 0.2 |"]
+    assert "0.25 BLEU below the paper's base on newstest2014" in section
+    assert "65,110,016 parameters; the paper prints 65 million" in section
+
+
+def test_an_average_of_fewer_checkpoints_is_told() -> None:
+    assert "averaging.last" not in _written()[0]
+    fewer = {**METRICS, "averaged_checkpoints": 4, "bleu_model": "mean of updates 1, 2, 3, 4"}
+    _write(report.METRICS, json.dumps(fewer))
+    assert "The average is the mean of updates 1, 2, 3, 4: averaging.last is 5, but training left 4." in _written()[0]
+
+
+def test_other_sets_are_not_compared() -> None:
+    _stages_before("sample", "en-fr", {}, ("dev", "held-out"))
+    markdown, _ = _written()
+    assert "this run's are of dev and held-out, other text" in markdown
+    assert "BLEU below the paper's" not in markdown
+    assert "sentencepiece stands in" in markdown
+    assert "| GNMT + RL | 39.92 | 1.4e+20 |" in markdown
+    # Table 3 is English-German: no number of it beside a French run.
+    assert "| perplexity a subword | newstest2013, 3,000 lines; last checkpoint |  | 4.97 |" in markdown
+
+
+def test_a_run_to_the_letter_has_no_differences() -> None:
+    _stages_before("base", "en-de", {}, ("newstest2013", "newstest2014"))
+    assert "None in the settings." in _written()[0]
+
+
+def _differences(corpus: str, pair: Any, row: str, **overrides: Any) -> dict[str, tuple[str, str]]:
+    """Key -> the paper's value and the run's, by the catalogs of the repository."""
+    params = {"row": row, "pair": pair, "corpus": corpus, "seed": 1, "overrides": overrides}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        resolved = resolution.resolve(params)
+    settings = {name: getattr(resolved, name).model_dump() for name in report.SECTIONS}
+    return {key: (paper, ours) for key, paper, ours in report.differences(resolved.run, settings)}
+
+
+@pytest.mark.parametrize("row", ["base", "big", "A-h4"])
+@pytest.mark.parametrize("pair", ["en-de", "en-fr"])
+@pytest.mark.parametrize("corpus", ["wmt14", "wmt16-t2t"])
+def test_the_papers_corpora_are_no_differences(corpus: str, pair: str, row: str) -> None:
+    assert _differences(corpus, pair, row) == {}
+
+
+def test_what_is_overridden_on_the_papers_corpus_is_a_difference() -> None:
+    found = _differences("wmt14", "en-de", "base", subwords={"vocabulary": 36_000}, model={"N": 3})
+    assert found == {"subwords.vocabulary": ("37000", "36000"), "model.N": ("6", "3")}
+    assert _differences("wmt14", "en-de", "base", subwords={"merges": 40_000}) == {
+        "subwords.merges": ("32000", "40000")
+    }
+    assert _differences("wmt14", "en-fr", "base", subwords={"vocabulary": 37_000}) == {
+        "subwords.vocabulary": ("32000", "37000")
+    }
+    pieces = _differences("wmt16-t2t", "en-de", "base", subwords={"kind": "wordpieces", "vocabulary": 32_000})
+    assert pieces == {"subwords.kind": ("bpe", "wordpieces"), "subwords.vocabulary": ("37000", "32000")}
+
+
+def test_text_of_others_breaks_no_table() -> None:
+    markdown, html = _written()
+    assert "| A \\<b> \\| c | Ein \\*b\\* \\| c | Ein b  \\| c |" in markdown.split("\n")
+    assert "A &lt;b&gt; | c" in html
+    assert "<b>" not in html
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.targets: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag != "script"
+        self.targets += [value for key, value in attrs if key in ("src", "href") and value is not None]
+
+
+def test_the_page_needs_no_other_file_and_is_the_same_each_time() -> None:
+    _, html = _written()
+    parser = _Links()
+    parser.feed(html)
+    assert len(parser.targets) == 2
+    assert all(target.startswith("data:image/svg+xml;base64,") for target in parser.targets)
+    assert {path.name for path in report.FIGURES.iterdir()} == {"training.svg", "cost.svg"}
+    pictures = [base64.b64decode(data).decode() for data in re.findall(r"base64,([^\"]+)", html)]
+    assert all(picture.rstrip().endswith("</svg>") for picture in pictures)
+    assert _written()[1] == html
+
+
+def test_a_picture_shows_the_points_it_was_given() -> None:
+    def drawn(y: float) -> bytes:
+        return page.draw([page.Panel("t", "x", {"a": [(1.0, 1.0), (2.0, y), (3.0, 3.0)]})], "c", "n").svg
+
+    assert drawn(2.0) != drawn(1.0)
+    # What is not finite is left out, not drawn as something else.
+    assert drawn(float("nan")) == page.draw([page.Panel("t", "x", {"a": [(1.0, 1.0), (3.0, 3.0)]})], "c", "n").svg
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 min 0 s"), (2592.0, "43 min 12 s"), (3600.0, "1 h 0 min"), (302400.0, "84 h 0 min")]
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert report.duration(seconds) == text
+
+
+def test_rows_that_are_not_the_papers_stand_beside_base() -> None:
+    assert report.reference_row("small") == "base"
+    assert report.reference_row("C-N2") == "C-N2"
+
+
+def test_comparable_sets() -> None:
+    assert report.comparable(load_section("data", DataSettings))
+    assert load_section("run", RunSettings).target == "de"

@@ -1,0 +1,199 @@
+"""The stage tokenize: what it writes, what it counts, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmt.config import FilterSettings, InputError, TokenizerSettings
+from nmt.text.parallel_text import read_lines
+from pipeline.config.settings import DataSettings, PreparationSettings
+from pipeline.corpora import blocks
+from pipeline.corpora.blocks import InProcess
+from pipeline.stages import tokenize
+
+TRAIN = {
+    "news": [("The house, it's new.", "Das Haus ist neu."), ("x", ""), ("one", "eins zwei drei vier"), ("a b", "a b")],
+    "web": [("Is it\u2028here?", "Ist\res hier?"), ("far " * 12, "weit " * 12), ("Valid one.", "Gültig  eins.")],
+}
+VALID = [("Valid one.", "Gültig eins."), ("", "leer")]
+TEST = [("A test.", "Ein Test."), ("Is it here?", "Ist es hier?")]
+
+
+class Recorder:
+    """A tracker that remembers."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+
+    def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
+        assert update is None
+        self.values.update(values)
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        raise AssertionError(values)
+
+    def artifact(self, path: Path, folder: str | None = None) -> None:
+        raise AssertionError(path, folder)
+
+
+def data_settings(*corpora: str) -> DataSettings:
+    def named(name: str) -> dict[str, Any]:
+        member = {"path": name, "sha256": "0" * 64}
+        return {"name": name, "source": member, "target": member}
+
+    return DataSettings.model_validate(
+        {"source": "en", "target": "de", "archives": [], "train": [named(corpus) for corpus in corpora],
+         "valid": named("dev"), "test": named("exam")}
+    )  # fmt: skip
+
+
+PREPARATION = PreparationSettings(
+    tokenizer=TokenizerSettings(tokenizer="moses", normalize_punctuation=True, aggressive_hyphens=True),
+    filters=FilterSettings(min_tokens=1, max_tokens=10, max_ratio=3.0, drop_identical=True),
+)
+
+
+def write_raw(name: str, pairs: list[tuple[str, str]]) -> None:
+    for side, language in enumerate(("en", "de")):
+        path = tokenize.RAW / f"{name}.{language}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes("".join(pair[side] + "\n" for pair in pairs).encode())
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with raw text and a resolved configuration."""
+    monkeypatch.chdir(tmp_path)
+    for name, pairs in TRAIN.items():
+        write_raw(f"train.{name}", pairs)
+    write_raw("valid.dev", VALID)
+    write_raw("test.exam", TEST)
+    from importlib.metadata import version
+
+    config = {
+        "data": data_settings(*TRAIN).model_dump(),
+        "preparation": PREPARATION.model_dump(),
+        "versions": {
+            package: version(package.replace("_", "-"))
+            for package in ("sacremoses", "subword_nmt", "sentencepiece", "sacrebleu")
+        },
+    }
+    Path("results").mkdir()
+    Path("results/config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    return tmp_path
+
+
+def test_writes_and_counts(here: Path) -> None:
+    tracker = Recorder()
+    tokenize.run(tracker)
+    folder = tokenize.TOKENIZED
+    assert sorted(path.name for path in Path("data").iterdir()) == ["raw", "tokenized"]
+    assert {path.name for path in folder.iterdir()} == {"train.en", "train.de", "valid.en", "valid.de", "stats.json"}
+    assert list(read_lines(folder / "train.en")) == ["The house , it 's new .", "Is it here ?", "Valid one ."]
+    assert list(read_lines(folder / "train.de")) == ["Das Haus ist neu .", "Istes hier ?", "Gültig eins ."]
+    assert list(read_lines(folder / "valid.en")) == ["Valid one .", ""]
+    assert list(read_lines(folder / "valid.de")) == ["Gültig eins .", "leer"]
+    stats = json.loads((folder / "stats.json").read_text(encoding="utf-8"))
+    none = {"empty": 0, "too_short": 0, "too_long": 0, "ratio": 0, "identical": 0}
+    assert stats == {
+        "pairs": 7,
+        "kept": 3,
+        "dropped": none | {"empty": 1, "too_long": 1, "ratio": 1, "identical": 1},
+        # The pair of the test set is not that of the corpus: the normaliser deletes \r, as Moses' does.
+        "overlap": {"valid": 1, "test": 0},
+        "source_tokens": 14,
+        "target_tokens": 11,
+        "corpora": {
+            "news": {"pairs": 4, "kept": 1, "dropped": none | {"empty": 1, "ratio": 1, "identical": 1},
+                     "overlap": {"valid": 0, "test": 0}, "source_tokens": 7, "target_tokens": 5},
+            "web": {"pairs": 3, "kept": 2, "dropped": none | {"too_long": 1},
+                    "overlap": {"valid": 1, "test": 0}, "source_tokens": 7, "target_tokens": 6},
+        },
+        "valid": {"pairs": 2, "source_tokens": 3, "target_tokens": 4},
+    }  # fmt: skip
+    assert tracker.values["pairs_kept"] == 3
+    assert tracker.values["dropped_ratio"] == 1
+    assert tracker.values["overlap_valid"] == 1
+
+
+def test_overlap_is_seen_through_spaces_and_quotes(here: Path) -> None:
+    write_raw("train.web", [("Is  it here ?", "Ist es hier?"), ("Is it here?", "Wo?"), ("Is it here?", "Ist es hier?")])
+    tokenize.run(Recorder())
+    stats = json.loads((tokenize.TOKENIZED / "stats.json").read_text(encoding="utf-8"))
+    assert stats["corpora"]["web"]["overlap"] == {"valid": 0, "test": 2}
+
+
+def test_same_bytes_for_any_number_of_workers(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_raw(
+        "train.web", [(f"Number {n}, it's {n % 7} - {n}.", f"Zahl {n}, das ist {n}." * (n % 5)) for n in range(99)]
+    )
+    tokenize.run(Recorder())
+    alone = {path.name: path.read_bytes() for path in tokenize.TOKENIZED.iterdir()}
+    monkeypatch.setattr(tokenize, "PAIRS", 7)
+    monkeypatch.setattr(blocks, "workers", lambda: 2)
+    monkeypatch.setattr(blocks, "_SMALL", 0)
+    tokenize.run(Recorder())
+    assert {path.name: path.read_bytes() for path in tokenize.TOKENIZED.iterdir()} == alone
+
+
+LINE = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=9)
+
+
+@given(pairs=st.lists(st.tuples(LINE, LINE), min_size=1, max_size=12), kind=st.sampled_from(["moses", "none"]))
+@settings(max_examples=40, deadline=None)
+def test_any_text_stays_paired(
+    tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]], kind: str
+) -> None:
+    """A number at the end of each side, which no tokenizer touches, says where it came from."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("any"))
+        # The last pair is one that the filters keep.
+        pairs = [*pairs, ("kept", "behalten")]
+        marked = [(f"{s} {n}", f"{t} {n}") for n, (s, t) in enumerate(pairs, start=100)]
+        for name in ("train.only", "valid.dev", "test.exam"):
+            write_raw(name, marked)
+        Path("out").mkdir()
+        preparation = PREPARATION.model_copy(
+            update={"tokenizer": TokenizerSettings.model_validate(dict(PREPARATION.tokenizer) | {"tokenizer": kind})}
+        )
+        stats = tokenize.tokenize(data_settings("only"), preparation, Path("out"), InProcess())
+        for name, kept in (("train", stats["kept"]), ("valid", len(pairs))):
+            sides = [list(read_lines(Path(f"out/{name}.{language}"))) for language in ("en", "de")]
+            ends = [[line.split(" ")[-1] for line in side] for side in sides]
+            assert ends[0] == ends[1]
+            assert len(ends[0]) == len(set(ends[0])) == kept
+        assert stats["kept"] + sum(stats["dropped"].values()) == stats["pairs"] == len(pairs)
+        assert stats["overlap"] == {"valid": stats["kept"], "test": stats["kept"]}
+
+
+def test_nothing_kept_is_refused_and_leaves_nothing(here: Path) -> None:
+    for name in TRAIN:
+        write_raw(f"train.{name}", [("", "leer")])
+    with pytest.raises(InputError, match=r"none of the 2 training pairs passes preparation.filters \(empty: 2\)"):
+        tokenize.run(Recorder())
+    assert [path.name for path in Path("data").iterdir()] == ["raw"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"one\n", r"train\.web\.en has 1 lines and data/raw/train\.web\.de has 3"),
+        (b"one\ntwo \xff\nthree\n", r"train\.web\.en, line 2: the byte 0xff at offset 8"),
+        (None, "are empty"),
+    ],
+)
+def test_bad_text_is_refused_and_leaves_nothing(here: Path, content: bytes | None, message: str) -> None:
+    (tokenize.RAW / "train.web.en").write_bytes(content or b"")
+    if content is None:
+        (tokenize.RAW / "train.web.de").write_bytes(b"")
+    with pytest.raises(InputError, match=message):
+        tokenize.run(Recorder())
+    assert [path.name for path in Path("data").iterdir()] == ["raw"]

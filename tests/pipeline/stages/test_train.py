@@ -1,0 +1,354 @@
+"""Where a training keeps its state: what decides the weights names it, and a longer one is never taken back.
+
+What it leaves for the stages after it, also after kills; and how it ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kills import every_kill
+
+from nmt import flops
+from nmt.config import InputError
+from pipeline.commands import join
+from pipeline.stage import Interrupted
+from pipeline.stages import train
+from pipeline.training import launch
+
+Folder = Callable[..., Path]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    """The state folder of a job whose training settings are given, in an empty repository of one binned file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WMT_STATE", raising=False)
+    monkeypatch.delenv("WMT_RESUME_ACROSS_CODE", raising=False)
+    monkeypatch.setattr(train, "code_dependencies", lambda: ["code.py"])
+    Path("code.py").write_text("1")
+    train.BINNED.mkdir(parents=True)
+    (train.BINNED / "train.00008.arrow").write_bytes(b"ids")
+
+    def state(**training: Any) -> Path:
+        settings = {"updates": 100, "tokens": 10, "resume_minutes": 1, "validate_every": 10, "patience": None}
+        return train.state_folder({"model": {}, "training": {**settings, **training}, "vocabulary": 8})
+
+    return state
+
+
+def came_to(state: Path, update: int) -> None:
+    (state / f"resume/update-{update:08d}").mkdir(parents=True)
+
+
+def test_more_updates_go_on_and_other_settings_start_anew(folder: Folder) -> None:
+    state = folder()
+    came_to(state, 100)
+    assert folder(updates=200) == state
+    assert folder(validate_every=20, resume_minutes=9) == state
+    assert folder(tokens=20) != state
+
+
+def test_a_shorter_training_leaves_the_longer_one_alone(folder: Folder) -> None:
+    state = folder(updates=100_000)
+    came_to(state, 30_000)
+    assert folder(updates=50_000) == state
+    shorter = folder(updates=500)
+    assert shorter != state
+    came_to(shorter, 500)
+    assert folder(updates=500) == shorter
+    assert folder(updates=100_000) == state
+
+
+def test_patience_names_the_state_because_it_decides_where_training_ends(folder: Folder) -> None:
+    assert len({folder(), folder(patience=2), folder(patience=3), folder(patience=2, validate_every=20)}) == 4
+
+
+def test_across_code_the_exact_state_comes_first_and_then_the_furthest(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = folder()
+    came_to(first, 20)
+    Path("code.py").write_text("2")
+    second = folder()
+    came_to(second, 10)
+    Path("code.py").write_text("3")
+    third = folder()
+    monkeypatch.setenv("WMT_RESUME_ACROSS_CODE", "1")
+    assert folder() == first
+    came_to(third, 5)
+    assert folder() == third
+
+
+def test_a_further_machine_has_the_code_of_the_first(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WMT_NODES", "2")
+    monkeypatch.setenv("WMT_RENDEZVOUS", "first:29400")
+    state = folder()
+    state.mkdir(parents=True)
+    (state / "job.yaml").touch()
+    Path("code.py").write_text("2")
+    with pytest.raises(InputError, match="the code here is not that which"):
+        join.join(state)
+
+
+def test_what_a_process_refuses_is_told_at_once(tmp_path: Path) -> None:
+    """torchrun would start it again, a hundred times on several nodes."""
+    train.refused(tmp_path)
+    (tmp_path / "failed.json").write_text('{"state": "failed", "error": "a bug"}')
+    train.refused(tmp_path)
+    (tmp_path / "failed.json").write_text('{"state": "refused", "error": "mend this"}')
+    with pytest.raises(InputError, match="mend this"):
+        train.refused(tmp_path)
+
+
+class Listener:
+    """A tracker that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[dict[str, float], int | None]] = []
+        self.facts: dict[str, str] = {}
+
+    def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
+        self.heard.append((dict(values), update))
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        self.facts |= values
+
+    def artifact(self, path: Path, folder: str | None = None) -> None:
+        raise AssertionError("training hands on no files")
+
+
+@pytest.fixture
+def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The state of a finished training, with what a kill may have left, in an empty repository."""
+    monkeypatch.chdir(tmp_path)
+    state = tmp_path / "work/train/abc-def"
+    for name in ("resume/update-00000009/model.safetensors", "resume/update-00000012/model.safetensors",
+                 "checkpoints/update-00000006.safetensors", "checkpoints/update-00000012.safetensors",
+                 "checkpoints/.update-00000012.safetensors.there.1.tmp", "checkpoints/notes"):  # fmt: skip
+        (state / name).parent.mkdir(parents=True, exist_ok=True)
+        (state / name).write_text(name)
+    done = {"updates": 12, "device": "cpu", "precision": "float32", "loss": 9.0, "processes": 2,
+            "device_seconds": {"NVIDIA H100 80GB HBM3": 10.0}}  # fmt: skip
+    (state / "done.json").write_text(json.dumps(done))
+    records = [{"update": 6, "loss": 3.0, "seconds": 1.0}, {"update": 12, "valid_loss": 2.0, "valid_ppl": 7.4},
+               {"update": 12, "loss": 2.5}]  # fmt: skip
+    (state / "history.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records) + '{"upd')
+    return state
+
+
+def published() -> dict[str, str]:
+    folder = {path.name: path.read_text() for path in train.CHECKPOINTS.iterdir()}
+    return {**folder, **{path.name: path.read_text() for path in (train.SUMMARY, train.CURVES, train.VALIDATION)}}
+
+
+def test_checkpoints_summary_and_curves_are_handed_on(finished: Path) -> None:
+    tracker = Listener()
+    train.publish(finished, tracker)
+    found = published()
+    assert found.keys() == {
+        "update-00000006.safetensors", "update-00000012.safetensors", "last.safetensors", "training.json",
+        "training.csv", "validation.csv",
+    }  # fmt: skip
+    assert found["last.safetensors"] == "resume/update-00000012/model.safetensors"
+    assert found["update-00000006.safetensors"] == "checkpoints/update-00000006.safetensors"
+    assert (train.CHECKPOINTS / "last.safetensors").samefile(finished / "resume/update-00000012/model.safetensors")
+    assert found["training.csv"].splitlines() == [
+        ",".join(train.COLUMNS), "6,3.0" + "," * 10, "12,2.5,,,2.0,7.4" + "," * 6,
+    ]  # fmt: skip
+    assert found["validation.csv"] == "update,valid_loss,valid_ppl\n12,2.0,7.4\n"
+    summary = json.loads(found["training.json"])
+    sustained = flops.sustained("NVIDIA H100 80GB HBM3")
+    assert summary["flops_sustained"] == {"NVIDIA H100 80GB HBM3": sustained}
+    assert summary["flops_paper"] == pytest.approx(10.0 * sustained)
+    # `loss` has a curve: a point at no update would bend it.
+    assert tracker.heard == [({"updates": 12, "processes": 2, "flops_paper": summary["flops_paper"]}, None)]
+    assert tracker.facts == {"device": "cpu", "precision": "float32"}
+
+
+def test_on_another_disk_checkpoints_are_copied(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(source: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refused)
+    train.publish(finished, Listener())
+    last = train.CHECKPOINTS / "last.safetensors"
+    assert last.read_text() == "resume/update-00000012/model.safetensors"
+    assert last.stat().st_nlink == 1
+
+
+def test_a_finished_training_without_a_state_is_told(finished: Path) -> None:
+    shutil.rmtree(finished / "resume")
+    with pytest.raises(InputError, match=r"abc-def is finished, but its resume/ is empty: .* --free abc-def"):
+        train.publish(finished, Listener())
+
+
+def test_killed_at_any_call_it_hands_on_the_same_when_run_again(finished: Path, tmp_path: Path) -> None:
+    train.publish(finished, Listener())
+    expected = published()
+    state = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    # Before, another training's results stood there.
+    for path in (train.CHECKPOINTS / "update-00000006.safetensors", train.SUMMARY, train.CURVES):
+        path.unlink()
+        path.write_text("another's")
+    before = published()
+    shutil.copytree("models", "before/models")
+    shutil.copytree("results", "before/results")
+    kills = 0
+    for kills, point in every_kill(lambda _: lambda: train.publish(finished, Listener())):
+        now = published() if train.CHECKPOINTS.exists() else {}
+        assert all(content in (before.get(name), expected[name]) for name, content in now.items()), point
+        assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == state
+        if kills % 8 == 0:
+            train.publish(finished, Listener())
+            assert published() == expected
+            assert [path.name for path in tmp_path.glob("*/.*")] == []
+        for name in ("models", "results"):
+            shutil.rmtree(name)
+            shutil.copytree(f"before/{name}", name)
+    assert kills > 60
+
+
+def job(updates: int = 10, corpus: str = "here", **training: Any) -> dict[str, Any]:
+    return {"model": {"N": 1}, "training": {"updates": updates, **training}, "vocabulary": 8, "corpus": corpus}
+
+
+def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: Path) -> None:
+    folder = ".update-00000006.there.1"
+    for name in ("interrupted", "failed.json", "done.json", ".done.json.there.1.tmp", "resume/update-00000003/f",
+                 f"resume/{folder}.old/f", f"resume/{folder}.tmp/f", "checkpoints/.a.there.1.tmp",
+                 "skipped.tmp"):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    train.prepare(tmp_path, job())
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
+        "job.yaml", "done.json", "resume/update-00000003/f", f"resume/{folder}.old/f", "skipped.tmp",
+    }  # fmt: skip
+    assert not (tmp_path / f"resume/{folder}.tmp").exists()
+    # The same job elsewhere is the same.
+    train.prepare(tmp_path, job(corpus="there"))
+    assert (tmp_path / "done.json").exists()
+    assert yaml.safe_load((tmp_path / "job.yaml").read_text()) == job(corpus="there")
+    assert list(yaml.safe_load((tmp_path / "job.yaml").read_text())) == ["model", "training", "vocabulary", "corpus"]
+    train.prepare(tmp_path, job(updates=11))
+    assert not (tmp_path / "done.json").exists()
+    train.prepare(tmp_path, job(updates=12))
+
+
+def test_a_state_is_held_by_one_process(tmp_path: Path) -> None:
+    with train.locked(tmp_path / "state"):
+        with (
+            pytest.raises(BlockingIOError, match="another process is at this training") as caught,
+            train.locked(tmp_path / "state"),
+        ):
+            pass
+        assert caught.value.filename == str(tmp_path / "state")
+    with train.locked(tmp_path / "state"):
+        pass
+
+
+def test_new_records_are_read_once_and_a_rewritten_history_anew(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    history = train.History(path)
+    assert list(history.new()) == []
+    path.write_text('{"update": 1}\n{"update": 2}\n{"upd')
+    assert list(history.new()) == [{"update": 1}, {"update": 2}]
+    assert list(history.new()) == []
+    with path.open("a") as file:
+        file.write('ate": 3}\n')
+    assert list(history.new()) == [{"update": 3}]
+    path.write_text('{"update": 1}\n')
+    assert list(history.new()) == [{"update": 1}]
+
+
+@pytest.mark.parametrize(
+    ("left", "kind", "told"),
+    [
+        ({"failed.json": '{"state": "refused", "error": "mend this"}'}, InputError, "mend this"),
+        ({"failed.json": '{"state": "failed", "error": "a bug"}', "interrupted": ""}, ChildProcessError,
+         "a training process failed: a bug; what it said stands above"),
+        ({"interrupted": ""}, Interrupted, "a training process was asked to stop"),
+        ({}, Interrupted, "a training process was lost"),
+    ],
+)  # fmt: skip
+def test_why_a_training_ended_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: dict[str, str], kind: type[Exception], told: str
+) -> None:
+    def ended(state: Path, watch: Callable[[], None]) -> int:
+        for name, content in left.items():
+            (state / name).write_text(content)
+        return 1
+
+    monkeypatch.setattr(launch, "train", ended)
+    with pytest.raises(kind, match=f"^{told}$"):
+        train.train(tmp_path, Listener(), 10)
+
+
+def test_what_training_measures_is_handed_on_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker, history = Listener(), tmp_path / "history.jsonl"
+
+    def torchrun(state: Path, watch: Callable[[], None]) -> int:
+        assert state == tmp_path
+        watch()
+        history.write_text('{"update": 1, "valid_loss": 3.0, "valid_ppl": 20.1}\n')
+        watch()
+        assert tracker.heard == [({"valid_loss": 3.0, "valid_ppl": 20.1}, 1)]
+        with history.open("a") as file:
+            file.write('{"update": 2, "valid_loss": 2.0, "valid_ppl": 7.4}\n')
+        (tmp_path / "done.json").touch()
+        return 0
+
+    monkeypatch.setattr(launch, "train", torchrun)
+    train.train(tmp_path, tracker, 2)
+    assert tracker.heard[1:] == [({"valid_loss": 2.0, "valid_ppl": 7.4}, 2)]
+
+
+def test_a_stop_of_one_process_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def torchrun(state: Path, watch: Callable[[], None]) -> int:
+        (tmp_path / "interrupted").touch()
+        watch()
+        raise AssertionError("nobody stopped it")
+
+    monkeypatch.setattr(launch, "train", torchrun)
+    with pytest.raises(Interrupted, match="was asked to stop"):
+        train.train(tmp_path, Listener(), 2)
+
+
+def test_a_run_trains_once_and_hands_on_each_time(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(train, "load_section", lambda name, section: ModelStub(name))
+    monkeypatch.setattr(train, "state_folder", lambda job: calls.append(job) or finished)
+    monkeypatch.setattr(train, "train", lambda state, tracker, updates: calls.append((state, updates)))
+    train.BINNED.mkdir(parents=True)
+    (train.BINNED / "stats.json").write_text('{"vocabulary": 77}')
+    train.run(Listener())
+    wanted = {
+        "model": {"of": "model"}, "training": {"of": "training"}, "vocabulary": 77,
+        "corpus": str(train.BINNED.resolve()),
+    }  # fmt: skip
+    assert calls == [wanted]
+    assert yaml.safe_load((finished / "job.yaml").read_text()) == wanted
+    (finished / "done.json").rename(finished / "done")
+    monkeypatch.setattr(train, "train", lambda state, tracker, updates: (finished / "done").rename(state / "done.json"))
+    train.run(Listener())
+    assert published().keys() >= {"last.safetensors", "training.json"}
+
+
+class ModelStub:
+    """Settings of a section, with its name for content."""
+
+    updates = 5
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def model_dump(self) -> dict[str, str]:
+        return {"of": self.name}

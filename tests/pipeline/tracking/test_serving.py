@@ -1,0 +1,124 @@
+"""The served model behind MLflow's own scoring server: what a request may ask for, and what it is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from mlflow.entities import LoggedModel
+
+from nmt.config import ModelSettings, SearchSettings, SubwordSettings, TokenizerSettings
+from nmt.inference.translator import Translator
+from nmt.model import Transformer
+from nmt.text import subwords
+from nmt.training.checkpoint import ModelDescription, save_model
+from pipeline.tracking import registry
+
+with warnings.catch_warnings():
+    # MLflow's own type hints make it warn while it is imported.
+    warnings.simplefilter("ignore")
+    import mlflow.pyfunc
+    from mlflow.exceptions import MlflowException
+    from mlflow.pyfunc import scoring_server
+    from mlflow.pyfunc.model import PythonModelContext
+
+    from pipeline.tracking import serving
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")
+
+SENTENCES = ["the old man sees a dog .", "She sleeps well"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with random weights."""
+    folder = tmp_path_factory.mktemp("served")
+    bpe = SubwordSettings(kind="bpe", merges=60, vocabulary=None, multiple_of=8)
+    learned = subwords.learn(dict.fromkeys(" ".join([*SENTENCES, *registry.EXAMPLE]).split(), 3), bpe)
+    learned.save(folder / "subwords")
+    description = ModelDescription(
+        source="en", target="de", vocabulary=learned.size,
+        tokenizer=TokenizerSettings(tokenizer="moses", normalize_punctuation=False, aggressive_hyphens=False),
+        model=ModelSettings(
+            N=1, d_model=16, d_ff=32, h=2, d_k=8, d_v=8, P_drop=0.1, attention_dropout=0.0, relu_dropout=0.0,
+            positions="sinusoidal", position_layout="interleaved", max_positions=64, projection_biases=True,
+            initialisation="glorot",
+        ),
+        search=SearchSettings(beam=4, alpha=0.6, max_extra=10, stop="exact"), origin={},
+    )  # fmt: skip
+    torch.manual_seed(1)
+    save_model(folder / "model", Transformer(description.model, learned.size).state_dict(), description,
+               folder / "subwords")  # fmt: skip
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> httpx.ASGITransport:
+    """MLflow's server of the model as it is registered, in this process."""
+    path = folder.parent / "registered"
+    search = {"beam": 4, "alpha": 0.6}
+    registry.save(path, folder, search, "0" * 32, LoggedModel("0", "m-0", "model", str(path), 0, 0))
+    return httpx.ASGITransport(scoring_server.init(mlflow.pyfunc.load_model(str(path))), raise_app_exceptions=False)
+
+
+def ask(server: httpx.ASGITransport, sentences: list[str], **params: Any) -> tuple[int, Any]:
+    """Status and body of the answer."""
+
+    async def post() -> httpx.Response:
+        async with httpx.AsyncClient(transport=server, base_url="http://server") as client:
+            return await client.post("/invocations", json={"inputs": sentences, "params": params})
+
+    answer = asyncio.run(post())
+    return answer.status_code, answer.json()
+
+
+def test_a_request_is_answered_with_its_own_settings(server: httpx.ASGITransport, folder: Path) -> None:
+    ready = Translator(folder)
+    status, answer = ask(server, SENTENCES)
+    assert (status, answer) == (200, {"predictions": list(ready.translate(SENTENCES))})
+    wide = Translator(ready.models, settings=ready.settings.changed({"beam": serving.BEAM, "alpha": 0.0}))
+    status, answer = ask(server, SENTENCES, beam=serving.BEAM, alpha=0.0)
+    assert (status, answer) == (200, {"predictions": list(wide.translate(SENTENCES))})
+
+
+def test_what_a_request_may_not_ask_for_is_a_sentence(server: httpx.ASGITransport) -> None:
+    refused: list[tuple[list[str], dict[str, Any], str]] = [
+        (SENTENCES, {"beam": serving.BEAM + 1}, "beam is 33: ask for at most 32, the memory"),
+        (SENTENCES, {"beam": 100_000}, "beam is 100,000: ask for at most 32, the memory"),
+        (SENTENCES, {"beam": 0}, "the search's beam is 0, but should be greater than or equal to 1"),
+        (SENTENCES, {"alpha": -0.1}, "the search's alpha is -0.1, but should be greater than or equal to 0"),
+        (SENTENCES, {"alpha": 1e300}, "the search's alpha is 1e+300, but should be less than or equal to 10"),
+        (["dog"] * (serving.SENTENCES + 1), {}, "the request has 10,001 sentences: send at most 10,000"),
+        (["dog", "a" * (serving.CHARACTERS + 1)], {}, "sentence 2 has 10,001 characters: send at most 10,000"),
+        (["dog " * 300], {}, "subwords, and at most 256 are translated at once"),
+    ]
+    for sentences, params, message in refused:
+        status, answer = ask(server, sentences, **params)
+        assert (status, answer["error_code"]) == (400, "INVALID_PARAMETER_VALUE"), answer
+        assert message in answer["message"]
+
+
+def test_a_request_may_be_as_large_as_the_bounds_say() -> None:
+    serving._check_sizes(["a" * serving.CHARACTERS] * serving.SENTENCES)
+
+
+def test_settings_that_a_request_may_not_change_are_refused(folder: Path) -> None:
+    model, context = serving.Translation(), PythonModelContext({"model": str(folder)}, {})
+    model.load_context(context)
+    for name in ("max_extra", "stop", "nbest"):
+        with pytest.raises(MlflowException, match=f"no parameter `{name}`: give beam, alpha or none"):
+            model.predict(context, SENTENCES, {name: 10**9})
+
+
+def test_a_models_own_beam_may_be_wider_than_a_requests(folder: Path) -> None:
+    model, ready, context = serving.Translation(), Translator(folder), PythonModelContext({"model": str(folder)}, {})
+    model.translator = Translator(ready.models, settings=ready.settings.changed({"beam": serving.BEAM + 3}))
+    assert len(model.predict(context, SENTENCES[1:])) == 1
+    assert len(model.predict(context, SENTENCES[1:], {"beam": serving.BEAM + 2})) == 1
+    with pytest.raises(MlflowException, match="beam is 36: ask for at most 35"):
+        model.predict(context, SENTENCES, {"beam": serving.BEAM + 4})
