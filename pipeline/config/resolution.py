@@ -13,12 +13,10 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from nmt.common.files import writing
 from nmt.config import InputError
-from pipeline import stage
 from pipeline.config import catalogs, rows
 from pipeline.config.rows import Pair
-from pipeline.config.settings import CONFIG, Configuration, RunSettings, VersionSettings
+from pipeline.config.settings import Configuration, RunSettings, VersionSettings
 
 PARAMS = Path("params.yaml")
 SECTIONS = ("preparation", "subwords", "binning", "model", "training", "averaging", "search")
@@ -185,18 +183,3 @@ def read_params(path: Path = PARAMS) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{path} holds no mapping: it needs the keys row, pair, corpus, seed and overrides")
     return content
-
-
-def run(tracker: stage.Tracker) -> None:
-    """params.yaml -> results/config.yaml."""
-    configuration = resolve(read_params())
-    if shortage := _shortage(configuration):
-        instead = "those are averaged" if configuration.checkpoints else "the last weights take the average's place"
-        print(f"resolve: {shortage}; the run was shortened by its overrides, so {instead}")
-    with writing(CONFIG) as temporary:
-        temporary.write_text(text(configuration), encoding="utf-8", newline="\n")
-    tracker.tags({key: str(value) for key, value in configuration.run.model_dump().items()})
-
-
-if __name__ == "__main__":
-    stage.main("resolve", __doc__, run)

@@ -44,7 +44,7 @@ from pydantic import Field
 
 from nmt.common.processes import die_with_parent
 from nmt.config import InputError
-from pipeline.config import resolution
+from pipeline.config import graph, resolution
 from pipeline.orchestration import summaries
 from pipeline.runs.pipeline_run import Run, unique_name
 from pipeline.tracking.spool import Spool
@@ -53,8 +53,6 @@ ROOT = Path(__file__).resolve().parents[2]
 """The repository whose copies the runs work in."""
 WORKER = os.getppid() if "PREFECT__FLOW_RUN_ID" in os.environ else None
 """The worker whose child this process is."""
-ON_GPU = ("train", "decode")
-"""Stages that use the GPUs."""
 RETRY_DELAYS = [10.0, 60.0, 300.0]
 """Seconds before what failed by no fault of the user is tried again."""
 LEASE = 60.0
@@ -262,7 +260,7 @@ def gpus() -> list[str]:
 @contextmanager
 def gpus_for(stage: str) -> Iterator[None]:
     """Hold every GPU that the stage would use, waiting for those at work for another run."""
-    names = gpus() if stage in ON_GPU else []
+    names = gpus() if graph.stages(ROOT / graph.DVC_YAML)[stage].uses_gpu else []
     if not names:
         yield
         return

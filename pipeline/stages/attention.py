@@ -40,7 +40,3 @@ def run(tracker: stage.Tracker) -> None:
     names = [RAW / f"valid.{data.valid.name}.{language}" for language in (data.source, data.target)]
     models = Models([MODEL], pair=(data.source, data.target))
     attention_maps.save(attention_maps.attention(models, *pair(*names)), ATTENTION)
-
-
-if __name__ == "__main__":
-    stage.main("attention", __doc__, run)

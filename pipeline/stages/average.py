@@ -61,7 +61,3 @@ def run(tracker: Tracker) -> None:
         RECORD, {"requested": settings.last, "checkpoints": len(chosen), "updates": updates, "weights": averaged}
     )
     tracker.tags({"averaged_updates": updates})
-
-
-if __name__ == "__main__":
-    stage.main("average", __doc__, run)

@@ -300,7 +300,3 @@ def run(tracker: Tracker) -> None:
             "expected_padding": stats["expected_padding"],
         }
     )
-
-
-if __name__ == "__main__":
-    stage.main("binarize", __doc__, run)

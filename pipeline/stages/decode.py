@@ -7,7 +7,6 @@ from pathlib import Path
 
 from nmt.common.files import writing
 from nmt.config import SearchSettings
-from pipeline import stage
 from pipeline.config.settings import DataSettings, load_section
 from pipeline.stage import Tracker
 
@@ -40,7 +39,3 @@ def translate(model: Path, search: SearchSettings, source: Path, out: Path) -> f
         for text in translator.translate(read_lines(source)):
             file.write(text + "\n")
     return time.monotonic() - start
-
-
-if __name__ == "__main__":
-    stage.main("decode", __doc__, run)

@@ -168,7 +168,3 @@ def _verify(stats: Stats, side: MemberSettings, where: str) -> None:
     for kind, wanted in (("sha256", side.sha256), ("md5", side.md5)):
         if wanted is not None and stats[kind] != wanted:
             raise InputError(f"{where} has the {kind} {stats[kind]} as plain text where the catalog says {wanted}")
-
-
-if __name__ == "__main__":
-    stage.main("download", __doc__, run)

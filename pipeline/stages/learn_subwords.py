@@ -53,7 +53,3 @@ def run(tracker: Tracker) -> None:
         learned.save(SUBWORDS)
     print(f"{learned.unpadded:,} subwords, {learned.size:,} with padding, from {len(counts):,} different words")
     tracker.metrics({"words": len(counts), "subwords": learned.unpadded, "vocabulary": learned.size})
-
-
-if __name__ == "__main__":
-    stage.main("learn_subwords", __doc__, run)

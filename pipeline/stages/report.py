@@ -347,7 +347,3 @@ def run(tracker: stage.Tracker) -> None:
     metrics = stage.read_json(METRICS)
     tracker.metrics({key: value for key, value in metrics.items() if isinstance(value, int | float)})
     tracker.tags({key: value for key, value in metrics.items() if isinstance(value, str)})
-
-
-if __name__ == "__main__":
-    stage.main("report", __doc__, run)

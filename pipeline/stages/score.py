@@ -119,7 +119,3 @@ def run(tracker: stage.Tracker) -> None:
         **cost(training),
     }
     stage.write_json(METRICS, values)
-
-
-if __name__ == "__main__":
-    stage.main("score", __doc__, run)

@@ -219,7 +219,3 @@ def run(tracker: Tracker) -> None:
             **{f"overlap_{name}": count for name, count in stats["overlap"].items()},
         }
     )
-
-
-if __name__ == "__main__":
-    stage.main("tokenize", __doc__, run)

@@ -14,9 +14,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
@@ -24,10 +25,9 @@ from nmt import flops
 from nmt.common.files import sha256_of, writing
 from nmt.config import InputError, ModelSettings, TrainingSettings
 from pipeline import stage
+from pipeline.config import graph
 from pipeline.config.settings import load_section
 from pipeline.stage import Interrupted, Tracker
-from pipeline.training import launch
-from pipeline.training.progress import TrainingProgress
 
 BINNED = Path("data/binned")
 CHECKPOINTS = Path("models/checkpoints")
@@ -49,8 +49,19 @@ DECIDES_NOTHING = ("updates", "resume_minutes", *DECIDE_THE_STOP)
 """Training settings that leave the weights after a given update as they are."""
 
 
-def run(tracker: Tracker) -> None:
-    """Train, or go on training, and hand the checkpoints on."""
+Launch = Callable[[Path, Callable[[], None]], int]
+"""Trains the job in a folder to its end, calling the second argument about once a second; returns an exit status."""
+
+
+class Progress(Protocol):
+    """Shows how far training is."""
+
+    def show(self, update: int, record: Mapping[str, float]) -> None:
+        """Show a record of the training's history."""
+
+
+def run(tracker: Tracker, launch: Launch, progress: Callable[[int], AbstractContextManager[Progress]]) -> None:
+    """Train, or resume training, and publish the checkpoints. `progress` is called with the number of updates."""
     model = load_section("model", ModelSettings)
     training = load_section("training", TrainingSettings)
     vocabulary = stage.read_json(BINNED / "stats.json")["vocabulary"]
@@ -62,7 +73,7 @@ def run(tracker: Tracker) -> None:
     with locked(state):
         prepare(state, job)
         if not (state / "done.json").exists():
-            train(state, tracker, training.updates)
+            train(state, tracker, launch, progress(training.updates))
         publish(state, tracker)
 
 
@@ -99,14 +110,8 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def code_digest() -> str:
-    """The hash of the code that trains, here."""
-    return _digest({path: sha256_of(Path(path)) for path in code_dependencies()})
-
-
-def code_dependencies() -> list[str]:
-    """The modules that training consists of: this stage's in dvc.yaml, which a test holds to the imports."""
-    deps = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]["train"]["deps"]
-    return [path for path in deps if path.endswith(".py")]
+    """The hash of the modules that training consists of: the code deps of this stage in dvc.yaml."""
+    return _digest({str(path): sha256_of(path) for path in graph.stages()["train"].code})
 
 
 @contextlib.contextmanager
@@ -139,14 +144,14 @@ def prepare(state: Path, job: Mapping[str, Any]) -> None:
         temporary.write_text(yaml.safe_dump(dict(job), sort_keys=False), encoding="utf-8")
 
 
-def train(state: Path, tracker: Tracker, updates: int) -> None:
+def train(state: Path, tracker: Tracker, launch: Launch, progress: AbstractContextManager[Progress]) -> None:
     """Run torchrun to the end, handing on what rank 0 measures.
 
     Raises Interrupted when it was asked to stop, InputError when the user must mend something, and ChildProcessError
     when a process died.
     """
     history = History(state / "history.jsonl")
-    with TrainingProgress(updates) as progress:
+    with progress as shown:
 
         def watch() -> None:
             refused(state)
@@ -156,9 +161,9 @@ def train(state: Path, tracker: Tracker, updates: int) -> None:
             for record in history.new():
                 update = int(record["update"])
                 tracker.metrics({k: v for k, v in record.items() if k != "update"}, update)
-                progress.show(update, record)
+                shown.show(update, record)
 
-        launch.train(state, watch)
+        launch(state, watch)
         if not (state / "done.json").exists():
             raise _outcome(state)
         watch()
@@ -258,7 +263,3 @@ def _write_table(path: Path, columns: Sequence[str], records: Iterable[Mapping[s
         table = csv.DictWriter(file, complete, extrasaction="ignore", lineterminator="\n")
         table.writeheader()
         table.writerows(row for _, row in sorted(rows.items()))
-
-
-if __name__ == "__main__":
-    stage.main("train", __doc__, run)

@@ -9,11 +9,13 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from pipeline.config import graph
 
 NOT_CODE = ("dvc.lock", "params.yaml")
 """Tracked files that every run may change, and whose content is recorded elsewhere."""
@@ -63,27 +65,17 @@ def _stages(path: Path) -> dict[str, Any]:
     return dict((content or {}).get("stages") or {})
 
 
-def paths(entries: Iterable[Any] | None) -> list[str]:
-    """Paths of dvc.yaml's deps or outs: each a string, or a mapping of one path to its options."""
-    return [next(iter(entry)) if isinstance(entry, Mapping) else str(entry) for entry in entries or ()]
-
-
-def outs(stage: Mapping[str, Any]) -> list[str]:
-    """Every path that a stage of dvc.yaml makes."""
-    return [path for kind in ("outs", "metrics", "plots") for path in paths(stage.get(kind))]
-
-
 def made_by(path: str, maker: Mapping[str, str]) -> str | None:
     """The stage that makes `path`, or the folder it stands in; `maker`: out -> stage."""
     return next((name for out, name in maker.items() if path == out or path.startswith(f"{out}/")), None)
 
 
 def training_code() -> str:
-    """A hash of the code that training consists of, by the deps of its stage in dvc.yaml."""
+    """A hash of the modules that training consists of, by the deps of its stage in dvc.yaml."""
     digest = hashlib.sha256()
-    for path in paths(_stages(Path("dvc.yaml")).get("train", {}).get("deps")):
-        if path.endswith(".py") and Path(path).exists():
-            digest.update(Path(path).read_bytes())
+    training = graph.stages().get("train")
+    for path in training.code if training else ():
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
@@ -93,20 +85,20 @@ def dependencies(stage: str) -> dict[str, dict[str, str]]:
     While a stage runs, dvc.lock is final for the stages before it alone. So its own dependencies are hashed here where
     they are files; folders that those stages made are as dvc.lock has them.
     """
-    graph, lock = _stages(Path("dvc.yaml")), _stages(Path("dvc.lock"))
-    maker = {path: name for name, entry in graph.items() for path in outs(entry)}
+    stages, lock = graph.stages(), _stages(Path("dvc.lock"))
+    maker = {path: name for name, entry in stages.items() for path in entry.outs}
     hashes = {
-        entry["path"]: entry.get("md5", "") for name in lock for entry in lock[name].get("outs", ()) if name in graph
+        entry["path"]: entry.get("md5", "") for name in lock for entry in lock[name].get("outs", ()) if name in stages
     }
     found: dict[str, dict[str, str]] = {}
     waiting = [stage]
     while waiting:
         name = waiting.pop()
-        if name in found or name not in graph:
+        if name in found or name not in stages:
             continue
         found[name] = {}
         recorded = {entry["path"]: entry.get("md5", "") for entry in lock.get(name, {}).get("deps", ())}
-        for path in paths(graph[name].get("deps")):
+        for path in stages[name].deps:
             source = made_by(path, maker)
             if source is not None:
                 waiting.append(source)
@@ -117,12 +109,7 @@ def dependencies(stage: str) -> dict[str, dict[str, str]]:
             else:
                 found[name][path] = hashes.get(path, "")
         # Every stage but the first reads the resolved configuration, as params instead of deps.
-        waiting += [
-            maker[path]
-            for entry in graph[name].get("params", ())
-            for path in entry
-            if path in maker and isinstance(entry, Mapping)
-        ]
+        waiting += [maker[path] for path in stages[name].params if path in maker]
     return found
 
 

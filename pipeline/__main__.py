@@ -1,0 +1,101 @@
+"""Run one stage: `python -m pipeline STAGE`, the command of every stage in dvc.yaml.
+
+The runner hands a stage its tracker, turns SIGTERM into `Interrupted`, writes the status file that orchestrators read,
+and turns errors into one sentence and an exit status. Stages are plain functions `run(tracker)` and know none of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from nmt.common.processes import die_with_parent
+from nmt.config import InputError
+from pipeline import stage
+from pipeline.config import graph
+from pipeline.stage import Interrupted
+from pipeline.tracking import stage_tracker
+from pipeline.training import launch
+from pipeline.training.progress import TrainingProgress
+
+INTERRUPTED = 75
+"""The exit status of a stage that was stopped and can be resumed (sysexits' EX_TEMPFAIL)."""
+FROM_THE_MACHINE = frozenset(
+    (
+        errno.EACCES, errno.EAGAIN, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOENT,
+        errno.ENOSPC, errno.EPERM, errno.EROFS, errno.ESTALE,
+    )
+)  # fmt: skip
+"""Errors of files and disks that one sentence explains. Any other OSError is a fault of ours: it keeps its traceback."""
+
+
+def report_status(name: str, state: str, message: str = "") -> None:
+    """Write the stage's status file: exit statuses do not survive torchrun and dvc.
+
+    `<state root>/status/<stage>.json` (`$WMT_STATUS` names another folder) says `running`, `done`, `interrupted`,
+    `refused` (the user must change something) or `failed`.
+    """
+    folder = Path(os.environ.get("WMT_STATUS") or stage.state_root() / "status")
+    content = {"stage": name, "state": state, "message": message, "pid": os.getpid(), "time": time.time()}
+    stage.write_json(folder / f"{name}.json", content)
+
+
+def further_arguments(name: str) -> dict[str, Any]:
+    """What a stage is handed beside its tracker. Handed in, it is in no stage's dependencies."""
+    return {"launch": launch.train, "progress": TrainingProgress} if name == "train" else {}
+
+
+def stop(signum: int, frame: FrameType | None) -> None:
+    """Handle SIGTERM."""
+    raise Interrupted(f"stopped by {signal.Signals(signum).name}")
+
+
+def run(name: str) -> NoReturn:
+    """Run a stage. Exit status 0, 1 for an error that the user can mend, 75 when interrupted and resumable."""
+    signal.signal(signal.SIGTERM, stop)
+    if "DVC_STAGE" in os.environ:
+        # DVC does not pass signals on.
+        die_with_parent(signal.SIGTERM)
+    try:
+        report_status(name, "running")
+        module = importlib.import_module(f"pipeline.stages.{name}")
+        with stage_tracker.open_run(name) as tracker:
+            module.run(tracker, **further_arguments(name))
+        report_status(name, "done")
+    except (Interrupted, KeyboardInterrupt) as error:
+        report_status(name, "interrupted", str(error))
+        print(f"{name}: interrupted; run the same command again to resume", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except InputError as error:
+        report_status(name, "refused", str(error))
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(1)
+    except OSError as error:
+        report_status(name, "failed", str(error))
+        if error.errno not in FROM_THE_MACHINE:
+            raise
+        print(f"{name}: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        sys.exit(1)
+    except BaseException as error:
+        report_status(name, "failed", repr(error))
+        raise
+    sys.exit(0)
+
+
+def main() -> NoReturn:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m pipeline", description="Run one stage of dvc.yaml.")
+    parser.add_argument("stage", choices=list(graph.stages()), help="its name in dvc.yaml")
+    run(parser.parse_args().stage)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The stage graph of dvc.yaml: who makes what, and what `meta:` says about a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DVC_YAML = Path("dvc.yaml")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage, as dvc.yaml declares it."""
+
+    name: str
+    deps: list[str]
+    params: dict[str, list[str]]
+    """File -> the keys that the stage reads of it."""
+    outs: list[str]
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether it runs on a GPU where there is one."""
+        return bool(self.meta.get("gpu", False))
+
+    @property
+    def code(self) -> list[Path]:
+        """The modules that it consists of: its code deps, folders opened."""
+        paths = [Path(dep) for dep in self.deps if dep.split("/")[0] in {"nmt", "pipeline"}]
+        return sorted(file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py")))
+
+
+def stages(path: Path = DVC_YAML) -> dict[str, Stage]:
+    """Every stage by its name, in dvc.yaml's order; none where there is no such file."""
+    content = yaml.safe_load(path.read_bytes()) if path.exists() else None
+    declared: Mapping[str, Any] = (content or {}).get("stages") or {}
+    return {name: _stage(name, entry) for name, entry in declared.items()}
+
+
+def _stage(name: str, entry: Mapping[str, Any]) -> Stage:
+    params: dict[str, list[str]] = {}
+    for item in entry.get("params") or ():
+        if isinstance(item, Mapping):
+            for file, keys in item.items():
+                params.setdefault(str(file), []).extend(map(str, keys or ()))
+        else:
+            params.setdefault("params.yaml", []).append(str(item))
+    outs = [path for kind in ("outs", "metrics", "plots") for path in paths(entry.get(kind))]
+    return Stage(name, paths(entry.get("deps")), params, outs, dict(entry.get("meta") or {}))
+
+
+def paths(entries: Iterable[Any] | None) -> list[str]:
+    """Paths of deps or outs: each a string, or a mapping of one path to its options."""
+    return [next(iter(entry)) if isinstance(entry, Mapping) else str(entry) for entry in entries or ()]
