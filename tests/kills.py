@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nmt.training import checkpoint
+from nmt.common import tensors
 
 CHANGES = ("replace", "rename", "unlink", "remove", "rmdir", "mkdir", "link", "fsync", "sendfile", "utime", "chmod")
 """Functions of os that change what is on the disk. `open` does where it opens for writing."""
@@ -48,7 +48,7 @@ class Fatal:
 
     def install(self) -> None:
         """Count in this process from here on; there is no way back."""
-        fatal, opened, system_open, save = self, io.open, os.open, checkpoint.save_file
+        fatal, opened, system_open, save = self, io.open, os.open, tensors.save_file
 
         class File(io.FileIO):
             def write(self, data: Any) -> Any:
@@ -83,7 +83,7 @@ class Fatal:
 
         for name in CHANGES:
             setattr(os, name, self.counted(name, getattr(os, name)))
-        os.open, checkpoint.save_file = counted_system_open, counted_save
+        os.open, tensors.save_file = counted_system_open, counted_save
         io.open = builtins.open = counted_open
 
 

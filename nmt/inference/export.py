@@ -19,8 +19,8 @@ from nmt.common.files import writing
 from nmt.config import BOS, EOS, UNK, InputError, ModelSettings
 from nmt.inference.ctranslate2_engine import library
 from nmt.inference.loading import Models
+from nmt.inference.model_folder import load_description, load_model
 from nmt.model import LAYER_NORM_EPSILON, MultiHeadAttention, Transformer, positional_encoding
-from nmt.training.checkpoint import load_description, load_model
 
 POSITIONS = 1024
 """Sinusoids that the exported table holds: longer sentences are refused by CTranslate2."""

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from nmt.common.shapes import Int
+from nmt.common.tensors import WEIGHTS
 from nmt.config import EOS, PAD, InputError
 from nmt.inference.decoder import Decoder, Ensemble, Scorer
+from nmt.inference.model_folder import load_description, load_model
 from nmt.model import Transformer
 from nmt.text import subwords
 from nmt.text.moses import Moses
-from nmt.training.checkpoint import WEIGHTS, load_description, load_model
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

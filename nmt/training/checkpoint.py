@@ -1,4 +1,4 @@
-"""Weights on disk: model folders, checkpoints for resuming, and the average of the last n (section 6.1).
+"""Checkpoints of a training: states to resume from, and the average of the last n (section 6.1).
 
 All are safetensors, and each appears whole or not at all.
 """
@@ -13,100 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
-from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
 from torch import Tensor
 
 from nmt.common.files import writing
-from nmt.config import InputError, ModelSettings, SearchSettings, Settings, TokenizerSettings
+from nmt.common.tensors import WEIGHTS, load_tensors, save_tensors, shape_text
+from nmt.config import InputError
 from nmt.model import Transformer
-
-WEIGHTS = "model.safetensors"
-
-
-class ModelDescription(Settings):
-    """`config.yaml` of a model folder: all that translating needs besides weights and subwords."""
-
-    source: str
-    target: str
-    vocabulary: int
-    tokenizer: TokenizerSettings
-    model: ModelSettings
-    search: SearchSettings
-    origin: dict[str, str | int]
-    """Which run made it, for people."""
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors to a safetensors file; raises OSError where the disk is full."""
-    try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
-    except SafetensorError as error:
-        raise OSError(f"{path} could not be written: {error}") from error
-
-
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file; raises InputError where it is missing or damaged."""
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{path} cannot be read as weights ({error}): make it again") from error
-
-
-# Model folders.
-
-
-def save_model(folder: Path, weights: Mapping[str, Tensor], description: ModelDescription, subwords: Path) -> None:
-    """Write a model folder that is complete in itself: weights, config.yaml and the subword folder."""
-    with writing(folder) as temporary:
-        temporary.mkdir()
-        save_tensors(temporary / WEIGHTS, weights)
-        config = yaml.safe_dump(description.model_dump(), sort_keys=False, allow_unicode=True)
-        (temporary / "config.yaml").write_text(config, encoding="utf-8")
-        shutil.copytree(subwords, temporary / "subwords")
-
-
-def load_description(folder: Path) -> ModelDescription:
-    """A model folder's config.yaml; raises InputError where there is none or it is wrong."""
-    path = folder / "config.yaml"
-    try:
-        return ModelDescription.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise InputError(f"{folder} is no model folder: {path} cannot be read ({error.strerror})") from error
-    except (ValidationError, yaml.YAMLError) as error:
-        raise InputError(f"{path} is damaged or of another version: {error}") from error
-
-
-def load_model(folder: Path, description: ModelDescription) -> Transformer:
-    """The model of a folder, for evaluation; raises InputError where weights are damaged, of another shape or NaN."""
-    weights = load_tensors(folder / WEIGHTS)
-    with torch.device("meta"):
-        wanted = {
-            name: tensor.shape
-            for name, tensor in Transformer(description.model, description.vocabulary).state_dict().items()
-        }
-    for name in sorted(wanted.keys() | weights.keys()):
-        found = weights[name].shape if name in weights else None
-        if found != wanted.get(name):
-            raise InputError(
-                f"{folder / WEIGHTS}: tensor `{name}` has shape {_shape(found)}, but config.yaml asks for "
-                f"{_shape(wanted.get(name))}: the two files are of different models"
-            )
-    for name, tensor in weights.items():
-        if not torch.isfinite(tensor).all():
-            raise InputError(f"{folder / WEIGHTS}: tensor `{name}` holds values that are not finite: train it again")
-    model = Transformer(description.model, description.vocabulary)
-    model.load_state_dict(weights)
-    return model.eval()
-
-
-def _shape(shape: Sequence[int] | None) -> str:
-    return "none" if shape is None else str(list(shape))
-
-
-# Checkpoints of a training in progress.
 
 
 def checkpoint_path(folder: Path, update: int) -> Path:
@@ -213,8 +126,8 @@ def average(paths: Sequence[Path]) -> dict[str, Tensor]:
                 tensor = file.get_tensor(name)
                 if tensor.shape != like.shape:
                     raise InputError(
-                        f"{path}: tensor `{name}` has shape {_shape(tensor.shape)}, in {paths[0]} "
-                        f"{_shape(like.shape)}: average checkpoints of one training"
+                        f"{path}: tensor `{name}` has shape {shape_text(tensor.shape)}, in {paths[0]} "
+                        f"{shape_text(like.shape)}: average checkpoints of one training"
                     )
                 sums[name] = sums.get(name, torch.zeros_like(tensor, dtype=torch.float64)) + tensor
     return {name: (total / len(paths)).to(first[name].dtype) for name, total in sums.items()}

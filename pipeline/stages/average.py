@@ -23,12 +23,14 @@ RECORD = Path("results/averaging.json")
 def run(tracker: Tracker) -> None:
     """Write models/average (Table 2's protocol) and models/last (Table 3's)."""
     # torch takes a second to import, which `--help` need not wait for.
+    from nmt.common import tensors
+    from nmt.inference import model_folder
     from nmt.training import checkpoint
 
     settings = load_section("averaging", AveragingSettings)
     asked = load_section("run", RunSettings)
     chosen = checkpoint.checkpoints(CHECKPOINTS)[-settings.last :]
-    last = checkpoint.load_tensors(CHECKPOINTS / "last.safetensors")
+    last = tensors.load_tensors(CHECKPOINTS / "last.safetensors")
     updates = ", ".join(f"{checkpoint.update_of(path):,}" for path in chosen)
     averaged = f"mean of updates {updates}" if chosen else "last update"
     if len(chosen) < settings.last:
@@ -37,8 +39,8 @@ def run(tracker: Tracker) -> None:
             f"training.checkpoint_every updates): models/average is the {averaged}"
         )
 
-    def description(origin: str) -> checkpoint.ModelDescription:
-        return checkpoint.ModelDescription(
+    def description(origin: str) -> model_folder.ModelDescription:
+        return model_folder.ModelDescription(
             source=asked.source,
             target=asked.target,
             vocabulary=last["embedding.table"].shape[0],
@@ -55,8 +57,8 @@ def run(tracker: Tracker) -> None:
         )
 
     weights = checkpoint.average(chosen) if chosen else last
-    checkpoint.save_model(AVERAGE, weights, description(averaged), SUBWORDS)
-    checkpoint.save_model(LAST, last, description("last update"), SUBWORDS)
+    model_folder.save_model(AVERAGE, weights, description(averaged), SUBWORDS)
+    model_folder.save_model(LAST, last, description("last update"), SUBWORDS)
     stage.write_json(
         RECORD, {"requested": settings.last, "checkpoints": len(chosen), "updates": updates, "weights": averaged}
     )

@@ -22,9 +22,9 @@ from nmt.evaluation.forced_scoring import score
 from nmt.inference.ctranslate2_engine import CTranslate2Engine
 from nmt.inference.export import export
 from nmt.inference.loading import Models
+from nmt.inference.model_folder import load_description, save_model
 from nmt.inference.translator import Engine, TorchEngine, Translation, Translator
 from nmt.model import Transformer
-from nmt.training.checkpoint import load_description, save_model
 
 TIE = 1e-4
 """Log-probabilities closer than this are a tie in float32."""

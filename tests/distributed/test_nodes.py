@@ -19,6 +19,7 @@ import pytest
 import torch
 import yaml
 
+from nmt.common import tensors
 from nmt.training import checkpoint
 from nmt.training.history import read_history
 from pipeline.training import launch
@@ -95,7 +96,7 @@ def reached(folder: Path) -> int:
 def final_weights(folder: Path) -> dict[str, torch.Tensor]:
     path = checkpoint.latest_resume(folder / "resume")
     assert path is not None
-    return checkpoint.load_tensors(path / checkpoint.WEIGHTS)
+    return tensors.load_tensors(path / tensors.WEIGHTS)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -15,6 +15,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from nmt.common import tensors
 from nmt.training import checkpoint
 from nmt.training.batches import Corpus, train_files, updates
 from nmt.training.history import read_history
@@ -40,7 +41,7 @@ def trained(job: dict[str, Any], folder: Path, size: int, *given: Any, store: st
 def final_weights(folder: Path) -> dict[str, torch.Tensor]:
     path = checkpoint.latest_resume(folder / "resume")
     assert path is not None
-    return checkpoint.load_tensors(path / checkpoint.WEIGHTS)
+    return tensors.load_tensors(path / tensors.WEIGHTS)
 
 
 def test_what_ranks_agree_on(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from clones import SHRUNKEN, Clone
 from orchestra import Orchestra, until
 
-from nmt.training import checkpoint
+from nmt.common import tensors
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -23,7 +23,7 @@ DOWN = 60.0
 
 
 def weights(clone: Clone) -> dict[str, torch.Tensor]:
-    return checkpoint.load_tensors(clone.folder / "models/checkpoints/last.safetensors")
+    return tensors.load_tensors(clone.folder / "models/checkpoints/last.safetensors")
 
 
 def service(process: psutil.Process, *words: str) -> psutil.Process:

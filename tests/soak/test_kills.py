@@ -24,6 +24,7 @@ import torch
 import yaml
 from kills import begin, end, every_kill, killed
 
+from nmt.common import tensors
 from nmt.training import checkpoint, micro_batch_size
 from nmt.training.distributed import World, world
 from nmt.training.history import read_history
@@ -60,7 +61,7 @@ def final_weights(folder: Path) -> dict[str, torch.Tensor]:
     path = checkpoint.latest_resume(folder / "resume")
     assert path is not None
     assert path.name == f"update-{UPDATES:08d}"
-    return checkpoint.load_tensors(path / checkpoint.WEIGHTS)
+    return tensors.load_tensors(path / tensors.WEIGHTS)
 
 
 @pytest.mark.timeout(3600)
@@ -140,7 +141,7 @@ def result(folder: Path, updates: int) -> dict[str, Any]:
         [record.get(key) for key in ("update", "loss", "gradient_norm", "valid_loss", "padding", "tokens")]
         for record in read_history(folder / "history.jsonl")
     ]
-    files = [path / checkpoint.WEIGHTS, path / "optimizer.safetensors", *checkpoint.checkpoints(folder / "checkpoints")]
+    files = [path / tensors.WEIGHTS, path / "optimizer.safetensors", *checkpoint.checkpoints(folder / "checkpoints")]
     return {
         "files": {file.name: file.read_bytes() for file in files}, "curve": curve,
         "done": {key: done[key] for key in ("updates", "pairs", "target_tokens", "loss_valid", "padding")},

@@ -18,14 +18,15 @@ import pytest
 import torch
 import yaml
 
+from nmt.common.tensors import load_tensors, save_tensors
 from nmt.config import InputError, ModelSettings, SearchSettings, SubwordSettings, TokenizerSettings
 from nmt.evaluation import forced_scoring
 from nmt.inference import attention_maps, export, streams
 from nmt.inference.loading import Models
+from nmt.inference.model_folder import ModelDescription, save_model
 from nmt.inference.translator import Translator, split_sentences
 from nmt.model import Transformer
 from nmt.text import subwords
-from nmt.training.checkpoint import ModelDescription, load_tensors, save_model, save_tensors
 
 ROOT = Path(__file__).resolve().parents[3]
 WORDS = "the old man sees a dog . He did not see it She sleeps well , and we do !"

@@ -10,8 +10,9 @@ import yaml
 from safetensors.torch import save_file
 
 from nmt.config import InputError, ModelSettings, SearchSettings, TokenizerSettings
+from nmt.inference.model_folder import ModelDescription, load_description, load_model, save_model
 from nmt.model import Transformer
-from nmt.training.checkpoint import ModelDescription, average, load_description, load_model, save_model, update_of
+from nmt.training.checkpoint import average, update_of
 
 
 def saved(path: Path, **tensors: torch.Tensor) -> Path:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from kills import every_kill, killed
 
+from nmt.common import tensors
 from nmt.common.files import writing
 from nmt.config import ModelSettings
 from nmt.model import Transformer
@@ -149,7 +150,7 @@ def test_a_killed_checkpoint_leaves_those_before_until_it_is_whole(
         found = [checkpoint.update_of(path) for path in checkpoint.checkpoints(folder)]
         seen.add(tuple(found))
         for path in checkpoint.checkpoints(folder):
-            weights = checkpoint.load_tensors(path)
+            weights = tensors.load_tensors(path)
             assert {value for tensor in weights.values() for value in tensor.flatten().tolist()} == {
                 checkpoint.update_of(path)
             }

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from nmt.common import tensors
 from nmt.config import InputError, ModelSettings
 from nmt.flops import parameters, training_flops
 from nmt.training import checkpoint
@@ -35,7 +36,7 @@ def run(make: dict[str, Any], folder: Path, micro_tokens: int = 64) -> bool:
 def final_weights(folder: Path) -> dict[str, torch.Tensor]:
     path = checkpoint.latest_resume(folder / "resume")
     assert path is not None
-    return checkpoint.load_tensors(path / checkpoint.WEIGHTS)
+    return tensors.load_tensors(path / tensors.WEIGHTS)
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -80,7 +81,7 @@ def test_stopped_and_resumed_it_ends_with_the_same_bits(
     assert same(final_weights(tmp_path / "undisturbed"), final_weights(tmp_path / "disturbed"))
     for path in checkpoint.checkpoints(tmp_path / "undisturbed/checkpoints"):
         twin = tmp_path / "disturbed/checkpoints" / path.name
-        assert same(checkpoint.load_tensors(path), checkpoint.load_tensors(twin))
+        assert same(tensors.load_tensors(path), tensors.load_tensors(twin))
     curves = [
         [(r["update"], r.get("loss"), r.get("valid_loss")) for r in read_history(tmp_path / name / "history.jsonl")]
         for name in ("undisturbed", "disturbed")
@@ -216,7 +217,7 @@ def test_without_a_state_nothing_is_removed(
 def test_a_state_is_not_written_twice(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop saves the update that its report saved just before, and so does the end."""
     saved: list[str] = []
-    save = checkpoint.save_tensors
+    save = tensors.save_tensors
 
     def counted(path: Path, tensors: Any) -> None:
         saved.append(str(path))

@@ -12,6 +12,8 @@ import torch
 import yaml
 from kills import every_kill
 
+from nmt.common import tensors
+from nmt.inference import model_folder
 from nmt.training import checkpoint
 from nmt.training.distributed import World
 from nmt.training.trainer import Job
@@ -61,12 +63,12 @@ def checkpoints(*updates: int) -> None:
         return {"embedding.table": torch.full((VOCABULARY, WIDTH), value), "norm.bias": torch.full((WIDTH,), value)}
 
     for update in updates:
-        checkpoint.save_tensors(checkpoint.checkpoint_path(average.CHECKPOINTS, update), weights(float(update)))
-    checkpoint.save_tensors(average.CHECKPOINTS / "last.safetensors", weights(-1.0))
+        tensors.save_tensors(checkpoint.checkpoint_path(average.CHECKPOINTS, update), weights(float(update)))
+    tensors.save_tensors(average.CHECKPOINTS / "last.safetensors", weights(-1.0))
 
 
 def values(folder: Path) -> dict[str, set[float]]:
-    weights = checkpoint.load_tensors(folder / checkpoint.WEIGHTS)
+    weights = tensors.load_tensors(folder / tensors.WEIGHTS)
     assert {name: tensor.shape for name, tensor in weights.items()} == {
         "embedding.table": (VOCABULARY, WIDTH),
         "norm.bias": (WIDTH,),
@@ -100,7 +102,7 @@ def test_the_last_checkpoints_are_averaged_or_what_is_there(
     assert said in out
     assert out.count("\n") == bool(said)
     assert not said or out.endswith(f"models/average is the {averaged}\n")
-    assert checkpoint.load_description(average.AVERAGE).origin["weights"] == averaged
+    assert model_folder.load_description(average.AVERAGE).origin["weights"] == averaged
 
 
 def test_both_folders_are_complete_and_say_where_they_come_from(configuration: Configuration) -> None:
@@ -133,8 +135,8 @@ def test_a_shortened_training_comes_through(
     train.publish(state, _Tracker())
     average.run(_Tracker())
     assert json.loads(average.RECORD.read_text(encoding="utf-8"))["weights"] == averaged
-    last = checkpoint.load_tensors(average.LAST / checkpoint.WEIGHTS)
-    mean = checkpoint.load_tensors(average.AVERAGE / checkpoint.WEIGHTS)
+    last = tensors.load_tensors(average.LAST / tensors.WEIGHTS)
+    mean = tensors.load_tensors(average.AVERAGE / tensors.WEIGHTS)
     assert all(torch.equal(last[name], mean[name]) for name in last) == (averaged == "last update")
 
 

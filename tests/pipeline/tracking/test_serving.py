@@ -13,10 +13,10 @@ import torch
 from mlflow.entities import LoggedModel
 
 from nmt.config import ModelSettings, SearchSettings, SubwordSettings, TokenizerSettings
+from nmt.inference.model_folder import ModelDescription, save_model
 from nmt.inference.translator import Translator
 from nmt.model import Transformer
 from nmt.text import subwords
-from nmt.training.checkpoint import ModelDescription, save_model
 from pipeline.tracking import registry
 
 with warnings.catch_warnings():

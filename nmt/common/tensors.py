@@ -1,0 +1,36 @@
+"""Named tensors on disk: safetensors files, which are never unpickled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from nmt.config import InputError
+
+WEIGHTS = "model.safetensors"
+"""The name of a model's weights in its folder."""
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors to a safetensors file; raises OSError where the disk is full."""
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:
+        raise OSError(f"{path} could not be written: {error}") from error
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file; raises InputError where it is missing or damaged."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path} cannot be read as weights ({error}): make it again") from error
+
+
+def shape_text(shape: Sequence[int] | None) -> str:
+    """A shape for a message."""
+    return "none" if shape is None else str(list(shape))
