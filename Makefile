@@ -5,7 +5,7 @@ BIN := $(CURDIR)/.venv/bin
 STAMP := .venv/.installed
 export MLFLOW_PORT PREFECT_PORT
 
-# The stages are run as `python -m pipeline.<stage>`: the environment's python must be the first one found.
+# The stages are run as `python -m pipeline <stage>`: the environment's python must be the first one found.
 VENV = PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv"
 
 .PHONY: run setup test lint ui serve bench soak plan clean

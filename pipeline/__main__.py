@@ -34,7 +34,7 @@ FROM_THE_MACHINE = frozenset(
         errno.ENOSPC, errno.EPERM, errno.EROFS, errno.ESTALE,
     )
 )  # fmt: skip
-"""Errors of files and disks that one sentence explains. Any other OSError is a fault of ours: it keeps its traceback."""
+"""Errors of files and disks that one sentence explains; any other OSError is our fault: it keeps its traceback."""
 
 
 def report_status(name: str, state: str, message: str = "") -> None:

@@ -260,7 +260,7 @@ def _read(reference: Path, hypotheses: Sequence[Path]) -> tuple[list[str], list[
 
 def main(arguments: list[str] | None = None) -> int:
     """Score files; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m nmt.evaluation.bleu", description=__doc__)
+    parser = argparse.ArgumentParser(prog="wmt bleu", description=__doc__)
     parser.add_argument("hypotheses", nargs="+", type=Path, metavar="HYP", help="detokenised translations; the first")
     parser.add_argument("reference", type=Path, metavar="REF", help="one reference a line")
     parser.add_argument("--lang", required=True, help="the target language's code: de, fr, ...")

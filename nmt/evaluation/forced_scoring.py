@@ -1,4 +1,4 @@
-"""Forced scoring: how likely a model holds given translations to be: `python -m nmt.evaluation.forced_scoring MODEL_DIR SOURCE TARGET`.
+"""Forced scoring: how likely a model holds given translations to be: `wmt score MODEL_DIR SOURCE TARGET`.
 
 A line each: log-probability in nats (of all subwords and EOS) and perplexity a subword. These are the numbers that
 the search gives with its own translations, as far as their text is coded into the same subwords again.
@@ -87,7 +87,7 @@ def score_lines(models: Models, pairs: Iterable[tuple[str, str]], batch_tokens: 
 
 def main(arguments: list[str] | None = None) -> int:
     """Score two files; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m nmt.evaluation.forced_scoring", description=__doc__)
+    parser = argparse.ArgumentParser(prog="wmt score", description=__doc__)
     parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a model folder, such as models/average")
     parser.add_argument("source", type=Path, metavar="SOURCE", help="raw lines")
     parser.add_argument("target", type=Path, metavar="TARGET", help="their translations, detokenised")

@@ -1,7 +1,7 @@
 """Where a model looks: every layer's and head's attention for a pair of sentences, as arrays and pictures.
 
-`python -m nmt.inference.attention_maps MODEL_DIR --source TEXT [--target TEXT] --output DIR` writes attention.npz and pictures in
-the manner of the paper's figures 3 to 5. Without a target the model's own translation is looked at.
+`wmt attention MODEL_DIR --source TEXT [--target TEXT] --output DIR` writes attention.npz and
+pictures in the manner of the paper's figures 3 to 5. Without a target the model's own translation is looked at.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def lines(found: Attention, kind: str, layer: int) -> bytes:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write a pair's attention; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m nmt.inference.attention_maps", description=__doc__)
+    parser = argparse.ArgumentParser(prog="wmt attention", description=__doc__)
     parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a model folder, such as models/average")
     parser.add_argument("--source", required=True, help="a raw sentence")
     parser.add_argument("--target", help="its translation; the model's own by default")

@@ -1,4 +1,4 @@
-"""CTranslate2 as an engine: models that `python -m nmt.inference.export` made, searched by CTranslate2.
+"""CTranslate2 as an engine: models that `wmt export` made, searched by CTranslate2.
 
 Its length penalty is |Y|^alpha and not GNMT's, and its rule for ending is another: it never makes a paper's number.
 """
@@ -42,7 +42,7 @@ class CTranslate2Engine(Engine):
         module = library()
         if not (folder / "model.bin").exists():
             raise InputError(
-                f"{folder} is no CTranslate2 model: make one of it by `python -m nmt.inference.export {folder} OUT`, and give OUT"
+                f"{folder} is no CTranslate2 model: make one of it by `wmt export {folder} OUT`, and give OUT"
             )
         available = torch.get_num_threads()
         self.workers, self.threads = min(available, WORKERS), max(1, available // min(available, WORKERS))

@@ -1,7 +1,7 @@
-"""A CTranslate2 model from one of ours: `python -m nmt.inference.export MODEL_DIR OUT [--quantization int8]`.
+"""A CTranslate2 model from one of ours: `wmt export MODEL_DIR OUT [--quantization int8]`.
 
 OUT is complete in itself: besides CTranslate2's files it holds config.yaml and the subwords, so that
-`python -m nmt.inference.streams OUT --engine ctranslate2` translates raw text.
+`wmt translate OUT --engine ctranslate2` translates raw text.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _norms(ours: Any, *theirs: Any) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Export a folder; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m nmt.inference.export", description=__doc__)
+    parser = argparse.ArgumentParser(prog="wmt export", description=__doc__)
     parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a model folder, such as models/average")
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, default="float32", help="of the weights")

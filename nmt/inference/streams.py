@@ -1,4 +1,4 @@
-"""Translate raw text with a model folder alone: `python -m nmt.inference.streams MODEL_DIR < text`.
+"""Translate raw text with a model folder alone: `wmt translate MODEL_DIR < text`.
 
 A line in, a line out; an empty line stays one. At a terminal it asks for lines.
 """
@@ -26,7 +26,7 @@ from nmt.inference.translator import LONGEST, WINDOW, Engine, TorchEngine, Trans
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    parse = argparse.ArgumentParser(prog="python -m nmt.inference.streams", description=__doc__)
+    parse = argparse.ArgumentParser(prog="wmt translate", description=__doc__)
     parse.add_argument("model", type=Path, metavar="MODEL_DIR", help="a model folder, such as models/average")
     parse.add_argument(
         "--ensemble",
@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
         "--engine",
         choices=("torch", "ctranslate2"),
         default="torch",
-        help="ctranslate2: with a folder made by python -m nmt.inference.export; its penalty is not GNMT's",
+        help="ctranslate2: with a folder made by wmt export; its penalty is not GNMT's",
     )
     parse.add_argument("--device", help="cpu, cuda; by default a GPU where there is one")
     parse.add_argument("--precision", choices=sorted(PRECISIONS), default="float32")

@@ -1,8 +1,8 @@
 r"""Parallel text: lines that end at \n alone, sides that are paired strictly, filters that say why they drop.
 
 What stands inside a line is text, whatever it is: \r (news-commentary-v9 holds it), U+2028, U+0085, NUL and the
-non-breaking space end no line here; the tokenizer decides what becomes of them (nmt/text/moses.py). A byte order mark at
-the start of a file is a mark of the file, not text, and is left out; anywhere else it is a character like others.
+non-breaking space end no line here; the tokenizer decides what becomes of them (nmt/text/moses.py). A byte order mark
+at the start of a file is a mark of the file, not text, and is left out; anywhere else it is a character like others.
 """
 
 from __future__ import annotations

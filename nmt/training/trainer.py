@@ -1,7 +1,7 @@
 """Training as section 5 tells it: the update on one screen, the loop on another, resumable at any point.
 
-`python -m nmt.training.trainer JOB` is what torchrun runs on each device. JOB is a folder with `job.yaml` (a Job); there
-the training keeps its state: `resume/` (the last whole state), `checkpoints/` (for averaging), `history.jsonl`
+`python -m nmt.training.trainer JOB` is what torchrun runs on each device. JOB is a folder with `job.yaml` (a Job);
+there the training keeps its state: `resume/` (the last whole state), `checkpoints/` (for averaging), `history.jsonl`
 (what it measured, a line an interval) and, at the end, `done.json`, `interrupted` when it was asked to stop, or
 `failed.json` when something is wrong.
 """

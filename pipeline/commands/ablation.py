@@ -1,6 +1,6 @@
 """An ablation by one command: rows of Table 3, scaled down together, trained with several seeds under one budget.
 
-    python -m pipeline.commands.ablation --corpus multi30k --rows base A-h1 C-N2 --seeds 1 2 3 --updates 1000
+    wmt ablation --corpus multi30k --rows base A-h1 C-N2 --seeds 1 2 3 --updates 1000
 
 Every run is a DVC experiment of params.yaml's pair (`dvc exp show` lists them), of the repository as it stands when the
 ablation begins; those that are there already are not run again. Widths (d_model, d_ff, d_k, d_v) are divided by
@@ -256,7 +256,7 @@ def run(options: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run an ablation."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.commands.ablation",
+        prog="wmt ablation",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,4 +1,4 @@
-"""Join, as a further machine, a training that another one runs: `python -m pipeline.commands.join work/train/<fingerprint>`.
+"""Join, as a further machine, a training that another one runs: `wmt join work/train/<fingerprint>`.
 
 All share the state root and the repository, and say where they meet: `WMT_NODES=2 WMT_RENDEZVOUS=first-machine:29400`.
 """
@@ -37,7 +37,7 @@ def join(job: Path) -> int:
 
 def main() -> None:
     """Join a training as a further node."""
-    parser = argparse.ArgumentParser(prog="python -m pipeline.commands.join", description=__doc__)
+    parser = argparse.ArgumentParser(prog="wmt join", description=__doc__)
     parser.add_argument("job", type=Path, metavar="STATE", help="the training's folder, work/train/<fingerprint>")
     job = parser.parse_args().job
 

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from nmt.config import InputError
 from nmt.flops import LengthSums, parameters, training_flops
 from pipeline import stage
-from pipeline.config import resolution
+from pipeline.config import graph, resolution
 from pipeline.config.settings import CONFIG, Configuration
 from pipeline.corpora import archive_cache
 from pipeline.tracking import evidence
@@ -173,16 +171,15 @@ def stages_to_run(configuration: Configuration) -> dict[str, str]:
     """Every stage of dvc.yaml in order, with why it would run, or nothing where it would not."""
     from dvc.utils.serialize import loads_yaml
 
-    graph: dict[str, Any] = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]
-    maker = {path: name for name in graph for path in evidence.outs(graph[name])}
+    stages = graph.stages()
     # Read as DVC reads its record, which is YAML 1.2.
     settings = loads_yaml(resolution.text(configuration))
     before = recorded()
     reasons: dict[str, str] = {}
-    for name, entry in graph.items():
-        own = sorted(path for path in before[name].changed if evidence.made_by(path, maker) is None)
+    for name, declared in stages.items():
+        own = sorted(path for path in before[name].changed if graph.made_by(path, stages) is None)
         keys = [key for key, value in before[name].settings.items() if value != value_at(settings, key)]
-        sources = [evidence.made_by(path, maker) for path in evidence.paths(entry.get("deps"))]
+        sources = [graph.made_by(path, stages) for path in declared.deps]
         follows = sorted({source for source in sources if source is not None and reasons.get(source)})
         if not before[name].ran:
             reasons[name] = "never ran here"
@@ -294,7 +291,7 @@ def still_needed(
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the plan; the exit status is 1 where disk or memory do not suffice."""
-    parser = argparse.ArgumentParser(prog="python -m pipeline.commands.plan", description=__doc__)
+    parser = argparse.ArgumentParser(prog="wmt plan", description=__doc__)
     parser.add_argument("--no-measure", action="store_true", help="leave out the measurement and the time")
     options = parser.parse_args(arguments)
     try:

@@ -1,4 +1,4 @@
-"""What trainings keep on disk to be resumed or extended: `python -m pipeline.commands.states` lists it, and frees it.
+"""What trainings keep on disk to be resumed or extended: `wmt states` lists it, and frees it.
 
 A state is `<state root>/train/<fingerprint>/`. Finished results do not need it: they are in models/ and in DVC's
 cache. Without it a training can no longer be resumed, nor extended to more updates.
@@ -90,7 +90,7 @@ def chosen(found: Sequence[State], names: Sequence[str], older: float | None, no
         matching = matching or [state for state in found if state.name.startswith(name)]
         if len(matching) != 1:
             what = "is no training's state" if not matching else f"begins the names of {len(matching)} states"
-            raise InputError(f"`{name}` {what}: `python -m pipeline.commands.states` lists them")
+            raise InputError(f"`{name}` {what}: `wmt states` lists them")
         picked[matching[0].name] = matching[0]
     if older is not None:
         picked |= {state.name: state for state in found if state.finished and now - state.used > older * DAY}
@@ -123,7 +123,7 @@ def listing(found: Sequence[State], now: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """List states, or free some."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.commands.states",
+        prog="wmt states",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,15 +1,9 @@
-"""Corpora as data: the YAML files of data/catalog/, each complete or extending another, and a command that adds one.
-
-python -m pipeline.config.catalogs list
-python -m pipeline.config.catalogs add NAME --pair en-de --train SRC TGT --valid SRC TGT --test SRC TGT
-"""
+"""Corpora as data: the YAML files of data/catalog/, each complete or extending another."""
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import NoneType
@@ -21,6 +15,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_valid
 
 from nmt.config import InputError, Settings, SubwordSettings
 from pipeline.config.settings import (
+    REPACKED,
     ArchiveSettings,
     DataSettings,
     Md5,
@@ -30,8 +25,6 @@ from pipeline.config.settings import (
     PreparationSettings,
     Sha256,
 )
-from pipeline.corpora import user_text
-from pipeline.corpora.fetch import REPACKED
 
 CATALOGS = Path("data/catalog")
 Pair = Literal["en-de", "en-fr"]
@@ -302,41 +295,3 @@ def _check_keys(partial: Mapping[str, Any], model: type[BaseModel], where: str) 
             if not isinstance(value, dict):
                 raise InputError(f"{where}.{key} is `{value}`: write `key: value` lines under it")
             _check_keys(value, inner, f"{where}.{key}")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """The command; the exit status is 0, or 1 for a user's error, told in one sentence."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline.config.catalogs", description="The corpora that params.yaml's `corpus` may name."
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="print every catalog's name, pairs and description")
-    add = commands.add_parser("add", help="write a catalog of your own plain text files: UTF-8, one segment a line")
-    add.add_argument("name", help="what params.yaml's `corpus` will call it")
-    add.add_argument("--pair", required=True, choices=get_args(Pair), help="the languages, from and into")
-    for role in user_text.ROLES:
-        add.add_argument(
-            f"--{role}", required=True, nargs=2, type=Path, metavar=("SRC", "TGT"), help=f"the two sides for {role}"
-        )
-    add.add_argument("--description", default="", help="one line, for `list`")
-    add.add_argument("--force", action="store_true", help="take the place of a catalog of that name")
-    options = parser.parse_args(arguments)
-    try:
-        if options.command == "add":
-            texts = {role: (files[0], files[1]) for role in user_text.ROLES for files in [getattr(options, role)]}
-            written = user_text.add(options.name, options.pair, texts, options.description, options.force, CATALOGS)
-            print(f"{written}: set `corpus: {options.name}` in params.yaml to use it")
-        else:
-            for catalog in map(load, names()):
-                print(f"{catalog.name:<20} {' '.join(sorted(catalog.pairs)):<12} {catalog.description}")
-    except InputError as error:
-        print(f"catalog: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"catalog: {error.strerror}: {error.filename}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

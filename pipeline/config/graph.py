@@ -42,6 +42,14 @@ def stages(path: Path = DVC_YAML) -> dict[str, Stage]:
     return {name: _stage(name, entry) for name, entry in declared.items()}
 
 
+def made_by(path: str, graph: Mapping[str, Stage]) -> str | None:
+    """The stage that makes `path`, or the folder it stands in."""
+    for name, stage in graph.items():
+        if any(path == out or path.startswith(f"{out}/") for out in stage.outs):
+            return name
+    return None
+
+
 def _stage(name: str, entry: Mapping[str, Any]) -> Stage:
     params: dict[str, list[str]] = {}
     for item in entry.get("params") or ():

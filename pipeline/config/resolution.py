@@ -62,9 +62,9 @@ def resolve(params: Mapping[str, Any]) -> Configuration:
     except ValidationError as error:
         raise InputError(_sentence(error, layers)) from error
     shortened = "updates" in overrides.get("training", {}) and "last" not in overrides.get("averaging", {})
-    if not shortened and (shortage := _shortage(configuration)):
+    if not shortened and (missing := shortage(configuration)):
         raise InputError(
-            f"{PARAMS}: {shortage}: raise training.updates, or lower training.checkpoint_every or averaging.last"
+            f"{PARAMS}: {missing}: raise training.updates, or lower training.checkpoint_every or averaging.last"
         )
     return configuration
 
@@ -148,7 +148,7 @@ def _keys(path: list[str]) -> list[str]:
     return list(section.model_fields)
 
 
-def _shortage(configuration: Configuration) -> str | None:
+def shortage(configuration: Configuration) -> str | None:
     """What is wrong, in words, where training leaves fewer checkpoints than are to be averaged."""
     training, last = configuration.training, configuration.averaging.last
     if configuration.checkpoints >= last:
@@ -163,7 +163,7 @@ def text(configuration: Configuration) -> str:
     """The bytes of results/config.yaml: equal for equal configurations."""
     run = configuration.run
     header = (
-        f"# Made by `python -m pipeline resolve` from {PARAMS}, pipeline/{rows.ROWS.name} (row {run.row}) and\n"
+        f"# Made by `python -m pipeline resolve` from {PARAMS}, pipeline/config/{rows.ROWS.name} (row {run.row}) and\n"
         f"# data/catalog/{run.corpus}.yaml. Change those, not this.\n"
     )
     content = configuration.model_dump(mode="json")

@@ -23,6 +23,9 @@ from nmt.config import (
 
 CONFIG = Path("results/config.yaml")
 
+REPACKED = "repacked:"
+"""Stands before an address that has the same members in an archive of other bytes, with a checksum of its own."""
+
 Section = TypeVar("Section", bound=Settings)
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Md5 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]

@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 from nmt.common.files import sha256_of
 from nmt.config import InputError
 from pipeline import stage
-from pipeline.config.settings import ArchiveSettings
+from pipeline.config.settings import REPACKED, ArchiveSettings
 from pipeline.corpora.archives import is_archive
-from pipeline.corpora.fetch import REPACKED, FetchError, Order, Patience, Stopped, Watch, check_room, fetch, forget
+from pipeline.corpora.fetch import FetchError, Order, Patience, Stopped, Watch, check_room, fetch, forget
 
 AT_ONCE = 4
 """Archives fetched at the same time."""

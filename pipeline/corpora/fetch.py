@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHUNK = 1 << 20
-REPACKED = "repacked:"
-"""Stands before an address that has the same members in an archive of other bytes, with a checksum of its own."""
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 """HTTP statuses that a later attempt may not meet again."""
 

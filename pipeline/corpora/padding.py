@@ -2,8 +2,8 @@
 
 Training puts pairs in order of target bin and then of source length, cuts the row of them into updates, and an
 update, sorted once more by whichever side leaves less padding, into pieces that go through the model together
-(nmt/training/batches.py). The same is done here for some updates spread over an epoch. Near-ties, which training shuffles each
-epoch, stay in order here.
+(nmt/training/batches.py). The same is done here for some updates spread over an epoch. Near-ties, which training
+shuffles each epoch, stay in order here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The pipeline as Prefect flows: the graph of dvc.yaml, a task a stage; the only importer of prefect.
 
-`python -m pipeline.orchestration.flow serve` offers both flows as deployments, without a work pool; infra/prefect.yaml has them for
-one. A run works in a copy of the repository (pipeline/runs/copies.py), its stages are run by DVC (pipeline/runs/pipeline_run.py), and
-its results come back as a DVC experiment of the run's name.
+`python -m pipeline.orchestration.flow serve` offers both flows as deployments, without a work pool; infra/prefect.yaml
+has them for one. A run works in a copy of the repository (pipeline/runs/copies.py), its stages are run by DVC
+(pipeline/runs/pipeline_run.py), and its results come back as a DVC experiment of the run's name.
 """
 
 from __future__ import annotations

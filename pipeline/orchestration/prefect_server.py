@@ -1,7 +1,8 @@
 """Prefect's server for the browser and the commands of one machine.
 
-An ASGI factory: `uvicorn --factory pipeline.orchestration.prefect_server:create_app`; Prefect's settings say the rest. Prefect alone
-answers any `Host`, which DNS rebinding needs, and leaves it to browsers to hold pages to their own origins.
+An ASGI factory: `uvicorn --factory pipeline.orchestration.prefect_server:create_app`; Prefect's settings say the rest.
+Prefect alone answers any `Host`, which DNS rebinding needs, and leaves it to browsers to hold pages to their own
+origins.
 """
 
 from __future__ import annotations

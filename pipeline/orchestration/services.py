@@ -1,8 +1,8 @@
 """MLflow, Prefect's server and a worker on this machine's loopback, for one person. Ctrl-C ends them all.
 
-`python -m pipeline.orchestration.services [--worker]`; $MLFLOW_PORT and $PREFECT_PORT name other ports than 5000 and 4200. Prefect
-asks for a password, a new one at each start, which commands typed in this environment find by themselves. A second
-Ctrl-C does not wait for checkpoints.
+`wmt serve (or wmt ui, without a worker)`; $MLFLOW_PORT and $PREFECT_PORT name other ports than 5000 and
+4200. Prefect asks for a password, a new one at each start, which commands typed in this environment find by themselves.
+A second Ctrl-C does not wait for checkpoints.
 """
 
 from __future__ import annotations
@@ -221,8 +221,8 @@ def run(worker: bool, signals: Signals) -> None:
                 "--default-artifact-root", str(root / "mlartifacts"),
             )  # fmt: skip
             services.start_server(
-                "Prefect", "uvicorn", "--factory", "pipeline.orchestration.prefect_server:create_app", "--host", "127.0.0.1",
-                "--port", str(ports["PREFECT_PORT"]), "--log-level", "warning",
+                "Prefect", "uvicorn", "--factory", "pipeline.orchestration.prefect_server:create_app", "--host",
+                "127.0.0.1", "--port", str(ports["PREFECT_PORT"]), "--log-level", "warning",
             )  # fmt: skip
             services.wait_for(f"{prefect}/api/admin/version")
             services.wait_for(f"{mlflow}/health")

@@ -1,8 +1,8 @@
 """Run a Python module, and end it with all its descendants when the process that asked for it is gone.
 
-`python -m pipeline.runs.guard SECONDS MODULE ARGUMENTS..` runs `python -m MODULE ARGUMENTS..`. When standard input closes,
-however that comes about, the module gets SIGTERM, and what is left after SECONDS gets SIGKILL. SIGTERM to this process
-means SIGKILL to all of them at once. The exit status is the module's.
+`python -m pipeline.runs.guard SECONDS MODULE ARGUMENTS..` runs `python -m MODULE ARGUMENTS..`. When standard input
+closes, however that comes about, the module gets SIGTERM, and what is left after SECONDS gets SIGKILL. SIGTERM to this
+process means SIGKILL to all of them at once. The exit status is the module's.
 """
 
 from __future__ import annotations

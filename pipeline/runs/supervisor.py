@@ -4,8 +4,8 @@ DVC passes no signal on, and an orchestrator may die without a word. So this one
 ends what it started when the pipe that its commands come by is closed, however that came about: SIGTERM, time for a
 checkpoint, SIGKILL. It works in one process, because importing DVC takes longer than most of what it is asked.
 
-`python -m pipeline.runs.supervisor FOLDER REPLIES`, started in the original repository: FOLDER is the run's; commands are
-lines of JSON on standard input, and so are the replies on the file descriptor REPLIES.
+`python -m pipeline.runs.supervisor FOLDER REPLIES`, started in the original repository: FOLDER is the run's; commands
+are lines of JSON on standard input, and so are the replies on the file descriptor REPLIES.
 """
 
 from __future__ import annotations

@@ -123,21 +123,17 @@ def _copy(name: str, side: MemberSettings, output: Path) -> Stats:
         # DVC's experiments run in a copy of the repository, and what git ignores stays in the original.
         path = Path(os.environ.get("DVC_ROOT", ".")) / name
     if not path.is_file():
-        raise InputError(
-            f"{name} is missing: restore it, or add it again with `python -m pipeline.config.catalogs add`"
-        )
+        raise InputError(f"{name} is missing: restore it, or add it again with `wmt catalog add`")
     with path.open("rb") as file:
         reader = _Hashed(file)
         try:
             stats = _write(reader, name, output)
         except Malformed as error:
-            raise InputError(
-                f"{error}; mend it, then add it again with `python -m pipeline.config.catalogs add`"
-            ) from error
+            raise InputError(f"{error}; mend it, then add it again with `wmt catalog add`") from error
     if reader.digest.hexdigest() != side.sha256:
         raise InputError(
             f"{name} has the sha256 {reader.digest.hexdigest()} where the catalog says {side.sha256}: it was edited; "
-            f"add it again with `python -m pipeline.config.catalogs add --force`, or restore it"
+            f"add it again with `wmt catalog add --force`, or restore it"
         )
     return stats
 

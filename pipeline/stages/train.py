@@ -62,13 +62,12 @@ class Progress(Protocol):
 
 def run(tracker: Tracker, launch: Launch, progress: Callable[[int], AbstractContextManager[Progress]]) -> None:
     """Train, or resume training, and publish the checkpoints. `progress` is called with the number of updates."""
+    from nmt.training.trainer import Job
+
     model = load_section("model", ModelSettings)
     training = load_section("training", TrainingSettings)
     vocabulary = stage.read_json(BINNED / "stats.json")["vocabulary"]
-    job = {
-        "model": model.model_dump(), "training": training.model_dump(), "vocabulary": vocabulary,
-        "corpus": str(BINNED.resolve()),
-    }  # fmt: skip
+    job = Job(model=model, training=training, vocabulary=vocabulary, corpus=str(BINNED.resolve())).model_dump()
     state = state_folder(job)
     with locked(state):
         prepare(state, job)
@@ -219,7 +218,7 @@ def publish(state: Path, tracker: Tracker) -> None:
     resume = checkpoint.latest_resume(state / "resume")
     if resume is None:
         raise InputError(
-            f"{state} is finished, but its resume/ is empty: `python -m pipeline.commands.states --free {state.name}` frees "
+            f"{state} is finished, but its resume/ is empty: `wmt states --free {state.name}` frees "
             "it, and `dvc repro` trains again"
         )
     with writing(CHECKPOINTS) as temporary:

@@ -9,7 +9,6 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +64,6 @@ def _stages(path: Path) -> dict[str, Any]:
     return dict((content or {}).get("stages") or {})
 
 
-def made_by(path: str, maker: Mapping[str, str]) -> str | None:
-    """The stage that makes `path`, or the folder it stands in; `maker`: out -> stage."""
-    return next((name for out, name in maker.items() if path == out or path.startswith(f"{out}/")), None)
-
-
 def training_code() -> str:
     """A hash of the modules that training consists of, by the deps of its stage in dvc.yaml."""
     digest = hashlib.sha256()
@@ -86,7 +80,6 @@ def dependencies(stage: str) -> dict[str, dict[str, str]]:
     they are files; folders that those stages made are as dvc.lock has them.
     """
     stages, lock = graph.stages(), _stages(Path("dvc.lock"))
-    maker = {path: name for name, entry in stages.items() for path in entry.outs}
     hashes = {
         entry["path"]: entry.get("md5", "") for name in lock for entry in lock[name].get("outs", ()) if name in stages
     }
@@ -99,7 +92,7 @@ def dependencies(stage: str) -> dict[str, dict[str, str]]:
         found[name] = {}
         recorded = {entry["path"]: entry.get("md5", "") for entry in lock.get(name, {}).get("deps", ())}
         for path in stages[name].deps:
-            source = made_by(path, maker)
+            source = graph.made_by(path, stages)
             if source is not None:
                 waiting.append(source)
             if name != stage:
@@ -109,7 +102,7 @@ def dependencies(stage: str) -> dict[str, dict[str, str]]:
             else:
                 found[name][path] = hashes.get(path, "")
         # Every stage but the first reads the resolved configuration, as params instead of deps.
-        waiting += [maker[path] for path in stages[name].params if path in maker]
+        waiting += [source for path in stages[name].params if (source := graph.made_by(path, stages)) is not None]
     return found
 
 

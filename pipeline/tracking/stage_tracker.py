@@ -1,10 +1,10 @@
 """What a stage tells of itself, on its way to MLflow.
 
-Stages append what they measure to a spool on disk (pipeline/tracking/spool.py), which costs microseconds and needs no server.
-A process beside the stage (pipeline/tracking/courier.py) sends it on, because importing mlflow takes two seconds and opening its
-database one to three. Stages of a few seconds leave theirs to the next that sends: `train`, `report`, or any that lasts
-half a minute; one that fails or is interrupted sends at once. Where MLflow is missing, down or slow, everything stays
-in the spool, and goes out with the next run that reaches it.
+Stages append what they measure to a spool on disk (pipeline/tracking/spool.py), which costs microseconds and needs no
+server. A process beside the stage (pipeline/tracking/courier.py) sends it on, because importing mlflow takes two
+seconds and opening its database one to three. Stages of a few seconds leave theirs to the next that sends: `train`,
+`report`, or any that lasts half a minute; one that fails or is interrupted sends at once. Where MLflow is missing, down
+or slow, everything stays in the spool, and goes out with the next run that reaches it.
 
 One MLflow run is one run of the pipeline: the stages that share the resolved configuration and the code of training
 (or `$WMT_RUN`, which an orchestrator sets), over restarts, until `report` is through. `$MLFLOW_TRACKING_URI` names the

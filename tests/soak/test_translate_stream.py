@@ -1,4 +1,4 @@
-"""100,000 lines through `python -m nmt.inference.streams`: constant memory, order kept, killed in the middle and resumed.
+"""100,000 lines through `wmt translate`: constant memory, order kept, killed in the middle and resumed.
 
 Needs a trained folder and its text: `WMT_MODEL=models/average WMT_TEXT=test.en pytest tests/soak`.
 """

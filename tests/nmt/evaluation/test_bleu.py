@@ -276,9 +276,9 @@ def test_command_line_says_how_it_is_used(capsys: pytest.CaptureFixture[str]) ->
             bleu.main(arguments)
         assert ended.value.code == code
     shown = capsys.readouterr()
-    usage = "usage: python -m nmt.evaluation.bleu [-h] --lang LANG [--json] HYP [HYP ...] REF\n"
+    usage = "usage: wmt bleu [-h] --lang LANG [--json] HYP [HYP ...] REF\n"
     assert shown.out.startswith(usage)
-    assert shown.err == f"{usage}python -m nmt.evaluation.bleu: error: the following arguments are required: --lang\n"
+    assert shown.err == f"{usage}wmt bleu: error: the following arguments are required: --lang\n"
 
 
 def test_command_line_refuses_different_line_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

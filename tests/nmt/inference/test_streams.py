@@ -218,7 +218,7 @@ def test_a_kill_leaves_no_output_and_no_half_line(model: Path, tmp_path: Path) -
         (["--alpha", "11"], "the search's alpha is 11.0, but should be less than or equal to 10"),
         (["--stop", "soon"], "the search's stop is 'soon', but should be 'exact' or 'tensor2tensor'"),
         (["--resume"], "give --output too"),
-        (["--engine", "ctranslate2"], "python -m nmt.inference.export"),
+        (["--engine", "ctranslate2"], "wmt export"),
     ],
 )
 def test_wrong_options_are_one_sentence(

@@ -135,7 +135,7 @@ def test_code_of_search_reruns_decoding_and_what_follows(finished: Configuration
     path.write_text(path.read_text().replace("python -m pipeline score", "python -m pipeline score --again"))
     found = runs(finished)
     assert found == {
-        "decode": "changed: nmt/inference/search.py", "score": "changed: the command", "attention": "changed: nmt/inference/search.py",
+        "decode": "changed: nmt/inference", "score": "changed: the command", "attention": "changed: nmt/inference",
         "report": "follows attention, decode, score",
     }  # fmt: skip
 

@@ -15,6 +15,7 @@ from nmt.config import InputError, ModelSettings, SubwordSettings
 from nmt.text import subwords
 from pipeline.config import resolution, rows
 from pipeline.config.settings import CONFIG, LEAST_VOCABULARY, Configuration, load_section
+from pipeline.stages import resolve
 
 SUM = "0" * 64
 PARAMS: dict[str, Any] = {"row": "base", "pair": "en-de", "corpus": "tiny", "seed": 7, "overrides": {}}
@@ -241,7 +242,7 @@ def test_a_run_shortened_by_its_overrides_averages_what_is_there(
     """`prefect deployment run wmt-en-de -p overrides='{"training": {"updates": 100}}'`."""
     changes = {"training": training, "averaging": {}}
     Path("params.yaml").write_text(yaml.safe_dump({**PARAMS, "overrides": changes}), encoding="utf-8")
-    resolution.run(_Tracker())
+    resolve.run(_Tracker())
     assert (_resolved(overrides=changes).checkpoints, _resolved(overrides=changes).averaging.last) == (checkpoints, 5)
     out = capsys.readouterr().out
     assert said in out
@@ -265,7 +266,7 @@ class _Tracker:
 def test_stage_writes_a_file_that_stages_can_read(repository: Path) -> None:
     Path("params.yaml").write_text(yaml.safe_dump(PARAMS), encoding="utf-8")
     tracker = _Tracker()
-    resolution.run(tracker)
+    resolve.run(tracker)
     first = CONFIG.read_bytes()
     assert first.startswith(b"# Made by `python -m pipeline resolve`")
     assert load_section("model", ModelSettings) == _resolved().model
@@ -273,7 +274,7 @@ def test_stage_writes_a_file_that_stages_can_read(repository: Path) -> None:
     assert list(content) == list(Configuration.model_fields)
     assert Configuration.model_validate(content) == _resolved()
     assert tracker.told == {"row": "base", "pair": "en-de", "corpus": "tiny", "seed": "7"}
-    resolution.run(tracker)
+    resolve.run(tracker)
     assert CONFIG.read_bytes() == first
     assert [path.name for path in CONFIG.parent.iterdir()] == ["config.yaml"]
 
@@ -291,7 +292,7 @@ def test_unreadable_params_write_nothing(content: bytes | None, message: str) ->
     if content is not None:
         Path("params.yaml").write_bytes(content)
     with pytest.raises(InputError) as caught:
-        resolution.run(_Tracker())
+        resolve.run(_Tracker())
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
     assert not CONFIG.exists()

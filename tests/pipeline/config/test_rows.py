@@ -7,6 +7,7 @@ import json
 import pytest
 
 from nmt.config import InputError, ModelSettings, SubwordSettings, TrainingSettings
+from pipeline.commands import rows as command
 from pipeline.config import rows
 
 TABLE3 = """
@@ -46,7 +47,7 @@ def _independent(m: ModelSettings, vocabulary: int) -> int:
 
 
 def test_every_row_of_table_3_with_what_the_paper_prints() -> None:
-    listed = {item["row"]: item for item in rows.listing()}
+    listed = {item["row"]: item for item in command.listing()}
     assert set(listed) == {*PAPER, "small", "sample"}
     for name, (ppl, bleu, *params) in PAPER.items():
         item = listed[name]
@@ -56,7 +57,7 @@ def test_every_row_of_table_3_with_what_the_paper_prints() -> None:
 
 
 def test_parameter_counts_are_the_papers_but_for_big() -> None:
-    listed = {item["row"]: item for item in rows.listing()}
+    listed = {item["row"]: item for item in command.listing()}
     assert {name: listed[name]["params"] for name in COUNTS} == COUNTS
     for name, count in COUNTS.items():
         assert count == _independent(rows.model(name), 40960)
@@ -65,7 +66,7 @@ def test_parameter_counts_are_the_papers_but_for_big() -> None:
 
 
 def test_vocabulary_changes_the_count_by_whole_rows_of_embedding() -> None:
-    at = {item["row"]: item["params"] for item in rows.listing(37000)}
+    at = {item["row"]: item["params"] for item in command.listing(37000)}
     assert COUNTS["base"] - at["base"] == (40960 - 37000) * 512
 
 
@@ -178,7 +179,7 @@ def test_merging_goes_down_mappings_and_takes_all_else_as_it_is() -> None:
 
 
 def test_the_list_holds_every_number() -> None:
-    listed = {item["row"]: item for item in rows.listing()}
+    listed = {item["row"]: item for item in command.listing()}
     assert listed["big"] == {
         "row": "big", "about": "Transformer (big)", "params": 218_300_416, "vocabulary": 40960, "paper_params_m": 213,
         "paper_ppl": 4.33, "paper_bleu": 26.4, "paper_en_de_newstest2014_bleu": 28.4, "paper_en_de_flops": 2.3e19,
@@ -191,15 +192,15 @@ def test_the_list_holds_every_number() -> None:
 
 
 def test_the_printed_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert rows.main([]) == 0
+    assert command.main([]) == 0
     lines = capsys.readouterr().out.split("\n")
     assert lines[0] == "row                        params paper (M) paper PPL paper BLEU  what"
     assert lines[1] == "base                   65,110,016        65      4.92       25.8  Transformer (base)"
     assert "A-h1                   65,110,016                5.29       24.9  one head of 512" in lines
     assert lines[-2] == "params: exact, with 40,960 rows of embedding. PPL and BLEU: newstest2013, en-de."
     assert len(lines) == len(rows.table().rows) + 3
-    assert rows.main(["--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == rows.listing(40960)
+    assert command.main(["--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == command.listing(40960)
 
 
 def test_a_result_of_another_system_belongs_to_its_pair() -> None:
@@ -211,15 +212,15 @@ def test_a_result_of_another_system_belongs_to_its_pair() -> None:
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert rows.main(["--json", "--vocabulary", "37000"]) == 0
+    assert command.main(["--json", "--vocabulary", "37000"]) == 0
     items = json.loads(capsys.readouterr().out)
     assert items[0]["row"] == "base"
     assert items[0]["params"] == 63_082_496
     assert items[0]["paper_en_de_newstest2014_bleu"] == 27.3
-    assert rows.main(["--vocabulary", "0"]) == 1
+    assert command.main(["--vocabulary", "0"]) == 1
     assert capsys.readouterr().err == "rows: --vocabulary is 0, but must be at least 1\n"
-    assert rows.main(["--json", "--vocabulary", "1"]) == 0
+    assert command.main(["--json", "--vocabulary", "1"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["params"] == COUNTS["base"] - 40959 * 512
     with pytest.raises(SystemExit):
-        rows.main(["--help"])
+        command.main(["--help"])
     assert "rows of the embedding (40960)" in capsys.readouterr().out

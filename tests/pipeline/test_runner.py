@@ -1,0 +1,124 @@
+"""`python -m pipeline STAGE`: exit statuses, one sentence an error, a status file."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from nmt.config import InputError
+from pipeline import __main__ as runner
+from pipeline import stage
+from pipeline.stage import Interrupted, Tracker
+from pipeline.stages import decode
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class NoTracker:
+    """Keeps nothing."""
+
+    def metrics(self, values: object, update: int | None = None) -> None: ...
+
+    def tags(self, values: object) -> None: ...
+
+    def artifact(self, path: Path, folder: str | None = None) -> None: ...
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
+    """The stages that opened a run; state lives in the test's folder, and the arguments are empty."""
+    names: list[str] = []
+
+    @contextmanager
+    def open_run(name: str) -> Iterator[Tracker]:
+        names.append(name)
+        yield NoTracker()
+
+    monkeypatch.setattr(runner.stage_tracker, "open_run", open_run)
+    monkeypatch.setenv("WMT_STATE", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+    yield names
+    signal.signal(signal.SIGTERM, before)
+
+
+def status_of(run: Callable[[Tracker], None]) -> tuple[object, str]:
+    """The exit status of the stage decode when its function is `run`, and the state that it reports."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode, "run", run)
+        with pytest.raises(SystemExit) as exit_:
+            runner.run("decode")
+    return exit_.value.code, reported()["state"]
+
+
+def reported() -> dict[str, str]:
+    content: dict[str, str] = json.loads((stage.state_root() / "status/decode.json").read_text())
+    return content
+
+
+def raising(error: BaseException) -> Callable[[Tracker], None]:
+    def run(tracker: Tracker) -> None:
+        assert reported()["state"] == "running"
+        raise error
+
+    return run
+
+
+def test_a_stage_that_ends_well(opened: list[str]) -> None:
+    assert status_of(lambda _: None) == (0, "done")
+    assert opened == ["decode"]
+
+
+def test_a_users_error_is_one_sentence(opened: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(raising(InputError("row `bas` is unknown; nearest: base"))) == (1, "refused")
+    assert capsys.readouterr().err == "decode: row `bas` is unknown; nearest: base\n"
+    assert reported()["message"] == "row `bas` is unknown; nearest: base"
+
+
+def test_a_full_disk_is_one_sentence(opened: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "models/last")
+    assert status_of(raising(error)) == (1, "failed")
+    assert capsys.readouterr().err == "decode: No space left on device: models/last\n"
+
+
+@pytest.mark.parametrize("error", [Interrupted("stopped"), KeyboardInterrupt()])
+def test_an_interrupted_stage_says_that_it_can_be_resumed(
+    opened: list[str], capsys: pytest.CaptureFixture[str], error: BaseException
+) -> None:
+    assert status_of(raising(error)) == (runner.INTERRUPTED, "interrupted")
+    assert capsys.readouterr().err == "decode: interrupted; run the same command again to resume\n"
+
+
+def test_sigterm_interrupts(opened: list[str]) -> None:
+    assert status_of(lambda _: signal.raise_signal(signal.SIGTERM)) == (runner.INTERRUPTED, "interrupted")
+    assert reported()["message"] == "stopped by SIGTERM"
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), OSError(errno.EBADF, "Bad file descriptor")])
+def test_faults_of_ours_keep_their_traceback(opened: list[str], error: Exception) -> None:
+    with pytest.raises(type(error)):
+        status_of(raising(error))
+    assert reported()["state"] == "failed"
+
+
+def test_an_unknown_stage_is_refused_before_anything_runs(opened: list[str], tmp_path: Path) -> None:
+    shutil.copyfile(ROOT / "dvc.yaml", tmp_path / "dvc.yaml")
+    command = [sys.executable, "-m", "pipeline"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for wrong in (["decod"], ["decode", "--fast"], []):
+        done = subprocess.run(
+            [*command, *wrong], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert (wrong[-1] if wrong else "stage") in done.stderr
+    assert (opened, stage.state_root().exists()) == ([], False)
