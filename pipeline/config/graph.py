@@ -31,8 +31,18 @@ class Stage:
     @property
     def code(self) -> list[Path]:
         """The modules that it consists of: its code deps, folders opened."""
-        paths = [Path(dep) for dep in self.deps if dep.split("/")[0] in {"nmt", "pipeline"}]
-        return sorted(file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py")))
+        return self.code_in(Path())
+
+    def code_in(self, repository: Path) -> list[Path]:
+        """The same for another repository, relative to it."""
+        found: set[Path] = set()
+        for dep in self.deps:
+            path = repository / dep
+            if dep.endswith(".py"):
+                found.add(path)
+            elif dep.split("/")[0] in {"nmt", "pipeline"} and path.is_dir():
+                found.update(path.rglob("*.py"))
+        return sorted(path.relative_to(repository) for path in found)
 
 
 def stages(path: Path = DVC_YAML) -> dict[str, Stage]:

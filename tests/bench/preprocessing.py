@@ -103,7 +103,7 @@ def run_stage(name: str) -> dict[str, Any]:
             learned.save(learn_subwords.SUBWORDS)
             result["subwords"] = learned.unpadded
     else:
-        importlib.import_module(f"pipeline.{name}").run(Silent())
+        importlib.import_module(f"pipeline.stages.{name}").run(Silent())
     seconds = time.perf_counter() - started
     return {"seconds": seconds, "cpu_seconds": cpu_seconds(), "peak_bytes": peak_memory(), **result}
 

@@ -96,7 +96,7 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
 
 
 def download() -> subprocess.Popen[bytes]:
-    program = "import sys; from pipeline import download, stage; download.run(type('T', (), {'metrics': print})())"
+    program = "import sys; from pipeline.stages import download; download.run(type('T', (), {'metrics': print})())"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "WMT_STATE": "state"}
     return subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE)
 

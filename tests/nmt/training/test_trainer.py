@@ -419,11 +419,11 @@ def test_a_full_disk_at_a_checkpoint_leaves_the_one_before(
     assert run(tiny_job(updates=10), tmp_path / "run")
     before = final_weights(tmp_path / "run")
 
-    def full(tensors: Any, path: Path) -> None:
+    def full(_: Any, path: Path) -> None:
         path.write_bytes(b"half of it")
-        raise checkpoint.SafetensorError("No space left on device")
+        raise tensors.SafetensorError("No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(tensors, "save_file", full)
     with pytest.raises(OSError, match="No space left"):
         run(tiny_job(updates=30), tmp_path / "run")
     assert same(final_weights(tmp_path / "run"), before)

@@ -7,15 +7,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from clones import STAGES
 
 from nmt.config import InputError
 from pipeline.commands import plan
-from pipeline.config import resolution
+from pipeline.config import graph, resolution
 from pipeline.config.settings import CONFIG, Configuration
 from pipeline.stages import train
 from pipeline.tracking import evidence
@@ -82,10 +80,10 @@ def test_the_rate_is_measured_by_real_updates() -> None:
 def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with this one's stages and their code, which DVC has on record as run on the sample."""
     folder = tmp_path_factory.mktemp("committed")
-    stages: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-    outs = {path for one in stages.values() for path in evidence.outs(one)}
-    deps = {path for one in stages.values() for path in one["deps"] if (ROOT / path).is_file()}
-    for name in ("dvc.yaml", "params.yaml", ".dvc/config", *deps - outs):
+    stages = graph.stages(ROOT / "dvc.yaml").values()
+    outs = {path for stage in stages for path in stage.outs}
+    code = {str(path) for stage in stages for path in stage.code_in(ROOT)}
+    for name in ("dvc.yaml", "params.yaml", ".dvc/config", "pipeline/config/rows.yaml", *code):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, folder / name)
     for name in ("data/catalog", "data/local", "data/binned"):

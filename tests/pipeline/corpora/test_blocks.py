@@ -76,10 +76,10 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, time\n"
-        "from pipeline import parallel\n"
+        "from pipeline.corpora import blocks\n"
         "if __name__ == '__main__':\n"
-        "    parallel.workers = lambda: 2\n"
-        "    print(parallel.executor().submit(os.getpid).result(), flush=True)\n"
+        "    blocks.workers = lambda: 2\n"
+        "    print(blocks.executor().submit(os.getpid).result(), flush=True)\n"
         "    time.sleep(60)\n"
     )
     root = str(Path(__file__).resolve().parents[3])

@@ -25,7 +25,7 @@ KEPT = {**dict.fromkeys(OUTPUT, IN_CACHE), "download": "what is fetched so far i
 STAGE = """
 import resource, sys
 from nmt.config import InputError
-from pipeline import {stage}
+from pipeline.stages import {stage}
 class Silent:
     metrics = tags = artifact = lambda self, *_: None
 if {limit}:

@@ -818,7 +818,7 @@ from pathlib import Path
 from pipeline.corpora import archive_cache, fetch
 from pipeline.config.settings import ArchiveSettings
 fetch.CHUNK = 1000
-cache.obtain([ArchiveSettings.model_validate_json(sys.argv[1])], Path(sys.argv[2]), fetch.Patience())
+archive_cache.obtain([ArchiveSettings.model_validate_json(sys.argv[1])], Path(sys.argv[2]), fetch.Patience())
 """
 
 

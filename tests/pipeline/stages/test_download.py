@@ -188,7 +188,7 @@ def test_local_files_are_copied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     data["train"][-1]["target"]["path"] = gone
     configure(data)
     with pytest.raises(
-        InputError, match=f"^{re.escape(gone)} is missing: restore it, or add it again with `python -m pipeline"
+        InputError, match=f"^{re.escape(gone)} is missing: restore it, or add it again with `wmt catalog add`$"
     ):
         download.run(Tracker())
 
@@ -207,13 +207,13 @@ def test_an_edited_local_file_is_noticed() -> None:
     data = packed()
     data["test"] = local("test", (b"a\n", b"b\n"))
     Path("data/local/x/test.de").write_bytes(b"c\n")
-    refused(data, r"data/local/x/test\.de has the sha256 .* it was edited; add it again with `python -m pipeline\.cata")
+    refused(data, r"data/local/x/test\.de has the sha256 .* it was edited; add it again with `wmt catalog add")
 
 
 def test_a_local_file_that_is_no_text_is_told() -> None:
     data = packed()
     data["test"] = local("test", (b"a\n", b"\xff\n"))
-    refused(data, r"^data/local/x/test\.de is not UTF-8: line 1, byte 1; mend it, then add it again with `python -m pi")
+    refused(data, r"^data/local/x/test\.de is not UTF-8: line 1, byte 1; mend it, then add it again with `wmt cat")
 
 
 def test_a_missing_local_file_is_told() -> None:
@@ -305,7 +305,7 @@ signal.signal(signal.SIGTERM, stop)
 try:
     download.run(None)
 except stage.Interrupted:
-    raise SystemExit(stage.INTERRUPTED)
+    raise SystemExit(75)
 """
 
 

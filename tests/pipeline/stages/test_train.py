@@ -22,7 +22,6 @@ from nmt.config import InputError
 from pipeline.commands import join
 from pipeline.stage import Interrupted
 from pipeline.stages import train
-from pipeline.training import launch
 
 Folder = Callable[..., Path]
 
@@ -33,8 +32,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WMT_STATE", raising=False)
     monkeypatch.delenv("WMT_RESUME_ACROSS_CODE", raising=False)
-    monkeypatch.setattr(train, "code_dependencies", lambda: ["code.py"])
     Path("code.py").write_text("1")
+    Path("dvc.yaml").write_text("stages: {train: {cmd: x, deps: [data/binned, code.py]}}")
     train.BINNED.mkdir(parents=True)
     (train.BINNED / "train.00008.arrow").write_bytes(b"ids")
 
@@ -267,6 +266,21 @@ def test_new_records_are_read_once_and_a_rewritten_history_anew(tmp_path: Path) 
     assert list(history.new()) == [{"update": 1}]
 
 
+class Silent:
+    """Progress that only notes what it is shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[int] = []
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, update: int, record: Mapping[str, float]) -> None:
+        self.shown.append(update)
+
+
 @pytest.mark.parametrize(
     ("left", "kind", "told"),
     [
@@ -277,20 +291,17 @@ def test_new_records_are_read_once_and_a_rewritten_history_anew(tmp_path: Path) 
         ({}, Interrupted, "a training process was lost"),
     ],
 )  # fmt: skip
-def test_why_a_training_ended_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: dict[str, str], kind: type[Exception], told: str
-) -> None:
+def test_why_a_training_ended_is_told(tmp_path: Path, left: dict[str, str], kind: type[Exception], told: str) -> None:
     def ended(state: Path, watch: Callable[[], None]) -> int:
         for name, content in left.items():
             (state / name).write_text(content)
         return 1
 
-    monkeypatch.setattr(launch, "train", ended)
     with pytest.raises(kind, match=f"^{told}$"):
-        train.train(tmp_path, Listener(), 10)
+        train.train(tmp_path, Listener(), ended, Silent())
 
 
-def test_what_training_measures_is_handed_on_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_training_measures_is_handed_on_while_it_runs(tmp_path: Path) -> None:
     tracker, history = Listener(), tmp_path / "history.jsonl"
 
     def torchrun(state: Path, watch: Callable[[], None]) -> int:
@@ -304,49 +315,40 @@ def test_what_training_measures_is_handed_on_while_it_runs(tmp_path: Path, monke
         (tmp_path / "done.json").touch()
         return 0
 
-    monkeypatch.setattr(launch, "train", torchrun)
-    train.train(tmp_path, tracker, 2)
+    progress = Silent()
+    train.train(tmp_path, tracker, torchrun, progress)
+    assert progress.shown == [1, 2]
     assert tracker.heard[1:] == [({"valid_loss": 2.0, "valid_ppl": 7.4}, 2)]
 
 
-def test_a_stop_of_one_process_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_of_one_process_ends_the_others(tmp_path: Path) -> None:
     def torchrun(state: Path, watch: Callable[[], None]) -> int:
         (tmp_path / "interrupted").touch()
         watch()
         raise AssertionError("nobody stopped it")
 
-    monkeypatch.setattr(launch, "train", torchrun)
     with pytest.raises(Interrupted, match="was asked to stop"):
-        train.train(tmp_path, Listener(), 2)
+        train.train(tmp_path, Listener(), torchrun, Silent())
 
 
-def test_a_run_trains_once_and_hands_on_each_time(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_trains_once_and_hands_on_each_time(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: Callable[..., dict[str, Any]]
+) -> None:
+    job = {**tiny_job(), "vocabulary": 77, "corpus": str(train.BINNED.resolve())}
     calls: list[Any] = []
-    monkeypatch.setattr(train, "load_section", lambda name, section: ModelStub(name))
+    monkeypatch.setattr(train, "load_section", lambda name, section: section.model_validate(job[name]))
     monkeypatch.setattr(train, "state_folder", lambda job: calls.append(job) or finished)
-    monkeypatch.setattr(train, "train", lambda state, tracker, updates: calls.append((state, updates)))
     train.BINNED.mkdir(parents=True)
     (train.BINNED / "stats.json").write_text('{"vocabulary": 77}')
-    train.run(Listener())
-    wanted = {
-        "model": {"of": "model"}, "training": {"of": "training"}, "vocabulary": 77,
-        "corpus": str(train.BINNED.resolve()),
-    }  # fmt: skip
-    assert calls == [wanted]
-    assert yaml.safe_load((finished / "job.yaml").read_text()) == wanted
+
+    def torchrun(state: Path, watch: Callable[[], None]) -> int:
+        (finished / "done").rename(state / "done.json")
+        return 0
+
+    train.run(Listener(), torchrun, lambda updates: calls.append(updates) or Silent())
+    assert calls == [job]
+    assert yaml.safe_load((finished / "job.yaml").read_text()) == job
     (finished / "done.json").rename(finished / "done")
-    monkeypatch.setattr(train, "train", lambda state, tracker, updates: (finished / "done").rename(state / "done.json"))
-    train.run(Listener())
+    train.run(Listener(), torchrun, lambda updates: calls.append(updates) or Silent())
+    assert calls[1:] == [job, 30]
     assert published().keys() >= {"last.safetensors", "training.json"}
-
-
-class ModelStub:
-    """Settings of a section, with its name for content."""
-
-    updates = 5
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def model_dump(self) -> dict[str, str]:
-        return {"of": self.name}

@@ -189,8 +189,8 @@ def test_an_interrupted_stage_ends_killed_and_goes_on_in_the_same_run_until_anot
 
 def test_a_stage_that_is_sigkilled_ends_killed_without_help(root: Path) -> None:
     program = (
-        "import time\nfrom pipeline import tracking\n"
-        "with tracking.open_run('train') as tracker:\n"
+        "import time\nfrom pipeline.tracking import stage_tracker\n"
+        "with stage_tracker.open_run('train') as tracker:\n"
         "    tracker.metrics({'loss': 5.0}, 1)\n    print('told', flush=True)\n    time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as stage:
@@ -228,7 +228,10 @@ def test_the_next_start_sends_how_earlier_runs_ended(root: Path, monkeypatch: py
             with pytest.raises(error), stage_tracker.open_run(stage):
                 raise error("before it measured anything")
         configure({"run": {"row": "sigkill", "pair": "en-de"}})
-        program = "import os\nfrom pipeline import tracking\nwith tracking.open_run('score'): os.kill(os.getpid(), 9)"
+        program = (
+            "import os\nfrom pipeline.tracking import stage_tracker\n"
+            "with stage_tracker.open_run('score'): os.kill(os.getpid(), 9)"
+        )
         subprocess.run([sys.executable, "-c", program], check=False)
         configure({"run": {"row": "unfinished", "pair": "en-de"}})
         with stage_tracker.open_run("binarize"):
