@@ -8,7 +8,7 @@ export MLFLOW_PORT PREFECT_PORT
 # The stages are run as `python -m pipeline <stage>`: the environment's python must be the first one found.
 VENV = PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv"
 
-.PHONY: run setup test lint ui serve bench soak plan clean
+.PHONY: run setup test lint ui serve bench mutants soak plan clean
 .DEFAULT_GOAL := run
 
 run: setup
@@ -62,6 +62,10 @@ bench: setup
 	@$(VENV) python -m tests.bench.preprocessing
 	@$(VENV) python -m tests.bench.training --row small --updates 30
 	@$(VENV) python -m tests.bench.tracking
+
+# Changes the code wrongly, 600 times, and sees whether a test fails; hours. What is tried again goes on.
+mutants: setup
+	@$(VENV) python tests/mutants/run.py $(MUTANTS)
 
 soak: setup
 	@$(VENV) pytest -n 0 -s tests/soak
