@@ -1,1 +1,1 @@
-"""What every room uses: files written whole, shapes in signatures, child processes."""
+"""Shared by all packages of nmt: atomic files, tensors on disk, shapes in signatures, child processes."""

@@ -155,7 +155,7 @@ def test_ranks_with_different_states_do_not_train(tmp_path: Path, tiny_job: Make
         trained(tiny_job(updates=until), tmp_path / f"state-{rank}", 1)
     told = refused(tmp_path, ranks.training_in_folders_of_their_own, tiny_job(updates=9), str(tmp_path / "state"))
     for update in (4, 5):
-        assert f"RuntimeError: this rank would go on after update {update}, another after another" in told
+        assert f"RuntimeError: this rank would resume after update {update}, but another rank after another" in told
 
 
 def test_ranks_that_remember_different_sizes_take_the_least(tmp_path: Path, tiny_job: MakeJob) -> None:
