@@ -60,19 +60,19 @@ def _sweep(path: Path) -> None:
     """Remove temporary files that killed processes left beside `path`; restore a folder they had renamed."""
     name = re.compile(re.escape(f".{path.name}.") + r"(.+)\.([0-9]{1,9})\.(tmp|old)")
     # Reverse order removes a process' .tmp before its .old is renamed to that name.
-    for abandoned in sorted(path.parent.iterdir(), reverse=True):
-        match = name.fullmatch(abandoned.name)
+    for entry in sorted(path.parent.iterdir(), reverse=True):
+        match = name.fullmatch(entry.name)
         # A failure to remove is no error: another process may remove the same file now.
         with suppress(OSError):
-            if match is None or not _is_abandoned(abandoned, match[1], int(match[2])):
+            if match is None or not _is_abandoned(entry, match[1], int(match[2])):
                 continue
             if match[3] == "tmp":
-                _remove(abandoned)
+                _remove(entry)
             elif path.exists():
                 # A folder named .old is complete; `path` has replaced it.
-                _remove(abandoned.rename(abandoned.with_suffix(".tmp")))
+                _remove(entry.rename(entry.with_suffix(".tmp")))
             elif match[1] == os.uname().nodename:
-                os.replace(abandoned, path)  # Killed between the two renames: restore the old folder.
+                os.replace(entry, path)  # Killed between the two renames: restore the old folder.
 
 
 def _put(temporary: Path, path: Path) -> None:

@@ -38,6 +38,6 @@ def _works(device: torch.device) -> bool:
     except Exception as error:
         # torch raises errors of many types if a tool is missing. None of them prevents training.
         reason = str(error).strip().split("\n")[0]
-        print(f"torch.compile does not work here ({reason}): training goes on without it, more slowly", file=sys.stderr)
+        print(f"torch.compile does not work here ({reason}): training continues, but slower", file=sys.stderr)
         return False
     return True

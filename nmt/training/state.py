@@ -187,7 +187,7 @@ def read_state(path: Path) -> TrainState:
 def check_ranks_agree(world: World, corpus: str, corpus_checksum: int, update: int, weights_checksum: int) -> None:
     """Raise an error if ranks, on machines whose folders differ, would train on different text or weights."""
     if not world.same(corpus_checksum):
-        raise InputError(f"the machines' corpora differ: have {corpus} be the same folder on all of them")
+        raise InputError(f"the machines' corpora differ: {corpus} must be the same folder on all of them")
     if not world.same(update):
         # Network file systems show new files late: a restart finds them.
         raise RuntimeError(f"this rank would resume after update {update:,}, but another rank after another update")
@@ -227,11 +227,11 @@ def print_resume(state: TrainState, setting: Setting, updates: int) -> None:
     """Print where training resumes, and whether its weights will be those of an undisturbed training."""
     same = state.setting == setting
     exact = same and setting.device == "cpu"
-    print(
-        f"resuming after update {state.update:,} of {updates:,}; "
-        + ("" if exact else "not ")
-        + "bit-identical to an undisturbed run: processes, threads, micro-batch and device are "
-        + ("the same" if same else f"not those it was saved on, {state.setting.model_dump()}")
-        + (", but GPUs add in no fixed order" if same and not exact else ""),
-        flush=True,
-    )
+    weights = f"the weights will {'' if exact else 'not '}be bit-identical to an undisturbed run's"
+    if exact:
+        reason = "processes, threads, micro-batch and device are the same"
+    elif same:
+        reason = "GPUs add in no fixed order"
+    else:
+        reason = f"the state was saved with {state.setting.model_dump()}, and this run has {setting.model_dump()}"
+    print(f"resuming after update {state.update:,} of {updates:,}; {weights}: {reason}", flush=True)
