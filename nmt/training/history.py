@@ -114,6 +114,14 @@ class History:
             temporary.write_text(json.dumps(summary, indent=2), encoding="utf-8")
 
 
+def record_failure(folder: Path, kind: str, error: str) -> None:
+    """Write `failed.json`, unless another process has written it first."""
+    path = folder / "failed.json"
+    if not path.exists():
+        with writing(path) as temporary:
+            temporary.write_text(json.dumps({"state": kind, "error": error}), encoding="utf-8")
+
+
 def interval_means(interval: Interval) -> dict[str, int | float]:
     """Return loss and negative log-likelihood per target token, the mean gradient norm, and the target tokens."""
     updates, tokens = max(1, interval.updates), max(1, interval.sums.target)

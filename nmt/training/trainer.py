@@ -7,7 +7,6 @@ and, at the end, one of `done.json`, `interrupted` (it was asked to stop) and `f
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import time
@@ -23,7 +22,6 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from nmt.common.files import writing
 from nmt.common.processes import die_with_parent
 from nmt.config import InputError
 from nmt.loss import smoothed_cross_entropy
@@ -44,7 +42,7 @@ from nmt.training.batches import (
 from nmt.training.compilation import compile_layers
 from nmt.training.distributed import World, device_name, join_world, peer_is_lost
 from nmt.training.gradients import Gradients
-from nmt.training.history import History
+from nmt.training.history import History, record_failure
 from nmt.training.job import Job
 from nmt.training.measurements import Measurements
 from nmt.training.state import Setting, TrainState
@@ -357,22 +355,14 @@ def main() -> None:
             if not finished and world.main:
                 (folder / "interrupted").touch()
     except InputError as error:
-        _record_failure(folder, "refused", str(error))
+        record_failure(folder, "refused", str(error))
         sys.exit(f"train: {error}")
     except Exception as error:
         if not peer_is_lost(error):
-            _record_failure(folder, "failed", f"{type(error).__name__}: {error}")
+            record_failure(folder, "failed", f"{type(error).__name__}: {error}")
         raise
     if not finished:
         sys.exit(INTERRUPTED)
-
-
-def _record_failure(folder: Path, kind: str, error: str) -> None:
-    """Write `failed.json`, unless another worker has written it first."""
-    path = folder / "failed.json"
-    if not path.exists():
-        with writing(path) as temporary:
-            temporary.write_text(json.dumps({"state": kind, "error": error}), encoding="utf-8")
 
 
 if __name__ == "__main__":
