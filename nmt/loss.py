@@ -11,14 +11,14 @@ from torch.nn import functional as F
 from nmt.common.shapes import Float, Int
 
 ROWS = 512
-"""Positions whose logits exist at a time: few enough to stay in a CPU's cache, enough to fill a product."""
+"""Positions per block of logits: few enough for a CPU's cache, enough for an efficient matrix product."""
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
     """The pre-softmax product and the loss in one, a block of rows at a time.
 
-    The gradient is made in the forward pass, in the place of the logits, so that logits of all positions, which
-    for the paper's batch take 3.7 GB in float32, never exist together.
+    The forward pass computes the gradient in the memory of each block's logits, so that the logits of all positions,
+    which take 3.7 GB in float32 for the paper's batch, never exist at the same time.
     """
 
     @staticmethod
@@ -37,7 +37,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             log_p = F.log_softmax((block @ weights.T).float(), dim=1)
             picked = log_p.gather(1, label).sum(dtype=torch.float64)
             negative_log_likelihood -= picked
-            # By rows first: a sum that widens its input copies all of it.
+            # Sum rows in float32 first: a float64 sum of the block would copy it.
             smoothed -= (1 - eps_ls - others) * picked + others * log_p.sum(1).sum(dtype=torch.float64)
             if d_states is not None and d_table is not None:
                 # d loss / d logits = p - q, with q = 1 - eps on the label and eps / (V - 1) on every other.
@@ -57,7 +57,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         d_states, d_table = ctx.saved_tensors
-        # Not in bfloat16: one over a batch's tokens would be rounded by up to 0.4%, for all of it alike.
+        # In bfloat16 the factor, one over the batch's tokens, would be rounded by up to 0.4% for all gradients.
         scale = upstream[0].to(d_table.dtype)
         return (d_states.to(scale.dtype) * scale).to(d_states.dtype), d_table * scale, None, None, None
 
@@ -68,10 +68,10 @@ def smoothed_cross_entropy(
     labels: Int[Tensor, "positions"],
     eps_ls: float,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Sums over positions, in nats: the smoothed loss, and the plain negative log-likelihood (no gradient).
+    """Return sums over positions, in nats: the smoothed loss, and the negative log-likelihood (no gradient).
 
-    Smoothing is tensor2tensor's: 1 - eps_ls on the label and eps_ls / (V - 1) on every other row. Only real
-    positions are to be given, no padding. exp(second / positions) is the perplexity.
+    Smoothing as in tensor2tensor: 1 - eps_ls on the label and eps_ls / (V - 1) on every other row. Give only real
+    positions, no padding. exp(second / positions) is the perplexity.
     """
     # Under no_grad, `needs_input_grad` is still True for a parameter, and grad mode is always off inside `forward`.
     # torch gives `apply` no types.

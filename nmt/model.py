@@ -12,7 +12,7 @@ from nmt.common.shapes import Bool, Float, Int
 from nmt.config import DROPOUT_STEPS, PAD, InputError, ModelSettings
 
 LAYER_NORM_EPSILON = 1e-6
-"""tensor2tensor's; the paper gives none."""
+"""From tensor2tensor; the paper gives no value."""
 
 
 # Section 3.1: encoder and decoder stacks.
@@ -35,7 +35,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """As the encoder's layer, with attention over the encoder's output between the two sub-layers."""
+    """The encoder's layer with a third sub-layer in the middle: attention over the encoder's output."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -80,9 +80,9 @@ def attention(
     mask: Bool[Tensor, "..."] | None,
     dropout: nn.Module | None = None,
 ) -> Float[Tensor, "batch h query d_v"]:
-    """softmax(QK^T / sqrt(d_k)) V, Eq. 1. `mask` is True where a query may look; elsewhere -inf before the softmax.
+    """softmax(QK^T / sqrt(d_k)) V, Eq. 1. `mask` is True where a query may attend; elsewhere -inf before the softmax.
 
-    Plain products: sentences are short, and fused kernels work in tiles that they would leave mostly empty.
+    Uses plain products: fused kernels work in tiles, which short sentences would leave mostly empty.
     """
     scores = (Q / math.sqrt(Q.shape[-1])) @ K.transpose(-2, -1)
     if mask is not None:
@@ -198,9 +198,9 @@ class Embedding(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Dropout (5.4). On a CPU its mask is drawn as 16-bit integers, four to a 64-bit draw, to save three draws in four.
+    """Dropout (5.4). On a CPU the mask is drawn as 16-bit integers, four from each 64-bit draw, for speed.
 
-    There the probability is rounded to a multiple of 1/65,536.
+    This rounds the probability to a multiple of 1/65,536.
     """
 
     def __init__(self, probability: float) -> None:
@@ -233,14 +233,14 @@ class Transformer(nn.Module):
     def forward(
         self, src: Int[Tensor, "batch src"], tgt_in: Int[Tensor, "batch tgt"]
     ) -> Float[Tensor, "batch tgt d_model"]:
-        """The decoder's output at every target position; `logits` or the loss takes it to the vocabulary."""
+        """Return the decoder's output at every target position; `logits` or the loss maps it to the vocabulary."""
         src_mask = padding_mask(src)
         return self.decode(tgt_in, self.encode(src, src_mask), src_mask)
 
     def encode(
         self, src: Int[Tensor, "batch src"], src_mask: Bool[Tensor, "batch 1 1 src"]
     ) -> Float[Tensor, "batch src d_model"]:
-        """The encoder's output, called memory."""
+        """Return the encoder's output, called memory."""
         x = self.embedding(src)
         for layer in self.encoder:
             x = layer(x, src_mask)
@@ -252,7 +252,7 @@ class Transformer(nn.Module):
         memory: Float[Tensor, "batch src d_model"],
         src_mask: Bool[Tensor, "batch 1 1 src"],
     ) -> Float[Tensor, "batch tgt d_model"]:
-        """All target positions at once. Padding follows the last token, so no real position sees it."""
+        """Return the decoder's output at all target positions; padding comes last, so no real one attends to it."""
         tgt_mask = subsequent_mask(tgt_in.shape[1], tgt_in.device)
         x = self.embedding(tgt_in)
         for layer in self.decoder:
@@ -270,12 +270,15 @@ def padding_mask(ids: Int[Tensor, "batch length"]) -> Bool[Tensor, "batch 1 1 le
 
 
 def subsequent_mask(length: int, device: torch.device) -> Bool[Tensor, "length length"]:
-    """True where a query (row) may look: at itself and what stands before it (3.2.3)."""
+    """True where a query (row) may attend: to itself and to earlier positions (3.2.3)."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
 def initialise(model: Transformer) -> None:
-    """tensor2tensor's of June 2017; the paper gives none. Projections Glorot uniform, embeddings N(0, d_model^-0.5)."""
+    """Initialise as tensor2tensor of June 2017 does: projections Glorot uniform, embeddings N(0, d_model^-0.5).
+
+    The paper gives no method.
+    """
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -291,7 +294,7 @@ def initialise(model: Transformer) -> None:
 
 
 def _initialise_fused(module: MultiHeadAttention) -> None:
-    """q, k and v as one matrix: its larger fan-out makes the range smaller."""
+    """Initialise q, k and v as one matrix, whose larger fan-out makes the range smaller."""
     weights = [module.W_Q.weight, module.W_K.weight, module.W_V.weight]
     bound = math.sqrt(6 / (weights[0].shape[1] + sum(w.shape[0] for w in weights)))
     for weight in weights:

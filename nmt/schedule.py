@@ -6,7 +6,7 @@ from nmt.config import TrainingSettings
 
 
 def learning_rate(update: int, d_model: int, settings: TrainingSettings) -> float:
-    """d_model^-0.5 * min(update^-0.5, update * warmup_steps^-1.5), times the configured scale; updates count from 1."""
+    """Return d_model^-0.5 * min(update^-0.5, update * warmup_steps^-1.5), times learning_rate_scale."""
     if update < 1:
         raise ValueError(f"update is {update}: updates count from 1")
     rate: float = d_model**-0.5 * min(update**-0.5, update * settings.warmup_steps**-1.5)

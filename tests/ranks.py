@@ -28,7 +28,7 @@ def _rank(rank: int, size: int, folder: Path, store: str, home: Path | None, tar
     import torch
 
     from nmt.common.processes import die_with_parent
-    from nmt.training.distributed import world
+    from nmt.training.distributed import join_world
 
     die_with_parent()
     with (folder / f"rank-{rank}.log").open("ab") as log:
@@ -38,8 +38,8 @@ def _rank(rank: int, size: int, folder: Path, store: str, home: Path | None, tar
     torch.set_num_threads(1)
     if home is not None:
         os.chdir(home)
-    with world(store=f"file://{folder / store}") as place:
-        result = target(place, *given)
+    with join_world(store=f"file://{folder / store}") as world:
+        result = target(world, *given)
     (folder / f"rank-{rank}.json").write_text(json.dumps(result), encoding="utf-8")
 
 
@@ -110,39 +110,40 @@ def output(folder: Path) -> str:
 # What ranks do in tests: found by name in their processes, so it stands here.
 
 
-def agreements(place: Any) -> dict[str, Any]:
+def agreements(world: Any) -> dict[str, Any]:
     """All that a world agrees on; each rank gives another value."""
     import torch
 
-    started = torch.tensor([float(place.rank)])
-    place.start_sum(started).wait()
-    place.barrier()
+    started = torch.tensor([float(world.rank)])
+    world.start_sum(started).wait()
+    world.barrier()
     return {
-        "rank": place.rank, "size": place.size, "main": place.main, "device": str(place.device),
-        "sum": place.sum(torch.tensor([place.rank + 1.0, 0.5])).tolist(), "started_sum": started.tolist(),
-        "any_of_one": place.any(place.rank == 2), "any_of_none": place.any(False),
-        "minimum": place.minimum(5 - 5 * place.rank), "same": place.same(7), "differ": place.same(place.rank),
-        "one_differs": place.same(int(place.rank == 1)), "large": place.same(2**40 + 1),
+        "rank": world.rank, "size": world.size, "main": world.main, "device": str(world.device),
+        "sum": world.sum(torch.tensor([world.rank + 1.0, 0.5])).tolist(), "started_sum": started.tolist(),
+        "any_of_one": world.any(world.rank == 2), "any_of_none": world.any(False),
+        "minimum": world.minimum(5 - 5 * world.rank), "same": world.same(7), "differ": world.same(world.rank),
+        "one_differs": world.same(int(world.rank == 1)), "large": world.same(2**40 + 1),
     }  # fmt: skip
 
 
-def training(place: Any, job: dict[str, Any], folder: str, bucket: int | None = None) -> bool:
+def training(world: Any, job: dict[str, Any], folder: str, bucket: int | None = None) -> bool:
     """A whole training; `bucket`: the bytes that are summed together."""
     from nmt.training import gradients
-    from nmt.training.distributed import lost_the_others
-    from nmt.training.trainer import Job, train
+    from nmt.training.distributed import peer_is_lost
+    from nmt.training.job import Job
+    from nmt.training.trainer import train
 
     if bucket is not None:
-        gradients.BUCKET = bucket
+        gradients.BUCKET_BYTES = bucket
     try:
-        return train(Job.model_validate(job), Path(folder), place, 64)
+        return train(Job.model_validate(job), Path(folder), world, 64)
     except Exception as error:
-        if lost_the_others(error):
+        if peer_is_lost(error):
             Path(folder, "lost-the-others").touch()
         raise
 
 
-def disturbed_training(place: Any, job: dict[str, Any], folder: str, update: int, rank: int, number: int) -> bool:
+def disturbed_training(world: Any, job: dict[str, Any], folder: str, update: int, rank: int, number: int) -> bool:
     """A training in which one rank sends itself a signal after an update."""
     from nmt.training.trainer import Trainer
 
@@ -150,14 +151,14 @@ def disturbed_training(place: Any, job: dict[str, Any], folder: str, update: int
 
     def watched(self: Trainer, given: Any) -> None:
         step(self, given)
-        if given.number == update and place.rank == rank:
+        if given.number == update and world.rank == rank:
             os.kill(os.getpid(), number)
 
     Trainer.step = watched
-    return training(place, job, folder)
+    return training(world, job, folder)
 
 
-def training_with_a_weight_changed(place: Any, job: dict[str, Any], folder: str) -> bool:
+def training_with_a_weight_changed(world: Any, job: dict[str, Any], folder: str) -> bool:
     """The last weight of the last rank is another by one bit."""
     import torch
 
@@ -167,22 +168,22 @@ def training_with_a_weight_changed(place: Any, job: dict[str, Any], folder: str)
 
     def changed(*given: Any) -> Any:
         model = make(*given)
-        if place.rank == place.size - 1:
+        if world.rank == world.size - 1:
             last = list(model.parameters())[-1].data.view(torch.int32).view(-1)
             last[-1] ^= 1
         return model
 
     trainer.Transformer = changed
-    return training(place, job, folder)
+    return training(world, job, folder)
 
 
-def training_in_folders_of_their_own(place: Any, job: dict[str, Any], folder: str) -> bool:
+def training_in_folders_of_their_own(world: Any, job: dict[str, Any], folder: str) -> bool:
     """A training of ranks that share no folder."""
-    return training(place, job, f"{folder}-{place.rank}")
+    return training(world, job, f"{folder}-{world.rank}")
 
 
 def gradients_of_an_update(
-    place: Any, job: dict[str, Any], folder: str, bucket: int = 50_000_000, room: int | None = None
+    world: Any, job: dict[str, Any], folder: str, bucket: int = 50_000_000, room: int | None = None
 ) -> dict[str, int]:
     """Save each rank's gradients after the first update; the last rank's device may have `room` for less."""
     from devices import losses_with_room_for
@@ -190,13 +191,14 @@ def gradients_of_an_update(
 
     from nmt.training import gradients
     from nmt.training.batches import Corpus, train_files, updates
-    from nmt.training.trainer import Job, Trainer
+    from nmt.training.job import Job
+    from nmt.training.trainer import Trainer
 
-    gradients.BUCKET = bucket
-    if room is not None and place.rank == place.size - 1:
+    gradients.BUCKET_BYTES = bucket
+    if room is not None and world.rank == world.size - 1:
         Trainer.losses = losses_with_room_for(room)
     settings = Job.model_validate(job)
-    trainer = Trainer(settings, place, 64)
+    trainer = Trainer(settings, world, 64)
     begun, finish = [0], trainer.gradients.finish
 
     def counted() -> Any:
@@ -206,15 +208,15 @@ def gradients_of_an_update(
     trainer.gradients.finish = counted
     corpus = Corpus(train_files(Path(settings.corpus)))
     # Twice: what the first update left is no part of the second.
-    for update in updates(corpus, 1, 120, lambda: 27, place.rank, place.size, 1, 2):
+    for update in updates(corpus, 1, 120, lambda: 27, world.rank, world.size, 1, 2):
         trainer.step(update)
     found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
-    save_file(found, Path(folder) / f"gradients-{place.rank}.safetensors")
-    buckets = trainer.gradients.finish() if place.size > 1 else []
+    save_file(found, Path(folder) / f"gradients-{world.rank}.safetensors")
+    buckets = trainer.gradients.finish() if world.size > 1 else []
     return {"buckets": len(buckets), "begun": begun[0], "micro_tokens": trainer.micro_tokens}
 
 
-def main_module(place: Any, folder: str) -> None:
+def main_module(world: Any, folder: str) -> None:
     """What torchrun runs."""
     from nmt.training import trainer
 
@@ -222,12 +224,13 @@ def main_module(place: Any, folder: str) -> None:
     trainer.main()
 
 
-def chosen_micro_tokens(place: Any, job: dict[str, Any], folder: str, told: list[str | None]) -> int:
+def chosen_micro_tokens(world: Any, job: dict[str, Any], folder: str, told: list[str | None]) -> int:
     """How much goes through the model together, where users told ranks different things."""
     from nmt.training import micro_batch_size
-    from nmt.training.trainer import Job, Trainer
+    from nmt.training.job import Job
+    from nmt.training.trainer import Trainer
 
-    value = told[place.rank]
+    value = told[world.rank]
     if value is not None:
         os.environ["NMT_MICRO_TOKENS"] = value
-    return micro_batch_size.micro_tokens(Trainer(Job.model_validate(job), place, 0), Path(folder), 9)
+    return micro_batch_size.choose_micro_tokens(Trainer(Job.model_validate(job), world, 0), Path(folder), 9)

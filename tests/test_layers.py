@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import grimp
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,3 +71,27 @@ def test_help_answers_at_once() -> None:
     _, status, usage = os.wait4(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert usage.ru_utime + usage.ru_stime < 2.0
+
+
+def test_no_import_closes_a_cycle() -> None:
+    """Counted are imports wherever they stand: in functions and under TYPE_CHECKING too."""
+    graph = grimp.build_graph("nmt", "pipeline", cache_dir=None)
+    cycles = {
+        " -> ".join([module, *back])
+        for module in graph.modules for imported in graph.find_modules_directly_imported_by(module)
+        if (back := graph.find_shortest_chain(imported, module))
+    }  # fmt: skip
+    assert cycles == set()
+
+
+def test_nmt_imports_nothing_by_name() -> None:
+    """Such an import is not in the import graph, so a cycle could hide behind it."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted((ROOT / "nmt").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "importlib" for alias in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "importlib")
+        or (isinstance(node, ast.Name) and node.id == "__import__")
+    ]
+    assert found == []

@@ -1,4 +1,4 @@
-"""Files and folders that are whole or absent: written under a temporary name, flushed to disk, then renamed."""
+"""Atomic files and folders: written under a temporary name, flushed to disk, then renamed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 DAY = 86_400.0
-"""Seconds without a change after which what another machine began to write counts as left behind."""
+"""Seconds without a change after which another machine's temporary file counts as abandoned."""
 
 
 def _flush(path: Path) -> None:
-    """Push what stands at `path` to the disk, so that a rename after it never outlives its content."""
+    """Flush the file or folder at `path` to disk, so that a later rename never becomes durable before its content."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -32,12 +32,12 @@ def _remove(path: Path) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    """Where this process writes `path`. The machine is in the name: another's processes cannot be looked up."""
+    """Return the temporary path for `path`; it names machine and process, so that abandoned ones are recognised."""
     return path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
 
 
-def _is_at_work(process: int) -> bool:
-    """Whether another process than this one has this number: what is there under ours is of one killed before."""
+def _is_other_process(process: int) -> bool:
+    """Return whether another process with this id runs: a temporary file with our own id is from a killed process."""
     if process == os.getpid():
         return False
     try:
@@ -45,39 +45,39 @@ def _is_at_work(process: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # Another user's.
+        pass  # It belongs to another user.
     return True
 
 
-def _is_left(path: Path, machine: str, process: int) -> bool:
-    """Whether nobody writes a temporary file or folder any more."""
+def _is_abandoned(path: Path, machine: str, process: int) -> bool:
+    """Return whether no process writes this temporary file or folder any more."""
     if machine == os.uname().nodename:
-        return not _is_at_work(process)
+        return not _is_other_process(process)
     return time.time() - max(part.lstat().st_mtime for part in (path, *path.rglob("*"))) > DAY
 
 
 def _sweep(path: Path) -> None:
-    """Remove what processes that were killed while they wrote `path` left beside it."""
+    """Remove temporary files that killed processes left beside `path`; restore a folder they had renamed."""
     name = re.compile(re.escape(f".{path.name}.") + r"(.+)\.([0-9]{1,9})\.(tmp|old)")
-    # In this order a process' .tmp is gone before its .old takes that name.
-    for left in sorted(path.parent.iterdir(), reverse=True):
-        match = name.fullmatch(left.name)
-        # What cannot be removed stops nothing: another process may be sweeping at the same time.
+    # Reverse order removes a process' .tmp before its .old is renamed to that name.
+    for entry in sorted(path.parent.iterdir(), reverse=True):
+        match = name.fullmatch(entry.name)
+        # A failure to remove is no error: another process may remove the same file now.
         with suppress(OSError):
-            if match is None or not _is_left(left, match[1], int(match[2])):
+            if match is None or not _is_abandoned(entry, match[1], int(match[2])):
                 continue
             if match[3] == "tmp":
-                _remove(left)
+                _remove(entry)
             elif path.exists():
-                # What is called .old is whole.
-                _remove(left.rename(left.with_suffix(".tmp")))
+                # A folder named .old is complete; `path` has replaced it.
+                _remove(entry.rename(entry.with_suffix(".tmp")))
             elif match[1] == os.uname().nodename:
-                os.replace(left, path)  # Killed between the two renames: this is what stood there.
+                os.replace(entry, path)  # Killed between the two renames: restore the old folder.
 
 
 def _put(temporary: Path, path: Path) -> None:
-    """Rename a folder to `path`; the one that stood there, if any, is at `temporary` then."""
-    # A folder cannot be renamed over a full one: the old one steps aside for the moment between.
+    """Rename a folder to `path`; a folder that was there before is at `temporary` afterwards."""
+    # A folder cannot be renamed over one that is not empty, so the old one is renamed first.
     old = temporary.with_suffix(".old")
     try:
         if path.exists():
@@ -90,12 +90,12 @@ def _put(temporary: Path, path: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; what was made there (a file or a folder) takes its place at the end.
+    """Yield a temporary path beside `path`; at the end, rename the file or folder made there to `path`.
 
-    After an error, whatever stood at `path` before still stands there and the temporary one is gone. A kill leaves
-    the old or the new, but for the moment between two renames when a folder replaces another: the next process that
-    writes `path` on the same machine puts the old one back. It also removes what killed processes left; what those
-    of other machines left goes when nothing in it has changed for a day.
+    After an error `path` is unchanged and the temporary file is removed. A kill leaves the old or the new content. Only
+    a folder that replaces another is renamed in two steps; after a kill between them, the next process that writes
+    `path` on the same machine restores the old folder. That process also removes temporary files of killed processes;
+    those of other machines are removed once they have not changed for a day.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _sweep(path)
@@ -117,6 +117,6 @@ def writing(path: Path) -> Iterator[Path]:
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file's bytes, in hexadecimal."""
+    """Return the sha256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

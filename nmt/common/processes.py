@@ -1,4 +1,4 @@
-"""A process that ends when the one that started it does, however that ended."""
+"""Child processes that end with their parent."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Ask the system to send this process a signal when the one that started it dies, however it dies. Linux only.
+    """Have the kernel send this process a signal when its parent dies, for any reason. Linux only.
 
-    It is the thread that counts: start such a process from one that lives as long as it should.
+    The kernel watches the parent's thread: start such a process from a thread that lives as long as the process should.
     """
     if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1

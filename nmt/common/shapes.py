@@ -1,4 +1,4 @@
-"""Shapes in signatures: jaxtyping's annotations, checked while tests run; plain tensors where it is not installed."""
+"""Shapes in signatures: jaxtyping's annotations, checked during tests; plain tensors if it is not installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ else:
     except ModuleNotFoundError:
 
         class _Tensor:
-            """`Float[Tensor, "batch length"]` is `Tensor`: training needs no jaxtyping."""
+            """Make `Float[Tensor, "batch length"]` mean `Tensor`, since training does not require jaxtyping."""
 
             def __class_getitem__(cls, item):
                 return item[0]

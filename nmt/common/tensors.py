@@ -1,4 +1,4 @@
-"""Named tensors on disk: safetensors files, which are never unpickled."""
+"""Named tensors on disk as safetensors, which need no unpickling."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from nmt.config import InputError
 
 WEIGHTS = "model.safetensors"
-"""The name of a model's weights in its folder."""
+"""The file name of a model's weights in its folder."""
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors to a safetensors file; raises OSError where the disk is full."""
+    """Write tensors to a safetensors file; raise OSError if that fails, for example on a full disk."""
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
@@ -24,7 +24,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file; raises InputError where it is missing or damaged."""
+    """Return the tensors of a safetensors file; raise InputError if it is missing or damaged."""
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
@@ -32,5 +32,5 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def shape_text(shape: Sequence[int] | None) -> str:
-    """A shape for a message."""
+    """Format a shape for a message."""
     return "none" if shape is None else str(list(shape))

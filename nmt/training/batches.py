@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt.common.shapes import Int
-from nmt.config import BOS, PAD, InputError
+from nmt.config import BOS, PAD, InputError, ModelSettings
 from nmt.flops import LengthSums
 
 AHEAD = 4
-"""Updates prepared while earlier ones are computed."""
+"""Number of updates prepared in advance."""
 
 
 class Corpus:
-    """Pairs of subword ids in Arrow files, memory-mapped: what is read is cached by the system, not held here."""
+    """Pairs of subword ids in memory-mapped Arrow files, whose pages the operating system caches."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._sides: list[
@@ -56,7 +56,7 @@ class Corpus:
         if starts[-1] == 0:
             raise InputError(f"there is no pair in {len(files)} binned files: train on a corpus that has some")
         self._starts, self._file_starts = np.array(starts), np.array(file_starts)
-        # Of all that is here these alone grow with the corpus: 2 bytes a side, unless a sentence is enormous.
+        # Only these arrays grow with the corpus: 2 bytes per side, or 4 if a sentence has 65,536 subwords or more.
         kind = np.uint16 if longest < 2**16 else np.uint32
         self.src_lengths: NDArray[np.unsignedinteger] = np.empty(len(self), dtype=kind)
         """Subwords of each source, EOS included."""
@@ -72,23 +72,23 @@ class Corpus:
         return int(self._starts[-1])
 
     def pair(self, index: int) -> tuple[NDArray[np.unsignedinteger], NDArray[np.unsignedinteger]]:
-        """Source and target ids of a pair, each ending in EOS."""
+        """Return source and target ids of a pair, each ending in EOS."""
         block = int(np.searchsorted(self._starts, index, side="right")) - 1
         row = index - int(self._starts[block])
         src_offsets, src, tgt_offsets, tgt = self._sides[block]
         return src[src_offsets[row] : src_offsets[row + 1]], tgt[tgt_offsets[row] : tgt_offsets[row + 1]]
 
     def line(self, index: int) -> int:
-        """Where a pair stands in the tokenised files, lines counted from 1."""
+        """Return the line number of a pair in the tokenised files, counted from 1."""
         block = int(np.searchsorted(self._starts, index, side="right")) - 1
         return int(self._lines[block][index - int(self._starts[block])]) + 1
 
     def files(self) -> Iterator[tuple[int, int]]:
-        """The first pair of each file, and the one after its last."""
+        """Yield the first pair of each file, and the one after its last."""
         return pairwise(self._file_starts.tolist())
 
     def bins(self, pairs: NDArray[np.integer]) -> NDArray[np.integer]:
-        """The file that each of some pairs stands in; the target's length where there is one file alone."""
+        """Return the file number of each pair, or the target's length if there is only one file."""
         alone = len(self._file_starts) == 2
         bins: NDArray[np.integer] = (
             self.tgt_lengths[pairs] if alone else np.searchsorted(self._file_starts, pairs, side="right")
@@ -96,7 +96,7 @@ class Corpus:
         return bins
 
     def checksum(self) -> int:
-        """The CRC-32 of every id, of every length and of where the files begin: all that training reads here.
+        """Return the CRC-32 of all ids, lengths and file boundaries: everything that training reads from the corpus.
 
         Reads the whole corpus once: 4.5 GB for 36 million pairs, which the first epoch reads anyway.
         """
@@ -109,7 +109,7 @@ class Corpus:
         return checksum
 
     def sums(self, pairs: NDArray[np.integer]) -> LengthSums:
-        """What the cost of training on `pairs` follows from."""
+        """Return the sums of lengths that determine the cost of training on `pairs`."""
         src, tgt = self.src_lengths[pairs].astype(np.int64), self.tgt_lengths[pairs].astype(np.int64)
         return LengthSums(
             pairs=len(pairs), source=int(src.sum()), target=int(tgt.sum()), source_squared=int((src**2).sum()),
@@ -118,11 +118,25 @@ class Corpus:
 
 
 def train_files(folder: Path) -> list[Path]:
-    """The length bins of a binned corpus, shortest first; raises InputError where there is none."""
+    """Return the length bins of a binned corpus, shortest first; raise InputError if there is none."""
     files = sorted(folder.glob("train.*.arrow"))
     if not files:
         raise InputError(f"{folder} holds no train.*.arrow: run the stage binarize")
     return files
+
+
+def check_positions(model: ModelSettings, corpus: Corpus, valid: Corpus) -> None:
+    """Raise InputError if a sentence is longer than the model's table of learned positions."""
+    if model.positions != "learned":
+        return
+    for name, pairs in (("training", corpus), ("validation", valid)):
+        lengths = np.maximum(pairs.src_lengths, pairs.tgt_lengths)
+        longest = int(lengths.argmax())
+        if lengths[longest] > model.max_positions:
+            raise InputError(
+                f"line {pairs.line(longest):,} of the {name} set has {lengths[longest]:,} subwords, but "
+                f"model.max_positions is {model.max_positions:,}: raise that, or shorten the line"
+            )
 
 
 @dataclass(frozen=True)
@@ -133,11 +147,11 @@ class MicroBatch:
     tgt_in: Int[Tensor, "batch tgt"]
     """BOS, then the target without its EOS."""
     positions: Int[Tensor, "tokens"]
-    """Where the real targets stand in the flattened [batch, tgt]."""
+    """Indices of the real targets in the flattened [batch, tgt]."""
     labels: Int[Tensor, "tokens"]
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same on a device; the copy does not hold up the host."""
+        """Copy to a device without blocking the host."""
         if device.type == "cpu":
             return self
         src, tgt_in, positions, labels = (
@@ -147,7 +161,7 @@ class MicroBatch:
         return MicroBatch(src, tgt_in, positions, labels)
 
     def halves(self) -> tuple[MicroBatch, MicroBatch]:
-        """The same pairs in two; raises InputError where there is one alone."""
+        """Return the pairs in two halves; raise InputError for a single pair."""
         rows, width = self.tgt_in.shape
         if rows == 1:
             raise InputError(
@@ -163,7 +177,7 @@ class MicroBatch:
 
 
 def micro_batch(corpus: Corpus, pairs: Sequence[int] | NDArray[np.integer]) -> MicroBatch:
-    """Pad some pairs to their longest."""
+    """Make a micro-batch of pairs, padded to the longest."""
     sides = [corpus.pair(int(index)) for index in pairs]
     src = np.full((len(sides), max(len(s) for s, _ in sides)), PAD, dtype=np.int64)
     tgt = np.full((len(sides), max(len(t) for _, t in sides)), PAD, dtype=np.int64)
@@ -181,15 +195,15 @@ def micro_batch(corpus: Corpus, pairs: Sequence[int] | NDArray[np.integer]) -> M
 
 
 def by_length(corpus: Corpus, pairs: NDArray[np.integer]) -> NDArray[np.integer]:
-    """Pairs in order of target bin, then of source length: neighbours are alike on both sides."""
+    """Sort pairs by target bin, then by source length, so that neighbours have similar lengths on both sides."""
     return pairs[np.lexsort((corpus.src_lengths[pairs], corpus.bins(pairs)))]
 
 
 def pack(corpus: Corpus, pairs: NDArray[np.integer], micro_tokens: int) -> list[NDArray[np.integer]]:
     """Cut pairs into micro-batches of at most `micro_tokens` padded positions a side.
 
-    A single pair that is longer stands alone. Which side is sorted more finely is tried both ways: the one with
-    less padding is taken.
+    A longer pair gets a micro-batch of its own. Two orders are tried, one sorted more finely by source length, one by
+    target length; the one with less padding is used.
     """
     finely_by_target = pairs[np.lexsort((corpus.src_lengths[pairs], corpus.tgt_lengths[pairs]))]
     ways = [_cut(corpus, order, micro_tokens) for order in (by_length(corpus, pairs), finely_by_target)]
@@ -214,8 +228,8 @@ def _padded(corpus: Corpus, part: NDArray[np.integer]) -> int:
 class EpochPlan:
     """Which pairs each update of an epoch trains on: every pair once, pairs of about equal length together.
 
-    Pairs are put in order of target bin and then of source length, ties and near-ties at random, and the row of
-    them is cut into updates of equal size, which are then shuffled.
+    Pairs are sorted by target bin and then by source length, similar lengths in random order. The sorted pairs are cut
+    into updates of equal size, and the updates are shuffled.
     """
 
     def __init__(self, corpus: Corpus, seed: int, epoch: int, tokens: int) -> None:
@@ -223,9 +237,9 @@ class EpochPlan:
         self.order = np.empty(len(corpus), dtype=np.int32)
         count = updates_an_epoch(corpus, tokens)
         cut = np.arange(1, count)
-        wanted = corpus.tokens * cut // count
+        bounds = corpus.tokens * cut // count
         cuts, done = np.zeros_like(cut), 0
-        # Bin by bin: what is needed on the way takes several times the memory of what is kept.
+        # Bin by bin, because the temporary arrays take several times the memory of the result.
         for first, last in corpus.files():
             inside = np.arange(first, last, dtype=np.int32)
             jitter = random.uniform(0.97, 1.03, last - first).astype(np.float32)
@@ -233,21 +247,21 @@ class EpochPlan:
             order = inside[np.lexsort((jittered, corpus.bins(inside)))]
             self.order[first:last] = order
             lengths = corpus.src_lengths[order].astype(np.int64) + corpus.tgt_lengths[order]
-            cuts += np.searchsorted(done + np.cumsum(lengths), wanted, side="right")
+            cuts += np.searchsorted(done + np.cumsum(lengths), bounds, side="right")
             done += int(lengths.sum())
-        # A pair longer than an update's share must not leave its neighbour empty.
+        # A pair longer than an update's share must not leave the next update empty.
         cuts = np.maximum.accumulate(np.maximum(cuts, 1) - cut) + cut
         self._bounds = np.concatenate(([0], np.minimum(cuts, len(corpus) - count + cut), [len(corpus)]))
         self._shuffled = random.permutation(count)
 
     def pairs(self, index: int) -> NDArray[np.int32]:
-        """The pairs of the epoch's update `index`, counted from 0."""
+        """Return the pairs of the epoch's update `index`, counted from 0."""
         slot = self._shuffled[index]
         return self.order[self._bounds[slot] : self._bounds[slot + 1]]
 
 
 def pairs_of(corpus: Corpus, seed: int, tokens: int, numbers: Iterable[int]) -> Iterator[tuple[int, NDArray[np.int32]]]:
-    """The pairs that each of some updates, counted from 1 and in order, trains on; an epoch is planned once."""
+    """Yield each given update, counted from 1 and in order, with its pairs; each epoch is planned once."""
     count = updates_an_epoch(corpus, tokens)
     for epoch, inside in groupby(numbers, lambda number: (number - 1) // count):
         plan = EpochPlan(corpus, seed, epoch, tokens)
@@ -256,7 +270,7 @@ def pairs_of(corpus: Corpus, seed: int, tokens: int, numbers: Iterable[int]) -> 
 
 
 def updates_an_epoch(corpus: Corpus, tokens: int) -> int:
-    """How many updates of about `tokens` source and `tokens` target tokens the corpus makes, at least 1."""
+    """Return how many updates of about `tokens` source and `tokens` target tokens an epoch has, at least 1."""
     return min(len(corpus), max(1, round(corpus.tokens / (2 * tokens))))
 
 
@@ -282,17 +296,17 @@ def updates(
     first: int,
     last: int,
 ) -> Iterator[Update]:
-    """This rank's share of the updates `first` to `last`, counted from 1, over as many epochs as it takes.
+    """Yield this rank's share of the updates `first` to `last`, counted from 1, over as many epochs as needed.
 
-    Ranks are dealt the update's pairs in turn, in order of length: each gets about the same work. A rank may get none.
-    `micro_tokens` is asked at every update: it may shrink.
+    Ranks take the update's pairs in turn, sorted by length, so that each has about the same work. A rank may get none.
+    `micro_tokens` is called for every update, because the size may be lowered.
     """
     count = updates_an_epoch(corpus, tokens)
     epoch, plan = -1, None
     for number in range(first, last + 1):
         if plan is None or (number - 1) // count != epoch:
             epoch = (number - 1) // count
-            plan = None  # Not two at a time in memory.
+            plan = None  # Frees the old plan before the next is made.
             plan = EpochPlan(corpus, seed, epoch, tokens)
         pairs = by_length(corpus, plan.pairs((number - 1) % count))
         batches = [micro_batch(corpus, part) for part in pack(corpus, pairs[rank::size], micro_tokens())]
@@ -301,7 +315,7 @@ def updates(
 
 
 def ahead(items: Iterator[Update]) -> Iterator[Update]:
-    """The same items, made by a thread while earlier ones are used; its errors are raised here."""
+    """Yield the items, which a thread prepares in advance; raise the thread's errors here."""
     ready: queue.Queue[Update | BaseException | None] = queue.Queue(AHEAD)
     stopped = threading.Event()
 

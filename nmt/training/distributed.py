@@ -1,4 +1,4 @@
-"""torchrun's environment: which process this is, of how many, on which device."""
+"""The processes of a training: rank, number and device from torchrun's environment, and their collectives."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from datetime import timedelta
 
 import torch
 from torch import distributed
-from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch names it in its documentation alone
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # documented, but not exported
 
 LOOPBACK = "127.0.0.1"
 TIMEOUT = timedelta(minutes=10)
-"""A rank that waits longer than this for the others gives up: one of them is gone."""
+"""A rank that waits longer than this for another rank fails."""
 
 
 @dataclass(frozen=True)
 class World:
-    """One process among those that train together."""
+    """One process of a training, and the collectives over all of them."""
 
     rank: int
     size: int
     device: torch.device
     control: distributed.ProcessGroup | None = None
-    """For what hosts agree on without waiting for their GPUs; None where all is on the CPU."""
+    """A gloo group for values on the host, which need not wait for GPUs; None on CPUs."""
 
     @property
     def main(self) -> bool:
-        """Whether this process writes files and tells progress."""
+        """Whether this process writes the files and reports progress."""
         return self.rank == 0
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks, in place."""
+        """Sum over all ranks in place and return the tensor."""
         if self.size > 1:
             distributed.all_reduce(values)
         return values
 
     def start_sum(self, values: torch.Tensor) -> distributed.Work:
-        """Begin to sum over all ranks in place, in the background; `wait` on what comes back before using it."""
+        """Start a sum over all ranks in place; call `wait` on the returned work before using the tensor."""
         work: distributed.Work = distributed.all_reduce(values, async_op=True)
         return work
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says yes. GPUs go on computing."""
+        """Return whether the flag is true on any rank, without waiting for GPUs."""
         if self.size == 1:
             return flag
         values = torch.tensor(float(flag))
@@ -53,7 +53,7 @@ class World:
         return bool(values)
 
     def minimum(self, value: int) -> int:
-        """The least of all ranks' values."""
+        """Return the minimum over all ranks."""
         if self.size == 1:
             return value
         values = torch.tensor(value)
@@ -61,20 +61,21 @@ class World:
         return int(values)
 
     def same(self, value: int) -> bool:
-        """Whether all ranks have the same value."""
+        """Return whether all ranks have the same value."""
         return self.minimum(value) == -self.minimum(-value)
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank calls this."""
         if self.size > 1:
             distributed.barrier()
 
 
 @contextmanager
-def world(store: str | None = None) -> Iterator[World]:
-    """The world of torchrun's RANK, WORLD_SIZE and LOCAL_RANK; alone without them. NCCL on GPUs, gloo elsewhere.
+def join_world(store: str | None = None) -> Iterator[World]:
+    """Join the processes of torchrun's RANK, WORLD_SIZE and LOCAL_RANK; without these, a world of one process.
 
-    `store` is an init_method such as `file:///...`, in place of torchrun's rendezvous.
+    The backend is NCCL on GPUs and gloo elsewhere. `store` is an init_method such as `file:///...`, used instead of
+    torchrun's rendezvous.
     """
     rank = int(os.environ.get("RANK", "0"))
     size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -85,9 +86,9 @@ def world(store: str | None = None) -> Iterator[World]:
     control = None
     if size > 1:
         backend = "nccl" if device.type == "cuda" else "gloo"
-        own = loopback_store(rank, size) if store is None and os.environ.get("MASTER_ADDR") == LOOPBACK else None
+        loopback = loopback_store(rank, size) if store is None and os.environ.get("MASTER_ADDR") == LOOPBACK else None
         distributed.init_process_group(
-            backend, init_method=None if own else store or "env://", store=own, rank=rank, world_size=size,
+            backend, init_method=None if loopback else store or "env://", store=loopback, rank=rank, world_size=size,
             timeout=TIMEOUT,
         )  # fmt: skip
         if backend == "nccl":
@@ -100,9 +101,9 @@ def world(store: str | None = None) -> Iterator[World]:
 
 
 def loopback_store(rank: int, size: int) -> TCPStore:
-    """The store that the ranks of one machine meet over, at torchrun's $MASTER_PORT of loopback alone.
+    """Return a store for the ranks of one machine, on the loopback address at torchrun's $MASTER_PORT.
 
-    Left to itself, a TCPStore listens on all of the machine's addresses.
+    By default a TCPStore listens on all of the machine's addresses.
     """
     port, listening = int(os.environ["MASTER_PORT"]), None
     if rank == 0:
@@ -111,6 +112,14 @@ def loopback_store(rank: int, size: int) -> TCPStore:
     return TCPStore(LOOPBACK, port, size, rank == 0, TIMEOUT, master_listen_fd=listening)
 
 
-def lost_the_others(error: BaseException) -> bool:
-    """Whether an error only says that another process is gone or does not answer. gloo tells it in words alone."""
+def device_name(device: torch.device) -> str:
+    """Return the GPU's model, or `cpu`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def peer_is_lost(error: BaseException) -> bool:
+    """Return whether an error means that another process is gone or does not answer.
+
+    gloo raises RuntimeError, so only the message says so.
+    """
     return isinstance(error, distributed.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

@@ -1,4 +1,4 @@
-"""Gradients of one process, and their sum over all of them, begun while the backward pass still goes on."""
+"""Gradients of one process, and their sum over all processes, which starts during the backward pass."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from torch.distributed import Work
 
 from nmt.training.distributed import World
 
-BUCKET = 50_000_000
-"""Bytes that go to the other processes together: enough to fill a link, few enough that the first go early."""
+BUCKET_BYTES = 50_000_000
+"""Bytes that are summed over the processes together: enough to use the bandwidth, few enough to start early."""
 
 
 class Gradients:
-    """What the micro-batches of an update add to the parameters' gradients.
+    """The gradients of an update, accumulated over its micro-batches and summed over all processes.
 
-    With several processes each gradient is a part of one of a few flat buckets, in the order in which a backward pass
-    ends with them: the decoder's last layer first, the shared embedding last. A bucket whose gradients are complete is
-    summed over the processes in the background. Every process sums every bucket in the same order, whether it has a
-    micro-batch or not.
+    With several processes each gradient is a view of one of a few flat buckets, in the order in which a backward pass
+    completes them: the decoder's last layer first, the shared embedding last. A complete bucket is summed over the
+    processes in the background. Every process sums every bucket in the same order, even without a micro-batch.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], world: World) -> None:
         self.parameters, self.world = list(parameters), world
-        self.left: dict[nn.Parameter, None] = {}
-        """Those that the micro-batch at work has not reached yet, in order."""
+        self.pending: dict[nn.Parameter, None] = {}
+        """Parameters whose gradients the current backward pass has not produced yet, in order."""
         self._last = False
         self._buckets: list[Tensor] = []
         self._bucket_of: dict[nn.Parameter, int] = {}
-        self._missing: list[int] = []
+        self._incomplete: list[int] = []
+        """For each bucket, how many of its gradients are incomplete."""
         self._works: list[Work] = []
         if world.size > 1:
             self._make_buckets()
         for parameter in self.parameters:
-            parameter.register_post_accumulate_grad_hook(self._arrived)
+            parameter.register_post_accumulate_grad_hook(self._gradient_ready)
 
     def _make_buckets(self) -> None:
         groups: list[list[nn.Parameter]] = []
-        size = BUCKET
+        size = BUCKET_BYTES
         for parameter in reversed(self.parameters):
-            if size >= BUCKET:
+            if size >= BUCKET_BYTES:
                 groups.append([])
                 size = 0
             groups[-1].append(parameter)
@@ -54,7 +54,7 @@ class Gradients:
             self._buckets.append(bucket)
 
     def start(self) -> None:
-        """Begin an update: all gradients are zero."""
+        """Start an update: set all gradients to zero."""
         self._works.clear()
         if not self._buckets:
             for parameter in self.parameters:
@@ -62,30 +62,30 @@ class Gradients:
             return
         for bucket in self._buckets:
             bucket.zero_()
-        self._missing = [0] * len(self._buckets)
+        self._incomplete = [0] * len(self._buckets)
         for number in self._bucket_of.values():
-            self._missing[number] += 1
+            self._incomplete[number] += 1
 
     def expect(self, parameters: Sequence[nn.Parameter], last: bool) -> None:
-        """Say which gradients the next backward pass adds to, and whether it is this process' last of the update."""
-        self.left = dict.fromkeys(parameters)
+        """Set which gradients the next backward pass adds to, and whether it is this process' last of the update."""
+        self.pending = dict.fromkeys(parameters)
         self._last = last
 
-    def _arrived(self, parameter: Tensor) -> None:
+    def _gradient_ready(self, parameter: Tensor) -> None:
         assert isinstance(parameter, nn.Parameter)
-        self.left.pop(parameter, None)
+        self.pending.pop(parameter, None)
         if self._last and self._buckets:
-            self._missing[self._bucket_of[parameter]] -= 1
-            while len(self._works) < len(self._buckets) and self._missing[len(self._works)] == 0:
-                self._send()
+            self._incomplete[self._bucket_of[parameter]] -= 1
+            while len(self._works) < len(self._buckets) and self._incomplete[len(self._works)] == 0:
+                self._start_sum()
 
-    def _send(self) -> None:
+    def _start_sum(self) -> None:
         self._works.append(self.world.start_sum(self._buckets[len(self._works)]))
 
     def finish(self) -> list[Tensor]:
-        """The sums over all processes, in a list of tensors that hold every parameter's gradient once."""
+        """Return tensors that hold every parameter's gradient once, summed over all processes."""
         while len(self._works) < len(self._buckets):
-            self._send()
+            self._start_sum()
         for work in self._works:
             work.wait()
         if self._buckets:

@@ -1,135 +1,137 @@
-"""How much of an update goes through the model at a time: what the device's memory holds."""
+"""The micro-batch size: how many positions of an update go through the model together, as the memory allows."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from nmt.common.files import writing
-from nmt.config import BOS, InputError
+from nmt.config import BOS, InputError, TrainingSettings
 from nmt.training.batches import MicroBatch
-
-if TYPE_CHECKING:
-    from nmt.training.trainer import Trainer
+from nmt.training.distributed import World, device_name
 
 ON_CPU = 2048
-"""Positions: enough to fill a product; more leave more padding and take more memory for little."""
+"""Positions: enough to fill a matrix product; more add padding and memory without much speed."""
 SHARE = 0.85
-"""Of a GPU's memory that training may take; the rest is for what does not come in our sizes."""
+"""The share of a GPU's memory that training may use; the rest is for allocations of other sizes."""
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch could not get memory. On a CPU it says so in words alone."""
+    """Return whether torch ran out of memory. On a CPU only the message says so."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
-def micro_tokens(trainer: Trainer, folder: Path, longest: int) -> int:
-    """Padded positions a side that go through the model together: the least of all ranks' choices.
+@runtime_checkable
+class TrialModel(Protocol):
+    """The part of a trainer that choosing a micro-batch size needs."""
 
-    `$NMT_MICRO_TOKENS`; else what `folder` remembers for this kind of device; else, on a GPU, found by trial on pairs
-    of `longest` subwords, and remembered.
+    world: World
+    settings: TrainingSettings
+
+    def try_batch(self, batch: MicroBatch) -> None:
+        """Run a forward and a backward pass and discard the gradients; raise torch's error if memory runs out."""
+
+    def moments_bytes(self) -> int:
+        """Return the bytes of Adam's moments, which the first update allocates."""
+
+
+def choose_micro_tokens(model: TrialModel, folder: Path, longest: int) -> int:
+    """Return the padded positions per side that go through the model together: the minimum of all ranks' choices.
+
+    A rank takes `$NMT_MICRO_TOKENS`; else the size cached in `folder` for this device model; else, on a GPU, finds a
+    size by trial on pairs of `longest` subwords and caches it.
     """
-    wanted, device = os.environ.get("NMT_MICRO_TOKENS"), trainer.world.device
-    if wanted and (not wanted.isdecimal() or int(wanted) < 1):
-        raise InputError(f"NMT_MICRO_TOKENS is {wanted!r}: it must be a whole number from 1 on, or unset")
-    known = int(wanted) if wanted else remembered(folder, device_name(device))
+    requested, device = os.environ.get("NMT_MICRO_TOKENS"), model.world.device
+    if requested and (not requested.isdecimal() or int(requested) < 1):
+        raise InputError(f"NMT_MICRO_TOKENS is {requested!r}: it must be a whole number from 1 on, or unset")
+    known = int(requested) if requested else cached_micro_tokens(folder, device_name(device))
     if known is None and device.type == "cpu":
         known = ON_CPU
-    share = -(-trainer.settings.tokens // trainer.world.size)
-    # Ranks may differ in what they were told and remember: all of them come here.
-    found = trainer.world.minimum(known or by_trial(trainer, longest, share + share // 4, GpuMemory(device)))
-    if known is None and trainer.world.main:
-        remember(folder, device_name(device), found)
-    return found
+    share = -(-model.settings.tokens // model.world.size)
+    # Ranks may differ in environment and cache, so all of them take part in the minimum.
+    chosen = model.world.minimum(known or find_by_trial(model, longest, share + share // 4, GpuMemory(device)))
+    if known is None and model.world.main:
+        cache_micro_tokens(folder, device_name(device), chosen)
+    return chosen
 
 
-def device_name(device: torch.device) -> str:
-    """The device's model, so that what one remembers is not taken for another's."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+def cached_micro_tokens(folder: Path, device: str) -> int | None:
+    """Return the size cached for a device model, or None."""
+    return _cache(folder).get(device)
 
 
-def remembered(folder: Path, device: str) -> int | None:
-    """What was found on such a device before."""
-    return _all_remembered(folder).get(device)
-
-
-def _all_remembered(folder: Path) -> dict[str, int]:
+def _cache(folder: Path) -> dict[str, int]:
     path = folder / "micro.json"
-    known: dict[str, int] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return known
+    sizes: dict[str, int] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return sizes
 
 
-def remember(folder: Path, device: str, tokens: int) -> None:
-    """Keep what was found for the next start."""
+def cache_micro_tokens(folder: Path, device: str, tokens: int) -> None:
+    """Cache the size for a device model, for later starts of this training."""
     with writing(folder / "micro.json") as temporary:
-        temporary.write_text(json.dumps({**_all_remembered(folder), device: tokens}), encoding="utf-8")
+        temporary.write_text(json.dumps({**_cache(folder), device: tokens}), encoding="utf-8")
 
 
 @runtime_checkable
 class DeviceMemory(Protocol):
-    """What `fits` asks of a device: bytes of its memory."""
+    """The memory of a device, in bytes."""
 
     def reset_peak(self) -> None:
-        """Begin to measure the peak anew."""
+        """Restart the measurement of the peak."""
 
     def peak(self) -> int:
-        """The most that this process held since `reset_peak`."""
+        """Return the most that this process used since `reset_peak`."""
 
     def available(self) -> int:
-        """What this process holds and what is free."""
+        """Return what this process uses plus what is free."""
 
 
 class GpuMemory:
-    """A GPU's memory. Counted as reserved: what torch's allocator has taken from the device."""
+    """A GPU's memory. Memory counts as used if torch's allocator has reserved it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def reset_peak(self) -> None:
-        """Give back what is cached, so that an earlier pass does not count."""
+        """Restart the measurement of the peak, without the allocator's cache of earlier passes."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak(self) -> int:
-        """The most that torch's allocator had reserved."""
+        """Return the most that torch's allocator had reserved since `reset_peak`."""
         return torch.cuda.max_memory_reserved(self.device)
 
     def available(self) -> int:
-        """What is reserved and what is free."""
+        """Return the reserved memory plus the free memory."""
         free, _ = torch.cuda.mem_get_info(self.device)
         return free + torch.cuda.memory_reserved(self.device)
 
 
-def by_trial(trainer: Trainer, longest: int, most: int, device_memory: DeviceMemory) -> int:
-    """The most positions, doubled from ON_CPU up to `most`, that a backward pass has room for."""
+def find_by_trial(model: TrialModel, longest: int, most: int, device_memory: DeviceMemory) -> int:
+    """Return the largest size that fits, doubling from ON_CPU up to `most`; ON_CPU itself is not tried."""
     size = ON_CPU
     while size < most:
         larger = min(2 * size, most)
-        if not fits(trainer, larger, longest, device_memory):
+        if not fits(model, larger, longest, device_memory):
             break
         size = larger
     return size
 
 
-def fits(trainer: Trainer, size: int, longest: int, device_memory: DeviceMemory) -> bool:
-    """Whether a micro-batch of `size` positions in pairs of `longest` subwords leaves the device some room."""
+def fits(model: TrialModel, size: int, longest: int, device_memory: DeviceMemory) -> bool:
+    """Return whether a micro-batch of `size` positions in pairs of `longest` subwords uses at most SHARE."""
     rows = max(1, size // longest)
     ids = torch.full((rows, longest), BOS)
-    batch = MicroBatch(ids, ids, torch.arange(ids.numel()), ids.flatten()).to(trainer.world.device)
+    batch = MicroBatch(ids, ids, torch.arange(ids.numel()), ids.flatten()).to(model.world.device)
     device_memory.reset_peak()
     try:
-        smoothed, _ = trainer.losses(batch, trainer.settings.eps_ls)
-        smoothed.backward()
-        # Adam's two moments come with the first update.
-        moments = 2 * sum(p.numel() * p.element_size() for p in trainer.parameters)
-        room = device_memory.peak() + moments <= SHARE * device_memory.available()
+        model.try_batch(batch)
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
-        room = False
-    trainer.gradients.start()
-    return room
+        return False
+    return device_memory.peak() + model.moments_bytes() <= SHARE * device_memory.available()

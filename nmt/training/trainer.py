@@ -1,16 +1,15 @@
-"""Training as section 5 tells it: the update on one screen, the loop on another, resumable at any point.
+"""Training as section 5 describes it: Trainer.step is one update, Run the loop around it; resumable at any update.
 
-`python -m nmt.training.trainer JOB` is what torchrun runs on each device. JOB is a folder with `job.yaml` (a Job);
-there the training keeps its state: `resume/` (the last whole state), `checkpoints/` (for averaging), `history.jsonl`
-(what it measured, a line an interval) and, at the end, `done.json`, `interrupted` when it was asked to stop, or
-`failed.json` when something is wrong.
+torchrun runs `python -m nmt.training.trainer FOLDER` for each device. FOLDER holds `job.yaml` (a Job). The training
+writes there `resume/` (the last complete state), `checkpoints/` (for averaging), `history.jsonl` (a record an interval)
+and, at the end, one of `done.json`, `interrupted` (it was asked to stop) and `failed.json` (an error).
 """
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,111 +22,109 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from nmt.common.files import writing
 from nmt.common.processes import die_with_parent
-from nmt.config import InputError, ModelSettings, Settings, TrainingSettings
-from nmt.flops import LengthSums
+from nmt.config import InputError
 from nmt.loss import smoothed_cross_entropy
 from nmt.model import Transformer
 from nmt.schedule import learning_rate
-from nmt.training import checkpoint, micro_batch_size
-from nmt.training.batches import Corpus, MicroBatch, Update, ahead, micro_batch, pack, train_files, updates
+from nmt.training import checkpoint, micro_batch_size, state
+from nmt.training.batches import (
+    Corpus,
+    MicroBatch,
+    Update,
+    ahead,
+    check_positions,
+    micro_batch,
+    pack,
+    train_files,
+    updates,
+)  # fmt: skip
 from nmt.training.compilation import compile_layers
-from nmt.training.distributed import World, lost_the_others, world
+from nmt.training.distributed import World, device_name, join_world, peer_is_lost
 from nmt.training.gradients import Gradients
-from nmt.training.history import Log
-from nmt.training.micro_batch_size import out_of_memory
+from nmt.training.history import History, record_failure
+from nmt.training.job import Job
+from nmt.training.measurements import Measurements
+from nmt.training.state import Setting, TrainState
+
+__all__ = ["Job", "Trainer", "train"]
 
 INTERRUPTED = 75
-"""The exit status after SIGTERM: the state is saved and training can go on."""
-
-
-class Job(Settings):
-    """What to train, on what."""
-
-    model: ModelSettings
-    training: TrainingSettings
-    vocabulary: int
-    corpus: str
-    """The folder of the binned corpus."""
+"""The exit status after SIGTERM: the state is saved, and training can be resumed."""
 
 
 class Trainer:
-    """One rank's model, optimizer and measurements. `step` is the update; `train` the loop around it."""
+    """One rank's model, optimizer, gradients and measurements. `step` is the update."""
 
-    def __init__(self, job: Job, place: World, micro_tokens: int) -> None:
-        self.job, self.world = job, place
+    def __init__(self, job: Job, world: World, micro_tokens: int) -> None:
+        self.job, self.world = job, world
         self.micro_tokens = micro_tokens
-        """Padded positions a side that go through the model together; halved where the memory does not hold them."""
+        """Padded positions per side that go through the model together; halved when memory runs out."""
         self.settings = job.training
         torch.manual_seed(self.settings.seed)
-        self.model = Transformer(job.model, job.vocabulary).to(place.device)
-        self.compiled = compile_layers(self.model, place.device)
+        self.model = Transformer(job.model, job.vocabulary).to(world.device)
+        self.compiled = compile_layers(self.model, world.device)
         self.parameters = list(self.model.parameters())
-        self.gradients = Gradients(self.parameters, place)
+        self.gradients = Gradients(self.parameters, world)
         self.optimizer = torch.optim.Adam(
             self.parameters, betas=(self.settings.beta1, self.settings.beta2), eps=self.settings.epsilon, fused=True
         )
-        self.update = 0
-        self.sums = LengthSums.zero()
-        """Of all pairs trained on."""
-        self.interval = torch.zeros(4, dtype=torch.float64, device=place.device)
-        """Since the last report: smoothed loss, log-likelihood, gradient norm, padded positions."""
-        self.interval_updates = self.interval_tokens = 0
-        self.not_finite: list[tuple[int, Tensor]] = []
-        """Since the last report: every update, and 1 where its gradient was not finite."""
-        self.stop_asked = False
+        self.measured = Measurements(world, TrainState.initial(self.setting()))
+        self.stop_requested = False
+
+    @property
+    def update(self) -> int:
+        """The last finished update."""
+        return self.measured.update
+
+    def setting(self) -> Setting:
+        """Return what must be the same for a resumed training to be bit-identical."""
+        return Setting.of(self.world, self.micro_tokens, self.compiled)
 
     def step(self, update: Update) -> None:
-        """The update: gradients summed over micro-batches and ranks, divided once by all target tokens; Adam, Eq. 3."""
+        """Train on an update: sum gradients over micro-batches and ranks, divide once by all target tokens, step Adam.
+
+        The learning rate is Eq. 3.
+        """
         self.model.train()
         tokens = update.sums.target
         self.gradients.start()
         for number, batch in enumerate(update.batches, start=1):
-            # Drawn anew from where training stands, so that resuming needs no random state.
+            # Seeded by the position in the training, so that resuming needs no random state.
             torch.manual_seed(stream(self.settings.seed, update.number, self.world.rank, number))
             self._accumulate(batch.to(self.world.device), tokens, self.parameters, number == len(update.batches))
         norm = torch.nn.utils.get_total_norm(self.gradients.finish())
         not_finite = (~torch.isfinite(norm)).float()
-        # Fused Adam leaves weights and moments alone where found_inf is 1; no need to ask the device before.
-        # GradScaler hands it over by the same attribute, which the class does not declare.
+        # Fused Adam leaves weights and moments unchanged if found_inf is 1, so the host need not wait for the device.
+        # GradScaler sets the same attribute, which the class does not declare.
         self.optimizer.found_inf = not_finite  # type: ignore[attr-defined]
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(update.number, self.job.model.d_model, self.settings)
         self.optimizer.step()
-        if self.world.main:
-            # All ranks have the same.
-            self.interval[2] += norm.nan_to_num(0.0, 0.0, 0.0)
-        self.interval[3] += update.padded
-        self.not_finite.append((update.number, not_finite))
-        self.interval_updates += 1
-        self.interval_tokens += tokens
-        self.update = update.number
-        self.sums += update.sums
+        self.measured.add_update(update, norm, not_finite)
 
-    def _accumulate(self, batch: MicroBatch, tokens: int, wanted: Sequence[nn.Parameter], last: bool) -> None:
-        """Add a micro-batch to the gradients of `wanted`; in halves where the memory does not hold it whole."""
-        self.gradients.expect(wanted, last)
-        if self._fits(batch, tokens, wanted):
+    def _accumulate(self, batch: MicroBatch, tokens: int, parameters: Sequence[nn.Parameter], last: bool) -> None:
+        """Add a micro-batch to the gradients of `parameters`, in halves if memory runs out."""
+        self.gradients.expect(parameters, last)
+        if self._fits(batch, tokens, parameters):
             return
-        # What the failed pass had reached is complete: only the rest is computed again.
-        left = list(self.gradients.left)
+        # Gradients that the failed pass has produced are complete: the halves compute only the pending ones.
+        pending = list(self.gradients.pending)
         first, second = batch.halves()
         self._lower_micro_tokens(max(first.src.numel(), first.tgt_in.numel()))
-        self._accumulate(first, tokens, left, last=False)
-        self._accumulate(second, tokens, left, last)
+        self._accumulate(first, tokens, pending, last=False)
+        self._accumulate(second, tokens, pending, last)
 
-    def _fits(self, batch: MicroBatch, tokens: int, wanted: Sequence[nn.Parameter]) -> bool:
-        """Whether the memory holds both passes. By the end of this call what filled it is let go of."""
+    def _fits(self, batch: MicroBatch, tokens: int, parameters: Sequence[nn.Parameter]) -> bool:
+        """Run both passes; return False if memory runs out, after the tensors that filled it are freed."""
         try:
             smoothed, negative_log_likelihood = self.losses(batch, self.settings.eps_ls)
-            (smoothed / tokens).backward(inputs=wanted)
+            (smoothed / tokens).backward(inputs=parameters)
         except RuntimeError as error:
-            if not out_of_memory(error):
+            if not micro_batch_size.out_of_memory(error):
                 raise
             return False
-        self.interval[0] += smoothed.detach()
-        self.interval[1] += negative_log_likelihood
+        self.measured.add_losses(smoothed, negative_log_likelihood)
         return True
 
     def _lower_micro_tokens(self, tokens: int) -> None:
@@ -135,19 +132,31 @@ class Trainer:
             torch.cuda.empty_cache()
         if tokens < self.micro_tokens:
             print(
-                f"rank {self.world.rank} is out of memory at {self.micro_tokens:,} positions: {tokens:,} at a time "
-                "from here on; the weights will not be bit-identical to an undisturbed run's",
+                f"rank {self.world.rank} ran out of memory at {self.micro_tokens:,} positions and continues with "
+                f"{tokens:,} at a time; the weights will not be bit-identical to an undisturbed run's",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
             self.micro_tokens = tokens
 
+    def try_batch(self, batch: MicroBatch) -> None:
+        """Run a forward and a backward pass and discard the gradients; raise torch's error if memory runs out."""
+        try:
+            smoothed, _ = self.losses(batch, self.settings.eps_ls)
+            smoothed.backward()
+        finally:
+            self.gradients.start()
+
+    def moments_bytes(self) -> int:
+        """Return the bytes of Adam's two moments, which the first update allocates."""
+        return 2 * sum(p.numel() * p.element_size() for p in self.parameters)
+
     def losses(self, batch: MicroBatch, eps_ls: float) -> tuple[Tensor, Tensor]:
-        """Smoothed loss and negative log-likelihood of a micro-batch, summed over its target tokens."""
+        """Return smoothed loss and negative log-likelihood of a micro-batch, summed over its target tokens."""
         with self._precision():
             states = self.model(batch.src, batch.tgt_in)
         states = states.flatten(0, 1).index_select(0, batch.positions)
         if self.settings.precision == "bfloat16":
-            # The last LayerNorm gives float32; the product with the vocabulary is the model's largest.
+            # The last LayerNorm returns float32, and the product with the vocabulary is the model's largest.
             states = states.bfloat16()
         return smoothed_cross_entropy(states, self.model.embedding.table, batch.labels, eps_ls)
 
@@ -158,7 +167,7 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self, corpus: Corpus) -> float:
-        """Negative log-likelihood a target subword, without smoothing, in nats; its exp is the perplexity."""
+        """Return the unsmoothed negative log-likelihood per target subword, in nats; its exp is the perplexity."""
         self.model.eval()
         indices = np.arange(self.world.rank, len(corpus), self.world.size)
         total = torch.zeros(2, dtype=torch.float64, device=self.world.device)
@@ -169,37 +178,19 @@ class Trainer:
         return float(likelihood / tokens)
 
     def weights_checksum(self) -> int:
-        """The CRC-32 of all weights, which are the same on every rank."""
+        """Return the CRC-32 of all weights, which must be the same on every rank."""
         checksum = 0
         for parameter in self.parameters:
             checksum = zlib.crc32(parameter.detach().cpu().numpy().data, checksum)
         return checksum
 
-    def stop_agreed(self) -> bool:
-        """Whether any rank was asked to stop."""
-        return self.world.any(self.stop_asked)
-
-    def report(self) -> dict[str, int | float]:
-        """Means over the updates since the last report, over all ranks."""
-        smoothed, likelihood, norm, padded = self.world.sum(self.interval.clone()).tolist()
-        updates, tokens = max(1, self.interval_updates), max(1, self.interval_tokens)
-        self.interval.zero_()
-        self.interval_updates = self.interval_tokens = 0
-        return {
-            "loss": smoothed / tokens, "nll": likelihood / tokens, "gradient_norm": norm / updates,
-            "padded": padded, "tokens": float(tokens),
-        }  # fmt: skip
-
-    def skipped(self) -> list[int]:
-        """The updates since the last call whose gradient was not finite; they changed no weight."""
-        flags = torch.stack([flag for _, flag in self.not_finite]).tolist() if self.not_finite else []
-        numbers = [number for (number, _), flag in zip(self.not_finite, flags, strict=True) if flag]
-        self.not_finite.clear()
-        return numbers
+    def any_stop_requested(self) -> bool:
+        """Return whether any rank was asked to stop."""
+        return self.world.any(self.stop_requested)
 
 
 def stream(seed: int, update: int, rank: int, micro: int) -> int:
-    """The seed of one micro-batch's random numbers: distinct for every place in training, equal after a resume."""
+    """Return the seed of a micro-batch's random numbers: distinct for every micro-batch, the same after a resume."""
     mixed = 0
     for part in (seed, update, rank, micro):
         mixed = ((mixed ^ part) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) % 2**64
@@ -207,69 +198,137 @@ def stream(seed: int, update: int, rank: int, micro: int) -> int:
     return mixed % 2**63
 
 
-def train(job: Job, folder: Path, place: World, micro_tokens: int | None = None) -> bool:
-    """Train until the last update, going on from `folder`'s state; False when asked to stop before.
+class Run:
+    """One attempt at a training: it resumes, trains, reports and saves, until the last update or a request to stop."""
 
-    `micro_tokens`: padded positions a side that go through the model together; None: what the device has room for.
-    """
-    settings = job.training
-    corpus = Corpus(train_files(Path(job.corpus)))
-    valid = Corpus([Path(job.corpus) / "valid.arrow"])
-    check_positions(job.model, corpus, valid)
-    trainer = Trainer(job, place, micro_tokens or 0)
-    if micro_tokens is None:
-        longest = int(max(corpus.src_lengths.max(), corpus.tgt_lengths.max()))
-        trainer.micro_tokens = micro_batch_size.micro_tokens(trainer, folder, longest)
-    log = Log(folder, trainer, corpus)
-    log.resume()
-    with asked_to_stop(trainer):
-        start = trainer.update + 1
-        end = trainer.update if log.patience_ended() else settings.updates
+    def __init__(self, trainer: Trainer, corpus: Corpus, folder: Path) -> None:
+        self.trainer, self.corpus, self.folder = trainer, corpus, folder
+        self.settings = trainer.settings
+        self.history = History(folder, trainer.job, trainer.world)
+        self.report_every = max(1, min(100, self.settings.updates // 100))
+        self._cached_micro_tokens = trainer.micro_tokens
+        self._saved = time.monotonic()
+
+    def resume(self) -> None:
+        """Load the newest state, check that all ranks have it, and discard what was measured after it."""
+        trainer, world = self.trainer, self.trainer.world
+        path = checkpoint.latest_resume(self.folder / "resume")
+        if path is None:
+            loaded = TrainState.initial(trainer.setting())
+        else:
+            loaded = state.load_state(path, trainer.model, trainer.optimizer)
+        trainer.measured = Measurements(world, loaded.with_lost_time(self.history.last_seconds()))
+        if world.size > 1:
+            checksums = self.corpus.checksum(), trainer.weights_checksum()
+            state.check_ranks_agree(world, trainer.job.corpus, checksums[0], trainer.update, checksums[1])
+        world.barrier()
+        if path is not None:
+            trainer.measured.resumes += 1
+        if not world.main:
+            return
+        # All ranks are here, so the failure of an earlier attempt is over.
+        (self.folder / "failed.json").unlink(missing_ok=True)
+        if path is None:
+            state.move_earlier_files(self.folder, (self.history.records_path, self.history.skipped_path))
+            return
+        state.remove_later_checkpoints(self.folder, trainer.update)
+        self.history.remove_after(trainer.update)
+        state.print_resume(loaded, trainer.setting(), self.settings.updates)
+
+    def train(self, valid: Corpus) -> bool:
+        """Train until the last update or until patience ends; return False if a rank was asked to stop before."""
+        trainer, settings, world = self.trainer, self.settings, self.trainer.world
+        end = trainer.update if self.patience_ended() else settings.updates
         feed = updates(
-            corpus, settings.seed, settings.tokens, lambda: trainer.micro_tokens, place.rank, place.size, start,
-            end,
+            self.corpus, settings.seed, settings.tokens, lambda: trainer.micro_tokens, world.rank, world.size,
+            trainer.update + 1, end,
         )  # fmt: skip
         for update in ahead(feed):
             trainer.step(update)
-            if update.number % settings.checkpoint_every == 0 and place.main:
-                checkpoint.save_checkpoint(
-                    folder / "checkpoints", update.number, trainer.model, settings.keep_checkpoints
-                )
+            if update.number % settings.checkpoint_every == 0 and world.main:
+                folder = self.folder / "checkpoints"
+                checkpoint.save_checkpoint(folder, update.number, trainer.model, settings.keep_checkpoints)
             last = update.number == settings.updates
             if update.number % settings.validate_every == 0 or last:
-                log.validation(trainer.validate(valid))
-            log.interval(last)
-            if log.patience_ended():
+                trainer.measured.add_validation(trainer.validate(valid))
+                self.history.log_validation(trainer.measured)
+            if update.number % self.report_every == 0 or last:
+                self.report()
+            if self.patience_ended():
                 break
-            if not last and trainer.stop_agreed():
-                log.stop()
+            if not last and trainer.any_stop_requested():
+                self.stop()
                 return False
-        log.finish()
-    return True
+        self.save()
+        self.history.write_summary(trainer.measured, sum(parameter.numel() for parameter in trainer.parameters))
+        return True
+
+    def patience_ended(self) -> bool:
+        """Return whether the configured number of consecutive validations had no better perplexity."""
+        patience = self.settings.patience
+        return patience is not None and self.trainer.measured.worse >= patience
+
+    def report(self) -> None:
+        """Log the interval since the last report; save the state if `resume_minutes` have passed."""
+        trainer, measured = self.trainer, self.trainer.measured
+        self._agree_on_micro_tokens()
+        self.history.log_skipped(self.corpus, measured.check_gradients())
+        self.history.log_interval(measured, measured.take_interval())
+        if time.monotonic() - self._saved > 60 * trainer.settings.resume_minutes:
+            self.save()
+
+    def _agree_on_micro_tokens(self) -> None:
+        """Take the minimum over all ranks; cache a size that was lowered because memory ran out."""
+        trainer = self.trainer
+        trainer.micro_tokens = trainer.world.minimum(trainer.micro_tokens)
+        if trainer.world.main and trainer.micro_tokens < self._cached_micro_tokens:
+            device = device_name(trainer.world.device)
+            micro_batch_size.cache_micro_tokens(self.folder, device, trainer.micro_tokens)
+        self._cached_micro_tokens = trainer.micro_tokens
+
+    def stop(self) -> None:
+        """Save the state between two reports, with the sums of the unfinished interval; every rank calls it."""
+        measured = self.trainer.measured
+        measured.sum_interval_over_ranks()
+        skipped = measured.check_gradients()
+        self.save()
+        self.history.log_skipped(self.corpus, skipped)
+
+    def save(self) -> None:
+        """Save the state on the main rank. No rank waits for it: clocks differ, so only one decides when to save."""
+        self._saved = time.monotonic()
+        trainer = self.trainer
+        if trainer.world.main:
+            saved = trainer.measured.state(trainer.setting())
+            state.save_state(self.folder / "resume", saved, trainer.model, trainer.optimizer)
 
 
-def check_positions(model: ModelSettings, corpus: Corpus, valid: Corpus) -> None:
-    """Raise InputError where a sentence is longer than the positions that a model learns."""
-    if model.positions != "learned":
-        return
-    for name, pairs in (("training", corpus), ("validation", valid)):
-        lengths = np.maximum(pairs.src_lengths, pairs.tgt_lengths)
-        longest = int(lengths.argmax())
-        if lengths[longest] > model.max_positions:
-            raise InputError(
-                f"line {pairs.line(longest):,} of the {name} set has {lengths[longest]:,} subwords, but "
-                f"model.max_positions is {model.max_positions:,}: raise that, or shorten the line"
-            )
+def train(job: Job, folder: Path, world: World, micro_tokens: int | None = None) -> bool:
+    """Train until the last update, resuming from the state in `folder`; return False if asked to stop before.
+
+    `micro_tokens`: padded positions per side that go through the model together; None: as many as the device holds.
+    """
+    corpus = Corpus(train_files(Path(job.corpus)))
+    valid = Corpus([Path(job.corpus) / "valid.arrow"])
+    check_positions(job.model, corpus, valid)
+    trainer = Trainer(job, world, micro_tokens or 0)
+    if micro_tokens is None:
+        longest = int(max(corpus.src_lengths.max(), corpus.tgt_lengths.max()))
+        trainer.micro_tokens = micro_batch_size.choose_micro_tokens(trainer, folder, longest)
+    run = Run(trainer, corpus, folder)
+    run.resume()
+    with stop_on_signals(trainer):
+        return run.train(valid)
 
 
 @contextmanager
-def asked_to_stop(trainer: Trainer) -> Iterator[None]:
-    """SIGTERM and SIGINT ask for a stop after the current update."""
+def stop_on_signals(trainer: Trainer) -> Iterator[None]:
+    """Make SIGTERM and SIGINT request a stop after the current update."""
 
-    def ask(signum: int, frame: FrameType | None) -> None:
-        trainer.stop_asked = True
+    def request_stop(signum: int, frame: FrameType | None) -> None:
+        trainer.stop_requested = True
 
-    old = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    old = {number: signal.signal(number, request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
@@ -278,41 +337,32 @@ def asked_to_stop(trainer: Trainer) -> Iterator[None]:
 
 
 def main() -> None:
-    """A worker of torchrun: trains the job in the folder given.
+    """Run one of torchrun's workers: train the job in the given folder.
 
-    Exit statuses do not survive torchrun, which turns them all into 1: what happened stands in the folder, as
-    `done.json`, `interrupted`, or `failed.json` where this worker itself was at fault. A worker that only lost the
-    others writes none.
+    torchrun turns every exit status into 1, so the outcome is a file in the folder: `done.json`, `interrupted`, or
+    `failed.json` if this worker itself failed. A worker that only lost its peers writes none.
     """
     if len(sys.argv) != 2:
         sys.exit("usage: python -m nmt.training.trainer JOB")
-    # A SIGKILL of torchrun would leave its workers alive, and holding the devices.
+    # If torchrun is killed with SIGKILL, its workers would otherwise live on and occupy the devices.
     die_with_parent()
     folder = Path(sys.argv[1])
     torch.set_flush_denormal(True)
     job = Job.model_validate(yaml.safe_load((folder / "job.yaml").read_text(encoding="utf-8")))
     try:
-        with world() as place:
-            finished = train(job, folder, place)
-            if not finished and place.main:
+        with join_world() as world:
+            finished = train(job, folder, world)
+            if not finished and world.main:
                 (folder / "interrupted").touch()
     except InputError as error:
-        _failed(folder, "refused", str(error))
+        record_failure(folder, "refused", str(error))
         sys.exit(f"train: {error}")
     except Exception as error:
-        if not lost_the_others(error):
-            _failed(folder, "failed", f"{type(error).__name__}: {error}")
+        if not peer_is_lost(error):
+            record_failure(folder, "failed", f"{type(error).__name__}: {error}")
         raise
     if not finished:
         sys.exit(INTERRUPTED)
-
-
-def _failed(folder: Path, state: str, error: str) -> None:
-    """Leave word of a failure; the first of several stays."""
-    path = folder / "failed.json"
-    if not path.exists():
-        with writing(path) as temporary:
-            temporary.write_text(json.dumps({"state": state, "error": error}), encoding="utf-8")
 
 
 if __name__ == "__main__":

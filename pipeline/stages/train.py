@@ -62,6 +62,7 @@ class Progress(Protocol):
 
 def run(tracker: Tracker, launch: Launch, progress: Callable[[int], AbstractContextManager[Progress]]) -> None:
     """Train, or resume training, and publish the checkpoints. `progress` is called with the number of updates."""
+    # Imported from the trainer, so that this stage depends on all the code that torchrun runs.
     from nmt.training.trainer import Job
 
     model = load_section("model", ModelSettings)

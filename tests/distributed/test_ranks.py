@@ -101,7 +101,9 @@ def test_a_training_goes_on_with_another_number_of_ranks(tmp_path: Path, tiny_jo
     for size, until in [(2, 15), (3, 30), (1, 40)]:
         trained(without_dropout(tiny_job(updates=until)), folder, size, 2000, store=f"store-{until}")
     assert losses(folder) == pytest.approx(alone, rel=1e-4)
-    assert "not bit-identical to an undisturbed run" in ranks.output(folder)
+    assert "the weights will not be bit-identical to an undisturbed run's: the state was saved with" in ranks.output(
+        folder
+    )
     assert json.loads((folder / "done.json").read_text())["resumes"] == 2
 
 
@@ -141,7 +143,7 @@ def test_ranks_with_different_corpora_do_not_train(
     pairs[-1][1][0] += 1
     write_arrow(path, pairs)
     told = refused(tmp_path, ranks.training, job, str(tmp_path / "run"), homes=homes)
-    assert told.count("InputError: the machines' corpora differ: have corpus be the same folder on all of them") == 2
+    assert told.count("InputError: the machines' corpora differ: corpus must be the same folder on all of them") == 2
 
 
 def test_ranks_with_different_weights_do_not_train(tmp_path: Path, tiny_job: MakeJob) -> None:
@@ -155,7 +157,7 @@ def test_ranks_with_different_states_do_not_train(tmp_path: Path, tiny_job: Make
         trained(tiny_job(updates=until), tmp_path / f"state-{rank}", 1)
     told = refused(tmp_path, ranks.training_in_folders_of_their_own, tiny_job(updates=9), str(tmp_path / "state"))
     for update in (4, 5):
-        assert f"RuntimeError: this rank would go on after update {update}, another after another" in told
+        assert f"RuntimeError: this rank would resume after update {update}, but another rank after another" in told
 
 
 def test_ranks_that_remember_different_sizes_take_the_least(tmp_path: Path, tiny_job: MakeJob) -> None:

@@ -78,8 +78,8 @@ def test_a_row_trains_an_update_and_translates_a_sentence(name: str, pieces: Sub
     before = [matrix.detach().clone() for matrix in matrices]
     (update,) = updates(Corpus(train_files(binned)), 1, 200, lambda: 1024, 0, 1, 1, 1)
     trainer.step(update)
-    assert trainer.skipped() == []
-    assert trainer.report()["nll"] > 0
+    assert trainer.measured.check_gradients() == []
+    assert trainer.measured.take_interval().likelihood > 0
     assert not any(torch.equal(old, new) for old, new in zip(before, matrices, strict=True))
     source = torch.tensor([[*pieces.encode("The old man sees the dog ."), EOS]])
     trainer.model.eval()

@@ -26,9 +26,10 @@ from kills import begin, end, every_kill, killed
 
 from nmt.common import tensors
 from nmt.training import checkpoint, micro_batch_size
-from nmt.training.distributed import World, world
+from nmt.training.distributed import World, join_world
 from nmt.training.history import read_history
-from nmt.training.trainer import Job, train
+from nmt.training.job import Job
+from nmt.training.trainer import train
 from pipeline.stages.train import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,10 +105,10 @@ def attempt(folder: Path, job: dict[str, Any], rank: int = 0, store: str | None 
     """What the training stage does in one attempt; of two ranks, where they meet over a file."""
     if rank == 0:
         prepare(folder, job)
-        micro_batch_size.remember(folder, "another", 77)
+        micro_batch_size.cache_micro_tokens(folder, "another", 77)
     if not (folder / "done.json").exists():
-        with world(store) as place:
-            assert train(Job.model_validate(job), folder, place, 64)
+        with join_world(store) as world:
+            assert train(Job.model_validate(job), folder, world, 64)
 
 
 def attempt_of_two(folder: Path, job: dict[str, Any], at: int) -> str | None:
@@ -135,7 +136,7 @@ def result(folder: Path, updates: int) -> dict[str, Any]:
     assert path.name == f"update-{updates:08d}"
     assert len(list((folder / "resume").iterdir())) == 1
     assert not list(folder.rglob(".*"))
-    assert micro_batch_size.remembered(folder, "another") == 77
+    assert micro_batch_size.cached_micro_tokens(folder, "another") == 77
     done = json.loads((folder / "done.json").read_text())
     curve = [
         [record.get(key) for key in ("update", "loss", "gradient_norm", "valid_loss", "padding", "tokens")]

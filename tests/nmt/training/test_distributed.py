@@ -6,21 +6,21 @@ import pytest
 import torch
 from torch import distributed
 
-from nmt.training.distributed import World, lost_the_others, world
+from nmt.training.distributed import World, join_world, peer_is_lost
 
 
 def test_a_process_alone_agrees_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with world() as place:
-        assert place == World(0, 1, torch.device("cpu"), None)
-        assert place.main
+    with join_world() as world:
+        assert world == World(0, 1, torch.device("cpu"), None)
+        assert world.main
         values = torch.tensor([1.0, 2.0])
-        assert place.sum(values) is values
+        assert world.sum(values) is values
         assert values.tolist() == [1.0, 2.0]
-        assert (place.any(True), place.any(False), place.minimum(-3), place.same(4)) == (True, False, -3, True)
-        place.barrier()
+        assert (world.any(True), world.any(False), world.minimum(-3), world.same(4)) == (True, False, -3, True)
+        world.barrier()
     assert not World(1, 2, torch.device("cpu")).main
 
 
@@ -34,4 +34,4 @@ def test_a_process_alone_agrees_with_itself(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_a_lost_process_is_told_from_other_errors(error: Exception, lost: bool) -> None:
-    assert lost_the_others(error) is lost
+    assert peer_is_lost(error) is lost

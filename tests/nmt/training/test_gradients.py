@@ -25,7 +25,7 @@ def test_an_update_begins_without_gradients_and_adds_its_passes() -> None:
     for last in (False, True):
         gradients.expect([first, second], last)
         (first * second).sum().backward()
-        assert list(gradients.left) == []
+        assert list(gradients.pending) == []
     found = gradients.finish()
     assert [gradient.item() for gradient in found] == [4.0, 2.0]
     assert found[0] is first.grad
@@ -49,10 +49,10 @@ def test_a_pass_that_fails_leaves_those_that_it_has_not_reached_in_order() -> No
     gradients.expect(given, last=True)
     with pytest.raises(torch.OutOfMemoryError):
         (third * Full.apply(first * second)).sum().backward()
-    assert [one is other for one, other in zip(gradients.left, (first, second), strict=True)] == [True, True]
+    assert [one is other for one, other in zip(gradients.pending, (first, second), strict=True)] == [True, True]
     assert third.grad is not None
     # The next pass is of those alone.
-    left = list(gradients.left)
-    gradients.expect(left, last=True)
-    (third * first * second).sum().backward(inputs=left)
+    pending = list(gradients.pending)
+    gradients.expect(pending, last=True)
+    (third * first * second).sum().backward(inputs=pending)
     assert [gradient.item() for gradient in gradients.finish()] == [6.0, 3.0, 2.0]

@@ -17,6 +17,8 @@ from nmt.common.files import writing
 from nmt.config import ModelSettings
 from nmt.model import Transformer
 from nmt.training import checkpoint, micro_batch_size
+from nmt.training.distributed import World
+from nmt.training.state import Setting, TrainState, load_state, save_state
 
 MakeJob = Callable[..., dict[str, Any]]
 
@@ -99,10 +101,11 @@ def test_a_killed_save_leaves_a_whole_state(
     tmp_path: Path, training: tuple[Transformer, torch.optim.Optimizer], same: bool
 ) -> None:
     model, optimizer = training
+    saved = TrainState.initial(Setting.of(World(0, 1, torch.device("cpu")), 64, compiled=False))
 
     def save(folder: Path, update: int) -> None:
         fill(model, optimizer, update)
-        checkpoint.save_resume(folder, update, model, optimizer, {"of": update})
+        save_state(folder, saved.model_copy(update={"update": update, "worse": update}), model, optimizer)
 
     next_update = 5 if same else 6
     save(tmp_path / "made", 5)
@@ -118,10 +121,10 @@ def test_a_killed_save_leaves_a_whole_state(
         folder = tmp_path / str(number)
         path = checkpoint.latest_resume(folder)
         assert path is not None, point
-        state = checkpoint.load_resume(path, model, optimizer)
-        assert state["of"] == state["update"] == checkpoint.update_of(path)
-        assert values(model, optimizer) == {state["update"]}, point
-        seen.add(state["update"])
+        state = load_state(path, model, optimizer)
+        assert state.worse == state.update == checkpoint.update_of(path)
+        assert values(model, optimizer) == {state.update}, point
+        seen.add(state.update)
         save(folder, next_update)
         assert names(folder) == [f"update-{next_update:08d}"]
         shutil.rmtree(folder)
@@ -159,12 +162,12 @@ def test_a_killed_checkpoint_leaves_those_before_until_it_is_whole(
     assert seen == {(1, 2), (1, 2, 3), (2, 3)}
 
 
-def test_what_is_remembered_of_a_device_outlives_a_kill(tmp_path: Path) -> None:
-    micro_batch_size.remember(tmp_path, "A100", 5000)
+def test_the_cached_size_of_a_device_outlives_a_kill(tmp_path: Path) -> None:
+    micro_batch_size.cache_micro_tokens(tmp_path, "A100", 5000)
     at = 1
-    while killed(lambda: micro_batch_size.remember(tmp_path, "H100", 9000), at):
-        assert micro_batch_size.remembered(tmp_path, "A100") == 5000
-        assert micro_batch_size.remembered(tmp_path, "H100") in (None, 9000)
+    while killed(lambda: micro_batch_size.cache_micro_tokens(tmp_path, "H100", 9000), at):
+        assert micro_batch_size.cached_micro_tokens(tmp_path, "A100") == 5000
+        assert micro_batch_size.cached_micro_tokens(tmp_path, "H100") in (None, 9000)
         at += 1
     assert json.loads((tmp_path / "micro.json").read_text()) == {"A100": 5000, "H100": 9000}
     assert at > 10

@@ -1,4 +1,4 @@
-"""Micro-batches that the memory does not hold: halved, with the same gradients; what fits is found and remembered."""
+"""Micro-batches that the memory does not hold: halved, with the same gradients; what fits is found and cached."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from devices import LimitedMemory, losses_with_room_for
 from nmt.config import InputError
 from nmt.training import micro_batch_size
 from nmt.training.batches import Corpus, MicroBatch, train_files, updates
-from nmt.training.distributed import World
+from nmt.training.distributed import World, device_name
 from nmt.training.history import read_history
-from nmt.training.trainer import Job, Trainer, train
+from nmt.training.job import Job
+from nmt.training.trainer import Trainer, train
 
 ALONE = World(0, 1, torch.device("cpu"))
 MakeJob = Callable[..., dict[str, Any]]
@@ -38,7 +39,7 @@ def gradients(job: Job, micro_tokens: int) -> tuple[list[torch.Tensor], torch.Te
     one.optimizer.step = lambda: found.extend(p.grad.clone() for p in one.parameters)
     for update in updates(corpus, 1, 120, lambda: micro_tokens, 0, 1, 1, 1):
         one.step(update)
-    return found, one.interval, one.micro_tokens
+    return found, one.measured.totals, one.micro_tokens
 
 
 def test_halves_have_the_same_gradients_and_losses(
@@ -51,7 +52,7 @@ def test_halves_have_the_same_gradients_and_losses(
     assert kept == ROOM
     halved, same_losses, lowered = gradients(job, 1000)
     assert lowered <= ROOM
-    assert "out of memory at 1,000 positions" in capsys.readouterr().err
+    assert "ran out of memory at 1,000 positions and continues with" in capsys.readouterr().err
     for one, other in zip(whole, halved, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(losses[:2], same_losses[:2])
@@ -73,22 +74,20 @@ def test_what_filled_the_memory_is_let_go_of_before_the_next_try(
     assert len(tried) > 3
 
 
-def test_sizes_of_several_devices_are_remembered(tmp_path: Path) -> None:
-    micro_batch_size.remember(tmp_path, "A100", 5000)
-    micro_batch_size.remember(tmp_path, "H100", 9000)
-    assert (micro_batch_size.remembered(tmp_path, "A100"), micro_batch_size.remembered(tmp_path, "H100")) == (
-        5000,
-        9000,
-    )
+def test_sizes_of_several_devices_are_cached(tmp_path: Path) -> None:
+    micro_batch_size.cache_micro_tokens(tmp_path, "A100", 5000)
+    micro_batch_size.cache_micro_tokens(tmp_path, "H100", 9000)
+    sizes = [micro_batch_size.cached_micro_tokens(tmp_path, device) for device in ("A100", "H100")]
+    assert sizes == [5000, 9000]
 
 
-def test_what_was_found_is_remembered_and_used_again(tmp_path: Path, tiny_job: MakeJob, small_device: None) -> None:
+def test_a_lowered_size_is_cached_and_used_again(tmp_path: Path, tiny_job: MakeJob, small_device: None) -> None:
     job = Job.model_validate(tiny_job(updates=12))
     assert train(job, tmp_path, ALONE, micro_tokens=1000)
-    known = micro_batch_size.remembered(tmp_path, "cpu")
+    known = micro_batch_size.cached_micro_tokens(tmp_path, "cpu")
     assert known is not None
     assert known <= ROOM
-    assert micro_batch_size.micro_tokens(Trainer(job, ALONE, 0), tmp_path, longest=9) == known
+    assert micro_batch_size.choose_micro_tokens(Trainer(job, ALONE, 0), tmp_path, longest=9) == known
     assert len([record for record in read_history(tmp_path / "history.jsonl") if "loss" in record]) == 12
 
 
@@ -117,7 +116,7 @@ def test_a_wrong_size_is_refused(
 ) -> None:
     monkeypatch.setenv("NMT_MICRO_TOKENS", wanted)
     with pytest.raises(InputError, match=f"NMT_MICRO_TOKENS is '{wanted}'"):
-        micro_batch_size.micro_tokens(Trainer(Job.model_validate(tiny_job()), ALONE, 0), tmp_path, 9)
+        micro_batch_size.choose_micro_tokens(Trainer(Job.model_validate(tiny_job()), ALONE, 0), tmp_path, 9)
 
 
 def smallest_capacity(trainer: Trainer, size: int, longest: int) -> int:
@@ -139,7 +138,7 @@ def test_what_fits_is_measured_with_room_for_the_moments_and_the_rest(tiny_job: 
         assert device.out_of_memory == 0
         # What the trial computed is gone again, and no update counts it.
         assert all(parameter.grad is None for parameter in trainer.parameters)
-        assert trainer.interval.tolist() == [0, 0, 0, 0]
+        assert trainer.measured.totals.tolist() == [0, 0, 0, 0]
 
 
 def test_a_trial_that_runs_out_of_memory_does_not_fit(tiny_job: MakeJob) -> None:
@@ -171,13 +170,13 @@ def test_the_size_doubles_until_it_does_not_fit(tiny_job: MakeJob) -> None:
     trainer = Trainer(Job.model_validate(tiny_job()), ALONE, 0)
     device = LimitedMemory(smallest_capacity(trainer, 5000, 9))
     with device:
-        assert micro_batch_size.by_trial(trainer, 9, 100_000, device) == 4096
-        assert micro_batch_size.by_trial(trainer, 9, 4096, device) == 4096
-        assert micro_batch_size.by_trial(trainer, 9, 3000, device) == 3000
-        assert micro_batch_size.by_trial(trainer, 9, 500, device) == micro_batch_size.ON_CPU == 2048
+        assert micro_batch_size.find_by_trial(trainer, 9, 100_000, device) == 4096
+        assert micro_batch_size.find_by_trial(trainer, 9, 4096, device) == 4096
+        assert micro_batch_size.find_by_trial(trainer, 9, 3000, device) == 3000
+        assert micro_batch_size.find_by_trial(trainer, 9, 500, device) == micro_batch_size.ON_CPU == 2048
     # The first that fits is no trial: less would leave a device idle.
     none = LimitedMemory(1)
-    assert micro_batch_size.by_trial(trainer, 9, 100_000, none) == 2048
+    assert micro_batch_size.find_by_trial(trainer, 9, 100_000, none) == 2048
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -203,19 +202,19 @@ def test_out_of_memory_is_told_from_other_errors() -> None:
     assert not micro_batch_size.out_of_memory(RuntimeError("shapes differ"))
 
 
-def test_the_choice_is_the_users_then_the_remembered_then_the_cpus(
+def test_the_choice_is_the_users_then_the_cached_then_the_cpus(
     tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer(Job.model_validate(tiny_job()), ALONE, 0)
     monkeypatch.delenv("NMT_MICRO_TOKENS", raising=False)
-    assert micro_batch_size.device_name(torch.device("cpu")) == "cpu"
-    assert micro_batch_size.micro_tokens(trainer, tmp_path, 9) == 2048
-    # Nothing was found out that would be worth remembering.
+    assert device_name(torch.device("cpu")) == "cpu"
+    assert micro_batch_size.choose_micro_tokens(trainer, tmp_path, 9) == 2048
+    # Nothing was found by trial, so nothing is cached.
     assert not (tmp_path / "micro.json").exists()
-    micro_batch_size.remember(tmp_path, "cpu", 333)
-    micro_batch_size.remember(tmp_path, "NVIDIA H100", 444)
-    assert micro_batch_size.micro_tokens(trainer, tmp_path, 9) == 333
+    micro_batch_size.cache_micro_tokens(tmp_path, "cpu", 333)
+    micro_batch_size.cache_micro_tokens(tmp_path, "NVIDIA H100", 444)
+    assert micro_batch_size.choose_micro_tokens(trainer, tmp_path, 9) == 333
     monkeypatch.setenv("NMT_MICRO_TOKENS", "1")
-    assert micro_batch_size.micro_tokens(trainer, tmp_path, 9) == 1
-    assert micro_batch_size.remembered(tmp_path, "cpu") == 333
-    assert micro_batch_size.remembered(tmp_path, "A100") is None
+    assert micro_batch_size.choose_micro_tokens(trainer, tmp_path, 9) == 1
+    assert micro_batch_size.cached_micro_tokens(tmp_path, "cpu") == 333
+    assert micro_batch_size.cached_micro_tokens(tmp_path, "A100") is None

@@ -17,12 +17,13 @@ import torch
 
 from nmt.common import tensors
 from nmt.config import InputError, ModelSettings
-from nmt.flops import parameters, training_flops
-from nmt.training import checkpoint
-from nmt.training.batches import Corpus, pairs_of, train_files, updates
+from nmt.flops import LengthSums, parameters, training_flops
+from nmt.training import checkpoint, state
+from nmt.training.batches import Corpus, check_positions, pairs_of, train_files, updates
 from nmt.training.distributed import World
 from nmt.training.history import read_history
-from nmt.training.trainer import Job, Trainer, asked_to_stop, check_positions, stream, train
+from nmt.training.job import Job
+from nmt.training.trainer import Trainer, stop_on_signals, stream, train
 
 ALONE = World(0, 1, torch.device("cpu"))
 MakeJob = Callable[..., dict[str, Any]]
@@ -135,7 +136,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
         if update.number == 4:
             assert torch.equal(one.optimizer.state[one.parameters[0]]["exp_avg"], moments)
     assert all(torch.isfinite(tensor).all() for tensor in one.model.state_dict().values())
-    assert one.skipped() == [4]
+    assert one.measured.check_gradients() == [4]
     assert run(tiny_job(updates=6), tmp_path / "run")
     assert "update 4: the gradient was not finite and changed no weight" in capsys.readouterr().err
     skipped = json.loads((tmp_path / "run/skipped.jsonl").read_text())
@@ -178,7 +179,10 @@ def test_a_state_that_a_kill_between_two_renames_left_is_found(
     assert checkpoint.latest_resume(folder / "resume") == aside
     assert checkpoint.trained(folder) == 12
     assert run(tiny_job(updates=14), folder)
-    assert "resuming after update 12 of 14" in capsys.readouterr().out
+    assert (
+        "resuming after update 12 of 14; the weights will be bit-identical to an undisturbed run's: processes, "
+        "threads, micro-batch and device are the same\n"
+    ) in capsys.readouterr().out
     assert [path.name for path in (folder / "resume").iterdir()] == ["update-00000014"]
     assert run(tiny_job(updates=14), tmp_path / "undisturbed")
     assert same(final_weights(tmp_path / "undisturbed"), final_weights(folder))
@@ -197,9 +201,9 @@ def test_without_a_state_nothing_is_removed(
     capsys.readouterr()
     assert run(job, folder)
     aside = folder / "earlier-2"
-    (told,) = [line for line in capsys.readouterr().out.splitlines() if "no saved state" in line]
-    assert f"is in {folder / 'resume'}: training starts at update 1" in told
-    assert told.endswith(f"is moved to {aside}")
+    (message,) = [line for line in capsys.readouterr().out.splitlines() if "no saved state" in line]
+    assert f"is in {folder / 'resume'}: training starts at update 1" in message
+    assert message.endswith(f"were moved to {aside}")
     assert sorted(path.name for path in aside.iterdir()) == [
         "history.jsonl", "skipped.jsonl", "update-00000005.safetensors", "update-00000010.safetensors",
     ]  # fmt: skip
@@ -223,7 +227,8 @@ def test_a_state_is_not_written_twice(tmp_path: Path, tiny_job: MakeJob, monkeyp
         saved.append(str(path))
         save(path, tensors)
 
-    monkeypatch.setattr(checkpoint, "save_tensors", counted)
+    for module in (checkpoint, state):
+        monkeypatch.setattr(module, "save_tensors", counted)
     with monkeypatch.context() as patch:
         stop_after(patch, 8)
         assert not run(tiny_job(updates=12, resume_minutes=1e-9), tmp_path / "run")
@@ -352,11 +357,16 @@ def test_time_before_a_stop_counts_and_speed_stays_true(
     assert record["update"] == 20
     assert record["tokens_per_second"] <= record["tokens"] / (19 * slow)
     assert record["seconds"] >= 19 * slow
+    # Operations are those of all twenty updates too.
+    numbered = updates(Corpus(train_files(Path(job["corpus"]))), 1, 120, lambda: 64, 0, 1, 1, 20)
+    sums = sum((update.sums for update in numbered), start=LengthSums.zero())
+    operations = training_flops(ModelSettings.model_validate(job["model"]), 16, sums)
+    assert record["flops_per_second"] / record["tokens_per_second"] == pytest.approx(operations / sums.target)
     (path,) = (tmp_path / "run/resume").iterdir()
-    state = json.loads((path / "state.json").read_text())
+    saved = state.read_state(path)
     # Of one device: what is measured a moment later is the same time, and far from that of two.
-    assert list(state["device_seconds"]) == ["cpu"]
-    assert state["seconds"] <= state["device_seconds"]["cpu"] < 1.9 * state["seconds"]
+    assert list(saved.device_seconds) == ["cpu"]
+    assert saved.seconds <= saved.device_seconds["cpu"] < 1.9 * saved.seconds
 
 
 def test_a_sentence_longer_than_the_learned_positions_is_told_before_the_first_update(
@@ -390,10 +400,10 @@ def test_learned_positions_are_checked_on_both_sides_of_both_sets(
 def test_signals_ask_for_a_stop_while_training_alone(tiny_job: MakeJob, number: signal.Signals) -> None:
     trainer = Trainer(Job.model_validate(tiny_job()), ALONE, 64)
     before = signal.getsignal(number)
-    with asked_to_stop(trainer):
-        assert not trainer.stop_agreed()
+    with stop_on_signals(trainer):
+        assert not trainer.any_stop_requested()
         os.kill(os.getpid(), number)
-        assert trainer.stop_agreed()
+        assert trainer.any_stop_requested()
     assert signal.getsignal(number) is before
 
 

@@ -23,8 +23,10 @@ from nmt.model import Dropout
 from nmt.training import checkpoint
 from nmt.training.batches import Corpus, Update, train_files, updates
 from nmt.training.distributed import World
-from nmt.training.history import read_history
-from nmt.training.trainer import Job, Trainer, train
+from nmt.training.history import interval_means, read_history
+from nmt.training.job import Job
+from nmt.training.state import Interval
+from nmt.training.trainer import Trainer, train
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)
@@ -235,12 +237,13 @@ def test_the_gradient_is_of_the_mean_over_all_the_updates_tokens(tiny_job: MakeJ
     trainer.step(update)
     for ours, theirs in zip(trainer.parameters, twin.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
-    report = trainer.report()
+    interval = trainer.measured.take_interval()
+    report = interval_means(interval)
     norm = nn.utils.get_total_norm([p.grad for p in twin.parameters() if p.grad is not None]).item()
     assert report["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert report["gradient_norm"] == pytest.approx(norm, rel=1e-4)
     assert report["tokens"] == update.sums.target
-    assert report["padded"] == sum(batch.src.numel() + batch.tgt_in.numel() for batch in update.batches)
+    assert interval.padded == sum(batch.src.numel() + batch.tgt_in.numel() for batch in update.batches)
 
 
 def test_a_report_is_of_the_updates_since_the_last(tiny_job: MakeJob) -> None:
@@ -249,22 +252,26 @@ def test_a_report_is_of_the_updates_since_the_last(tiny_job: MakeJob) -> None:
     singly, sums = [], []
     for update in updates(corpus, 1, 120, lambda: 64, 0, 1, 1, 3):
         trainer.step(update)
-        singly.append(trainer.report())
+        singly.append(trainer.measured.take_interval())
         sums.append(update.sums)
-    assert trainer.sums == sums[0] + sums[1] + sums[2]
+    assert trainer.measured.sums == sums[0] + sums[1] + sums[2]
     together = trainer_of(tiny_job(), P_drop=0.0)
     for update in updates(corpus, 1, 120, lambda: 64, 0, 1, 1, 3):
         together.step(update)
-    found = together.report()
-    tokens = sum(one["tokens"] for one in singly)
+    interval = together.measured.take_interval()
+    assert (interval.updates, interval.sums) == (3, sums[0] + sums[1] + sums[2])
+    assert interval.padded == sum(one.padded for one in singly)
+    found, means = interval_means(interval), [interval_means(one) for one in singly]
+    tokens = sum(one["tokens"] for one in means)
     assert found["tokens"] == tokens
-    assert found["padded"] == sum(one["padded"] for one in singly)
     for name in ("loss", "nll"):
-        assert found[name] == pytest.approx(sum(one[name] * one["tokens"] for one in singly) / tokens)
-    assert found["gradient_norm"] == pytest.approx(sum(one["gradient_norm"] for one in singly) / 3)
-    assert together.skipped() == []
+        assert found[name] == pytest.approx(sum(one[name] * one["tokens"] for one in means) / tokens)
+    assert found["gradient_norm"] == pytest.approx(sum(one["gradient_norm"] for one in means) / 3)
+    assert together.measured.check_gradients() == []
     # Nothing since: no division by zero.
-    assert together.report() == {"loss": 0, "nll": 0, "gradient_norm": 0, "padded": 0, "tokens": 1}
+    empty = together.measured.take_interval()
+    assert empty == Interval.empty().model_copy(update={"seconds": empty.seconds})
+    assert interval_means(empty) == {"loss": 0, "nll": 0, "gradient_norm": 0, "tokens": 1}
 
 
 GOLDEN = [3.442107, 2.920136, 2.750993, 2.809109, 2.736080, 2.771680, 2.576168, 2.702573, 2.722819, 2.636784]

@@ -1,0 +1,237 @@
+"""The state that a training saves and resumes from: a schema, and its folder on disk.
+
+A state is a folder `update-<number>` with weights, optimizer moments and `state.json`, which holds a TrainState.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from nmt import flops
+from nmt.common.files import writing
+from nmt.common.tensors import WEIGHTS, load_tensors, save_tensors
+from nmt.config import InputError
+from nmt.flops import LengthSums
+from nmt.model import Transformer
+from nmt.training import checkpoint
+from nmt.training.distributed import World, device_name
+
+MOMENTS = "optimizer.safetensors"
+STATE = "state.json"
+
+
+class _Saved(BaseModel):
+    """The base of what `state.json` holds. A validation loss may be infinite, so JSON's Infinity is allowed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
+
+
+class Setting(_Saved):
+    """What must be the same for a resumed training to be bit-identical."""
+
+    processes: int
+    threads: int
+    """CPU threads of a process; 0 on GPUs."""
+    micro_tokens: int
+    device: str
+    """The GPU's model, or `cpu`."""
+    compiled: bool
+    torch: str
+
+    @classmethod
+    def of(cls, world: World, micro_tokens: int, compiled: bool) -> Setting:
+        """Return the setting of this process."""
+        return cls(
+            processes=world.size,
+            threads=torch.get_num_threads() if world.device.type == "cpu" else 0,
+            micro_tokens=micro_tokens,
+            device=device_name(world.device),
+            compiled=compiled,
+            torch=torch.__version__,
+        )
+
+
+class Interval(_Saved):
+    """Sums over the updates since the last report, over all ranks."""
+
+    loss: float
+    """Smoothed loss, in nats."""
+    likelihood: float
+    """Negative log-likelihood, in nats."""
+    norm: float
+    """Gradient norms; those that are not finite count as 0."""
+    padded: float
+    """Positions of source and target, padding included."""
+    updates: int
+    sums: LengthSums
+    skipped: int
+    """Updates whose gradient was not finite."""
+    seconds: float
+
+    @classmethod
+    def empty(cls) -> Interval:
+        """Return the interval of no update."""
+        return cls(
+            loss=0.0, likelihood=0.0, norm=0.0, padded=0.0, updates=0, sums=LengthSums.zero(), skipped=0, seconds=0.0
+        )
+
+
+class TrainState(_Saved):
+    """All that a training resumes from, apart from weights and optimizer moments."""
+
+    update: int
+    """The last finished update; updates count from 1."""
+    sums: LengthSums
+    """Over all pairs trained on."""
+    padded: float
+    """Positions up to the last report, padding included."""
+    interval: Interval
+    best: float
+    """The lowest validation loss; infinite before the first validation."""
+    valid: float
+    """The last validation loss; infinite before the first validation."""
+    worse: int
+    """Consecutive validations that were not better than the best."""
+    last_finite: int
+    """The last update whose gradient was finite."""
+    seconds: float
+    """Training time over all attempts, including time lost to kills."""
+    device_seconds: Mapping[str, float]
+    """Training time multiplied by devices, by device model: a training may move to other devices."""
+    resumes: int
+    setting: Setting
+
+    @classmethod
+    def initial(cls, setting: Setting) -> TrainState:
+        """Return the state before the first update."""
+        return cls(
+            update=0, sums=LengthSums.zero(), padded=0.0, interval=Interval.empty(), best=float("inf"),
+            valid=float("inf"), worse=0, last_finite=0, seconds=0.0, device_seconds={}, resumes=0, setting=setting,
+        )  # fmt: skip
+
+    def with_lost_time(self, recorded: float) -> TrainState:
+        """Return this state with the time up to `recorded` seconds, which a kill separated from its state.
+
+        The time is attributed to the devices that saved the state.
+        """
+        seconds = max(self.seconds, recorded)
+        name = self.setting.device
+        lost = (seconds - self.seconds) * flops.devices(name, self.setting.processes)
+        spent = {**self.device_seconds, name: self.device_seconds.get(name, 0.0) + lost}
+        return self.model_copy(update={"seconds": seconds, "device_seconds": spent})
+
+
+def save_state(folder: Path, state: TrainState, model: Transformer, optimizer: torch.optim.Optimizer) -> None:
+    """Save a state; remove states of other updates once it is complete.
+
+    An existing state is never rewritten, so the newest state has its name at every moment.
+    """
+    moments = {
+        f"{key}.{name}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state[parameter].items()
+    }
+    path = folder / f"update-{state.update:08d}"
+    if not path.exists():
+        with writing(path) as temporary:
+            temporary.mkdir()
+            save_tensors(temporary / WEIGHTS, model.state_dict())
+            save_tensors(temporary / MOMENTS, moments)
+            (temporary / STATE).write_text(state.model_dump_json(indent=2), encoding="utf-8")
+    for other in (*folder.glob("update-*"), *folder.glob(".update-*")):
+        if other != path:
+            shutil.rmtree(other)
+
+
+def load_state(path: Path, model: Transformer, optimizer: torch.optim.Optimizer) -> TrainState:
+    """Load weights and optimizer moments from the state in folder `path`; return its TrainState."""
+    state = read_state(path)
+    model.load_state_dict(load_tensors(path / WEIGHTS))
+    moments = load_tensors(path / MOMENTS)
+    for name, parameter in model.named_parameters():
+        optimizer.state[parameter] = {
+            # Adam counts its steps on the CPU unless it is fused, then beside the parameter.
+            key: moments[f"{key}.{name}"].to(parameter.device)
+            for key in ("step", "exp_avg", "exp_avg_sq")
+        }
+    return state
+
+
+def read_state(path: Path) -> TrainState:
+    """Return the TrainState in folder `path`; raise InputError for unknown or missing keys and wrong values."""
+    text = (path / STATE).read_text(encoding="utf-8")
+    try:
+        return TrainState.model_validate_json(text)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        key = ".".join(map(str, wrong["loc"]))
+        problems = {
+            "missing": f"key `{key}` is missing",
+            "extra_forbidden": f"key `{key}` is unknown",
+            "unexpected_keyword_argument": f"key `{key}` is unknown",
+            "json_invalid": wrong["msg"],
+        }
+        problem = problems.get(wrong["type"], f"key `{key}`: {wrong['msg']}")
+        raise InputError(
+            f"{path / STATE} cannot be resumed from ({problem}): remove {path} to start this training again"
+        ) from error
+
+
+def check_ranks_agree(world: World, corpus: str, corpus_checksum: int, update: int, weights_checksum: int) -> None:
+    """Raise an error if ranks, on machines whose folders differ, would train on different text or weights."""
+    if not world.same(corpus_checksum):
+        raise InputError(f"the machines' corpora differ: {corpus} must be the same folder on all of them")
+    if not world.same(update):
+        # Network file systems show new files late: a restart finds them.
+        raise RuntimeError(f"this rank would resume after update {update:,}, but another rank after another update")
+    if not world.same(weights_checksum):
+        raise InputError(
+            f"the ranks' weights after update {update:,} differ: give all machines the same settings, "
+            "the same version of torch and the same state folder, then start the training again"
+        )
+
+
+def move_earlier_files(folder: Path, logs: Sequence[Path]) -> None:
+    """Move logs and checkpoints of earlier attempts, which no state continues, to a folder `earlier-<number>`."""
+    files = (*logs, *checkpoint.checkpoints(folder / "checkpoints"))
+    found = [path for path in files if path.exists() and path.stat().st_size > 0]
+    if not found:
+        return
+    names = (folder / f"earlier-{number}" for number in itertools.count(1))
+    earlier = next(path for path in names if not path.exists())
+    earlier.mkdir()
+    for path in found:
+        os.replace(path, earlier / path.name)
+    print(
+        f"no saved state is in {folder / 'resume'}: training starts at update 1, and the history and checkpoints of "
+        f"earlier attempts were moved to {earlier}",
+        flush=True,
+    )
+
+
+def remove_later_checkpoints(folder: Path, update: int) -> None:
+    """Remove checkpoints after `update`: a training that resumes there writes them again."""
+    for path in checkpoint.checkpoints(folder / "checkpoints"):
+        if checkpoint.update_of(path) > update:
+            path.unlink()
+
+
+def print_resume(state: TrainState, setting: Setting, updates: int) -> None:
+    """Print where training resumes, and whether its weights will be those of an undisturbed training."""
+    same = state.setting == setting
+    exact = same and setting.device == "cpu"
+    weights = f"the weights will {'' if exact else 'not '}be bit-identical to an undisturbed run's"
+    if exact:
+        reason = "processes, threads, micro-batch and device are the same"
+    elif same:
+        reason = "GPUs add in no fixed order"
+    else:
+        reason = f"the state was saved with {state.setting.model_dump()}, and this run has {setting.model_dump()}"
+    print(f"resuming after update {state.update:,} of {updates:,}; {weights}: {reason}", flush=True)
