@@ -81,7 +81,7 @@ def test_a_second_run_does_nothing(finished: Clone) -> None:
 def test_the_model_folder_translates_alone(finished: Clone, tmp_path: Path) -> None:
     shutil.copytree(finished.folder / "models/average", tmp_path / "model")
     result = subprocess.run(
-        [sys.executable, "-m", "nmt.inference.streams", str(tmp_path / "model")],
+        [sys.executable, "-m", "pipeline.cli", "translate", str(tmp_path / "model")],
         cwd=ROOT, input="The old man sees a dog.\n\nShe sleeps.\n", capture_output=True, text=True,
         check=False,
     )  # fmt: skip
@@ -135,7 +135,7 @@ def test_mlflow_holds_the_run_as_the_files_do(finished: Clone) -> None:
 
 def test_mlflow_serves_the_model_over_http(finished: Clone) -> None:
     sentences = ["The old man doesn't see the dog.", "She sleeps."]
-    command = [sys.executable, "-m", "nmt.inference.streams", "models/average"]
+    command = [sys.executable, "-m", "pipeline.cli", "translate", "models/average"]
     expected = subprocess.run(
         command, cwd=finished.folder, env=finished.environment(), input="\n".join(sentences), capture_output=True,
         text=True, check=True,
