@@ -1,1 +1,1 @@
-"""From raw WMT14 text to a scored Transformer: one module a stage, run as `python -m pipeline <stage>`."""
+"""Run the stages from raw WMT14 text to a scored Transformer: `python -m pipeline STAGE`."""

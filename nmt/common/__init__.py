@@ -1,1 +1,1 @@
-"""What every room uses: files written whole, shapes in signatures, child processes."""
+"""Write files atomically, store named tensors, annotate shapes, end child processes with their parent."""

@@ -1,1 +1,1 @@
-"""Evaluation: BLEU in its two ways, the names of test sets, forced scoring."""
+"""Score translations: BLEU with sacreBLEU and the paper's way, names of test sets, forced scoring."""

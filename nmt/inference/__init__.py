@@ -1,1 +1,1 @@
-"""Translation, section 6.1: decoding, search, sampling, opened model folders and engines."""
+"""Translate with trained models, section 6.1: model folders, beam search, sampling, attention maps, CTranslate2."""

@@ -1,1 +1,1 @@
-"""Text: parallel files, Moses, byte-pair encoding and word pieces."""
+"""Prepare text: parallel files, Moses' tokenizer, byte-pair encoding and word pieces."""

@@ -1,1 +1,1 @@
-"""Training, section 5: batches, the update, its state on disk, several processes."""
+"""Train the model, section 5: batches, updates, checkpoints, micro-batches, several processes."""

@@ -1,1 +1,1 @@
-"""Commands for people beside the stages: plan, ablation, states, further machines."""
+"""What `wmt` runs beside the stages: plan, rows, states, join, ablation."""

@@ -1,1 +1,1 @@
-"""The settings of a whole run: schema, rows of the paper's tables, catalogs of corpora."""
+"""Define and merge the settings of a run: schema, rows of the paper's tables, catalogs, the stage graph."""

@@ -1,1 +1,1 @@
-"""Corpora: downloads, archives, plain text, work by blocks, the user's own files."""
+"""Get corpora onto disk: downloads, archives, plain text, parallel work in blocks, the user's own files."""

@@ -1,1 +1,1 @@
-"""Prefect: the flows, short names of deployments, local servers."""
+"""Run the pipeline with Prefect: flows, short names of deployments, local servers."""

@@ -1,1 +1,1 @@
-"""Pages and figures of the report."""
+"""Write the pages and figures of the report."""

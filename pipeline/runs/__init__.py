@@ -1,1 +1,1 @@
-"""Runs in copies of the repository, and the supervisor of their processes."""
+"""Run the pipeline in copies of the repository and supervise the processes of each run."""

@@ -58,6 +58,9 @@ class Guard:
     def __init__(self, module: list[str]) -> None:
         self.hurried = False
         signal.signal(signal.SIGTERM, self._hurry)
+        # A shell has the commands that it starts in the background ignore SIGINT, and so would the module; Prefect's
+        # worker ends by it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         adopt_orphans()
         self.process = subprocess.Popen(
             [sys.executable, "-m", *module], stdin=subprocess.DEVNULL,

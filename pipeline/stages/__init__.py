@@ -1,1 +1,1 @@
-"""The stages of dvc.yaml: one module each, with one function `run`."""
+"""Hold the stages of dvc.yaml: one module each, with one function `run`."""

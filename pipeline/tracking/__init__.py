@@ -1,1 +1,1 @@
-"""MLflow: what a run logs, how it is sent, the model registry and serving."""
+"""Log runs to MLflow, register their models and serve them."""

@@ -83,8 +83,8 @@ def save(path: Path, folder: Path, search: Mapping[str, Any], run: str, model: L
     ]
     mlflow.pyfunc.save_model(
         path,
-        python_model=here / "served.py",
-        code_paths=[str(here.parent / "nmt")],
+        python_model=here / "serving.py",
+        code_paths=[str(here.parents[1] / "nmt")],
         artifacts={"model": str(folder)},
         signature=ModelSignature(
             Schema([ColSpec(DataType.string)]), Schema([ColSpec(DataType.string)]), ParamSchema(parameters)

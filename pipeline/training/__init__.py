@@ -1,1 +1,1 @@
-"""Training around nmt: torchrun, the state folder, progress."""
+"""Start training with torchrun and show its progress."""

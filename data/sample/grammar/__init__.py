@@ -1,1 +1,1 @@
-"""A small trilingual grammar: sentences as trees, spelled out in English, German and French."""
+"""Generate sentences as trees from a small grammar and spell them in English, German and French."""

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from nmt.config import InputError
-from pipeline.config.settings import ArchiveSettings
+from pipeline.config.settings import REPACKED, ArchiveSettings
 from pipeline.corpora import archive_cache, fetch
 from pipeline.corpora.fetch import FetchError, Order, Patience, Stopped, Watch
 
@@ -763,7 +763,7 @@ def test_another_packing_is_asked_when_no_mirror_answers_and_held_to_its_first_b
 ) -> None:
     server.content = packed = tgz(a=b"the same member\n")
     server.misdeeds = [status(404)]
-    known = archive(server.url, fetch.REPACKED + server.url.replace("file.tgz", "other.zip"))
+    known = archive(server.url, REPACKED + server.url.replace("file.tgz", "other.zip"))
     path = archive_cache.obtain([known], tmp_path, QUICK)["a"]
     assert path.read_bytes() == packed
     assert [request[0] for request in server.requests] == ["/file.tgz", "/other.zip"]

@@ -12,7 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from orchestra import until
 
 from pipeline.orchestration.prefect_api import is_dead
 
@@ -80,6 +82,8 @@ def test_a_run_whose_process_is_gone_is_dead() -> None:
     """Its number may have gone to another process; a run that has just begun may not have one yet."""
     process = subprocess.Popen(["sleep", "600"], env={**os.environ, "PREFECT__FLOW_RUN_ID": "one"})
     try:
+        # While it starts its program, a process has no environment.
+        until(lambda: psutil.Process(process.pid).environ(), "the environment of the process")
 
         def run(identity: str, number: int | None, since: str = "2026-01-01T00:00:00Z") -> dict[str, Any]:
             return {"id": identity, "infrastructure_pid": number and str(number), "state": {"timestamp": since}}

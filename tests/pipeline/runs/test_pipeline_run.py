@@ -46,7 +46,7 @@ def test_a_users_name_is_not_taken_for_one_that_prefect_drew() -> None:
 def test_the_example_of_overrides_succeeds_with_every_row() -> None:
     """Averaging has the checkpoints that it needs."""
     assert EXAMPLE in str(Overrides)
-    assert f"overrides={EXAMPLE}" in (ROOT / "README.md").read_text()
+    assert f"overrides={EXAMPLE}" in (ROOT / "pipeline/README.md").read_text()
     for row in rows.table().rows:
         params = {"row": row, "pair": "en-de", "corpus": "sample", "seed": 1, "overrides": json.loads(EXAMPLE)}
         asked = resolution.resolve(params)
