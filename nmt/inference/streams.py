@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch

@@ -74,6 +74,15 @@ def test_metrics_name_set_and_scorer(finished: Clone) -> None:
     assert metrics["ppl_valid"] > 1
 
 
+def test_the_summary_is_that_of_the_metrics(finished: Clone) -> None:
+    metrics = json.loads((finished.folder / "results/metrics.json").read_text())
+    result = finished.run(sys.executable, "-m", "pipeline.cli", "summary")
+    assert result.returncode == 0, result.stderr
+    bleu, *paths = result.stdout.splitlines()
+    assert bleu.startswith(f"BLEU    {metrics['bleu']:.1f} (95% interval {metrics['bleu_low']:.1f} to ")
+    assert all((finished.folder / line.split()[1]).exists() for line in paths)
+
+
 def test_a_second_run_does_nothing(finished: Clone) -> None:
     assert finished.repro() == []
 
