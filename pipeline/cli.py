@@ -27,6 +27,8 @@ from nmt.inference.options import (
 
 MODELS, RUNS, DATA, SERVICES = "Models", "Runs", "Data", "Services"
 """Panels of the help."""
+SEARCH = "Search (by default as the model folder says)"
+"""A panel of the help of `wmt translate`."""
 
 
 class Commands(TyperGroup):
@@ -100,7 +102,6 @@ Ensemble = Annotated[
     list[Path] | None,
     typer.Option(metavar="MODEL_DIR...", help="More models of the same vocabulary: the mean of their probabilities."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback()
@@ -115,9 +116,6 @@ def wmt() -> None:
       wmt summary
       wmt translate models/average --input in.en --output out.de
     """
-
-
-SEARCH = "Search (by default as the model folder says)"
 
 
 @app.command(cls=SeveralValues, rich_help_panel=MODELS)

@@ -211,7 +211,7 @@ def test_a_finished_run_is_pushed_pulled_and_compared(finished: Clone, tmp_path:
 
 def test_a_comment_in_the_search_reruns_decoding_and_an_edit_of_the_model_trains_anew(finished: Clone) -> None:
     for module, stages in [
-        ("search", {"decode", "attention"}),
+        ("inference/search", {"decode", "attention"}),
         ("model", {"train", "average", "decode", "attention"}),
     ]:
         path = finished.folder / f"nmt/{module}.py"
