@@ -157,7 +157,7 @@ def _place(url: str, archive: ArchiveSettings, shelf: Shelf) -> _Place:
         return _Place(url, archive, shelf)
     url = url.removeprefix(REPACKED)
     other = archive.model_copy(update={"urls": [url], "bytes": None, "sha256": None, "md5": None})
-    return _Place(url, other, Shelf.of(other, shelf.whole.parents[2]))
+    return _Place(url, other, Shelf.of(other, shelf.whole.parents[1]))
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from nmt.common.processes import die_with_parent
 from nmt.config import InputError
+from pipeline.corpora.blocks import workers
 
 INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 """The network interface of a machine with itself."""
@@ -101,7 +102,7 @@ def environment(count: int) -> dict[str, str]:
     Threads that wait give their core away: spinning ones, OpenMP's default, made training five times slower
     wherever another program used the machine too.
     """
-    threads = max(1, len(os.sched_getaffinity(0)) // count)
+    threads = max(1, workers() // count)
     # Ranks of one machine have no business on its other addresses. `=` says that the name is whole.
     local = {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": f"={INTERFACE}"} if nodes()[0] == 1 else {}
     return {
