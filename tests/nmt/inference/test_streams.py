@@ -82,14 +82,9 @@ def test_a_line_in_a_line_out_and_empty_lines_stay(model: Path, tmp_path: Path) 
     # Neither windows nor batches change order or text.
     assert run(model, tmp_path, "--window", "2", "--batch-tokens", "20") == found
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "model", "model.subwords", "out"]
-
-
-def test_standard_streams(model: Path) -> None:
-    command = [sys.executable, "-m", "pipeline.cli", "translate", str(model)]
-    process = subprocess.run(command, cwd=ROOT, input=b"we do !\n\nShe", capture_output=True, check=False)
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.count(b"\n") == 3
-    assert process.stdout.split(b"\n")[1] == b""
+    (tmp_path / "unended").write_bytes((tmp_path / "in").read_bytes().removesuffix(b"\n"))
+    assert wmt("translate", model, "--input", tmp_path / "unended", "--output", tmp_path / "again") == 0
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "out").read_bytes()
 
 
 def test_at_a_terminal_it_answers_line_by_line(
@@ -207,17 +202,21 @@ def test_a_kill_leaves_no_output_and_no_half_line(model: Path, tmp_path: Path) -
     assert counted.count(b"\n") == told["lines"] > 0
 
 
-def test_a_reader_that_has_had_enough_ends_it(model: Path, tmp_path: Path) -> None:
+def test_standard_streams_until_the_reader_has_had_enough(model: Path, tmp_path: Path) -> None:
     text = write(tmp_path / "in", LINES * 4000)
-    command = [sys.executable, "-u", "-m", "pipeline.cli", "translate", str(model), "--input", str(text), "--beam", "1"]
-    process = subprocess.Popen([*command, "--window", "8"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout
-    assert process.stderr
-    assert process.stdout.readline().endswith(b"\n")
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    process.stderr.close()
-    assert process.wait() == 0
+    command = [sys.executable, "-u", "-m", "pipeline.cli", "translate", str(model), "--beam", "1", "--window", "8"]
+    with (
+        text.open("rb") as lines,
+        subprocess.Popen(command, cwd=ROOT, stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
+    ):
+        assert process.stdout
+        assert process.stderr
+        first, second = process.stdout.readline(), process.stdout.readline()
+        assert len(first) > 1
+        assert second == b"\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
 
 
 def test_ctrl_c_at_the_prompt_ends_it_without_a_traceback(
