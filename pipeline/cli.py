@@ -37,7 +37,10 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run a command. Status 1 for what a user can mend, 130 for Ctrl-C, 0 where the reader has closed the pipe."""
         try:
-            result = super().invoke(ctx)
+            try:
+                result = super().invoke(ctx)
+            except typer.Exit as status:
+                result = status
             sys.stdout.flush()
         except KeyboardInterrupt as error:
             raise typer.Exit(130) from error
@@ -55,6 +58,8 @@ class Commands(TyperGroup):
                 _discard_output()
             print(f"{ctx.invoked_subcommand}: {_sentence(error)}", file=sys.stderr)
             raise typer.Exit(1) from error
+        if isinstance(result, typer.Exit):
+            raise result
         return result
 
 

@@ -104,6 +104,26 @@ def test_a_closed_pipe_is_no_traceback(command: str) -> None:
     assert result.returncode == (1 if "--help" in command else 0)
 
 
+def test_a_closed_pipe_is_no_traceback_of_a_command_with_a_status() -> None:
+    program = """
+import sys
+from pipeline import cli
+from pipeline.commands import plan
+plan.tell = lambda measure: print("the plan") is not None
+sys.argv[1:] = ["plan"]
+cli.main()
+"""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (result.returncode, result.stderr) == (0, b"")
+
+
 def test_a_full_disk_is_one_sentence() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("/dev/full is not here")
