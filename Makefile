@@ -13,6 +13,7 @@ VENV = PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv"
 
 run: setup
 	@$(VENV) dvc repro
+	@$(VENV) wmt summary
 
 setup: $(STAMP)
 
@@ -46,16 +47,16 @@ lint: setup
 	@$(VENV) lint-imports
 
 plan: setup
-	@$(VENV) python -m pipeline.commands.plan
+	@$(VENV) wmt plan
 
 # MLflow and Prefect for this machine alone, on $MLFLOW_PORT and $PREFECT_PORT; they print Prefect's password. Ctrl-C
 # ends both.
 ui: setup
-	@$(VENV) python -m pipeline.orchestration.services
+	@$(VENV) wmt ui
 
 # The same, and a worker that runs what is asked of Prefect's deployments.
 serve: setup
-	@$(VENV) python -m pipeline.orchestration.services --worker
+	@$(VENV) wmt serve
 
 # Those that need no text and no model; tests/bench has the others' options.
 bench: setup

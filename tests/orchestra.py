@@ -112,7 +112,7 @@ class Orchestra:
         with self.log.open("ab") as log:
             output = terminal.theirs if terminal else log.fileno()
             process = subprocess.Popen(
-                [sys.executable, "-m", "pipeline.orchestration.services", "--worker"],
+                [sys.executable, "-m", "pipeline.cli", "serve"],
                 cwd=self.clone.folder, env={**self.environment(), **ports}, stdin=terminal and output, stdout=output,
                 stderr=output, start_new_session=True, preexec_fn=terminal and terminal.control,  # noqa: PLW1509 - one system call
             )  # fmt: skip

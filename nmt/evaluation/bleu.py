@@ -7,11 +7,8 @@ named.
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -230,20 +227,22 @@ def _report(path: Path, scores: Scores) -> dict[str, Any]:
     }
 
 
-def _print(report: dict[str, Any]) -> None:
+def text(report: Mapping[str, Any]) -> str:
+    """One of `reports` for people."""
     named = f" of {report['set']}" if report["set"] else ""
-    print(f"{report['hypothesis']}: {report['lines']} lines{named}")
-    print(f"  sacreBLEU {report['bleu']:.2f}, 95% interval {report['bleu_low']:.2f} to {report['bleu_high']:.2f}")
-    print(f"    {report['bleu_signature']}")
-    print(f"  the paper's way {report['bleu_paper_way']:.2f}, by steps:")
-    for step in report["paper_way_steps"]:
-        print(f"    {step['bleu']:.2f} {step['step']}")
-    print(f"  chrF {report['chrf']:.2f}\n    {report['chrf_signature']}")
+    lines = [
+        f"{report['hypothesis']}: {report['lines']} lines{named}",
+        f"  sacreBLEU {report['bleu']:.2f}, 95% interval {report['bleu_low']:.2f} to {report['bleu_high']:.2f}",
+        f"    {report['bleu_signature']}",
+        f"  the paper's way {report['bleu_paper_way']:.2f}, by steps:",
+        *(f"    {step['bleu']:.2f} {step['step']}" for step in report["paper_way_steps"]),
+        f"  chrF {report['chrf']:.2f}",
+        f"    {report['chrf_signature']}",
+    ]
     if "difference" in report:
-        print(
-            f"  against the first: {report['difference']:+.2f} sacreBLEU, "
-            f"p = {report['p_value']:.3f} (paired bootstrap)"
-        )
+        difference, p_value = report["difference"], report["p_value"]
+        lines.append(f"  against the first: {difference:+.2f} sacreBLEU, p = {p_value:.3f} (paired bootstrap)")
+    return "\n".join(lines)
 
 
 def _read(reference: Path, hypotheses: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
@@ -258,33 +257,17 @@ def _read(reference: Path, hypotheses: Sequence[Path]) -> tuple[list[str], list[
     return references, texts
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Score files; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="wmt bleu", description=__doc__)
-    parser.add_argument("hypotheses", nargs="+", type=Path, metavar="HYP", help="detokenised translations; the first")
-    parser.add_argument("reference", type=Path, metavar="REF", help="one reference a line")
-    parser.add_argument("--lang", required=True, help="the target language's code: de, fr, ...")
-    parser.add_argument("--json", action="store_true", help="print JSON: an object, or a list for several systems")
-    options = parser.parse_args(arguments)
-    try:
-        references, texts = _read(options.reference, options.hypotheses)
-        reports: list[dict[str, Any]] = []
-        for path, lines in zip(options.hypotheses, texts, strict=True):
-            report = _report(path, score(lines, references, options.lang))
-            if reports:
-                compared = compare(texts[0], lines, references)
-                report |= {"difference": compared.difference, "p_value": compared.p_value}
-            reports.append(report)
-    except InputError as error:
-        print(f"bleu: {error}", file=sys.stderr)
-        return 1
-    if options.json:
-        print(json.dumps(reports if len(reports) > 1 else reports[0], indent=2, ensure_ascii=False))
-    else:
-        for report in reports:
-            _print(report)
-    return 0
+def reports(hypotheses: Sequence[Path], reference: Path, lang: str) -> list[dict[str, Any]]:
+    """All scores of each system's file; from the second on, compared with the first.
 
-
-if __name__ == "__main__":
-    sys.exit(main())
+    Raises InputError where a file cannot be read or does not have a line for each reference.
+    """
+    references, texts = _read(reference, hypotheses)
+    found: list[dict[str, Any]] = []
+    for path, lines in zip(hypotheses, texts, strict=True):
+        report = _report(path, score(lines, references, lang))
+        if found:
+            compared = compare(texts[0], lines, references)
+            report |= {"difference": compared.difference, "p_value": compared.p_value}
+        found.append(report)
+    return found

@@ -1,4 +1,4 @@
-"""Forced scoring: how likely a model holds given translations to be: `wmt score MODEL_DIR SOURCE TARGET`.
+"""Forced scoring: how likely a model holds given translations to be; `wmt score`.
 
 A line each: log-probability in nats (of all subwords and EOS) and perplexity a subword. These are the numbers that
 the search gives with its own translations, as far as their text is coded into the same subwords again.
@@ -6,11 +6,8 @@ the search gives with its own translations, as far as their text is coded into t
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import math
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +38,10 @@ class Scored:
     def perplexity(self) -> float:
         """A subword's, EOS counted."""
         return math.exp(-self.log_probability / self.tokens)
+
+    def __add__(self, other: Scored) -> Scored:
+        """Both translations as one."""
+        return Scored(self.log_probability + other.log_probability, self.tokens + other.tokens)
 
 
 @torch.inference_mode()
@@ -85,39 +86,6 @@ def score_lines(models: Models, pairs: Iterable[tuple[str, str]], batch_tokens: 
             yield found[index]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Score two files; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="wmt score", description=__doc__)
-    parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a model folder, such as models/average")
-    parser.add_argument("source", type=Path, metavar="SOURCE", help="raw lines")
-    parser.add_argument("target", type=Path, metavar="TARGET", help="their translations, detokenised")
-    parser.add_argument("--ensemble", nargs="+", type=Path, default=[], metavar="MODEL_DIR", help="more models: the "
-                        "mean of their probabilities")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print a JSON object a line, and one of them all")
-    options = parser.parse_args(arguments)
-    try:
-        models = Models([options.model, *options.ensemble])
-        total, tokens, lines = 0.0, 0, 0
-        for scored in score_lines(models, parallel(options.source, options.target)):
-            total, tokens, lines = total + scored.log_probability, tokens + scored.tokens, lines + 1
-            if options.json:
-                print(json.dumps({"log_probability": scored.log_probability, "tokens": scored.tokens,
-                                  "perplexity": scored.perplexity}))  # fmt: skip
-            else:
-                print(f"{scored.log_probability:.4f}\t{scored.perplexity:.4f}")
-    except OSError as error:
-        print(f"score: {error.filename} cannot be read: {error.strerror}", file=sys.stderr)
-        return 1
-    except InputError as error:
-        print(f"score: {error}", file=sys.stderr)
-        return 1
-    perplexity = math.exp(-total / tokens)
-    if options.json:
-        print(json.dumps({"lines": lines, "tokens": tokens, "log_probability": total, "perplexity": perplexity}))
-    else:
-        print(f"{lines:,} lines, {tokens:,} subwords: perplexity {perplexity:.4f}", file=sys.stderr)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def score_files(folders: Sequence[Path], source: Path, target: Path) -> Iterator[Scored]:
+    """Score each line of a parallel text. Several model folders give the mean of their probabilities."""
+    return score_lines(Models(folders), parallel(source, target))

@@ -1,14 +1,11 @@
 """Where a model looks: every layer's and head's attention for a pair of sentences, as arrays and pictures.
 
-`wmt attention MODEL_DIR --source TEXT [--target TEXT] --output DIR` writes attention.npz and
-pictures in the manner of the paper's figures 3 to 5. Without a target the model's own translation is looked at.
+`wmt attention` writes attention.npz and pictures in the manner of the paper's figures 3 to 5.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,27 +161,12 @@ def lines(found: Attention, kind: str, layer: int) -> bytes:
         return _svg(canvas)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Write a pair's attention; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="wmt attention", description=__doc__)
-    parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a model folder, such as models/average")
-    parser.add_argument("--source", required=True, help="a raw sentence")
-    parser.add_argument("--target", help="its translation; the model's own by default")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to write")
-    options = parser.parse_args(arguments)
-    try:
-        if options.output.exists():
-            parser.error(f"{options.output} exists: give a new folder")
-        models = Models([options.model])
-        target = options.target
-        if target is None:
-            target = next(Translator(models).translate([options.source]))
-        save(attention(models, options.source, target), options.output)
-    except InputError as error:
-        print(f"attention: {error}", file=sys.stderr)
-        return 1
-    return 0
+def look(folder: Path, source: str, target: str | None, output: Path) -> list[Path]:
+    """Write a model's attention for a pair of raw lines into `output`; returns the files.
 
-
-if __name__ == "__main__":
-    sys.exit(main())
+    Without a target the model's own translation takes its place. Raises InputError where the source has no text.
+    """
+    models = Models([folder])
+    if target is None:
+        target = next(Translator(models).translate([source]))
+    return save(attention(models, source, target), output)

@@ -1,4 +1,4 @@
-"""A CTranslate2 model from one of ours: `wmt export MODEL_DIR OUT [--quantization int8]`.
+"""A CTranslate2 model from one of ours: `wmt export`.
 
 OUT is complete in itself: besides CTranslate2's files it holds config.yaml and the subwords, so that
 `wmt translate OUT --engine ctranslate2` translates raw text.
@@ -6,9 +6,7 @@ OUT is complete in itself: besides CTranslate2's files it holds config.yaml and 
 
 from __future__ import annotations
 
-import argparse
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,11 @@ from nmt.config import BOS, EOS, UNK, InputError, ModelSettings
 from nmt.inference.ctranslate2_engine import library
 from nmt.inference.loading import Models
 from nmt.inference.model_folder import load_description, load_model
+from nmt.inference.options import Quantization
 from nmt.model import LAYER_NORM_EPSILON, MultiHeadAttention, Transformer, positional_encoding
 
 POSITIONS = 1024
 """Sinusoids that the exported table holds: longer sentences are refused by CTranslate2."""
-QUANTIZATIONS = ("int8", "int8_float32", "int16", "float16", "bfloat16", "float32")
 
 
 def representable(settings: ModelSettings) -> None:
@@ -41,7 +39,7 @@ def representable(settings: ModelSettings) -> None:
         )
 
 
-def export(folder: Path, out: Path, quantization: str = "float32") -> None:
+def export(folder: Path, out: Path, quantization: Quantization = "float32") -> None:
     """Write the CTranslate2 model `out`; raises InputError where the model is not representable or damaged."""
     module = library()
     description = load_description(folder)
@@ -126,24 +124,3 @@ def _norms(ours: Any, *theirs: Any) -> None:
     for add_norm, part in zip(ours.add_norms, theirs, strict=True):
         part.layer_norm.gamma = add_norm.norm.weight.detach().numpy()
         part.layer_norm.beta = add_norm.norm.bias.detach().numpy()
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Export a folder; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="wmt export", description=__doc__)
-    parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a model folder, such as models/average")
-    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write")
-    parser.add_argument("--quantization", choices=QUANTIZATIONS, default="float32", help="of the weights")
-    options = parser.parse_args(arguments)
-    try:
-        if options.out.exists() and not (options.out / "model.bin").exists():
-            parser.error(f"{options.out} exists and is no CTranslate2 model: give another folder")
-        export(options.model, options.out, options.quantization)
-    except InputError as error:
-        print(f"export: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

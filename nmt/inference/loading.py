@@ -13,11 +13,12 @@ from nmt.common.tensors import WEIGHTS
 from nmt.config import EOS, PAD, InputError
 from nmt.inference.decoder import Decoder, Ensemble, Scorer
 from nmt.inference.model_folder import load_description, load_model
+from nmt.inference.options import Precision
 from nmt.model import Transformer
 from nmt.text import subwords
 from nmt.text.moses import Moses
 
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PRECISIONS: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Models:
@@ -30,7 +31,7 @@ class Models:
         self,
         folders: Sequence[Path],
         device: torch.device | None = None,
-        precision: str = "float32",
+        precision: Precision = "float32",
         pair: tuple[str, str] | None = None,
         *,
         weights: bool = True,

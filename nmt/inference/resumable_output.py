@@ -45,7 +45,10 @@ class Partial:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         done = size = 0
         if resume and self.record.exists() and self.growing.exists():
-            told = json.loads(self.record.read_text(encoding="utf-8"))
+            try:
+                told = json.loads(self.record.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise InputError(f"{self.record} is damaged: leave --resume out to begin anew") from error
             if told["identity"] != self.identity:
                 raise InputError(
                     f"{self.growing} was begun from another text, model or options: "

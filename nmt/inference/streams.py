@@ -1,84 +1,41 @@
-"""Translate raw text with a model folder alone: `wmt translate MODEL_DIR < text`.
+"""Translate raw text with a model folder alone: standard input, files or lines typed at a terminal; `wmt translate`.
 
-A line in, a line out; an empty line stays one. At a terminal it asks for lines.
+A line in, a line out; an empty line stays one.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from nmt.config import InputError
-from nmt.inference.loading import PRECISIONS, Models
+from nmt.inference.loading import Models
+from nmt.inference.options import TranslationOptions
 from nmt.inference.resumable_output import Partial, fingerprint
 from nmt.inference.sampling import SamplingSettings
-from nmt.inference.translator import LONGEST, WINDOW, Engine, TorchEngine, Translation, Translator, read_input
+from nmt.inference.translator import Engine, TorchEngine, Translation, Translator, read_input
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parse = argparse.ArgumentParser(prog="wmt translate", description=__doc__)
-    parse.add_argument("model", type=Path, metavar="MODEL_DIR", help="a model folder, such as models/average")
-    parse.add_argument(
-        "--ensemble",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="MODEL_DIR",
-        help="more models of the same vocabulary: the mean of their probabilities",
-    )
-    parse.add_argument("--pair", help="refuse a model of another pair: en-de, ...")
-    parse.add_argument("--input", type=Path, metavar="FILE", help="lines to translate, instead of standard input")
-    parse.add_argument("--output", type=Path, metavar="FILE", help="appears when it is whole")
-    parse.add_argument("--resume", action="store_true", help="go on with an --output that was interrupted")
-    search = parse.add_argument_group("search; by default as the model folder says")
-    search.add_argument("--beam", type=int, help="hypotheses a sentence; 1: greedy")
-    search.add_argument("--alpha", type=float, help="length penalty")
-    search.add_argument("--max-extra", type=int, dest="max_extra", help="subwords beyond the source's")
-    search.add_argument("--stop", help="exact, or tensor2tensor's looser rule")
-    search.add_argument("--nbest", type=int, default=1, help="translations a line, written `line ||| text ||| score`")
-    search.add_argument("--sample", action="store_true", help="draw translations at random instead of searching")
-    search.add_argument("--temperature", type=float, default=1.0, help="of --sample")
-    search.add_argument("--top-k", type=int, default=0, dest="top_k", help="of --sample: among the likeliest alone")
-    search.add_argument("--seed", type=int, default=1, help="of --sample")
-    parse.add_argument("--longest", type=int, default=LONGEST, help="subwords of a line that is translated whole")
-    parse.add_argument(
-        "--long",
-        choices=("split", "refuse"),
-        default="split",
-        help="longer lines: their sentences one by one, or a refusal",
-    )
-    parse.add_argument("--json", action="store_true", help="a JSON object a line: translations, scores, attention")
-    parse.add_argument(
-        "--engine",
-        choices=("torch", "ctranslate2"),
-        default="torch",
-        help="ctranslate2: with a folder made by wmt export; its penalty is not GNMT's",
-    )
-    parse.add_argument("--device", help="cpu, cuda; by default a GPU where there is one")
-    parse.add_argument("--precision", choices=sorted(PRECISIONS), default="float32")
-    parse.add_argument(
-        "--batch-tokens",
-        type=int,
-        default=4096,
-        dest="batch_tokens",
-        help="source positions a batch, all beams counted: memory goes with it",
-    )
-    parse.add_argument("--window", type=int, default=WINDOW, help="lines sorted by length together; 1: line by line")
-    return parse
+def translate(options: TranslationOptions) -> None:
+    """Translate a text, or lines typed at a terminal. Raises InputError where options, model or text are wrong."""
+    ready = translator(options)
+    if options.input is None and options.output is None and sys.stdin.isatty():
+        _converse(ready, options)
+    else:
+        _run(ready, options)
 
 
-def translator(options: argparse.Namespace) -> Translator:
-    """What the command line asks for; raises InputError or ValueError where it cannot be had."""
+def translator(options: TranslationOptions) -> Translator:
+    """The translator for these options; raises InputError where they contradict each other or the model."""
     for name in ("nbest", "longest", "batch_tokens", "window"):
         if getattr(options, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} is {getattr(options, name)}: give at least 1")
@@ -99,10 +56,9 @@ def translator(options: argparse.Namespace) -> Translator:
     return Translator(models, None, settings, engine, options.longest, split=options.long == "split")
 
 
-def _engine(options: argparse.Namespace, models: Models) -> Engine:
+def _engine(options: TranslationOptions, models: Models) -> Engine:
     if options.engine == "torch":
-        drawn = {"seed": options.seed, "temperature": options.temperature, "top_k": options.top_k}
-        return TorchEngine(models, SamplingSettings.model_validate(drawn) if options.sample else None)
+        return TorchEngine(models, _sampling(options) if options.sample else None)
     if options.sample or options.ensemble:
         raise InputError("--sample and --ensemble are of our own engine: use --engine torch")
     from nmt.inference.ctranslate2_engine import NOTE, CTranslate2Engine
@@ -112,7 +68,17 @@ def _engine(options: argparse.Namespace, models: Models) -> Engine:
     return engine
 
 
-def record(ready: Translator, translation: Translation, number: int, options: argparse.Namespace) -> str:
+def _sampling(options: TranslationOptions) -> SamplingSettings:
+    drawn = {"seed": options.seed, "temperature": options.temperature, "top_k": options.top_k}
+    try:
+        return SamplingSettings.model_validate(drawn)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        name, rule = str(wrong["loc"][0]).replace("_", "-"), wrong["msg"].removeprefix("Input ")
+        raise InputError(f"--{name} is {wrong['input']!r}, but {rule}: change it") from error
+
+
+def record(ready: Translator, translation: Translation, number: int, options: TranslationOptions) -> str:
     """What is written for a line, with its \\n."""
     if options.json:
         return json.dumps(_object(ready, translation, number), ensure_ascii=False) + "\n"
@@ -146,14 +112,23 @@ def _object(ready: Translator, translation: Translation, number: int) -> dict[st
     return whole
 
 
-def run(ready: Translator, options: argparse.Namespace) -> None:
-    """Translate a stream, from where an interrupted output ends."""
+def _run(ready: Translator, options: TranslationOptions) -> None:
+    """Translate a stream."""
     if options.output is None:
         for text in _records(ready, options, 0):
             sys.stdout.write(text)
-        sys.stdout.flush()
         return
-    partial = Partial(options.output, fingerprint(vars(options), ready.models.folders, options.input))
+    try:
+        _write(ready, options, options.output)
+    except OSError as error:
+        # A failed write names no file.
+        error.filename = error.filename or str(options.output)
+        raise
+
+
+def _write(ready: Translator, options: TranslationOptions, output: Path) -> None:
+    """Translate a stream into a file, from where an interrupted output ends."""
+    partial = Partial(output, fingerprint(asdict(options), ready.models.folders, options.input))
     done = partial.begin(resume=options.resume)
     try:
         for number, text in enumerate(_records(ready, options, done), start=done + 1):
@@ -164,7 +139,7 @@ def run(ready: Translator, options: argparse.Namespace) -> None:
         partial.close()
 
 
-def _records(ready: Translator, options: argparse.Namespace, done: int) -> Iterator[str]:
+def _records(ready: Translator, options: TranslationOptions, done: int) -> Iterator[str]:
     """What is written for each line after the first `done`."""
     with options.input.open("rb") if options.input is not None else nullcontext(sys.stdin.buffer) as stream:
         lines = itertools.islice(read_input(stream, str(options.input or "standard input")), done, None)
@@ -189,7 +164,7 @@ def _counted(lines: Iterator[str], done: int) -> Iterator[str]:
             yield line
 
 
-def converse(ready: Translator, options: argparse.Namespace) -> None:
+def _converse(ready: Translator, options: TranslationOptions) -> None:
     """Ask for lines at a terminal until it says that there are no more."""
     print(f"{ready.description.source} > {ready.description.target}; end with Ctrl-D", file=sys.stderr)
     number = 0
@@ -205,30 +180,3 @@ def converse(ready: Translator, options: argparse.Namespace) -> None:
         except InputError as error:
             print(f"translate: {error}", file=sys.stderr)
         number += 1
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Translate; returns the exit status."""
-    options = parser().parse_args(arguments)
-    try:
-        ready = translator(options)
-        if options.input is None and options.output is None and sys.stdin.isatty():
-            converse(ready, options)
-        else:
-            run(ready, options)
-    except BrokenPipeError:
-        # The reader has had enough; Python would complain once more when it closes the stream.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        return 130
-    except OSError as error:
-        print(f"translate: {error.filename or options.output}: {error.strerror}", file=sys.stderr)
-        return 1
-    except ValueError as error:
-        print(f"translate: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

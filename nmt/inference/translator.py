@@ -15,13 +15,10 @@ import torch
 
 from nmt.config import InputError, SearchSettings
 from nmt.inference.loading import Models, padded
+from nmt.inference.options import WINDOW
 from nmt.inference.sampling import SamplingSettings, sample
 from nmt.inference.search import Hypothesis, length_penalty, search
 
-WINDOW = 2048
-"""Lines sorted by length together: memory follows this, not the input."""
-LONGEST = 256
-"""Subwords of a line that is translated whole: the paper's code trained on none longer."""
 WORKERS = 16
 """At most so many batches are searched at a time."""
 _SENTENCE_END = re.compile(r"(\S*)[.!?\u2026][\"'\u201c\u201d\u2019\u00bb)\]]*\s+(?=[\"'\u201c\u201e\u00ab(\[]*(\w))")

@@ -1,6 +1,4 @@
-"""An ablation by one command: rows of Table 3, scaled down together, trained with several seeds under one budget.
-
-    wmt ablation --corpus multi30k --rows base A-h1 C-N2 --seeds 1 2 3 --updates 1000
+"""An ablation: rows of Table 3, scaled down together, trained with several seeds under one budget; `wmt ablation`.
 
 Every run is a DVC experiment of params.yaml's pair (`dvc exp show` lists them), of the repository as it stands when the
 ablation begins; those that are there already are not run again. Widths (d_model, d_ff, d_k, d_v) are divided by
@@ -10,7 +8,6 @@ Compared are perplexity and BLEU of the validation set, from the last checkpoint
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import math
@@ -63,6 +60,33 @@ class Interval:
         if math.isinf(self.low):
             return f"{self.mean:{sign}.{digits}f} (one seed)"
         return f"{self.mean:{sign}.{digits}f} ({self.low:{sign}.{digits}f} to {self.high:{sign}.{digits}f})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of an ablation."""
+
+    rows: Sequence[str]
+    seeds: Sequence[int]
+    corpus: str | None
+    """A file of data/catalog/; None: that of params.yaml."""
+    width: int
+    """Divides every width."""
+    depth: int
+    """Divides the layers."""
+    updates: int
+    tokens: int
+    """Target tokens of an update."""
+    warmup: int
+    """Updates of warm-up."""
+    merges: int
+    """BPE merges, or word pieces."""
+    jobs: int
+    """Runs beside each other."""
+    rate: float
+    """Multiplies Eq. 3."""
+    precision: str
+    out: Path
 
 
 @dataclass(frozen=True)
@@ -225,8 +249,11 @@ def report(plan: Plan, measured: Mapping[str, Mapping[str, Sequence[float]]], se
     return "\n".join([*lines, "", *sentences]) + "\n"
 
 
-def run(options: argparse.Namespace) -> None:
-    """Run and compare."""
+def run(options: Options) -> str:
+    """Run what is missing and compare; returns the report, which is also written to `options.out`.
+
+    Raises InputError where the settings do not fit, or a run fails.
+    """
     params = read_params()
     if params.get("overrides"):
         raise InputError(
@@ -246,42 +273,12 @@ def run(options: argparse.Namespace) -> None:
         repository=commit + hashlib.sha256(changed).hexdigest(),
     )  # fmt: skip
     names = {plan.name(row, seed): (row, seed) for row in options.rows for seed in options.seeds}
-    run_all(plan, names, finished(commit).keys(), options.jobs)
+    try:
+        run_all(plan, names, finished(commit).keys(), options.jobs)
+    except KeyboardInterrupt:
+        print("ablation: stopped; the same command goes on", file=sys.stderr)
+        raise
     text = report(plan, results(finished(commit), names), len(options.seeds))
     with writing(options.out) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    print(text)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run an ablation."""
-    parser = argparse.ArgumentParser(
-        prog="wmt ablation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--rows", nargs="+", default=ROWS, metavar="ROW")
-    parser.add_argument("--seeds", nargs="+", type=int, default=(1, 2, 3), metavar="SEED")
-    parser.add_argument("--corpus", help="a file of data/catalog/; params.yaml's by default")
-    for name, default, what in (
-        ("width", 4, "divides every width"), ("depth", 2, "divides the layers"), ("updates", 1000, "of every run"),
-        ("tokens", 1500, "target tokens an update"), ("warmup", 400, "updates of warm-up"),
-        ("merges", 4000, "BPE merges, or word pieces"), ("jobs", 1, "runs beside each other"),
-    ):  # fmt: skip
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: {default})")
-    parser.add_argument("--rate", type=float, default=1.0, help="multiplies Eq. 3")
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--out", type=Path, default=Path("results/ablation.md"))
-    try:
-        run(parser.parse_args(arguments))
-    except (InputError, ChildProcessError) as error:
-        print(f"ablation: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("ablation: stopped; the same command goes on", file=sys.stderr)
-        return 130
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return text

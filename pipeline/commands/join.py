@@ -1,11 +1,10 @@
-"""Join, as a further machine, a training that another one runs: `wmt join work/train/<fingerprint>`.
+"""Join, as a further machine, a training that another one runs: `wmt join`.
 
 All share the state root and the repository, and say where they meet: `WMT_NODES=2 WMT_RENDEZVOUS=first-machine:29400`.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
@@ -15,6 +14,10 @@ from types import FrameType
 from nmt.config import InputError
 from pipeline.stages.train import code_digest, refused
 from pipeline.training import launch
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    sys.exit(f"join: stopped by {signal.Signals(signum).name}")
 
 
 def join(job: Path) -> int:
@@ -27,29 +30,11 @@ def join(job: Path) -> int:
     if job.name.split("-")[1:2] != [code_digest()] and os.environ.get("WMT_RESUME_ACROSS_CODE") != "1":
         raise InputError(f"the code here is not that which {job.name} is trained by: check out the first node's")
 
+    signal.signal(signal.SIGTERM, _stop)
+
     def watch() -> None:
         refused(job)
         if (job / "interrupted").exists():
             raise InputError("the training was asked to stop; start it again on the first node, then join again")
 
     return launch.train(job, watch)
-
-
-def main() -> None:
-    """Join a training as a further node."""
-    parser = argparse.ArgumentParser(prog="wmt join", description=__doc__)
-    parser.add_argument("job", type=Path, metavar="STATE", help="the training's folder, work/train/<fingerprint>")
-    job = parser.parse_args().job
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        sys.exit(f"join: stopped by {signal.Signals(signum).name}")
-
-    signal.signal(signal.SIGTERM, stop)
-    try:
-        sys.exit(join(job))
-    except InputError as error:
-        sys.exit(f"join: {error}")
-
-
-if __name__ == "__main__":
-    main()

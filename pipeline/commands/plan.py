@@ -6,7 +6,6 @@ the rest is arithmetic on the resolved configuration and the corpora's known siz
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -289,17 +288,13 @@ def still_needed(
     return left
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Print the plan; the exit status is 1 where disk or memory do not suffice."""
-    parser = argparse.ArgumentParser(prog="wmt plan", description=__doc__)
-    parser.add_argument("--no-measure", action="store_true", help="leave out the measurement and the time")
-    options = parser.parse_args(arguments)
-    try:
-        configuration = resolution.resolve(resolution.read_params())
-        reasons = stages_to_run(configuration)
-    except InputError as error:
-        print(f"plan: {error}", file=sys.stderr)
-        return 1
+def tell(*, measure: bool) -> bool:
+    """Print the plan; returns whether disk and memory suffice. `measure` the speed of training, too.
+
+    Raises InputError where params.yaml is wrong or DVC's record cannot be read.
+    """
+    configuration = resolution.resolve(resolution.read_params())
+    reasons = stages_to_run(configuration)
     run = configuration.run
     print(f"{run.pair}, row {run.row}, corpus {run.corpus}, seed {run.seed}\n")
     for name, reason in reasons.items():
@@ -313,9 +308,9 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"\n  corpus          {corpus.pairs:,} pairs of {corpus.subwords:.0f} subwords ({corpus.origin})")
     print(f"  parameters      {count:,} with a vocabulary of {corpus.vocabulary:,}")
     print(f"  training        {wanted.flops:.2e} operations in {configuration.training.updates:,} updates")
-    if not options.no_measure:
+    if measure:
         tell_time(configuration, corpus, wanted, reasons, gpus or 1)
-    return 0 if all(enough) else 1
+    return all(enough)
 
 
 def tell_disk(wanted: Needs, left: Mapping[str, int], cache_folder: Path) -> bool:
@@ -361,7 +356,3 @@ def tell_time(
     cores = os.cpu_count() or 1
     if configuration.preparation.tokenizer.tokenizer == "moses":
         print(f"  tokenize        about {duration(2 * corpus.pairs / LINES_A_SECOND / cores)} on {cores} cores")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from typing import Any
 
+from nmt.config import InputError
 from nmt.flops import parameters
 from pipeline.config import rows
 
 
 def listing(vocabulary: int = rows.PAPER_VOCABULARY) -> list[dict[str, Any]]:
-    """One object a row: its exact parameter count for `vocabulary` rows of embedding, and the paper's numbers."""
+    """One object a row: its exact parameter count for `vocabulary` rows of embedding, and the paper's numbers.
+
+    Raises InputError for less than one row.
+    """
+    if vocabulary < 1:
+        raise InputError(f"--vocabulary is {vocabulary}, but must be at least 1")
     listed = []
     for name, entry in rows.table().rows.items():
         item: dict[str, Any] = {
@@ -32,7 +35,9 @@ def listing(vocabulary: int = rows.PAPER_VOCABULARY) -> list[dict[str, Any]]:
     return listed
 
 
-def _text(items: list[dict[str, Any]]) -> str:
+def text(items: list[dict[str, Any]]) -> str:
+    """The same as a table."""
+
     def cell(value: Any, form: str) -> str:
         return "" if value is None else format(value, form)
 
@@ -46,23 +51,3 @@ def _text(items: list[dict[str, Any]]) -> str:
         f"params: exact, with {items[0]['vocabulary']:,} rows of embedding. PPL and BLEU: newstest2013, en-de."
     )
     return "\n".join(lines)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Print the rows; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m pipeline.commands.rows", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print a list of objects")
-    parser.add_argument(
-        "--vocabulary", type=int, default=rows.PAPER_VOCABULARY, help="rows of the embedding (%(default)s)"
-    )
-    options = parser.parse_args(arguments)
-    if options.vocabulary < 1:
-        print(f"rows: --vocabulary is {options.vocabulary}, but must be at least 1", file=sys.stderr)
-        return 1
-    items = listing(options.vocabulary)
-    print(json.dumps(items, indent=2) if options.json else _text(items))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

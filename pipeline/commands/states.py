@@ -1,4 +1,4 @@
-"""What trainings keep on disk to be resumed or extended: `wmt states` lists it, and frees it.
+"""What trainings keep on disk to be resumed or extended: `wmt states` lists it and frees it.
 
 A state is `<state root>/train/<fingerprint>/`. Finished results do not need it: they are in models/ and in DVC's
 cache. Without it a training can no longer be resumed, nor extended to more updates.
@@ -6,21 +6,18 @@ cache. Without it a training can no longer be resumed, nor extended to more upda
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import os
 import shutil
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from nmt.config import InputError
-from pipeline.stage import state_root
 
 DAY = 86_400.0
 
@@ -120,32 +117,11 @@ def listing(found: Sequence[State], now: float) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """List states, or free some."""
-    parser = argparse.ArgumentParser(
-        prog="wmt states",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--free", nargs="+", default=[], metavar="STATE", help="delete these (a beginning is enough)")
-    parser.add_argument("--older", type=float, metavar="DAYS", help="delete the finished ones not used for DAYS days")
-    options = parser.parse_args(arguments)
-    root, now = state_root(), time.time()
-    try:
-        found = states(root)
-        if not options.free and options.older is None:
-            print(listing(found, now))
-            return 0
-        for state in chosen(found, options.free, options.older, now):
-            free(state)
-            print(f"freed {state.name}: {state.bytes / 1e6:,.0f} MB")
-        for left in (root / "train").glob(".*.tmp"):
-            shutil.rmtree(left)
-    except InputError as error:
-        print(f"states: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def free_chosen(root: Path, names: Sequence[str], older: float | None) -> Iterator[State]:
+    """Delete the states of `chosen`; yields each when it is gone. Raises InputError as `chosen` and `free` do."""
+    for state in chosen(states(root), names, older, time.time()):
+        free(state)
+        yield state
+    # Deletions that were cut short.
+    for left in (root / "train").glob(".*.tmp"):
+        shutil.rmtree(left)

@@ -1,13 +1,12 @@
 """MLflow, Prefect's server and a worker on this machine's loopback, for one person. Ctrl-C ends them all.
 
-`wmt serve (or wmt ui, without a worker)`; $MLFLOW_PORT and $PREFECT_PORT name other ports than 5000 and
+`wmt serve`, or `wmt ui` without a worker; $MLFLOW_PORT and $PREFECT_PORT name other ports than 5000 and
 4200. Prefect asks for a password, a new one at each start, which commands typed in this environment find by themselves.
 A second Ctrl-C does not wait for checkpoints.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import json
@@ -192,8 +191,16 @@ class Services:
             service.stop(self.signals)
 
 
-def run(worker: bool, signals: Signals) -> None:
-    """Start, print the addresses, and wait for the end."""
+def serve(*, worker: bool) -> None:
+    """Run MLflow, Prefect's server and perhaps a worker until SIGINT, SIGTERM or SIGHUP. Prints their addresses.
+
+    Raises InputError where a port is not free, other services use the state root, or a service does not start.
+    """
+    with contextlib.suppress(Stopped):
+        _run(worker, Signals())
+
+
+def _run(worker: bool, signals: Signals) -> None:
     root = state_root().absolute()
     (root / "prefect").mkdir(parents=True, exist_ok=True)
     ports = free_ports({"MLFLOW_PORT": 5000, "PREFECT_PORT": 4200})
@@ -287,22 +294,3 @@ def free_ports(defaults: Mapping[str, int]) -> dict[str, int]:
 
 def _origins(port: int) -> str:
     return f"http://127.0.0.1:{port},http://localhost:{port}"
-
-
-def main() -> int:
-    """The command."""
-    parser = argparse.ArgumentParser(prog="python -m pipeline.orchestration.services", description=__doc__)
-    parser.add_argument("--worker", action="store_true", help="run what is asked of the deployments, too")
-    options = parser.parse_args()
-    try:
-        run(options.worker, Signals())
-    except Stopped:
-        return 0
-    except InputError as error:
-        print(f"services: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

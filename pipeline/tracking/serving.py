@@ -35,7 +35,8 @@ class Translation(PythonModel):
 
     def load_context(self, context: PythonModelContext) -> None:
         """Load the model folder, once."""
-        from nmt.inference.translator import LONGEST, Translator
+        from nmt.inference.options import LONGEST
+        from nmt.inference.translator import Translator
 
         self.translator = Translator(Path(context.artifacts["model"]), longest=LONGEST)
 

@@ -74,6 +74,15 @@ def test_metrics_name_set_and_scorer(finished: Clone) -> None:
     assert metrics["ppl_valid"] > 1
 
 
+def test_the_summary_is_that_of_the_metrics(finished: Clone) -> None:
+    metrics = json.loads((finished.folder / "results/metrics.json").read_text())
+    result = finished.run(sys.executable, "-m", "pipeline.cli", "summary")
+    assert result.returncode == 0, result.stderr
+    bleu, *paths = result.stdout.splitlines()
+    assert bleu.startswith(f"BLEU    {metrics['bleu']:.1f} (95% interval {metrics['bleu_low']:.1f} to ")
+    assert all((finished.folder / line.split()[1]).exists() for line in paths)
+
+
 def test_a_second_run_does_nothing(finished: Clone) -> None:
     assert finished.repro() == []
 
@@ -81,7 +90,7 @@ def test_a_second_run_does_nothing(finished: Clone) -> None:
 def test_the_model_folder_translates_alone(finished: Clone, tmp_path: Path) -> None:
     shutil.copytree(finished.folder / "models/average", tmp_path / "model")
     result = subprocess.run(
-        [sys.executable, "-m", "nmt.inference.streams", str(tmp_path / "model")],
+        [sys.executable, "-m", "pipeline.cli", "translate", str(tmp_path / "model")],
         cwd=ROOT, input="The old man sees a dog.\n\nShe sleeps.\n", capture_output=True, text=True,
         check=False,
     )  # fmt: skip
@@ -135,7 +144,7 @@ def test_mlflow_holds_the_run_as_the_files_do(finished: Clone) -> None:
 
 def test_mlflow_serves_the_model_over_http(finished: Clone) -> None:
     sentences = ["The old man doesn't see the dog.", "She sleeps."]
-    command = [sys.executable, "-m", "nmt.inference.streams", "models/average"]
+    command = [sys.executable, "-m", "pipeline.cli", "translate", "models/average"]
     expected = subprocess.run(
         command, cwd=finished.folder, env=finished.environment(), input="\n".join(sentences), capture_output=True,
         text=True, check=True,
@@ -202,7 +211,7 @@ def test_a_finished_run_is_pushed_pulled_and_compared(finished: Clone, tmp_path:
 
 def test_a_comment_in_the_search_reruns_decoding_and_an_edit_of_the_model_trains_anew(finished: Clone) -> None:
     for module, stages in [
-        ("search", {"decode", "attention"}),
+        ("inference/search", {"decode", "attention"}),
         ("model", {"train", "average", "decode", "attention"}),
     ]:
         path = finished.folder / f"nmt/{module}.py"

@@ -86,7 +86,7 @@ def test_who_may_use_them_and_a_second_ctrl_c_does_not_wait(orchestra: Orchestra
         assert status(mlflow, search, Host="evil.example") == 403
         assert status(mlflow, search, Origin="http://evil.example") == 403
 
-        again = orchestra.clone.run(sys.executable, "-m", "pipeline.orchestration.services")
+        again = orchestra.clone.run(sys.executable, "-m", "pipeline.cli", "ui")
         assert (again.returncode, again.stderr.count("\n")) == (1, 1)
 
         typed = typed_elsewhere(orchestra, "deployment", "run", "wmt-en-de", "-p", "row=sample", "-p", "target=train")

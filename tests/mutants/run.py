@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import hashlib
 import importlib
 import json
@@ -86,9 +87,11 @@ def silent_spans(source: str) -> list[Span]:
             parts += [each for each in node.decorator_list if ast.unparse(each) == "abstractmethod"]
         if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "__name__ == '__main__'"}:
             parts.append(node)
-        for part in parts:
-            if part is not None:
-                spans.append(((part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)))
+        spans.extend(
+            ((part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset))
+            for part in parts
+            if part is not None
+        )
     return spans
 
 
@@ -220,10 +223,8 @@ def run_tests(copy: Path, tests: Sequence[str], limit: float) -> tuple[str, floa
         else:
             time.sleep(0.05)
     # Tests may leave processes behind when the code under them is wrong.
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     if status is None:
         os.waitpid(process, 0)
     verdict = "timeout" if status is None else "survived" if status == 0 else "killed"
@@ -278,7 +279,7 @@ def report(verdicts: Sequence[tuple[Change, str]], left_out: int) -> str:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("modules", nargs="*", default=list(TESTS), help="try the sample's mutants of these modules alone")
+    parser.add_argument("modules", nargs="*", metavar="MODULE", help="try the sample's mutants of these alone")
     parser.add_argument("--sample", type=int, default=600, help="mutants to try; 0: all")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")
     parser.add_argument("--again", action="store_true", help="forget the verdicts of earlier runs")
@@ -294,12 +295,12 @@ def main() -> int:
         kept.unlink(missing_ok=True)
     known = yaml.safe_load((HERE / "equivalent.yaml").read_text(encoding="utf-8")) or []
     drawn = sorted((mutant for module in TESTS for mutant in mutants(module)), key=lambda mutant: mutant.key)
-    chosen = [mutant for mutant in drawn[: asked.sample or None] if mutant.module in asked.modules]
+    chosen = [mutant for mutant in drawn[: asked.sample or None] if mutant.module in (asked.modules or TESTS)]
     changes = [change for mutant in chosen if (change := Change.of(mutant)) is not None]
     sample = [change for change in changes if not change.is_equivalent(known)]
     left_out = len(changes) - len(sample)
     print(f"{len(drawn):,} mutants; {len(sample):,} to try, {left_out} left out as equivalent", flush=True)
-    states = {module: state_of(module) for module in asked.modules}
+    states = {module: state_of(module) for module in TESTS}
     lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
     verdicts = {(line["key"], line["state"]): line["verdict"] for line in map(json.loads, lines)}
     waiting = [change for change in sample if (change.mutant.key, states[change.mutant.module]) not in verdicts]

@@ -14,7 +14,7 @@ from clones import Clone
 pytestmark = pytest.mark.timeout(1800)
 
 COMMAND = (
-    sys.executable, "-m", "pipeline.commands.ablation", "--rows", "base", "C-N2", "--seeds", "1", "2",
+    sys.executable, "-m", "pipeline.cli", "ablation", "--rows", "base", "C-N2", "--seeds", "1", "2",
     "--updates", "10", "--tokens", "400", "--merges", "400", "--width", "16", "--jobs", "2",
 )  # fmt: skip
 

@@ -31,7 +31,7 @@ def test_a_long_stream(tmp_path: Path) -> None:
     lines = Path(os.environ["WMT_TEXT"]).read_text(encoding="utf-8").splitlines()
     text, out = tmp_path / "in", tmp_path / "out"
     text.write_text("".join(f"{lines[n % len(lines)]}\n" for n in range(LINES)), encoding="utf-8")
-    command = [sys.executable, "-m", "nmt.inference.streams", os.environ["WMT_MODEL"], "--beam", "1",
+    command = [sys.executable, "-m", "pipeline.cli", "translate", os.environ["WMT_MODEL"], "--beam", "1",
                "--input", str(text), "--output", str(out)]  # fmt: skip
     record = tmp_path / ".out.part.json"
     process = subprocess.Popen(command)

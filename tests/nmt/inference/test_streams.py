@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -17,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from command_line import wmt
 
 from nmt.common.tensors import load_tensors, save_tensors
 from nmt.config import InputError, ModelSettings, SearchSettings, SubwordSettings, TokenizerSettings
-from nmt.evaluation import forced_scoring
 from nmt.inference import attention_maps, export, streams
 from nmt.inference.loading import Models
 from nmt.inference.model_folder import ModelDescription, save_model
@@ -70,7 +71,7 @@ def write(path: Path, lines: list[str]) -> Path:
 def run(model: Path, tmp_path: Path, *options: str, lines: list[str] | None = None) -> list[str]:
     text = write(tmp_path / "in", LINES if lines is None else lines)
     out = tmp_path / "out"
-    assert streams.main([str(model), "--input", str(text), "--output", str(out), *options]) == 0
+    assert wmt("translate", str(model), "--input", str(text), "--output", str(out), *options) == 0
     return out.read_text(encoding="utf-8").removesuffix("\n").split("\n")
 
 
@@ -81,14 +82,9 @@ def test_a_line_in_a_line_out_and_empty_lines_stay(model: Path, tmp_path: Path) 
     # Neither windows nor batches change order or text.
     assert run(model, tmp_path, "--window", "2", "--batch-tokens", "20") == found
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "model", "model.subwords", "out"]
-
-
-def test_standard_streams(model: Path) -> None:
-    command = [sys.executable, "-m", "nmt.inference.streams", str(model)]
-    process = subprocess.run(command, cwd=ROOT, input=b"we do !\n\nShe", capture_output=True, check=False)
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.count(b"\n") == 3
-    assert process.stdout.split(b"\n")[1] == b""
+    (tmp_path / "unended").write_bytes((tmp_path / "in").read_bytes().removesuffix(b"\n"))
+    assert wmt("translate", model, "--input", tmp_path / "unended", "--output", tmp_path / "again") == 0
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "out").read_bytes()
 
 
 def test_at_a_terminal_it_answers_line_by_line(
@@ -99,7 +95,7 @@ def test_at_a_terminal_it_answers_line_by_line(
             return True
 
     monkeypatch.setattr(sys, "stdin", Terminal("we do !\n\nShe sleeps\n"))
-    assert streams.main([str(model)]) == 0
+    assert wmt("translate", str(model)) == 0
     shown = capsys.readouterr()
     assert shown.out.replace("> ", "").count("\n") == 4
     assert "Ctrl-D" in shown.err
@@ -161,18 +157,17 @@ def test_an_interrupted_output_is_gone_on_with(
 ) -> None:
     text = write(tmp_path / "in", [f"{LINES[0]} {LINES[2 + n % 2]}" for n in range(60)])
     command = [str(model), "--input", str(text), "--window", "8"]
-    assert streams.main([*command, "--output", str(tmp_path / "expected")]) == 0
+    assert wmt("translate", *command, "--output", str(tmp_path / "expected")) == 0
     out, growing = tmp_path / "out", tmp_path / ".out.part"
     monkeypatch.setattr("nmt.inference.resumable_output.SECONDS", 0.0)
     monkeypatch.setattr(streams, "record", _killed_at(25, streams.record))
-    with pytest.raises(SystemExit):
-        streams.main([*command, "--output", str(out)])
+    assert wmt("translate", *command, "--output", out) == 9
     monkeypatch.undo()
     assert not out.exists()
     growing.write_bytes(growing.read_bytes() + b"half a li")
-    assert streams.main([*command, "--output", str(out), "--beam", "2", "--resume"]) == 1
+    assert wmt("translate", *command, "--output", str(out), "--beam", "2", "--resume") == 1
     assert "begun from another text, model or options" in capsys.readouterr().err
-    assert streams.main([*command, "--output", str(out), "--resume"]) == 0
+    assert wmt("translate", *command, "--output", str(out), "--resume") == 0
     assert out.read_bytes() == (tmp_path / "expected").read_bytes()
     assert not growing.exists()
 
@@ -189,7 +184,7 @@ def _killed_at(line: int, write: Any) -> Any:
 def test_a_kill_leaves_no_output_and_no_half_line(model: Path, tmp_path: Path) -> None:
     text = write(tmp_path / "in", [LINES[0]] * 20_000)
     files = ["--input", str(text), "--output", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "nmt.inference.streams", str(model), *files, "--window", "16"]
+    command = [sys.executable, "-m", "pipeline.cli", "translate", str(model), *files, "--window", "16"]
     process = subprocess.Popen(command, cwd=ROOT)
     record = tmp_path / ".out.part.json"
     try:
@@ -207,6 +202,52 @@ def test_a_kill_leaves_no_output_and_no_half_line(model: Path, tmp_path: Path) -
     assert counted.count(b"\n") == told["lines"] > 0
 
 
+def test_standard_streams_until_the_reader_has_had_enough(model: Path, tmp_path: Path) -> None:
+    text = write(tmp_path / "in", LINES * 4000)
+    command = [sys.executable, "-u", "-m", "pipeline.cli", "translate", str(model), "--beam", "1", "--window", "8"]
+    with (
+        text.open("rb") as lines,
+        subprocess.Popen(command, cwd=ROOT, stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
+    ):
+        assert process.stdout
+        assert process.stderr
+        first, second = process.stdout.readline(), process.stdout.readline()
+        assert len(first) > 1
+        assert second == b"\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_ctrl_c_at_the_prompt_ends_it_without_a_traceback(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def readline(self, size: int | None = -1, /) -> str:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    assert wmt("translate", model) == 130
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_disk_that_is_full_is_one_sentence_with_the_file(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, out = write(tmp_path / "in", LINES * 40), tmp_path / "out"
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        assert wmt("translate", model, "--input", text, "--output", out) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert capsys.readouterr().err == f"translate: {out}: File too large\n"
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -218,6 +259,9 @@ def test_a_kill_leaves_no_output_and_no_half_line(model: Path, tmp_path: Path) -
         (["--alpha", "11"], "the search's alpha is 11.0, but should be less than or equal to 10"),
         (["--stop", "soon"], "the search's stop is 'soon', but should be 'exact' or 'tensor2tensor'"),
         (["--resume"], "give --output too"),
+        (["--sample", "--temperature", "0"], "--temperature is 0.0, but should be greater than 0: change it"),
+        (["--sample", "--top-k", "-1"], "--top-k is -1, but should be greater than or equal to 0: change it"),
+        (["--input", "absent"], "translate: absent: No such file or directory"),
         (["--engine", "ctranslate2"], "wmt export"),
     ],
 )
@@ -226,7 +270,7 @@ def test_wrong_options_are_one_sentence(
 ) -> None:
     if "ctranslate2" in options:
         pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
-    assert streams.main([str(model), *options]) == 1
+    assert wmt("translate", str(model), *options) == 1
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1
@@ -270,7 +314,7 @@ def test_a_damaged_folder_is_one_sentence(
     model: Path, damage: Any, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(model)
-    assert streams.main([str(model)]) == 1
+    assert wmt("translate", str(model)) == 1
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1
@@ -285,13 +329,13 @@ def test_weights_that_overflow_are_one_sentence(
     text = str(write(tmp_path / "in", LINES[:1]))
     sentence = "for subword 1 of a translation the model gives no probabilities"
     for options in ([], ["--beam", "1"], ["--sample"], ["--ensemble", str(model)]):
-        assert streams.main([str(model), "--input", text, *options]) == 1
+        assert wmt("translate", str(model), "--input", text, *options) == 1
         assert sentence in capsys.readouterr().err
-    assert forced_scoring.main([str(model), text, text]) == 1
+    assert wmt("score", str(model), text, text) == 1
     assert sentence in capsys.readouterr().err
     pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install ctranslate2")
-    assert export.main([str(model), str(tmp_path / "exported")]) == 0
-    assert streams.main([str(tmp_path / "exported"), "--input", text, "--engine", "ctranslate2"]) == 1
+    assert wmt("export", str(model), str(tmp_path / "exported")) == 0
+    assert wmt("translate", str(tmp_path / "exported"), "--input", text, "--engine", "ctranslate2") == 1
     assert "scores a translation as nan" in capsys.readouterr().err
 
 
@@ -309,7 +353,7 @@ def test_scoring_texts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     ready = Translator(model)
     found = list(ready.translations(sources))
     text = write(tmp_path / "target", [translation.texts[0] for translation in found])
-    assert forced_scoring.main([str(model), str(write(tmp_path / "source", sources)), str(text), "--json"]) == 0
+    assert wmt("score", str(model), str(write(tmp_path / "source", sources)), str(text), "--json") == 0
     *lines, total = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     equal = 0
     for one, translation in zip(lines, found, strict=True):
@@ -320,15 +364,16 @@ def test_scoring_texts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert equal
     assert total["lines"] == len(sources)
     assert total["log_probability"] == pytest.approx(sum(one["log_probability"] for one in lines))
-    assert forced_scoring.main([str(model), str(tmp_path / "source"), str(write(tmp_path / "short", ["a"]))]) == 1
+    assert wmt("score", str(model), str(tmp_path / "source"), str(write(tmp_path / "short", ["a"]))) == 1
     assert "has 4 lines and" in capsys.readouterr().err
 
 
-def test_attention_of_every_layer_head_and_kind(model: Path, tmp_path: Path) -> None:
+def test_attention_of_every_layer_head_and_kind(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "attention"
-    assert (
-        attention_maps.main([str(model), "--source", "we do $ !", "--target", "She sleeps", "--output", str(out)]) == 0
-    )
+    command = ["attention", str(model), "--source", "we do $ !", "--output", str(out)]
+    assert wmt(*command, "--target", "She sleeps") == 0
     with np.load(out / "attention.npz") as arrays:
         source, target = len(arrays["source"]), len(arrays["target"])
         assert arrays["encoder"].shape == (2, 2, source, source)
@@ -340,6 +385,13 @@ def test_attention_of_every_layer_head_and_kind(model: Path, tmp_path: Path) -> 
     pictures = sorted(out.glob("*.svg"))
     assert len(pictures) == 6
     assert all(picture.read_text(encoding="utf-8").rstrip().endswith("</svg>") for picture in pictures)
+    assert wmt(*command) == 2
+    assert "exists: give a new folder" in " ".join(capsys.readouterr().err.replace("│", "").split())
+    shutil.rmtree(out)
+    assert wmt(*command) == 0
+    with np.load(out / "attention.npz") as arrays:
+        assert arrays["target"][0] == "<s>"
+        assert list(arrays["source"])[-1] == "</s>"
 
 
 @torch.no_grad()
@@ -364,16 +416,16 @@ def test_ctranslate2_translates_alike(
     pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install ctranslate2")
     folder = folder_of(tmp_path / "model", **change)
     out = tmp_path / "exported"
-    assert export.main([str(folder), str(out)]) == 0
+    assert wmt("export", str(folder), str(out)) == 0
     # Greedy: of random weights the two searches' rules for ending show.
     options = ["--alpha", "0", "--beam", "1"]
     ours = run(folder, tmp_path, *options)
     assert run(out, tmp_path, *options, "--engine", "ctranslate2") == ours
     assert "not GNMT's" in capsys.readouterr().err
-    assert export.main([str(folder), str(tmp_path / "small"), "--quantization", "int8"]) == 0
+    assert wmt("export", str(folder), str(tmp_path / "small"), "--quantization", "int8") == 0
     assert (tmp_path / "small/model.bin").stat().st_size < (out / "model.bin").stat().st_size
     assert len(run(tmp_path / "small", tmp_path, "--engine", "ctranslate2")) == len(LINES)
-    assert streams.main([str(out)]) == 1
+    assert wmt("translate", str(out)) == 1
     assert "--engine ctranslate2" in capsys.readouterr().err
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import wmt
 
 from nmt.config import InputError
 from pipeline.commands import ablation
@@ -49,7 +50,7 @@ def test_overrides_in_params_are_refused(
     Path("params.yaml").write_text(
         "row: base\npair: en-de\ncorpus: sample\nseed: 1\noverrides: {model: {P_drop: 0.2}}\n"
     )
-    assert ablation.main([]) == 1
+    assert wmt("ablation") == 1
     assert "params.yaml: `overrides` would go over every row's own settings" in capsys.readouterr().err
 
 

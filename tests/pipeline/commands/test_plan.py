@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from clones import STAGES
+from command_line import wmt
 
 from nmt.config import InputError
 from pipeline.commands import plan
@@ -278,7 +279,7 @@ def test_memory_of_the_machine_matters_where_it_trains_without_a_gpu(
     monkeypatch.setattr(evidence, "memory", lambda: 2**20)
     for gpus in (0, 1):
         monkeypatch.setattr(launch, "gpus", lambda gpus=gpus: gpus)
-        assert plan.main(["--no-measure"]) == (0 if gpus else 1)
+        assert wmt("plan", "--no-measure") == (0 if gpus else 1)
         told = capsys.readouterr().out
         assert ("NOT ENOUGH" in told, "in this machine" in told, "of each GPU" in told) == (not gpus, not gpus, gpus)
 
@@ -286,7 +287,7 @@ def test_memory_of_the_machine_matters_where_it_trains_without_a_gpu(
 def test_an_unknown_row_is_one_sentence(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     params = {"row": "bas", "pair": "en-de", "corpus": "wmt14", "seed": 1, "overrides": {}}
     monkeypatch.setattr(resolution, "read_params", lambda: params)
-    assert plan.main(["--no-measure"]) == 1
+    assert wmt("plan", "--no-measure") == 1
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.startswith("plan: ")

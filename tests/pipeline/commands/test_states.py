@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command_line import wmt
 
 from pipeline.commands import states
 
@@ -44,7 +45,7 @@ def left(root: Path) -> list[str]:
 
 
 def test_they_are_listed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert states.main([]) == 0
+    assert wmt("states") == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
     assert "aaaa-2222" in lines[3]
@@ -55,29 +56,29 @@ def test_they_are_listed(root: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_one_is_freed_by_the_beginning_of_its_name(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert states.main(["--free", "bbbb"]) == 0
+    assert wmt("states", "--free", "bbbb") == 0
     assert capsys.readouterr().out == "freed bbbb-1111: 2 MB\n"
     assert left(root) == ["aaaa-1111", "aaaa-2222"]
 
 
 @pytest.mark.parametrize(("name", "why"), [("aaaa", "begins the names of 2 states"), ("x", "is no training's state")])
 def test_an_unclear_name_frees_nothing(root: Path, capsys: pytest.CaptureFixture[str], name: str, why: str) -> None:
-    assert states.main(["--free", "bbbb", name]) == 1
+    assert wmt("states", "--free", "bbbb", name) == 1
     assert why in capsys.readouterr().err
     assert len(left(root)) == 3
 
 
 def test_old_finished_ones_are_freed(root: Path) -> None:
     make(root, "cccc-1111", update=10, done=False, days=90)
-    assert states.main(["--older", "14"]) == 0
+    assert wmt("states", "--older", "14") == 0
     assert left(root) == ["aaaa-1111", "bbbb-1111", "cccc-1111"]
 
 
 def test_one_in_training_is_left_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (root / "train/bbbb-1111/lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert states.main([]) == 0
+        assert wmt("states") == 0
         assert "training" in capsys.readouterr().out
-        assert states.main(["--free", "bbbb"]) == 1
+        assert wmt("states", "--free", "bbbb") == 1
     assert "bbbb-1111 is being trained: stop it first" in capsys.readouterr().err
     assert len(left(root)) == 3

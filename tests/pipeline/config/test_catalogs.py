@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
+from command_line import wmt
 
 from nmt.config import InputError, SubwordSettings
-from pipeline.commands import catalog
 from pipeline.config import catalogs
 from pipeline.config.settings import PreparationSettings
 
@@ -295,7 +295,7 @@ def nothing_written() -> bool:
 
 
 def test_add_writes_a_catalog_of_links(texts: list[str]) -> None:
-    assert catalog.main(texts) == 0
+    assert wmt("catalog", *texts) == 0
     data = catalogs.data_settings(catalogs.load("mine"), "en-de")
     assert data.archives == []
     assert (data.train[0].name, data.valid.name, data.test.name) == ("mine-train", "mine-valid", "mine-test")
@@ -307,13 +307,13 @@ def test_add_writes_a_catalog_of_links(texts: list[str]) -> None:
 
 
 def test_add_takes_no_name_that_is_taken(texts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert catalog.main(texts) == 0
+    assert wmt("catalog", *texts) == 0
     before = catalogs.load("mine")
     Path("elsewhere/train.en").write_bytes(b"other\nother\n")
-    assert catalog.main(texts) == 1
+    assert wmt("catalog", *texts) == 1
     assert "data/catalog/mine.yaml exists: choose another name, or replace it with --force" in capsys.readouterr().err
     assert catalogs.load("mine") == before
-    assert catalog.main([*texts, "--force", "--description", "second"]) == 0
+    assert wmt("catalog", *texts, "--force", "--description", "second") == 0
     assert catalogs.load("mine").description == "second"
     assert catalogs.load("mine") != before
 
@@ -331,30 +331,36 @@ def test_add_refuses_what_is_no_parallel_text(
 ) -> None:
     path = Path("elsewhere") / file
     path.unlink() if content is None else path.write_bytes(content)
-    assert catalog.main(texts) == 1
+    assert wmt("catalog", *texts) == 1
     told = capsys.readouterr().err
     assert told.startswith(f"catalog: {message}")
     assert told.count("\n") == 1
     assert nothing_written()
 
 
+def test_add_refuses_another_pair(texts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert wmt("catalog", *(text.replace("en-de", "en-xx") for text in texts)) == 2
+    assert "'en-xx' is not one of 'en-de', 'en-fr'" in capsys.readouterr().err
+    assert nothing_written()
+
+
 def test_add_refuses_empty_files_packed_files_and_no_names(
     texts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert catalog.main([text.replace("mine", "../mine") for text in texts]) == 1
+    assert wmt("catalog", *(text.replace("mine", "../mine") for text in texts)) == 1
     assert "`../mine` cannot name a catalog" in capsys.readouterr().err
     for language in ("en", "de"):
         Path(f"elsewhere/test.{language}").write_bytes(b"")
-    assert catalog.main(texts) == 1
+    assert wmt("catalog", *texts) == 1
     assert "are empty: --test needs at least one line" in capsys.readouterr().err
     Path("elsewhere/test.en").rename("elsewhere/test.en.gz")
-    assert catalog.main([text.replace("test.en", "test.en.gz") for text in texts]) == 1
+    assert wmt("catalog", *(text.replace("test.en", "test.en.gz") for text in texts)) == 1
     assert "test.en.gz, for --test, is packed or marked up" in capsys.readouterr().err
     assert nothing_written()
 
 
 def test_list_prints_names_and_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
-    assert catalog.main(["list"]) == 0
+    assert wmt("catalog", "list") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:3] for line in lines] == [["wmt14", "en-de", "en-fr"], ["wmt16-t2t", "en-de", "en-fr"]]
     assert "News Commentary 11" in lines[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from command_line import wmt
 
 from nmt.config import InputError, ModelSettings, SubwordSettings, TrainingSettings
 from pipeline.commands import rows as command
@@ -192,14 +193,14 @@ def test_the_list_holds_every_number() -> None:
 
 
 def test_the_printed_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([]) == 0
+    assert wmt("rows") == 0
     lines = capsys.readouterr().out.split("\n")
     assert lines[0] == "row                        params paper (M) paper PPL paper BLEU  what"
     assert lines[1] == "base                   65,110,016        65      4.92       25.8  Transformer (base)"
     assert "A-h1                   65,110,016                5.29       24.9  one head of 512" in lines
     assert lines[-2] == "params: exact, with 40,960 rows of embedding. PPL and BLEU: newstest2013, en-de."
     assert len(lines) == len(rows.table().rows) + 3
-    assert command.main(["--json"]) == 0
+    assert wmt("rows", "--json") == 0
     assert json.loads(capsys.readouterr().out) == command.listing(40960)
 
 
@@ -212,15 +213,12 @@ def test_a_result_of_another_system_belongs_to_its_pair() -> None:
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--json", "--vocabulary", "37000"]) == 0
+    assert wmt("rows", "--json", "--vocabulary", "37000") == 0
     items = json.loads(capsys.readouterr().out)
     assert items[0]["row"] == "base"
     assert items[0]["params"] == 63_082_496
     assert items[0]["paper_en_de_newstest2014_bleu"] == 27.3
-    assert command.main(["--vocabulary", "0"]) == 1
+    assert wmt("rows", "--vocabulary", "0") == 1
     assert capsys.readouterr().err == "rows: --vocabulary is 0, but must be at least 1\n"
-    assert command.main(["--json", "--vocabulary", "1"]) == 0
+    assert wmt("rows", "--json", "--vocabulary", "1") == 0
     assert json.loads(capsys.readouterr().out)[0]["params"] == COUNTS["base"] - 40959 * 512
-    with pytest.raises(SystemExit):
-        command.main(["--help"])
-    assert "rows of the embedding (40960)" in capsys.readouterr().out

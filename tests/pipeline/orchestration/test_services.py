@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def refused(state: Path, **variables: str) -> str:
     """What the services say as they end at once."""
     environment = {**os.environ, "WMT_STATE": str(state), **variables}
-    command = [sys.executable, "-m", "pipeline.orchestration.services", "--worker"]
+    command = [sys.executable, "-m", "pipeline.cli", "serve"]
     result = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
@@ -51,7 +51,7 @@ def test_a_busy_port(tmp_path: Path, busy: socket.socket, variable: str) -> None
         others = dict.fromkeys(("MLFLOW_PORT", "PREFECT_PORT"), str(free.getsockname()[1]))
     said = refused(tmp_path, **{**others, variable: str(port)})
     assert said == (
-        f"services: port {port} cannot be used (Address already in use): end the program that listens there, or set "
+        f"serve: port {port} cannot be used (Address already in use): end the program that listens there, or set "
         f"{variable} to a free port\n"
     )
 
@@ -61,9 +61,9 @@ def test_one_port_for_both_and_what_is_no_port(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     said = refused(tmp_path, MLFLOW_PORT=port, PREFECT_PORT=port)
-    assert said == f"services: MLFLOW_PORT and PREFECT_PORT are both {port}: name two different ports\n"
+    assert said == f"serve: MLFLOW_PORT and PREFECT_PORT are both {port}: name two different ports\n"
     said = refused(tmp_path, MLFLOW_PORT=port, PREFECT_PORT="65536")
-    assert said == "services: PREFECT_PORT is '65536': it must be a port, from 1 to 65535\n"
+    assert said == "serve: PREFECT_PORT is '65536': it must be a port, from 1 to 65535\n"
 
 
 def test_a_second_start_on_the_same_state(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_second_start_on_the_same_state(tmp_path: Path) -> None:
             other.bind(("127.0.0.1", 0))
             ports = {"MLFLOW_PORT": str(one.getsockname()[1]), "PREFECT_PORT": str(other.getsockname()[1])}
         said = refused(tmp_path, **ports)
-    assert said == f"services: `make serve` or `make ui` runs already on {tmp_path}: end it first\n"
+    assert said == f"serve: `make serve` or `make ui` runs already on {tmp_path}: end it first\n"
 
 
 def test_a_run_whose_process_is_gone_is_dead() -> None:

@@ -1,0 +1,54 @@
+"""The options of a translation and their fixed values. Imports no torch, so that command lines answer at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+WINDOW = 2048
+"""Lines sorted by length together: memory follows this, not the input."""
+LONGEST = 256
+"""Subwords of a line that is translated whole: the paper's code trained on none longer."""
+Precision = Literal["bfloat16", "float32"]
+EngineName = Literal["torch", "ctranslate2"]
+LongLines = Literal["split", "refuse"]
+Quantization = Literal["int8", "int8_float32", "int16", "float16", "bfloat16", "float32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationOptions:
+    """The options of `wmt translate`; None leaves a setting to the model folder."""
+
+    model: Path
+    ensemble: tuple[Path, ...]
+    """More models of the same vocabulary."""
+    pair: str | None
+    """Refuse a model of another pair."""
+    input: Path | None
+    """None: standard input."""
+    output: Path | None
+    """None: standard output."""
+    resume: bool
+    """Continue an interrupted output."""
+    beam: int | None
+    alpha: float | None
+    max_extra: int | None
+    stop: str | None
+    nbest: int
+    sample: bool
+    """Draw translations at random instead of searching; `temperature`, `top_k` and `seed` belong to it."""
+    temperature: float
+    top_k: int
+    seed: int
+    longest: int
+    """Subwords of a line that is translated whole."""
+    long: LongLines
+    json: bool
+    engine: EngineName
+    device: str | None
+    precision: Precision
+    batch_tokens: int
+    """Source positions of a batch, all beams counted."""
+    window: int
+    """Lines sorted by length together."""

@@ -1,0 +1,15 @@
+"""`wmt` in the test's own process: what is patched and captured here, is so there."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline import cli
+
+
+def wmt(*arguments: object) -> int:
+    """Run a command; returns its exit status."""
+    with pytest.raises(SystemExit) as ended:
+        cli.app([str(argument) for argument in arguments], prog_name="wmt")
+    assert isinstance(ended.value.code, int)
+    return ended.value.code

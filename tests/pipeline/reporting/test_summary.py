@@ -1,0 +1,30 @@
+"""What `make run` ends with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import wmt
+
+SCORES = {
+    "bleu": 87.94, "bleu_low": 85.86, "bleu_high": 89.91, "bleu_set": "sampletest, 500 lines",
+    "bleu_signature": "nrefs:1",
+}  # fmt: skip
+
+
+def test_bleu_its_interval_and_where_things_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert wmt("summary") == 1
+    assert capsys.readouterr().err.startswith("summary: results/metrics.json cannot be read")
+    Path("results").mkdir()
+    Path("results/metrics.json").write_text(json.dumps(SCORES))
+    assert wmt("summary") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "BLEU    87.9 (95% interval 85.9 to 89.9) on sampletest, 500 lines; sacreBLEU, nrefs:1",
+        "report  results/report.html",
+        "model   models/average",
+    ]

@@ -1,0 +1,141 @@
+"""The command `wmt`: its help, its errors and its exit statuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from command_line import wmt
+
+from pipeline import cli
+from pipeline.reporting import summary
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def commands(command: Any, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """A command and those below it, by their names."""
+    yield names, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands(below, *names, name)
+
+
+COMMANDS = dict(commands(typer.main.get_command(cli.app)))
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 80 columns, without colours."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    monkeypatch.setattr("typer.rich_utils.FORCE_TERMINAL", False)
+
+
+def python(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[str]:
+    """`wmt` in a process of its own, whose output goes through a buffer."""
+    command = [sys.executable, "-m", "pipeline.cli", *arguments]
+    return subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False, **streams)
+
+
+def test_the_map_of_the_product(capsys: pytest.CaptureFixture[str]) -> None:
+    assert wmt("--help") == 0
+    shown = capsys.readouterr().out
+    panels = re.findall(r"^╭─ (\w+) ─", shown, re.MULTILINE)
+    assert sorted(panels) == ["Data", "Models", "Options", "Runs", "Services"]
+    assert set(re.findall(r"^│ ([a-z]+) ", shown, re.MULTILINE)) == {
+        "translate", "score", "bleu", "attention", "export", "rows", "plan", "summary", "states", "join", "ablation",
+        "catalog", "ui", "serve",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("names", COMMANDS, ids=" ".join)
+def test_every_help_holds_an_example_that_is_right(names: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert wmt(*names, "--help") == 0
+    shown = re.sub(r" +$", "", capsys.readouterr().out, flags=re.MULTILINE)
+    example = shown.split(" Example:\n", maxsplit=1)[1].split("\n\n", maxsplit=1)[0]
+    typed = [shlex.split(line) for line in re.findall(r"^ +wmt (.*)$", example.replace("\\\n", ""), re.MULTILINE)]
+    assert typed
+    for words in typed:
+        path = max((path for path in COMMANDS if words[: len(path)] == list(path)), key=len)
+        arguments = words[len(path) : words.index("<") if "<" in words else None]
+        assert path[: len(names)] == names
+        # Refuses what is no option, and arguments that are too few or too many.
+        COMMANDS[path].make_context(path[-1], arguments)
+
+
+def test_options_that_take_several_values() -> None:
+    def values(name: str, typed: str) -> dict[str, Any]:
+        return dict(COMMANDS[name,].make_context(name, typed.split()).params)
+
+    found = values("ablation", "--rows base C-N2 --jobs 2 --seeds 4 5 --seeds 6")
+    assert (found["rows"], found["jobs"], found["seeds"]) == (["base", "C-N2"], 2, [4, 5, 6])
+    assert values("states", "--free aa bb")["free"] == ["aa", "bb"]
+    found = values("translate", "models/a --ensemble models/b models/c --beam 2")
+    assert (str(found["model"]), [str(path) for path in found["ensemble"]]) == ("models/a", ["models/b", "models/c"])
+
+
+def test_a_shell_completes_commands_and_values() -> None:
+    for words, completed in (("wmt tr", "translate"), ("wmt catalog add --pair en-", "en-de\nen-fr")):
+        environment = {
+            **os.environ, "_WMT_COMPLETE": "complete_bash", "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split()) - 1),
+        }  # fmt: skip
+        result = python(env=environment, stdout=subprocess.PIPE)
+        assert (result.stdout.strip(), result.stderr) == (completed, "")
+
+
+@pytest.mark.parametrize("command", ["rows", "catalog list", "--help", "rows --help"])
+def test_a_closed_pipe_is_no_traceback(command: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        result = python(*command.split(), stdout=writing)
+    finally:
+        os.close(writing)
+    assert result.stderr == ""
+    assert result.returncode == (1 if "--help" in command else 0)
+
+
+def test_a_closed_pipe_is_no_traceback_of_a_command_with_a_status() -> None:
+    program = """
+import sys
+from pipeline import cli
+from pipeline.commands import plan
+plan.tell = lambda measure: print("the plan") is not None
+sys.argv[1:] = ["plan"]
+cli.main()
+"""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (result.returncode, result.stderr) == (0, b"")
+
+
+def test_a_full_disk_is_one_sentence() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("/dev/full is not here")
+    with Path("/dev/full").open("w") as full:
+        result = python("rows", stdout=full)
+    assert (result.returncode, result.stderr) == (1, "rows: No space left on device\n")
+
+
+def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def text() -> str:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(summary, "text", text)
+    with pytest.raises(ValueError, match="a bug"):
+        cli.app(["summary"], prog_name="wmt")
