@@ -247,28 +247,14 @@ def test_french_runs_the_same_way_with_word_pieces(finished: Clone, tmp_path: Pa
 
 
 def test_queued_rows_run_and_compare(finished: Clone) -> None:
-    """`dvc exp run --queue -S row=C-N2,C-N4`, `dvc queue start`, `dvc exp show`."""
+    """`dvc exp run --queue -S row=C-N2,C-N4`, `dvc queue start`, `dvc exp show`; to train: tests/soak."""
     model = {key: value for key, value in SHRUNKEN["model"].items() if key != "N"}
-    overrides = {
-        **SHRUNKEN, "model": model, "subwords": {"merges": 4000},
-        "training": {**SHRUNKEN["training"], "precision": "float32", "updates": 4, "checkpoint_every": 2},
-    }  # fmt: skip
-    finished.params(overrides=overrides)
-    queued = finished.run("dvc", "exp", "run", "--queue", "-S", "row=C-N2,C-N4")
+    finished.params(overrides={**SHRUNKEN, "model": model})
+    queued = finished.run("dvc", "exp", "run", "--queue", "-S", "row=C-N2,C-N4", "resolve")
     assert queued.returncode == 0, queued.stderr
-    assert finished.run("dvc", "queue", "start").returncode == 0
-    deadline = time.monotonic() + 400
-    while (status := finished.run("dvc", "queue", "status").stdout).count("Success") < 2:
-        assert "Failed" not in status, finished.run("dvc", "queue", "logs", status.split()[6]).stdout
-        assert time.monotonic() < deadline, status
-        time.sleep(2)
-    shown = json.loads(finished.run("dvc", "exp", "show", "--json").stdout)
-    runs = [revision["data"] for entry in shown[1]["experiments"] for revision in entry["revs"]]
+    runs = finished.queue()
     layers = {run["params"]["params.yaml"]["data"]["row"]: run["params"]["results/config.yaml"] for run in runs}
     assert {row: config["data"]["model"]["N"] for row, config in layers.items()} == {"C-N2": 2, "C-N4": 4}
-    assert all(run["metrics"]["results/metrics.json"]["data"]["bleu"] >= 0 for run in runs)
-    # Both trained in the state root of the repository that they were queued in.
-    assert len(list((finished.folder / "work/train").iterdir())) >= 4
 
 
 @pytest.mark.parametrize(
@@ -284,7 +270,7 @@ def test_queued_rows_run_and_compare(finished: Clone) -> None:
 def test_a_mistake_in_params_is_one_sentence(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
     clone = Clone(tmp_path)
     clone.params(**change)
-    result = clone.run(sys.executable, "-m", "pipeline.config.resolution")
+    result = clone.run(sys.executable, "-m", "pipeline", "resolve")
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert sentence in result.stderr
