@@ -284,7 +284,7 @@ def test_queued_rows_run_and_compare(finished: Clone) -> None:
 def test_a_mistake_in_params_is_one_sentence(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
     clone = Clone(tmp_path)
     clone.params(**change)
-    result = clone.run(sys.executable, "-m", "pipeline.config.resolution")
+    result = clone.run(sys.executable, "-m", "pipeline", "resolve")
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert sentence in result.stderr
