@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -14,6 +15,12 @@ import pytest
 
 # Threads gain nothing on tiny models, and spin for each other where the machine is busy; before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Under nohup, or in the background of a shell, this process ignores these signals, and so would the processes under
+# test. They do not inherit a handler.
+for number in (signal.SIGHUP, signal.SIGINT):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 # The shapes and types in nmt's signatures are checked while tests run; the hook must come before nmt is imported.
 jaxtyping.install_import_hook("nmt", "typechecking.checked")
