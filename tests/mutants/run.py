@@ -29,7 +29,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -166,10 +166,18 @@ class Change:
         source = (ROOT / mutant.module).read_text(encoding="utf-8")
         return cls(mutant, text, *difference(source, text))
 
-    def is_equivalent(self, known: Iterable[dict[str, str]]) -> bool:
-        """Whether equivalent.yaml says that this change changes nothing."""
-        asked = {"module": self.mutant.module, "before": self.before, "after": self.after}
-        return any(asked.items() <= entry.items() for entry in known)
+    def is_equivalent(self, known: Iterable[Mapping[str, str]]) -> bool:
+        """Whether equivalent.yaml says that this change changes nothing.
+
+        An entry names a change by `module`, `before` and `after`, or what every such change takes away by `lost`.
+        """
+        own = {"module": self.mutant.module, "before": self.before, "after": self.after}
+        return any(
+            entry["lost"] in self.before and entry["lost"] not in self.after
+            if "lost" in entry
+            else own.items() <= entry.items()
+            for entry in known
+        )
 
 
 class Copies:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from subword_nmt.apply_bpe import encode
-from subword_nmt.learn_bpe import learn_bpe
+from subword_nmt.learn_bpe import learn_bpe, prune_stats
 
-from nmt.text.bpe import INSIDE, Merges, Pair, learn_merges
+from nmt.text.bpe import INSIDE, Merges, Pair, _frequent, learn_merges
 
 
 def theirs(counts: Mapping[str, int], merges: int) -> list[Pair]:
@@ -103,3 +103,13 @@ def test_merges_by_hand() -> None:
     assert merges.split("bc") == ["bc"]
     assert merges.take_apart(["ab\n", "abc"], {"ab\n": 1}) == ["ab\n", "ab\n", "c"]
     assert merges.take_apart(["ab\n", "abc"], {}) == ["a\n", "b\n", "a\n", "b\n", "c"]
+
+
+@pytest.mark.parametrize("threshold", [3, 0, -1, -5])
+def test_pairs_are_set_aside_as_subword_nmt_does(threshold: int) -> None:
+    """Counts below zero are added to themselves: subword-nmt prunes a copy into what it was copied from."""
+    counts = {("a", "b"): 5, ("c", "d"): 2, ("e", "f"): 0, ("g", "h"): -1, ("i", "j"): -4}
+    copy, expected = dict(counts), dict(counts)
+    prune_stats(copy, expected, threshold)
+    assert _frequent(counts, threshold) == copy
+    assert counts == expected

@@ -275,6 +275,15 @@ def test_bytes_that_make_no_text_leave_a_line_one_line(word_pieces: Subwords) ->
     assert word_pieces.decode([half]) == "\ufffd"
 
 
+def test_word_pieces_follow_the_counts_of_words() -> None:
+    """And counts are no part of the text: no piece holds a digit or a tab."""
+    counts = {"xyxyxy": 5000, "ababab": 3, "cdcdcd": 2, "efefef": 1}
+    pieces = learn(counts, SubwordSettings(kind="wordpieces", merges=None, vocabulary=275, multiple_of=1))
+    learned = [piece for piece in pieces.symbols(range(pieces.size)) if len(piece) > 1 and "<" not in piece]
+    assert "xyxyxy" in "".join(learned)
+    assert not any(set(piece) & set("0123456789\t") for piece in learned)
+
+
 def test_word_pieces_are_learned_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
     assert learn(COUNTS, pieces()).unpadded == 330
     assert capfd.readouterr() == ("", "")
