@@ -57,6 +57,17 @@ def stop_after(patch: pytest.MonkeyPatch, number: int, seconds: float = 0.0) -> 
     patch.setattr(Trainer, "step", watched)
 
 
+def test_without_smoothing_the_loss_is_the_likelihood_that_perplexity_is_of(tmp_path: Path, tiny_job: MakeJob) -> None:
+    """And with it the likelihood is another number than the loss."""
+    for eps_ls in (0.0, 0.1):
+        assert run(tiny_job(updates=4, eps_ls=eps_ls), tmp_path / str(eps_ls))
+        records = [record for record in read_history(tmp_path / str(eps_ls) / "history.jsonl") if "loss" in record]
+        assert len(records) == 4
+        for record in records:
+            assert record["ppl"] == pytest.approx(math.exp(record["nll"]))
+            assert (record["loss"] == pytest.approx(record["nll"], rel=1e-9)) is (eps_ls == 0.0)
+
+
 def test_it_learns_to_copy(tmp_path: Path, tiny_job: MakeJob) -> None:
     job = tiny_job(
         updates=300, validate_every=300, resume_minutes=1.0, tokens=200, warmup_steps=100, learning_rate_scale=0.5
