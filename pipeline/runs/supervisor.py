@@ -1,11 +1,11 @@
-"""The process between an orchestrator and DVC: it makes a run's copy of the repository, runs `dvc` there, and ends it.
+"""The process between an orchestrator and DVC: it copies the repository for a run and runs `dvc` in the copy.
 
-DVC passes no signal on, and an orchestrator may die without a word. So this one lives in a session of its own, and
-ends what it started when the pipe that its commands come by is closed, however that came about: SIGTERM, time for a
-checkpoint, SIGKILL. It works in one process, because importing DVC takes longer than most of what it is asked.
+DVC passes no signal on to its stages, and an orchestrator may be killed. So this process leads a session of its own,
+and when the pipe of its commands closes, for any reason, it ends what it started: SIGTERM, time for a checkpoint,
+SIGKILL. One process answers all commands of a run, because most of them take less time than importing DVC.
 
 `python -m pipeline.runs.supervisor FOLDER REPLIES`, started in the original repository: FOLDER is the run's; commands
-are lines of JSON on standard input, and so are the replies on the file descriptor REPLIES.
+are lines of JSON on standard input; replies are lines of JSON on the file descriptor REPLIES.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from pipeline.runs import copies
 from pipeline.runs.guard import adopt_orphans, end_children
 
 GRACE = 90.0
-"""Seconds between SIGTERM and SIGKILL: more than a stage gives torchrun, and then takes to tell MLflow."""
-Reply = dict[str, Any]
+"""Seconds between SIGTERM and SIGKILL: more than a stage gives torchrun and then needs for its tracker."""
 
 
 class Supervisor:
-    """Runs commands one after the other; `stop` ends the one at work and lets no other begin."""
+    """Runs commands one after the other; `stop` ends the current one and starts no other."""
 
     def __init__(self, folder: Path, original: Path) -> None:
         self.folder, self.original = folder, original
@@ -41,20 +40,20 @@ class Supervisor:
         self.once = threading.Lock()
 
     def listen(self, stream: IO[str]) -> None:
-        """Take commands until the other side closes the pipe."""
+        """Queue commands until the other side closes the pipe, then stop."""
         for line in stream:
             self.commands.put(json.loads(line))
         self.stop()
 
     def stop(self) -> None:
-        """End what runs, then this process. The pipe's end and SIGTERM may ask for it one after the other."""
+        """End the children, then this process. The pipe's end and SIGTERM may both call it."""
         with self.once:
             if self.stopping.is_set():
                 return
             self.stopping.set()
         self.commands.put(None)
         end_children(GRACE)
-        # What DVC itself may be at, a checksum of many gigabytes say, is not waited for: it is made again.
+        # DVC itself may be computing the checksum of a large file. It is not waited for: the next run repeats it.
         time.sleep(5.0)
         os._exit(1)
 
@@ -72,8 +71,8 @@ class Supervisor:
             replies.write(json.dumps(reply) + "\n")
             replies.flush()
 
-    def answer(self, command: Mapping[str, Any]) -> Reply:
-        """`{"copy": changes of params.yaml, "target": ..}` or `{"dvc": its arguments}`."""
+    def answer(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Run `{"copy": changes of params.yaml, "target": ..}` or `{"dvc": arguments}`."""
         if "copy" in command:
             os.chdir(copies.make(self.original, self.folder, command["copy"]))
             return {"stages": stages(command["target"])}
@@ -83,41 +82,42 @@ class Supervisor:
 
 
 def stages(target: str | None) -> dict[str, list[str]]:
-    """The stages up to `target` in the order in which DVC runs them, each with those that it follows directly.
+    """Return the stages up to `target` in DVC's order, each with its direct predecessors.
 
-    One that it follows by way of another, too, is left out, for pictures of the graph to be read. Raises InputError
-    for a target that is no stage.
+    A direct predecessor that is also an indirect one is left out, which makes Prefect's picture of the graph readable.
+    Raises InputError for a target that is no stage.
     """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
     from dvc.repo.reproduce import plan_repro
 
     with Repo() as repo:
-        try:
-            wanted = repo.stage.collect(target)
-        except DvcException as error:
-            known = ", ".join(f"`{stage.addressing}`" for stage in plan_repro(repo.index.graph))
-            raise InputError(f"target: `{target}` is no stage of dvc.yaml; there is {known}") from error
         graph = repo.index.graph
+        try:
+            requested = repo.stage.collect(target)
+        except DvcException as error:
+            known = ", ".join(f"`{stage.addressing}`" for stage in plan_repro(graph))
+            raise InputError(f"target: `{target}` is no stage of dvc.yaml; there is {known}") from error
         direct: dict[str, list[str]] = {}
-        above: dict[str, set[str]] = {}
-        for stage in plan_repro(graph, wanted):
+        ancestors: dict[str, set[str]] = {}
+        for stage in plan_repro(graph, requested):
             before = [other.addressing for other in graph.successors(stage)]
-            direct[stage.addressing] = [one for one in before if not any(one in above[other] for other in before)]
-            above[stage.addressing] = set(before).union(*(above[other] for other in before))
+            indirect = set[str]().union(*(ancestors[other] for other in before))
+            direct[stage.addressing] = [one for one in before if one not in indirect]
+            ancestors[stage.addressing] = indirect.union(before)
         return direct
 
 
 def main() -> int:
-    """The process."""
+    """Run the process."""
     folder, replies = Path(sys.argv[1]), os.fdopen(int(sys.argv[2]), "w", encoding="utf-8")
     commands = os.fdopen(os.dup(0), encoding="utf-8")
-    # Stages inherit standard input, and must not take commands.
+    # Stages inherit standard input and must not read commands from it.
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     adopt_orphans()
-    copies.clean(folder.parent)
     with copies.held(folder):
+        copies.clean(folder.parent)
         supervisor = Supervisor(folder, Path.cwd())
         signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=supervisor.stop, daemon=True).start())
         threading.Thread(target=supervisor.listen, args=(commands,), daemon=True).start()

@@ -62,6 +62,13 @@ def database(orchestra: Orchestra, identity: str) -> str:
     return str(states[identity.replace("-", "")])
 
 
+def message(orchestra: Orchestra, identity: str) -> str:
+    """The message of a run's state, from the same."""
+    with contextlib.closing(sqlite3.connect(orchestra.clone.folder / "work/prefect/prefect.db")) as connection:
+        query = "SELECT replace(run.id, '-', ''), message FROM flow_run run JOIN flow_run_state ON state_id = flow_run_state.id"
+        return str(dict(connection.execute(query).fetchall())[identity.replace("-", "")])
+
+
 def test_who_may_use_them_and_a_second_ctrl_c_does_not_wait(orchestra: Orchestra) -> None:
     process = orchestra.start()
     try:
@@ -144,6 +151,8 @@ def test_a_terminal_that_closes_gives_runs_the_time_to_save_and_to_report(orches
         state = until(lambda: orchestra.trained(5, before), "training to begin")
         assert orchestra.ends(process, terminal.close) == 0
         assert database(orchestra, identity) == "CRASHED"
+        # The flow reported it: its process was not killed.
+        assert "ended without a report" not in message(orchestra, identity)
         assert (state / "interrupted").exists()
     finally:
         terminal.close()
