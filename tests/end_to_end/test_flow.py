@@ -87,9 +87,10 @@ def test_schedules_make_runs_that_do_not_share_a_name(orchestra: Orchestra) -> N
     schedules = {}
     first = datetime.now(UTC) + timedelta(seconds=8)
     soon = {
-        "active": True, "schedule": {"interval": 30, "anchor_date": first.isoformat()},
+        "active": True,
+        "schedule": {"interval": 30, "anchor_date": first.isoformat()},
         "parameters": {"row": "sample", "target": "resolve"},
-    }  # fmt: skip
+    }
     for pair in ("en-de", "en-fr"):
         deployment = orchestra.deployment(pair)
         (schedule,) = deployment["schedules"]

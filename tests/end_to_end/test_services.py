@@ -51,8 +51,12 @@ def typed_elsewhere(orchestra: Orchestra, *words: str) -> subprocess.CompletedPr
     code = f"import site, sys; site.addsitedir({str(orchestra.clone.folder / 'infra')!r}); sys.argv[0] = 'prefect'\n"
     return subprocess.run(
         [sys.executable, "-c", code + "from prefect.cli import app; app()", *words],
-        cwd=orchestra.home, env=orchestra.environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=orchestra.home,
+        env=orchestra.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def database(orchestra: Orchestra, identity: str) -> str:
@@ -65,8 +69,8 @@ def database(orchestra: Orchestra, identity: str) -> str:
 def message(orchestra: Orchestra, identity: str) -> str:
     """The message of a run's state, from the same."""
     with contextlib.closing(sqlite3.connect(orchestra.clone.folder / "work/prefect/prefect.db")) as connection:
-        query = "SELECT replace(run.id, '-', ''), message FROM flow_run run JOIN flow_run_state ON state_id = flow_run_state.id"
-        return str(dict(connection.execute(query).fetchall())[identity.replace("-", "")])
+        query = "SELECT message FROM flow_run_state state JOIN flow_run run ON state_id = state.id WHERE run.id LIKE ?"
+        return str(connection.execute(query, [f"{identity[:8]}%{identity[-12:]}"]).fetchone()[0])
 
 
 def test_who_may_use_them_and_a_second_ctrl_c_does_not_wait(orchestra: Orchestra) -> None:

@@ -14,9 +14,27 @@ from clones import Clone
 pytestmark = pytest.mark.timeout(1800)
 
 COMMAND = (
-    sys.executable, "-m", "pipeline.cli", "ablation", "--rows", "base", "C-N2", "--seeds", "1", "2",
-    "--updates", "10", "--tokens", "400", "--merges", "400", "--width", "16", "--jobs", "2",
-)  # fmt: skip
+    sys.executable,
+    "-m",
+    "pipeline.cli",
+    "ablation",
+    "--rows",
+    "base",
+    "C-N2",
+    "--seeds",
+    "1",
+    "2",
+    "--updates",
+    "10",
+    "--tokens",
+    "400",
+    "--merges",
+    "400",
+    "--width",
+    "16",
+    "--jobs",
+    "2",
+)
 
 
 def test_killed_it_goes_on_and_compares(tmp_path: Path) -> None:

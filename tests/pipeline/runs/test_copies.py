@@ -50,8 +50,11 @@ def test_changes_of_tracked_files_travel_and_new_values_leave_the_comments(clone
     assert git(copy, "rev-parse", "HEAD") == git(original, "rev-parse", "HEAD")
     changed = [line for line in params.split("\n") if line not in (original / "params.yaml").read_text().split("\n")]
     assert [line.split("#")[0].split() for line in changed if line] == [
-        ["row:", "big"], ["overrides:"], ["training:"], ["updates:", "7"],
-    ]  # fmt: skip
+        ["row:", "big"],
+        ["overrides:"],
+        ["training:"],
+        ["updates:", "7"],
+    ]
 
 
 def test_the_cache_is_shared_and_local_files_are_linked(clone: Clone, tmp_path: Path) -> None:
