@@ -16,18 +16,9 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = [
-    "resolve",
-    "download",
-    "tokenize",
-    "learn_subwords",
-    "binarize",
-    "train",
-    "average",
-    "decode",
-    "score",
-    "attention",
+    "resolve", "download", "tokenize", "learn_subwords", "binarize", "train", "average", "decode", "score", "attention",
     "report",
-]
+]  # fmt: skip
 SHRUNKEN: dict[str, Any] = {
     "model": {"N": 1, "d_model": 32, "d_ff": 64, "h": 2, "d_k": 16, "d_v": 16},
     "training": {"updates": 12, "tokens": 800, "checkpoint_every": 4, "keep_checkpoints": 2, "validate_every": 6},

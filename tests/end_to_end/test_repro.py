@@ -51,26 +51,14 @@ def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
         *(f"models/checkpoints/{name}.safetensors" for name in ("last", "update-00000008", "update-00000012")),
         *(f"{folder}/{name}" for folder in folders for name in ("config.yaml", "model.safetensors")),
         *(f"{folder}/subwords/{name}" for folder in folders for name in subwords),
-        "results/config.yaml",
-        "results/training.json",
-        "results/training.csv",
-        "results/metrics.json",
-        "results/validation.csv",
-        "results/averaging.json",
-        "results/translations/sampledev.last.de",
-        "results/translations/sampletest.average.de",
-        "results/report.md",
-        "results/report.html",
-        "results/figures/training.svg",
-        "results/figures/cost.svg",
+        "results/config.yaml", "results/training.json", "results/training.csv", "results/metrics.json",
+        "results/validation.csv", "results/averaging.json",
+        "results/translations/sampledev.last.de", "results/translations/sampletest.average.de",
+        "results/report.md", "results/report.html", "results/figures/training.svg", "results/figures/cost.svg",
         "results/attention/attention.npz",
-        *(
-            f"results/{place}{kind}-{what}.svg"
-            for place in ("attention/", "figures/attention-")
-            for kind in ("encoder", "decoder", "cross")
-            for what in ("all-heads", "layer-1")
-        ),
-    }
+        *(f"results/{place}{kind}-{what}.svg" for place in ("attention/", "figures/attention-")
+          for kind in ("encoder", "decoder", "cross") for what in ("all-heads", "layer-1")),
+    }  # fmt: skip
     lines = (finished.folder / "results/translations/sampletest.average.de").read_bytes().count(b"\n")
     assert lines == (finished.folder / "data/raw/test.sampletest.en").read_bytes().count(b"\n") == 500
 
@@ -78,18 +66,9 @@ def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
 def test_metrics_name_set_and_scorer(finished: Clone) -> None:
     metrics = json.loads((finished.folder / "results/metrics.json").read_text())
     assert {
-        "bleu",
-        "bleu_signature",
-        "bleu_set",
-        "bleu_paper_way",
-        "bleu_valid",
-        "ppl_valid",
-        "params",
-        "updates",
-        "train_seconds",
-        "train_flops_paper",
-        "train_flops_counted",
-    } <= metrics.keys()
+        "bleu", "bleu_signature", "bleu_set", "bleu_paper_way", "bleu_valid", "ppl_valid", "params", "updates",
+        "train_seconds", "train_flops_paper", "train_flops_counted",
+    } <= metrics.keys()  # fmt: skip
     assert metrics["updates"] == 12
     assert metrics["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp")
     assert metrics["ppl_valid"] > 1
@@ -112,12 +91,9 @@ def test_the_model_folder_translates_alone(finished: Clone, tmp_path: Path) -> N
     shutil.copytree(finished.folder / "models/average", tmp_path / "model")
     result = subprocess.run(
         [sys.executable, "-m", "pipeline.cli", "translate", str(tmp_path / "model")],
-        cwd=ROOT,
-        input="The old man sees a dog.\n\nShe sleeps.\n",
-        capture_output=True,
-        text=True,
+        cwd=ROOT, input="The old man sees a dog.\n\nShe sleeps.\n", capture_output=True, text=True,
         check=False,
-    )
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("\n") == 3
     assert result.stdout.split("\n")[1] == ""
@@ -142,17 +118,8 @@ def test_mlflow_holds_the_run_as_the_files_do(finished: Clone) -> None:
         numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
         assert {key: run.data.metrics[key] for key in numbers} == pytest.approx(numbers)
         assert run.data.tags["bleu_signature"] == metrics["bleu_signature"]
-        over_updates = [
-            "loss",
-            "ppl",
-            "valid_loss",
-            "valid_ppl",
-            "learning_rate",
-            "gradient_norm",
-            "tokens_per_second",
-            "flops_per_second",
-            "padding",
-        ]
+        over_updates = ["loss", "ppl", "valid_loss", "valid_ppl", "learning_rate", "gradient_norm",
+                        "tokens_per_second", "flops_per_second", "padding"]  # fmt: skip
         for key in over_updates:
             steps = [metric.step for metric in client.get_metric_history(run.info.run_id, key)]
             assert max(steps) == 12, key
@@ -179,14 +146,9 @@ def test_mlflow_serves_the_model_over_http(finished: Clone) -> None:
     sentences = ["The old man doesn't see the dog.", "She sleeps."]
     command = [sys.executable, "-m", "pipeline.cli", "translate", "models/average"]
     expected = subprocess.run(
-        command,
-        cwd=finished.folder,
-        env=finished.environment(),
-        input="\n".join(sentences),
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
+        command, cwd=finished.folder, env=finished.environment(), input="\n".join(sentences), capture_output=True,
+        text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -195,12 +157,8 @@ def test_mlflow_serves_the_model_over_http(finished: Clone) -> None:
     with log.open("w") as file:
         server = subprocess.Popen(
             ["mlflow", "models", "serve", "--env-manager", "local", "-m", "models:/wmt-en-de@best", "-p", str(port)],
-            cwd=finished.folder,
-            env=environment,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
+            cwd=finished.folder, env=environment, stdout=file, stderr=file, start_new_session=True,
+        )  # fmt: skip
     try:
         body = json.dumps({"inputs": sentences}).encode()
         request = urllib.request.Request(
