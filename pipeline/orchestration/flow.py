@@ -256,8 +256,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.orchestration.flow", description="The pipeline as Prefect flows."
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("serve", help="offer wmt-en-de and wmt-en-fr as deployments and run what is requested of them")
+    parser.add_argument("command", choices=["serve"], help="offer the flows as deployments and run what is requested")
     parser.parse_args()
     # Imported by its name: in this process the module is `__main__`, but not in the process of a run.
     flows = importlib.import_module("pipeline.orchestration.flow").FLOWS

@@ -7,6 +7,7 @@ import json
 import time
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -36,7 +37,11 @@ class Prefect:
             return json.loads(answer.read())
 
     def close_dead_runs(self, worker_is_dead: bool) -> None:
-        """Set unfinished runs whose process is gone to crashed or cancelled. Raises OSError."""
+        """Set unfinished runs whose process is gone to crashed or cancelled, unless the server does not answer."""
+        with suppress(OSError):
+            self._close_dead_runs(worker_is_dead)
+
+    def _close_dead_runs(self, worker_is_dead: bool) -> None:
         workers = self.post(f"work_pools/{POOL}/workers/filter", {})
         if any(worker["name"] != WORKER and worker["status"] == "ONLINE" for worker in workers):
             # A process of its run may be on another machine.

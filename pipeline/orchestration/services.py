@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -40,6 +40,19 @@ SHORT = 10.0
 """A service that ends within this many seconds of its start is not started again."""
 WORKER_COMMAND = f"prefect worker start --pool {POOL} --type process --name {WORKER}".split()
 DEPLOY_COMMAND = ["prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "infra/prefect.yaml"]
+
+ENVIRONMENT = {
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    # A dozen processes for evaluating language models.
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
+    "PREFECT_PLUGINS_ENABLED": "false",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    # In memory, leases would be lost when the server restarts, and their slots would never be free again.
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+}
+"""Of all services."""
 
 
 class Stopped(Exception):
@@ -69,16 +82,11 @@ class Signals:
 
 
 class Service:
-    """A process that runs until `stop`, under a guard that ends it when this process dies.
+    """A process that runs until `stop`, under a guard (pipeline/runs/guard.py) that ends it when this process dies."""
 
-    `number` is the signal that ends it and `grace` the seconds that its descendants have to end.
-    """
-
-    def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], number: int, grace: float
-    ) -> None:
+    def __init__(self, name: str, guard: Sequence[str], environment: Mapping[str, str]) -> None:
         self.name, self.environment = name, environment
-        self.command = [sys.executable, "-m", "pipeline.runs.guard", str(grace), str(int(number)), *command]
+        self.command = [sys.executable, "-m", "pipeline.runs.guard", *guard]
         self.start()
 
     def start(self) -> None:
@@ -116,24 +124,20 @@ class Services:
         self.running: list[Service] = []
         self.worker: Service | None = None
 
-    def start_server(self, name: str, *command: str) -> None:
-        """Start a server."""
-        self.running.append(Service(name, command, self.environment, signal.SIGTERM, SERVER_GRACE))
+    def start(self, name: str, number: signal.Signals, grace: float, command: Sequence[str]) -> Service:
+        """Start a service that ends by the signal `number`; its descendants have `grace` seconds to end."""
+        service = Service(name, [str(grace), str(int(number)), *command], self.environment)
+        self.running.append(service)
+        return service
 
     def start_worker(self) -> None:
         """Start the worker, which creates the work pool if necessary, and deploy the flows."""
         # SIGTERM would have it kill its flows' processes. When it is killed, they get SIGTERM, and report their state.
-        self.worker = Service("the worker", WORKER_COMMAND, self.environment, signal.SIGKILL, GRACE)
-        self.running.append(self.worker)
+        self.worker = self.start("the worker", signal.SIGKILL, GRACE, WORKER_COMMAND)
         self.wait_for(f"{self.prefect.url}/work_pools/{POOL}")
+        command = [sys.executable, "-m", *DEPLOY_COMMAND]
         result = subprocess.run(
-            [sys.executable, "-m", *DEPLOY_COMMAND],
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            start_new_session=True,
-            check=False,
+            command, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
         self.signals.check()
         if result.returncode != 0:
@@ -153,11 +157,6 @@ class Services:
             time.sleep(0.1)
         raise InputError(f"{url} does not answer after {PATIENCE:.0f} s")
 
-    def close_dead_runs(self, worker_is_dead: bool) -> None:
-        """Close the runs whose process is gone. If the server does not answer, a later call does it."""
-        with contextlib.suppress(OSError):
-            self.prefect.close_dead_runs(worker_is_dead)
-
     def watch(self) -> NoReturn:
         """Restart services that end. Raises InputError if one ends soon after its start."""
         checked = time.monotonic()
@@ -169,11 +168,11 @@ class Services:
                         raise InputError(f"{ended} soon after its start; see its output above")
                     print(f"{ended}; starting it again", flush=True)
                     if service is self.worker:
-                        self.close_dead_runs(worker_is_dead=True)
+                        self.prefect.close_dead_runs(worker_is_dead=True)
                     service.close()
                     service.start()
             if self.worker is not None and time.monotonic() - checked > INTERVAL:
-                self.close_dead_runs(worker_is_dead=False)
+                self.prefect.close_dead_runs(worker_is_dead=False)
                 checked = time.monotonic()
             time.sleep(0.2)
 
@@ -182,7 +181,7 @@ class Services:
         for service in reversed(self.running):
             service.stop(self.signals)
             if service is self.worker and not self.signals.hurried:
-                self.close_dead_runs(worker_is_dead=True)
+                self.prefect.close_dead_runs(worker_is_dead=True)
 
 
 def serve(*, worker: bool) -> None:
@@ -206,19 +205,11 @@ def _run(worker: bool, signals: Signals) -> None:
     environment = {
         **os.environ,
         **settings,
-        "DO_NOT_TRACK": "1",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
+        **ENVIRONMENT,
         "MLFLOW_TRACKING_URI": mlflow,
-        # A dozen processes for evaluating language models.
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "PREFECT_HOME": str(root / "prefect"),
-        "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
-        "PREFECT_PLUGINS_ENABLED": "false",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_API_AUTH_STRING": login,
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": prefect_origins,
-        # In memory, leases would be lost when the server restarts, and their slots would never be free again.
-        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "PWD": str(Path.cwd()),
         "WMT_STATE": str(root),
     }
@@ -228,38 +219,31 @@ def _run(worker: bool, signals: Signals) -> None:
         lock.acquire()
     except Timeout as error:
         raise InputError(f"`make serve` or `make ui` runs already on {root}: end it first") from error
-    with published(root / LOGIN, settings):
-        try:
-            command = f"mlflow server --host 127.0.0.1 --port {ports['MLFLOW_PORT']} --workers 1"
-            command += f" --uvicorn-opts=--log-level=warning --cors-allowed-origins {mlflow_origins}"
-            command += f" --allowed-hosts {mlflow_origins.replace('http://', '')}"
-            store = f"--backend-store-uri=sqlite:///{root}/mlflow.db", f"--default-artifact-root={root}/mlartifacts"
-            services.start_server("MLflow", *command.split(), *store)
-            command = f"uvicorn --host 127.0.0.1 --port {ports['PREFECT_PORT']} --log-level warning --factory"
-            services.start_server("Prefect", *command.split(), "pipeline.orchestration.prefect_server:create_app")
-            services.wait_for(f"{prefect}/api/admin/version")
-            services.wait_for(f"{mlflow}/health")
-            if worker:
-                services.close_dead_runs(worker_is_dead=True)
-                services.start_worker()
-            print(f"MLflow:  {mlflow}\nPrefect: {prefect}, password {login}", flush=True)
-            if worker:
-                print("a run: prefect deployment run wmt-en-de -p row=sample", flush=True)
-            services.watch()
-        finally:
-            services.stop()
-
-
-@contextlib.contextmanager
-def published(path: Path, settings: Mapping[str, str]) -> Iterator[None]:
-    """Write the settings to a file that only the user can read, for commands in other terminals."""
-    with writing(path) as temporary:
+    # Only the user can read it.
+    with writing(root / LOGIN) as temporary:
         temporary.touch(mode=0o600)
         temporary.write_text(json.dumps(settings) + "\n", encoding="utf-8")
     try:
-        yield
+        command = f"mlflow server --host 127.0.0.1 --port {ports['MLFLOW_PORT']} --workers 1"
+        command += f" --uvicorn-opts=--log-level=warning --cors-allowed-origins {mlflow_origins}"
+        command += f" --allowed-hosts {mlflow_origins.replace('http://', '')}"
+        store = f"--backend-store-uri=sqlite:///{root}/mlflow.db", f"--default-artifact-root={root}/mlartifacts"
+        services.start("MLflow", signal.SIGTERM, SERVER_GRACE, [*command.split(), *store])
+        command = f"uvicorn --host 127.0.0.1 --port {ports['PREFECT_PORT']} --log-level warning --factory"
+        command += " pipeline.orchestration.prefect_server:create_app"
+        services.start("Prefect", signal.SIGTERM, SERVER_GRACE, command.split())
+        services.wait_for(f"{prefect}/api/admin/version")
+        services.wait_for(f"{mlflow}/health")
+        if worker:
+            services.prefect.close_dead_runs(worker_is_dead=True)
+            services.start_worker()
+        print(f"MLflow:  {mlflow}\nPrefect: {prefect}, password {login}", flush=True)
+        if worker:
+            print("a run: prefect deployment run wmt-en-de -p row=sample", flush=True)
+        services.watch()
     finally:
-        path.unlink(missing_ok=True)
+        services.stop()
+        (root / LOGIN).unlink(missing_ok=True)
 
 
 def free_ports(defaults: Mapping[str, int]) -> dict[str, int]:
