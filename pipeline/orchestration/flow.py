@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import coolname.data
 from prefect import Flow, Task, flow, get_run_logger, runtime, serve, task
@@ -34,7 +34,6 @@ from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectAlreadyExists, TerminationSignal
 from prefect.states import Completed, Failed
 from prefect.types.entrypoint import EntrypointType
-from pydantic import Field
 
 from nmt.common.processes import die_with_parent
 from nmt.config import InputError
@@ -52,16 +51,19 @@ LEASE = 60.0
 NVIDIA_SMI_TIMEOUT = 30.0
 """Seconds."""
 
-Row = Annotated[str | None, Field(description="A row of the paper's tables; params.yaml's where none is given.")]
-Corpus = Annotated[str | None, Field(description="A file of data/catalog; params.yaml's where none is given.")]
-Seed = Annotated[int | None, Field(description="Of weights, order and dropout; params.yaml's where none is given.")]
 EXAMPLE = '{"training": {"updates": 200, "checkpoint_every": 10}}'
 """Overrides for a short training of any row: it writes at least as many checkpoints as the row averages."""
-Overrides = Annotated[
-    dict[str, Any] | None, Field(description=f"Single values, laid over params.yaml's, for example {EXAMPLE}.")
-]
-Target = Annotated[str | None, Field(description="The last stage to run; all where none is given.")]
-Force = Annotated[bool, Field(description="Run stages although nothing that decides them has changed.")]
+PARAMETERS = f"""Run the stages of dvc.yaml. What is not given is as in params.yaml.
+
+Args:
+    row: A row of the paper's tables.
+    overrides: Single values, for example {EXAMPLE}.
+    target: The last stage to run; all stages if none is given.
+    force: Run stages although nothing that they depend on has changed.
+    corpus: A file of data/catalog.
+    seed: The seed of weights, order of sentences and dropout.
+"""
+"""Docstring of the flows; Prefect shows what it says of the parameters."""
 
 
 def run_name() -> str:
@@ -88,16 +90,17 @@ def make_flow(pair: str, language: str) -> Flow[..., State[Any]]:
     """Return the flow that translates from English to `language`."""
 
     def pipeline(
-        row: Row = None,
-        overrides: Overrides = None,
-        target: Target = None,
-        force: Force = False,
-        corpus: Corpus = None,
-        seed: Seed = None,
+        row: str | None = None,
+        overrides: dict[str, Any] | None = None,
+        target: str | None = None,
+        force: bool = False,
+        corpus: str | None = None,
+        seed: int | None = None,
     ) -> State[Any]:
         changes = {"pair": pair, "row": row, "corpus": corpus, "seed": seed, "overrides": overrides}
         return run_pipeline({key: value for key, value in changes.items() if value is not None}, target, force)
 
+    pipeline.__doc__ = PARAMETERS
     # The name in this module, by which deployments find the flow.
     pipeline.__name__ = pipeline.__qualname__ = f"wmt_{pair.replace('-', '_')}"
     return flow(name=f"wmt-{pair}", flow_run_name=run_name, description=f"Raw text to BLEU, English to {language}.")(
