@@ -44,6 +44,7 @@ class Progress:
         self.offset = self.update = 0
         self.values: dict[str, float] = {}
         self.artifact: UUID | None = None
+        self.text = ""
         self.due = 0.0
 
     def publish(self) -> None:
@@ -52,7 +53,6 @@ class Progress:
             return
         self.due = time.monotonic() + INTERVAL
         events, self.offset = self.spool.read(self.offset)
-        before = self.update
         for event in events:
             if event["stage"] != "train" or event["kind"] != "metrics" or event["update"] is None:
                 continue
@@ -60,12 +60,15 @@ class Progress:
             if event["values"].keys() & FORMATS.keys():
                 self.update = event["update"]
                 self.values.update(event["values"])
-        if self.update == before:
+        if not self.update:
             return
         updates = yaml.safe_load((self.run.copy / CONFIG).read_text(encoding="utf-8"))["training"]["updates"]
         percent = 100 * min(1.0, self.update / updates)
         values = [form(self.values[name]) for name, form in FORMATS.items() if name in self.values]
         text = ", ".join([f"update {self.update:,} of {updates:,}", *values])
+        if text == self.text:
+            return
+        self.text = text
         with failures_logged():
             if self.artifact is None:
                 # The declared return type includes the coroutine that asynchronous callers get.

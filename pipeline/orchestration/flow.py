@@ -151,20 +151,16 @@ def output_discarded_without_reader() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if isinstance(error, TerminationSignal) or without_reader(1) or without_reader(2):
+        poll = select.poll()
+        for descriptor in (1, 2):
+            poll.register(descriptor, 0)
+        if isinstance(error, TerminationSignal) or any(event & select.POLLERR for _, event in poll.poll(0)):
             # There may be a second SIGTERM, for the worker's death, which would interrupt the report.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             with open(os.devnull, "w") as nothing:
                 for descriptor in (1, 2):
                     os.dup2(nothing.fileno(), descriptor)
         raise
-
-
-def without_reader(descriptor: int) -> bool:
-    """Return whether it is a pipe that nobody reads any more."""
-    poll = select.poll()
-    poll.register(descriptor, 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def run_stages(run: Run, stages: dict[str, list[str]], force: bool, rows: list[dict[str, Any]]) -> State[Any] | None:
