@@ -18,6 +18,7 @@ WORKER = "make-serve"
 """The worker's name in Prefect."""
 UNFINISHED = ("PENDING", "RUNNING", "CANCELLING")
 """Types of the states of runs that a worker has started."""
+MESSAGE = "Its process ended without a report. Run it again: training resumes from its last checkpoint."
 INTERVAL = 60.0
 """Seconds between two calls of `close_dead_runs`; also the time that a new run has to report its process."""
 
@@ -38,22 +39,17 @@ class Prefect:
 
     def close_dead_runs(self, worker_is_dead: bool) -> None:
         """Set unfinished runs whose process is gone to crashed or cancelled, unless the server does not answer."""
+        unfinished, pool = {"state": {"type": {"any_": UNFINISHED}}}, {"name": {"any_": [POOL]}}
         with suppress(OSError):
-            self._close_dead_runs(worker_is_dead)
-
-    def _close_dead_runs(self, worker_is_dead: bool) -> None:
-        workers = self.post(f"work_pools/{POOL}/workers/filter", {})
-        if any(worker["name"] != WORKER and worker["status"] == "ONLINE" for worker in workers):
-            # A process of its run may be on another machine.
-            return
-        unfinished = {"state": {"type": {"any_": UNFINISHED}}}
-        pool = {"name": {"any_": [POOL]}}
-        for run in self.post("flow_runs/filter", {"flow_runs": unfinished, "work_pools": pool}):
-            if is_dead(run, worker_is_dead):
-                result = "CANCELLED" if run["state_type"] == "CANCELLING" else "CRASHED"
-                message = "Its process ended without a report. Run it again: training resumes from its last checkpoint."
-                state = {"type": result, "name": result.capitalize(), "message": message}
-                self.post(f"flow_runs/{run['id']}/set_state", {"state": state, "force": True})
+            workers = self.post(f"work_pools/{POOL}/workers/filter", {})
+            if any(worker["name"] != WORKER and worker["status"] == "ONLINE" for worker in workers):
+                # A run's process may be on another machine.
+                return
+            for run in self.post("flow_runs/filter", {"flow_runs": unfinished, "work_pools": pool}):
+                if is_dead(run, worker_is_dead):
+                    result = "CANCELLED" if run["state_type"] == "CANCELLING" else "CRASHED"
+                    state = {"type": result, "name": result.capitalize(), "message": MESSAGE}
+                    self.post(f"flow_runs/{run['id']}/set_state", {"state": state, "force": True})
 
 
 def is_dead(run: Mapping[str, Any], worker_is_dead: bool) -> bool:

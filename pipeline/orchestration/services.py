@@ -59,28 +59,6 @@ class Stopped(Exception):
     """The user requested the end."""
 
 
-class Signals:
-    """Records the user's requests to end. It raises nothing: an exception could interrupt the end of a service."""
-
-    def __init__(self) -> None:
-        self.stopped = False
-        self.hurried = False
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # nohup ignores SIGHUP; a shell ignores SIGINT in background commands.
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, self._receive)
-
-    def _receive(self, number: int, _: object) -> None:
-        # A closing terminal may send SIGHUP twice; a second SIGINT comes from the user.
-        self.hurried |= self.stopped and number == signal.SIGINT
-        self.stopped = True
-
-    def check(self) -> None:
-        """Raise Stopped if the user requested the end."""
-        if self.stopped:
-            raise Stopped
-
-
 class Service:
     """A process that runs until `stop`, under a guard (pipeline/runs/guard.py) that ends it when this process dies."""
 
@@ -102,27 +80,37 @@ class Service:
         status = self.process.poll()
         return "" if status is None else f"{self.name} ended with status {status}"
 
-    def stop(self, signals: Signals) -> None:
-        """End the process and wait until it has ended; kill it once the user is in a hurry."""
-        self.close()
-        while not self.ended() and not signals.hurried:
-            time.sleep(0.1)
-        self.process.terminate()
-        self.process.wait()
-
     def close(self) -> None:
-        """Close the guard's standard input."""
+        """Have the guard end the process."""
         assert self.process.stdin is not None
         self.process.stdin.close()
 
 
 class Services:
-    """Services that start one after the other and end in reverse order."""
+    """Services that start one after the other and end in reverse order, once the user requests it by a signal.
 
-    def __init__(self, environment: Mapping[str, str], prefect: Prefect, signals: Signals) -> None:
-        self.environment, self.prefect, self.signals = environment, prefect, signals
+    A signal only sets a flag: an exception could interrupt the end of a service.
+    """
+
+    def __init__(self, environment: Mapping[str, str], prefect: Prefect) -> None:
+        self.environment, self.prefect = environment, prefect
         self.running: list[Service] = []
         self.worker: Service | None = None
+        self.stopped = self.hurried = False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # nohup ignores SIGHUP; a shell ignores SIGINT in background commands.
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._receive)
+
+    def _receive(self, number: int, _: object) -> None:
+        # A closing terminal may send SIGHUP twice; a second SIGINT comes from the user.
+        self.hurried |= self.stopped and number == signal.SIGINT
+        self.stopped = True
+
+    def check(self) -> None:
+        """Raise Stopped if the user requested the end."""
+        if self.stopped:
+            raise Stopped
 
     def start(self, name: str, number: signal.Signals, grace: float, command: Sequence[str]) -> Service:
         """Start a service that ends by the signal `number`; its descendants have `grace` seconds to end."""
@@ -139,7 +127,7 @@ class Services:
         result = subprocess.run(
             command, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
-        self.signals.check()
+        self.check()
         if result.returncode != 0:
             raise InputError(f"`{' '.join(DEPLOY_COMMAND)}` failed: {(result.stdout + result.stderr).strip()}")
 
@@ -147,7 +135,7 @@ class Services:
         """Wait until a server answers. Raises InputError after PATIENCE, or if a service has ended."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            self.signals.check()
+            self.check()
             for service in self.running:
                 if service.ended():
                     raise InputError(f"{service.ended()}; see its output above")
@@ -161,7 +149,7 @@ class Services:
         """Restart services that end. Raises InputError if one ends soon after its start."""
         checked = time.monotonic()
         while True:
-            self.signals.check()
+            self.check()
             for service in self.running:
                 if ended := service.ended():
                     if time.monotonic() - service.started < SHORT:
@@ -179,8 +167,13 @@ class Services:
     def stop(self) -> None:
         """End the services, the worker first: its runs report to a server that still answers."""
         for service in reversed(self.running):
-            service.stop(self.signals)
-            if service is self.worker and not self.signals.hurried:
+            service.close()
+            while not service.ended() and not self.hurried:
+                time.sleep(0.1)
+            # The guard kills what is left.
+            service.process.terminate()
+            service.process.wait()
+            if service is self.worker and not self.hurried:
                 self.prefect.close_dead_runs(worker_is_dead=True)
 
 
@@ -189,11 +182,6 @@ def serve(*, worker: bool) -> None:
 
     Raises InputError if a port is not free, other services use the state root, or a service does not start.
     """
-    with contextlib.suppress(Stopped):
-        _run(worker, Signals())
-
-
-def _run(worker: bool, signals: Signals) -> None:
     root = state_root().absolute()
     (root / "prefect").mkdir(parents=True, exist_ok=True)
     ports = free_ports({"MLFLOW_PORT": 5000, "PREFECT_PORT": 4200})
@@ -213,7 +201,7 @@ def _run(worker: bool, signals: Signals) -> None:
         "PWD": str(Path.cwd()),
         "WMT_STATE": str(root),
     }
-    services = Services(environment, Prefect(settings["PREFECT_API_URL"], login), signals)
+    services = Services(environment, Prefect(settings["PREFECT_API_URL"], login))
     lock = FileLock(root / "prefect/services.lock", blocking=False, fallback_to_soft=False)
     try:
         lock.acquire()
@@ -241,6 +229,8 @@ def _run(worker: bool, signals: Signals) -> None:
         if worker:
             print("a run: prefect deployment run wmt-en-de -p row=sample", flush=True)
         services.watch()
+    except Stopped:
+        pass
     finally:
         services.stop()
         (root / LOGIN).unlink(missing_ok=True)

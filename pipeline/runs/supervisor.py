@@ -36,8 +36,7 @@ class Supervisor:
     def __init__(self, folder: Path, original: Path) -> None:
         self.folder, self.original = folder, original
         self.commands: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
-        self.stopping = threading.Event()
-        self.once = threading.Lock()
+        self.stopping = threading.Lock()
 
     def listen(self, stream: IO[str]) -> None:
         """Queue commands until the other side closes the pipe, then stop."""
@@ -47,10 +46,8 @@ class Supervisor:
 
     def stop(self) -> None:
         """End the children, then this process. The pipe's end and SIGTERM may both call it."""
-        with self.once:
-            if self.stopping.is_set():
-                return
-            self.stopping.set()
+        if not self.stopping.acquire(blocking=False):
+            return
         self.commands.put(None)
         end_children(GRACE)
         # DVC itself may be computing the checksum of a large file. It is not waited for: the next run repeats it.
@@ -66,7 +63,7 @@ class Supervisor:
                 reply = {"refused": str(error)}
             except OSError as error:
                 reply = {"failed": str(error)}
-            if self.stopping.is_set():
+            if self.stopping.locked():
                 return
             replies.write(json.dumps(reply) + "\n")
             replies.flush()
