@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from clones import SHRUNKEN, Clone
-from orchestra import Orchestra, until
+from orchestra import Orchestra, until, with_suppressed
 
 from pipeline.orchestration.services import SHORT
 
@@ -78,7 +78,7 @@ def test_a_cancelled_run_saves_its_training_and_the_next_one_trains(
 def test_a_stage_whose_process_is_killed_is_tried_again(orchestra: Orchestra, runs: list[str]) -> None:
     killed = orchestra.at_work(TRAINER)
     for pid in killed:
-        os.kill(pid, signal.SIGKILL)
+        with_suppressed(os.kill, pid, signal.SIGKILL)
     until(lambda: orchestra.stages(runs[1])["train"]["run_count"] == 2, "a second attempt")
     until(lambda: set(orchestra.at_work(TRAINER)) - set(killed), "its training")
     assert orchestra.run(runs[1])["state_type"] == "RUNNING"
