@@ -31,7 +31,7 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.concurrency.sync import concurrency
 from prefect.deployments.runner import RunnerDeployment
-from prefect.exceptions import ObjectAlreadyExists, TerminationSignal
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, TerminationSignal
 from prefect.states import Completed, Failed
 from prefect.types.entrypoint import EntrypointType
 
@@ -243,8 +243,11 @@ def slots_for(run: Run, stage: str) -> Iterator[None]:
     names = gpus() or [f"cpu-{socket.gethostname()}"]
     with get_client(sync_client=True) as client:
         for name in names:
-            with suppress(ObjectAlreadyExists):
-                client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
+            try:
+                client.read_global_concurrency_limit_by_name(name)
+            except ObjectNotFound:
+                with suppress(ObjectAlreadyExists):
+                    client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
     get_run_logger().info("%s: requesting a slot of %s", stage, ", ".join(names))
     with concurrency(names, lease_duration=LEASE, raise_on_lease_renewal_failure=False):
         yield

@@ -78,16 +78,17 @@ def test_a_stage_that_dies_is_tried_again(orchestra: Orchestra) -> None:
 
 
 def test_a_run_whose_supervisor_dies_is_tried_again_in_the_same_copy(orchestra: Orchestra) -> None:
+    before = set((orchestra.clone.folder / "work/train").glob("*"))
     identity = orchestra.deploy(seed=10, overrides=LONG, target="train")
-    (killed,) = until(lambda: orchestra.at_work("pipeline.runs.supervisor"), "the run's supervisor")
-    until(lambda: "Running stage 'train':" in orchestra.messages(identity), "training to begin")
+    until(lambda: orchestra.trained(30, before), "training to begin")
+    (killed,) = orchestra.at_work("pipeline.runs.supervisor")
     (copy,) = (orchestra.clone.folder / "work/runs").glob(f"*{identity[-8:]}/repository")
     made = copy.stat().st_ino
     os.kill(killed, signal.SIGKILL)
     until(lambda: orchestra.at_work("pipeline.runs.supervisor") not in ([killed], []), "another supervisor")
     assert copy.stat().st_ino == made
     assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
-    assert orchestra.stages(identity)["train"]["run_count"] == 2
+    assert orchestra.stages(identity)["train"]["run_count"] >= 2
 
 
 def test_a_gpu_is_used_by_one_run_at_a_time(orchestra: Orchestra) -> None:
