@@ -339,9 +339,12 @@ def summary() -> None:
     Example:
       wmt summary
     """
-    from pipeline.reporting import summary as reporting
+    from pipeline.stage import read_json
 
-    print(reporting.text())
+    scores = read_json(Path("results/metrics.json"))
+    interval = f"95% interval {scores['bleu_low']:.1f} to {scores['bleu_high']:.1f}"
+    print(f"BLEU    {scores['bleu']:.1f} ({interval}) on {scores['bleu_set']}; sacreBLEU, {scores['bleu_signature']}")
+    print("report  results/report.html\nmodel   models/average")
 
 
 @app.command(cls=SeveralValues, rich_help_panel=RUNS)

@@ -15,8 +15,7 @@ import pytest
 import typer
 from command_line import wmt
 
-from pipeline import cli
-from pipeline.reporting import summary
+from pipeline import cli, stage
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -133,9 +132,9 @@ def test_a_full_disk_is_one_sentence() -> None:
 
 
 def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def text() -> str:
+    def read_json(path: Path) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(summary, "text", text)
+    monkeypatch.setattr(stage, "read_json", read_json)
     with pytest.raises(ValueError, match="a bug"):
         cli.app(["summary"], prog_name="wmt")

@@ -15,7 +15,7 @@ import yaml
 
 from pipeline.config import resolution
 from pipeline.config.settings import CONFIG, DataSettings, RunSettings, load_section
-from pipeline.reporting import page
+from pipeline.reporting import figures
 from pipeline.stages import report
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -55,17 +55,17 @@ METRICS: dict[str, Any] = {
 
 class _Tracker:
     def __init__(self) -> None:
-        self.kept: list[Path] = []
-        self.told: dict[str, float | str] = {}
+        self.artifacts: list[Path] = []
+        self.logged: dict[str, float | str] = {}
 
     def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
-        self.told |= values
+        self.logged |= values
 
     def tags(self, values: Mapping[str, str]) -> None:
-        self.told |= values
+        self.logged |= values
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
-        self.kept.append(path)
+        self.artifacts.append(path)
 
 
 def _write(path: Path | str, content: str) -> None:
@@ -123,9 +123,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _written() -> tuple[str, str]:
     tracker = _Tracker()
     report.run(tracker)
-    assert tracker.kept == [report.FIGURES, report.MARKDOWN, report.HTML]
+    assert tracker.artifacts == [report.FIGURES, report.MARKDOWN, report.HTML]
     metrics = json.loads(report.METRICS.read_text(encoding="utf-8"))
-    assert tracker.told == {key: value for key, value in metrics.items() if value is not None}
+    assert tracker.logged == {key: value for key, value in metrics.items() if value is not None}
     return report.MARKDOWN.read_text(encoding="utf-8"), report.HTML.read_text(encoding="utf-8")
 
 
@@ -164,15 +164,23 @@ def test_an_average_of_fewer_checkpoints_is_told() -> None:
     assert "The average is the mean of updates 1, 2, 3, 4: averaging.last is 5, but training left 4." in _written()[0]
 
 
-def test_other_sets_are_not_compared() -> None:
+def test_scores_of_other_sets_are_not_in_table_2() -> None:
     _stages_before("sample", "en-fr", {}, ("dev", "held-out"))
     markdown, _ = _written()
     assert "this run's are of dev and held-out, other text" in markdown
     assert "BLEU below the paper's" not in markdown
     assert "sentencepiece stands in" in markdown
-    assert "| GNMT + RL | 39.92 | 1.4e+20 |" in markdown
+    # Table 2 and its picture hold scores of newstest2014 only.
+    assert "## Beside Table 2" not in markdown
+    assert "GNMT" not in markdown
+    assert [path.name for path in report.FIGURES.iterdir()] == ["training.svg"]
     # Table 3 is English-German: no number of it beside a French run.
     assert "| perplexity a subword | newstest2013, 3,000 lines; last checkpoint |  | 4.97 |" in markdown
+
+
+def test_table_2_is_that_of_the_pair() -> None:
+    _stages_before("base", "en-fr", {}, ("newstest2013", "newstest2014"))
+    assert "| GNMT + RL | 39.92 | 1.4e+20 |" in _written()[0]
 
 
 def test_a_run_to_the_letter_has_no_differences() -> None:
@@ -241,11 +249,11 @@ def test_the_page_needs_no_other_file_and_is_the_same_each_time() -> None:
 
 def test_a_picture_shows_the_points_it_was_given() -> None:
     def drawn(y: float) -> bytes:
-        return page.draw([page.Panel("t", "x", {"a": [(1.0, 1.0), (2.0, y), (3.0, 3.0)]})], "c", "n").svg
+        return figures.draw([figures.Panel("t", "x", {"a": [(1.0, 1.0), (2.0, y), (3.0, 3.0)]})], "c", "n").svg
 
     assert drawn(2.0) != drawn(1.0)
     # What is not finite is left out, not drawn as something else.
-    assert drawn(float("nan")) == page.draw([page.Panel("t", "x", {"a": [(1.0, 1.0), (3.0, 3.0)]})], "c", "n").svg
+    assert drawn(float("nan")) == figures.draw([figures.Panel("t", "x", {"a": [(1.0, 1.0), (3.0, 3.0)]})], "c", "n").svg
 
 
 @pytest.mark.parametrize(
