@@ -263,6 +263,8 @@ def test_a_disk_that_is_full_is_one_sentence_with_the_file(
         (["--sample", "--top-k", "-1"], "--top-k is -1, but should be greater than or equal to 0: change it"),
         (["--input", "absent"], "translate: absent: No such file or directory"),
         (["--engine", "ctranslate2"], "wmt export"),
+        (["--device", "nonsense"], "--device is `nonsense`, which torch cannot use here: give cpu, or cuda with a GPU"),
+        (["--device", "cuda:99"], "--device is `cuda:99`, which torch cannot use here"),
     ],
 )
 def test_wrong_options_are_one_sentence(
