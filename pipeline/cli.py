@@ -219,9 +219,15 @@ def join(
 
 @app.command(cls=SeveralValues, rich_help_panel=RUNS)
 def ablation(
-    rows: Annotated[
-        list[str] | None, typer.Option(metavar="ROW...", help="By default base and one of every kind.")
-    ] = None,
+    rows: Annotated[list[str], typer.Option(metavar="ROW...", help="Rows of the paper's tables.")] = [
+        "base",
+        "A-h1",
+        "B-dk16",
+        "C-N2",
+        "D-pdrop0.0",
+        "D-eps0.0",
+        "E-learned-positions",
+    ],
     seeds: Annotated[list[int], typer.Option(metavar="SEED...", help="Of every row.")] = [1, 2, 3],
     corpus: Annotated[str | None, typer.Option(help="A file of data/catalog/; params.yaml's by default.")] = None,
     width: Annotated[int, typer.Option(help="Divides every width.")] = 4,
@@ -237,22 +243,19 @@ def ablation(
 ) -> None:
     """Train rows of Table 3, scaled down together, with several seeds under one budget, and compare them.
 
-    Every run is a DVC experiment of params.yaml's pair (`dvc exp show` lists them), of the repository as it stands when
-    the ablation begins; those that are there already are not run again. Widths (d_model, d_ff, d_k, d_v) are divided
-    by --width, layers by --depth, for all rows alike; heads, dropout, label smoothing and positions are the row's own.
-    Compared are perplexity and BLEU of the validation set, from the last checkpoint, as in Table 3.
+    Every run is a DVC experiment of params.yaml's pair (`dvc exp show` lists them) and of the repository as it is when
+    the ablation begins. Experiments that exist already are not run again. All rows have their widths (d_model, d_ff,
+    d_k, d_v) divided by --width and their layers by --depth; heads, dropout, label smoothing and positions are the
+    row's own. The ablation compares perplexity and BLEU of the validation set, from the last checkpoint, as in Table 3.
 
     \b
     Example:
       wmt ablation --rows base A-h1 C-N2 --seeds 1 2 3 --updates 1000
     """
+    options = dict(locals())  # The parameters have the names of the fields of Options.
     from pipeline.commands import ablation as study
 
-    options = study.Options(
-        rows=rows or study.ROWS, seeds=seeds, corpus=corpus, width=width, depth=depth, updates=updates, tokens=tokens,
-        warmup=warmup, merges=merges, jobs=jobs, rate=rate, precision=precision, out=out,
-    )  # fmt: skip
-    print(study.run(options))
+    print(study.run(study.Options(**options)))
 
 
 @app.command(rich_help_panel=SERVICES)
