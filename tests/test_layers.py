@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import grimp
@@ -59,6 +62,26 @@ def test_training_needs_few_libraries() -> None:
     assert not absent & TRAINING
     modules = ["nmt.training.trainer", "nmt.training.checkpoint", "nmt.flops"]
     result = python(ABSENT.format(absent=absent, modules=modules))
+    assert result.returncode == 0, result.stderr
+
+
+def test_running_needs_no_tool_of_the_tests() -> None:
+    """Everything imports without the packages of the extra `dev`, and nothing else names them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {re.split(r"[<>=]", tool)[0] for tool in project["optional-dependencies"]["dev"]}
+    tools = {module for module, owners in packages_distributions().items() if names & set(owners)}
+    assert {"pytest", "hypothesis", "jaxtyping", "beartype", "grimp", "mypy"} <= tools
+    assert not names & {re.split(r"[<>=]", package)[0] for package in project["dependencies"]}
+    graph = grimp.build_graph("nmt", "pipeline", include_external_packages=True, cache_dir=None)
+    imported = {
+        (name, tool) for tool in tools & graph.modules for name in graph.find_modules_that_directly_import(tool)
+    }
+    assert imported == {("nmt.common.shapes", "jaxtyping")}
+    modules = [
+        *("nmt.training.trainer", "nmt.inference.streams", "nmt.evaluation.bleu", "pipeline.cli", "pipeline.__main__"),
+        *(f"pipeline.stages.{name}" for name in STAGES),
+    ]
+    result = python(ABSENT.format(absent=tools, modules=modules))
     assert result.returncode == 0, result.stderr
 
 
