@@ -101,7 +101,7 @@ for command in (models.bleu, models.attention, models.export):
 def wmt() -> None:
     """Raw WMT14 text to a scored Transformer.
 
-    `dvc repro` runs the pipeline that params.yaml describes; these commands do everything around it.
+    `dvc repro` runs the pipeline that params.yaml describes. These commands do everything else.
 
     \b
     Example:
@@ -113,13 +113,13 @@ def wmt() -> None:
 
 @app.command(rich_help_panel=RUNS)
 def plan(
-    no_measure: Annotated[bool, typer.Option("--no-measure", help="Leave out the measurement and the time.")] = False,
+    no_measure: Annotated[bool, typer.Option("--no-measure", help="Do not measure, and estimate no time.")] = False,
 ) -> None:
-    """Say which stages would run, and the disk, memory, operations and time that they need.
+    """List the stages that would run, and estimate the disk, memory, operations and time that they need.
 
-    Nothing is written. The speed of training is measured for a few seconds with the configured model on this machine;
-    the rest is arithmetic on the configuration and the corpora's known sizes, as rough as it says. The exit status is 1
-    where disk or memory do not suffice.
+    It writes nothing. It measures the speed of training for a few seconds with the configured model on this machine,
+    and estimates everything else from the configuration and the known sizes of the corpora. The exit status is 1 where
+    disk or memory do not suffice.
 
     \b
     Example:
@@ -134,7 +134,7 @@ def plan(
 def rows(
     as_json: Annotated[bool, typer.Option("--json", help="A list of objects.")] = False,
     vocabulary: Annotated[
-        int | None, typer.Option(help="Rows of the embedding; by default as many as the paper's code had.")
+        int | None, typer.Option(help="Rows of the embedding; by default those of the paper's code.")
     ] = None,
 ) -> None:
     """List the rows of the paper's tables with exact parameter counts beside the paper's.
@@ -169,16 +169,16 @@ def summary() -> None:
 @app.command(cls=SeveralValues, rich_help_panel=RUNS)
 def states(
     free: Annotated[
-        list[str] | None, typer.Option(metavar="STATE...", help="Delete these (a beginning is enough).")
+        list[str] | None, typer.Option(metavar="STATE...", help="Delete these; the first letters of a name suffice.")
     ] = None,
     older: Annotated[
-        float | None, typer.Option(metavar="DAYS", help="Delete the finished ones not used for DAYS days.")
+        float | None, typer.Option(metavar="DAYS", help="Delete finished states not used for DAYS days.")
     ] = None,
 ) -> None:
-    """List what trainings keep on disk to be resumed or extended, and free it.
+    """List the states that trainings save to be resumed or extended, and delete some.
 
-    Finished results do not need it: they are in models/ and in DVC's cache. Without it a training can no longer be
-    resumed, nor extended to more updates.
+    Finished results do not need them: they are in models/ and in DVC's cache. Without its state, a training can no
+    longer be resumed or extended to more updates.
 
     \b
     Example:
@@ -186,13 +186,13 @@ def states(
     """
     import time
 
-    from pipeline.commands import states as kept
+    from pipeline.commands import states as saved
     from pipeline.stage import state_root
 
     if not free and older is None:
-        print(kept.listing(kept.states(state_root()), time.time()))
+        print(saved.listing(saved.states(state_root()), time.time()))
         return
-    for state in kept.free_chosen(state_root(), free or (), older):
+    for state in saved.free_chosen(state_root(), free or (), older):
         print(f"freed {state.name}: {state.bytes / 1e6:,.0f} MB")
 
 
@@ -203,9 +203,9 @@ def join(
         typer.Argument(metavar="STATE", help="The training's folder, work/train/<fingerprint>.", show_default=False),
     ],
 ) -> None:
-    """Join, as a further machine, a training that another one runs.
+    """Join a training that another machine runs.
 
-    All share the state root and the repository, and say where they meet: WMT_NODES=2
+    All machines share the state root and the repository, and set the same rendezvous: WMT_NODES=2
     WMT_RENDEZVOUS=first-machine:29400.
 
     \b
@@ -236,7 +236,7 @@ def ablation(
     tokens: Annotated[int, typer.Option(help="Target tokens an update.")] = 1500,
     warmup: Annotated[int, typer.Option(help="Updates of warm-up.")] = 400,
     merges: Annotated[int, typer.Option(help="BPE merges, or word pieces.")] = 4000,
-    jobs: Annotated[int, typer.Option(help="Runs beside each other.")] = 1,
+    jobs: Annotated[int, typer.Option(help="Runs at the same time.")] = 1,
     rate: Annotated[float, typer.Option(help="Multiplies Eq. 3.")] = 1.0,
     precision: Annotated[Precision, typer.Option(help="Of the matrix products.")] = "float32",
     out: Annotated[Path, typer.Option(metavar="FILE", help="The report.")] = Path("results/ablation.md"),
@@ -262,8 +262,8 @@ def ablation(
 def ui() -> None:
     """Start MLflow and Prefect's server on this machine's loopback, for one person. Ctrl-C ends both.
 
-    $MLFLOW_PORT and $PREFECT_PORT name other ports than 5000 and 4200. Prefect asks for a password, a new one at each
-    start, which commands typed in this environment find by themselves.
+    $MLFLOW_PORT and $PREFECT_PORT set other ports than 5000 and 4200. Prefect asks for a password, a new one at each
+    start; commands in this environment read it from a file.
 
     \b
     Example:
@@ -276,9 +276,9 @@ def ui() -> None:
 
 @app.command(rich_help_panel=SERVICES)
 def serve() -> None:
-    """Start MLflow, Prefect's server and a worker, which runs what is asked of Prefect's deployments. Ctrl-C ends all.
+    """Start MLflow, Prefect's server and a worker that runs Prefect's deployments. Ctrl-C ends all.
 
-    As `wmt ui`, with a worker. A second Ctrl-C does not wait for checkpoints.
+    This is `wmt ui` with a worker. A second Ctrl-C does not wait for checkpoints.
 
     \b
     Example:

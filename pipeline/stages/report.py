@@ -7,6 +7,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from humanize import precisedelta
+
 from nmt.common.files import writing
 from nmt.config import (
     AveragingSettings,
@@ -62,13 +64,6 @@ PAPER_SUBWORDS = 37_000
 def number(value: float | None, form: str = ".2f") -> str:
     """Return a number for a table; an empty string for None."""
     return "" if value is None else format(value, form)
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as `43 min 12 s` or `11 h 58 min`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, left = divmod(minutes, 60)
-    return f"{hours} h {left} min" if hours else f"{minutes} min {rest} s"
 
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -199,12 +194,12 @@ def explanations(
 def hardware(metrics: Mapping[str, Any], training: Mapping[str, Any]) -> list[Block]:
     """Return devices, time and cost of the training."""
     used, padding = metrics["model_flops_utilisation"], training.get("padding")
-    times = [f"{duration(seconds)} of {name}" for name, seconds in training["device_seconds"].items()]
+    times = [f"{precisedelta(round(seconds))} of {name}" for name, seconds in training["device_seconds"].items()]
     lines = [
         ("device", f"{metrics['devices']} x {metrics['device']}"),
         ("processes", str(training["processes"])),
         ("precision", metrics["precision"]),
-        ("training time, attempts lost to a kill included", duration(metrics["train_seconds"])),
+        ("training time, attempts lost to a kill included", precisedelta(round(metrics["train_seconds"]))),
         ("device time, all attempts", ", ".join(times)),
         ("updates", f"{metrics['updates']:,}"),
         ("target tokens a second", number(training.get("tokens_per_second"), ",.0f")),
