@@ -41,8 +41,9 @@ def python(program: str) -> subprocess.CompletedProcess[str]:
 def test_importing_nmt_imports_no_orchestrator() -> None:
     modules = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for path in sorted((ROOT / "nmt").rglob("*.py")) if path.stem != "__init__"
-    ]  # fmt: skip
+        for path in sorted((ROOT / "nmt").rglob("*.py"))
+        if path.stem != "__init__"
+    ]
     program = f"""
 import importlib, sys
 for name in {modules!r}:
@@ -56,9 +57,21 @@ print(*sorted({{"mlflow", "prefect", "dvc", "pipeline"}} & set(sys.modules)))
 
 def test_training_needs_few_libraries() -> None:
     absent = {
-        "mlflow", "prefect", "dvc", "sacremoses", "subword_nmt", "sentencepiece", "sacrebleu", "jaxtyping", "beartype",
-        "matplotlib", "pandas", "rich", "scipy", "sklearn",
-    }  # fmt: skip
+        "mlflow",
+        "prefect",
+        "dvc",
+        "sacremoses",
+        "subword_nmt",
+        "sentencepiece",
+        "sacrebleu",
+        "jaxtyping",
+        "beartype",
+        "matplotlib",
+        "pandas",
+        "rich",
+        "scipy",
+        "sklearn",
+    }
     assert not absent & TRAINING
     modules = ["nmt.training.trainer", "nmt.training.checkpoint", "nmt.flops"]
     result = python(ABSENT.format(absent=absent, modules=modules))
@@ -101,13 +114,14 @@ def test_help_answers_at_once(arguments: list[str], seconds: float) -> None:
 
 
 def test_no_import_closes_a_cycle() -> None:
-    """Counted are imports wherever they stand: in functions and under TYPE_CHECKING too."""
+    """All imports count, also those in functions and under TYPE_CHECKING."""
     graph = grimp.build_graph("nmt", "pipeline", cache_dir=None)
     cycles = {
         " -> ".join([module, *back])
-        for module in graph.modules for imported in graph.find_modules_directly_imported_by(module)
+        for module in graph.modules
+        for imported in graph.find_modules_directly_imported_by(module)
         if (back := graph.find_shortest_chain(imported, module))
-    }  # fmt: skip
+    }
     assert cycles == set()
 
 

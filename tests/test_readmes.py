@@ -26,9 +26,14 @@ ROOT = Path(__file__).resolve().parents[1]
 MOST_LINES = 130
 """Of the main README."""
 GENERATED = (
-    ".venv", "work", "models/a", "models/b", "results/ablation.md", "data/catalog/mine.yaml",
+    ".venv",
+    "work",
+    "models/a",
+    "models/b",
+    "results/ablation.md",
+    "data/catalog/mine.yaml",
     "config.yaml",  # of a model folder
-)  # fmt: skip
+)
 """Paths that commands in the READMEs make, beside the outputs of dvc.yaml's stages."""
 SUFFIXES = (".py", ".md", ".yaml", ".yml", ".toml", ".lock")
 """What ends like this is a path, even without a folder."""

@@ -64,7 +64,7 @@ def translate(
     batch_tokens: Annotated[int, typer.Option(help="Source positions a batch, all beams counted.")] = 4096,
     window: Annotated[int, typer.Option(help="Lines sorted by length together; 1: line by line.")] = WINDOW,
 ) -> None:
-    """Translate raw text with a model folder alone.
+    """Translate raw text with a model folder.
 
     A line in, a line out; an empty line stays one. At a terminal it asks for lines.
 

@@ -108,7 +108,7 @@ def results(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) ->
     ]
     other_sets = (
         f"The paper's numbers are of newstest2013 and newstest2014; this run's are of {data.valid.name} and "
-        f"{data.test.name}, other text: they stand side by side for orientation and cannot be compared."
+        f"{data.test.name}, which is other text: the numbers are listed for orientation and cannot be compared."
     )
     names = metrics["bleu_paper_way_steps"].split("; ")
     between = [f"bleu_paper_way_step_{position}" for position in range(2, len(names))]

@@ -142,8 +142,10 @@ def test_the_row_stands_beside_the_papers_and_the_literature() -> None:
     assert "| **this run (base, news), newstest2014, 2 lines** | **27.05** | **3.28e+18** |" in lines
     at = lines.index("| sacreBLEU, 13a | 26.51 |")
     assert lines[at + 1 : at + 4] == [
-        "| Moses tokens | 26.70 |", "| compounds split at hyphens | 27.00 |", "| unicode quotes made plain | 27.05 |",
-    ]  # fmt: skip
+        "| Moses tokens | 26.70 |",
+        "| compounds split at hyphens | 27.00 |",
+        "| unicode quotes made plain | 27.05 |",
+    ]
     assert "| training time, attempts lost to a kill included | 12 hours and 5 seconds |" in lines
     assert "| device time, all attempts | 4 days of Tesla P100 |" in lines
     assert "| model FLOPs utilisation | 26.0% |" in lines
@@ -158,7 +160,7 @@ def test_differences_are_listed_and_explained() -> None:
     assert "65,110,016 parameters; the paper prints 65 million" in section
 
 
-def test_an_average_of_fewer_checkpoints_is_told() -> None:
+def test_an_average_of_fewer_checkpoints_is_explained() -> None:
     assert "averaging.last" not in _written()[0]
     fewer = {**METRICS, "averaged_checkpoints": 4, "bleu_model": "mean of updates 1, 2, 3, 4"}
     _write(report.METRICS, json.dumps(fewer))
@@ -168,7 +170,7 @@ def test_an_average_of_fewer_checkpoints_is_told() -> None:
 def test_scores_of_other_sets_are_not_in_table_2() -> None:
     _stages_before("sample", "en-fr", {}, ("dev", "held-out"))
     markdown, _ = _written()
-    assert "this run's are of dev and held-out, other text" in markdown
+    assert "this run's are of dev and held-out, which is other text" in markdown
     assert "BLEU below the paper's" not in markdown
     assert "sentencepiece stands in" in markdown
     # Table 2 and its picture hold scores of newstest2014 only.
@@ -184,7 +186,7 @@ def test_table_2_is_that_of_the_pair() -> None:
     assert "| GNMT + RL | 39.92 | 1.4e+20 |" in _written()[0]
 
 
-def test_a_run_to_the_letter_has_no_differences() -> None:
+def test_a_run_with_the_papers_settings_has_no_differences() -> None:
     _stages_before("base", "en-de", {}, ("newstest2013", "newstest2014"))
     assert "None in the settings." in _written()[0]
 
@@ -219,7 +221,7 @@ def test_what_is_overridden_on_the_papers_corpus_is_a_difference() -> None:
     assert pieces == {"subwords.kind": ("bpe", "wordpieces"), "subwords.vocabulary": ("37000", "32000")}
 
 
-def test_text_of_others_breaks_no_table() -> None:
+def test_signs_in_translations_break_no_table() -> None:
     markdown, html = _written()
     assert "| A \\<b> \\| c | Ein \\*b\\* \\| c | Ein b  \\| c |" in markdown.split("\n")
     assert "A &lt;b&gt; | c" in html
