@@ -63,6 +63,9 @@ def test_wrong_settings_are_refused_before_the_first_run(
     assert "`bigg` is not a row of rows.yaml; did you mean `big`?" in capsys.readouterr().err
     assert wmt("ablation", "--updates", "0") == 1
     assert "training.updates is 0" in capsys.readouterr().err
+    for name in ("--width", "--depth", "--jobs"):
+        assert wmt("ablation", name, "0") == 2
+        assert f"Invalid value for '{name}'" in capsys.readouterr().err
 
 
 def test_a_name_tells_settings_apart() -> None:
