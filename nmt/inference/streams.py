@@ -9,7 +9,7 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -152,10 +152,8 @@ def _records(ready: Translator, options: TranslationOptions, done: int) -> Itera
     with options.input.open("rb") if options.input is not None else nullcontext(sys.stdin.buffer) as stream:
         lines = itertools.islice(read_input(stream, str(options.input or "standard input")), done, None)
         found = ready.translations(_counted(lines, done), options.nbest, options.batch_tokens, options.window, done)
-        # Closed here: the garbage collector may run in a worker thread, which cannot wait for itself.
-        with closing(found):
-            for number, translation in enumerate(found, start=done + 1):
-                yield record(ready, translation, number, options)
+        for number, translation in enumerate(found, start=done + 1):
+            yield record(ready, translation, number, options)
 
 
 def _counted(lines: Iterator[str], done: int) -> Iterator[str]:

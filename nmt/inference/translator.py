@@ -6,7 +6,7 @@ import itertools
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +125,7 @@ class Translator:
 
     def translations(
         self, lines: Iterable[str], nbest: int = 1, batch_tokens: int = 4096, window: int = WINDOW, first: int = 0
-    ) -> Generator[Translation]:
+    ) -> Iterator[Translation]:
         """The same with all that is known of each; `first` is the number of the first line.
 
         `batch_tokens` bounds the source positions searched at a time by each worker, padding included, all beams
