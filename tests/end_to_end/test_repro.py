@@ -54,7 +54,7 @@ def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
         "results/config.yaml", "results/training.json", "results/training.csv", "results/metrics.json",
         "results/validation.csv", "results/averaging.json",
         "results/translations/sampledev.last.de", "results/translations/sampletest.average.de",
-        "results/report.md", "results/report.html", "results/figures/training.svg", "results/figures/cost.svg",
+        "results/report.md", "results/report.html", "results/figures/training.svg",
         "results/attention/attention.npz",
         *(f"results/{place}{kind}-{what}.svg" for place in ("attention/", "figures/attention-")
           for kind in ("encoder", "decoder", "cross") for what in ("all-heads", "layer-1")),

@@ -9,9 +9,12 @@ import pytest
 from command_line import wmt
 
 SCORES = {
-    "bleu": 87.94, "bleu_low": 85.86, "bleu_high": 89.91, "bleu_set": "sampletest, 500 lines",
+    "bleu": 87.94,
+    "bleu_low": 85.86,
+    "bleu_high": 89.91,
+    "bleu_set": "sampletest, 500 lines",
     "bleu_signature": "nrefs:1",
-}  # fmt: skip
+}
 
 
 def test_bleu_its_interval_and_where_things_are(
