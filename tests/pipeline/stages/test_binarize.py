@@ -140,7 +140,14 @@ def test_writes_and_counts(here: Path, subwords: Subwords) -> None:
     assert stats["out_of_vocabulary"] == {"train": 0.0, "valid": pytest.approx(1 / valid)}
     assert stats["valid"]["pairs"] == 3
     assert list(stats) == [
-        "pairs", "source_tokens", "target_tokens", "dropped", "vocabulary", "out_of_vocabulary", "histogram", "valid",
+        "pairs",
+        "source_tokens",
+        "target_tokens",
+        "dropped",
+        "vocabulary",
+        "out_of_vocabulary",
+        "histogram",
+        "valid",
     ]
     assert tracker.values["pairs"] == len(rows)
 
