@@ -6,10 +6,10 @@ Archives without a checksum in the catalog must match their first download, whos
 from __future__ import annotations
 
 import hashlib
-import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -128,15 +128,23 @@ def obtain(archives: list[ArchiveSettings], root: Path, patience: Patience) -> d
         def report(message: str) -> None:
             console.print(f"download: {message}", markup=False, highlight=False, soft_wrap=True)
 
-        def one(archive: ArchiveSettings) -> Path:
+        def one(archive: ArchiveSettings) -> tuple[str, Path]:
             task = bars.add_task(archive.name, total=archive.bytes, visible=False)
 
             def moved(position: int, total: int | None) -> None:
                 bars.update(task, completed=position, total=total, visible=True)
 
-            return _obtain([Source(archive, url, root) for url in archive.urls], Watch(stop, moved, report), patience)
+            sources = [Source(archive, url, root) for url in archive.urls]
+            return archive.name, _obtain(sources, Watch(stop, moved, report), patience)
 
-        return dict(zip([archive.name for archive in archives], _parallel(one, archives, stop), strict=True))
+        # Its threads are daemons: a silent server must not delay the exit of an interrupted stage, as the threads of
+        # concurrent.futures would. The first failure ends all.
+        with ThreadPool(PARALLEL) as pool:
+            try:
+                found = dict(pool.imap_unordered(one, archives))
+            finally:
+                stop.set()
+        return {archive.name: found[archive.name] for archive in archives}
 
 
 def missing_bytes(archive: ArchiveSettings, root: Path) -> int:
@@ -151,44 +159,6 @@ def known_sha256(archive: ArchiveSettings, root: Path) -> str | None:
     """Return the catalog's sha256 of an archive, else that of its first download under `root`, if there was one."""
     known = (Source(archive, url, root).expected()[1] for url in archive.urls)
     return next((sha256 for sha256 in known if sha256), None)
-
-
-def _parallel(
-    work: Callable[[ArchiveSettings], Path], archives: list[ArchiveSettings], stop: threading.Event
-) -> list[Path]:
-    """Run `work` on every archive, PARALLEL at a time, in daemon threads; the first failure ends all.
-
-    The interpreter would wait for an executor's threads at exit, so that a silent server could delay an interrupted
-    stage by a minute. Daemon threads end with the process, and partial files can be resumed.
-    """
-    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[int, Path | Exception]] = queue.SimpleQueue()
-    for index in range(len(archives)):
-        todo.put(index)
-
-    def worker() -> None:
-        while not stop.is_set():
-            try:
-                index = todo.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                done.put((index, work(archives[index])))
-            except Exception as error:  # The main thread raises it again.
-                done.put((index, error))
-
-    found: dict[int, Path] = {}
-    try:
-        for _ in range(min(PARALLEL, len(archives))):
-            threading.Thread(target=worker, daemon=True).start()
-        while len(found) < len(archives):
-            index, outcome = done.get()
-            if isinstance(outcome, Exception):
-                raise outcome
-            found[index] = outcome
-    finally:
-        stop.set()
-    return [found[index] for index in range(len(archives))]
 
 
 def _obtain(sources: list[Source], watch: Watch, patience: Patience) -> Path:
