@@ -28,8 +28,7 @@ class State:
 
     path: Path
     bytes: int
-    used: float
-    """Time of the last write, in seconds since the epoch."""
+    used: float  # time of the last write, in seconds since the epoch
     update: int
     updates: int
     finished: bool

@@ -31,12 +31,9 @@ class Result(Settings):
 class Reported(Settings):
     """The paper's results for a row."""
 
-    ppl: float | None = None
-    """newstest2013, per subword."""
-    bleu: float | None = None
-    """newstest2013, from the last checkpoint (Table 3)."""
-    params_m: int | None = None
-    """Millions of parameters, as printed."""
+    ppl: float | None = None  # newstest2013, per subword
+    bleu: float | None = None  # newstest2013, from the last checkpoint (Table 3)
+    params_m: int | None = None  # millions of parameters, as printed
     table2: dict[Pair, Result] = Field(default_factory=dict)
 
 
@@ -66,8 +63,7 @@ class Other(Settings):
 
     name: str
     pair: Pair
-    bleu: float
-    """sacreBLEU, cased."""
+    bleu: float  # sacreBLEU, cased
     bleu_paper_way: float | None = None
     note: str = ""
 

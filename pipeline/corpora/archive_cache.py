@@ -24,8 +24,7 @@ from pipeline.config.settings import REPACKED, ArchiveSettings
 from pipeline.corpora.archives import is_archive
 from pipeline.corpora.fetch import FetchError, Order, Patience, Stopped, Watch, check_room, fetch, forget
 
-PARALLEL = 4
-"""Archives fetched at the same time."""
+PARALLEL = 4  # archives fetched at the same time
 
 
 class Source:
@@ -42,8 +41,8 @@ class Source:
         self.whole = root / "downloads" / key
         self.part = self.whole.with_name(f"{key}.part")
         self.lock = self.whole.with_name(f"{key}.lock")
+        # The sha256 and bytes of the first download, where the catalog has none.
         self.record = root / "checksums" / f"{key}.json"
-        """The sha256 and bytes of the first download, where the catalog has none."""
 
     def expected(self) -> tuple[int | None, str | None, str, str]:
         """Return the bytes and sha256 that the archive must have, where known, who says so, and what a user can do."""

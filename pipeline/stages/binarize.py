@@ -35,12 +35,9 @@ from pipeline.corpora.disk import IN_CACHE, explain_full_disk
 from pipeline.stage import Tracker
 
 SIZES = ("pairs", "source_tokens", "target_tokens")
-PAIRS = 8192
-"""Pairs per task of a worker."""
-BATCH = 8192
-"""Pairs per record batch: as many of each bin are held in memory."""
-SHORTEST = 8
-"""The upper length of the first bin, as in tensor2tensor: shorter sentences are too few to need bins of their own."""
+PAIRS = 8192  # per task of a worker
+BATCH = 8192  # pairs per record batch: as many of each bin are held in memory
+SHORTEST = 8  # the upper length of the first bin, as in tensor2tensor: few sentences are shorter
 
 
 def bin_uppers(settings: BinningSettings) -> list[int]:
@@ -55,10 +52,8 @@ def bin_uppers(settings: BinningSettings) -> list[int]:
 class Job:
     """What workers need to know. Without uppers every pair is kept, under the upper 0."""
 
-    folder: Path
-    """Of the subwords, absolute."""
-    version: str
-    """Changes with the folder's content, so that a worker's cached subwords are never those of another folder."""
+    folder: Path  # of the subwords, absolute
+    version: str  # changes with the folder's content, so that a worker's cached subwords are the right ones
     uppers: tuple[int, ...]
 
 
@@ -66,10 +61,8 @@ class Job:
 class Encoded:
     """A block of pairs as ids."""
 
-    bins: dict[int, pa.RecordBatch]
-    """By upper length."""
-    counts: Counter[str]
-    """pairs, source_tokens, target_tokens (EOS included), too_long, and unknown: UNK on both sides."""
+    bins: dict[int, pa.RecordBatch]  # by upper length
+    counts: Counter[str]  # pairs, source_tokens, target_tokens (EOS included), too_long, unknown (UNK on both sides)
 
 
 def _batch(sides: Iterable[tuple[Any, Any]], lines: Any) -> pa.RecordBatch:

@@ -27,8 +27,7 @@ from pipeline.corpora.blocks import executor, ordered
 from pipeline.corpora.disk import IN_CACHE, explain_full_disk
 from pipeline.stage import Tracker
 
-PAIRS = 8192
-"""Pairs per task of a worker."""
+PAIRS = 8192  # per task of a worker
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,7 @@ class Job:
     target: str
     tokenizer: TokenizerSettings
     filters: FilterSettings | None = None
-    held_out: Mapping[str, frozenset[bytes]] = field(default_factory=dict)
-    """The digests of the pairs that training should not contain, by the name of their set."""
+    held_out: Mapping[str, frozenset[bytes]] = field(default_factory=dict)  # digests of pairs, by set
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,7 @@ class Prepared:
 
     source: bytes
     target: bytes
-    counts: Counter[str]
-    """pairs (before filtering), kept, source_tokens, target_tokens, dropped_<reason> and overlap_<set>."""
+    counts: Counter[str]  # pairs (before filtering), kept, {source,target}_tokens, dropped_<reason>, overlap_<set>
 
 
 @lru_cache(maxsize=4)

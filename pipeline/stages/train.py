@@ -186,8 +186,7 @@ class History:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.position = 0
-        """Bytes read so far."""
+        self.position = 0  # bytes read so far
 
     def new(self) -> Iterator[dict[str, float]]:
         """Yield the records since the last call. A resume rewrites the file: then all records are new."""

@@ -22,16 +22,11 @@ from nmt.common.processes import die_with_parent
 from nmt.config import InputError
 from pipeline.corpora.blocks import workers
 
-INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
-"""The loopback interface."""
-GRACE = 45.0
-"""Seconds between SIGTERM and SIGKILL: time for a checkpoint. torchrun itself gives its workers 30."""
-JOIN = 600
-"""Seconds that a node waits for the others."""
-RESTARTS = 100
-"""How many lost nodes a training survives."""
-KEEP_ALIVE = 600
-"""Seconds between a single node's heartbeats: each makes torchrun's rendezvous file longer."""
+INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # loopback
+GRACE = 45.0  # seconds between SIGTERM and SIGKILL: time for a checkpoint. torchrun itself gives its workers 30
+JOIN = 600  # seconds that a node waits for the others
+RESTARTS = 100  # lost nodes that a training survives
+KEEP_ALIVE = 600  # seconds between a single node's heartbeats: each makes torchrun's rendezvous file longer
 
 
 def gpus() -> int:
