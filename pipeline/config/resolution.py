@@ -41,9 +41,8 @@ class Params(RunSettings):
 def resolve(params: Mapping[str, Any]) -> Configuration:
     """Return the complete configuration of the run that `params`, the content of params.yaml, describes.
 
-    Raises InputError, naming the key, the value, the rule and the nearest valid name, where a key is unknown, a value
-    out of range, or settings contradict each other. Fewer checkpoints than `averaging.last` are allowed where the
-    overrides set `training.updates` and not `averaging.last`: a run shortened for a trial.
+    Raises InputError, with key, value, rule and nearest valid name, where a key is unknown, a value out of range, or
+    settings contradict each other. Overrides may shorten the training to fewer checkpoints than `averaging.last`.
     """
     asked = validated(Params, params, PARAMS)
     run = RunSettings.model_validate(asked.model_dump(exclude={"overrides"}))

@@ -1,7 +1,4 @@
-"""Archives, complete and verified, from a cache under the state root or, where they are missing, from the network.
-
-Archives without a checksum in the catalog must match their first download, whose checksum is recorded.
-"""
+"""Get archives, complete and verified, from a cache under the state root or from the network."""
 
 from __future__ import annotations
 
@@ -58,10 +55,7 @@ class Source:
         return self.archive.bytes, self.archive.sha256, "the catalog says", ""
 
     def problem(self, path: Path) -> str | None:
-        """Return how a complete file differs from the catalog or from the first download; None if it does not.
-
-        Records the first download of an archive without a sha256.
-        """
+        """Return how a file differs from the catalog or the first download, which is recorded here; None if equal."""
         size, sha256, origin, remedy = self.expected()
         found = path.stat().st_size
         if size is not None and found != size:
@@ -161,10 +155,7 @@ def known_sha256(archive: ArchiveSettings, root: Path) -> str | None:
 
 
 def _obtain(sources: list[Source], watch: Watch, patience: Patience) -> Path:
-    """Return one archive from the cache, or from the first address that provides it.
-
-    Raises ConnectionError where none did but one may do so later, InputError where none will.
-    """
+    """Return one archive from the cache or the first address that provides it; raise as `obtain` does."""
     name = sources[0].archive.name
     with _locked(sources[0].lock, watch, name):
         for source in sources:

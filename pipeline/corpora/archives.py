@@ -1,7 +1,4 @@
-"""Read plain text from untrusted archives: .tgz, .tar and .zip, with .gz and .sgm members.
-
-Everything streams: no member is held in memory, except .sgm files, which are small.
-"""
+"""Stream plain text from untrusted archives: .tgz, .tar and .zip, with .gz and .sgm members."""
 
 from __future__ import annotations
 

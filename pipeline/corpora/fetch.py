@@ -23,10 +23,7 @@ _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}  # HTTP statuses that a later a
 
 
 class FetchError(Exception):
-    """This address does not provide the file; another may.
-
-    `transient`: a later attempt may succeed, `after` the seconds that the server asks to wait.
-    """
+    """This address does not provide the file. If `transient`, a later attempt may, `after` some seconds."""
 
     def __init__(self, message: str, transient: bool = False, after: float = 0.0) -> None:
         super().__init__(message)
@@ -35,10 +32,6 @@ class FetchError(Exception):
 
 class Stopped(Exception):
     """The caller's `stop` was set; the partial file can be resumed."""
-
-
-def _transient(message: str, after: float = 0.0) -> FetchError:
-    return FetchError(message, transient=True, after=after)
 
 
 @dataclass(frozen=True)
@@ -109,7 +102,7 @@ def fetch(order: Order, watch: Watch, patience: Patience) -> None:
             failures = 0 if reached > furthest else failures + 1
             furthest = max(furthest, reached)
             if failures >= patience.attempts:
-                raise _transient(f"{error}, {failures} times in a row") from error
+                raise FetchError(f"{error}, {failures} times in a row", transient=True) from error
             pause = min(patience.longest, max(error.after, patience.backoff * 2 ** max(0, failures - 1)))
             watch.tell(f"{order.url}: {error}; trying again in {pause:g} s")
             if watch.stop.wait(pause):
@@ -180,7 +173,7 @@ def _attempt(order: Order, watch: Watch, timeout: float) -> None:
         with error:
             _refused(order, error, position)
     except (OSError, http.client.HTTPException) as error:
-        raise _transient(f"cannot be reached ({_reason(error)})") from error
+        raise FetchError(f"cannot be reached ({_reason(error)})", transient=True) from error
     else:
         with response:
             _receive(order, watch, response, position)
@@ -195,11 +188,11 @@ def _refused(order: Order, error: urllib.error.HTTPError, position: int) -> None
         if total:
             order.check_size(int(total[1]))
         forget(order.part)
-        raise _transient("refused to resume the partial file")
+        raise FetchError("refused to resume the partial file", transient=True)
     message = f"answers {error.code} {error.reason}".rstrip()
     if error.code in _TRANSIENT:
         after = error.headers.get("Retry-After", "")
-        raise _transient(message, float(after) if re.fullmatch(r"[0-9]{1,9}", after) else 0.0)
+        raise FetchError(message, True, float(after) if re.fullmatch(r"[0-9]{1,9}", after) else 0.0)
     raise FetchError(message)
 
 
@@ -220,7 +213,7 @@ def _receive(order: Order, watch: Watch, response: http.client.HTTPResponse, pos
         span = re.fullmatch(r"bytes ([0-9]+)-[0-9]+/([0-9]+|\*)", response.headers.get("Content-Range", ""))
         if span is None or int(span[1]) != position:
             forget(order.part)
-            raise _transient("sent another range than was asked for")
+            raise FetchError("sent another range than was asked for", transient=True)
         total = None if span[2] == "*" else int(span[2])
     elif response.status != 200:
         raise FetchError(f"answers {response.status} {response.reason}".rstrip())
@@ -258,10 +251,7 @@ def _write(
     expected: int | None,
     held: int = 0,
 ) -> None:
-    """Write the response's bytes from `position` of `path` on.
-
-    A `path` other than the partial file replaces it once it has as many bytes as the partial file, `held`.
-    """
+    """Write the response from `position` of `path` on; another file replaces the partial one at its size, `held`."""
     with path.open("r+b" if path.exists() else "wb") as file:
         file.truncate(position)
         file.seek(position)
@@ -271,7 +261,7 @@ def _write(
             try:
                 chunk = response.read1(CHUNK)
             except (OSError, http.client.HTTPException) as error:
-                raise _transient(f"broke off after {position:,} bytes ({_reason(error)})") from error
+                raise FetchError(f"broke off after {position:,} bytes ({_reason(error)})", transient=True) from error
             if not chunk:
                 break
             if expected is not None and position + len(chunk) > expected:
@@ -293,4 +283,4 @@ def _write(
         file.flush()
         os.fsync(file.fileno())
     if position < least:
-        raise _transient(f"broke off after {position:,} of {least:,} bytes")
+        raise FetchError(f"broke off after {position:,} of {least:,} bytes", transient=True)

@@ -147,10 +147,7 @@ class BinFile:
 
 
 def write_bins(sides: tuple[Path, Path], job: Job, name: str, pool: Executor) -> tuple[Counter[str], dict[int, int]]:
-    """Encode a parallel text into the files `name`, which contains `{upper}`; the same bytes for any pool.
-
-    Returns the counts of the text, and the pairs by upper length.
-    """
+    """Encode a parallel text into the files `name` (with `{upper}`); return its counts, and its pairs by upper."""
     counts: Counter[str] = Counter()
     bins: dict[int, BinFile] = {}
     with ExitStack() as stack:
@@ -173,7 +170,7 @@ def _unknown_rate(counts: Counter[str]) -> float:
 def binarize(
     sides: Mapping[str, tuple[Path, Path]], vocabulary: Path, settings: BinningSettings, folder: Path, pool: Executor
 ) -> dict[str, Any]:
-    """Write the binned corpus into `folder` and return its statistics; `sides` are those of `train` and of `valid`.
+    """Write the binned train and valid `sides` into `folder`, the same bytes for any pool; return their statistics.
 
     Raises InputError where no training pair is kept.
     """

@@ -91,7 +91,7 @@ def prepare(job: Job, blocks: tuple[Block, Block]) -> Prepared:
 
 
 def tokenize(data: DataSettings, preparation: PreparationSettings, folder: Path, pool: Executor) -> dict[str, Any]:
-    """Write the tokenised text into `folder` and return its statistics; the same bytes for any number of workers.
+    """Write the tokenised text into `folder`, the same bytes for any pool; return its statistics.
 
     Raises InputError for sides of different length, invalid UTF-8, an empty corpus, and where no pair is kept.
     """
