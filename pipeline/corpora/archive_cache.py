@@ -83,7 +83,9 @@ class Source:
                 raise FetchError(problem)
             return path
         size = "size unknown" if archive.bytes is None else f"{archive.bytes:,} bytes"
-        watch.tell(f"{archive.name}: {size} from {self.url}; licence: {archive.licence}; described at {archive.source}")
+        watch.report(
+            f"{archive.name}: {size} from {self.url}; licence: {archive.licence}; described at {archive.source}"
+        )
         # Bytes may be joined from several connections or damaged in transit, so a wrong file is fetched once more.
         for _ in range(2):
             expected, sha256, _, remedy = self.expected()
@@ -108,15 +110,8 @@ def obtain(archives: list[ArchiveSettings], root: Path, patience: Patience) -> d
         check_room(root / "downloads", missing)
     stop = threading.Event()
     console = Console(stderr=True)
-    with progress.Progress(
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.DownloadColumn(),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    ) as bars:
+    columns = (*progress.Progress.get_default_columns(), progress.DownloadColumn(), progress.TransferSpeedColumn())
+    with progress.Progress(*columns, console=console, disable=not console.is_terminal) as bars:
 
         def report(message: str) -> None:
             console.print(f"download: {message}", markup=False, highlight=False, soft_wrap=True)
@@ -163,7 +158,7 @@ def _obtain(sources: list[Source], watch: Watch, patience: Patience) -> Path:
                 problem = source.problem(source.whole)
                 if problem is None:
                     return source.whole
-                watch.tell(f"{name}: {source.whole} {problem}; fetching it again")
+                watch.report(f"{name}: {source.whole} {problem}; fetching it again")
                 source.whole.unlink()
         failures, transient = [], False
         for source in sources:
@@ -183,7 +178,7 @@ def _locked(path: Path, watch: Watch, name: str) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        watch.tell(f"{name}: another run is fetching it; waiting")
+        watch.report(f"{name}: another run is fetching it; waiting")
         try:
             lock.acquire(poll_interval=0.5, cancel_check=watch.stop.is_set)
         except Timeout as error:

@@ -80,7 +80,7 @@ class Watch:
 
     stop: threading.Event
     moved: Callable[[int, int | None], None]  # called with the bytes so far and the total
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
 
 
 def fetch(order: Order, watch: Watch, patience: Patience) -> None:
@@ -104,7 +104,7 @@ def fetch(order: Order, watch: Watch, patience: Patience) -> None:
             if failures >= patience.attempts:
                 raise FetchError(f"{error}, {failures} times in a row", transient=True) from error
             pause = min(patience.longest, max(error.after, patience.backoff * 2 ** max(0, failures - 1)))
-            watch.tell(f"{order.url}: {error}; trying again in {pause:g} s")
+            watch.report(f"{order.url}: {error}; trying again in {pause:g} s")
             if watch.stop.wait(pause):
                 raise Stopped from error
 

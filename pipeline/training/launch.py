@@ -89,7 +89,7 @@ def environment(count: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(max(1, workers() // count)),
         # Spinning threads, OpenMP's default, made training five times slower beside another program.
         "OMP_WAIT_POLICY": "PASSIVE",
-        # With a store that outlives rounds, a node that replaces another is never told the store's address.
+        # With a store that outlives rounds, a replacement node never receives the store's address.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     if nodes()[0] == 1:

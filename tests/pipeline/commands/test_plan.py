@@ -139,9 +139,11 @@ def test_code_of_search_reruns_decoding_and_what_follows(finished: Configuration
     path.write_text(path.read_text().replace("python -m pipeline score", "python -m pipeline score --again"))
     found = runs(finished)
     assert found == {
-        "decode": "changed: nmt/inference", "score": "changed: the command", "attention": "changed: nmt/inference",
+        "decode": "changed: nmt/inference",
+        "score": "changed: the command",
+        "attention": "changed: nmt/inference",
         "report": "follows attention, decode, score",
-    }  # fmt: skip
+    }
 
 
 def test_adding_a_corpus_leaves_the_download_of_another_up_to_date(finished: Configuration) -> None:

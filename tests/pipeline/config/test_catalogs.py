@@ -84,8 +84,12 @@ def test_wmt14_en_de_holds_every_fact_on_record() -> None:
 def test_wmt14_en_fr_has_five_corpora() -> None:
     data = catalogs.data_settings(catalogs.load("wmt14"), "en-fr")
     assert [text.name for text in data.train] == [
-        "europarl-v7", "commoncrawl", "news-commentary-v9", "un", "giga-fren",
-    ]  # fmt: skip
+        "europarl-v7",
+        "commoncrawl",
+        "news-commentary-v9",
+        "un",
+        "giga-fren",
+    ]
     assert data.train[-1].target.member == "giga-fren.release2.fixed.fr.gz"
     assert sum(archive.bytes or 0 for archive in data.archives) == 6_655_754_089
 
