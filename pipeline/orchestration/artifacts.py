@@ -19,8 +19,9 @@ from prefect.artifacts import (
 )
 
 from pipeline import stage
-from pipeline.config import resolution
-from pipeline.config.settings import CONFIG, DataSettings, RunSettings
+from pipeline.config import paths, resolution
+from pipeline.config.paths import CONFIG
+from pipeline.config.settings import DataSettings, RunSettings
 from pipeline.reporting import page
 from pipeline.runs.pipeline_run import Run
 from pipeline.stages import report
@@ -102,7 +103,7 @@ def failures_logged() -> Iterator[None]:
 
 def key(run: Run, what: str) -> str:
     """Return an artifact's key. Runs of the same pair and row share it: Prefect lists their artifacts as versions."""
-    params = resolution.read_params(run.copy / resolution.PARAMS)
+    params = resolution.read_params(run.copy / paths.PARAMS)
     return re.sub(r"[^a-z0-9]+", "-", f"wmt-{params['pair']}-{params['row']}-{what}".lower()).strip("-")
 
 

@@ -37,7 +37,7 @@ from prefect.types.entrypoint import EntrypointType
 
 from nmt.common.processes import die_with_parent
 from nmt.config import InputError
-from pipeline.config import graph, resolution
+from pipeline.config import graph, paths, resolution
 from pipeline.orchestration import artifacts
 from pipeline.runs import copies
 from pipeline.runs.pipeline_run import Run, unique_name
@@ -74,7 +74,7 @@ def run_name() -> str:
     row = runtime.flow_run.parameters.get("row")
     # The run itself reports an invalid params.yaml.
     with suppress(InputError):
-        row = row or resolution.read_params(ROOT / resolution.PARAMS).get("row")
+        row = row or resolution.read_params(ROOT / paths.PARAMS).get("row")
     pair = str(runtime.flow_run.flow_name).removeprefix("wmt-")
     return unique_name(f"{row}-{pair}", str(runtime.flow_run.id))
 
@@ -237,7 +237,7 @@ def slots_for(run: Run, stage: str) -> Iterator[None]:
     Waits while other runs hold them. A device has one slot, because training uses all of it; the user can change that
     with `prefect gcl update NAME --limit 2`. Stages without `meta: gpu` in dvc.yaml need no slot.
     """
-    if not graph.stages(run.copy / graph.DVC_YAML)[stage].uses_gpu:
+    if not graph.stages(run.copy / paths.DVC_YAML)[stage].uses_gpu:
         yield
         return
     names = gpus() or [f"cpu-{socket.gethostname()}"]

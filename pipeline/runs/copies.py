@@ -22,10 +22,9 @@ import yaml
 from filelock import FileLock, Timeout
 
 from nmt.config import InputError
-from pipeline.config.catalogs import CATALOGS
-from pipeline.config.resolution import PARAMS, read_params
+from pipeline.config.paths import CATALOGS, LOCAL, PARAMS
+from pipeline.config.resolution import read_params
 from pipeline.config.rows import merge
-from pipeline.corpora.user_text import LOCAL
 
 KEPT = 3
 """Number of copies of failed or cancelled runs to keep; `clean` removes older ones."""

@@ -19,7 +19,8 @@ from nmt.training.distributed import World
 from nmt.training.trainer import Job
 from nmt.training.trainer import train as train_job
 from pipeline.config import resolution
-from pipeline.config.settings import CONFIG, Configuration
+from pipeline.config.paths import CONFIG
+from pipeline.config.settings import Configuration
 from pipeline.stages import average, train
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -94,9 +95,12 @@ def test_the_last_checkpoints_are_averaged_or_what_is_there(
     assert values(average.AVERAGE) == {"embedding.table": {mean}, "norm.bias": {mean}}
     assert values(average.LAST) == {"embedding.table": {-1.0}, "norm.bias": {-1.0}}
     names = averaged.removeprefix("mean of updates ") if updates else ""
-    assert json.loads(average.RECORD.read_text(encoding="utf-8")) == {
-        "requested": 3, "checkpoints": min(3, len(updates)), "updates": names, "weights": averaged,
-    }  # fmt: skip
+    assert json.loads(average.AVERAGING.read_text(encoding="utf-8")) == {
+        "requested": 3,
+        "checkpoints": min(3, len(updates)),
+        "updates": names,
+        "weights": averaged,
+    }
     assert tracker.told == {"averaged_updates": names}
     out = capsys.readouterr().out
     assert said in out
@@ -110,16 +114,22 @@ def test_both_folders_are_complete_and_say_where_they_come_from(configuration: C
     average.run(_Tracker())
     for folder, weights in ((average.AVERAGE, "mean of updates 1, 2, 3"), (average.LAST, "last update")):
         assert {str(path.relative_to(folder)) for path in folder.rglob("*")} == {
-            "config.yaml", "model.safetensors", "subwords", "subwords/wordpieces.model",
-        }  # fmt: skip
+            "config.yaml",
+            "model.safetensors",
+            "subwords",
+            "subwords/wordpieces.model",
+        }
         assert (folder / "subwords/wordpieces.model").read_bytes() == b"pieces"
         written = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         assert written == {
-            "source": "en", "target": "fr", "vocabulary": VOCABULARY,
-            "tokenizer": configuration.preparation.tokenizer.model_dump(), "model": configuration.model.model_dump(),
+            "source": "en",
+            "target": "fr",
+            "vocabulary": VOCABULARY,
+            "tokenizer": configuration.preparation.tokenizer.model_dump(),
+            "model": configuration.model.model_dump(),
             "search": configuration.search.model_dump(),
             "origin": {"row": "C-N2", "pair": "en-fr", "corpus": "sample", "seed": 9, "weights": weights},
-        }  # fmt: skip
+        }
         assert (written["model"]["N"], written["search"]["beam"], written["tokenizer"]["tokenizer"]) == (2, 7, "none")
 
 
@@ -134,7 +144,7 @@ def test_a_shortened_training_comes_through(
     assert train_job(Job.model_validate(job), state, World(0, 1, torch.device("cpu")), 64)
     train.publish(state, _Tracker())
     average.run(_Tracker())
-    assert json.loads(average.RECORD.read_text(encoding="utf-8"))["weights"] == averaged
+    assert json.loads(average.AVERAGING.read_text(encoding="utf-8"))["weights"] == averaged
     last = tensors.load_tensors(average.LAST / tensors.WEIGHTS)
     mean = tensors.load_tensors(average.AVERAGE / tensors.WEIGHTS)
     assert all(torch.equal(last[name], mean[name]) for name in last) == (averaged == "last update")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,11 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
+from data_stages import configure, data_section
 
 from nmt.config import InputError
 from nmt.evaluation import bleu
 from nmt.flops import hardware
-from pipeline.config.settings import CONFIG
+from pipeline.config.paths import CONFIG
 from pipeline.stages import score
 
 VALID = ["Das Haus ist alt .", "Wir gehen heute nicht ins Kino ."]
@@ -57,23 +57,7 @@ def _write(path: str, lines: list[str]) -> None:
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the stages before leave behind."""
     monkeypatch.chdir(tmp_path)
-    local = {"path": "x", "sha256": "0" * 64}
-    text = {name: {"name": name, "source": local, "target": local} for name in ("t", "news13", "news14")}
-    config = {
-        "data": {
-            "source": "en",
-            "target": "de",
-            "archives": [],
-            "train": [text["t"]],
-            "valid": text["news13"],
-            "test": text["news14"],
-        },
-        "versions": {
-            name: importlib.metadata.version(name.replace("_", "-"))
-            for name in ("sacremoses", "subword_nmt", "sentencepiece", "sacrebleu")
-        },
-    }
-    _write(str(CONFIG), [yaml.safe_dump(config)])
+    configure(data_section("t", valid="news13", test="news14"))
     _write("data/raw/valid.news13.de", VALID)
     _write("data/raw/test.news14.de", TEST)
     _write("results/translations/news13.last.de", VALID)
@@ -115,19 +99,38 @@ def test_every_number_stands_under_its_name() -> None:
     valid = bleu.score(VALID, VALID, "de")
     steps = [step.bleu for step in of_test.paper_way]
     expected = {
-        "bleu": of_test.bleu, "bleu_signature": of_test.signature, "bleu_set": "news14, 3 lines",
-        "bleu_low": of_test.interval.low, "bleu_high": of_test.interval.high, "bleu_paper_way": steps[3],
-        "bleu_paper_way_step_2": steps[1], "bleu_paper_way_step_3": steps[2],
+        "bleu": of_test.bleu,
+        "bleu_signature": of_test.signature,
+        "bleu_set": "news14, 3 lines",
+        "bleu_low": of_test.interval.low,
+        "bleu_high": of_test.interval.high,
+        "bleu_paper_way": steps[3],
+        "bleu_paper_way_step_2": steps[1],
+        "bleu_paper_way_step_3": steps[2],
         "bleu_paper_way_steps": "sacreBLEU, 13a; Moses tokens; compounds split at hyphens; unicode quotes made plain",
-        "chrf": of_test.chrf, "chrf_signature": of_test.chrf_signature, "bleu_valid": valid.bleu,
-        "bleu_valid_signature": valid.signature, "bleu_valid_paper_way": valid.bleu_paper_way,
-        "bleu_valid_set": "news13, 2 lines", "bleu_valid_model": "last checkpoint",
-        "bleu_model": "mean of updates 5, 10", "averaged_checkpoints": 2, "ppl_valid": 4.33, "params": 213,
-        "vocabulary": 37000, "updates": 300000, "train_seconds": 302400.0, "device": "Tesla P100-SXM2-16GB",
-        "devices": 8, "precision": "float32", "sustained_flops": 9.5e12,
-        "sustained_flops_source": score.flops.hardware("Tesla P100").source, "train_flops_paper": 8 * 302400 * 9.5e12,
-        "train_flops_counted": 1e19, "model_flops_utilisation": 1e19 / (302400 * 8 * 10.6e12),
-    }  # fmt: skip
+        "chrf": of_test.chrf,
+        "chrf_signature": of_test.chrf_signature,
+        "bleu_valid": valid.bleu,
+        "bleu_valid_signature": valid.signature,
+        "bleu_valid_paper_way": valid.bleu_paper_way,
+        "bleu_valid_set": "news13, 2 lines",
+        "bleu_valid_model": "last checkpoint",
+        "bleu_model": "mean of updates 5, 10",
+        "averaged_checkpoints": 2,
+        "ppl_valid": 4.33,
+        "params": 213,
+        "vocabulary": 37000,
+        "updates": 300000,
+        "train_seconds": 302400.0,
+        "device": "Tesla P100-SXM2-16GB",
+        "devices": 8,
+        "precision": "float32",
+        "sustained_flops": 9.5e12,
+        "sustained_flops_source": score.flops.hardware("Tesla P100").source,
+        "train_flops_paper": 8 * 302400 * 9.5e12,
+        "train_flops_counted": 1e19,
+        "model_flops_utilisation": 1e19 / (302400 * 8 * 10.6e12),
+    }
     assert _metrics() == expected
     assert len({of_test.bleu, valid.bleu, of_test.chrf, *steps[:3]}) > 3
 
@@ -178,9 +181,13 @@ def test_a_training_that_moved_costs_what_each_of_its_devices_did() -> None:
 
 def test_processes_on_a_cpu_are_one_device_of_no_known_peak() -> None:
     cpu = {
-        **TRAINING, "device": "cpu", "processes": 2, "train_seconds": 10.0, "device_seconds": {"cpu": 10.0},
+        **TRAINING,
+        "device": "cpu",
+        "processes": 2,
+        "train_seconds": 10.0,
+        "device_seconds": {"cpu": 10.0},
         "flops_sustained": {"cpu": 1e11},
-    }  # fmt: skip
+    }
     values = score.cost(cpu)
     assert values["train_flops_paper"] == 1e12
     assert values["devices"] == 1
