@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from nmt.common.shapes import Float
 from nmt.config import BOS, EOS, InputError
 from nmt.inference.loading import Models, padded
 from nmt.inference.translator import Translator
-from nmt.model import MultiHeadAttention, Transformer
+from nmt.model import MultiHeadAttention, Transformer, attention_weights
 
 KINDS = ("encoder", "decoder", "cross")
 """Self-attention of either stack, and the decoder's over the encoder's output."""
@@ -46,10 +45,9 @@ def weights_of(model: Transformer, source: list[int], target: list[int]) -> dict
 
     def watch(kind: str) -> Any:
         def look(module: MultiHeadAttention, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
-            x, memory, mask = inputs
-            Q, K = (part.unflatten(2, (module.h, -1)).transpose(1, 2) for part in (module.W_Q(x), module.W_K(memory)))
-            scores = (Q / math.sqrt(Q.shape[-1])) @ K.transpose(2, 3)
-            found[kind].append(scores.masked_fill(~mask, -math.inf).softmax(dim=-1)[0].float().cpu())
+            x, context, mask = inputs
+            Q, K = module.split_heads(module.W_Q(x)), module.split_heads(module.W_K(context))
+            found[kind].append(attention_weights(Q, K, mask)[0].float().cpu())
 
         return look
 
