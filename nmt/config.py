@@ -154,6 +154,16 @@ class TrainingSettings(Settings):
     """Stop after this many validations without a better perplexity; null: train all updates, as the paper does."""
 
 
+class Job(Settings):
+    """A training: model, training settings and corpus."""
+
+    model: ModelSettings
+    training: TrainingSettings
+    vocabulary: int
+    corpus: str
+    """The folder of the binned corpus."""
+
+
 class SearchSettings(Settings):
     """Beam search with the length penalty of Wu et al. 2016; section 6.1."""
 

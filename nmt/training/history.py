@@ -12,10 +12,10 @@ import torch
 
 from nmt import flops
 from nmt.common.files import writing
+from nmt.config import Job
 from nmt.schedule import learning_rate
 from nmt.training.batches import Corpus, pairs_of
 from nmt.training.distributed import World, device_name
-from nmt.training.job import Job
 from nmt.training.measurements import Measurements
 from nmt.training.state import Interval
 

@@ -23,7 +23,7 @@ import yaml
 from torch import Tensor, nn
 
 from nmt.common.processes import die_with_parent
-from nmt.config import InputError
+from nmt.config import InputError, Job
 from nmt.loss import smoothed_cross_entropy
 from nmt.model import Transformer
 from nmt.schedule import learning_rate
@@ -43,7 +43,6 @@ from nmt.training.compilation import compile_layers
 from nmt.training.distributed import World, device_name, join_world, peer_is_lost
 from nmt.training.gradients import Gradients
 from nmt.training.history import History, record_failure
-from nmt.training.job import Job
 from nmt.training.measurements import Measurements
 from nmt.training.state import Setting, TrainState
 
