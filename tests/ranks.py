@@ -162,9 +162,9 @@ def training_with_a_weight_changed(world: Any, job: dict[str, Any], folder: str)
     """The last weight of the last rank is another by one bit."""
     import torch
 
-    from nmt.training import trainer
+    from nmt.training import step
 
-    make = trainer.Transformer
+    make = step.Transformer
 
     def changed(*given: Any) -> Any:
         model = make(*given)
@@ -173,7 +173,7 @@ def training_with_a_weight_changed(world: Any, job: dict[str, Any], folder: str)
             last[-1] ^= 1
         return model
 
-    trainer.Transformer = changed
+    step.Transformer = changed
     return training(world, job, folder)
 
 

@@ -251,7 +251,7 @@ def test_a_disk_that_is_full_is_one_sentence_with_the_file(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--pair", "en-fr"], "translates en-de, but en-fr is asked for"),
+        (["--pair", "en-fr"], "translates en-de, but en-fr was requested"),
         (["--pair", "en"], "write it as en-de"),
         (["--nbest", "9"], "raise --beam"),
         (["--beam", "0"], "the search's beam is 0, but should be greater than or equal to 1: change it"),

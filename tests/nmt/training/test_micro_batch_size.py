@@ -17,7 +17,8 @@ from nmt.training import micro_batch_size
 from nmt.training.batches import Corpus, MicroBatch, train_files, updates
 from nmt.training.distributed import World, device_name
 from nmt.training.history import read_history
-from nmt.training.trainer import Trainer, train
+from nmt.training.step import Trainer
+from nmt.training.trainer import train
 
 ALONE = World(0, 1, torch.device("cpu"))
 MakeJob = Callable[..., dict[str, Any]]

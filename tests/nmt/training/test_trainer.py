@@ -22,7 +22,8 @@ from nmt.training import checkpoint, state
 from nmt.training.batches import Corpus, check_positions, pairs_of, train_files, updates
 from nmt.training.distributed import World
 from nmt.training.history import read_history
-from nmt.training.trainer import Trainer, stop_on_signals, stream, train
+from nmt.training.step import Trainer, stream
+from nmt.training.trainer import stop_on_signals, train
 
 ALONE = World(0, 1, torch.device("cpu"))
 MakeJob = Callable[..., dict[str, Any]]

@@ -25,7 +25,8 @@ from nmt.training.batches import Corpus, Update, train_files, updates
 from nmt.training.distributed import World
 from nmt.training.history import interval_means, read_history
 from nmt.training.state import Interval
-from nmt.training.trainer import Trainer, train
+from nmt.training.step import Trainer
+from nmt.training.trainer import train
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)
