@@ -226,8 +226,8 @@ class Dropout(nn.Module):
         # The full range, so that the sign bit of every fourth integer is drawn too.
         drawn = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
         dropped = round(self.probability * DROPOUT_STEPS)
-        kept = (drawn.view(torch.int16)[: x.numel()] >= dropped - DROPOUT_STEPS // 2).view(x.shape)
-        return x * (kept.to(x.dtype) * (DROPOUT_STEPS / (DROPOUT_STEPS - dropped)))
+        keep = (drawn.view(torch.int16)[: x.numel()] >= dropped - DROPOUT_STEPS // 2).view(x.shape)
+        return x * (keep.to(x.dtype) * (DROPOUT_STEPS / (DROPOUT_STEPS - dropped)))
 
 
 class Transformer(nn.Module):

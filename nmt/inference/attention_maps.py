@@ -20,7 +20,7 @@ from nmt.inference.loading import Models, padded
 from nmt.inference.translator import Translator
 from nmt.model import MultiHeadAttention, Transformer, attention_weights
 
-KINDS = ("encoder", "decoder", "cross")
+ATTENTIONS = ("encoder", "decoder", "cross")
 """Self-attention of the encoder, self-attention of the decoder, attention of the decoder to the memory."""
 
 
@@ -33,33 +33,33 @@ class Attention:
     target: list[str]
     """Input of the decoder, BOS first: its queries. Query i predicts subword i + 1; the last query predicts EOS."""
     weights: dict[str, Float[Tensor, "N h query key"]]
-    """By kind; each row sums to one."""
+    """By name; each row sums to one."""
 
 
 @torch.no_grad()
 def weights_of(model: Transformer, source: list[int], target: list[int]) -> dict[str, Tensor]:
-    """Return the weights of every layer and head by kind; `source` ends in EOS, `target` has neither BOS nor EOS."""
+    """Return the weights of every layer and head by name; `source` ends in EOS, `target` has neither BOS nor EOS."""
     device = model.embedding.table.device
-    found: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
+    found: dict[str, list[Tensor]] = {name: [] for name in ATTENTIONS}
 
-    def record_weights(kind: str) -> Any:
+    def record_weights(name: str) -> Any:
         def hook(module: MultiHeadAttention, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
             x, context, mask = inputs
             Q, K = module.split_heads(module.W_Q(x)), module.split_heads(module.W_K(context))
-            found[kind].append(attention_weights(Q, K, mask)[0].float().cpu())
+            found[name].append(attention_weights(Q, K, mask)[0].float().cpu())
 
         return hook
 
     modules = [(layer.self_attention, "encoder") for layer in model.encoder]
     modules += [(layer.self_attention, "decoder") for layer in model.decoder]
     modules += [(layer.cross_attention, "cross") for layer in model.decoder]
-    handles = [cast("MultiHeadAttention", m).register_forward_pre_hook(record_weights(kind)) for m, kind in modules]
+    handles = [cast("MultiHeadAttention", m).register_forward_pre_hook(record_weights(name)) for m, name in modules]
     try:
         model(padded([source], device), padded([[BOS, *target]], device))
     finally:
         for handle in handles:
             handle.remove()
-    return {kind: torch.stack(layers) for kind, layers in found.items()}
+    return {name: torch.stack(layers) for name, layers in found.items()}
 
 
 def attention(models: Models, source: str, target: str) -> Attention:
@@ -83,13 +83,13 @@ def save(found: Attention, folder: Path) -> list[Path]:
     """Write attention.npz and pictures (SVG) to a new folder; return the files."""
     layer = max(0, found.weights["encoder"].shape[0] - 2)
     arrays = {"source": np.array(found.source), "target": np.array(found.target)}
-    arrays |= {kind: weights.numpy() for kind, weights in found.weights.items()}
+    arrays |= {name: weights.numpy() for name, weights in found.weights.items()}
     with writing(folder) as temporary:
         temporary.mkdir()
         np.savez_compressed(temporary / "attention.npz", allow_pickle=False, **arrays)
-        for kind in KINDS:
-            (temporary / f"{kind}-all-heads.svg").write_bytes(overview(found, kind))
-            (temporary / f"{kind}-layer-{layer + 1}.svg").write_bytes(lines(found, kind, layer))
+        for name in ATTENTIONS:
+            (temporary / f"{name}-all-heads.svg").write_bytes(overview(found, name))
+            (temporary / f"{name}-layer-{layer + 1}.svg").write_bytes(lines(found, name, layer))
     return sorted(folder.iterdir())
 
 
@@ -105,11 +105,11 @@ def _figure(content: io.BytesIO, width: float, height: float, **settings: Any) -
         figure.savefig(content, format="svg", metadata={"Date": None})
 
 
-def overview(found: Attention, kind: str) -> bytes:
+def overview(found: Attention, name: str) -> bytes:
     """Draw the matrices of all layers (rows) and heads (columns); return the SVG."""
-    weights, content = found.weights[kind], io.BytesIO()
+    weights, content = found.weights[name], io.BytesIO()
     layers, heads = weights.shape[:2]
-    settings = {"svg.hashsalt": kind, "font.size": 7}
+    settings = {"svg.hashsalt": name, "font.size": 7}
     with _figure(content, 1.3 * heads + 0.5, 1.3 * layers + 0.4, **settings) as figure:
         for layer, row in enumerate(figure.subplots(layers, heads, squeeze=False)):
             for head, axes in enumerate(row):
@@ -118,26 +118,26 @@ def overview(found: Attention, kind: str) -> bytes:
     return content.getvalue()
 
 
-def lines(found: Attention, kind: str, layer: int) -> bytes:
+def lines(found: Attention, name: str, layer: int) -> bytes:
     """Draw a layer as the paper's figures 3 to 5: queries left, keys right, a colour a head, opacity by weight.
 
     Returns the SVG.
     """
     from matplotlib import colormaps
 
-    queries = found.source if kind == "encoder" else found.target
-    keys = found.target if kind == "decoder" else found.source
-    weights, content = found.weights[kind][layer], io.BytesIO()
+    queries = found.source if name == "encoder" else found.target
+    keys = found.target if name == "decoder" else found.source
+    weights, content = found.weights[name][layer], io.BytesIO()
     heads, rows = weights.shape[0], max(len(queries), len(keys))
-    settings = {"svg.hashsalt": kind, "svg.fonttype": "path", "font.size": 8}
+    settings = {"svg.hashsalt": name, "svg.fonttype": "path", "font.size": 8}
     with _figure(content, 2.4 * heads, 0.22 * rows + 0.5, **settings) as figure:
         for head, axes in enumerate(figure.subplots(1, heads, squeeze=False)[0]):
             axes.set(xlim=(-0.9, 1.9), ylim=(rows - 0.5, -0.5), title=f"head {head + 1}")
             axes.axis("off")
-            for x, names, alignment in ((-0.03, queries, "right"), (1.03, keys, "left")):
-                for y, name in enumerate(names):
+            for x, words, alignment in ((-0.03, queries, "right"), (1.03, keys, "left")):
+                for y, word in enumerate(words):
                     # An unescaped $ would begin a formula.
-                    axes.text(x, y, name.replace("$", r"\$"), ha=alignment, va="center", fontsize=7)
+                    axes.text(x, y, word.replace("$", r"\$"), ha=alignment, va="center", fontsize=7)
             for query, key in (weights[head] > 0.02).nonzero().tolist():
                 alpha = float(weights[head, query, key])
                 axes.plot((0, 1), (query, key), color=colormaps["tab10"](head % 10), alpha=alpha, linewidth=1.5)

@@ -140,12 +140,12 @@ class _Words:
                 self._index[new].append(number)
 
 
-def _frequent(aside: dict[Pair, int], threshold: float) -> dict[Pair, int]:
-    """Return the pairs with a frequency of at least `threshold`, and change `aside` as subword-nmt does."""
-    for pair, frequency in aside.items():
+def _frequent(rare: dict[Pair, int], threshold: float) -> dict[Pair, int]:
+    """Return the pairs with a frequency of at least `threshold`, and change `rare` as subword-nmt does."""
+    for pair, frequency in rare.items():
         if frequency < min(0, threshold):
-            aside[pair] += frequency
-    return {pair: frequency for pair, frequency in aside.items() if frequency >= threshold}
+            rare[pair] += frequency
+    return {pair: frequency for pair, frequency in rare.items() if frequency >= threshold}
 
 
 def learn_merges(counts: Mapping[str, int], merges: int) -> list[Pair]:
@@ -158,15 +158,15 @@ def learn_merges(counts: Mapping[str, int], merges: int) -> list[Pair]:
 
     words = _Words(counts)
     learned: list[Pair] = []
-    frequencies, aside = _Frequencies(words.pairs), words.pairs
-    threshold = max(aside.values(), default=0) / 10
+    frequencies, rare = _Frequencies(words.pairs), words.pairs
+    threshold = max(rare.values(), default=0) / 10
     for number in range(merges):
         best = frequencies.best()
         if best is None or (number and frequencies.counts[best] < threshold):
-            prune_stats(frequencies.counts, aside, threshold)
-            best = max(aside, key=lambda pair: (aside[pair], pair), default=None)
-            threshold = aside[best] * number / (number + 10_000.0) if best else 0
-            frequencies = _Frequencies(_frequent(aside, threshold))
+            prune_stats(frequencies.counts, rare, threshold)
+            best = max(rare, key=lambda pair: (rare[pair], pair), default=None)
+            threshold = rare[best] * number / (number + 10_000.0) if best else 0
+            frequencies = _Frequencies(_frequent(rare, threshold))
         if best is None or frequencies.counts[best] < _LEAST:
             break
         learned.append(best)
@@ -174,7 +174,7 @@ def learn_merges(counts: Mapping[str, int], merges: int) -> list[Pair]:
         frequencies.counts[best] = 0
         frequencies.changed.add(best)
         if number % 100 == 0:
-            prune_stats(frequencies.counts, aside, threshold)
+            prune_stats(frequencies.counts, rare, threshold)
     return learned
 
 

@@ -24,8 +24,6 @@ from nmt.config import BOS, EOS, PAD, UNK, InputError, SubwordSettings
 from nmt.text.bpe import INSIDE, Merges, Pair, learn_merges
 from nmt.text.word_cache import WordCache
 
-__all__ = ["BOS", "EOS", "PAD", "UNK", "BytePairs", "Subwords", "WordPieces", "learn", "load"]
-
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 """The symbols of PAD, BOS, EOS and UNK."""
 
