@@ -165,7 +165,7 @@ class FeedForward(nn.Module):
 
 
 def positional_encoding(length: int, d_model: int, layout: str = "interleaved") -> Float[Tensor, "length d_model"]:
-    """PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos of the same; `halves`: all sines come first."""
+    """Return PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos of the same; `halves`: sines first."""
     position = torch.arange(length, dtype=torch.float64)[:, None]
     angle = position / 10000 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
     if layout == "interleaved":
@@ -190,7 +190,7 @@ class Embedding(nn.Module):
             self.register_buffer("pe", pe, persistent=False)
 
     def forward(self, ids: Int[Tensor, "batch length"], start: int = 0) -> Float[Tensor, "batch length d_model"]:
-        """Embeddings of `ids`, which stand at positions `start`, `start` + 1, ..."""
+        """Return the embeddings of `ids` at positions `start`, `start` + 1, ..."""
         scaled = F.embedding(ids, self.table) * math.sqrt(self.settings.d_model)
         return self.dropout(scaled + self._positions(start + ids.shape[1])[start:])
 
@@ -271,17 +271,17 @@ class Transformer(nn.Module):
         return x
 
     def logits(self, states: Float[Tensor, "... d_model"]) -> Float[Tensor, "... vocabulary"]:
-        """The pre-softmax product with the shared embedding (3.4)."""
+        """Return the pre-softmax product with the shared embedding (3.4)."""
         return F.linear(states, self.embedding.table)
 
 
 def padding_mask(ids: Int[Tensor, "batch length"]) -> Bool[Tensor, "batch 1 1 length"]:
-    """True at real tokens."""
+    """Return a mask that is True at real tokens."""
     return (ids != PAD)[:, None, None, :]
 
 
 def subsequent_mask(length: int, device: torch.device) -> Bool[Tensor, "length length"]:
-    """True where a query (row) may attend: to itself and to earlier positions (3.2.3)."""
+    """Return a mask that is True where a query (row) may attend: at its own and at earlier positions (3.2.3)."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 

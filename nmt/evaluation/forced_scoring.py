@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,23 +67,22 @@ def score(members: Sequence[Transformer], pairs: Sequence[tuple[list[int], list[
     return scored
 
 
-def score_lines(models: Models, pairs: Iterable[tuple[str, str]], batch_tokens: int = 4096) -> Iterator[Scored]:
-    """Score raw lines, in order; an empty translation is EOS alone. Raises InputError if a source has no text."""
-    numbered = enumerate(pairs, start=1)
+def score_files(folders: Sequence[Path], source: Path, target: Path, batch_tokens: int = 4096) -> Iterator[Scored]:
+    """Score each raw line of a parallel text, in order, with the mean of the models' probabilities.
+
+    An empty translation is EOS alone. Raises InputError if a source has no text.
+    """
+    models = Models(folders)
+    numbered = enumerate(parallel(source, target), start=1)
     while window := list(itertools.islice(numbered, WINDOW)):
         encoded = []
-        for number, (source, target) in window:
-            ids = models.encode(source)
+        for number, (src, tgt) in window:
+            ids = models.encode(src)
             if not ids:
                 raise InputError(f"line {number}: the source has no text to translate: leave it out")
-            encoded.append((ids, models.encode_target(target) or [EOS]))
+            encoded.append((ids, models.encode_target(tgt) or [EOS]))
         found: dict[int, Scored] = {}
         for batch in batches([max(pair, key=len) for pair in encoded], batch_tokens):
             found |= zip(batch, score(models.members, [encoded[index] for index in batch]), strict=True)
         for index in range(len(window)):
             yield found[index]
-
-
-def score_files(folders: Sequence[Path], source: Path, target: Path) -> Iterator[Scored]:
-    """Score each line of a parallel text, with the mean of the models' probabilities."""
-    return score_lines(Models(folders), parallel(source, target))
