@@ -26,9 +26,6 @@ class Tracker(Protocol):
     def tags(self, values: Mapping[str, str]) -> None:
         """Facts that are not numbers."""
 
-    def artifact(self, path: Path, folder: str | None = None) -> None:
-        """A file or a folder to keep with the run."""
-
 
 def state_root() -> Path:
     """Where training state, download caches and tracking live, outside DVC's outputs.

@@ -31,6 +31,8 @@ from pipeline.config.rows import Pair
 from pipeline.corpora.blocks import workers
 from pipeline.runs import copies
 from pipeline.runs.pipeline_run import Run
+from pipeline.tracking import stage_tracker
+from pipeline.tracking.record import Record, keep, lock, runs_folder
 
 ROWS = ("base", "A-h1", "B-dk16", "C-N2", "D-pdrop0.0", "D-eps0.0", "E-learned-positions")
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
@@ -111,6 +113,13 @@ class Plan:
                 raise InputError(f"row {row}: {key} of {settings[key]} is divided to 0: lower --width or --depth")
         return {"model": model, "training": dict(self.training), "subwords": dict(self.subwords)}
 
+    @property
+    def study(self) -> str:
+        """The name of the record that all runs have as parent: equal for equal settings and code alone."""
+        what = json.dumps([self.pair, self.corpus, self.width, self.depth, self.training, self.subwords])
+        digest = hashlib.sha256((what + self.repository).encode()).hexdigest()[:6]
+        return f"ablation-{self.corpus}-{self.pair}-{digest}"
+
     def name(self, row: str, seed: int) -> str:
         """The experiment's name: equal for equal settings and code alone."""
         what = json.dumps([self.pair, self.corpus, self.overrides(row), self.repository], sort_keys=True)
@@ -132,9 +141,9 @@ def finished(commit: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def run_of(name: str) -> Run:
-    """The run of that name; what it prints stands in its log."""
-    return Run(Path.cwd(), name, name, lambda line: None)
+def run_of(plan: Plan, name: str) -> Run:
+    """Return the run of that name. Its log has what it prints."""
+    return Run(Path.cwd(), name, name, lambda line: None, plan.study)
 
 
 def prepared(plan: Plan, name: str, row: str, seed: int) -> Run:
@@ -142,7 +151,7 @@ def prepared(plan: Plan, name: str, row: str, seed: int) -> Run:
 
     (`dvc exp run --temp` would be shorter. Of those at work at the same time one takes what another has queued.)
     """
-    run = run_of(name)
+    run = run_of(plan, name)
     changes = {"row": row, "seed": seed, "corpus": plan.corpus, "pair": plan.pair, "overrides": plan.overrides(row)}
     copies.make(run.original, run.folder, changes)
     return run
@@ -168,8 +177,8 @@ def experiment(run: Run, stopped: threading.Event) -> None:
 def run_all(plan: Plan, names: Mapping[str, tuple[str, int]], known: Collection[str], jobs: int) -> None:
     """Run what is not there yet, `jobs` at a time. Raises InputError where one fails; those at work end first."""
     # Copies that are left: of a run that failed, with the code that failed, or of a killed one, perhaps still ending.
-    for left in map(run_of, names):
-        with copies.held(left.folder):
+    for left in (run_of(plan, name) for name in names):
+        with lock(left.folder / "lock"):
             left.remove()
     missing = [name for name in names if name not in known]
     print(f"{len(missing)} runs of {len(names)} to do", flush=True)
@@ -273,12 +282,19 @@ def run(options: Options) -> str:
         repository=commit + hashlib.sha256(changed).hexdigest(),
     )  # fmt: skip
     names = {plan.name(row, seed): (row, seed) for row in options.rows for seed in options.seeds}
+    study = Record(runs_folder() / plan.study)
+    settings = {"width": plan.width, "depth": plan.depth, **plan.training, **plan.subwords}
+    study.create(pair=plan.pair, corpus=plan.corpus, settings=settings)
     try:
-        run_all(plan, names, finished(commit).keys(), options.jobs)
+        with lock(study.stage_lock):
+            run_all(plan, names, finished(commit).keys(), options.jobs)
     except KeyboardInterrupt:
-        print("ablation: stopped; the same command goes on", file=sys.stderr)
+        print("ablation: stopped; the same command continues it", file=sys.stderr)
         raise
     text = report(plan, results(finished(commit), names), len(options.seeds))
     with writing(options.out) as temporary:
         temporary.write_text(text, encoding="utf-8")
+    keep(options.out, study.results / "ablation.md")
+    study.update(complete=True)
+    stage_tracker.publish(study, "ablation")
     return text

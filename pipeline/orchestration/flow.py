@@ -47,7 +47,6 @@ from nmt.config import InputError
 from pipeline.config import graph, resolution
 from pipeline.orchestration import summaries
 from pipeline.runs.pipeline_run import Run, unique_name
-from pipeline.tracking.spool import Spool
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository whose copies the runs work in."""
@@ -197,7 +196,7 @@ def run_stages(run: Run, stages: dict[str, list[str]], force: bool, done: list[D
         started = time.monotonic()
         state = stage_task(run, name, force)(wait_for=[states[other] for other in before], return_state=True)
         states[name] = state
-        run.tell = get_run_logger().info
+        run.log = get_run_logger().info
         done.append(Done(name, str(state.name).lower(), time.monotonic() - started))
         if not state.is_completed():
             return state
@@ -216,7 +215,7 @@ def stage_task(run: Run, name: str, force: bool) -> Task[[], State[Any]]:
         cache_policy=NO_CACHE,
     )
     def run_stage() -> State[Any]:
-        run.tell = get_run_logger().info
+        run.log = get_run_logger().info
         since = time.time()
         try:
             with outliving_the_worker(), gpus_for(name), Progress(run, name) as progress:
@@ -276,8 +275,7 @@ class Progress:
 
     def __init__(self, run: Run, stage: str) -> None:
         self.run = run
-        spool = Spool(run.state_root / "tracking" / run.identity)
-        self.training = summaries.Training(spool, run.copy) if stage == "train" else None
+        self.training = summaries.Training(run.folder, run.copy) if stage == "train" else None
         self.artifact: UUID | None = None
         self.told: summaries.Standing | None = None
         self.next = 0.0

@@ -12,7 +12,7 @@ from pipeline import stage
 from pipeline.config.settings import CONFIG, DataSettings, RunSettings
 from pipeline.reporting import page
 from pipeline.stages import report
-from pipeline.tracking.spool import Spool
+from pipeline.tracking.record import Record, read
 
 _FORMS: dict[str, Callable[[float], str]] = {
     "ppl": "perplexity {:.2f}".format,
@@ -31,24 +31,20 @@ class Standing:
 
 
 class Training:
-    """Reads what a run's training tells its tracker, from a copy of the repository."""
+    """Reads the history in a run's record, and the configuration in its copy of the repository."""
 
-    def __init__(self, spool: Spool, copy: Path) -> None:
-        self.spool, self.copy = spool, copy
+    def __init__(self, folder: Path, copy: Path) -> None:
+        self.history, self.copy = Record(folder).history, copy
         self.offset = 0
         self.update = 0
         self.values: dict[str, float] = {}
 
     def standing(self) -> Standing | None:
-        """What was told last; None before anything was."""
-        events, self.offset = self.spool.read(self.offset)
-        for event in events:
-            if event["stage"] != "train" or event["kind"] != "metrics" or event["update"] is None:
-                continue
-            # Not the machine's load, whose steps are no updates.
-            if event["values"].keys() & _FORMS.keys():
-                self.update = int(event["update"])
-                self.values.update(event["values"])
+        """Return what was recorded last; None before the first record."""
+        lines, self.offset = read(self.history, self.offset)
+        for line in lines:
+            self.update = int(line["update"])
+            self.values.update(line["values"])
         if not self.update:
             return None
         updates = yaml.safe_load((self.copy / CONFIG).read_text(encoding="utf-8"))["training"]["updates"]

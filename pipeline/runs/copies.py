@@ -1,20 +1,18 @@
-"""Working copies of the repository: what a run sees stays as it was when the run began, whatever is edited meanwhile.
+"""Working copies of the repository: a run works on the files as they were when it began, whatever is edited meanwhile.
 
-<state root>/runs/<run>/
+<state root>/runs/<run>/, which is also the folder of the run's record (pipeline/tracking/record.py):
     repository/   HEAD and the changes of tracked files, with the original's DVC cache; `origin` is the original
     status/       the status files of the run's stages
     log           what DVC and the stages print
-    lock          held while something works here
+    lock          held by the process that works here
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,37 +23,38 @@ from pipeline.config.catalogs import CATALOGS
 from pipeline.config.resolution import PARAMS, read_params
 from pipeline.config.rows import merge
 from pipeline.corpora.user_text import LOCAL
+from pipeline.tracking.record import is_locked
 
 KEPT = 3
-"""Copies of runs that failed or were cancelled, to look into; older ones go when the next run begins."""
+"""Copies of failed or cancelled runs that are kept; older ones are removed when the next run begins."""
 
 
 def repository(folder: Path) -> Path:
-    """Where the copy of a run stands."""
+    """Return the path of a run's copy."""
     return folder / "repository"
 
 
 def make(original: Path, folder: Path, changes: Mapping[str, Any]) -> Path:
     """Copy `original` into a run's folder, with `changes` of params.yaml's values; returns the copy.
 
-    `overrides` are laid over those in params.yaml. A copy that is there is taken as it is: the run goes on in it.
-    Raises InputError where `original` is no git repository with a commit, or where the corpus needs a file that git
-    does not track, which would not travel.
+    `overrides` are merged into those of params.yaml. An existing copy is used as it is: the run continues in it.
+    Raises InputError if `original` is no git repository with a commit, or if the corpus needs a file that git does not
+    track and that would therefore be missing in the copy.
     """
     target = repository(folder)
     if target.exists():
         return target
-    told = git(original, "rev-parse", "HEAD", check=False)
-    if told.returncode != 0:
+    found = git(original, "rev-parse", "HEAD", check=False)
+    if found.returncode != 0:
         raise InputError(f"{original} is no git repository with a commit: runs work in copies of one; commit first")
-    head = told.stdout.decode().strip()
+    head = found.stdout.decode().strip()
     making = folder / f"making-{os.getpid()}"
     shutil.rmtree(making, ignore_errors=True)
     git(original, "clone", "--quiet", "--no-checkout", "--no-tags", str(original), str(making))
     git(making, "checkout", "--quiet", "--detach", head)
     difference = git(original, "diff", "--binary", "--full-index", "--no-ext-diff", "--no-textconv", head).stdout
     if difference:
-        # Added to the index too: what is new there would not be part of the experiment otherwise.
+        # To the index too: DVC's experiment would not contain new files otherwise.
         git(making, "apply", "--index", "--whitespace=nowarn", "-", content=difference)
     _change(making / PARAMS, changes)
     _check_tracked(original, making)
@@ -71,8 +70,8 @@ def make(original: Path, folder: Path, changes: Mapping[str, Any]) -> Path:
 def git(
     folder: Path, *words: str, content: bytes | None = None, check: bool = True
 ) -> subprocess.CompletedProcess[bytes]:
-    """Git in `folder`; raises OSError with what it said where it fails."""
-    # Hooks and such set these for the repository they run in.
+    """Run git in `folder`; raises OSError with its message if it fails and `check` is set."""
+    # Git hooks set GIT_* for the repository that they run in.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     result = subprocess.run(
         ["git", *words], cwd=folder, env=environment, input=content, capture_output=True, check=False
@@ -83,11 +82,10 @@ def git(
 
 
 def _change(params: Path, changes: Mapping[str, Any]) -> None:
-    """Set values of params.yaml, leaving its comments, which `dvc exp apply` brings back to the user's."""
+    """Set values of params.yaml. Its comments stay: `dvc exp apply` brings the file back to the user."""
     from ruamel.yaml import YAML
 
-    # It raises InputError for what is no mapping.
-    read_params(params)
+    read_params(params)  # Raises InputError if the file is no mapping.
     editor = YAML()
     editor.width = 4096
     content = editor.load(params)
@@ -104,8 +102,7 @@ def _check_tracked(original: Path, copy: Path) -> None:
     while isinstance(name, str):
         path = CATALOGS / f"{name}.yaml"
         if not (original / path).is_file():
-            # `resolve` says what is wrong with it.
-            return
+            return  # `resolve` reports what is wrong with it.
         try:
             content = yaml.safe_load((original / path).read_bytes())
         except yaml.YAMLError:
@@ -116,8 +113,8 @@ def _check_tracked(original: Path, copy: Path) -> None:
         for needed in (path, *([CATALOGS / checksums] if isinstance(checksums, str) else [])):
             if (original / needed).is_file() and not (copy / needed).exists():
                 raise InputError(
-                    f"{needed} is not tracked by git, and what is not tracked does not travel into a run's copy of the "
-                    f"repository: `git add {needed}`"
+                    f"{needed} is not tracked by git, and a run's copy of the repository holds tracked files alone: "
+                    f"`git add {needed}`"
                 )
         name = content.get("extends")
 
@@ -132,7 +129,7 @@ def _bring_local(original: Path, copy: Path) -> None:
 
 
 def _use_cache_of(original: Path, copy: Path) -> None:
-    """Share DVC's cache, and what this machine alone configures of DVC."""
+    """Share DVC's cache and its configuration for this machine."""
     from dvc.repo import Repo
 
     with Repo(str(original)) as repo:
@@ -145,31 +142,15 @@ def _use_cache_of(original: Path, copy: Path) -> None:
         settings["core"]["autostage"] = True
 
 
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold a run's folder. The system lets go of it when this process ends, however it ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def clean(runs: Path) -> None:
-    """Remove the folders of runs that are over, but for the newest few."""
-    over = [path.parent for path in runs.glob("*/lock") if not _is_held(path)]
+    """Remove the copies of runs that are over, but for the newest few. Records stay."""
+    over = [path.parent for path in runs.glob("*/lock") if repository(path.parent).exists() and not is_locked(path)]
     for folder in sorted(over, key=lambda path: path.stat().st_mtime)[:-KEPT]:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_held(path: Path) -> bool:
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
+        remove(folder)
 
 
 def remove(folder: Path) -> None:
-    """Remove the folder of a run that is over."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Remove the copy of a run that is over; and its whole folder, if the run has no record."""
+    recorded = (folder / "run.json").exists()
+    for path in (repository(folder), folder / "status") if recorded else (folder,):
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,38 +1,43 @@
-"""The process between an orchestrator and DVC: it makes a run's copy of the repository, runs `dvc` there, and ends it.
+"""The process between an orchestrator and DVC: it makes a run's copy of the repository and runs DVC there.
 
-DVC passes no signal on, and an orchestrator may die without a word. So this one lives in a session of its own, and
-ends what it started when the pipe that its commands come by is closed, however that came about: SIGTERM, time for a
-checkpoint, SIGKILL. It works in one process, because importing DVC takes longer than most of what it is asked.
+DVC does not pass signals on, and an orchestrator may die without notice. So the supervisor has a session of its own.
+When the pipe of its commands is closed, for whatever reason, it ends what it started: SIGTERM, time for a checkpoint,
+SIGKILL. It uses DVC in its own process, because importing DVC takes longer than most commands.
 
 `python -m pipeline.runs.supervisor FOLDER REPLIES`, started in the original repository: FOLDER is the run's; commands
-are lines of JSON on standard input, and so are the replies on the file descriptor REPLIES.
+are lines of JSON on standard input, replies are lines of JSON on the file descriptor REPLIES.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from nmt.config import InputError
+from pipeline.config import graph
+from pipeline.config.settings import CONFIG
 from pipeline.runs import copies
 from pipeline.runs.guard import adopt_orphans, end_children
+from pipeline.tracking import stage_tracker
+from pipeline.tracking.record import lock, present
 
 GRACE = 90.0
-"""Seconds between SIGTERM and SIGKILL: more than a stage gives torchrun, and then takes to tell MLflow."""
+"""Seconds between SIGTERM and SIGKILL: more than a stage gives torchrun, and then takes to publish its record."""
 Reply = dict[str, Any]
 
 
 class Supervisor:
-    """Runs commands one after the other; `stop` ends the one at work and lets no other begin."""
+    """Runs commands one after the other; `stop` ends the current one and starts no other."""
 
     def __init__(self, folder: Path, original: Path) -> None:
         self.folder, self.original = folder, original
@@ -41,20 +46,20 @@ class Supervisor:
         self.once = threading.Lock()
 
     def listen(self, stream: IO[str]) -> None:
-        """Take commands until the other side closes the pipe."""
+        """Queue commands until the other side closes the pipe."""
         for line in stream:
             self.commands.put(json.loads(line))
         self.stop()
 
     def stop(self) -> None:
-        """End what runs, then this process. The pipe's end and SIGTERM may ask for it one after the other."""
+        """End all child processes, then this one. Both the end of the pipe and SIGTERM may call it."""
         with self.once:
             if self.stopping.is_set():
                 return
             self.stopping.set()
         self.commands.put(None)
         end_children(GRACE)
-        # What DVC itself may be at, a checksum of many gigabytes say, is not waited for: it is made again.
+        # DVC itself may be computing a long checksum; it will compute it again.
         time.sleep(5.0)
         os._exit(1)
 
@@ -73,20 +78,51 @@ class Supervisor:
             replies.flush()
 
     def answer(self, command: Mapping[str, Any]) -> Reply:
-        """`{"copy": changes of params.yaml, "target": ..}` or `{"dvc": its arguments}`."""
+        """Run `{"copy": changes of params.yaml, "target"}`, `{"repro": stage, "force"}`, `{"record": stages}` or
+        `{"dvc": arguments}`."""
         if "copy" in command:
             os.chdir(copies.make(self.original, self.folder, command["copy"]))
             return {"stages": stages(command["target"])}
+        if "repro" in command:
+            return {"changed": reproduce(command["repro"], command["force"])}
+        if "record" in command:
+            record_results(command["record"])
+            return {}
         from dvc.cli import main
 
         return {"status": main(command["dvc"])}
 
 
-def stages(target: str | None) -> dict[str, list[str]]:
-    """The stages up to `target` in the order in which DVC runs them, each with those that it follows directly.
+def reproduce(stage: str, force: bool) -> bool | None:
+    """Run one stage or restore it from DVC's cache; returns whether it had changed, None if it failed."""
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
 
-    One that it follows by way of another, too, is left out, for pictures of the graph to be read. Raises InputError
-    for a target that is no stage.
+    try:
+        with Repo() as repo:
+            return bool(repo.reproduce(stage, single_item=True, force=force))
+    except DvcException:
+        logging.getLogger("dvc").exception("")  # In DVC's own words, as its command line does.
+        return None
+
+
+def record_results(names: Sequence[str]) -> None:
+    """Complete the record of the run that works here, cached stages included, and publish a complete run."""
+    try:
+        if (record := present()) is not None:
+            record.create(CONFIG)
+            record.finish([name for name in graph.stages() if not names or name in names])
+            if record.is_complete():
+                stage_tracker.publish(record, "run")
+    except stage_tracker.FAILURES as error:
+        print(f"run: tracking: {error}; the run goes on without it", file=sys.stderr)
+
+
+def stages(target: str | None) -> dict[str, list[str]]:
+    """Return the stages up to `target` in the order in which DVC runs them, each with its direct predecessors.
+
+    A predecessor of another predecessor is left out, which keeps pictures of the graph readable. Raises InputError
+    if `target` is no stage.
     """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
@@ -94,30 +130,30 @@ def stages(target: str | None) -> dict[str, list[str]]:
 
     with Repo() as repo:
         try:
-            wanted = repo.stage.collect(target)
+            requested = repo.stage.collect(target)
         except DvcException as error:
             known = ", ".join(f"`{stage.addressing}`" for stage in plan_repro(repo.index.graph))
             raise InputError(f"target: `{target}` is no stage of dvc.yaml; there is {known}") from error
-        graph = repo.index.graph
+        index = repo.index.graph
         direct: dict[str, list[str]] = {}
         above: dict[str, set[str]] = {}
-        for stage in plan_repro(graph, wanted):
-            before = [other.addressing for other in graph.successors(stage)]
+        for stage in plan_repro(index, requested):
+            before = [other.addressing for other in index.successors(stage)]
             direct[stage.addressing] = [one for one in before if not any(one in above[other] for other in before)]
             above[stage.addressing] = set(before).union(*(above[other] for other in before))
         return direct
 
 
 def main() -> int:
-    """The process."""
+    """Run the process."""
     folder, replies = Path(sys.argv[1]), os.fdopen(int(sys.argv[2]), "w", encoding="utf-8")
     commands = os.fdopen(os.dup(0), encoding="utf-8")
-    # Stages inherit standard input, and must not take commands.
+    # Stages inherit standard input and must not read commands.
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     adopt_orphans()
     copies.clean(folder.parent)
-    with copies.held(folder):
+    with lock(folder / "lock"):
         supervisor = Supervisor(folder, Path.cwd())
         signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=supervisor.stop, daemon=True).start())
         threading.Thread(target=supervisor.listen, args=(commands,), daemon=True).start()

@@ -57,7 +57,7 @@ def difference() -> str:
     return _output("git", "diff", "HEAD", "--", ".", *(f":(exclude){name}" for name in NOT_CODE)) or ""
 
 
-def _stages(path: Path) -> dict[str, Any]:
+def _locked_stages(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     content = yaml.safe_load(path.read_bytes())
@@ -74,35 +74,25 @@ def training_code() -> str:
 
 
 def dependencies(stage: str) -> dict[str, dict[str, str]]:
-    """Stage -> path -> md5, of the dependencies of `stage` and of every stage that it rests on.
+    """Return stage -> path -> md5, of the dependencies of `stage` and of every stage that it rests on.
 
-    While a stage runs, dvc.lock is final for the stages before it alone. So its own dependencies are hashed here where
-    they are files; folders that those stages made are as dvc.lock has them.
+    While a stage runs, dvc.lock is final only for the stages before it. So its own dependencies are hashed here if they
+    are files; hashes of folders that other stages made are those in dvc.lock.
     """
-    stages, lock = graph.stages(), _stages(Path("dvc.lock"))
+    stages, lock = graph.stages(), _locked_stages(Path("dvc.lock"))
     hashes = {
         entry["path"]: entry.get("md5", "") for name in lock for entry in lock[name].get("outs", ()) if name in stages
     }
     found: dict[str, dict[str, str]] = {}
-    waiting = [stage]
-    while waiting:
-        name = waiting.pop()
-        if name in found or name not in stages:
-            continue
-        found[name] = {}
+    for name in graph.upstream(stage, stages):
         recorded = {entry["path"]: entry.get("md5", "") for entry in lock.get(name, {}).get("deps", ())}
-        for path in stages[name].deps:
-            source = graph.made_by(path, stages)
-            if source is not None:
-                waiting.append(source)
-            if name != stage:
-                found[name][path] = recorded.get(path, "")
-            elif source is None or Path(path).is_file():
-                found[name][path] = _md5(Path(path))
-            else:
-                found[name][path] = hashes.get(path, "")
-        # Every stage but the first reads the resolved configuration, as params instead of deps.
-        waiting += [source for path in stages[name].params if (source := graph.made_by(path, stages)) is not None]
+        if name != stage:
+            found[name] = {path: recorded.get(path, "") for path in stages[name].deps}
+            continue
+        found[name] = {
+            path: hashes.get(path, "") if graph.made_by(path, stages) and Path(path).is_dir() else _md5(Path(path))
+            for path in stages[name].deps
+        }
     return found
 
 
@@ -151,12 +141,25 @@ def _gpus(limit: float) -> str:
     return "unknown" if listed is None else "; ".join(listed.splitlines()) or "none"
 
 
-def hardware(limit: float = LIMIT) -> dict[str, str]:
-    """The machine, as tags: CPU, cores, memory and GPUs."""
-    return {
+def hardware(with_gpus: bool = True, limit: float = LIMIT) -> dict[str, str]:
+    """Return the machine's CPU, cores, memory and system, and its GPUs where `with_gpus` asks for them."""
+    found = {
         "cpu": processor(),
         "cores": str(os.cpu_count()),
         "memory_gib": f"{memory() / 2**30:.1f}",
-        "gpus": _gpus(limit),
         "system": platform.platform(),
     }
+    return found | {"gpus": _gpus(limit)} if with_gpus else found
+
+
+def of(stage: str) -> dict[str, Any]:
+    """Return what the numbers of `stage` rest on: tags of the run, and the hashes of its dependencies.
+
+    GPUs are listed for stages that use them: a slow driver delays no other stage.
+    """
+    declared = graph.stages().get(stage)
+    tags = code()
+    tags["mlflow.source.git.commit"] = tags["commit"]
+    tags |= {f"version.{name}": version for name, version in versions().items()}
+    tags |= {f"hardware.{name}": value for name, value in hardware(bool(declared and declared.uses_gpu)).items()}
+    return {"tags": tags, "deps": dependencies(stage)}
