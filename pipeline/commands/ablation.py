@@ -131,8 +131,8 @@ def finished(commit: str) -> dict[str, dict[str, Any]]:
     command = ["dvc", "exp", "show", "--json", "--rev", commit]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        told = next((line for line in result.stderr.split("\n") if line.startswith("ERROR")), result.stderr.strip())
-        raise InputError(f"`dvc exp show` failed: {told}")
+        error = next((line for line in result.stderr.split("\n") if line.startswith("ERROR")), result.stderr.strip())
+        raise InputError(f"`dvc exp show` failed: {error}")
     return {
         str(experiment["name"]): experiment["revs"][0]["data"]
         for commit in json.loads(result.stdout)

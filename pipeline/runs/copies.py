@@ -152,5 +152,5 @@ def clean(runs: Path) -> None:
 def remove(folder: Path) -> None:
     """Remove the copy of a run that is over; and its whole folder, if the run has no record."""
     recorded = (folder / "run.json").exists()
-    for path in (repository(folder), folder / "status") if recorded else (folder,):
+    for path in (repository(folder), folder / "status", *folder.glob("making-*")) if recorded else (folder,):
         shutil.rmtree(path, ignore_errors=True)

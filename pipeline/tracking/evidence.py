@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import yaml
 
 from pipeline.config import graph
 
-NOT_CODE = ("dvc.lock", "params.yaml")
+NOT_CODE = (":(exclude)dvc.lock", ":(exclude)params.yaml")
 """Tracked files that every run may change, and whose content is recorded elsewhere."""
 
 LIBRARIES = (
@@ -26,26 +27,25 @@ LIBRARIES = (
 
 
 LIMIT = 10.0
-"""Seconds that git and nvidia-smi may take: a driver at fault lets nvidia-smi hang."""
+"""Seconds that git and nvidia-smi may take: a faulty driver makes nvidia-smi hang."""
 
 
 def _output(*command: str, limit: float = LIMIT) -> str | None:
-    """What a command prints, or None where it is missing, fails or takes more than `limit` seconds."""
-    if shutil.which(command[0]) is None:
-        return None
+    """Return what a command prints; None if it is missing, fails or takes more than `limit` seconds."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=limit, check=False)
+    except FileNotFoundError:
+        return None
     except subprocess.TimeoutExpired:
-        told = f"tracking: {command[0]} did not answer within {limit:g} s: the run goes on without it"
-        print(told, file=sys.stderr, flush=True)
+        problem = f"{command[0]} did not answer within {limit:g} s: the run goes on without it"
+        print(f"tracking: {problem}", file=sys.stderr, flush=True)
         return None
     return result.stdout if result.returncode == 0 else None
 
 
 def code(limit: float = LIMIT) -> dict[str, str]:
-    """The commit, and the tracked files that differ from it (dvc.lock and params.yaml apart), as tags."""
-    excluded = [f":(exclude){name}" for name in NOT_CODE]
-    files = _output("git", "diff", "--name-only", "HEAD", "--", ".", *excluded, limit=limit)
+    """Return the commit, and the tracked files that differ from it (dvc.lock and params.yaml apart), as tags."""
+    files = _output("git", "diff", "--name-only", "HEAD", "--", ".", *NOT_CODE, limit=limit)
     commit = _output("git", "rev-parse", "HEAD", limit=limit)
     if commit is None or files is None:
         return {"commit": "unknown", "differing_files": "unknown: git names no commit here"}
@@ -53,19 +53,12 @@ def code(limit: float = LIMIT) -> dict[str, str]:
 
 
 def difference() -> str:
-    """The diff of those files, empty where there is none."""
-    return _output("git", "diff", "HEAD", "--", ".", *(f":(exclude){name}" for name in NOT_CODE)) or ""
-
-
-def _locked_stages(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    content = yaml.safe_load(path.read_bytes())
-    return dict((content or {}).get("stages") or {})
+    """Return the diff of those files, empty if there is none."""
+    return _output("git", "diff", "HEAD", "--", ".", *NOT_CODE) or ""
 
 
 def training_code() -> str:
-    """A hash of the modules that training consists of, by the deps of its stage in dvc.yaml."""
+    """Return a hash of the modules of training, by the deps of its stage in dvc.yaml."""
     digest = hashlib.sha256()
     training = graph.stages().get("train")
     for path in training.code if training else ():
@@ -79,7 +72,8 @@ def dependencies(stage: str) -> dict[str, dict[str, str]]:
     While a stage runs, dvc.lock is final only for the stages before it. So its own dependencies are hashed here if they
     are files; hashes of folders that other stages made are those in dvc.lock.
     """
-    stages, lock = graph.stages(), _locked_stages(Path("dvc.lock"))
+    stages, path = graph.stages(), Path("dvc.lock")
+    lock = ((yaml.safe_load(path.read_bytes()) if path.exists() else None) or {}).get("stages") or {}
     hashes = {
         entry["path"]: entry.get("md5", "") for name in lock for entry in lock[name].get("outs", ()) if name in stages
     }
@@ -97,7 +91,7 @@ def dependencies(stage: str) -> dict[str, dict[str, str]]:
 
 
 def _md5(path: Path) -> str:
-    """Of a file, as DVC has it; of a folder, of its files' names and md5s. Empty where nothing stands there."""
+    """Return the md5 of a file, as DVC has it; of a folder's names and md5s; empty if there is nothing."""
     if path.is_dir():
         names = sorted(child for child in path.rglob("*") if child.is_file() and "__pycache__" not in child.parts)
         lines = "".join(f"{child.relative_to(path)} {_md5(child)}\n" for child in names)
@@ -109,18 +103,16 @@ def _md5(path: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Python's version and those of the libraries that are installed."""
+    """Return the versions of Python and of the libraries that are installed."""
     found = {"python": platform.python_version()}
     for name in LIBRARIES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
     return found
 
 
 def processor() -> str:
-    """The CPU's name as the system tells it."""
+    """Return the CPU's name."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n"):
@@ -130,7 +122,7 @@ def processor() -> str:
 
 
 def memory() -> int:
-    """Bytes of memory of this machine."""
+    """Return the bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

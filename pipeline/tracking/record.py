@@ -48,7 +48,8 @@ TAGS = {"DVC_EXP_NAME": "DVC_EXP_NAME", "WMT_FLOW_RUN": "prefect.flow_run_id"}
 """Environment variables that orchestrators set, and the tags that hold them."""
 STATUSES = {"running": "KILLED", "failed": "FAILED", "killed": "KILLED", "finished": "FINISHED", "cached": "FINISHED"}
 """Status of the last stage, of which no process is left -> MLflow's status of the run."""
-NOT_PUBLISHED = {"repository", "status", "log", "lock", "stage.lock", "publish.lock", "published.json"}
+FILES = ("run.json", "dvc.lock", "stages", "differences", "history.jsonl", "load.jsonl", "results", "model")
+"""What is published of a record."""
 
 
 class Record:
@@ -147,7 +148,7 @@ class Record:
                 content = {"status": "cached", "start": now(), "end": now(), "evidence": found}
                 write_json(self.folder / f"stages/{name}.json", content)
         self.collect(stages)
-        self.update(complete=stages[-1] == next(reversed(graph.stages())))
+        self.update(complete=stages[-1] == last_stage())
 
     def update(self, **changes: Any) -> None:
         """Change run.json."""
@@ -156,22 +157,18 @@ class Record:
 
     def signature(self) -> str:
         """Return a hash of names, sizes and times of the files to publish."""
-        return signature(path for path in self.folder.glob("*") if path.name not in NOT_PUBLISHED)
+        return signature(self.folder / name for name in FILES)
 
     def published(self) -> dict[str, Any]:
-        """Return where and in which state the run was published: uri, run, signature; empty if it never was."""
+        """Return where and what was published: uri, run, signature, status; empty if nothing was."""
         path = self.folder / "published.json"
         return read_json(path) if path.exists() else {}
 
     def is_published(self, uri: str | None = None) -> bool:
         """Return whether MLflow (at `uri`, if one is given) has all that the record says."""
         note = self.published()
-        return note.get("signature") == self.signature() and uri in {None, note["uri"]}
-
-    def size(self) -> int:
-        """Return the bytes of its results and its model."""
-        paths = itertools.chain(self.results.rglob("*"), self.model.rglob("*"))
-        return sum(path.stat().st_size for path in paths if path.is_file())
+        current = {"signature": self.signature(), "status": self.status(), "uri": uri or note.get("uri")}
+        return note | current == note
 
 
 def runs_folder() -> Path:
@@ -211,6 +208,11 @@ def is_locked(path: Path) -> bool:
         except BlockingIOError:
             return True
         return False
+
+
+def last_stage() -> str | None:
+    """Return the last stage of dvc.yaml: once it has finished, the run is complete."""
+    return next(reversed(graph.stages()), None)
 
 
 def run_name(run: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ from pipeline.config import graph
 from pipeline.config.settings import CONFIG
 from pipeline.stage import Interrupted, Tracker, write_json
 from pipeline.tracking import evidence
-from pipeline.tracking.record import Record, append, lock, now, present
+from pipeline.tracking.record import Record, append, last_stage, lock, now, present
 
 TRAIN = "train"
 PUBLISH_AFTER = 30.0
@@ -34,9 +34,7 @@ PUBLISH_AFTER = 30.0
 PATIENCE = "30"
 """Seconds that the end of a stage waits for its publication, where `$WMT_TRACKING_PATIENCE` is not set."""
 FAILURES = (OSError, ValueError, yaml.YAMLError)
-"""Of files that cannot be written or read: no stage fails because of its record."""
-SLOWEST = 5e6
-"""Bytes per second of the slowest server that is waited for."""
+"""Errors of files that cannot be written or read: no stage fails because of its record."""
 
 
 class StageTracker:
@@ -51,23 +49,22 @@ class StageTracker:
         self.held = contextlib.ExitStack()
 
     def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
-        """See `Tracker`. A resumed training reports its history again; what is in the record already is left out."""
+        """See `Tracker`. A resumed training reports its history again; what the record has already is left out."""
         if update is None:
             self.write(metrics=self.content["metrics"] | dict(values))
             return
-        with self.warning():
-            last, names = self.last
-            if update < last or (update == last and values.keys() <= names) or self.record is None:
-                return
-            append(self.record.history, {"time": now(), "update": update, "values": dict(values)})
-            self.last = update, (names if update == last else set()) | values.keys()
+        last, names = self.last
+        if self.record is not None and (update > last or (update == last and not values.keys() <= names)):
+            with self.warning():
+                append(self.record.history, {"time": now(), "update": update, "values": dict(values)})
+                self.last = update, (names if update == last else set()) | values.keys()
 
     def tags(self, values: Mapping[str, str]) -> None:
         """See `Tracker`."""
         self.write(tags=self.content["tags"] | dict(values))
 
     def open(self) -> None:
-        """Begin: hold the run and write down what the stage's numbers rest on."""
+        """Lock the run, and record what the stage's numbers rest on."""
         with self.warning():
             record = present()
             if record is None:
@@ -90,21 +87,18 @@ class StageTracker:
                 write_json(self.record.folder / f"stages/{self.stage}.json", self.content)
 
     def close(self, status: str) -> None:
-        """Write down how the stage ended, and collect its results where it finished."""
+        """Record how the stage ended, and collect its results if it finished."""
         end = now()
         self.write(status=status, end=end, seconds=(end - self.content["start"]) / 1000)
-        if self.record is not None and status == "finished":
-            with self.warning():
+        with self.warning():
+            if self.record is not None and status == "finished":
                 finished = graph.upstream(self.stage, graph.stages())
-                if self.stage == last_stage():
-                    self.record.finish(finished)
-                else:
-                    self.record.collect(finished)
+                (self.record.finish if self.stage == last_stage() else self.record.collect)(finished)
         self.held.close()
 
     @contextlib.contextmanager
     def warning(self) -> Iterator[None]:
-        """Report the first failure of the disk, and go on."""
+        """Report the first failure, and go on."""
         try:
             yield
         except FAILURES as error:
@@ -117,14 +111,13 @@ class StageTracker:
 def open_run(stage: str) -> Iterator[Tracker]:
     """Yield the tracker of a stage of the present run. However the stage ends, its record says so."""
     patience()  # A wrong value is refused before the stage begins.
-    tracker = StageTracker(stage)
-    publisher = Publisher(tracker)
+    tracker, status = StageTracker(stage), "failed"
+    # Before the configuration is resolved, the run is not known.
     resolves = graph.made_by(str(CONFIG), graph.stages()) == stage
-    status = "failed"
     if not resolves:
         tracker.open()
+    publisher = Publisher(tracker)
     try:
-        publisher.start_after(0 if stage in {TRAIN, last_stage()} else PUBLISH_AFTER)
         yield tracker
         status = "finished"
     except (Interrupted, KeyboardInterrupt):
@@ -135,13 +128,12 @@ def open_run(stage: str) -> Iterator[Tracker]:
             tracker.open()
         tracker.close(status)
         if status != "finished":
-            # Perhaps no later stage comes that would publish it.
-            publisher.start()
+            publisher.start()  # No later stage may come that would publish it.
         publisher.finish()
 
 
 class Publisher:
-    """The process that publishes the record beside a stage. It ends when the stage does, however that ends."""
+    """The process that publishes a record beside a stage. It ends when the stage does, however that ends."""
 
     def __init__(self, tracker: StageTracker) -> None:
         self.tracker = tracker
@@ -149,20 +141,16 @@ class Publisher:
         self.lock = threading.Lock()
         self.timer = threading.Timer(PUBLISH_AFTER, self.start)
         self.timer.daemon = True
-
-    def start_after(self, seconds: float) -> None:
-        """Start it now, or after some seconds."""
-        if seconds:
-            self.timer.start()
-        else:
+        if tracker.stage in {TRAIN, last_stage()}:
             self.start()
+        else:
+            self.timer.start()
 
     def start(self) -> None:
-        """Start it, once, where MLflow is installed."""
+        """Start it, once there is a record."""
         with self.lock:
-            record = self.tracker.record
-            if self.process is None and record is not None:
-                self.process = start(record, self.tracker.stage)
+            if self.process is None and self.tracker.record is not None:
+                self.process = start(self.tracker.record, self.tracker.stage)
 
     def finish(self) -> None:
         """Let it publish the end of the stage, and wait for that for a bounded time."""
@@ -172,9 +160,10 @@ class Publisher:
                 finish(self.process, self.tracker.record, self.tracker.stage)
 
 
-def last_stage() -> str | None:
-    """Return the last stage of dvc.yaml: once it has finished, the run is complete."""
-    return next(reversed(graph.stages()), None)
+def publish(record: Record, stage: str) -> None:
+    """Publish a record once, waiting for a bounded time."""
+    if (process := start(record, stage)) is not None:
+        finish(process, record, stage)
 
 
 def start(record: Record, stage: str) -> subprocess.Popen[bytes] | None:
@@ -191,7 +180,7 @@ def finish(process: subprocess.Popen[bytes], record: Record, stage: str) -> None
     assert process.stdin is not None
     process.stdin.close()
     try:
-        status = process.wait(timeout=patience(record) + 5)  # It ends by itself before.
+        status = process.wait(timeout=patience() + 5)  # It ends by itself before.
     except subprocess.TimeoutExpired:
         process.kill()
         status = process.wait()
@@ -199,18 +188,12 @@ def finish(process: subprocess.Popen[bytes], record: Record, stage: str) -> None
         warn(stage, "MLflow did not take everything in time", record)
 
 
-def publish(record: Record, stage: str) -> None:
-    """Publish a record, waiting for a bounded time."""
-    if (process := start(record, stage)) is not None:
-        finish(process, record, stage)
-
-
-def patience(record: Record | None = None) -> int:
+def patience() -> int:
     """Return how many seconds to wait for a publication; raises InputError where the variable is no number."""
     chosen = os.environ.get("WMT_TRACKING_PATIENCE", PATIENCE)
     if not chosen.isdecimal():
         raise InputError(f"WMT_TRACKING_PATIENCE is {chosen!r}: it must be a whole number of seconds, or unset")
-    return round(float(chosen) + (record.size() / SLOWEST if record else 0))
+    return int(chosen)
 
 
 def warn(stage: str, problem: str, record: Record) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from command_line import wmt
 from mlflow import MlflowClient
@@ -29,7 +30,7 @@ from pipeline.config.settings import CONFIG, ArchiveSettings, ParallelSettings
 from pipeline.corpora.archive_cache import obtain
 from pipeline.corpora.fetch import Patience
 from pipeline.stage import Interrupted
-from pipeline.tracking import publish, stage_tracker
+from pipeline.tracking import projection, stage_tracker
 from pipeline.tracking.record import Record, append, now, present, records
 
 
@@ -171,7 +172,7 @@ def test_publishing_twice_changes_nothing(root: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "", "nothing waits"
     # As after a publisher that was killed before it had noted what it sent.
     with connected(root / "mlflow.db") as client:
-        client.delete_tag(before.info.run_id, publish.PUBLISHED)
+        client.delete_tag(before.info.run_id, projection.PUBLISHED)
     assert wmt("publish", "--all") == 0
     (after,) = recorded(root)
     assert (after.data.metrics, after.data.params) == (before.data.metrics, before.data.params)
@@ -304,7 +305,9 @@ def test_an_interrupted_stage_ends_killed_and_continues_in_the_same_run_until_an
     assert [run.info.status for run in recorded(root)] == ["FAILED"], "although it measured nothing"
 
 
-def test_a_stage_that_is_sigkilled_ends_killed_without_help(root: Path) -> None:
+@pytest.mark.parametrize("publisher_too", [False, True])
+def test_a_stage_that_is_sigkilled_ends_killed(root: Path, publisher_too: bool) -> None:
+    """By its publisher, or, where both are killed, by the next `wmt publish`."""
     program = (
         "import time\nfrom pipeline.tracking import stage_tracker\n"
         "with stage_tracker.open_run('train') as tracker:\n"
@@ -316,7 +319,13 @@ def test_a_stage_that_is_sigkilled_ends_killed_without_help(root: Path) -> None:
         (record,) = records(root / "runs")
         wait_until(record.published)
         assert [run.info.status for run in recorded(root)] == ["RUNNING"]
+        if publisher_too:
+            for process in psutil.Process(stage.pid).children():
+                process.kill()
         stage.kill()
+    if publisher_too:
+        stage.wait()
+        assert wmt("publish") == 0
     wait_until(lambda: [run.info.status for run in recorded(root)] == ["KILLED"])
     (run,) = recorded(root)
     assert run.data.metrics["loss"] == 5.0
@@ -388,10 +397,10 @@ def test_a_digest_follows_the_bytes_of_both_sides() -> None:
         parallel({**english, "member": "b.en"}, german), parallel({**english, "archive": "b"}, german),
         parallel(english, {**german, "archive": "b"}), parallel(german, english), *local,
     ]  # fmt: skip
-    assert len({publish.digest(text, archives) for text in (base, *others)}) == 1 + len(others)
+    assert len({projection.digest(text, archives) for text in (base, *others)}) == 1 + len(others)
     same = parallel({**english, "archive": "mirror"}, {**german, "archive": "mirror"})
-    assert publish.digest(same, archives) == publish.digest(base, archives)
-    assert publish.digest(parallel(english, {**german, "archive": "unknown"}), archives) is None
+    assert projection.digest(same, archives) == projection.digest(base, archives)
+    assert projection.digest(parallel(english, {**german, "archive": "unknown"}), archives) is None
 
 
 def test_a_server_that_is_down_stops_nothing_and_gets_everything_later(
