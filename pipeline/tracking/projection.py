@@ -39,7 +39,9 @@ class Publication:
     def __init__(self, client: MlflowClient, record: Record, run: Run) -> None:
         self.client, self.record, self.run, self.id = client, record, run, run.info.run_id
         self.description, self.stages = record.description(), record.stages()
-        self.noted: dict[str, Any] = {"history.jsonl": 0, "load.jsonl": 0, "files": {}, "model": ""}
+        self.noted: dict[str, Any] = {
+            "history.jsonl": 0, "load.jsonl": 0, "files": {}, "corpora": False, "model": "",
+        }  # fmt: skip
         self.noted |= json.loads(run.data.tags.get(PUBLISHED, "{}"))
         self.changed = False
 
@@ -130,15 +132,13 @@ class Publication:
         """Set the corpora as inputs, each once its digest is known: `download` records some checksums."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        if not self.record.config.exists():
+        if self.noted["corpora"] or not self.record.config.exists():
             return
         data = DataSettings.model_validate(yaml.safe_load(self.record.config.read_bytes())["data"])
         texts = [("training", text) for text in data.train]
         texts += [("validation", data.valid), ("test", data.test)]
         logged = self.run.inputs.dataset_inputs if self.run.inputs else []
         known = {corpus.dataset.name for corpus in logged}
-        if known >= {text.name for _, text in texts}:
-            return
         archives = {
             archive.name: archive_cache.known_sha256(archive, self.record.folder.parent.parent)
             for archive in data.archives
@@ -158,7 +158,8 @@ class Publication:
         ]
         if inputs:
             self.client.log_inputs(self.id, datasets=inputs)
-            self.changed = True
+            self.noted["corpora"] = len(known) + len(inputs) == len(texts)
+            self.note()
 
     def register_model(self) -> None:
         """Register the model of a complete run that was scored."""

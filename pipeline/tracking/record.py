@@ -140,10 +140,10 @@ class Record:
                 append(self.history, {"time": now(), "update": step, "values": values})
 
     def finish(self, stages: Sequence[str]) -> None:
-        """Collect the results of `stages`, all of the run, the last one last. DVC restored those without a file."""
-        recorded = self.stages()
+        """Collect the results of `stages`, all of the run in order. DVC restored those that did not finish."""
+        finished = [name for name, stage in self.stages().items() if stage["status"] == "finished"]
         for name in stages:
-            if name not in recorded:
+            if name not in finished:
                 found = {"tags": evidence.code(), "deps": evidence.dependencies(name)} if name == stages[-1] else {}
                 content = {"status": "cached", "start": now(), "end": now(), "evidence": found}
                 write_json(self.folder / f"stages/{name}.json", content)

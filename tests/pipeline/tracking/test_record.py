@@ -108,9 +108,9 @@ def test_results_of_another_run_that_are_still_there_are_not_collected(root: Pat
 
 def test_a_run_whose_stages_were_all_cached_is_complete(root: Path) -> None:
     Path("results/metrics.json").write_text('{"bleu": 27.3}')
-    record = present()
-    assert record is not None
-    record.create(Path("results/config.yaml"))
+    with pytest.raises(InputError), stage_tracker.open_run("train"):
+        raise InputError("refused")  # And another run of the same configuration trained.
+    (record,) = records(root / "runs")
     record.finish(["resolve", "train", "score", "report"])
     assert (record.status(), record.is_complete()) == ("FINISHED", True)
     assert {stage["status"] for stage in record.stages().values()} == {"cached"}
