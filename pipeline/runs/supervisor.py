@@ -119,29 +119,20 @@ def record_results(names: Sequence[str]) -> None:
 
 
 def stages(target: str | None) -> dict[str, list[str]]:
-    """Return the stages up to `target` in the order in which DVC runs them, each with its direct predecessors.
+    """Return the stages up to `target` in order, each with its direct predecessors; all without a target.
 
     A predecessor of another predecessor is left out, which keeps pictures of the graph readable. Raises InputError
     if `target` is no stage.
     """
-    from dvc.exceptions import DvcException
-    from dvc.repo import Repo
-    from dvc.repo.reproduce import plan_repro
-
-    with Repo() as repo:
-        try:
-            requested = repo.stage.collect(target)
-        except DvcException as error:
-            known = ", ".join(f"`{stage.addressing}`" for stage in plan_repro(repo.index.graph))
-            raise InputError(f"target: `{target}` is no stage of dvc.yaml; there is {known}") from error
-        index = repo.index.graph
-        direct: dict[str, list[str]] = {}
-        above: dict[str, set[str]] = {}
-        for stage in plan_repro(index, requested):
-            before = [other.addressing for other in index.successors(stage)]
-            direct[stage.addressing] = [one for one in before if not any(one in above[other] for other in before)]
-            above[stage.addressing] = set(before).union(*(above[other] for other in before))
-        return direct
+    declared = graph.stages()
+    if target is not None and target not in declared:
+        known = ", ".join(f"`{name}`" for name in declared)
+        raise InputError(f"target: `{target}` is no stage of dvc.yaml; there is {known}")
+    above = {name: graph.upstream(name, declared)[:-1] for name in declared}
+    return {
+        name: [one for one in above[name] if not any(one in above[other] for other in above[name])]
+        for name in ([*above[target], target] if target else declared)
+    }
 
 
 def main() -> int:

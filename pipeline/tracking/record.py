@@ -125,10 +125,8 @@ class Record:
         """Copy the results of finished stages, and take over the curves of a training that DVC restored."""
         declared = graph.stages()
         for path in (Path(out) for name in stages for out in declared[name].outs):
-            if path.exists() and path.parts[0] == "results":
-                keep(path, self.folder / path)
-            elif path == MODEL and path.exists():
-                link(path, self.model)
+            if path.exists() and (path == MODEL or path.parts[0] == "results"):
+                keep(path, self.model if path == MODEL else self.folder / path)
         if Path("dvc.lock").exists():
             keep(Path("dvc.lock"), self.folder / "dvc.lock")
         if (self.results / "translations").exists():
@@ -288,25 +286,23 @@ def read(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
 
 
 def keep(source: Path, target: Path) -> None:
-    """Replace `target` by a copy of the file or folder `source`, with its times."""
-    with writing(target) as temporary:
-        (shutil.copytree if source.is_dir() else shutil.copy2)(source, temporary)
+    """Replace `target` by a copy of the file or folder `source`, with its times; of a model, by hard links.
 
-
-def link(source: Path, target: Path) -> None:
-    """Replace the folder `target` by hard links to the files of `source`, or by copies on another disk.
-
-    Stages replace models and change none in place.
+    Stages replace models and change none in place. On another disk a model is copied, too.
     """
 
-    def one(file: str, name: str) -> None:
-        try:
-            os.link(os.path.realpath(file), name)
-        except OSError:
-            shutil.copy2(file, name)
+    def copy(file: str, name: str) -> None:
+        with suppress(OSError):
+            if source == MODEL:
+                os.link(os.path.realpath(file), name)
+                return
+        shutil.copy2(file, name)
 
     with writing(target) as temporary:
-        shutil.copytree(source, temporary, copy_function=one)
+        if source.is_dir():
+            shutil.copytree(source, temporary, copy_function=copy)
+        else:
+            copy(str(source), str(temporary))
 
 
 def signature(paths: Iterable[Path]) -> str:

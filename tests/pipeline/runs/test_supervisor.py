@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nmt.config import InputError
 from pipeline.runs import supervisor
 
 
@@ -28,3 +29,19 @@ def test_a_stage_has_changed_or_not_or_fails(
     assert supervisor.reproduce("good", force=False) is True
     assert Path("out").read_text() == "a"
     assert supervisor.reproduce("bad", force=False) is None
+
+
+def test_stages_come_in_order_with_their_direct_predecessors() -> None:
+    found = supervisor.stages(None)
+    assert list(found)[:2] == ["resolve", "download"]
+    assert (found["decode"], found["report"]) == (["average"], ["score", "attention"])
+    assert list(supervisor.stages("train")) == [
+        "resolve",
+        "download",
+        "tokenize",
+        "learn_subwords",
+        "binarize",
+        "train",
+    ]
+    with pytest.raises(InputError, match=r"`decod` is no stage of dvc\.yaml; there is `resolve`, .*`report`"):
+        supervisor.stages("decod")
