@@ -66,28 +66,21 @@ def training_code() -> str:
     return digest.hexdigest()
 
 
-def dependencies(stage: str) -> dict[str, dict[str, str]]:
-    """Return stage -> path -> md5, of the dependencies of `stage` and of every stage that it rests on.
+def dependencies(stage: str, ran: bool = True) -> dict[str, str]:
+    """Return path -> md5 of the dependencies of `stage`, which runs now, or which DVC has restored.
 
-    While a stage runs, dvc.lock is final only for the stages before it. So its own dependencies are hashed here if they
-    are files; hashes of folders that other stages made are those in dvc.lock.
+    While it runs, dvc.lock is final only for the stages before it: files are hashed here, folders that other stages
+    made have their hashes in dvc.lock.
     """
     stages, path = graph.stages(), Path("dvc.lock")
     lock = ((yaml.safe_load(path.read_bytes()) if path.exists() else None) or {}).get("stages") or {}
-    hashes = {
-        entry["path"]: entry.get("md5", "") for name in lock for entry in lock[name].get("outs", ()) if name in stages
+    if stage not in stages or not ran:
+        return {entry["path"]: entry.get("md5", "") for entry in lock.get(stage, {}).get("deps", ())}
+    made = {entry["path"]: entry.get("md5", "") for each in lock.values() for entry in each.get("outs", ())}
+    return {
+        path: made.get(path, "") if graph.made_by(path, stages) and Path(path).is_dir() else _md5(Path(path))
+        for path in stages[stage].deps
     }
-    found: dict[str, dict[str, str]] = {}
-    for name in graph.upstream(stage, stages):
-        recorded = {entry["path"]: entry.get("md5", "") for entry in lock.get(name, {}).get("deps", ())}
-        if name != stage:
-            found[name] = {path: recorded.get(path, "") for path in stages[name].deps}
-            continue
-        found[name] = {
-            path: hashes.get(path, "") if graph.made_by(path, stages) and Path(path).is_dir() else _md5(Path(path))
-            for path in stages[name].deps
-        }
-    return found
 
 
 def _md5(path: Path) -> str:

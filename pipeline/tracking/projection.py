@@ -66,10 +66,9 @@ class Publication:
             self.log(params=[Param(key, params[key]) for key in sorted(missing)])
         tags = self.description["tags"] | self.scores(str)
         for name, stage in self.stages.items():
-            evidence = stage.get("evidence", {})
-            tags |= evidence.get("tags", {}) | stage.get("tags", {})
-            tags |= {f"deps.{other}": json.dumps(deps) for other, deps in evidence.get("deps", {}).items()}
-            tags[f"status.{name}"] = stage["status"]
+            evidence = stage.get("evidence", {"tags": {}, "deps": {}})
+            tags |= evidence["tags"] | stage.get("tags", {})
+            tags |= {f"deps.{name}": json.dumps(evidence["deps"]), f"status.{name}": stage["status"]}
         if (self.record.results / "samples.json").exists():
             tags["mlflow.loggedArtifacts"] = json.dumps([{"path": "samples.json", "type": "table"}])
         report = self.record.results / "report.md"

@@ -139,10 +139,10 @@ class Record:
 
     def finish(self, stages: Sequence[str]) -> None:
         """Collect the results of `stages`, all of the run in order. DVC restored those that did not finish."""
-        finished = [name for name, stage in self.stages().items() if stage["status"] == "finished"]
+        done = [name for name, stage in self.stages().items() if stage["status"] in {"finished", "cached"}]
         for name in stages:
-            if name not in finished:
-                found = {"tags": evidence.code(), "deps": evidence.dependencies(name)} if name == stages[-1] else {}
+            if name not in done:
+                found = {"tags": evidence.code(), "deps": evidence.dependencies(name, ran=False)}
                 content = {"status": "cached", "start": now(), "end": now(), "evidence": found}
                 write_json(self.folder / f"stages/{name}.json", content)
         self.collect(stages)
