@@ -34,7 +34,6 @@ from typing import Any
 import yaml
 
 from nmt.common.files import writing
-from nmt.text.parallel_text import read_lines
 from pipeline.config import graph, rows
 from pipeline.config.resolution import SECTIONS
 from pipeline.config.settings import CONFIG
@@ -243,7 +242,8 @@ def samples(data: Mapping[str, Any]) -> dict[str, Any]:
         Path(f"data/raw/test.{name}.{target}"),
         Path(f"results/translations/{name}.average.{target}"),
     )
-    lines = zip(*(itertools.islice(read_lines(path), SAMPLES) for path in paths), strict=True)
+    texts = (path.read_bytes().decode().removesuffix("\n").split("\n")[:SAMPLES] for path in paths)
+    lines = zip(*texts, strict=True)
     return {"columns": ["source", "reference", "translation"], "data": [list(line) for line in lines]}
 
 
