@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nmt.config import InputError
 from pipeline.stage import write_json
 from pipeline.tracking.credentials import masked
 from pipeline.tracking.monitor import Monitor
@@ -133,7 +134,8 @@ class Server:
             status = record.status()
             over = bool(record.published()) or record.is_complete() or status != "FINISHED"
             if record.folder != own and status != "RUNNING" and over and not record.is_published():
-                self.publish(record, wait=False)
+                with contextlib.suppress(InputError):  # A damaged record, which `wmt publish` reports.
+                    self.publish(record, wait=False)
 
 
 def user() -> str:
