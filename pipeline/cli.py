@@ -166,6 +166,42 @@ def summary() -> None:
     print("report  results/report.html\nmodel   models/average")
 
 
+@app.command(rich_help_panel=RUNS)
+def runs() -> None:
+    """List the runs that have a record in work/runs: their settings, status, BLEU, and whether MLflow has all of them.
+
+    \b
+    Example:
+      wmt runs
+    """
+    from pipeline.commands import runs as recorded
+
+    print(recorded.listing())
+
+
+@app.command(rich_help_panel=RUNS)
+def publish(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="RUN...", help="Ids of runs (a beginning is enough).")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All runs, also those published before.")] = False,
+) -> None:
+    """Bring MLflow to what the records of runs say. Doing it twice changes nothing.
+
+    By default it publishes the runs that are not in MLflow yet or only in part, and the run whose results DVC has
+    restored in this folder.
+
+    \b
+    Example:
+      wmt publish
+      wmt publish base-wmt14-s1-3f2a81c0
+    """
+    from pipeline.commands import runs as recorded
+
+    for line in recorded.publish(names or (), everything):
+        print(line)
+
+
 @app.command(cls=SeveralValues, rich_help_panel=RUNS)
 def states(
     free: Annotated[

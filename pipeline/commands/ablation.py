@@ -28,6 +28,8 @@ from pipeline.config.settings import Pair
 from pipeline.corpora.blocks import workers
 from pipeline.runs import copies
 from pipeline.runs.pipeline_run import Run
+from pipeline.tracking import stage_tracker
+from pipeline.tracking.record import Record, keep, lock, runs_folder
 
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 CHECKPOINTS = 5
@@ -103,6 +105,13 @@ class Plan:
         overrides = {"model": model, "training": self.training, "subwords": self.subwords, "averaging": averaging}
         return {"row": row, "pair": self.pair, "corpus": self.corpus, "seed": seed, "overrides": overrides}
 
+    @property
+    def study(self) -> str:
+        """The name of the record that all runs have as parent: equal for equal settings and code alone."""
+        what = json.dumps([self.pair, self.corpus, self.width, self.depth, self.training, self.subwords])
+        digest = hashlib.sha256((what + self.repository).encode()).hexdigest()[:6]
+        return f"ablation-{self.corpus}-{self.pair}-{digest}"
+
     def name(self, row: str, seed: int) -> str:
         """Return the experiment's name: equal names mean equal settings and code."""
         content = json.dumps([self.params(row, seed), self.repository], sort_keys=True)
@@ -124,9 +133,9 @@ def finished(commit: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def run_of(name: str) -> Run:
+def run_of(plan: Plan, name: str) -> Run:
     """Return the run of that name. Its output goes to its log only."""
-    return Run(Path.cwd(), name, name, lambda line: None)
+    return Run(Path.cwd(), name, name, lambda line: None, plan.study)
 
 
 def prepared(plan: Plan, name: str, row: str, seed: int) -> Run:
@@ -134,7 +143,7 @@ def prepared(plan: Plan, name: str, row: str, seed: int) -> Run:
 
     `dvc exp run --temp` would be shorter, but of several such processes one takes the experiment that another queued.
     """
-    run = run_of(name)
+    run = run_of(plan, name)
     copies.make(run.original, run.folder, plan.params(row, seed))
     return run
 
@@ -161,7 +170,7 @@ def experiment(run: Run, stopped: threading.Event) -> None:
 def run_all(plan: Plan, names: Mapping[str, tuple[str, int]], known: Collection[str], jobs: int) -> None:
     """Run the missing experiments, `jobs` at a time. Raises InputError where one fails, after the running ones end."""
     # Earlier calls leave copies: of a failed run, with its old code, or of a killed run, which may still be ending.
-    for left in map(run_of, names):
+    for left in (run_of(plan, name) for name in names):
         with copies.held(left.folder):
             left.remove()
     missing = [name for name in names if name not in known]
@@ -270,12 +279,19 @@ def run(options: Options) -> str:
         # Refuses wrong settings now, not in a stage of the last run.
         resolve(plan.params(row, options.seeds[0]))
     names = {plan.name(row, seed): (row, seed) for row in options.rows for seed in options.seeds}
+    study = Record(runs_folder() / plan.study)
+    settings = {"width": plan.width, "depth": plan.depth, **plan.training, **plan.subwords}
+    study.create(pair=plan.pair, corpus=plan.corpus, settings=settings)
     try:
-        run_all(plan, names, finished(commit).keys(), options.jobs)
+        with lock(study.stage_lock):
+            run_all(plan, names, finished(commit).keys(), options.jobs)
     except KeyboardInterrupt:
         print("ablation: stopped; the same command resumes it", file=sys.stderr)
         raise
     text = report(plan, results(finished(commit), names), len(options.seeds))
     with writing(options.out) as temporary:
         temporary.write_text(text, encoding="utf-8")
+    keep(options.out, study.results / "ablation.md")
+    study.update(complete=True)
+    stage_tracker.publish(study, "ablation")
     return text

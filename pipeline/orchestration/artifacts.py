@@ -25,7 +25,7 @@ from pipeline.config.settings import DataSettings, RunSettings
 from pipeline.reporting import page
 from pipeline.runs.pipeline_run import Run
 from pipeline.stages import report
-from pipeline.tracking.spool import Spool
+from pipeline.tracking.record import Record, read
 
 INTERVAL = 5.0
 """Seconds between two updates of the progress artifact."""
@@ -38,10 +38,10 @@ FORMATS: dict[str, Callable[[float], str]] = {
 
 
 class Progress:
-    """The progress of a run's training, read from what it logs to its tracker."""
+    """The progress of a run's training, read from the history in the run's record."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.spool = run, Spool(run.state_root / "tracking" / run.identity)
+        self.run, self.history = run, Record(run.folder).history
         self.offset = self.update = 0
         self.values: dict[str, float] = {}
         self.artifact: UUID | None = None
@@ -53,14 +53,10 @@ class Progress:
         if time.monotonic() < self.due:
             return
         self.due = time.monotonic() + INTERVAL
-        events, self.offset = self.spool.read(self.offset)
-        for event in events:
-            if event["stage"] != "train" or event["kind"] != "metrics" or event["update"] is None:
-                continue
-            # The machine's load is logged too; its steps are no updates.
-            if event["values"].keys() & FORMATS.keys():
-                self.update = event["update"]
-                self.values.update(event["values"])
+        lines, self.offset = read(self.history, self.offset)
+        for line in lines:
+            self.update = int(line["update"])
+            self.values.update(line["values"])
         if not self.update:
             return
         updates = yaml.safe_load((self.run.copy / CONFIG).read_text(encoding="utf-8"))["training"]["updates"]

@@ -170,7 +170,7 @@ def run_stages(run: Run, stages: dict[str, list[str]], force: bool, rows: list[d
         started = time.monotonic()
         state = stage_task(run, name, force)(wait_for=[states[other] for other in before], return_state=True)
         states[name] = state
-        run.tell = get_run_logger().info
+        run.log = get_run_logger().info
         rows.append({"stage": name, "how": str(state.name).lower(), "seconds": round(time.monotonic() - started, 1)})
         if not state.is_completed():
             return state
@@ -189,7 +189,7 @@ def stage_task(run: Run, name: str, force: bool) -> Task[[], State[Any]]:
         cache_policy=NO_CACHE,
     )
     def run_stage() -> State[Any]:
-        run.tell = get_run_logger().info
+        run.log = get_run_logger().info
         since = time.time()
         try:
             with output_discarded_without_reader(), slots_for(run, name), artifacts.progress(run, name) as tick:

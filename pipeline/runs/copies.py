@@ -1,6 +1,6 @@
 """Copies of the repository: a run does not see what is edited in the original after the run began.
 
-<state root>/runs/<run>/
+<state root>/runs/<run>/, which is also the folder of the run's record (pipeline/tracking/record.py):
     repository/   HEAD and the changes of tracked files, with the original's DVC cache; `origin` is the original
     status/       the status files of the run's stages
     log           output of DVC and the stages
@@ -154,11 +154,12 @@ def held(folder: Path, name: str = "lock") -> Iterator[None]:
 
 
 def clean(runs: Path) -> None:
-    """Remove the folders of runs that are over, except the newest few. Nobody can take one while it is removed."""
+    """Remove the copies of runs that are over, except the newest few. Nobody can take one while it is removed."""
     times: dict[Path, float] = {}
     for path in runs.glob("*/lock"):
         with suppress(FileNotFoundError):
-            times[path.parent] = path.parent.stat().st_mtime
+            if repository(path.parent).exists() or not is_recorded(path.parent):
+                times[path.parent] = path.parent.stat().st_mtime
     over = 0
     for folder in sorted(times, key=lambda path: times[path], reverse=True):
         with suppress(Timeout, FileNotFoundError), ExitStack() as locks:
@@ -169,10 +170,20 @@ def clean(runs: Path) -> None:
                 remove(folder)
 
 
+def is_recorded(folder: Path) -> bool:
+    """Return whether the folder holds the record of a run (pipeline/tracking/record.py)."""
+    return (folder / "run.json").exists()
+
+
 def remove(folder: Path) -> None:
-    """Remove the folder of a run that is over. Renamed first: a process that takes it meanwhile sees no part of it."""
-    removed = folder.with_name(f"{folder.name}.removed")
-    shutil.rmtree(removed, ignore_errors=True)
-    with suppress(FileNotFoundError):
-        folder.rename(removed)
-    shutil.rmtree(removed, ignore_errors=True)
+    """Remove the copy of a run that is over, and its whole folder if the run has no record.
+
+    A path is renamed before it is removed: a process that takes the folder meanwhile sees no part of it.
+    """
+    copy = (repository(folder), folder / "status", *folder.glob("making-*"))
+    for path in copy if is_recorded(folder) else (folder,):
+        removed = path.with_name(f"{path.name}.removed")
+        shutil.rmtree(removed, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            path.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)

@@ -12,22 +12,27 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from nmt.config import InputError
+from pipeline.config import graph
+from pipeline.config.paths import CONFIG
 from pipeline.runs import copies
 from pipeline.runs.guard import adopt_orphans, end_children
+from pipeline.tracking import stage_tracker
+from pipeline.tracking.record import present
 
 GRACE = 90.0
-"""Seconds between SIGTERM and SIGKILL: more than a stage gives torchrun and then needs for its tracker."""
+"""Seconds between SIGTERM and SIGKILL: more than a stage gives torchrun, and then takes to publish its record."""
 
 
 class Supervisor:
@@ -69,40 +74,61 @@ class Supervisor:
             replies.flush()
 
     def answer(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """Run `{"copy": changes of params.yaml, "target": ..}` or `{"dvc": arguments}`."""
+        """Run `{"copy": changes of params.yaml, "target"}`, `{"repro": stage, "force"}`, `{"record": stages}` or
+        `{"dvc": arguments}`."""
         if "copy" in command:
             os.chdir(copies.make(self.original, self.folder, command["copy"]))
             return {"stages": stages(command["target"])}
+        if "repro" in command:
+            return {"changed": reproduce(command["repro"], command["force"])}
+        if "record" in command:
+            record_results(command["record"])
+            return {}
         from dvc.cli import main
 
         return {"status": main(command["dvc"])}
 
 
-def stages(target: str | None) -> dict[str, list[str]]:
-    """Return the stages up to `target` in DVC's order, each with its direct predecessors.
-
-    A direct predecessor that is also an indirect one is left out, which makes Prefect's picture of the graph readable.
-    Raises InputError for a target that is no stage.
-    """
+def reproduce(stage: str, force: bool) -> bool | None:
+    """Run one stage or restore it from DVC's cache; returns whether it had changed, None if it failed."""
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
-    from dvc.repo.reproduce import plan_repro
 
-    with Repo() as repo:
-        graph = repo.index.graph
-        try:
-            requested = repo.stage.collect(target)
-        except DvcException as error:
-            known = ", ".join(f"`{stage.addressing}`" for stage in plan_repro(graph))
-            raise InputError(f"target: `{target}` is no stage of dvc.yaml; there is {known}") from error
-        direct: dict[str, list[str]] = {}
-        ancestors: dict[str, set[str]] = {}
-        for stage in plan_repro(graph, requested):
-            before = [other.addressing for other in graph.successors(stage)]
-            indirect = set[str]().union(*(ancestors[other] for other in before))
-            direct[stage.addressing] = [one for one in before if one not in indirect]
-            ancestors[stage.addressing] = indirect.union(before)
-        return direct
+    try:
+        with Repo() as repo:
+            return bool(repo.reproduce(stage, single_item=True, force=force))
+    except DvcException:
+        logging.getLogger("dvc").exception("")  # In DVC's own words, as its command line does.
+        return None
+
+
+def record_results(names: Sequence[str]) -> None:
+    """Complete the record of the run that works here, cached stages included, and publish a complete run."""
+    try:
+        if (record := present()) is not None:
+            record.create(CONFIG)
+            record.finish([name for name in graph.stages() if not names or name in names])
+            if record.is_complete():
+                stage_tracker.publish(record, "run")
+    except stage_tracker.FAILURES as error:
+        print(f"run: tracking: {error}; the run goes on without it", file=sys.stderr)
+
+
+def stages(target: str | None) -> dict[str, list[str]]:
+    """Return the stages up to `target` in order, each with its direct predecessors; all without a target.
+
+    A predecessor of another predecessor is left out, which keeps pictures of the graph readable. Raises InputError
+    if `target` is no stage.
+    """
+    declared = graph.stages()
+    if target is not None and target not in declared:
+        known = ", ".join(f"`{name}`" for name in declared)
+        raise InputError(f"target: `{target}` is no stage of dvc.yaml; there is {known}")
+    above = {name: graph.upstream(name, declared)[:-1] for name in declared}
+    return {
+        name: [one for one in above[name] if not any(one in above[other] for other in above[name])]
+        for name in ([*above[target], target] if target else declared)
+    }
 
 
 def main() -> int:

@@ -276,12 +276,6 @@ def run(tracker: stage.Tracker) -> None:
         for figure in content:
             if isinstance(figure, Figure):
                 (temporary / f"{figure.name}.svg").write_bytes(figure.svg)
-    tracker.artifact(FIGURES)
     for path, written in ((MARKDOWN, page.markdown(content, FIGURES.name)), (HTML, page.html(content))):
         with writing(path) as temporary:
             temporary.write_text(written, encoding="utf-8", newline="\n")
-        tracker.artifact(path)
-    # Logged here, not by the stage that measured them: a cached stage does not run, and logs nothing.
-    metrics = stage.read_json(METRICS)
-    tracker.metrics({key: value for key, value in metrics.items() if isinstance(value, int | float)})
-    tracker.tags({key: value for key, value in metrics.items() if isinstance(value, str)})

@@ -114,7 +114,7 @@ def test_mlflow_holds_the_run_as_the_files_do(finished: Clone) -> None:
         experiment = client.get_experiment_by_name("wmt-en-de")
         assert experiment is not None
         (run,) = client.search_runs([experiment.experiment_id])
-        assert (run.info.run_name, run.info.status) == ("sample", "FINISHED")
+        assert (run.info.run_name, run.info.status) == ("sample-sample-s1", "FINISHED")
         numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
         assert {key: run.data.metrics[key] for key in numbers} == pytest.approx(numbers)
         assert run.data.tags["bleu_signature"] == metrics["bleu_signature"]

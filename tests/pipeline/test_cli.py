@@ -58,6 +58,8 @@ def test_the_map_of_the_product(capsys: pytest.CaptureFixture[str]) -> None:
         "rows",
         "plan",
         "summary",
+        "runs",
+        "publish",
         "states",
         "join",
         "ablation",

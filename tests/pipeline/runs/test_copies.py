@@ -13,6 +13,7 @@ from clones import ROOT, Clone
 
 from nmt.config import InputError
 from pipeline.runs import copies
+from pipeline.tracking.record import lock
 
 
 @pytest.fixture
@@ -99,11 +100,11 @@ def test_a_folder_that_is_no_repository_is_refused(tmp_path: Path) -> None:
 def test_old_copies_go_and_those_at_work_stay(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     for number in range(copies.KEPT + 2):
-        with copies.held(runs / str(number)):
+        with lock(runs / str(number) / "lock"):
             (runs / str(number) / "repository").mkdir()
         time = 1_000_000_000 + number
         os.utime(runs / str(number), (time, time))
-    with copies.held(runs / "0"):
+    with lock(runs / "0/lock"):
         os.utime(runs / "0", (1, 1))
         copies.clean(runs)
         assert sorted(path.name for path in runs.iterdir()) == ["0", *(str(n) for n in range(2, copies.KEPT + 2))]
@@ -169,6 +170,15 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
         process.kill()
     with copies.held(tmp_path / "run"):
         pass
+
+
+def test_the_record_of_a_run_stays_when_its_copy_goes(tmp_path: Path) -> None:
+    for name in ("repository/nmt", "status", "results"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    (tmp_path / "run/run.json").touch()
+    (tmp_path / "run/log").touch()
+    copies.remove(tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["log", "results", "run.json"]
 
 
 def test_params_that_are_no_yaml_are_refused(clone: Clone, tmp_path: Path) -> None:
