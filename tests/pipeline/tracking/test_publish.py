@@ -26,7 +26,8 @@ from mlflow.entities import Run
 from records import CONFIGURATION, configure, run
 
 from nmt.config import InputError
-from pipeline.config.settings import CONFIG, ArchiveSettings, ParallelSettings
+from pipeline.config.paths import CONFIG
+from pipeline.config.settings import ArchiveSettings, ParallelSettings
 from pipeline.corpora.archive_cache import obtain
 from pipeline.corpora.fetch import Patience
 from pipeline.stage import Interrupted
