@@ -173,8 +173,8 @@ class SearchSettings(Settings):
     max_extra: Annotated[int, Field(ge=0)]
     """A translation has at most the source's subwords plus this many."""
     stop: Literal["exact", "tensor2tensor"]
-    """The search of a sentence ends when no unfinished hypothesis can be among the `nbest` best any more (exact), or
-    can beat the worst finished one, however few are finished (tensor2tensor)."""
+    """exact: the search ends when no unfinished hypothesis can be among the `nbest` best. tensor2tensor: when none can
+    beat the worst finished one, however few are finished."""
 
     def changed(self, changes: Mapping[str, Any]) -> SearchSettings:
         """Return these settings with some values changed; raise InputError for a wrong name or value."""

@@ -109,7 +109,8 @@ _DATA_SHEETS: dict[str, tuple[float, float | None]] = {
     "H200": (66.9, 989.4),
     "B200": (75.0, 2250.0),
 }
-"""Peaks in float32 and bfloat16, in TFLOPS, without sparsity. A name comes before the shorter names in it."""
+"""Peaks in float32 and bfloat16, in TFLOPS, without sparsity. A longer name must precede a shorter one that it contains
+(`H100 PCIe` before `H100`): the first match counts."""
 
 HARDWARE = (
     *(Hardware(name, speed, None, None, _PAPER) for name, speed in (("K80", 2.8e12), ("K40", 3.7e12), ("M40", 6e12))),

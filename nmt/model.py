@@ -98,7 +98,7 @@ def attention(
 ) -> Float[Tensor, "batch h query d_v"]:
     """Return softmax(QK^T / sqrt(d_k)) V, Eq. 1; `mask` and `scaled` as in `attention_weights`.
 
-    Uses plain products: fused kernels work in tiles, which short sentences would leave mostly empty.
+    Uses plain products: fused attention kernels compute tiles of fixed size, which short sentences leave mostly empty.
     """
     weights = attention_weights(Q, K, mask, scaled=scaled)
     return (weights if dropout is None else dropout(weights)) @ V
@@ -223,7 +223,7 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu":
             return F.dropout(x, self.probability)
-        # The full range, so that the sign bit of every fourth integer is drawn too.
+        # The full range: the default would leave the sign bit of every fourth 16-bit integer 0.
         drawn = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
         dropped = round(self.probability * DROPOUT_STEPS)
         keep = (drawn.view(torch.int16)[: x.numel()] >= dropped - DROPOUT_STEPS // 2).view(x.shape)
@@ -263,7 +263,10 @@ class Transformer(nn.Module):
         memory: Float[Tensor, "batch src d_model"],
         src_mask: Bool[Tensor, "batch 1 1 src"],
     ) -> Float[Tensor, "batch tgt d_model"]:
-        """Return the decoder's output at all target positions; padding comes last, so no real one attends to it."""
+        """Return the decoder's output at all target positions.
+
+        Padding comes last, so no real position attends to it.
+        """
         tgt_mask = subsequent_mask(tgt_in.shape[1], tgt_in.device)
         x = self.embedding(tgt_in)
         for layer in self.decoder:

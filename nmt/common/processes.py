@@ -11,7 +11,7 @@ import sys
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     """Have the kernel send this process a signal when its parent dies, for any reason. Linux only.
 
-    The kernel watches the parent's thread: start such a process from a thread that lives as long as the process should.
+    The signal comes when the parent's thread that started this process ends: that thread must live long enough.
     """
     if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1

@@ -50,7 +50,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Interval:
+class ConfidenceInterval:
     """A 95% confidence interval, in points of BLEU."""
 
     low: float
@@ -64,7 +64,7 @@ class Scores:
     bleu: float
     """Cased sacreBLEU (13a) of detokenised text."""
     signature: str
-    interval: Interval
+    interval: ConfidenceInterval
     chrf: float
     chrf_signature: str
     paper_way: list[Step]
@@ -99,7 +99,7 @@ def read_lines(path: Path) -> list[str]:
     return lines
 
 
-def name_of(references: Sequence[str]) -> str | None:
+def known_set(references: Sequence[str]) -> str | None:
     """Return the name of a known set of references, such as `newstest2014/full, de (sacreBLEU: wmt14/full)`."""
     # sacreBLEU's copies (`--echo ref`) have spaces where the originals have no-break spaces.
     lines = (re.sub(r"\s+", " ", line.strip()) for line in references)
@@ -167,7 +167,7 @@ def paper_way(hypotheses: Sequence[str], references: Sequence[str], lang: str) -
 
 
 def _bootstrap(systems: Sequence[Sequence[str]], references: Sequence[str]) -> list[Result]:
-    """Return sacreBLEU's bootstrap of the systems; from the second on, compared with the first (Koehn 2004)."""
+    """Return sacreBLEU's bootstrap of the systems; all but the first are also compared with the first (Koehn 2004)."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.significance import PairedTest
 
@@ -179,10 +179,10 @@ def _bootstrap(systems: Sequence[Sequence[str]], references: Sequence[str]) -> l
     return [result for result in results["BLEU"] if not isinstance(result, str)]
 
 
-def confidence(hypotheses: Sequence[str], references: Sequence[str]) -> Interval:
+def confidence(hypotheses: Sequence[str], references: Sequence[str]) -> ConfidenceInterval:
     """Return the 95% interval of sacreBLEU under resampling of the lines (Koehn 2004)."""
     result: Any = _bootstrap([hypotheses], references)[0]
-    return Interval(float(result.mean - result.ci), float(result.mean + result.ci))
+    return ConfidenceInterval(float(result.mean - result.ci), float(result.mean + result.ci))
 
 
 def compare(baseline: Sequence[str], system: Sequence[str], references: Sequence[str]) -> Comparison:
@@ -202,12 +202,12 @@ def score(hypotheses: Sequence[str], references: Sequence[str], lang: str) -> Sc
         *chrf(hypotheses, references),
         paper_way(hypotheses, references, lang),
         lines=len(references),
-        set=name_of(references),
+        set=known_set(references),
     )
 
 
-def reports(hypotheses: Sequence[Path], reference: Path, lang: str) -> list[dict[str, Any]]:
-    """Return all scores of each system's file; from the second on, compared with the first.
+def score_systems(hypotheses: Sequence[Path], reference: Path, lang: str) -> list[dict[str, Any]]:
+    """Return all scores of each system's file; all but the first are also compared with the first.
 
     Raises InputError if a file cannot be read or does not have one line for each reference.
     """
@@ -241,8 +241,8 @@ def reports(hypotheses: Sequence[Path], reference: Path, lang: str) -> list[dict
     return found
 
 
-def text(report: Mapping[str, Any]) -> str:
-    """Format one of `reports` for people."""
+def format_report(report: Mapping[str, Any]) -> str:
+    """Format one of the reports of `score_systems` for people."""
     named = f" of {report['set']}" if report["set"] else ""
     lines = [
         f"{report['hypothesis']}: {report['lines']} lines{named}",

@@ -15,7 +15,7 @@ import torch
 
 from nmt.config import BOS, EOS, InputError
 from nmt.inference.loading import Models, padded
-from nmt.inference.search import no_probabilities
+from nmt.inference.search import not_finite_error
 from nmt.inference.translator import batches
 from nmt.model import Transformer
 from nmt.text.parallel_text import parallel
@@ -62,7 +62,7 @@ def score(members: Sequence[Transformer], pairs: Sequence[tuple[list[int], list[
     for row, (_, target) in zip(log_p, pairs, strict=True):
         inside = row[: len(target)]
         for position in (~inside.isfinite()).nonzero()[:1]:
-            raise no_probabilities(int(position) + 1)
+            raise not_finite_error(int(position) + 1)
         scored.append(Scored(float(inside.sum()), len(target)))
     return scored
 

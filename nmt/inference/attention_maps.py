@@ -37,7 +37,7 @@ class Attention:
 
 
 @torch.no_grad()
-def weights_of(model: Transformer, source: list[int], target: list[int]) -> dict[str, Tensor]:
+def attention_of(model: Transformer, source: list[int], target: list[int]) -> dict[str, Tensor]:
     """Return the weights of every layer and head by name; `source` ends in EOS, `target` has neither BOS nor EOS."""
     device = model.embedding.table.device
     found: dict[str, list[Tensor]] = {name: [] for name in ATTENTIONS}
@@ -67,16 +67,16 @@ def attention(models: Models, source: str, target: str) -> Attention:
     ids = models.encode(source)
     if not ids:
         raise InputError("the source has no text, so there is nothing to look at: give a sentence")
-    written = [row for row in models.encode_target(target) if row != EOS]
+    written = [token for token in models.encode_target(target) if token != EOS]
     names = models.subwords.symbols
-    return Attention(names(ids), names([BOS, *written]), weights_of(models.members[0], ids, written))
+    return Attention(names(ids), names([BOS, *written]), attention_of(models.members[0], ids, written))
 
 
 def alignment(
     members: Sequence[Transformer], source: list[int], target: list[int]
 ) -> Float[Tensor, "target_and_eos source"]:
     """Return the last layer's attention to the source for each subword of the target and EOS: mean of heads, models."""
-    return torch.stack([weights_of(model, source, target)["cross"][-1].mean(0) for model in members]).mean(0)
+    return torch.stack([attention_of(model, source, target)["cross"][-1].mean(0) for model in members]).mean(0)
 
 
 def save(found: Attention, folder: Path) -> list[Path]:
@@ -88,8 +88,8 @@ def save(found: Attention, folder: Path) -> list[Path]:
         temporary.mkdir()
         np.savez_compressed(temporary / "attention.npz", allow_pickle=False, **arrays)
         for name in ATTENTIONS:
-            (temporary / f"{name}-all-heads.svg").write_bytes(overview(found, name))
-            (temporary / f"{name}-layer-{layer + 1}.svg").write_bytes(lines(found, name, layer))
+            (temporary / f"{name}-all-heads.svg").write_bytes(draw_matrices(found, name))
+            (temporary / f"{name}-layer-{layer + 1}.svg").write_bytes(draw_lines(found, name, layer))
     return sorted(folder.iterdir())
 
 
@@ -105,7 +105,7 @@ def _figure(content: io.BytesIO, width: float, height: float, **settings: Any) -
         figure.savefig(content, format="svg", metadata={"Date": None})
 
 
-def overview(found: Attention, name: str) -> bytes:
+def draw_matrices(found: Attention, name: str) -> bytes:
     """Draw the matrices of all layers (rows) and heads (columns); return the SVG."""
     weights, content = found.weights[name], io.BytesIO()
     layers, heads = weights.shape[:2]
@@ -118,7 +118,7 @@ def overview(found: Attention, name: str) -> bytes:
     return content.getvalue()
 
 
-def lines(found: Attention, name: str, layer: int) -> bytes:
+def draw_lines(found: Attention, name: str, layer: int) -> bytes:
     """Draw a layer as the paper's figures 3 to 5: queries left, keys right, a colour a head, opacity by weight.
 
     Returns the SVG.
@@ -144,7 +144,7 @@ def lines(found: Attention, name: str, layer: int) -> bytes:
     return content.getvalue()
 
 
-def look(folder: Path, source: str, target: str | None, output: Path) -> list[Path]:
+def write_attention(folder: Path, source: str, target: str | None, output: Path) -> list[Path]:
     """Write a model's attention for a pair of raw lines to `output`; return the files.
 
     Without a target, uses the model's own translation. Raises InputError if the source has no text.

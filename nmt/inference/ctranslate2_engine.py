@@ -23,7 +23,7 @@ NOTE = (
 )
 
 
-def library() -> Any:
+def import_ctranslate2() -> Any:
     """Return the module ctranslate2; raise InputError if it is not installed."""
     try:
         import ctranslate2
@@ -38,7 +38,7 @@ class CTranslate2Engine(Engine):
     """An exported model. Raises InputError if `folder` is no exported model, or CTranslate2 is not installed."""
 
     def __init__(self, folder: Path, models: Models) -> None:
-        module = library()
+        module = import_ctranslate2()
         if not (folder / "model.bin").exists():
             raise InputError(f"{folder} is no CTranslate2 model: run `wmt export {folder} OUT`, and give OUT")
         available = torch.get_num_threads()
@@ -48,9 +48,9 @@ class CTranslate2Engine(Engine):
             self.translator = module.Translator(str(folder), **settings)
         except (RuntimeError, ValueError) as error:
             raise InputError(f"{folder} cannot be read by CTranslate2 ({error}): export it again") from error
-        self.symbols = models.subwords.symbols(range(models.subwords.unpadded))
-        self.rows = {symbol: row for row, symbol in enumerate(self.symbols)}
-        self.specials = [[self.symbols[row]] for row in (0, 1)]
+        self.symbols = models.subwords.symbols(range(models.subwords.used_rows))
+        self.tokens = {symbol: token for token, symbol in enumerate(self.symbols)}
+        self.specials = [[self.symbols[token]] for token in (0, 1)]
 
     def run(self, batch: Sequence[Piece], settings: SearchSettings, nbest: int) -> list[list[Hypothesis]]:
         """See Engine. The score is log_probability / |Y|^alpha, EOS counted."""
@@ -67,7 +67,7 @@ class CTranslate2Engine(Engine):
         self, sentences: list[list[int]], limit: int, settings: SearchSettings, nbest: int
     ) -> list[list[Hypothesis]]:
         results = self.translator.translate_batch(
-            [[self.symbols[row] for row in ids] for ids in sentences],
+            [[self.symbols[token] for token in ids] for ids in sentences],
             beam_size=settings.beam,
             num_hypotheses=nbest,
             length_penalty=settings.alpha,
@@ -92,5 +92,5 @@ class CTranslate2Engine(Engine):
                 f"CTranslate2 scores a translation as {score}: the weights are damaged, or they overflow; export "
                 "another checkpoint, or this one with --quantization float32"
             )
-        ids = [self.rows[symbol] for symbol in symbols]
+        ids = [self.tokens[symbol] for symbol in symbols]
         return Hypothesis(ids, score * (len(ids) + 1) ** alpha, score)

@@ -1,6 +1,6 @@
 """A Transformer that decodes one position at a time, as search and sampling need it: earlier positions are cached.
 
-The hypotheses of a sentence form a tree of nodes, one node a token. The cache holds the keys and values of all nodes.
+The hypotheses of a sentence form a tree of nodes, one node per token. The cache holds the keys and values of all nodes.
 A mask says which nodes a hypothesis descends from, so choosing hypotheses copies no keys, and all hypotheses of a
 sentence are queries of one product.
 """
@@ -25,7 +25,7 @@ _POSITIONS = 2048
 """Positions that are computed beforehand."""
 
 
-class State(ABC):
+class DecodingState(ABC):
     """A batch of partly translated sentences, each with the same number of hypotheses of the same length."""
 
     @abstractmethod
@@ -33,11 +33,11 @@ class State(ABC):
         """Return the log-probabilities of the next subword, given every hypothesis' last one (BOS at first)."""
 
     @abstractmethod
-    def follow(self, origin: Int[Tensor, "batch chosen"]) -> None:
+    def select_hypotheses(self, origin: Int[Tensor, "batch chosen"]) -> None:
         """Continue with these hypotheses of each sentence, by their indices in the last step."""
 
     @abstractmethod
-    def keep(self, sentences: Int[Tensor, "remaining"]) -> None:
+    def select_sentences(self, sentences: Int[Tensor, "remaining"]) -> None:
         """Continue with these sentences only, by their indices in the batch."""
 
 
@@ -45,12 +45,12 @@ class Scorer(ABC):
     """One model or several: gives the probabilities that search and sampling use."""
 
     @abstractmethod
-    def start(self, src: Int[Tensor, "batch src"]) -> State:
+    def start(self, src: Int[Tensor, "batch src"]) -> DecodingState:
         """Read sentences of subword ids, EOS last, padded with PAD; each has one empty hypothesis."""
 
 
 class Decoder(Scorer):
-    """One model. Copies of its weights are laid out for decoding: later changes of the model have no effect."""
+    """One model. Some of its weights are copied for decoding, so do not change the model afterwards."""
 
     @torch.no_grad()
     def __init__(self, model: Transformer) -> None:
@@ -63,7 +63,7 @@ class Decoder(Scorer):
         self.output = model.embedding.table.t().contiguous()
 
     @torch.inference_mode()
-    def start(self, src: Int[Tensor, "batch src"]) -> State:
+    def start(self, src: Int[Tensor, "batch src"]) -> DecodingState:
         return _ModelState(self, src)
 
 
@@ -75,12 +75,12 @@ class Ensemble(Scorer):
             raise InputError("an ensemble needs at least one model: give one")
         self.members = members
 
-    def start(self, src: Int[Tensor, "batch src"]) -> State:
+    def start(self, src: Int[Tensor, "batch src"]) -> DecodingState:
         return _EnsembleState([member.start(src) for member in self.members])
 
 
-class _EnsembleState(State):
-    def __init__(self, states: Sequence[State]) -> None:
+class _EnsembleState(DecodingState):
+    def __init__(self, states: Sequence[DecodingState]) -> None:
         self.states = states
 
     def step(self, ids: Int[Tensor, "batch hypotheses"]) -> Float[Tensor, "batch hypotheses vocabulary"]:
@@ -89,13 +89,13 @@ class _EnsembleState(State):
             total = torch.logaddexp(total, state.step(ids))
         return total - math.log(len(self.states))
 
-    def follow(self, origin: Int[Tensor, "batch chosen"]) -> None:
+    def select_hypotheses(self, origin: Int[Tensor, "batch chosen"]) -> None:
         for state in self.states:
-            state.follow(origin)
+            state.select_hypotheses(origin)
 
-    def keep(self, sentences: Int[Tensor, "remaining"]) -> None:
+    def select_sentences(self, sentences: Int[Tensor, "remaining"]) -> None:
         for state in self.states:
-            state.keep(sentences)
+            state.select_sentences(sentences)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class _Layer:
         return cls(layer, weight, torch.cat(biases) if biases else None, [part.out_features for part, _ in scaled])
 
 
-class _ModelState(State):
+class _ModelState(DecodingState):
     def __init__(self, decoder: Decoder, src: Int[Tensor, "batch src"]) -> None:
         self.model, self.layers, self.output = decoder.model, decoder.layers, decoder.output
         src_mask = padding_mask(src)
@@ -165,11 +165,11 @@ class _ModelState(State):
         return cast("Tensor", layer.add_norms[2](x, layer.feed_forward(x)))
 
     @torch.inference_mode()
-    def follow(self, origin: Int[Tensor, "batch chosen"]) -> None:
+    def select_hypotheses(self, origin: Int[Tensor, "batch chosen"]) -> None:
         self.mask = self.mask.gather(1, origin[:, :, None].expand(-1, -1, self.mask.shape[2]))
 
     @torch.inference_mode()
-    def keep(self, sentences: Int[Tensor, "remaining"]) -> None:
+    def select_sentences(self, sentences: Int[Tensor, "remaining"]) -> None:
         end = self.mask.shape[2]
         self.nodes = [[part[:, :, :end].index_select(0, sentences) for part in nodes] for nodes in self.nodes]
         self.cross = [(K.index_select(0, sentences), V.index_select(0, sentences)) for K, V in self.cross]

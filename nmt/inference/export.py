@@ -15,7 +15,7 @@ from torch import nn
 
 from nmt.common.files import writing
 from nmt.config import BOS, EOS, UNK, InputError, ModelSettings
-from nmt.inference.ctranslate2_engine import library
+from nmt.inference.ctranslate2_engine import import_ctranslate2
 from nmt.inference.loading import Models
 from nmt.inference.model_folder import load_description, load_model
 from nmt.inference.options import Quantization
@@ -25,7 +25,7 @@ POSITIONS = 1024
 """Positions in the exported table of sinusoids: CTranslate2 refuses longer sentences."""
 
 
-def representable(settings: ModelSettings) -> None:
+def check_representable(settings: ModelSettings) -> None:
     """Raise InputError for a model that CTranslate2 cannot represent."""
     d_k, d_v, d_model = settings.d_k, settings.d_v, settings.d_model
     if d_k != d_v:
@@ -42,12 +42,12 @@ def representable(settings: ModelSettings) -> None:
 
 def export(folder: Path, out: Path, quantization: Quantization = "float32") -> None:
     """Write the CTranslate2 model `out`; raise InputError if the model cannot be represented or is damaged."""
-    module = library()
+    module = import_ctranslate2()
     description = load_description(folder)
-    representable(description.model)
+    check_representable(description.model)
     # Checks that the parts of the folder fit together.
     models = Models([folder], torch.device("cpu"), weights=False)
-    symbols = models.subwords.symbols(range(models.subwords.unpadded))
+    symbols = models.subwords.symbols(range(models.subwords.used_rows))
     if len(set(symbols)) < len(symbols):
         raise InputError(f"{folder}: two subwords have the same symbol, which CTranslate2 does not support")
     spec = _specification(module, load_model(folder, description), len(symbols))

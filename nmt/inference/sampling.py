@@ -14,7 +14,7 @@ from torch import Tensor
 from nmt.common.shapes import Float, Int
 from nmt.config import SearchSettings, Settings
 from nmt.inference.decoder import Scorer
-from nmt.inference.search import Hypothesis, generate, limits
+from nmt.inference.search import Hypothesis, generate, length_limits
 
 
 class SamplingSettings(Settings):
@@ -34,16 +34,16 @@ def sample(
     settings: SearchSettings,
     sampling: SamplingSettings,
     subwords: int,
-    names: Sequence[Sequence[int]],
+    keys: Sequence[Sequence[int]],
     count: int = 1,
 ) -> list[list[Hypothesis]]:
     """Return `count` independent translations of each source, in the order drawn; two may be equal.
 
-    `names` are numbers that identify each sentence, such as its line number: its translations are a function of the
-    seed and its name, whatever else is in the batch. The log-probabilities are the model's own, without temperature.
+    `keys` are numbers that identify each sentence, such as its line number: its translations are a function of the
+    seed and its key, whatever else is in the batch. The log-probabilities are the model's own, without temperature.
     The beam of `settings` is ignored. Raises InputError if the model's probabilities are not finite.
     """
-    uniform = _uniform(sampling.seed, names, limits(src, settings), count)
+    uniform = _uniform(sampling.seed, keys, length_limits(src, settings), count)
 
     def choose(log_p: Tensor, sentences: list[int], position: int) -> Tensor:
         return _draw(log_p, uniform[sentences, position], sampling)
@@ -52,12 +52,12 @@ def sample(
 
 
 def _uniform(
-    seed: int, names: Sequence[Sequence[int]], limit: Int[Tensor, "batch"], count: int
+    seed: int, keys: Sequence[Sequence[int]], limit: Int[Tensor, "batch"], count: int
 ) -> Float[Tensor, "batch steps count"]:
     """Return numbers in (0, 1], one for every subword that may have to be drawn."""
     steps = int(limit.max()) + 1
     # A longer limit of another sentence adds steps, and does not change the numbers of earlier steps.
-    drawn = [1.0 - np.random.default_rng([seed, *name]).random((steps, count)) for name in names]
+    drawn = [1.0 - np.random.default_rng([seed, *key]).random((steps, count)) for key in keys]
     return torch.from_numpy(np.stack(drawn)).to(limit.device)
 
 

@@ -20,9 +20,9 @@ from nmt.inference.decoder import Decoder, Scorer
 from nmt.model import Transformer
 
 _CHUNK = 64
-"""Columns whose maximum is computed before any of them is compared alone."""
+"""Columns per chunk in `top_of_rows`."""
 _REMOVE_FROM = 8
-"""Finished sentences leave the batch when they are at least one in this many: removing rows copies all others."""
+"""Finished sentences are removed once they are 1/8 of the batch, because each removal copies all other rows."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def search(
     """Return the `nbest` best translations of each source, best first; there may be fewer.
 
     `src` holds subword ids, EOS last, padded with PAD. Ids from `subwords` on are padding rows of the vocabulary and
-    are never produced. A beam of 1 is greedy search, which ends at the first EOS. `_Beam` would go on from there with
-    the second best subword and could return that translation; it takes the same time.
+    are never produced. A beam of 1 is greedy search, which ends at the first EOS. It does not use `_Beam`, which
+    would continue with the second best subword and might return that translation.
     Raises InputError if nbest exceeds the beam, or the model's probabilities are not finite.
     """
     settings.check_nbest(nbest)
@@ -81,7 +81,7 @@ def generate(
     indices in `src` of the sentences in this batch, and the position in the translation, from 0.
     Raises InputError if the model's probabilities are not finite.
     """
-    state, limit = scorer.start(src), limits(src, settings)
+    state, limit = scorer.start(src), length_limits(src, settings)
     sentences = list(range(src.shape[0]))
     written: list[list[list[int]]] = [[[] for _ in range(count)] for _ in sentences]
     totals = [[0.0] * count for _ in sentences]
@@ -89,10 +89,10 @@ def generate(
     position = 0
     while sentences:
         log_p = state.step(ids)
-        forbid(log_p, subwords)
-        only_end(log_p, limit <= position)
+        forbid_specials(log_p, subwords)
+        force_eos(log_p, limit <= position)
         if position == 0 and count > 1:
-            state.follow(ids.new_zeros(len(sentences), count))
+            state.select_hypotheses(ids.new_zeros(len(sentences), count))
             log_p = log_p.expand(-1, count, -1)
         ids = choose(log_p, sentences, position)
         gains = log_p.gather(2, ids[:, :, None])[:, :, 0].tolist()
@@ -102,14 +102,14 @@ def generate(
             for copy, (own, token, gain) in enumerate(zip(written[sentence], tokens, gains[row], strict=True)):
                 if own[-1:] != [EOS]:
                     if not math.isfinite(gain):
-                        raise no_probabilities(position)
+                        raise not_finite_error(position)
                     own.append(token)
                     totals[sentence][copy] += gain
             if any(own[-1] != EOS for own in written[sentence]):
                 remaining.append(row)
         if len(remaining) < len(sentences):
             rows = torch.tensor(remaining, dtype=torch.long, device=src.device)
-            state.keep(rows)
+            state.select_sentences(rows)
             ids, limit, sentences = ids[rows], limit[rows], [sentences[row] for row in remaining]
     return [
         [
@@ -120,27 +120,27 @@ def generate(
     ]
 
 
-def limits(src: Int[Tensor, "batch src"], settings: SearchSettings) -> Int[Tensor, "batch"]:
+def length_limits(src: Int[Tensor, "batch src"], settings: SearchSettings) -> Int[Tensor, "batch"]:
     """Return the most subwords that each translation may have, EOS not counted: the source's and max_extra."""
     return (src != PAD).sum(1) - 1 + settings.max_extra
 
 
-def forbid(log_p: Float[Tensor, "*rows vocabulary"], subwords: int) -> None:
+def forbid_specials(log_p: Float[Tensor, "*rows vocabulary"], subwords: int) -> None:
     """Make the specials but EOS, and the padding rows, impossible, in place. The others are not renormalised."""
-    for row in (PAD, BOS, UNK):
-        log_p[..., row] = -math.inf
+    for token in (PAD, BOS, UNK):
+        log_p[..., token] = -math.inf
     log_p[..., subwords:] = -math.inf
 
 
-def only_end(log_p: Float[Tensor, "batch hypotheses vocabulary"], full: Bool[Tensor, "batch"]) -> None:
+def force_eos(log_p: Float[Tensor, "batch hypotheses vocabulary"], full: Bool[Tensor, "batch"]) -> None:
     """Make everything but EOS impossible, in place, for sentences whose translations have reached their limit."""
     ends = log_p[..., EOS].clone()
     log_p.masked_fill_(full[:, None, None], -math.inf)
     log_p[..., EOS] = ends
 
 
-def no_probabilities(position: int) -> InputError:
-    """Return the error for probabilities that are NaN or all zero at a subword of a translation, counted from 1.
+def not_finite_error(position: int) -> InputError:
+    """Return the error for a subword, number `position` from 1, whose probabilities are NaN or all zero.
 
     Checking the chosen subwords is enough: a NaN anywhere in a row becomes a NaN everywhere in the softmax.
     """
@@ -150,10 +150,13 @@ def no_probabilities(position: int) -> InputError:
     )
 
 
-def best_of_rows(
+def top_of_rows(
     log_p: Float[Tensor, "*rows vocabulary"], count: int
 ) -> tuple[Float[Tensor, "*rows count"], Int[Tensor, "*rows count"]]:
-    """Do what `topk` does, faster on a CPU: the best n of a row are in the n chunks with the largest maxima."""
+    """Return the `count` best of each row and their columns, as `topk`.
+
+    Faster on a CPU: only the `count` chunks with the largest maxima are searched.
+    """
     vocabulary = log_p.shape[-1]
     chunks = vocabulary // _CHUNK
     if log_p.is_cuda or vocabulary % _CHUNK or chunks < 2 * count:
@@ -178,7 +181,7 @@ class _Beam:
         self.sentences = list(range(batch))
         """The sentence of each row of the tensors, as an index in `src`. Some rows may have results already."""
         self.results: dict[int, list[Hypothesis]] = {}
-        self.limit = limits(src, settings)
+        self.limit = length_limits(src, settings)
         self.least_limit = int(self.limit.min())
         self.length = 0
         """Subwords of every unfinished hypothesis."""
@@ -201,7 +204,7 @@ class _Beam:
         self.alive, picked = log_p.masked_fill(ends, -math.inf).topk(k, dim=1)
         origin, tokens = origin.gather(1, picked), tokens.gather(1, picked)
         self.tokens = torch.cat((self._tokens_of(origin), tokens[:, :, None]), dim=2)
-        self.state.follow(origin)
+        self.state.select_hypotheses(origin)
         self._collect_results()
 
     def _tokens_of(self, origin: Int[Tensor, "batch chosen"]) -> Int[Tensor, "batch chosen length"]:
@@ -212,12 +215,12 @@ class _Beam:
     ) -> tuple[Float[Tensor, "batch candidates"], Int[Tensor, "batch candidates"], Int[Tensor, "batch candidates"]]:
         """Return the 2k best: log-probability, last subword, and the index of the hypothesis that each continues."""
         following = self.state.step(self.tokens[:, :, -1])
-        forbid(following, self.subwords)
+        forbid_specials(following, self.subwords)
         if self.length >= self.least_limit:
-            only_end(following, self.limit <= self.length)
+            force_eos(following, self.limit <= self.length)
         # The 2k best of all rows are among the 2k best of each.
         width = min(2 * self.settings.beam, following.shape[2])
-        best, tokens = best_of_rows(following, width)
+        best, tokens = top_of_rows(following, width)
         log_p = (best + self.alive[:, :, None]).flatten(1)
         log_p, indices = log_p.topk(min(2 * self.settings.beam, log_p.shape[1]), dim=1)
         return log_p, tokens.flatten(1).gather(1, indices), indices // width
@@ -251,7 +254,7 @@ class _Beam:
         broken = self.alive[:, 0].isnan() | self.finished[:, 0].isnan()
         done, broken_rows = torch.stack((self._done(), broken)).tolist()
         if any(broken_rows):
-            raise no_probabilities(self.length)
+            raise not_finite_error(self.length)
         for row, index in enumerate(self.sentences):
             if done[row] and index not in self.results:
                 self.results[index] = self._hypotheses(row)
@@ -260,7 +263,7 @@ class _Beam:
             return
         self.sentences = [self.sentences[row] for row in remaining]
         rows = torch.tensor(remaining, device=self.alive.device)
-        self.state.keep(rows)
+        self.state.select_sentences(rows)
         self.limit, self.alive, self.tokens = self.limit[rows], self.alive[rows], self.tokens[rows]
         self.least_limit = int(self.limit.min())
         self.finished, self.finished_tokens = self.finished[rows], self.finished_tokens[rows]
@@ -273,5 +276,5 @@ class _Beam:
                 ids = [token for token in tokens[1:] if token != PAD]
                 found.append(Hypothesis(ids, score * length_penalty(len(ids) + 1, self.settings.alpha), score))
         if not found:
-            raise no_probabilities(self.length)
+            raise not_finite_error(self.length)
         return found

@@ -28,22 +28,22 @@ from nmt.text.parallel_text import read_stream
 
 def translate(options: TranslationOptions) -> None:
     """Translate a text, or lines typed at a terminal. Raises InputError for wrong options, models or text."""
-    ready = translator(options)
+    translator = open_translator(options)
     if options.output is not None:
         try:
-            _translate_to_file(ready, options, options.output)
+            _translate_to_file(translator, options, options.output)
         except OSError as error:
             # The error of a failed write names no file.
             error.filename = error.filename or str(options.output)
             raise
     elif options.input is None and sys.stdin.isatty():
-        _converse(ready, options)
+        _converse(translator, options)
     else:
-        for text in _records(ready, options, 0):
+        for text in _records(translator, options, 0):
             sys.stdout.write(text)
 
 
-def translator(options: TranslationOptions) -> Translator:
+def open_translator(options: TranslationOptions) -> Translator:
     """Return the translator for these options; raise InputError if they contradict each other or the model."""
     for name in ("nbest", "longest", "batch_tokens", "window"):
         if getattr(options, name) < 1:
@@ -92,10 +92,10 @@ def _sampling(options: TranslationOptions) -> SamplingSettings:
         raise InputError(f"--{name.replace('_', '-')} is {value!r}, but {rule}: change it") from error
 
 
-def record(ready: Translator, translation: Translation, number: int, options: TranslationOptions) -> str:
+def format_output(translator: Translator, translation: Translation, number: int, options: TranslationOptions) -> str:
     """Return the output for a line, with its \\n."""
     if options.json:
-        return json.dumps(_object(ready, translation, number), ensure_ascii=False) + "\n"
+        return json.dumps(_object(translator, translation, number), ensure_ascii=False) + "\n"
     if options.nbest == 1:
         return translation.texts[0] + "\n"
     scored = zip(translation.texts, translation.hypotheses, strict=False)
@@ -103,8 +103,8 @@ def record(ready: Translator, translation: Translation, number: int, options: Tr
     return "".join(lines) or f"{number} |||  ||| 0.000000\n"
 
 
-def _object(ready: Translator, translation: Translation, number: int) -> dict[str, Any]:
-    names = ready.models.subwords.symbols
+def _object(translator: Translator, translation: Translation, number: int) -> dict[str, Any]:
+    names = translator.models.subwords.symbols
     found = [
         {"text": text, "score": one.score, "log_probability": one.log_probability, "subwords": names(one.ids)}
         for text, one in zip(translation.texts, translation.hypotheses, strict=False)
@@ -112,32 +112,33 @@ def _object(ready: Translator, translation: Translation, number: int) -> dict[st
     fields: dict[str, Any] = {"line": number, "source": translation.source, "translations": found}
     if len(translation.pieces) > 1:
         fields["sentences"] = len(translation.pieces)
-    elif translation.pieces and ready.models.members:
+    elif translation.pieces and translator.models.members:
         from nmt.inference.attention_maps import alignment
 
         ids = translation.pieces[0].ids
-        weights = alignment(ready.models.members, ids, translation.hypotheses[0].ids).tolist()
+        weights = alignment(translator.models.members, ids, translation.hypotheses[0].ids).tolist()
         fields |= {"source_subwords": names(ids), "attention": [[round(w, 4) for w in row] for row in weights]}
     return fields
 
 
-def _translate_to_file(ready: Translator, options: TranslationOptions, output: Path) -> None:
-    partial = Partial(output, fingerprint(asdict(options), ready.models.folders, options.input))
+def _translate_to_file(translator: Translator, options: TranslationOptions, output: Path) -> None:
+    partial = Partial(output, fingerprint(asdict(options), translator.models.folders, options.input))
     done = partial.begin(resume=options.resume)
     with closing(partial):
-        for number, text in enumerate(_records(ready, options, done), start=done + 1):
+        for number, text in enumerate(_records(translator, options, done), start=done + 1):
             partial.write(text)
             partial.line(number)
         partial.finish()
 
 
-def _records(ready: Translator, options: TranslationOptions, done: int) -> Iterator[str]:
+def _records(translator: Translator, options: TranslationOptions, done: int) -> Iterator[str]:
     """Yield the output for each line after the first `done`."""
     with options.input.open("rb") if options.input is not None else nullcontext(sys.stdin.buffer) as stream:
         lines = itertools.islice(read_stream(stream, str(options.input or "standard input")), done, None)
-        found = ready.translations(_counted(lines, done), options.nbest, options.batch_tokens, options.window, done)
+        counted = _counted(lines, done)
+        found = translator.translations(counted, options.nbest, options.batch_tokens, options.window, done)
         for number, translation in enumerate(found, start=done + 1):
-            yield record(ready, translation, number, options)
+            yield format_output(translator, translation, number, options)
 
 
 def _counted(lines: Iterator[str], done: int) -> Iterator[str]:
@@ -156,9 +157,9 @@ def _counted(lines: Iterator[str], done: int) -> Iterator[str]:
             yield line
 
 
-def _converse(ready: Translator, options: TranslationOptions) -> None:
+def _converse(translator: Translator, options: TranslationOptions) -> None:
     """Translate lines typed at a terminal until end of file."""
-    print(f"{ready.description.source} > {ready.description.target}; end with Ctrl-D", file=sys.stderr)
+    print(f"{translator.description.source} > {translator.description.target}; end with Ctrl-D", file=sys.stderr)
     for number in itertools.count():
         try:
             line = input("> ")
@@ -166,7 +167,7 @@ def _converse(ready: Translator, options: TranslationOptions) -> None:
             print()
             return
         try:
-            for translation in ready.translations([line], options.nbest, options.batch_tokens, 1, number):
-                sys.stdout.write(record(ready, translation, number + 1, options))
+            for translation in translator.translations([line], options.nbest, options.batch_tokens, 1, number):
+                sys.stdout.write(format_output(translator, translation, number + 1, options))
         except InputError as error:
             print(f"translate: {error}", file=sys.stderr)

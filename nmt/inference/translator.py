@@ -30,7 +30,7 @@ class Piece:
 
     ids: list[int]
     """EOS last."""
-    name: tuple[int, int]
+    key: tuple[int, int]
     """The number of the line, from 0, and of the sentence in it."""
 
 
@@ -64,7 +64,7 @@ class TorchEngine(Engine):
 
     def __init__(self, models: Models, sampling: SamplingSettings | None = None) -> None:
         self.scorer, self.device = models.scorer(), models.device
-        self.subwords, self.sampling = models.subwords.unpadded, sampling
+        self.subwords, self.sampling = models.subwords.used_rows, sampling
         # Two workers of one thread each are faster than one of two: no thread waits for another within a product.
         available = torch.get_num_threads()
         self.workers = 1 if self.device.type == "cuda" else min(available, WORKERS)
@@ -75,8 +75,8 @@ class TorchEngine(Engine):
         src = padded([piece.ids for piece in batch], self.device)
         if self.sampling is None:
             return search(self.scorer, src, settings, self.subwords, nbest)
-        names = [piece.name for piece in batch]
-        return sample(self.scorer, src, settings, self.sampling, self.subwords, names, nbest)
+        keys = [piece.key for piece in batch]
+        return sample(self.scorer, src, settings, self.sampling, self.subwords, keys, nbest)
 
 
 class Translator:
@@ -100,7 +100,7 @@ class Translator:
             folders = Models([folders] if isinstance(folders, Path) else folders, device)
         self.models, self.description = folders, folders.description
         self.settings = settings or self.description.search
-        rows = self.models.subwords.unpadded
+        rows = self.models.subwords.used_rows
         if self.settings.beam > rows:
             raise InputError(
                 f"the search's beam is {self.settings.beam:,}, but the vocabulary has {rows:,} subwords: "
@@ -144,7 +144,7 @@ class Translator:
                 yield from self._collect(waiting.popleft())
 
     def pieces(self, line: str, number: int = 0) -> list[Piece]:
-        """Return what is searched for a line: the line, nothing if it has no text, its sentences if it is too long.
+        """Return the pieces of a line to translate: the line, none without text, its sentences if it is too long.
 
         Raises InputError if one of these is too long: nothing is cut off.
         """
@@ -167,9 +167,9 @@ class Translator:
     def _collect(self, window: _Window) -> Iterator[Translation]:
         found: dict[tuple[int, int], list[Hypothesis]] = {}
         for part, future in window.futures:
-            found |= zip([piece.name for piece in part], future.result(), strict=True)
+            found |= zip([piece.key for piece in part], future.result(), strict=True)
         for line, pieces in zip(window.lines, window.pieces, strict=True):
-            yield self._translation(line, pieces, [found[piece.name] for piece in pieces])
+            yield self._translation(line, pieces, [found[piece.key] for piece in pieces])
 
     def _translation(self, line: str, pieces: list[Piece], found: list[list[Hypothesis]]) -> Translation:
         if not pieces:

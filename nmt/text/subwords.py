@@ -42,11 +42,11 @@ class Subwords(ABC):
 
     def __init__(self, symbols: Sequence[str], settings: SubwordSettings) -> None:
         self.settings = settings
-        self.unpadded = len(symbols)
+        self.used_rows = len(symbols)
         """Rows before padding."""
-        self.size = math.ceil(self.unpadded / settings.multiple_of) * settings.multiple_of
+        self.size = math.ceil(self.used_rows / settings.multiple_of) * settings.multiple_of
         """Rows with padding."""
-        self._symbols = [*symbols, *(f"<pad:{row}>" for row in range(1, self.size - self.unpadded + 1))]
+        self._symbols = [*symbols, *(f"<pad:{row}>" for row in range(1, self.size - self.used_rows + 1))]
 
     @abstractmethod
     def encode(self, line: str) -> list[int]:
@@ -58,7 +58,7 @@ class Subwords(ABC):
 
     def symbols(self, ids: Iterable[int]) -> list[str]:
         """Return the symbols of rows, specials and padding rows included, for people to read."""
-        return [self._symbols[row] for row in ids]
+        return [self._symbols[token] for token in ids]
 
     def save(self, folder: Path) -> None:
         """Write the folder that `load` reads."""
@@ -68,7 +68,7 @@ class Subwords(ABC):
             description = {
                 "kind": self.settings.kind,
                 "size": self.size,
-                "unpadded": self.unpadded,
+                "unpadded": self.used_rows,
                 "settings": self.settings.model_dump(),
             }
             with (temporary / "subwords.yaml").open("w", encoding="utf-8", newline="\n") as file:
@@ -90,9 +90,9 @@ class BytePairs(Subwords):
         self._codes = codes
         self._merges = Merges(codes)
         pieces = [_piece(symbol) for symbol in symbols[len(SPECIALS) :]]
-        self._ids = {piece: row for row, piece in enumerate(pieces, start=len(SPECIALS))}
+        self._ids = {piece: token for token, piece in enumerate(pieces, start=len(SPECIALS))}
         texts = [piece.removesuffix(INSIDE) if piece.endswith(INSIDE) else piece + " " for piece in pieces]
-        self._texts = [""] * len(SPECIALS) + texts + [""] * (self.size - self.unpadded)
+        self._texts = [""] * len(SPECIALS) + texts + [""] * (self.size - self.used_rows)
         self._words: WordCache[list[int]] = WordCache(self._word, _CACHED)
 
     def encode(self, line: str) -> list[int]:
@@ -103,7 +103,7 @@ class BytePairs(Subwords):
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        return "".join([self._texts[row] for row in ids]).removesuffix(" ")
+        return "".join([self._texts[token] for token in ids]).removesuffix(" ")
 
     def _word(self, word: str) -> list[int]:
         if not word:
@@ -165,7 +165,7 @@ def _learn_byte_pairs(counts: Mapping[str, int], settings: SubwordSettings) -> B
 
 
 def _fill(counts: Mapping[str, int], vocabulary: int) -> tuple[list[Pair], Counter[str]]:
-    """Return the merges whose pieces fill `vocabulary` rows to half a percent, and the counts of the pieces."""
+    """Return merges whose pieces fill at least 99.5% of `vocabulary` rows, if the text has enough, and the counts."""
     rows = vocabulary - len(SPECIALS)
     characters = 2 * len(set().union(*counts))
     if characters > rows:
@@ -173,7 +173,7 @@ def _fill(counts: Mapping[str, int], vocabulary: int) -> tuple[list[Pair], Count
             f"subwords.vocabulary is {vocabulary}, but the training text has {characters // 2} different "
             f"characters, which need {characters + len(SPECIALS)} rows: raise it at least to that"
         )
-    # A merge adds at most one row, because its parts may be no pieces any more. So this never exceeds the rows.
+    # A merge adds one piece and may make its parts unused: at most one row more. So this many merges always fit.
     merges, limit = rows - characters, rows
     learned = learn_merges(counts, limit)
     while True:
@@ -209,21 +209,21 @@ class WordPieces(Subwords):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the line of these ids; bytes that are not UTF-8 become U+FFFD."""
-        rows = [row for row in ids if len(SPECIALS) <= row < self.unpadded]
-        text: str = self._processor.decode(rows)
+        tokens = [token for token in ids if len(SPECIALS) <= token < self.used_rows]
+        text: str = self._processor.decode(tokens)
         # A translation model may produce the byte of \n, which would split the line.
         return text.replace("\n", " ")
 
     def _encode_written_space(self, line: str) -> list[int]:
-        """Encode a line that has sentencepiece's symbol for a space as bytes, since it would be decoded as a space.
+        """Encode a line that contains U+2581. That character is encoded as bytes, or it would be decoded as a space.
 
         The symbol is replaced by a private character before, and the bytes of that by the symbol's bytes after.
         """
         private = next(chr(c) for c in _PRIVATE if chr(c) not in line and self._processor.piece_to_id(chr(c)) == UNK)
         private_bytes = self._byte_rows(private)
         ids: list[int] = []
-        for row in self._processor.encode(line.replace(_SPACE, private)):
-            ids.append(row)
+        for token in self._processor.encode(line.replace(_SPACE, private)):
+            ids.append(token)
             if ids[-len(private_bytes) :] == private_bytes:
                 ids[-len(private_bytes) :] = self._byte_rows(_SPACE)
         return ids
@@ -292,17 +292,17 @@ def load(folder: Path) -> Subwords:
 def _read(folder: Path) -> Subwords:
     description = yaml.safe_load((folder / "subwords.yaml").read_text(encoding="utf-8"))
     settings = SubwordSettings.model_validate(description["settings"])
-    size, unpadded = description["size"], description["unpadded"]
+    size, used_rows = description["size"], description["unpadded"]
     subwords: Subwords
     if settings.kind == "bpe":
         codes = _parse_codes((folder / "codes.bpe").read_bytes().decode())
         rows = (folder / "vocabulary.txt").read_bytes().decode().removesuffix("\n").split("\n")
-        subwords = BytePairs(codes, rows[:unpadded], settings)
+        subwords = BytePairs(codes, rows[:used_rows], settings)
     else:
         subwords = WordPieces((folder / "wordpieces.model").read_bytes(), settings)
         rows = subwords.symbols(range(subwords.size))
-    if (subwords.size, subwords.unpadded) != (size, unpadded) or subwords.symbols(range(size)) != rows:
-        raise ValueError(f"its files hold {len(rows)} rows, subwords.yaml says {unpadded}, with padding {size}")
+    if (subwords.size, subwords.used_rows) != (size, used_rows) or subwords.symbols(range(size)) != rows:
+        raise ValueError(f"its files hold {len(rows)} rows, subwords.yaml says {used_rows}, with padding {size}")
     if tuple(rows[: len(SPECIALS)]) != SPECIALS:
         raise ValueError(f"its rows do not start with {', '.join(SPECIALS)}")
     return subwords

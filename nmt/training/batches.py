@@ -85,17 +85,17 @@ class Corpus:
         batch, row = self._find(index)
         return int(self._lines[batch][row]) + 1
 
-    def files(self) -> Iterator[tuple[int, int]]:
-        """Yield the first pair of each file, and the one after its last."""
+    def file_bounds(self) -> Iterator[tuple[int, int]]:
+        """Yield the range of pairs of each file: its first index, and its last plus one."""
         return pairwise(self._file_starts.tolist())
 
-    def bins(self, pairs: NDArray[np.integer]) -> NDArray[np.integer]:
-        """Return the file number of each pair, or the target's length if there is only one file."""
+    def sort_keys(self, pairs: NDArray[np.integer]) -> NDArray[np.integer]:
+        """Return a sort key per pair: its length bin, or its target length if the corpus has only one file."""
         alone = len(self._file_starts) == 2
-        bins: NDArray[np.integer] = (
+        keys: NDArray[np.integer] = (
             self.tgt_lengths[pairs] if alone else np.searchsorted(self._file_starts, pairs, side="right")
         )
-        return bins
+        return keys
 
     def checksum(self) -> int:
         """Return the CRC-32 of all ids, lengths and file boundaries: everything that training reads from the corpus.
@@ -189,11 +189,11 @@ def micro_batch(corpus: Corpus, pairs: Sequence[int] | NDArray[np.integer]) -> M
 
 def by_length(corpus: Corpus, pairs: NDArray[np.integer]) -> NDArray[np.integer]:
     """Sort pairs by target bin, then by source length, so that neighbours have similar lengths on both sides."""
-    return pairs[np.lexsort((corpus.src_lengths[pairs], corpus.bins(pairs)))]
+    return pairs[np.lexsort((corpus.src_lengths[pairs], corpus.sort_keys(pairs)))]
 
 
 def pack(corpus: Corpus, pairs: NDArray[np.integer], micro_tokens: int) -> list[NDArray[np.integer]]:
-    """Cut pairs into micro-batches of at most `micro_tokens` padded positions a side.
+    """Cut pairs into micro-batches of at most `micro_tokens` padded positions per side.
 
     A longer pair gets a micro-batch of its own. Two orders are tried, one sorted more finely by source length, one by
     target length; the one with less padding is used.
@@ -235,11 +235,11 @@ class EpochPlan:
         bounds = corpus.tokens * cut // count
         cuts, done = np.zeros_like(cut), 0
         # Bin by bin, because the temporary arrays take several times the memory of the result.
-        for first, last in corpus.files():
+        for first, last in corpus.file_bounds():
             inside = np.arange(first, last, dtype=np.int32)
             jitter = random.uniform(0.97, 1.03, last - first).astype(np.float32)
             jittered = corpus.src_lengths[first:last].astype(np.int32) * jitter
-            order = inside[np.lexsort((jittered, corpus.bins(inside)))]
+            order = inside[np.lexsort((jittered, corpus.sort_keys(inside)))]
             self.order[first:last] = order
             lengths = corpus.src_lengths[order].astype(np.int64) + corpus.tgt_lengths[order]
             cuts += np.searchsorted(done + np.cumsum(lengths), bounds, side="right")
@@ -255,7 +255,9 @@ class EpochPlan:
         return self.order[self._bounds[slot] : self._bounds[slot + 1]].copy()
 
 
-def pairs_of(corpus: Corpus, seed: int, tokens: int, numbers: Iterable[int]) -> Iterator[tuple[int, NDArray[np.int32]]]:
+def pairs_of_updates(
+    corpus: Corpus, seed: int, tokens: int, numbers: Iterable[int]
+) -> Iterator[tuple[int, NDArray[np.int32]]]:
     """Yield each given update, counted from 1 and in order, with its pairs; each epoch is planned once."""
     count = updates_an_epoch(corpus, tokens)
     for epoch, inside in groupby(numbers, lambda number: (number - 1) // count):
@@ -297,7 +299,7 @@ def updates(
     Ranks take the update's pairs in turn, sorted by length, so that each has about the same work. A rank may get none.
     `micro_tokens` is called for every update, because the size may be lowered.
     """
-    for number, chosen in pairs_of(corpus, seed, tokens, range(first, last + 1)):
+    for number, chosen in pairs_of_updates(corpus, seed, tokens, range(first, last + 1)):
         pairs = by_length(corpus, chosen)
         batches = [micro_batch(corpus, part) for part in pack(corpus, pairs[rank::size], micro_tokens())]
         padded = sum(batch.src.numel() + batch.tgt_in.numel() for batch in batches)

@@ -46,7 +46,7 @@ def save_checkpoint(folder: Path, update: int, model: Transformer, keep: int) ->
 
 
 def _resumable(folder: Path) -> dict[int, Path]:
-    """Return the saved states by update. All but the newest may be partly removed."""
+    """Return the saved states by update. Only the newest is sure to be complete."""
     named, renamed = (
         {int(match[1]): path for path in folder.glob("*") if (match := re.fullmatch(name, path.name))}
         # Earlier versions replaced states by two renames; a kill between them left the state under the second name.

@@ -1,4 +1,4 @@
-"""What a training logs in its folder: a record an interval, a record a validation, skipped updates, and a summary."""
+"""What a training logs in its folder: one record per interval, one per validation, skipped updates, and a summary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nmt import flops
 from nmt.common.files import writing
 from nmt.config import Job
 from nmt.schedule import learning_rate
-from nmt.training.batches import Corpus, pairs_of
+from nmt.training.batches import Corpus, pairs_of_updates
 from nmt.training.distributed import World, device_name
 from nmt.training.measurements import Measurements
 from nmt.training.state import Interval
@@ -41,7 +41,7 @@ class History:
 
     def log_validation(self, measured: Measurements) -> None:
         """Append the last validation."""
-        self._append(measured, {"valid_loss": measured.valid, "valid_ppl": perplexity(measured.valid)})
+        self._append(measured, {"valid_loss": measured.valid_loss, "valid_ppl": perplexity(measured.valid_loss)})
 
     def log_interval(self, measured: Measurements, interval: Interval) -> None:
         """Append the means of an interval, its speed, and the learning rate of its last update."""
@@ -72,7 +72,9 @@ class History:
     def log_skipped(self, corpus: Corpus, updates: Sequence[int]) -> None:
         """Record and print which lines were in the updates whose gradient was not finite."""
         settings = self.job.training
-        for number, pairs in pairs_of(corpus, settings.seed, settings.tokens, updates if self.world.main else ()):
+        for number, pairs in pairs_of_updates(
+            corpus, settings.seed, settings.tokens, updates if self.world.main else ()
+        ):
             lines = sorted(corpus.line(int(pair)) for pair in pairs)
             with self.skipped_path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"update": number, "lines": lines}) + "\n")
@@ -83,7 +85,10 @@ class History:
             print(message, file=sys.stderr, flush=True)
 
     def write_summary(self, measured: Measurements, parameters: int) -> None:
-        """Write `done.json`, the summary of all attempts of a finished training of so many parameters."""
+        """Write `done.json`, the summary of a finished training over all attempts.
+
+        `parameters`: the model's number of parameters.
+        """
         if not self.world.main:
             return
         job, sums = self.job, measured.sums
@@ -102,8 +107,8 @@ class History:
             "target_tokens": sums.target,
             "tokens_per_second": sums.target / measured.seconds(),
             "padding": measured.padding(),
-            "loss_valid": measured.valid,
-            "ppl_valid": perplexity(measured.valid),
+            "loss_valid": measured.valid_loss,
+            "ppl_valid": perplexity(measured.valid_loss),
             "flops_counted": float(flops.training_flops(job.model, job.vocabulary, sums)),
             "resumes": measured.resumes,
         }
@@ -122,7 +127,7 @@ def record_failure(folder: Path, state: str, error: str) -> None:
 def interval_means(interval: Interval) -> dict[str, int | float]:
     """Return loss and negative log-likelihood per target token, the mean gradient norm, and the target tokens."""
     updates, tokens = max(1, interval.updates), max(1, interval.sums.target)
-    means = {"loss": interval.loss / tokens, "nll": interval.likelihood / tokens}
+    means = {"loss": interval.loss / tokens, "nll": interval.nll / tokens}
     return {**means, "gradient_norm": interval.norm / updates, "tokens": float(tokens)}
 
 

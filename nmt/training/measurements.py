@@ -11,7 +11,7 @@ from nmt import flops
 from nmt.config import InputError
 from nmt.training.batches import Update
 from nmt.training.distributed import World, device_name
-from nmt.training.state import Interval, Setting, TrainState
+from nmt.training.state import Interval, ResumeConditions, TrainState
 
 DIVERGED = 100
 """Stop the training after this many consecutive updates whose gradient was not finite."""
@@ -23,11 +23,13 @@ class Measurements:
     def __init__(self, world: World, state: TrainState) -> None:
         self.world = world
         self.update, self.sums, self.padded = state.update, state.sums, state.padded
-        self.best, self.valid, self.worse = state.best, state.valid, state.worse
+        self.best_loss, self.valid_loss = state.best_loss, state.valid_loss
+        self.validations_since_best = state.validations_since_best
         self.last_finite, self.resumes = state.last_finite, state.resumes
         interval = state.interval
-        # State holds sums over all ranks, so one rank alone continues them.
-        totals = [interval.loss, interval.likelihood, interval.norm, interval.padded] if world.main else [0.0] * 4
+        # A saved state holds sums over all ranks. Only the main rank takes them, or the next sum would count them once
+        # per rank.
+        totals = [interval.loss, interval.nll, interval.norm, interval.padded] if world.main else [0.0] * 4
         self.totals = torch.tensor(totals, dtype=torch.float64, device=world.device)
         """This rank's part of the interval: smoothed loss, negative log-likelihood, gradient norm, padded positions."""
         self.interval_updates, self.interval_sums = interval.updates, interval.sums
@@ -45,9 +47,12 @@ class Measurements:
         self.totals[1] += negative_log_likelihood
 
     def add_update(self, update: Update, norm: Tensor, not_finite: Tensor) -> None:
-        """Add a finished update, its gradient norm, and 1 if that was not finite; the device computes on meanwhile."""
+        """Add a finished update, its gradient norm, and whether that was not finite (0 or 1).
+
+        Does not wait for the device.
+        """
         if self.world.main:
-            # All ranks have the same.
+            # The norm is the same on all ranks: count it once.
             self.totals[2] += norm.nan_to_num(0.0, 0.0, 0.0)
         self.totals[3] += update.padded
         self._not_finite.append((update.number, not_finite))
@@ -58,9 +63,9 @@ class Measurements:
 
     def add_validation(self, loss: float) -> None:
         """Add a validation loss."""
-        self.valid = loss
-        self.worse = 0 if loss < self.best else self.worse + 1
-        self.best = min(self.best, loss)
+        self.valid_loss = loss
+        self.validations_since_best = 0 if loss < self.best_loss else self.validations_since_best + 1
+        self.best_loss = min(self.best_loss, loss)
 
     def check_gradients(self) -> list[int]:
         """Return the updates since the last call whose gradient was not finite; they changed no weight.
@@ -82,7 +87,7 @@ class Measurements:
         return skipped
 
     def sum_interval_over_ranks(self) -> None:
-        """Put the sums over all ranks in place of this rank's part, as saved states hold them; every rank calls it."""
+        """Replace this rank's part by the sums over all ranks, which a saved state holds. Every rank must call this."""
         self.world.sum(self.totals)
 
     def take_interval(self) -> Interval:
@@ -98,8 +103,8 @@ class Measurements:
         return interval
 
     def _interval(self, now: float) -> Interval:
-        loss, likelihood, norm, padded = self.totals.tolist()
-        sums = {"loss": loss, "likelihood": likelihood, "norm": norm, "padded": padded, "sums": self.interval_sums}
+        loss, nll, norm, padded = self.totals.tolist()
+        sums = {"loss": loss, "nll": nll, "norm": norm, "padded": padded, "sums": self.interval_sums}
         counts = {"updates": self.interval_updates, "skipped": self.interval_skipped}
         return Interval.model_validate({**sums, **counts, "seconds": now - self._reported})
 
@@ -117,10 +122,11 @@ class Measurements:
         """Return the share of padding in all positions up to the last report."""
         return 1 - (self.sums.source + self.sums.target) / max(1.0, self.padded)
 
-    def state(self, setting: Setting) -> TrainState:
-        """Return what a training with this setting resumes from."""
-        names = ("update", "sums", "padded", "best", "valid", "worse", "last_finite", "resumes")
+    def state(self, conditions: ResumeConditions) -> TrainState:
+        """Return what a training under these conditions resumes from."""
+        names = ["update", "sums", "padded", "best_loss", "valid_loss", "validations_since_best"]
+        names += ["last_finite", "resumes"]
         times = {"seconds": self.seconds(), "device_seconds": self.device_seconds()}
         own = {name: getattr(self, name) for name in names}
         interval = self._interval(time.monotonic())
-        return TrainState.model_validate({**own, **times, "interval": interval, "setting": setting})
+        return TrainState.model_validate({**own, **times, "interval": interval, "conditions": conditions})

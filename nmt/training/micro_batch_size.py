@@ -15,7 +15,7 @@ from nmt.training.batches import MicroBatch
 from nmt.training.distributed import device_name
 from nmt.training.step import Trainer, out_of_memory
 
-ON_CPU = 2048
+SMALLEST = 2048
 """Positions: enough to fill a matrix product; more add padding and memory without much speed."""
 SHARE = 0.85
 """The share of a GPU's memory that training may use; the rest is for allocations of other sizes."""
@@ -32,7 +32,7 @@ def choose_micro_tokens(trainer: Trainer, folder: Path, longest: int) -> int:
         raise InputError(f"NMT_MICRO_TOKENS is {requested!r}: it must be a whole number from 1 on, or unset")
     known = int(requested) if requested else cached_micro_tokens(folder, device_name(device))
     if known is None and device.type == "cpu":
-        known = ON_CPU
+        known = SMALLEST
     share = -(-trainer.settings.tokens // trainer.world.size)
     # Ranks may differ in environment and cache, so all of them take part in the minimum.
     chosen = trainer.world.minimum(known or find_by_trial(trainer, longest, share + share // 4, GpuMemory(device)))
@@ -60,7 +60,10 @@ def cache_micro_tokens(folder: Path, device: str, tokens: int) -> None:
 
 @runtime_checkable
 class DeviceMemory(Protocol):
-    """The memory of a device, in bytes: `peak` since `reset_peak`; `available`: used by this process or free."""
+    """The memory of a device, in bytes.
+
+    `peak`: the most used since `reset_peak`. `available`: this process's use plus what is free.
+    """
 
     def reset_peak(self) -> None: ...
     def peak(self) -> int: ...
@@ -85,8 +88,8 @@ class GpuMemory:
 
 
 def find_by_trial(trainer: Trainer, longest: int, most: int, device_memory: DeviceMemory) -> int:
-    """Return the largest size that fits, doubling from ON_CPU up to `most`; ON_CPU itself is not tried."""
-    size = ON_CPU
+    """Return the largest size that fits, doubling from SMALLEST up to `most`; SMALLEST itself is not tried."""
+    size = SMALLEST
     while size < most:
         larger = min(2 * size, most)
         if not fits(trainer, larger, longest, device_memory):

@@ -34,7 +34,7 @@ class _Saved(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
 
 
-class Setting(_Saved):
+class ResumeConditions(_Saved):
     """What must be the same for a resumed training to be bit-identical."""
 
     processes: int
@@ -47,8 +47,8 @@ class Setting(_Saved):
     torch: str
 
     @classmethod
-    def of(cls, world: World, micro_tokens: int, compiled: bool) -> Setting:
-        """Return the setting of this process."""
+    def of(cls, world: World, micro_tokens: int, compiled: bool) -> ResumeConditions:
+        """Return the conditions of this process."""
         return cls(
             processes=world.size,
             threads=torch.get_num_threads() if world.device.type == "cpu" else 0,
@@ -64,7 +64,7 @@ class Interval(_Saved):
 
     loss: float
     """Smoothed loss, in nats."""
-    likelihood: float
+    nll: float
     """Negative log-likelihood, in nats."""
     norm: float
     """Gradient norms; those that are not finite count as 0."""
@@ -92,11 +92,11 @@ class TrainState(_Saved):
     padded: float
     """Positions up to the last report, padding included."""
     interval: Interval
-    best: float
+    best_loss: float
     """The lowest validation loss; infinite before the first validation."""
-    valid: float
+    valid_loss: float
     """The last validation loss; infinite before the first validation."""
-    worse: int
+    validations_since_best: int
     """Consecutive validations that were not better than the best."""
     last_finite: int
     """The last update whose gradient was finite."""
@@ -105,23 +105,23 @@ class TrainState(_Saved):
     device_seconds: Mapping[str, float]
     """Training time multiplied by devices, by device model: a training may move to other devices."""
     resumes: int
-    setting: Setting
+    conditions: ResumeConditions
 
     @classmethod
-    def initial(cls, setting: Setting) -> TrainState:
+    def initial(cls, conditions: ResumeConditions) -> TrainState:
         """Return the state before the first update."""
-        counts = dict.fromkeys(("update", "padded", "worse", "last_finite", "seconds", "resumes"), 0)
-        rest = {"best": math.inf, "valid": math.inf, "device_seconds": {}, "setting": setting}
+        counts = dict.fromkeys(("update", "padded", "validations_since_best", "last_finite", "seconds", "resumes"), 0)
+        rest = {"best_loss": math.inf, "valid_loss": math.inf, "device_seconds": {}, "conditions": conditions}
         return cls.model_validate({**counts, **rest, "sums": LengthSums.zero(), "interval": Interval.empty()})
 
     def with_lost_time(self, recorded: float) -> TrainState:
-        """Return this state with the time up to `recorded` seconds, which a kill separated from its state.
+        """Return this state with its time raised to `recorded` seconds, the last time logged before a kill.
 
         The time is attributed to the devices that saved the state.
         """
         seconds = max(self.seconds, recorded)
-        name = self.setting.device
-        lost = (seconds - self.seconds) * flops.devices(name, self.setting.processes)
+        name = self.conditions.device
+        lost = (seconds - self.seconds) * flops.devices(name, self.conditions.processes)
         spent = {**self.device_seconds, name: self.device_seconds.get(name, 0.0) + lost}
         return self.model_copy(update={"seconds": seconds, "device_seconds": spent})
 
@@ -129,7 +129,7 @@ class TrainState(_Saved):
 def save_state(folder: Path, state: TrainState, model: Transformer, optimizer: torch.optim.Optimizer) -> None:
     """Save a state; remove states of other updates once it is complete.
 
-    An existing state is never rewritten, so the newest state has its name at every moment.
+    An existing state is never rewritten, so a complete newest state exists at every moment.
     """
     moments = {
         f"{key}.{name}": value
@@ -155,7 +155,7 @@ def load_state(path: Path, model: Transformer, optimizer: torch.optim.Optimizer)
     moments = load_tensors(path / MOMENTS)
     for name, parameter in model.named_parameters():
         optimizer.state[parameter] = {
-            # Adam counts its steps on the CPU unless it is fused, then beside the parameter.
+            # Fused Adam keeps its step count on the parameter's device.
             key: moments[f"{key}.{name}"].to(parameter.device)
             for key in ("step", "exp_avg", "exp_avg_sq")
         }
@@ -194,7 +194,7 @@ def check_ranks_agree(world: World, corpus: str, corpus_checksum: int, update: i
 
 
 def move_earlier_files(folder: Path, logs: Sequence[Path]) -> None:
-    """Move logs and checkpoints of earlier attempts, which no state continues, to a folder `earlier-<number>`."""
+    """Move logs and checkpoints that no saved state continues to a folder `earlier-<number>`."""
     files = (*logs, *checkpoint.checkpoints(folder / "checkpoints"))
     found = [path for path in files if path.exists() and path.stat().st_size > 0]
     if not found:
@@ -218,13 +218,13 @@ def remove_later_checkpoints(folder: Path, update: int) -> None:
             path.unlink()
 
 
-def print_resume(state: TrainState, setting: Setting, updates: int) -> None:
+def print_resume(state: TrainState, conditions: ResumeConditions, updates: int) -> None:
     """Print where training resumes, and whether its weights will be those of an undisturbed training."""
-    same = state.setting == setting
+    same = state.conditions == conditions
     exact, reason = False, "GPUs add in no fixed order"
     if not same:
-        reason = f"the state was saved with {state.setting.model_dump()}, and this run has {setting.model_dump()}"
-    elif setting.device == "cpu":
+        reason = f"the state was saved with {state.conditions.model_dump()}, and this run has {conditions.model_dump()}"
+    elif conditions.device == "cpu":
         exact, reason = True, "processes, threads, micro-batch and device are the same"
     weights = f"the weights will {'' if exact else 'not '}be bit-identical to an undisturbed run's"
     print(f"resuming after update {state.update:,} of {updates:,}; {weights}: {reason}", flush=True)

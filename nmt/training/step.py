@@ -21,7 +21,7 @@ from nmt.training.compilation import compile_layers
 from nmt.training.distributed import World
 from nmt.training.gradients import Gradients
 from nmt.training.measurements import Measurements
-from nmt.training.state import Setting, TrainState
+from nmt.training.state import ResumeConditions, TrainState
 
 
 class Trainer:
@@ -40,7 +40,7 @@ class Trainer:
         self.optimizer = torch.optim.Adam(
             self.parameters, betas=(self.settings.beta1, self.settings.beta2), eps=self.settings.epsilon, fused=True
         )
-        self.measured = Measurements(world, TrainState.initial(self.setting()))
+        self.measured = Measurements(world, TrainState.initial(self.conditions()))
         self.stop_requested = False
 
     @property
@@ -48,9 +48,9 @@ class Trainer:
         """The last finished update."""
         return self.measured.update
 
-    def setting(self) -> Setting:
+    def conditions(self) -> ResumeConditions:
         """Return what must be the same for a resumed training to be bit-identical."""
-        return Setting.of(self.world, self.micro_tokens, self.compiled)
+        return ResumeConditions.of(self.world, self.micro_tokens, self.compiled)
 
     def step(self, update: Update) -> None:
         """Train on an update: sum gradients over micro-batches and ranks, divide once by all target tokens, step Adam.
@@ -62,7 +62,7 @@ class Trainer:
         self.gradients.start()
         for number, batch in enumerate(update.batches, start=1):
             # Seeded by the position in the training, so that resuming needs no random state.
-            torch.manual_seed(stream(self.settings.seed, update.number, self.world.rank, number))
+            torch.manual_seed(random_seed(self.settings.seed, update.number, self.world.rank, number))
             self._accumulate(batch.to(self.world.device), tokens, self.parameters, number == len(update.batches))
         norm = torch.nn.utils.get_total_norm(self.gradients.finish())
         not_finite = (~torch.isfinite(norm)).float()
@@ -77,17 +77,20 @@ class Trainer:
     def _accumulate(self, batch: MicroBatch, tokens: int, parameters: Sequence[nn.Parameter], last: bool) -> None:
         """Add a micro-batch to the gradients of `parameters`, in halves if memory runs out."""
         self.gradients.expect(parameters, last)
-        if self._fits(batch, tokens, parameters):
+        if self._try_accumulate(batch, tokens, parameters):
             return
-        # Gradients that the failed pass has produced are complete: the halves compute only the pending ones.
+        # The failed pass added some gradients in full. The halves add only to the others.
         pending = list(self.gradients.pending)
         first, second = batch.halves()
         self._lower_micro_tokens(max(first.src.numel(), first.tgt_in.numel()))
         self._accumulate(first, tokens, pending, last=False)
         self._accumulate(second, tokens, pending, last)
 
-    def _fits(self, batch: MicroBatch, tokens: int, parameters: Sequence[nn.Parameter]) -> bool:
-        """Run both passes; return False if memory runs out, after the tensors that filled it are freed."""
+    def _try_accumulate(self, batch: MicroBatch, tokens: int, parameters: Sequence[nn.Parameter]) -> bool:
+        """Run forward and backward pass and add the gradients.
+
+        Return False if memory ran out; the failed pass's tensors are then freed.
+        """
         try:
             smoothed, negative_log_likelihood = self.losses(batch, self.settings.eps_ls)
             (smoothed / tokens).backward(inputs=parameters)
@@ -127,7 +130,7 @@ class Trainer:
             states = self.model(batch.src, batch.tgt_in)
         states = states.flatten(0, 1).index_select(0, batch.positions)
         if self.settings.precision == "bfloat16":
-            # The last LayerNorm returns float32, and the product with the vocabulary is the model's largest.
+            # Without this cast the largest product, with the vocabulary, would run in float32, which LayerNorm returns.
             states = states.bfloat16()
         return smoothed_cross_entropy(states, self.model.embedding.table, batch.labels, eps_ls)
 
@@ -145,8 +148,8 @@ class Trainer:
         for part in pack(corpus, indices, self.micro_tokens):
             _, negative_log_likelihood = self.losses(micro_batch(corpus, part).to(self.world.device), 0.0)
             total += torch.stack((negative_log_likelihood, total.new_tensor(int(corpus.tgt_lengths[part].sum()))))
-        likelihood, tokens = self.world.sum(total).tolist()
-        return float(likelihood / tokens)
+        nll, tokens = self.world.sum(total).tolist()
+        return float(nll / tokens)
 
     def weights_checksum(self) -> int:
         """Return the CRC-32 of all weights, which must be the same on every rank."""
@@ -165,7 +168,7 @@ def out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
-def stream(seed: int, update: int, rank: int, micro: int) -> int:
+def random_seed(seed: int, update: int, rank: int, micro: int) -> int:
     """Return the seed of a micro-batch's random numbers: distinct for every micro-batch, the same after a resume."""
     mixed = 0
     for part in (seed, update, rank, micro):

@@ -1,8 +1,17 @@
 """Training as section 5 describes it: the loop around `Trainer.step`; resumable at any update.
 
 torchrun runs `python -m nmt.training.trainer FOLDER` for each device. FOLDER holds `job.yaml` (a Job). The training
-writes there `resume/` (the last complete state), `checkpoints/` (for averaging), `history.jsonl` (a record an interval)
-and, at the end, one of `done.json`, `interrupted` (it was asked to stop) and `failed.json` (an error).
+writes there:
+
+    resume/          the last complete state
+    checkpoints/     weights for averaging
+    history.jsonl    one record per interval, one per validation
+    skipped.jsonl    the lines of updates whose gradient was not finite
+    micro.json       the micro-batch size by device model
+    earlier-N/       logs and checkpoints of earlier attempts that no saved state continues
+    done.json        at the end, or else `interrupted` (it was asked to stop) or `failed.json` (an error)
+
+The stage `train` holds `lock` there while the training runs.
 """
 
 from __future__ import annotations
@@ -34,7 +43,7 @@ INTERRUPTED = 75
 """The exit status after SIGTERM: the state is saved, and training can be resumed."""
 
 
-class Run:
+class Attempt:
     """One attempt at a training: it resumes, trains, reports and saves, until the last update or a request to stop."""
 
     def __init__(self, trainer: Trainer, corpus: Corpus, folder: Path) -> None:
@@ -50,7 +59,7 @@ class Run:
         trainer, world = self.trainer, self.trainer.world
         path = checkpoint.latest_resume(self.folder / "resume")
         if path is None:
-            loaded = TrainState.initial(trainer.setting())
+            loaded = TrainState.initial(trainer.conditions())
         else:
             loaded = state.load_state(path, trainer.model, trainer.optimizer)
         trainer.measured = Measurements(world, loaded.with_lost_time(self.history.last_seconds()))
@@ -62,14 +71,14 @@ class Run:
             trainer.measured.resumes += 1
         if not world.main:
             return
-        # All ranks are here, so the failure of an earlier attempt is over.
+        # All ranks have started again, so an earlier failure no longer counts.
         (self.folder / "failed.json").unlink(missing_ok=True)
         if path is None:
             state.move_earlier_files(self.folder, (self.history.records_path, self.history.skipped_path))
             return
         state.remove_later_checkpoints(self.folder, trainer.update)
         self.history.remove_after(trainer.update)
-        state.print_resume(loaded, trainer.setting(), self.settings.updates)
+        state.print_resume(loaded, trainer.conditions(), self.settings.updates)
 
     def train(self, valid: Corpus) -> bool:
         """Train until the last update or until patience ends; return False if a rank was asked to stop before."""
@@ -101,7 +110,7 @@ class Run:
     def patience_ended(self) -> bool:
         """Return whether the configured number of consecutive validations had no better perplexity."""
         patience = self.settings.patience
-        return patience is not None and self.trainer.measured.worse >= patience
+        return patience is not None and self.trainer.measured.validations_since_best >= patience
 
     def report(self) -> None:
         """Log the interval since the last report; save the state if `resume_minutes` have passed."""
@@ -130,11 +139,14 @@ class Run:
         self.history.log_skipped(self.corpus, skipped)
 
     def save(self) -> None:
-        """Save the state on the main rank. No rank waits for it: clocks differ, so only one decides when to save."""
+        """Save the state on the main rank. Clocks differ, so only the main rank decides when.
+
+        The others do not wait.
+        """
         self._saved = time.monotonic()
         trainer = self.trainer
         if trainer.world.main:
-            saved = trainer.measured.state(trainer.setting())
+            saved = trainer.measured.state(trainer.conditions())
             state.save_state(self.folder / "resume", saved, trainer.model, trainer.optimizer)
 
 
@@ -150,10 +162,10 @@ def train(job: Job, folder: Path, world: World, micro_tokens: int | None = None)
     if micro_tokens is None:
         longest = int(max(corpus.src_lengths.max(), corpus.tgt_lengths.max()))
         trainer.micro_tokens = micro_batch_size.choose_micro_tokens(trainer, folder, longest)
-    run = Run(trainer, corpus, folder)
-    run.resume()
+    attempt = Attempt(trainer, corpus, folder)
+    attempt.resume()
     with stop_on_signals(trainer):
-        return run.train(valid)
+        return attempt.train(valid)
 
 
 @contextmanager

@@ -132,11 +132,11 @@ def bleu(
     """
     from nmt.evaluation import bleu as scoring
 
-    reports = scoring.reports(hypotheses, reference, lang)
+    reports = scoring.score_systems(hypotheses, reference, lang)
     if as_json:
         print(json_format.dumps(reports if len(reports) > 1 else reports[0], indent=2, ensure_ascii=False))
     else:
-        print("\n".join(map(scoring.text, reports)))
+        print("\n".join(map(scoring.format_report, reports)))
 
 
 def attention(
@@ -157,7 +157,7 @@ def attention(
         raise typer.BadParameter(f"{output} exists: give a new folder", param_hint="--output")
     from nmt.inference import attention_maps
 
-    attention_maps.look(model, source, target, output)
+    attention_maps.write_attention(model, source, target, output)
 
 
 def export(

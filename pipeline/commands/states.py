@@ -22,7 +22,7 @@ DAY = 86_400.0
 
 
 @dataclass(frozen=True)
-class State:
+class TrainingFolder:
     """One training's folder."""
 
     path: Path
@@ -39,16 +39,16 @@ class State:
         return self.path.name
 
 
-def states(root: Path) -> list[State]:
+def states(root: Path) -> list[TrainingFolder]:
     """Return the trainings under a state root, the last used first."""
     folders = [path for path in sorted((root / "train").glob("*/")) if not path.name.startswith(".")]
     return sorted(map(_state, folders), key=lambda state: -state.used)
 
 
-def _state(path: Path) -> State:
+def _state(path: Path) -> TrainingFolder:
     files = [file.stat() for file in path.rglob("*") if file.is_file()]
     job, saved = path / "job.yaml", sorted((path / "resume").glob("update-*/state.json"))
-    return State(
+    return TrainingFolder(
         path,
         # Hard links to one file, as models/ has of checkpoints, count once.
         sum({file.st_ino: file.st_size for file in files}.values()),
@@ -71,9 +71,11 @@ def _locked(lock: Path) -> bool:
         return True
 
 
-def chosen(found: Sequence[State], names: Sequence[str], older: float | None, now: float) -> list[State]:
+def chosen(
+    found: Sequence[TrainingFolder], names: Sequence[str], older: float | None, now: float
+) -> list[TrainingFolder]:
     """Return the states with `names` (a beginning suffices), and the finished ones not used for `older` days."""
-    picked: dict[str, State] = {}
+    picked: dict[str, TrainingFolder] = {}
     for name in names:
         # A complete name may be the beginning of another.
         matching = [state for state in found if state.name == name]
@@ -87,7 +89,7 @@ def chosen(found: Sequence[State], names: Sequence[str], older: float | None, no
     return list(picked.values())
 
 
-def listing(found: Sequence[State], now: float) -> str:
+def listing(found: Sequence[TrainingFolder], now: float) -> str:
     """Return a line per state, and the sum."""
     lines = [f"{'state':33} {'update':>9} {'of':>9} {'size':>9} {'last used':>14}"]
     for state in found:
@@ -100,7 +102,7 @@ def listing(found: Sequence[State], now: float) -> str:
     return "\n".join(lines)
 
 
-def free_chosen(root: Path, names: Sequence[str], older: float | None) -> Iterator[State]:
+def free_chosen(root: Path, names: Sequence[str], older: float | None) -> Iterator[TrainingFolder]:
     """Delete the states of `chosen`; yield each after its deletion. Raises InputError for one that is being trained."""
     for state in chosen(states(root), names, older, time.time()):
         if state.running:

@@ -168,7 +168,7 @@ def _content(name: str, extending: tuple[str, ...]) -> dict[str, Any]:
 
 def _mirrored(catalog: Catalog, base_url: str, checksums: Path) -> dict[str, Any]:
     """Return the content of a catalog with its texts from another server, checked by that server's checksums."""
-    listed = _listed(checksums)
+    listed = _read_checksums(checksums)
     archives, unlisted = {}, dict(catalog.unlisted)
     for name, entry in catalog.archives.items():
         path = urlsplit(entry.url).path.lstrip("/")
@@ -188,7 +188,7 @@ def _mirrored(catalog: Catalog, base_url: str, checksums: Path) -> dict[str, Any
     return {**content, "archives": archives, "unlisted": unlisted}
 
 
-def _listed(path: Path) -> dict[str, tuple[str, int]]:
+def _read_checksums(path: Path) -> dict[str, tuple[str, int]]:
     """Return the content of a checksums file: path -> (sha256, bytes)."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")

@@ -48,5 +48,5 @@ def run(tracker: Tracker) -> None:
     learned = subwords.learn(counts, settings)
     with explain_full_disk(IN_CACHE, SUBWORDS):
         learned.save(SUBWORDS)
-    print(f"{learned.unpadded:,} subwords, {learned.size:,} with padding, from {len(counts):,} different words")
-    tracker.metrics({"words": len(counts), "subwords": learned.unpadded, "vocabulary": learned.size})
+    print(f"{learned.used_rows:,} subwords, {learned.size:,} with padding, from {len(counts):,} different words")
+    tracker.metrics({"words": len(counts), "subwords": learned.used_rows, "vocabulary": learned.size})

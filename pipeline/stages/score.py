@@ -32,7 +32,7 @@ def _translations(set_name: str, model: str, lang: str, references: int) -> list
     return lines
 
 
-def _record(path: Path, keys: Iterable[str], by: str) -> dict[str, Any]:
+def _read_record(path: Path, keys: Iterable[str], by: str) -> dict[str, Any]:
     """Return the record that the stage `by` wrote; raise InputError where a key is missing."""
     content = stage.read_json(path)
     if missing := [key for key in keys if key not in content]:
@@ -96,7 +96,8 @@ def run(tracker: stage.Tracker) -> None:
     data = load_section("data", DataSettings)
     versions = load_section("versions", VersionSettings)
     stage.check_versions({"sacrebleu": versions.sacrebleu, "sacremoses": versions.sacremoses})
-    training, averaging = _record(TRAINING, (*COPIED, *MEASURED), "train"), _record(AVERAGING, AVERAGED, "average")
+    training = _read_record(TRAINING, (*COPIED, *MEASURED), "train")
+    averaging = _read_record(AVERAGING, AVERAGED, "average")
     values = {
         **quality(data),
         **{name: averaging[key] for key, name in AVERAGED.items()},

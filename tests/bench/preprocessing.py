@@ -101,7 +101,7 @@ def run_stage(name: str) -> dict[str, Any]:
             started = time.perf_counter()
             learned = subwords.learn(counts, load_section("subwords", SubwordSettings))
             learned.save(learn_subwords.SUBWORDS)
-            result["subwords"] = learned.unpadded
+            result["subwords"] = learned.used_rows
     else:
         importlib.import_module(f"pipeline.stages.{name}").run(Silent())
     seconds = time.perf_counter() - started

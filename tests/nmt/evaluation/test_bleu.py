@@ -289,7 +289,7 @@ def test_known_score_of_newstest2013() -> None:
     hypotheses = bleu.read_lines(REAL / "scored/newstest2013.system.de")
     references = bleu.read_lines(REAL / "newstest/newstest2013.en-de.de")
     assert f"{bleu.sacrebleu(hypotheses, references)[0]:.2f}" == "28.09"
-    assert bleu.name_of(references) == "newstest2013, de (sacreBLEU: wmt13)"
+    assert bleu.known_set(references) == "newstest2013, de (sacreBLEU: wmt13)"
 
 
 def _as_sacrebleu_prints(lines: list[str]) -> list[str]:
@@ -308,16 +308,16 @@ def _as_sacrebleu_prints(lines: list[str]) -> list[str]:
 )
 def test_sets_are_known_with_no_break_spaces_and_without(file: str, name: str) -> None:
     original = bleu.read_lines(REAL / "newstest" / file)
-    assert bleu.name_of(original) == bleu.name_of(_as_sacrebleu_prints(original)) == name
-    assert bleu.name_of([*original[:-1], f"{original[-1]}!"]) is None
+    assert bleu.known_set(original) == bleu.known_set(_as_sacrebleu_prints(original)) == name
+    assert bleu.known_set([*original[:-1], f"{original[-1]}!"]) is None
 
 
 def test_white_space_does_not_decide_which_set_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     known = "".join(f"{line}\n" for line in ("708 M£ sur l'exercice", "", "Deux"))
     monkeypatch.setattr(bleu, "_SETS", {hashlib.sha256(known.encode()).hexdigest(): "known"})
-    assert bleu.name_of(["708\u00a0M£  sur\tl'exercice\r", "", " Deux\u2009"]) == "known"
-    assert bleu.name_of(["708M£ sur l'exercice", "", "Deux"]) is None
-    assert bleu.name_of(["708 M£ sur l'exercice", "Deux"]) is None
+    assert bleu.known_set(["708\u00a0M£  sur\tl'exercice\r", "", " Deux\u2009"]) == "known"
+    assert bleu.known_set(["708M£ sur l'exercice", "", "Deux"]) is None
+    assert bleu.known_set(["708 M£ sur l'exercice", "Deux"]) is None
 
 
 @needs_real
@@ -325,8 +325,8 @@ def test_known_scores_of_filtered_newstest2014() -> None:
     hypotheses = bleu.read_lines(REAL / "scored/newstest2014.filtered2737.system.de")
     references = bleu.read_lines(REAL / "scored/newstest2014.filtered2737.reference.de")
     steps = bleu.paper_way(hypotheses, references, "de")
-    assert bleu.name_of(references) == "newstest2014/filtered, de (sacreBLEU: wmt14)"
+    assert bleu.known_set(references) == "newstest2014/filtered, de (sacreBLEU: wmt14)"
     full = bleu.read_lines(REAL / "newstest/newstest2014.en-de.de")
-    assert bleu.name_of(full) == "newstest2014/full, de (sacreBLEU: wmt14/full)"
-    assert bleu.name_of(full[1:]) is None
+    assert bleu.known_set(full) == "newstest2014/full, de (sacreBLEU: wmt14/full)"
+    assert bleu.known_set(full[1:]) is None
     assert [f"{step.bleu:.2f}" for step in steps] == ["29.82", "29.92", "30.53", "31.62"]

@@ -15,7 +15,7 @@ from nmt.config import BOS, EOS, PAD, InputError, ModelSettings, SearchSettings
 from nmt.evaluation.forced_scoring import score
 from nmt.inference.decoder import Decoder, Ensemble
 from nmt.inference.sampling import SamplingSettings, _draw, sample
-from nmt.inference.search import best_of_rows, search
+from nmt.inference.search import search, top_of_rows
 from nmt.model import Transformer
 
 ROWS = 16
@@ -52,12 +52,12 @@ def test_hypotheses_share_what_came_before_and_nothing_else() -> None:
     model = model_of()
     state = Decoder(model).start(SRC)
     state.step(torch.full((2, 1), BOS))
-    state.follow(torch.zeros(2, 3, dtype=torch.long))
+    state.select_hypotheses(torch.zeros(2, 3, dtype=torch.long))
     state.step(torch.tensor([[4, 5, 6], [7, 8, 9]]))
-    state.follow(torch.tensor([[2, 0], [1, 1]]))
+    state.select_hypotheses(torch.tensor([[2, 0], [1, 1]]))
     state.step(torch.tensor([[10, 11], [12, 13]]))
-    state.keep(torch.tensor([1]))
-    state.follow(torch.tensor([[1, 0]]))
+    state.select_sentences(torch.tensor([1]))
+    state.select_hypotheses(torch.tensor([[1, 0]]))
     found = state.step(torch.tensor([[14, 15]]))
     for place, ids in enumerate(([BOS, 8, 13, 14], [BOS, 8, 12, 15])):
         expected = model.logits(model(SRC[1:, :2], torch.tensor([ids]))).log_softmax(2)[0, -1]
@@ -68,14 +68,14 @@ def test_the_best_of_rows_are_those_of_topk() -> None:
     torch.manual_seed(1)
     for columns in (64 * 20, 64 * 20 + 1, 9):
         log_p = torch.randn(5, 3, columns)
-        best, places = best_of_rows(log_p, 8)
+        best, places = top_of_rows(log_p, 8)
         expected = log_p.topk(8, dim=-1)
         assert torch.equal(best, expected.values)
         # Equal values may stand in either order.
         assert torch.equal(log_p.gather(-1, places), best)
         assert all(len(set(row)) == 8 for row in places.flatten(0, 1).tolist())
         log_p[4, 2, 7] = math.nan
-        assert best_of_rows(log_p, 8)[0].isnan().nonzero().tolist() == [[4, 2, 0]]
+        assert top_of_rows(log_p, 8)[0].isnan().nonzero().tolist() == [[4, 2, 0]]
 
 
 def test_an_ensemble_of_one_model_with_itself_is_the_model() -> None:

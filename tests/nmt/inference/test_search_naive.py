@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, UNK, InputError, ModelSettings, SearchSettings
-from nmt.inference.decoder import Decoder, Ensemble, Scorer, State
+from nmt.inference.decoder import Decoder, DecodingState, Ensemble, Scorer
 from nmt.inference.sampling import SamplingSettings, sample
 from nmt.inference.search import search
 from nmt.model import Transformer
@@ -154,11 +154,11 @@ class ByHand(Scorer):
     def __init__(self, table: Mapping[str, Mapping[str, float]]) -> None:
         self.table = table
 
-    def start(self, src: Tensor) -> State:
+    def start(self, src: Tensor) -> DecodingState:
         return _ByHandState(self.table, src.shape[0])
 
 
-class _ByHandState(State):
+class _ByHandState(DecodingState):
     def __init__(self, table: Mapping[str, Mapping[str, float]], batch: int) -> None:
         self.table, self.prefixes = table, [[""] for _ in range(batch)]
 
@@ -175,11 +175,11 @@ class _ByHandState(State):
                     log_p[row, place, token] = math.log(probability)
         return log_p
 
-    def follow(self, origin: Tensor) -> None:
+    def select_hypotheses(self, origin: Tensor) -> None:
         rows = zip(self.prefixes, origin.tolist(), strict=True)
         self.prefixes = [[prefixes[place] for place in places] for prefixes, places in rows]
 
-    def keep(self, sentences: Tensor) -> None:
+    def select_sentences(self, sentences: Tensor) -> None:
         self.prefixes = [self.prefixes[row] for row in sentences.tolist()]
 
 
@@ -237,7 +237,7 @@ class Overflowing(ByHand):
         super().__init__({"": {"a": 1.0}})
         self.value = value
 
-    def start(self, src: Tensor) -> State:
+    def start(self, src: Tensor) -> DecodingState:
         state, value = super().start(src), self.value
 
         class Broken(_ByHandState):

@@ -133,7 +133,7 @@ def test_an_interrupted_output_is_gone_on_with(
     assert wmt("translate", *command, "--output", str(tmp_path / "expected")) == 0
     out, growing = tmp_path / "out", tmp_path / ".out.part"
     monkeypatch.setattr("nmt.inference.resumable_output.SECONDS", 0.0)
-    monkeypatch.setattr(streams, "record", _killed_at(25, streams.record))
+    monkeypatch.setattr(streams, "format_output", _killed_at(25, streams.format_output))
     assert wmt("translate", *command, "--output", out) == 9
     monkeypatch.undo()
     assert not out.exists()
@@ -256,7 +256,7 @@ def test_settings_of_a_search_are_changed_by_name(model: Path) -> None:
     assert settings.changed({"beam": 2}) == SearchSettings(beam=2, alpha=0.6, max_extra=10, stop="exact")
     with pytest.raises(InputError, match="no setting `beams`: give one of beam, alpha, max_extra, stop"):
         settings.changed({"beams": 2})
-    rows = Models([model]).subwords.unpadded
+    rows = Models([model]).subwords.used_rows
     assert Translator(model, settings=settings.changed({"beam": rows})).settings.beam == rows
     with pytest.raises(InputError, match=f"beam is {rows + 1}, but the vocabulary has {rows} subwords: give a beam"):
         Translator(model, settings=settings.changed({"beam": rows + 1}))
@@ -373,7 +373,7 @@ def test_attention_of_every_layer_head_and_kind(
 def test_attention_is_what_the_layers_use(model: Path) -> None:
     built = Models([model]).members[0]
     source, target = [5, 6, 7, 2], [8, 9]
-    weights = attention_maps.weights_of(built, source, target)["encoder"][0]
+    weights = attention_maps.attention_of(built, source, target)["encoder"][0]
     x = built.embedding(torch.tensor([source]))
     module = built.encoder[0].self_attention
     assert not isinstance(module, torch.Tensor)
@@ -408,4 +408,4 @@ def test_ctranslate2_translates_alike(
 def test_what_ctranslate2_cannot_represent_is_refused(change: dict[str, Any], sentence: str, model: Path) -> None:
     settings = Models([model]).description.model.model_copy(update=change)
     with pytest.raises(InputError, match=sentence):
-        export.representable(settings)
+        export.check_representable(settings)

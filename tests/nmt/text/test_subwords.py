@@ -59,11 +59,11 @@ def test_specials_and_padding(subwords: Subwords) -> None:
     assert (PAD, BOS, EOS, UNK) == (0, 1, 2, 3)
     assert subwords.symbols(range(4)) == list(SPECIALS)
     assert subwords.size % subwords.settings.multiple_of == 0
-    assert 0 < subwords.size - subwords.unpadded < subwords.settings.multiple_of
-    padding = subwords.size - subwords.unpadded
-    assert subwords.symbols(range(subwords.unpadded, subwords.size)) == [f"<pad:{n + 1}>" for n in range(padding)]
+    assert 0 < subwords.size - subwords.used_rows < subwords.settings.multiple_of
+    padding = subwords.size - subwords.used_rows
+    assert subwords.symbols(range(subwords.used_rows, subwords.size)) == [f"<pad:{n + 1}>" for n in range(padding)]
     ids = subwords.encode(TEXT[0])
-    around = [BOS, *ids[:3], PAD, UNK, subwords.unpadded, *ids[3:], EOS, subwords.size - 1]
+    around = [BOS, *ids[:3], PAD, UNK, subwords.used_rows, *ids[3:], EOS, subwords.size - 1]
     assert subwords.decode(around) == TEXT[0]
 
 
@@ -72,7 +72,7 @@ def test_training_text_comes_back_without_unknowns(subwords: Subwords) -> None:
     for line in TEXT:
         ids = subwords.encode(line)
         assert not {PAD, BOS, EOS, UNK} & set(ids)
-        assert max(ids) < subwords.unpadded
+        assert max(ids) < subwords.used_rows
         assert subwords.decode(ids) == line
 
 
@@ -145,17 +145,17 @@ def test_segments_as_subword_nmt_does(byte_pairs: Subwords, tmp_path: Path) -> N
 def test_pieces_that_training_never_shows_are_taken_apart() -> None:
     """Every merge's parts are used up here: only `aab` and single characters have rows."""
     made = learn({"aab": 9}, bpe(merges=10))
-    assert made.symbols(range(4, made.unpadded)) == ["aab", "a", "a@@", "b", "b@@"]
+    assert made.symbols(range(4, made.used_rows)) == ["aab", "a", "a@@", "b", "b@@"]
     assert made.symbols(made.encode("aa aab aac")) == ["a@@", "a", "aab", "a@@", "a@@", "<unk>"]
 
 
 def test_most_frequent_come_first() -> None:
     made = learn({"x": 5, "y": 7, "z": 5}, bpe(merges=3))
-    assert made.symbols(range(4, made.unpadded)) == ["y", "x", "z", "x@@", "y@@", "z@@"]
+    assert made.symbols(range(4, made.used_rows)) == ["y", "x", "z", "x@@", "y@@", "z@@"]
     # One merge: `b` occurs 7 times, `ab` 5, the parts of `abc` twice, the other forms of the characters never.
     made = learn({"ab": 5, "b": 7, "abc": 2}, bpe(merges=1))
-    assert made.symbols(range(4, made.unpadded)) == ["b", "ab", "a@@", "b@@", "c", "a", "c@@"]
-    assert (made.unpadded, made.size) == (11, 16)
+    assert made.symbols(range(4, made.used_rows)) == ["b", "ab", "a@@", "b@@", "c", "a", "c@@"]
+    assert (made.used_rows, made.size) == (11, 16)
 
 
 @pytest.mark.parametrize("wanted", [150, 300, 500])
@@ -164,14 +164,14 @@ def test_vocabulary_size_is_met_from_below(wanted: int) -> None:
     syllables = ["".join(chance.choices("aeioubdgklmnprst", k=chance.randint(1, 4))) for _ in range(300)]
     counts = {"".join(chance.choices(syllables, k=3)): 2 + 1000 // rank for rank in range(1, 1000)}
     made = learn(counts, bpe(vocabulary=wanted, multiple_of=1))
-    assert made.size == made.unpadded
-    assert wanted - (wanted - len(SPECIALS)) // 200 <= made.unpadded <= wanted
+    assert made.size == made.used_rows
+    assert wanted - (wanted - len(SPECIALS)) // 200 <= made.used_rows <= wanted
 
 
 def test_a_small_text_gives_fewer_subwords_than_asked_for() -> None:
     made = learn({"abab": 3, "ab": 2}, bpe(vocabulary=5000))
-    assert (made.unpadded, made.size) == (10, 16)
-    assert learn({"abab": 3, "ab": 2}, pieces(5000)).unpadded < 300
+    assert (made.used_rows, made.size) == (10, 16)
+    assert learn({"abab": 3, "ab": 2}, pieces(5000)).used_rows < 300
 
 
 @pytest.mark.parametrize("kind", [bpe(merges=40), bpe(vocabulary=140), pieces()])
@@ -221,7 +221,7 @@ def test_folder_comes_back(subwords: Subwords, tmp_path: Path) -> None:
     files = {"bpe": {"codes.bpe", "vocabulary.txt"}, "wordpieces": {"wordpieces.model"}}[subwords.settings.kind]
     assert {path.name for path in (tmp_path / "subwords").iterdir()} == {"subwords.yaml"} | files
     loaded = load(tmp_path / "subwords")
-    assert (loaded.size, loaded.unpadded, loaded.settings) == (subwords.size, subwords.unpadded, subwords.settings)
+    assert (loaded.size, loaded.used_rows, loaded.settings) == (subwords.size, subwords.used_rows, subwords.settings)
     rows = range(subwords.size)
     assert loaded.symbols(rows) == subwords.symbols(rows)
     assert [loaded.encode(line) for line in TEXT] == [subwords.encode(line) for line in TEXT]
@@ -269,7 +269,7 @@ def test_a_folder_that_was_changed_by_hand_is_refused(
 
 
 def test_bytes_that_make_no_text_leave_a_line_one_line(word_pieces: Subwords) -> None:
-    names = word_pieces.symbols(range(word_pieces.unpadded))
+    names = word_pieces.symbols(range(word_pieces.used_rows))
     line_end, half = names.index("<0x0A>"), names.index("<0xE2>")
     assert word_pieces.decode([line_end, *word_pieces.encode("a"), line_end]) == "  a "
     assert word_pieces.decode([half]) == "\ufffd"
@@ -285,7 +285,7 @@ def test_word_pieces_follow_the_counts_of_words() -> None:
 
 
 def test_word_pieces_are_learned_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
-    assert learn(COUNTS, pieces()).unpadded == 330
+    assert learn(COUNTS, pieces()).used_rows == 330
     assert capfd.readouterr() == ("", "")
 
 

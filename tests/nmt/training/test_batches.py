@@ -210,7 +210,7 @@ def test_pairs_and_lines_are_found_over_blocks_and_files(tmp_path: Path) -> None
     corpus = binned(tmp_path, numbered(sizes))
     assert corpus.src_lengths.dtype == np.uint16
     found = []
-    for first, last in corpus.files():
+    for first, last in corpus.file_bounds():
         for index in range(first, last):
             source, target = corpus.pair(index)
             assert (len(source), len(target)) == (corpus.src_lengths[index], corpus.tgt_lengths[index])
@@ -220,7 +220,7 @@ def test_pairs_and_lines_are_found_over_blocks_and_files(tmp_path: Path) -> None
     assert [sizes[number] for number in found] == list(zip(corpus.src_lengths, corpus.tgt_lengths, strict=True))
     uppers = [4, 8, 99]
     by_hand = [next(i for i, upper in enumerate(uppers) if t <= upper) for t in corpus.tgt_lengths]
-    bins = corpus.bins(np.arange(40))
+    bins = corpus.sort_keys(np.arange(40))
     assert [sorted(set(bins.tolist())).index(b) for b in bins] == by_hand
     assert corpus.tokens == sum(s + t for s, t in sizes)
     sums = corpus.sums(np.array([0, 1]))
@@ -232,7 +232,7 @@ def test_pairs_and_lines_are_found_over_blocks_and_files(tmp_path: Path) -> None
 
 def test_a_corpus_of_one_file_is_binned_by_target_length(tmp_path: Path) -> None:
     corpus = Corpus([write(tmp_path / "a.arrow", numbered([(3, 4), (3, 2), (3, 9)]))])
-    assert corpus.bins(np.array([2, 0, 1])).tolist() == [9, 4, 2]
+    assert corpus.sort_keys(np.array([2, 0, 1])).tolist() == [9, 4, 2]
 
 
 def test_a_length_that_16_bits_do_not_hold(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from nmt.config import ModelSettings
 from nmt.model import Transformer
 from nmt.training import checkpoint, micro_batch_size
 from nmt.training.distributed import World
-from nmt.training.state import Setting, TrainState, load_state, save_state
+from nmt.training.state import ResumeConditions, TrainState, load_state, save_state
 
 MakeJob = Callable[..., dict[str, Any]]
 
@@ -101,11 +101,13 @@ def test_a_killed_save_leaves_a_whole_state(
     tmp_path: Path, training: tuple[Transformer, torch.optim.Optimizer], same: bool
 ) -> None:
     model, optimizer = training
-    saved = TrainState.initial(Setting.of(World(0, 1, torch.device("cpu")), 64, compiled=False))
+    saved = TrainState.initial(ResumeConditions.of(World(0, 1, torch.device("cpu")), 64, compiled=False))
 
     def save(folder: Path, update: int) -> None:
         fill(model, optimizer, update)
-        save_state(folder, saved.model_copy(update={"update": update, "worse": update}), model, optimizer)
+        save_state(
+            folder, saved.model_copy(update={"update": update, "validations_since_best": update}), model, optimizer
+        )
 
     next_update = 5 if same else 6
     save(tmp_path / "made", 5)
@@ -122,7 +124,7 @@ def test_a_killed_save_leaves_a_whole_state(
         path = checkpoint.latest_resume(folder)
         assert path is not None, point
         state = load_state(path, model, optimizer)
-        assert state.worse == state.update == checkpoint.update_of(path)
+        assert state.validations_since_best == state.update == checkpoint.update_of(path)
         assert values(model, optimizer) == {state.update}, point
         seen.add(state.update)
         save(folder, next_update)

@@ -173,7 +173,7 @@ def test_the_size_doubles_until_it_does_not_fit(tiny_job: MakeJob) -> None:
         assert micro_batch_size.find_by_trial(trainer, 9, 100_000, device) == 4096
         assert micro_batch_size.find_by_trial(trainer, 9, 4096, device) == 4096
         assert micro_batch_size.find_by_trial(trainer, 9, 3000, device) == 3000
-        assert micro_batch_size.find_by_trial(trainer, 9, 500, device) == micro_batch_size.ON_CPU == 2048
+        assert micro_batch_size.find_by_trial(trainer, 9, 500, device) == micro_batch_size.SMALLEST == 2048
     # The first that fits is no trial: less would leave a device idle.
     none = LimitedMemory(1)
     assert micro_batch_size.find_by_trial(trainer, 9, 100_000, none) == 2048

@@ -17,11 +17,11 @@ from nmt.flops import LengthSums
 from nmt.model import Transformer
 from nmt.training.distributed import World
 from nmt.training.measurements import Measurements
-from nmt.training.state import Interval, Setting, TrainState, load_state, read_state, save_state
+from nmt.training.state import Interval, ResumeConditions, TrainState, load_state, read_state, save_state
 
 MakeJob = Callable[..., dict[str, Any]]
 ALONE = World(0, 1, torch.device("cpu"))
-SETTING = Setting(processes=2, threads=1, micro_tokens=64, device="cpu", compiled=False, torch="2.13.0")
+CONDITIONS = ResumeConditions(processes=2, threads=1, micro_tokens=64, device="cpu", compiled=False, torch="2.13.0")
 
 counts = st.integers(0, 2**60)
 measures = st.floats(0, allow_nan=False, allow_infinity=False)
@@ -33,18 +33,18 @@ states = st.builds(
     sums=sums,
     padded=measures,
     interval=st.builds(
-        Interval, loss=measures, likelihood=measures, norm=measures, padded=measures, updates=counts, sums=sums,
+        Interval, loss=measures, nll=measures, norm=measures, padded=measures, updates=counts, sums=sums,
         skipped=counts, seconds=measures,
     ),
-    best=losses,
-    valid=losses,
-    worse=counts,
+    best_loss=losses,
+    valid_loss=losses,
+    validations_since_best=counts,
     last_finite=counts,
     seconds=measures,
     device_seconds=st.dictionaries(st.text(max_size=20), measures, max_size=3),
     resumes=counts,
-    setting=st.builds(
-        Setting, processes=counts, threads=counts, micro_tokens=counts, device=st.text(max_size=20),
+    conditions=st.builds(
+        ResumeConditions, processes=counts, threads=counts, micro_tokens=counts, device=st.text(max_size=20),
         compiled=st.booleans(), torch=st.text(max_size=20),
     ),
 )  # fmt: skip
@@ -90,7 +90,7 @@ def test_a_state_comes_back_as_it_was_saved(
 @given(state=states)
 def test_measurements_continue_a_state(state: TrainState) -> None:
     """Restored and saved again at once, only the clock goes on."""
-    again = Measurements(ALONE, state).state(state.setting)
+    again = Measurements(ALONE, state).state(state.conditions)
     assert again.seconds >= state.seconds
     assert again.interval.seconds == pytest.approx(state.interval.seconds, rel=1e-6, abs=60)
     assert again.device_seconds.keys() == {*state.device_seconds, "cpu"}
@@ -102,14 +102,14 @@ def test_measurements_continue_a_state(state: TrainState) -> None:
 
 
 def test_only_the_main_rank_continues_the_sums_of_all_ranks() -> None:
-    interval = Interval.empty().model_copy(update={"loss": 3.0, "likelihood": 2.0, "norm": 1.0, "padded": 9.0})
-    state = TrainState.initial(SETTING).model_copy(update={"interval": interval})
+    interval = Interval.empty().model_copy(update={"loss": 3.0, "nll": 2.0, "norm": 1.0, "padded": 9.0})
+    state = TrainState.initial(CONDITIONS).model_copy(update={"interval": interval})
     totals = [Measurements(World(rank, 2, ALONE.device), state).totals.tolist() for rank in range(2)]
     assert totals == [[3.0, 2.0, 1.0, 9.0], [0.0] * 4]
 
 
 def test_time_lost_to_a_kill_counts_for_the_devices_that_saved_the_state() -> None:
-    gpu = SETTING.model_copy(update={"device": "NVIDIA H100"})
+    gpu = CONDITIONS.model_copy(update={"device": "NVIDIA H100"})
     times = {"NVIDIA H100": 100.0, "cpu": 7.0}
     state = TrainState.initial(gpu).model_copy(update={"seconds": 60.0, "device_seconds": times})
     later = state.with_lost_time(recorded=65.0)
@@ -133,10 +133,10 @@ def changed(content: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("key", "value", "problem"),
     [
-        ("worse", None, "key `worse` is missing"),
+        ("validations_since_best", None, "key `validations_since_best` is missing"),
         ("interval.norm", None, "key `interval.norm` is missing"),
         ("sums.pairs", None, "key `sums.pairs` is missing"),
-        ("setting.torch", None, "key `setting.torch` is missing"),
+        ("conditions.torch", None, "key `conditions.torch` is missing"),
         ("interval_tokens", 3, "key `interval_tokens` is unknown"),
         ("interval.tokens", 3, "key `interval.tokens` is unknown"),
         ("sums.words", 3, "key `sums.words` is unknown"),
@@ -144,9 +144,9 @@ def changed(content: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     ],
 )
 def test_unknown_missing_and_wrong_keys_are_refused(tmp_path: Path, key: str, value: Any, problem: str) -> None:
-    content = json.loads(TrainState.initial(SETTING).model_dump_json())
+    content = json.loads(TrainState.initial(CONDITIONS).model_dump_json())
     (tmp_path / "state.json").write_text(json.dumps(content))
-    assert read_state(tmp_path) == TrainState.initial(SETTING)
+    assert read_state(tmp_path) == TrainState.initial(CONDITIONS)
     (tmp_path / "state.json").write_text(json.dumps(changed(content, key, value)))
     with pytest.raises(InputError) as caught:
         read_state(tmp_path)

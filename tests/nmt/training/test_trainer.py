@@ -19,10 +19,10 @@ from nmt.common import tensors
 from nmt.config import InputError, Job, ModelSettings
 from nmt.flops import LengthSums, parameters, training_flops
 from nmt.training import checkpoint, state
-from nmt.training.batches import Corpus, check_positions, pairs_of, train_files, updates
+from nmt.training.batches import Corpus, check_positions, pairs_of_updates, train_files, updates
 from nmt.training.distributed import World
 from nmt.training.history import read_history
-from nmt.training.step import Trainer, stream
+from nmt.training.step import Trainer, random_seed
 from nmt.training.trainer import stop_on_signals, train
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -154,7 +154,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
     assert skipped["update"] == 4
     # The tests' corpus counts the lines of each bin anew, from 0.
     assert skipped["lines"] == sorted(
-        corpus.line(int(pair)) for _, pairs in pairs_of(corpus, 1, 120, [4]) for pair in pairs
+        corpus.line(int(pair)) for _, pairs in pairs_of_updates(corpus, 1, 120, [4]) for pair in pairs
     )
     assert sum(record.get("skipped", 0) for record in read_history(tmp_path / "run/history.jsonl")) == 1
 
@@ -452,7 +452,7 @@ def test_a_full_disk_at_a_checkpoint_leaves_the_one_before(
 
 
 def test_streams_of_random_numbers_are_distinct() -> None:
-    seeds = {stream(s, u, r, m) for s in range(3) for u in range(50) for r in range(4) for m in range(4)}
+    seeds = {random_seed(s, u, r, m) for s in range(3) for u in range(50) for r in range(4) for m in range(4)}
     assert len(seeds) == 3 * 50 * 4 * 4
     assert all(0 <= seed < 2**63 for seed in seeds)
 

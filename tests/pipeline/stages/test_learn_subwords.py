@@ -46,7 +46,7 @@ def test_writes_a_folder_that_encodes_both_sides(here: Path, settings: dict[str,
     subwords = load(learn_subwords.SUBWORDS)
     assert tracker.values == {
         "words": len(set(" ".join(SOURCE + TARGET).split())),
-        "subwords": subwords.unpadded,
+        "subwords": subwords.used_rows,
         "vocabulary": subwords.size,
     }
     for line in ("the lower house", "das niedrigste neue Haus"):
