@@ -131,7 +131,7 @@ class TrainingSettings(Settings):
 
     updates: Count
     tokens: Count
-    """About this many source and this many target tokens an update, over all devices (5.1)."""
+    """About this many source and this many target tokens per update, over all devices (5.1)."""
     warmup_steps: Count
     learning_rate_scale: Annotated[float, Field(gt=0.0)]
     """Multiplies Eq. 3; the paper's is 1."""

@@ -133,7 +133,7 @@ def paper_cost(seconds: float, devices: int, sustained_flops: float) -> float:
     """Return the paper's estimate: seconds x devices x sustained single-precision operations per second of one."""
     if seconds < 0 or devices < 1 or sustained_flops <= 0:
         raise InputError(
-            f"{seconds} seconds on {devices} devices at {sustained_flops} operations a second is no training: "
+            f"{seconds} seconds on {devices} devices at {sustained_flops} operations per second is no training: "
             "seconds must be 0 or more, devices at least 1 and the speed positive"
         )
     return seconds * devices * sustained_flops

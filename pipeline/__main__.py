@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from nmt.common.processes import die_with_parent
+from nmt.common.processes import INTERRUPTED, die_with_parent
 from nmt.config import InputError
 from pipeline import stage
 from pipeline.config import graph
@@ -26,8 +26,6 @@ from pipeline.tracking import stage_tracker
 from pipeline.training import launch
 from pipeline.training.progress import TrainingProgress
 
-INTERRUPTED = 75
-"""The exit status of a stage that was stopped and can be resumed (sysexits' EX_TEMPFAIL)."""
 FROM_THE_MACHINE = frozenset(
     (
         errno.EACCES, errno.EAGAIN, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOENT,
@@ -49,7 +47,10 @@ def report_status(name: str, state: str, message: str = "") -> None:
 
 
 def further_arguments(name: str) -> dict[str, Any]:
-    """What a stage is handed beside its tracker. Handed in, it is in no stage's dependencies."""
+    """Return a stage's arguments besides the tracker.
+
+    They are passed, not imported, so a change of their code reruns no stage.
+    """
     return {"launch": launch.train, "progress": TrainingProgress} if name == "train" else {}
 
 
@@ -59,7 +60,7 @@ def stop(signum: int, frame: FrameType | None) -> None:
 
 
 def run(name: str) -> NoReturn:
-    """Run a stage. Exit status 0, 1 for an error that the user can mend, 75 when interrupted and resumable."""
+    """Run a stage. Exit status 0, 1 for an error that the user can fix, 75 when interrupted and resumable."""
     signal.signal(signal.SIGTERM, stop)
     if "DVC_STAGE" in os.environ:
         # DVC does not pass signals on.

@@ -1,7 +1,7 @@
 """The command `wmt`: its commands by topic, errors and exit statuses.
 
-A command is a few lines over a room below. Everything slow is imported inside the commands, so that `--help` and shell
-completion are fast. Stages are run by `python -m pipeline STAGE`, not from here.
+A command reads its options and calls a function of pipeline or nmt. Everything slow is imported inside the commands,
+so that `--help` and shell completion are fast. Stages are run by `python -m pipeline STAGE`, not from here.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MODELS, RUNS, DATA, SERVICES = "Models", "Runs", "Data", "Services"
 
 
 class Commands(TyperGroup):
-    """The commands of `wmt`. Errors that a user can mend become one sentence and an exit status, only here."""
+    """The commands of `wmt`. Errors that a user can fix become one sentence and an exit status, only here."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command. Status 1 for what a user can mend, 130 for Ctrl-C, 0 where the reader has closed the pipe."""
+        """Run a command. Status 1 for what a user can fix, 130 for Ctrl-C, 0 where the reader has closed the pipe."""
         try:
             try:
                 result = super().invoke(ctx)
@@ -158,9 +158,10 @@ def summary() -> None:
     Example:
       wmt summary
     """
+    from pipeline.config.paths import METRICS
     from pipeline.stage import read_json
 
-    scores = read_json(Path("results/metrics.json"))
+    scores = read_json(METRICS)
     interval = f"95% interval {scores['bleu_low']:.1f} to {scores['bleu_high']:.1f}"
     print(f"BLEU    {scores['bleu']:.1f} ({interval}) on {scores['bleu_set']}; sacreBLEU, {scores['bleu_signature']}")
     print("report  results/report.html\nmodel   models/average")
@@ -264,17 +265,17 @@ def ablation(
         "D-eps0.0",
         "E-learned-positions",
     ],
-    seeds: Annotated[list[int], typer.Option(metavar="SEED...", help="Of every row.")] = [1, 2, 3],
+    seeds: Annotated[list[int], typer.Option(metavar="SEED...", help="Seeds for every row.")] = [1, 2, 3],
     corpus: Annotated[str | None, typer.Option(help="A file of data/catalog/; params.yaml's by default.")] = None,
     width: Annotated[int, typer.Option(min=1, help="Divides every width.")] = 4,
     depth: Annotated[int, typer.Option(min=1, help="Divides the layers.")] = 2,
-    updates: Annotated[int, typer.Option(help="Of every run.")] = 1000,
-    tokens: Annotated[int, typer.Option(help="Target tokens an update.")] = 1500,
+    updates: Annotated[int, typer.Option(help="Updates of every run.")] = 1000,
+    tokens: Annotated[int, typer.Option(help="Target tokens per update.")] = 1500,
     warmup: Annotated[int, typer.Option(help="Updates of warm-up.")] = 400,
     merges: Annotated[int, typer.Option(help="BPE merges, or word pieces.")] = 4000,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
     rate: Annotated[float, typer.Option(help="Multiplies Eq. 3.")] = 1.0,
-    precision: Annotated[Precision, typer.Option(help="Of the matrix products.")] = "float32",
+    precision: Annotated[Precision, typer.Option(help="Precision of the matrix products.")] = "float32",
     out: Annotated[Path, typer.Option(metavar="FILE", help="The report.")] = Path("results/ablation.md"),
 ) -> None:
     """Train rows of Table 3, scaled down together, with several seeds under one budget, and compare them.
@@ -314,7 +315,7 @@ def ui() -> None:
 def serve() -> None:
     """Start MLflow, Prefect's server and a worker that runs Prefect's deployments. Ctrl-C ends all.
 
-    This is `wmt ui` with a worker. A second Ctrl-C does not wait for checkpoints.
+    This is `wmt ui` with a worker. A second Ctrl-C does not wait for states to be saved.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""What stages share: the tracker that they are handed, interruption, where state lives, and JSON files."""
+"""What stages share: the tracker that they get, interruption, the state root, and JSON files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Interrupted(Exception):
 
 
 class Tracker(Protocol):
-    """Records what a stage measures. The runner hands one to each stage."""
+    """Keeps a run's metrics. A stage gets one as an argument and does not know its kind."""
 
     def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
         """Record numbers, of an update of training or of the whole stage."""

@@ -106,8 +106,8 @@ def test_the_code_a_stage_depends_on_is_what_it_imports(name: str) -> None:
 
 @each_stage
 def test_what_carries_no_result_is_in_no_stage(name: str) -> None:
-    rooms = ("pipeline.__main__", "pipeline.tracking", "pipeline.training", "pipeline.orchestration", "pipeline.runs")
-    assert [module for module in closure(name) if module.startswith(rooms)] == []
+    packages = tuple(f"pipeline.{part}" for part in ("__main__", "tracking", "training", "orchestration", "runs"))
+    assert [module for module in closure(name) if module.startswith(packages)] == []
 
 
 def closure(name: str) -> set[str]:
@@ -131,6 +131,14 @@ def test_a_stage_reads_no_key_that_it_does_not_declare(name: str) -> None:
         f"{section}.model_dump" for section in keys
     }
     assert undeclared == set()
+
+
+@each_stage
+def test_a_stage_checks_the_versions_that_it_declares(name: str) -> None:
+    declared_versions = {key for key in declared(name) if key.startswith("versions.")}
+    assert {key for key in used(name) if key.startswith("versions.")} - {"versions.model_dump"} == declared_versions
+    source = (ROOT / "pipeline/stages" / f"{name}.py").read_text(encoding="utf-8")
+    assert ("stage.check_versions(" in source) == bool(declared_versions)
 
 
 @each_stage

@@ -1,4 +1,4 @@
-"""Child processes that end with their parent."""
+"""Child processes that end with their parent, and the exit status of an interrupted one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import ctypes
 import os
 import signal
 import sys
+
+INTERRUPTED = 75
+"""The exit status of a process that was stopped and can be resumed (sysexits' EX_TEMPFAIL)."""
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:

@@ -119,7 +119,7 @@ def draw_matrices(found: Attention, name: str) -> bytes:
 
 
 def draw_lines(found: Attention, name: str, layer: int) -> bytes:
-    """Draw a layer as the paper's figures 3 to 5: queries left, keys right, a colour a head, opacity by weight.
+    """Draw a layer as the paper's figures 3 to 5: queries left, keys right, one colour per head, opacity by weight.
 
     Returns the SVG.
     """

@@ -150,7 +150,7 @@ def _parse_codes(text: str) -> list[Pair]:
     version, *lines = text.removesuffix("\n").split("\n")
     pairs = [tuple(line.split(" ")) for line in lines]
     if version != _VERSION or any(len(pair) != 2 or not all(pair) for pair in pairs):
-        raise ValueError(f"codes.bpe is not `{_VERSION}` and then two symbols a line")
+        raise ValueError(f"codes.bpe is not `{_VERSION}` and then two symbols per line")
     return [(first, second) for first, second in pairs]
 
 

@@ -27,7 +27,7 @@ from types import FrameType
 import torch
 import yaml
 
-from nmt.common.processes import die_with_parent
+from nmt.common.processes import INTERRUPTED, die_with_parent
 from nmt.config import InputError, Job
 from nmt.training import checkpoint, micro_batch_size, state
 from nmt.training.batches import Corpus, ahead, check_positions, train_files, updates
@@ -38,9 +38,6 @@ from nmt.training.state import TrainState
 from nmt.training.step import Trainer
 
 __all__ = ["Job", "Trainer", "train"]
-
-INTERRUPTED = 75
-"""The exit status after SIGTERM: the state is saved, and training can be resumed."""
 
 
 class Attempt:

@@ -25,7 +25,7 @@ from nmt.config import InputError
 from pipeline.config import rows
 from pipeline.config.resolution import read_params, resolve
 from pipeline.config.settings import Pair
-from pipeline.corpora.blocks import workers
+from pipeline.machine import available_cores
 from pipeline.runs import copies
 from pipeline.runs.pipeline_run import Run
 from pipeline.tracking import stage_tracker
@@ -37,7 +37,7 @@ CHECKPOINTS = 5
 
 
 @dataclass(frozen=True)
-class Interval:
+class ConfidenceInterval:
     """A mean and its 95% interval, by Student's t over seeds; unbounded for a single seed."""
 
     mean: float
@@ -45,15 +45,15 @@ class Interval:
     high: float
 
     @staticmethod
-    def of(values: Sequence[float]) -> Interval:
-        """Return the interval of one value a seed."""
+    def of(values: Sequence[float]) -> ConfidenceInterval:
+        """Return the interval of one value per seed."""
         mean = statistics.fmean(values)
         if len(values) < 2:
-            return Interval(mean, -math.inf, math.inf)
+            return ConfidenceInterval(mean, -math.inf, math.inf)
         from scipy.stats import t
 
         half = float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
-        return Interval(mean, mean - half, mean + half)
+        return ConfidenceInterval(mean, mean - half, mean + half)
 
     def text(self, digits: int, sign: str = "") -> str:
         """Return the mean, then the bounds in parentheses."""
@@ -138,7 +138,7 @@ def run_of(plan: Plan, name: str) -> Run:
     return Run(Path.cwd(), name, name, lambda line: None, plan.study)
 
 
-def prepared(plan: Plan, name: str, row: str, seed: int) -> Run:
+def copied_run(plan: Plan, name: str, row: str, seed: int) -> Run:
     """Return a run in a copy of the repository made now, so that later edits do not change the ablation.
 
     `dvc exp run --temp` would be shorter, but of several such processes one takes the experiment that another queued.
@@ -148,7 +148,7 @@ def prepared(plan: Plan, name: str, row: str, seed: int) -> Run:
     return run
 
 
-def experiment(run: Run, stopped: threading.Event) -> None:
+def run_experiment(run: Run, stopped: threading.Event) -> None:
     """Run all stages and save the experiment. Raises InputError where a stage fails, InterruptedError if stopped."""
 
     def stop() -> None:
@@ -159,7 +159,7 @@ def experiment(run: Run, stopped: threading.Event) -> None:
         run.begin({}, None)
         if run.dvc("repro", tick=stop) != 0:
             raise InputError(
-                f"{run.name} failed: read {run.folder / 'log'}, mend the cause and run this again to resume"
+                f"{run.name} failed: read {run.folder / 'log'}, fix the cause and run this again to resume"
             )
         run.save(())
     finally:
@@ -176,11 +176,11 @@ def run_all(plan: Plan, names: Mapping[str, tuple[str, int]], known: Collection[
     missing = [name for name in names if name not in known]
     print(f"{len(missing)} runs of {len(names)} to do", flush=True)
     # Simultaneous runs share the cores; the launcher would give each run all of them.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, workers() // jobs)))
-    runs = [prepared(plan, name, *names[name]) for name in missing]
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // jobs)))
+    runs = [copied_run(plan, name, *names[name]) for name in missing]
     started, stopped = time.monotonic(), threading.Event()
     with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(experiment, run, stopped) for run in runs]
+        futures = [pool.submit(run_experiment, run, stopped) for run in runs]
         try:
             for done, future in enumerate(as_completed(futures), start=1):
                 future.result()
@@ -199,7 +199,7 @@ def run_all(plan: Plan, names: Mapping[str, tuple[str, int]], known: Collection[
 def results(
     found: Mapping[str, dict[str, Any]], names: Mapping[str, tuple[str, int]]
 ) -> dict[str, dict[str, list[float]]]:
-    """Return perplexity and BLEU of the validation set, and the parameters, by row: one value a seed, in order."""
+    """Return perplexity and BLEU of the validation set, and the parameters, by row: one value per seed, in order."""
     measured: dict[str, dict[str, list[float]]] = {}
     for name, (row, _) in names.items():
         metrics = found[name]["metrics"]["results/metrics.json"]["data"]
@@ -209,15 +209,15 @@ def results(
     return measured
 
 
-def trend(row: str, kind: str, differences: Interval, paper: float | None) -> str:
+def trend(row: str, kind: str, differences: ConfidenceInterval, paper: float | None) -> str:
     """Return a sentence on a row's difference from base, beside the paper's difference."""
     measure, digits = ("perplexity", 2) if kind == "ppl" else ("BLEU", 1)
     theirs = "" if paper is None else f"; the paper's {paper:+.{digits}f}"
     found = differences.text(digits, "+")
     if differences.low <= 0 <= differences.high:
-        return f"{row}: {measure} {found}{theirs}: no difference from base that these seeds show."
+        return f"{row}: {measure} {found}{theirs}: these seeds show no difference from base."
     if paper is None or paper == 0:
-        return f"{row}: {measure} {found}{theirs}: another than base's."
+        return f"{row}: {measure} {found}{theirs}: differs from base."
     agrees = "as in the paper" if (differences.mean > 0) == (paper > 0) else "against the paper"
     return f"{row}: {measure} {found}{theirs}: a difference from base, {agrees}."
 
@@ -234,7 +234,7 @@ def report(plan: Plan, measured: Mapping[str, Mapping[str, Sequence[float]]], se
     base = rows.row("base").paper
     for row, values in measured.items():
         paper = rows.row(row).paper
-        ppl, bleu = Interval.of(values["ppl"]), Interval.of(values["bleu"])
+        ppl, bleu = ConfidenceInterval.of(values["ppl"]), ConfidenceInterval.of(values["bleu"])
         millions = f"{values['params'][0] / 1e6:.2f} M"
         lines.append(
             f"| `{row}` | {millions} | {ppl.text(2)} | {bleu.text(1)} | {paper.ppl or ''} | {paper.bleu or ''} |"
@@ -244,8 +244,14 @@ def report(plan: Plan, measured: Mapping[str, Mapping[str, Sequence[float]]], se
         for kind, theirs, of_base in (("ppl", paper.ppl, base.ppl), ("bleu", paper.bleu, base.bleu)):
             pairs = zip(values[kind], measured["base"][kind], strict=True)
             difference = None if theirs is None or of_base is None else theirs - of_base
-            sentences.append(f"- {trend(row, kind, Interval.of([ours - other for ours, other in pairs]), difference)}")
+            interval = ConfidenceInterval.of([ours - other for ours, other in pairs])
+            sentences.append(f"- {trend(row, kind, interval, difference)}")
     return "\n".join([*lines, "", *sentences]) + "\n"
+
+
+def vocabulary_key(pair: Pair) -> str:
+    """Return the setting that sizes the pair's vocabulary: `merges`, or `vocabulary` where its rows give no merges."""
+    return "vocabulary" if rows.settings("base", pair)["subwords"]["merges"] is None else "merges"
 
 
 def run(options: Options) -> str:
@@ -271,7 +277,7 @@ def run(options: Options) -> str:
         "checkpoint_every": max(1, options.updates // CHECKPOINTS),
         "keep_checkpoints": CHECKPOINTS,
     }
-    subwords = {"merges" if params["pair"] == "en-de" else "vocabulary": options.merges}
+    subwords = {vocabulary_key(params["pair"]): options.merges}
     corpus = options.corpus or params["corpus"]
     repository = commit + hashlib.sha256(changed).hexdigest()
     plan = Plan(params["pair"], corpus, options.width, options.depth, training, subwords, repository)

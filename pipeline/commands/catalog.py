@@ -66,7 +66,7 @@ def add_catalog(
     description: Annotated[str, typer.Option(help="One line, for `wmt catalog list`.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace a catalog of that name.")] = False,
 ) -> None:
-    """Write a catalog of your own plain text files: UTF-8, one segment a line.
+    """Write a catalog of your own plain text files: UTF-8, one segment per line.
 
     \b
     Example:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from nmt.config import InputError
-from pipeline.stages.train import code_digest, refused
+from pipeline.stages.train import code_digest, raise_if_refused
 from pipeline.training import launch
 
 
@@ -23,7 +23,7 @@ def join(job: Path) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("join: stopped by SIGTERM"))
 
     def watch() -> None:
-        refused(job)
+        raise_if_refused(job)
         if (job / "interrupted").exists():
             raise InputError("the training was asked to stop; start it again on the first node, then join again")
 

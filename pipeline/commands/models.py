@@ -44,15 +44,15 @@ def translate(
     input: Annotated[Path | None, typer.Option(metavar="FILE", help="Translate this file, not standard input.")] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Appears when it is complete.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an --output that was interrupted.")] = False,
-    beam: Annotated[int | None, _search("Hypotheses a sentence; 1: greedy.")] = None,
+    beam: Annotated[int | None, _search("Hypotheses per sentence; 1: greedy.")] = None,
     alpha: Annotated[float | None, _search("Length penalty.")] = None,
-    max_extra: Annotated[int | None, _search("Most subwords beyond the number of the source's.")] = None,
+    max_extra: Annotated[int | None, _search("Subwords that a translation may have more than its source.")] = None,
     stop: Annotated[str | None, _search("exact, or tensor2tensor's looser rule.")] = None,
-    nbest: Annotated[int, _search("Translations a line, written `line ||| text ||| score`.")] = 1,
+    nbest: Annotated[int, _search("Translations per line, written `line ||| text ||| score`.")] = 1,
     sample: Annotated[bool, _search("Draw translations at random, do not search.", "--sample")] = False,
-    temperature: Annotated[float, _search("Of --sample.")] = 1.0,
-    top_k: Annotated[int, _search("Of --sample: draw among this many likeliest subwords; 0: among all.")] = 0,
-    seed: Annotated[int, _search("Of --sample.")] = 1,
+    temperature: Annotated[float, _search("Temperature of --sample.")] = 1.0,
+    top_k: Annotated[int, _search("--sample draws among this many likeliest subwords; 0: among all.")] = 0,
+    seed: Annotated[int, _search("Seed of --sample.")] = 1,
     longest: Annotated[int, typer.Option(help="Most subwords of a line that is translated whole.")] = LONGEST,
     long: Annotated[LongLines, typer.Option(help="Longer lines: split at sentence ends, or refused.")] = "split",
     json: Annotated[bool, typer.Option("--json", help="Write JSON lines: translations, scores, attention.")] = False,
@@ -60,13 +60,13 @@ def translate(
         EngineName, typer.Option(help="ctranslate2: for a folder of wmt export; its length penalty is not GNMT's.")
     ] = "torch",
     device: Annotated[str | None, typer.Option(help="cpu, cuda; by default a GPU where there is one.")] = None,
-    precision: Annotated[Precision, typer.Option(help="Of the weights and the arithmetic.")] = "float32",
-    batch_tokens: Annotated[int, typer.Option(help="Source positions a batch, all beams counted.")] = 4096,
+    precision: Annotated[Precision, typer.Option(help="Precision of the weights and the arithmetic.")] = "float32",
+    batch_tokens: Annotated[int, typer.Option(help="Source positions per batch, all beams counted.")] = 4096,
     window: Annotated[int, typer.Option(help="Lines sorted by length together; 1: line by line.")] = WINDOW,
 ) -> None:
     """Translate raw text with a model folder.
 
-    A line in, a line out; an empty line stays one. At a terminal it asks for lines.
+    Each input line gives one output line; an empty line stays empty. At a terminal it prompts for lines.
 
     \b
     Example:
@@ -86,12 +86,11 @@ def score(
         Path, typer.Argument(metavar="TARGET", help="Their translations, detokenised.", show_default=False)
     ],
     ensemble: Ensemble = [],
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line, and one of them all.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line, then one for all lines.")] = False,
 ) -> None:
-    """Score given translations: log-probability in nats and perplexity a subword, EOS counted, a line each.
+    """Score given translations: log-probability in nats and perplexity per subword, EOS counted, one line each.
 
-    These are the numbers that the search gives with its own translations, as far as their text is coded into the same
-    subwords again.
+    For its own translations `wmt translate` reports the same numbers, unless their text splits into other subwords.
 
     \b
     Example:
@@ -117,7 +116,7 @@ def bleu(
         list[Path],
         typer.Argument(metavar="HYP", help="Detokenised translations; of several systems, the baseline first."),
     ],
-    reference: Annotated[Path, typer.Argument(metavar="REF", help="One reference a line.", show_default=False)],
+    reference: Annotated[Path, typer.Argument(metavar="REF", help="One reference per line.", show_default=False)],
     lang: Annotated[str, typer.Option(help="The target language's code: de, fr, ...", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="An object, or a list for several systems.")] = False,
 ) -> None:
@@ -163,7 +162,7 @@ def attention(
 def export(
     model: Model,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)],
-    quantization: Annotated[Quantization, typer.Option(help="Of the weights.")] = "float32",
+    quantization: Annotated[Quantization, typer.Option(help="Quantization of the weights.")] = "float32",
 ) -> None:
     """Make a CTranslate2 model, complete in itself.
 

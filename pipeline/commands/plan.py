@@ -24,13 +24,12 @@ from humanize import naturalsize, precisedelta
 
 from nmt.config import InputError
 from nmt.flops import LengthSums, parameters, training_flops
-from pipeline import stage
+from pipeline import machine, stage
 from pipeline.config import graph, resolution
 from pipeline.config.paths import BINNED_STATS, CONFIG
 from pipeline.config.settings import Configuration
 from pipeline.corpora.archive_cache import missing_bytes
 from pipeline.stages.train import state_folder
-from pipeline.tracking import evidence
 from pipeline.training import launch
 
 MAKERS = {"data/raw": "download", "data/tokenized": "tokenize", "data/binned": "binarize", "models": "average"}
@@ -147,7 +146,7 @@ def measured_rate(configuration: Configuration, corpus: Corpus, seconds: float =
         if device.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
-    name = torch.cuda.get_device_name() if device.type == "cuda" else evidence.processor()
+    name = torch.cuda.get_device_name() if device.type == "cuda" else machine.processor()
     return training_flops(configuration.model, corpus.vocabulary, sums) / min(times), name
 
 
@@ -192,7 +191,10 @@ def _changed(status: Any, declared: Mapping[str, graph.Stage]) -> list[str]:
 
 
 def dvc_cache() -> Path:
-    """Return the folder of DVC's cache; on the disk of the outputs they are links into it and need no extra room."""
+    """Return the folder of DVC's cache.
+
+    If it is on the outputs' disk, they are links into it and need no extra room.
+    """
     with Repo() as repo:
         return Path(repo.cache.local.path)
 
@@ -236,10 +238,10 @@ def report(*, measure: bool) -> bool:
     print(f"{run.pair}, row {run.row}, corpus {run.corpus}, seed {run.seed}\n")
     for name, reason in reasons.items():
         print(f"  {name:15} {f'would run ({reason})' if reason else 'unchanged'}")
-    print("\n  (What DVC's cache holds from an earlier run is restored instead.)\n")
+    print("\n  (Where DVC's cache has the result already, it is restored and nothing runs.)\n")
     corpus = corpus_size(configuration, prepared=not reasons.get("binarize"))
     needed = needs(configuration, corpus, int(os.environ.get("NMT_MICRO_TOKENS", "4096")))
-    left, gpus = still_needed(needed, configuration, corpus.vocabulary, reasons), launch.gpus()
+    left, gpus = still_needed(needed, configuration, corpus.vocabulary, reasons), launch.count_gpus()
     enough = [report_disk(needed, left, dvc_cache()), report_memory(needed, gpus)]
     count = parameters(configuration.model, corpus.vocabulary)
     print(f"\n  corpus          {corpus.pairs:,} pairs of {corpus.subwords:.0f} subwords ({corpus.origin})")
@@ -273,12 +275,10 @@ def report_disk(needed: Needs, left: Mapping[str, int], cache_folder: Path) -> b
 
 def report_memory(needed: Needs, gpus: int) -> bool:
     """Print the memory of training; return whether it suffices. With a GPU the machine's memory does not matter."""
-    enough = bool(gpus) or needed.memory <= evidence.memory()
+    enough = bool(gpus) or needed.memory <= machine.memory()
     where = "of each GPU; one with less is given smaller micro-batches"
     if not gpus:
-        where = (
-            f"for a process that trains, {size(evidence.memory())} in this machine{'' if enough else ': NOT ENOUGH'}"
-        )
+        where = f"for a process that trains, {size(machine.memory())} in this machine{'' if enough else ': NOT ENOUGH'}"
     print(f"  memory          {size(needed.memory)} {where}")
     return enough
 
@@ -292,7 +292,7 @@ def report_time(
         return "about " + precisedelta(seconds, minimum_unit="minutes" if seconds > 120 else "seconds", format="%.0f")
 
     rate, device = measured_rate(configuration, corpus)
-    print(f"  measured        {rate / 1e9:,.0f} GFLOPS of real updates on {device}; {devices} such")
+    print(f"  measured        {rate / 1e9:,.0f} GFLOPS of real updates on {device}; {devices} such devices")
     print(f"  train           {about(needed.flops / rate / devices)}{'' if reasons.get('train') else ', if it ran'}")
     cores = os.cpu_count() or 1
     if configuration.preparation.tokenizer.tokenizer == "moses":

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from pathlib import Path
 
 from nmt.config import InputError
 from pipeline.config import graph
-from pipeline.config.paths import CONFIG
+from pipeline.config.paths import CONFIG, METRICS
 from pipeline.stage import read_json
 from pipeline.tracking.credentials import masked
 from pipeline.tracking.publish import Server, quiet
@@ -69,8 +68,7 @@ def restored_run() -> Record | None:
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
-    metrics = Path("results/metrics.json")
-    if not CONFIG.exists() or not metrics.exists():
+    if not CONFIG.exists() or not METRICS.exists():
         return None
     try:
         with Repo() as repo:
@@ -84,6 +82,6 @@ def restored_run() -> Record | None:
         if not record.is_complete():
             record.finish(list(graph.stages()))
             return record
-        if scores.exists() and scores.read_bytes() == metrics.read_bytes():
+        if scores.exists() and scores.read_bytes() == METRICS.read_bytes():
             return record
     return None

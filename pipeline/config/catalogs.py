@@ -10,9 +10,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from nmt.config import InputError, Settings
-from pipeline.config.errors import read_mapping, validated
+from pipeline.config.errors import nearest, read_mapping, validated
 from pipeline.config.paths import CATALOGS
-from pipeline.config.rows import nearest
 from pipeline.config.settings import (
     REPACKED,
     ArchiveSettings,
@@ -193,7 +192,7 @@ def _read_checksums(path: Path) -> dict[str, tuple[str, int]]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the mirror's checksums cannot be read ({error}); mend the catalog's `checksums`") from error
+        raise InputError(f"the mirror's checksums cannot be read ({error}); fix the catalog's `checksums`") from error
     listed = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
@@ -12,7 +13,6 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from nmt.config import InputError
-from pipeline.config.rows import nearest
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -42,6 +42,14 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         # A rule about several keys names them itself.
         return f"{key}: {rule}" if key else rule
     return f"{key} is {first['input']!r}; {rule[0].lower()}{rule[1:]}"
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Return the end of an error message about an unknown `name`: the nearest valid name, and all of them."""
+    folded = {option.lower(): option for option in valid}
+    close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
+    guess = f"did you mean `{folded[close[0]]}`? " if close else ""
+    return f"{guess}valid are {', '.join(folded.values()) or 'none'}"
 
 
 def valid_keys(model: Any, location: Sequence[int | str]) -> list[str]:

@@ -49,11 +49,11 @@ def resolve(params: Mapping[str, Any]) -> Configuration:
     overrides: dict[str, dict[str, Any]] = {
         section: values for section, values in (asked.overrides or {}).items() if values is not None
     }
-    row_layers = rows.row_layers(run.row, run.pair)
+    row_layers = rows.row_differences(run.row, run.pair)
     catalog = catalogs.load(run.corpus)
     corpus = catalogs.pair_entry(catalog, run.pair)
     layers: list[Layer] = [
-        *rows.pair_layers(run.pair),
+        *rows.pair_differences(run.pair),
         (f"the catalog {run.corpus}", {"preparation": corpus.preparation, "subwords": corpus.subwords}),
         *row_layers,
         (f"{PARAMS}, seed", {"training": {"seed": run.seed}}),
@@ -70,7 +70,7 @@ def resolve(params: Mapping[str, Any]) -> Configuration:
         origin = _origin(error.errors()[0]["loc"], layers)
         raise InputError(f"{origin}: {explain(error, Configuration)}") from error
     shortened = "updates" in overrides.get("training", {}) and "last" not in overrides.get("averaging", {})
-    if not shortened and (missing := shortage(configuration)):
+    if not shortened and (missing := checkpoint_shortage(configuration)):
         raise InputError(
             f"{PARAMS}: {missing}: raise training.updates, or lower training.checkpoint_every or averaging.last"
         )
@@ -88,7 +88,7 @@ def _origin(path: Sequence[int | str], layers: list[Layer]) -> str:
     return str(PARAMS)
 
 
-def shortage(configuration: Configuration) -> str | None:
+def checkpoint_shortage(configuration: Configuration) -> str | None:
     """Return a message where training leaves fewer checkpoints than are to be averaged, else None."""
     training, last = configuration.training, configuration.averaging.last
     if configuration.checkpoints >= last:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import yaml
 from pydantic import Field
 
 from nmt.config import InputError, ModelSettings, Settings
+from pipeline.config.errors import nearest
 from pipeline.config.settings import Pair
 
 ROWS = Path(__file__).with_name("rows.yaml")
@@ -54,8 +54,8 @@ class Literature(Settings):
     en_fr: Result | None = Field(default=None, alias="en-fr")
 
     def on(self, pair: Pair) -> Result | None:
-        """Return its result for a language pair."""
-        return self.en_de if pair == "en-de" else self.en_fr
+        """Return its result for a language pair, None without one."""
+        return {"en-de": self.en_de, "en-fr": self.en_fr}.get(pair)
 
 
 class Other(Settings):
@@ -84,14 +84,6 @@ def table() -> Table:
     return Table.model_validate(yaml.safe_load(ROWS.read_text(encoding="utf-8")))
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown `name`: the nearest valid name, and all of them."""
-    folded = {option.lower(): option for option in valid}
-    close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
-    guess = f"did you mean `{folded[close[0]]}`? " if close else ""
-    return f"{guess}valid are {', '.join(folded.values()) or 'none'}"
-
-
 def row(name: str) -> Row:
     """Return the row `name`; raise InputError with the nearest valid name where there is none."""
     rows = table().rows
@@ -117,7 +109,7 @@ def merge(base: Mapping[str, Any], differences: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
-def row_layers(name: str, pair: Pair) -> list[tuple[str, Differences]]:
+def row_differences(name: str, pair: Pair) -> list[tuple[str, Differences]]:
     """Return what row `name` changes, in the order of merging, each with its origin for messages."""
     chosen = row(name)
     return [
@@ -126,7 +118,7 @@ def row_layers(name: str, pair: Pair) -> list[tuple[str, Differences]]:
     ]
 
 
-def pair_layers(pair: Pair) -> list[tuple[str, Differences]]:
+def pair_differences(pair: Pair) -> list[tuple[str, Differences]]:
     """Return what every row starts from: base, and what the pair changes in it, each with its origin."""
     return [(f"{ROWS.name}, base", table().base), (f"{ROWS.name}, pair {pair}", table().pairs[pair])]
 
@@ -134,7 +126,7 @@ def pair_layers(pair: Pair) -> list[tuple[str, Differences]]:
 def settings(name: str, pair: Pair) -> dict[str, Any]:
     """Return row `name` in full, as in the paper: without a catalog's preparation and without overrides."""
     merged: dict[str, Any] = {}
-    for _, differences in [*pair_layers(pair), *row_layers(name, pair)]:
+    for _, differences in [*pair_differences(pair), *row_differences(name, pair)]:
         merged = merge(merged, differences)
     return merged
 

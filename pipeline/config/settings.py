@@ -151,14 +151,14 @@ class Configuration(Settings):
 
     @model_validator(mode="after")
     def _accepted_by_later_stages(self) -> Configuration:
-        """Refuse now what a later stage would refuse, by the settings alone, hours later."""
+        """Refuse now, from the settings alone, what a later stage would refuse hours later."""
         filters, longest, positions = self.preparation.filters, self.binning.max_length, self.model.max_positions
         vocabulary, least = self.subwords.vocabulary, LEAST_VOCABULARY[self.subwords.kind]
         learned, translation = self.model.positions == "learned", longest + self.search.max_extra
         _refuse(
             filters.min_tokens > filters.max_tokens,
             f"preparation.filters.min_tokens is {filters.min_tokens}, but max_tokens is {filters.max_tokens}, so "
-            "no pair would pass: lower the first or raise the second",
+            "no pair would pass: lower preparation.filters.min_tokens or raise preparation.filters.max_tokens",
         )
         _refuse(
             vocabulary is not None and vocabulary < least,
@@ -169,23 +169,23 @@ class Configuration(Settings):
             longest < filters.min_tokens + 1,
             f"binning.max_length is {longest}, but pairs of preparation.filters.min_tokens have at least "
             f"{filters.min_tokens + 1} subwords, the end of the sentence included, so no pair would be kept: raise "
-            "the first or lower the second",
+            "binning.max_length or lower preparation.filters.min_tokens",
         )
         _refuse(
             learned and positions < longest,
             f"model.max_positions is {positions}, but training sentences have up to binning.max_length = {longest} "
-            "subwords: raise the first or lower the second",
+            "subwords: raise model.max_positions or lower binning.max_length",
         )
         _refuse(
             learned and positions < translation,
             f"model.max_positions is {positions}, but a sentence of binning.max_length = {longest} subwords may "
-            f"have a translation of search.max_extra = {self.search.max_extra} more: raise the first to "
-            f"{translation}, or lower the others",
+            f"have a translation of search.max_extra = {self.search.max_extra} more: raise "
+            f"model.max_positions to {translation}, or lower binning.max_length or search.max_extra",
         )
         _refuse(
             self.averaging.last > self.training.keep_checkpoints,
             f"averaging.last is {self.averaging.last}, but training.keep_checkpoints keeps only "
-            f"{self.training.keep_checkpoints}: raise the second or lower the first",
+            f"{self.training.keep_checkpoints}: raise training.keep_checkpoints or lower averaging.last",
         )
         return self
 

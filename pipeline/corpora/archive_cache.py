@@ -19,7 +19,7 @@ from nmt.config import InputError
 from pipeline import stage
 from pipeline.config.settings import REPACKED, ArchiveSettings
 from pipeline.corpora.archives import is_archive
-from pipeline.corpora.fetch import FetchError, Order, Patience, Stopped, Watch, check_room, fetch, forget
+from pipeline.corpora.fetch import Download, FetchError, Patience, Stopped, Watch, check_room, fetch, forget
 
 PARALLEL = 4  # archives fetched at the same time
 
@@ -89,7 +89,7 @@ class Source:
         # Bytes may be joined from several connections or damaged in transit, so a wrong file is fetched once more.
         for _ in range(2):
             expected, sha256, _, remedy = self.expected()
-            fetch(Order(self.url, self.part, expected, bool(sha256 or archive.md5), remedy), watch, patience)
+            fetch(Download(self.url, self.part, expected, bool(sha256 or archive.md5), remedy), watch, patience)
             problem = self.problem(self.part)
             if problem is None:
                 self.part.replace(self.whole)
@@ -167,7 +167,7 @@ def _obtain(sources: list[Source], watch: Watch, patience: Patience) -> Path:
             except FetchError as error:
                 failures.append(f"{source.url} {error}")
                 transient = transient or error.transient
-    message = f"the archive {name} cannot be had: {'; '.join(failures)}; run again to go on"
+    message = f"the archive {name} could not be downloaded: {'; '.join(failures)}; run again to continue"
     raise ConnectionError(message) if transient else InputError(message)
 
 

@@ -203,7 +203,7 @@ def _zip_members(path: Path, requested: Collection[str]) -> Iterator[Member]:
                     yield Member(name, entry.file_size, stream.read)
 
 
-def plain(reader: Reader, name: str) -> Iterator[bytes]:
+def plain_chunks(reader: Reader, name: str) -> Iterator[bytes]:
     """Yield the plain text of a member or file called `name` in chunks: `.gz` unpacked, `.sgm` as lines."""
     if name.endswith(".gz"):
         chunks, name = _unpacked(reader), name.removesuffix(".gz")

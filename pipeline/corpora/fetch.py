@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHUNK = 1 << 20
-_TRANSIENT = {408, 425, 429, 500, 502, 503, 504}  # HTTP statuses that a later attempt may not get
+_TRANSIENT = {408, 425, 429, 500, 502, 503, 504}  # HTTP statuses after which a later attempt may succeed
 
 
 class FetchError(Exception):
@@ -45,7 +45,7 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class Order:
+class Download:
     """What to fetch, and into which partial file."""
 
     url: str
@@ -83,28 +83,28 @@ class Watch:
     report: Callable[[str], None]
 
 
-def fetch(order: Order, watch: Watch, patience: Patience) -> None:
-    """Complete `order.part`, resuming from its present content.
+def fetch(download: Download, watch: Watch, patience: Patience) -> None:
+    """Complete `download.part`, resuming from its present content.
 
     Raises FetchError where this address cannot provide it, Stopped where `watch.stop` was set (the partial file stays),
     OSError where the disk refuses.
     """
-    failures, furthest = 0, _size(order.part)
+    failures, furthest = 0, _size(download.part)
     while True:
         if watch.stop.is_set():
             raise Stopped
         try:
-            return _attempt(order, watch, patience.timeout)
+            return _attempt(download, watch, patience.timeout)
         except FetchError as error:
             if not error.transient:
                 raise
-            reached = _size(order.part)
+            reached = _size(download.part)
             failures = 0 if reached > furthest else failures + 1
             furthest = max(furthest, reached)
             if failures >= patience.attempts:
                 raise FetchError(f"{error}, {failures} times in a row", transient=True) from error
             pause = min(patience.longest, max(error.after, patience.backoff * 2 ** max(0, failures - 1)))
-            watch.report(f"{order.url}: {error}; trying again in {pause:g} s")
+            watch.report(f"{download.url}: {error}; trying again in {pause:g} s")
             if watch.stop.wait(pause):
                 raise Stopped from error
 
@@ -153,41 +153,41 @@ def _opener() -> urllib.request.OpenerDirector:
     return opener
 
 
-def _attempt(order: Order, watch: Watch, timeout: float) -> None:
+def _attempt(download: Download, watch: Watch, timeout: float) -> None:
     """Fetch over one connection. Raises a transient FetchError where another attempt may get further."""
-    position, version = _size(order.part), order.version()
-    if position == order.size:
+    position, version = _size(download.part), download.version()
+    if position == download.size:
         return
-    too_long = order.size is not None and position > order.size
-    if too_long or not (order.verifiable or version):
-        forget(order.part)
+    too_long = download.size is not None and position > download.size
+    if too_long or not (download.verifiable or version):
+        forget(download.part)
         position, version = 0, None
     # A server that compresses the file would change its size.
     headers = {"User-Agent": "wmt-transformer", "Accept-Encoding": "identity"}
     if position:
         headers |= {"Range": f"bytes={position}-"} | ({"If-Range": version} if version else {})
-    request = urllib.request.Request(order.url, headers=headers)  # noqa: S310 - the opener takes http(s) alone
+    request = urllib.request.Request(download.url, headers=headers)  # noqa: S310 - the opener takes http(s) alone
     try:
         response = _opener().open(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         with error:
-            _refused(order, error, position)
+            _refused(download, error, position)
     except (OSError, http.client.HTTPException) as error:
         raise FetchError(f"cannot be reached ({_reason(error)})", transient=True) from error
     else:
         with response:
-            _receive(order, watch, response, position)
+            _receive(download, watch, response, position)
 
 
-def _refused(order: Order, error: urllib.error.HTTPError, position: int) -> None:
+def _refused(download: Download, error: urllib.error.HTTPError, position: int) -> None:
     """Raise what an HTTP status of 400 or more means; return where it means that the partial file is complete."""
     if error.code == 416:
         total = re.fullmatch(r"bytes \*/([0-9]{1,18})", error.headers.get("Content-Range", ""))
-        if total and order.size is None and int(total[1]) == position:
+        if total and download.size is None and int(total[1]) == position:
             return
         if total:
-            order.check_size(int(total[1]))
-        forget(order.part)
+            download.check_size(int(total[1]))
+        forget(download.part)
         raise FetchError("refused to resume the partial file", transient=True)
     message = f"answers {error.code} {error.reason}".rstrip()
     if error.code in _TRANSIENT:
@@ -205,45 +205,45 @@ def _reason(error: Exception) -> str:
     return text or type(cause).__name__
 
 
-def _receive(order: Order, watch: Watch, response: http.client.HTTPResponse, position: int) -> None:
+def _receive(download: Download, watch: Watch, response: http.client.HTTPResponse, position: int) -> None:
     """Write the response's bytes after the requested `position`, or from the start where it is the whole file."""
     length = response.headers.get("Content-Length", "")
     total = int(length) if re.fullmatch(r"[0-9]{1,18}", length) else None
     if response.status == 206:
         span = re.fullmatch(r"bytes ([0-9]+)-[0-9]+/([0-9]+|\*)", response.headers.get("Content-Range", ""))
         if span is None or int(span[1]) != position:
-            forget(order.part)
+            forget(download.part)
             raise FetchError("sent another range than was asked for", transient=True)
         total = None if span[2] == "*" else int(span[2])
     elif response.status != 200:
         raise FetchError(f"answers {response.status} {response.reason}".rstrip())
     if total is not None:
-        order.check_size(total)
-    expected = order.size if order.size is not None else total
-    if expected is None and not response.chunked and not order.verifiable:
-        raise FetchError("tells no size and no checksum is on record: a cut transfer could pass for a whole one")
+        download.check_size(total)
+    expected = download.size if download.size is not None else total
+    if expected is None and not response.chunked and not download.verifiable:
+        raise FetchError("gives no size and no checksum is known: an incomplete file could not be recognised")
     if response.status == 206:
-        check_room(order.part.parent, (expected or position) - position)
-        _write(order, watch, response, order.part, position, expected)
-    elif position and (order.verifiable or order.size is not None):
+        check_room(download.part.parent, (expected or position) - position)
+        _write(download, watch, response, download.part, position, expected)
+    elif position and (download.verifiable or download.size is not None):
         # The whole file instead of the rest, or an error page: the partial file stays until as many bytes have come.
-        if order.verifiable:
+        if download.verifiable:
             # After an interruption the rest of these bytes may be requested from any version: the checksum decides.
-            _note(order.part).unlink(missing_ok=True)
-        check_room(order.part.parent, max(position, (expected or 0) - position))
+            _note(download.part).unlink(missing_ok=True)
+        check_room(download.part.parent, max(position, (expected or 0) - position))
         try:
-            _write(order, watch, response, _restarted(order.part), 0, expected, position)
+            _write(download, watch, response, _restarted(download.part), 0, expected, position)
         finally:
-            _restarted(order.part).unlink(missing_ok=True)
+            _restarted(download.part).unlink(missing_ok=True)
     else:
-        forget(order.part)
-        check_room(order.part.parent, expected or 0)
-        order.note_version(response)
-        _write(order, watch, response, order.part, 0, expected)
+        forget(download.part)
+        check_room(download.part.parent, expected or 0)
+        download.note_version(response)
+        _write(download, watch, response, download.part, 0, expected)
 
 
 def _write(
-    order: Order,
+    download: Download,
     watch: Watch,
     response: http.client.HTTPResponse,
     path: Path,
@@ -251,7 +251,10 @@ def _write(
     expected: int | None,
     held: int = 0,
 ) -> None:
-    """Write the response from `position` of `path` on; another file replaces the partial one at its size, `held`."""
+    """Write the response from `position` of `path` on.
+
+    If `path` is not the partial file, it replaces that file once it has `held` bytes, the partial file's size.
+    """
     with path.open("r+b" if path.exists() else "wb") as file:
         file.truncate(position)
         file.seek(position)
@@ -266,19 +269,20 @@ def _write(
                 break
             if expected is not None and position + len(chunk) > expected:
                 file.truncate(0)
-                raise FetchError(f"sends more than the {expected:,} bytes declared{order.remedy}")
+                raise FetchError(f"sends more than the {expected:,} bytes declared{download.remedy}")
             file.write(chunk)
             position += len(chunk)
-            if path != order.part and position >= held:
+            if path != download.part and position >= held:
                 file.flush()
-                path = path.replace(order.part)
-                order.note_version(response)
+                path = path.replace(download.part)
+                download.note_version(response)
             watch.moved(position, expected)
         least = max(held, expected or 0)
         if position < least and response.status == 200 and (response.chunked or position == expected):
             # A complete response that is too short, not a broken connection: another server must not resume it.
             file.truncate(0)
-            known = f"declared{order.remedy}" if least == expected else f"in {order.part}: if they are wrong, remove it"
+            held_there = f"in {download.part}: if they are wrong, remove it"
+            known = f"declared{download.remedy}" if least == expected else held_there
             raise FetchError(f"has only {position:,} bytes where {least:,} are {known}")
         file.flush()
         os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""Read plain text from untrusted bytes: check UTF-8, count lines, turn .sgm files into one line a segment."""
+"""Read plain text from untrusted bytes: check UTF-8, count lines, turn .sgm files into one line per segment."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def segments(content: bytes) -> list[str]:
     return found
 
 
-class Lines:
+class LineCounter:
     """Count the lines of a text that arrives in chunks, and check that it is UTF-8. Lines end at \\n only."""
 
     def __init__(self) -> None:

@@ -60,7 +60,7 @@ def _check(role: str, sides: tuple[Path, Path]) -> None:
         if not file.is_file():
             raise InputError(f"{file}, for --{role}, is no file: give two plain text files")
         if file.suffix in _PACKED:
-            raise InputError(f"{file}, for --{role}, is packed or marked up: give plain text, one segment a line")
+            raise InputError(f"{file}, for --{role}, is packed or marked up: give plain text, one segment per line")
     for _ in parallel(*sides):
         pass
 

@@ -111,11 +111,11 @@ def publish_times(run: Run, rows: Sequence[dict[str, Any]]) -> None:
 
 def publish_scores(run: Run) -> None:
     """Write the report's table of results, if the run has scored anything."""
-    metrics = run.copy / report.METRICS
+    metrics = run.copy / paths.METRICS
     if not metrics.exists():
         return
     config = yaml.safe_load((run.copy / CONFIG).read_text(encoding="utf-8"))
     settings, data = RunSettings.model_validate(config["run"]), DataSettings.model_validate(config["data"])
-    markdown = page.markdown(report.results(settings, data, stage.read_json(metrics)), report.FIGURES.name)
+    markdown = page.markdown(report.results(settings, data, stage.read_json(metrics)), paths.FIGURES.name)
     with failures_logged():
         create_markdown_artifact(markdown, key(run, "bleu"), f"BLEU of {run.name}")

@@ -1,4 +1,4 @@
-"""The pipeline as Prefect flows, one a language pair: a task for each stage of dvc.yaml.
+"""The pipeline as Prefect flows, one per language pair: a task for each stage of dvc.yaml.
 
 `python -m pipeline.orchestration.flow serve` offers the flows as deployments without a work pool; infra/prefect.yaml
 has the deployments of a work pool. A run works in a copy of the repository (pipeline/runs/copies.py), DVC runs its
@@ -67,9 +67,12 @@ Args:
 
 
 def run_name() -> str:
-    """Return the flow run's name: the user's, or row, pair and the end of the id in place of one that Prefect drew."""
+    """Return the flow run's name.
+
+    It is the user's, or row, pair and the end of the id if the name is one of Prefect's random names.
+    """
     name = str(runtime.flow_run.name)
-    if not is_drawn(name):
+    if not is_random_name(name):
         return name
     row = runtime.flow_run.parameters.get("row")
     # The run itself reports an invalid params.yaml.
@@ -79,7 +82,7 @@ def run_name() -> str:
     return unique_name(f"{row}-{pair}", str(runtime.flow_run.id))
 
 
-def is_drawn(name: str) -> bool:
+def is_random_name(name: str) -> bool:
     """Return whether Prefect drew the name, as it does where the user gives none: two words of coolname's lists."""
     words = name.split("-")
     lists = cast(dict[str, Any], coolname.data.config).values()
@@ -213,7 +216,7 @@ def is_worth_a_retry(task: Task[..., Any], task_run: TaskRun, state: State[Any])
     return state.name != "Refused"
 
 
-def gpus() -> list[str]:
+def gpu_ids() -> list[str]:
     """Return the ids of the GPUs that this process may use, by nvidia-smi and CUDA_VISIBLE_DEVICES."""
     command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
     try:
@@ -240,7 +243,7 @@ def slots_for(run: Run, stage: str) -> Iterator[None]:
     if not graph.stages(run.copy / paths.DVC_YAML)[stage].uses_gpu:
         yield
         return
-    names = gpus() or [f"cpu-{socket.gethostname()}"]
+    names = gpu_ids() or [f"cpu-{socket.gethostname()}"]
     with get_client(sync_client=True) as client:
         for name in names:
             try:

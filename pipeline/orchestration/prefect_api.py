@@ -18,12 +18,12 @@ WORKER = "make-serve"
 """The worker's name in Prefect."""
 UNFINISHED = ("PENDING", "RUNNING", "CANCELLING")
 """Types of the states of runs that a worker has started."""
-MESSAGE = "Its process ended without a report. Run it again: training resumes from its last checkpoint."
+MESSAGE = "Its process ended without a report. Run it again: training resumes from its last saved state."
 INTERVAL = 60.0
 """Seconds between two calls of `close_dead_runs`; also the time that a new run has to report its process."""
 
 
-class Prefect:
+class PrefectClient:
     """The server's API."""
 
     def __init__(self, url: str, login: str) -> None:

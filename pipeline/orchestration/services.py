@@ -2,7 +2,7 @@
 
 `wmt serve`, or `wmt ui` without a worker. $MLFLOW_PORT and $PREFECT_PORT set other ports than 5000 and 4200. Prefect
 asks for a password, a new one at each start; `prefect` commands of this environment find it by themselves. A second
-Ctrl-C does not wait for checkpoints.
+Ctrl-C does not wait for states to be saved.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 
 from nmt.common.files import writing
 from nmt.config import InputError
-from pipeline.orchestration.prefect_api import INTERVAL, POOL, WORKER, Prefect
+from pipeline.orchestration.prefect_api import INTERVAL, POOL, WORKER, PrefectClient
 from pipeline.stage import state_root
 
 LOGIN = "prefect/login.json"
@@ -33,7 +33,7 @@ LOGIN = "prefect/login.json"
 PATIENCE = 120.0
 """Seconds that a server has to answer."""
 GRACE = 100.0
-"""Seconds that runs have to save a checkpoint and end."""
+"""Seconds that runs have to save the training's state and end."""
 SERVER_GRACE = 10.0
 """Seconds that a server has to end."""
 SHORT = 10.0
@@ -44,7 +44,7 @@ DEPLOY_COMMAND = ["prefect", "--no-prompt", "deploy", "--all", "--prefect-file",
 ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    # A dozen processes for evaluating language models.
+    # Otherwise a dozen processes start, for evaluating language models.
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
     "PREFECT_PLUGINS_ENABLED": "false",
@@ -52,7 +52,7 @@ ENVIRONMENT = {
     # In memory, leases would be lost when the server restarts, and their slots would never be free again.
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
 }
-"""Of all services."""
+"""Environment variables of all services."""
 
 
 class Stopped(Exception):
@@ -92,7 +92,7 @@ class Services:
     A signal only sets a flag: an exception could interrupt the end of a service.
     """
 
-    def __init__(self, environment: Mapping[str, str], prefect: Prefect) -> None:
+    def __init__(self, environment: Mapping[str, str], prefect: PrefectClient) -> None:
         self.environment, self.prefect = environment, prefect
         self.running: list[Service] = []
         self.worker: Service | None = None
@@ -120,7 +120,7 @@ class Services:
 
     def start_worker(self) -> None:
         """Start the worker, which creates the work pool if necessary, and deploy the flows."""
-        # SIGTERM would have it kill its flows' processes. When it is killed, they get SIGTERM, and report their state.
+        # On SIGTERM the worker kills its flows' processes. If it is killed itself, they get SIGTERM and can report.
         self.worker = self.start("the worker", signal.SIGKILL, GRACE, WORKER_COMMAND)
         self.wait_for(f"{self.prefect.url}/work_pools/{POOL}")
         command = [sys.executable, "-m", *DEPLOY_COMMAND]
@@ -201,7 +201,7 @@ def serve(*, worker: bool) -> None:
         "PWD": str(Path.cwd()),
         "WMT_STATE": str(root),
     }
-    services = Services(environment, Prefect(settings["PREFECT_API_URL"], login))
+    services = Services(environment, PrefectClient(settings["PREFECT_API_URL"], login))
     lock = FileLock(root / "prefect/services.lock", blocking=False, fallback_to_soft=False)
     try:
         lock.acquire()

@@ -47,7 +47,10 @@ def _belongs_to_option(arguments: list[str], index: int) -> bool:
 
 
 def login() -> dict[str, str]:
-    """Return the settings for the server of `make serve`, of this folder or the repository; empty if none answers."""
+    """Return the settings of the server of `make serve`, found in the state root or in the repository's work/.
+
+    Empty if no server answers.
+    """
     for path in (state_root() / LOGIN, ROOT / "work" / LOGIN):
         try:
             settings: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))

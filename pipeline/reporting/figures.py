@@ -71,9 +71,9 @@ def curves(intervals: Path, validations: Path) -> Figure:
         "validation": series(validations, "valid_loss"),
     }
     panels = [
-        Panel("cross-entropy, nats a subword", "update", losses),
+        Panel("cross-entropy, nats per subword", "update", losses),
         Panel("learning rate", "update", {"": series(intervals, "learning_rate")}),
-        Panel("target tokens a second", "update", {"": series(intervals, "tokens_per_second")}),
+        Panel("target tokens per second", "update", {"": series(intervals, "tokens_per_second")}),
     ]
     return draw(panels, "Training", "training")
 

@@ -133,7 +133,7 @@ class Run:
         self.replies, theirs = os.pipe()
         log = self.folder / "log"
         self.logged = log.stat().st_size if log.exists() else 0
-        # A file: if this process were killed, a pipe would break and end a stage that is saving a checkpoint.
+        # A file: if this process were killed, a pipe would break and end a stage that is saving its state.
         with log.open("ab") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "pipeline.runs.supervisor", str(self.folder), str(theirs)],

@@ -1,7 +1,7 @@
 """The process between an orchestrator and DVC: it copies the repository for a run and runs `dvc` in the copy.
 
 DVC passes no signal on to its stages, and an orchestrator may be killed. So this process leads a session of its own,
-and when the pipe of its commands closes, for any reason, it ends what it started: SIGTERM, time for a checkpoint,
+and when the pipe of its commands closes, for any reason, it ends what it started: SIGTERM, time to save the state,
 SIGKILL. One process answers all commands of a run, because most of them take less time than importing DVC.
 
 `python -m pipeline.runs.supervisor FOLDER REPLIES`, started in the original repository: FOLDER is the run's; commands

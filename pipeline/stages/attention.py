@@ -6,17 +6,14 @@ from pathlib import Path
 
 from nmt.config import InputError
 from pipeline import stage
-from pipeline.config.settings import DataSettings, load_section
-
-RAW = Path("data/raw")
-MODEL = Path("models/average")
-ATTENTION = Path("results/attention")
+from pipeline.config.paths import ATTENTION, AVERAGE, RAW
+from pipeline.config.settings import DataSettings, VersionSettings, load_section
 
 WORDS = range(6, 16)
 """Numbers of words of a source that a picture can show."""
 
 
-def pair(source: Path, target: Path) -> tuple[str, str]:
+def choose_pair(source: Path, target: Path) -> tuple[str, str]:
     """Return the first pair whose source has 6 to 15 words, else the first whose source has text.
 
     Raises InputError where no source line has text.
@@ -35,11 +32,19 @@ def pair(source: Path, target: Path) -> tuple[str, str]:
 
 def run(tracker: stage.Tracker) -> None:
     """Write results/attention: attention.npz, and pictures in the manner of the paper's figures 3 to 5."""
-    # Imported here because torch takes a second to import.
+    # Imported here: importing torch takes a second.
     from nmt.inference import attention_maps
     from nmt.inference.loading import Models
 
     data = load_section("data", DataSettings)
+    versions = load_section("versions", VersionSettings)
+    stage.check_versions(
+        {
+            "sacremoses": versions.sacremoses,
+            "subword_nmt": versions.subword_nmt,
+            "sentencepiece": versions.sentencepiece,
+        }
+    )
     names = [RAW / f"valid.{data.valid.name}.{language}" for language in (data.source, data.target)]
-    models = Models([MODEL], pair=(data.source, data.target))
-    attention_maps.save(attention_maps.attention(models, *pair(*names)), ATTENTION)
+    models = Models([AVERAGE], pair=(data.source, data.target))
+    attention_maps.save(attention_maps.attention(models, *choose_pair(*names)), ATTENTION)

@@ -15,7 +15,7 @@ from pipeline.stage import Tracker
 
 def run(tracker: Tracker) -> None:
     """Write models/average (Table 2's protocol), models/last (Table 3's) and results/averaging.json."""
-    # Imported here because torch takes a second to import, which `--help` must not.
+    # Imported here: importing torch takes a second.
     from nmt.common import tensors
     from nmt.inference import model_folder
     from nmt.training import checkpoint

@@ -28,9 +28,9 @@ from nmt.text.parallel_text import Block, read_parallel_blocks
 from nmt.text.subwords import Subwords
 from pipeline import stage
 from pipeline.config.paths import BINNED, BINNED_STATS, SUBWORDS, TOKENIZED
-from pipeline.config.settings import DataSettings, load_section
-from pipeline.corpora.blocks import executor, ordered
+from pipeline.config.settings import DataSettings, VersionSettings, load_section
 from pipeline.corpora.disk import IN_CACHE, explain_full_disk
+from pipeline.corpora.parallel_map import executor, map_in_order
 from pipeline.stage import Tracker
 
 SIZES = ("pairs", "source_tokens", "target_tokens")
@@ -140,7 +140,7 @@ def write_bins(
     counts: Counter[str] = Counter()
     bins: dict[int, BinFile] = {}
     with ExitStack() as stack:
-        for batches, block_counts in ordered(pool, encode_block, read_parallel_blocks(*sides, PAIRS)):
+        for batches, block_counts in map_in_order(pool, encode_block, read_parallel_blocks(*sides, PAIRS)):
             counts.update(block_counts)
             for upper, batch in batches.items():
                 if upper not in bins:
@@ -191,6 +191,8 @@ def run(tracker: Tracker) -> None:
     """Write data/binned."""
     data = load_section("data", DataSettings)
     settings = load_section("binning", BinningSettings)
+    versions = load_section("versions", VersionSettings)
+    stage.check_versions({"subword_nmt": versions.subword_nmt, "sentencepiece": versions.sentencepiece})
     sides = {
         name: (TOKENIZED / f"{name}.{data.source}", TOKENIZED / f"{name}.{data.target}") for name in ("train", "valid")
     }

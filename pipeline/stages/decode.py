@@ -7,8 +7,9 @@ from pathlib import Path
 
 from nmt.common.files import writing
 from nmt.config import SearchSettings
+from pipeline import stage
 from pipeline.config.paths import AVERAGE, LAST, RAW, TRANSLATIONS
-from pipeline.config.settings import DataSettings, load_section
+from pipeline.config.settings import DataSettings, VersionSettings, load_section
 from pipeline.stage import Tracker
 
 
@@ -16,6 +17,14 @@ def run(tracker: Tracker) -> None:
     """Write results/translations: `<validation set>.last.<language>` and `<test set>.average.<language>`."""
     data = load_section("data", DataSettings)
     search = load_section("search", SearchSettings)
+    versions = load_section("versions", VersionSettings)
+    stage.check_versions(
+        {
+            "sacremoses": versions.sacremoses,
+            "subword_nmt": versions.subword_nmt,
+            "sentencepiece": versions.sentencepiece,
+        }
+    )
     with writing(TRANSLATIONS) as temporary:
         temporary.mkdir()
         for split, name, model in (("valid", data.valid.name, LAST), ("test", data.test.name, AVERAGE)):
@@ -26,7 +35,7 @@ def run(tracker: Tracker) -> None:
 
 def translate(model: Path, search: SearchSettings, source: Path, out: Path) -> float:
     """Translate a file with a model folder, line by line; return the seconds it took, without loading the model."""
-    # Imported here because torch takes a second to import, which `--help` must not.
+    # Imported here: importing torch takes a second.
     from nmt.inference.translator import Translator
     from nmt.text.parallel_text import read_lines
 

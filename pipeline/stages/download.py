@@ -1,4 +1,4 @@
-"""Fetch the corpora's archives, verify them, and write their texts as plain files, one segment a line: data/raw/.
+"""Fetch the corpora's archives, verify them, and write their texts as plain files, one segment per line: data/raw/.
 
 Archives are kept under the state root, complete and verified, or as partial files that the next run resumes.
 """
@@ -17,10 +17,10 @@ from pipeline.config.paths import RAW
 from pipeline.config.settings import DataSettings, MemberSettings, load_section
 from pipeline.corpora import user_text
 from pipeline.corpora.archive_cache import obtain
-from pipeline.corpora.archives import Reader, members, plain
+from pipeline.corpora.archives import Reader, members, plain_chunks
 from pipeline.corpora.disk import explain_full_disk
 from pipeline.corpora.fetch import Patience, check_room
-from pipeline.corpora.plain_text import Lines, Malformed
+from pipeline.corpora.plain_text import LineCounter, Malformed
 
 PATIENCE = Patience()
 
@@ -59,7 +59,7 @@ def unpack(data: DataSettings, archives: dict[str, Path], folder: Path) -> Stats
                 with user_text.verified(side).open("rb") as file:
                     files[output] = _write(file, side.path, folder / output)
             except Malformed as error:
-                raise InputError(f"{error}; mend it, then add it again with `wmt catalog add`") from error
+                raise InputError(f"{error}; fix it, then add it again with `wmt catalog add`") from error
     pairs: dict[str, int] = {}
     for role, text in data.texts:
         stem = f"{role}.{text.name}"
@@ -98,17 +98,17 @@ def _unpack_archive(name: str, path: Path, sides: dict[str, MemberSettings], fol
                             f"plain text where the catalog says {expected}"
                         )
     except Malformed as error:
-        raise InputError(f"the archive {name} ({path}) {error}; mend the catalog, or remove the archive") from error
+        raise InputError(f"the archive {name} ({path}) {error}; fix the catalog, or remove the archive") from error
     return files
 
 
 def _write(reader: Reader, name: str, output: Path) -> Stats:
     """Write the plain text of `reader` to `output`; return its counts and checksums. Raise Malformed with `name`."""
-    lines, size = Lines(), 0
+    lines, size = LineCounter(), 0
     sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
     try:
         with output.open("wb") as file:
-            for chunk in plain(reader, name):
+            for chunk in plain_chunks(reader, name):
                 file.write(chunk)
                 lines.feed(chunk)
                 sha256.update(chunk)

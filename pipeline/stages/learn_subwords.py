@@ -13,8 +13,8 @@ from nmt.text.parallel_text import Block, read_blocks
 from pipeline import stage
 from pipeline.config.paths import SUBWORDS, TOKENIZED
 from pipeline.config.settings import DataSettings, VersionSettings, load_section
-from pipeline.corpora.blocks import executor, ordered
 from pipeline.corpora.disk import IN_CACHE, explain_full_disk
+from pipeline.corpora.parallel_map import executor, map_in_order
 from pipeline.stage import Tracker
 
 LINES = 65_536  # per task of a worker
@@ -29,7 +29,7 @@ def count_words(paths: Iterable[Path], pool: Executor) -> Counter[str]:
     """Count the words of tokenised files. Memory grows with the number of different words, not with the text."""
     counts: Counter[str] = Counter()
     for path in paths:
-        for block in ordered(pool, count_block, read_blocks(path, LINES)):
+        for block in map_in_order(pool, count_block, read_blocks(path, LINES)):
             counts.update(block)
     # The empty string between two consecutive spaces is no word.
     del counts[""]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from humanize import precisedelta
@@ -22,6 +21,19 @@ from nmt.config import (
 from nmt.flops import parameters
 from pipeline import stage
 from pipeline.config import rows
+from pipeline.config.paths import (
+    ATTENTION,
+    BINNED_STATS,
+    CURVES,
+    FIGURES,
+    METRICS,
+    RAW,
+    REPORT,
+    REPORT_HTML,
+    TRAINING,
+    TRANSLATIONS,
+    VALIDATION,
+)
 from pipeline.config.settings import (
     DataSettings,
     PreparationSettings,
@@ -31,16 +43,6 @@ from pipeline.config.settings import (
 )
 from pipeline.reporting import figures, page
 from pipeline.reporting.page import Block, Bullets, Figure, Heading, Paragraph, Table
-
-METRICS = Path("results/metrics.json")
-TRAINING = Path("results/training.json")
-CURVES, VALIDATION = Path("results/training.csv"), Path("results/validation.csv")
-BINNED = Path("data/binned/stats.json")
-TRANSLATIONS = Path("results/translations")
-ATTENTION = Path("results/attention")
-RAW = Path("data/raw")
-MARKDOWN, HTML = Path("results/report.md"), Path("results/report.html")
-FIGURES = Path("results/figures")
 
 EXAMPLES = 5
 """Lines of the test set in the report."""
@@ -58,7 +60,7 @@ SECTIONS: dict[str, type[Settings]] = {
 NOT_COMPARED = {"training.seed", "training.resume_minutes"}
 """Keys that no row of the paper states or that decide no result."""
 PAPER_SUBWORDS = 37_000
-"""English and German subwords together, "about", in the paper (5.1); its rows give the merges of its code instead."""
+"""The paper's joint vocabulary of "about 37000" (5.1); rows.yaml has the merges of the paper's code instead."""
 
 
 def number(value: float | None, form: str = ".2f") -> str:
@@ -101,7 +103,7 @@ def results(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) ->
         ("chrF", average, "", f"{metrics['chrf']:.2f}"),
         ("BLEU, sacreBLEU", last, "", f"{metrics['bleu_valid']:.2f}"),
         ("BLEU, the paper's way", last, number(bleu3, ".1f"), f"{metrics['bleu_valid_paper_way']:.2f}"),
-        ("perplexity a subword", last, number(ppl), f"{metrics['ppl_valid']:.2f}"),
+        ("perplexity per subword", last, number(ppl), f"{metrics['ppl_valid']:.2f}"),
         ("parameters", "", size, f"{metrics['params']:,}"),
         ("training FLOPs, the paper's way", "", number(flops, ".1e"), f"{metrics['train_flops_paper']:.2e}"),
         ("training FLOPs, counted", "", "", f"{metrics['train_flops_counted']:.2e}"),
@@ -191,7 +193,7 @@ def explanations(
     )
 
 
-def hardware(metrics: Mapping[str, Any], training: Mapping[str, Any]) -> list[Block]:
+def cost_section(metrics: Mapping[str, Any], training: Mapping[str, Any]) -> list[Block]:
     """Return devices, time and cost of the training."""
     used, padding = metrics["model_flops_utilisation"], training.get("padding")
     times = [f"{precisedelta(round(seconds))} of {name}" for name, seconds in training["device_seconds"].items()]
@@ -202,7 +204,7 @@ def hardware(metrics: Mapping[str, Any], training: Mapping[str, Any]) -> list[Bl
         ("training time, attempts lost to a kill included", precisedelta(round(metrics["train_seconds"]))),
         ("device time, all attempts", ", ".join(times)),
         ("updates", f"{metrics['updates']:,}"),
-        ("target tokens a second", number(training.get("tokens_per_second"), ",.0f")),
+        ("target tokens per second", number(training.get("tokens_per_second"), ",.0f")),
         ("padding, of all positions", number(padding, ".1%")),
         ("operations counted", f"{metrics['train_flops_counted']:.3e}"),
         ("model FLOPs utilisation", "peak not on record" if used is None else f"{used:.1%}"),
@@ -210,7 +212,7 @@ def hardware(metrics: Mapping[str, Any], training: Mapping[str, Any]) -> list[Bl
     return [Heading("Hardware, time, cost"), Table(("", ""), lines)]
 
 
-def text(data: DataSettings, binned: Mapping[str, Any]) -> list[Block]:
+def corpus_section(data: DataSettings, binned: Mapping[str, Any]) -> list[Block]:
     """Return the names of the corpora, the counts of the training corpus, and the first lines of the test set."""
     names = ", ".join(part.name for part in data.train)
     short = {
@@ -256,9 +258,9 @@ def blocks() -> list[Block]:
         Heading(f"Differences from the paper's {name}"),
         Table(("key", f"the paper's {name}", "this run"), changed) if changed else Paragraph("None in the settings."),
         Bullets(explanations(chosen, data, metrics, configuration)),
-        *hardware(metrics, stage.read_json(TRAINING)),
+        *cost_section(metrics, stage.read_json(TRAINING)),
         figures.curves(CURVES, VALIDATION),
-        *text(data, stage.read_json(BINNED)),
+        *corpus_section(data, stage.read_json(BINNED_STATS)),
         *([Heading("Attention"), *maps] if maps else []),
         Heading("How to repeat it"),
         Paragraph(
@@ -276,6 +278,6 @@ def run(tracker: stage.Tracker) -> None:
         for figure in content:
             if isinstance(figure, Figure):
                 (temporary / f"{figure.name}.svg").write_bytes(figure.svg)
-    for path, written in ((MARKDOWN, page.markdown(content, FIGURES.name)), (HTML, page.html(content))):
+    for path, written in ((REPORT, page.markdown(content, FIGURES.name)), (REPORT_HTML, page.html(content))):
         with writing(path) as temporary:
             temporary.write_text(written, encoding="utf-8", newline="\n")

@@ -17,7 +17,7 @@ def run(tracker: Tracker) -> None:
         for side in (text.source, text.target):
             if side.path is not None:
                 user_text.verified(side)
-    if shortage := resolution.shortage(configuration):
+    if shortage := resolution.checkpoint_shortage(configuration):
         instead = "those are averaged" if configuration.checkpoints else "the last weights take the average's place"
         print(f"resolve: {shortage}; the run was shortened by its overrides, so {instead}")
     with writing(CONFIG) as temporary:

@@ -22,8 +22,8 @@ from nmt.text.parallel_text import REASONS, Block, drop_reason, read_parallel_bl
 from pipeline import stage
 from pipeline.config.paths import RAW, TOKENIZED
 from pipeline.config.settings import DataSettings, PreparationSettings, VersionSettings, load_section
-from pipeline.corpora.blocks import executor, ordered
 from pipeline.corpora.disk import IN_CACHE, explain_full_disk
+from pipeline.corpora.parallel_map import executor, map_in_order
 from pipeline.stage import Tracker
 
 PAIRS = 8192  # per task of a worker
@@ -93,7 +93,7 @@ def tokenize(data: DataSettings, preparation: PreparationSettings, folder: Path,
 
     def prepared(work: Work, name: str) -> Iterator[Prepared]:
         sides = [RAW / f"{name}.{language}" for language in languages]
-        return ordered(pool, work, read_parallel_blocks(sides[0], sides[1], PAIRS))
+        return map_in_order(pool, work, read_parallel_blocks(sides[0], sides[1], PAIRS))
 
     def write(role: str, names: Iterable[str], work: Work) -> dict[str, Counter[str]]:
         """Write texts one after another into the files of `role`; return the counts of each."""

@@ -56,7 +56,7 @@ class Progress(Protocol):
 
 def run(tracker: Tracker, launch: Launch, progress: Callable[[int], AbstractContextManager[Progress]]) -> None:
     """Train, or resume training, and publish the checkpoints. `progress` is called with the number of updates."""
-    # Imported from the trainer, so that this stage depends on all the code that torchrun runs.
+    # Not from nmt.config: tests/test_graph.py derives the stage's deps from its imports, and torchrun runs the trainer.
     from nmt.training.trainer import Job
 
     model = load_section("model", ModelSettings)
@@ -65,7 +65,7 @@ def run(tracker: Tracker, launch: Launch, progress: Callable[[int], AbstractCont
     job = Job(model=model, training=training, vocabulary=vocabulary, corpus=str(BINNED.resolve())).model_dump()
     state = state_folder(job)
     with locked(state):
-        prepare(state, job)
+        write_job(state, job)
         if not (state / "done.json").exists():
             train(state, tracker, launch, progress(training.updates))
         publish(state, tracker)
@@ -73,7 +73,7 @@ def run(tracker: Tracker, launch: Launch, progress: Callable[[int], AbstractCont
 
 def state_folder(job: Mapping[str, Any]) -> Path:
     """Return the folder of this job's state, named by the hash of its settings and data, then by that of the code."""
-    # Imported here because torch takes a second to import, which `--help` must not.
+    # Imported here: importing torch takes a second.
     from nmt.training import checkpoint
 
     ignored = set(NOT_IN_FINGERPRINT)
@@ -117,8 +117,8 @@ def locked(state: Path) -> AbstractContextManager[object]:
         raise BlockingIOError(errno.EAGAIN, message, str(state)) from error
 
 
-def prepare(state: Path, job: Mapping[str, Any]) -> None:
-    """Write the job; remove how an earlier attempt ended, unless it finished the same job."""
+def write_job(state: Path, job: Mapping[str, Any]) -> None:
+    """Write job.yaml. Remove the outcome files of earlier attempts; done.json stays if the job is the same."""
     path = state / "job.yaml"
     for name in ("interrupted", "failed.json"):
         (state / name).unlink(missing_ok=True)
@@ -139,11 +139,11 @@ def train(state: Path, tracker: Tracker, launch: Launch, progress: AbstractConte
 
     Raises Interrupted when it was asked to stop, InputError for a user's error, ChildProcessError when a process died.
     """
-    history = History(state / "history.jsonl")
+    history = HistoryReader(state / "history.jsonl")
     with progress as display:
 
         def watch() -> None:
-            refused(state)
+            raise_if_refused(state)
             if (state / "interrupted").exists():
                 # On several nodes, the others would wait for the stopped one to come back.
                 raise Interrupted("a training process was asked to stop")
@@ -158,8 +158,8 @@ def train(state: Path, tracker: Tracker, launch: Launch, progress: AbstractConte
         watch()
 
 
-def refused(state: Path) -> None:
-    """Raise InputError where a training process asks the user for a change: torchrun would restart it."""
+def raise_if_refused(state: Path) -> None:
+    """Raise InputError if a training process reported an error of the user's, which torchrun would only retry."""
     # A restart may remove the file at any moment.
     with contextlib.suppress(FileNotFoundError):
         failure = json.loads((state / "failed.json").read_text(encoding="utf-8"))
@@ -169,7 +169,7 @@ def refused(state: Path) -> None:
 
 def _outcome(state: Path) -> Exception:
     """Return why a training ended before its last update, from the files that its processes left."""
-    refused(state)
+    raise_if_refused(state)
     if (state / "failed.json").exists():
         failure = stage.read_json(state / "failed.json")
         return ChildProcessError(f"a training process failed: {failure['error']}; its output is above")
@@ -179,7 +179,7 @@ def _outcome(state: Path) -> Exception:
     return Interrupted("a training process was lost")
 
 
-class History:
+class HistoryReader:
     """A history file that another process appends to."""
 
     def __init__(self, path: Path) -> None:
@@ -238,7 +238,7 @@ def _link(source: Path, target: Path) -> None:
 
 def write_curves(history: Path) -> None:
     """Write the tables of logging intervals and of validations, for DVC's plots."""
-    records = list(History(history).new())
+    records = list(HistoryReader(history).new())
     _write_table(CURVES, COLUMNS, [record for record in records if "loss" in record])
     _write_table(VALIDATION, VALIDATION_COLUMNS, [record for record in records if "valid_loss" in record])
 

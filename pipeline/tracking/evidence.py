@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from pipeline import machine
 from pipeline.config import graph
 
 NOT_CODE = (":(exclude)dvc.lock", ":(exclude)params.yaml")
@@ -104,21 +105,6 @@ def versions() -> dict[str, str]:
     return found
 
 
-def processor() -> str:
-    """Return the CPU's name."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n"):
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def memory() -> int:
-    """Return the bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def _gpus(limit: float) -> str:
     if shutil.which("nvidia-smi") is None:
         return "none"
@@ -129,9 +115,9 @@ def _gpus(limit: float) -> str:
 def hardware(with_gpus: bool = True, limit: float = LIMIT) -> dict[str, str]:
     """Return the machine's CPU, cores, memory and system, and its GPUs where `with_gpus` asks for them."""
     found = {
-        "cpu": processor(),
+        "cpu": machine.processor(),
         "cores": str(os.cpu_count()),
-        "memory_gib": f"{memory() / 2**30:.1f}",
+        "memory_gib": f"{machine.memory() / 2**30:.1f}",
         "system": platform.platform(),
     }
     return found | {"gpus": _gpus(limit)} if with_gpus else found

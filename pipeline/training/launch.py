@@ -17,16 +17,16 @@ from pathlib import Path
 
 from nmt.common.processes import die_with_parent
 from nmt.config import InputError
-from pipeline.corpora.blocks import workers
+from pipeline.machine import available_cores
 
 INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # loopback
-GRACE = 45.0  # seconds between SIGTERM and SIGKILL: time for a checkpoint. torchrun itself gives its workers 30
+GRACE = 45.0  # seconds between SIGTERM and SIGKILL: time to save the state. torchrun itself gives its workers 30
 JOIN = 600  # seconds that a node waits for the others
 RESTARTS = 100  # lost nodes that a training survives
 KEEP_ALIVE = 600  # seconds between a single node's heartbeats: each makes torchrun's rendezvous file longer
 
 
-def gpus() -> int:
+def count_gpus() -> int:
     """Return the number of GPUs, counted in another process so that this one holds none of their memory."""
     question = "import torch; print(torch.cuda.device_count())"
     return int(subprocess.run([sys.executable, "-c", question], check=True, capture_output=True, text=True).stdout)
@@ -42,7 +42,7 @@ def _positive(name: str, unset: str) -> int | None:
 
 def processes() -> int:
     """Return `$WMT_PROCESSES`, by default one process per GPU, or one without a GPU."""
-    return _positive("WMT_PROCESSES", "to have it chosen") or max(1, gpus())
+    return _positive("WMT_PROCESSES", "to have it chosen") or max(1, count_gpus())
 
 
 def nodes() -> tuple[int, str | None]:
@@ -86,7 +86,7 @@ def arguments(module: str, count: str, job: str, scratch: Path) -> list[str]:
 def environment(count: int) -> dict[str, str]:
     """Return this process' environment, with the cores divided among the processes unless OMP_NUM_THREADS is set."""
     defaults = {
-        "OMP_NUM_THREADS": str(max(1, workers() // count)),
+        "OMP_NUM_THREADS": str(max(1, available_cores() // count)),
         # Spinning threads, OpenMP's default, made training five times slower beside another program.
         "OMP_WAIT_POLICY": "PASSIVE",
         # With a store that outlives rounds, a replacement node never receives the store's address.
@@ -101,8 +101,8 @@ def environment(count: int) -> dict[str, str]:
 def train(job: Path, watch: Callable[[], None]) -> int:
     """Run torchrun on the job, calling `watch` about once a second; return its exit status.
 
-    Whatever ends the wait (SIGTERM, Ctrl-C, an error) first ends torchrun and its processes: SIGTERM, time for a
-    checkpoint, then SIGKILL.
+    Whatever ends the wait (SIGTERM, Ctrl-C, an error) first ends torchrun and its processes: SIGTERM, time to
+    save the state, then SIGKILL.
     """
     count = processes()
     process = subprocess.Popen(command(count, job), env=environment(count), start_new_session=True)
@@ -128,7 +128,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """Run torchrun; send it SIGTERM, and so time for a checkpoint, when its parent process dies."""
+    """Run torchrun; send it SIGTERM, and so time to save the state, when its parent process dies."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
 

@@ -29,7 +29,7 @@ from nmt.config import SubwordSettings, TokenizerSettings
 from nmt.text import subwords
 from nmt.text.moses import Moses
 from pipeline.config.settings import load_section
-from pipeline.corpora.blocks import executor
+from pipeline.corpora.parallel_map import executor
 from pipeline.stages import learn_subwords
 from tests.bench import wmt_like
 

@@ -26,7 +26,7 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.corpora.blocks import ordered
+from pipeline.corpora.parallel_map import map_in_order
 
 BLOCK = 10_000
 """Pairs made at once."""
@@ -222,7 +222,7 @@ def write(stem: str, pairs: int, seed: int, pool: Executor) -> None:
     for plan in plans(pairs, seed):
         total = int(plan.lengths.sum(dtype=np.int64))
         with Path(f"{stem}.{plan.language.code}").open("wb") as file:
-            file.writelines(ordered(pool, make, _jobs(plan, pairs, total)))
+            file.writelines(map_in_order(pool, make, _jobs(plan, pairs, total)))
 
 
 def _jobs(plan: Plan, pairs: int, total: int) -> Iterator[Job]:

@@ -106,7 +106,7 @@ def test_who_may_use_them_and_a_second_ctrl_c_does_not_wait(orchestra: Orchestra
         until(lambda: orchestra.trained(5), "training to begin")
         assert not list(orchestra.home.glob("prefect/*.db"))
 
-        # It cannot save a checkpoint or report, so that nothing but the second Ctrl-C ends it for a minute and more.
+        # It cannot save its state or report, so that nothing but the second Ctrl-C ends it for a minute and more.
         for pid in [*orchestra.at_work("-m nmt.training.trainer"), *orchestra.at_work("-m prefect.engine")]:
             psutil.Process(pid).suspend()
 

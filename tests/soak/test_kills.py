@@ -30,7 +30,7 @@ from nmt.training import checkpoint, micro_batch_size
 from nmt.training.distributed import World, join_world
 from nmt.training.history import read_history
 from nmt.training.trainer import train
-from pipeline.stages.train import prepare
+from pipeline.stages.train import write_job
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 25
@@ -105,7 +105,7 @@ ALONE = World(0, 1, torch.device("cpu"))
 def attempt(folder: Path, job: dict[str, Any], rank: int = 0, store: str | None = None) -> None:
     """What the training stage does in one attempt; of two ranks, where they meet over a file."""
     if rank == 0:
-        prepare(folder, job)
+        write_job(folder, job)
         micro_batch_size.cache_micro_tokens(folder, "another", 77)
     if not (folder / "done.json").exists():
         with join_world(store) as world:

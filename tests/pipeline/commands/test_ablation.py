@@ -11,7 +11,7 @@ from command_line import wmt
 
 from nmt.config import InputError
 from pipeline.commands import ablation
-from pipeline.commands.ablation import Interval, Plan
+from pipeline.commands.ablation import ConfidenceInterval, Plan
 from pipeline.config import resolution, rows
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,11 +21,11 @@ PLAN = Plan("en-de", "sample", width=4, depth=2, training={"updates": 10}, subwo
 
 def test_an_interval_is_students() -> None:
     # By hand: the standard deviation is 1, t of 2 degrees of freedom 4.3027, and 4.3027 / sqrt(3) = 2.4841.
-    interval = Interval.of([1.0, 2.0, 3.0])
+    interval = ConfidenceInterval.of([1.0, 2.0, 3.0])
     assert interval.mean == 2.0
     assert (interval.low, interval.high) == pytest.approx((2 - 2.4841, 2 + 2.4841), abs=1e-4)
-    assert Interval.of([2.0]) == Interval(2.0, -math.inf, math.inf)
-    assert Interval.of([2.0]).text(1) == "2.0 (one seed)"
+    assert ConfidenceInterval.of([2.0]) == ConfidenceInterval(2.0, -math.inf, math.inf)
+    assert ConfidenceInterval.of([2.0]).text(1) == "2.0 (one seed)"
 
 
 def test_rows_are_scaled_together() -> None:
@@ -47,7 +47,14 @@ def test_every_row_of_the_paper_resolves(updates: int, monkeypatch: pytest.Monke
     plan = Plan("en-de", "sample", 4, 2, training, {"merges": 400}, "a")
     for row in rows.table().rows:
         if rows.row(row).paper.bleu is not None:
-            assert resolution.shortage(resolution.resolve(plan.params(row, 1))) is None
+            assert resolution.checkpoint_shortage(resolution.resolve(plan.params(row, 1))) is None
+
+
+@pytest.mark.parametrize(("merges", "key"), [(32_000, "merges"), (None, "vocabulary")])
+def test_a_vocabulary_is_sized_as_its_pair_is(merges: int | None, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [ablation.vocabulary_key(pair) for pair in ("en-de", "en-fr")] == ["merges", "vocabulary"]
+    monkeypatch.setattr(rows, "settings", lambda row, pair: {"subwords": {"merges": merges}})
+    assert ablation.vocabulary_key("de-en") == key
 
 
 def test_wrong_settings_are_refused_before_the_first_run(
@@ -101,7 +108,7 @@ def test_the_report_says_which_trends_stand() -> None:
         "- C-N2: perplexity +2.00 (+2.00 to +2.00); the paper's +1.19: a difference from base, as in the paper."
     )
     assert sentences[1].startswith("- C-N2: BLEU +0.0 (")
-    assert sentences[1].endswith("; the paper's -2.1: no difference from base that these seeds show.")
+    assert sentences[1].endswith("; the paper's -2.1: these seeds show no difference from base.")
     assert sentences[2] == (
         "- D-pdrop0.0: perplexity -1.00 (-1.00 to -1.00); the paper's +0.85: a difference from base, against the paper."
     )

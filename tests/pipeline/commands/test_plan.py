@@ -297,7 +297,7 @@ def test_memory_of_the_machine_matters_where_it_trains_without_a_gpu(
     monkeypatch.setattr(resolution, "resolve", lambda _: finished)
     monkeypatch.setattr(evidence, "memory", lambda: 2**20)
     for gpus in (0, 1):
-        monkeypatch.setattr(launch, "gpus", lambda gpus=gpus: gpus)
+        monkeypatch.setattr(launch, "count_gpus", lambda gpus=gpus: gpus)
         assert wmt("plan", "--no-measure") == (0 if gpus else 1)
         told = capsys.readouterr().out
         assert ("NOT ENOUGH" in told, "in this machine" in told, "of each GPU" in told) == (not gpus, not gpus, gpus)

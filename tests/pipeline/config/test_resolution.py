@@ -150,7 +150,7 @@ def test_an_emptied_section_overrides_nothing() -> None:
             {"row": "E-learned-positions", "overrides": {"model": {"max_positions": 305}}},
             (
                 "model.max_positions is 305, but a sentence of binning.max_length = 256 subwords may have a "
-                "translation of search.max_extra = 50 more: raise the first to 306, or lower the others"
+                "translation of search.max_extra = 50 more: raise model.max_positions to 306, or lower"
             ),
         ),
         ({"seed": 2**64}, "params.yaml: seed is 18446744073709551616; input should be less than 18446744073709551616"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any, cast
 
 import pytest
 from command_line import wmt
 
 from nmt.config import InputError, ModelSettings, SubwordSettings, TrainingSettings
 from pipeline.commands import rows as command
-from pipeline.config import rows
+from pipeline.config import errors, rows
 
 TABLE3 = """
 base 4.92 25.8 65 | A-h1 5.29 24.9 | A-h4 5.00 25.5 | A-h16 4.91 25.8 | A-h32 5.01 25.4 | B-dk16 5.16 25.1 58
@@ -141,28 +142,34 @@ def test_merging_changes_neither_side_and_keeps_one_size() -> None:
     assert (both["merges"], both["vocabulary"]) == (1, 2)
 
 
+def test_another_system_has_no_result_for_a_pair_that_it_does_not_report() -> None:
+    entry = rows.Literature.model_validate({"name": "GNMT", "en-de": {"bleu": 24.6}, "en-fr": {"bleu": 39.92}})
+    found = [entry.on(cast("Any", pair)) for pair in ("en-de", "en-fr", "de-en")]
+    assert [result and result.bleu for result in found] == [24.6, 39.92, None]
+
+
 def test_unknown_row_names_the_nearest() -> None:
     with pytest.raises(InputError, match=r"`c-n2` is not a row of rows\.yaml; did you mean `C-N2`"):
         rows.row("c-n2")
 
 
 def test_nearest_is_one_guess_and_all_there_are() -> None:
-    assert rows.nearest("BIGG", ["base", "big", "bag"]) == "did you mean `big`? valid are base, big, bag"
-    assert rows.nearest("xyz", iter(["base", "big"])) == "valid are base, big"
-    assert rows.nearest("ab", ["Abxx"]) == "did you mean `Abxx`? valid are Abxx"
-    assert rows.nearest("ab", ["abxxxxx"]) == "valid are abxxxxx"
+    assert errors.nearest("BIGG", ["base", "big", "bag"]) == "did you mean `big`? valid are base, big, bag"
+    assert errors.nearest("xyz", iter(["base", "big"])) == "valid are base, big"
+    assert errors.nearest("ab", ["Abxx"]) == "did you mean `Abxx`? valid are Abxx"
+    assert errors.nearest("ab", ["abxxxxx"]) == "valid are abxxxxx"
 
 
 def test_layers_name_where_they_stand() -> None:
-    assert [name for name, _ in rows.pair_layers("en-fr")] == ["rows.yaml, base", "rows.yaml, pair en-fr"]
-    assert rows.pair_layers("en-fr")[1][1]["subwords"] == {"kind": "wordpieces", "vocabulary": 32000}
-    assert rows.pair_layers("en-de")[0][1] is rows.table().base
-    assert rows.pair_layers("en-de")[1][1] == {}
-    assert rows.row_layers("big", "en-fr") == [
+    assert [name for name, _ in rows.pair_differences("en-fr")] == ["rows.yaml, base", "rows.yaml, pair en-fr"]
+    assert rows.pair_differences("en-fr")[1][1]["subwords"] == {"kind": "wordpieces", "vocabulary": 32000}
+    assert rows.pair_differences("en-de")[0][1] is rows.table().base
+    assert rows.pair_differences("en-de")[1][1] == {}
+    assert rows.row_differences("big", "en-fr") == [
         ("rows.yaml, row big", rows.row("big").settings),
         ("rows.yaml, row big for en-fr", {"model": {"P_drop": 0.1}}),
     ]
-    assert rows.row_layers("big", "en-de")[1] == ("rows.yaml, row big for en-de", {})
+    assert rows.row_differences("big", "en-de")[1] == ("rows.yaml, row big for en-de", {})
     assert rows.model("big") == rows.model("big", "en-de")
 
 

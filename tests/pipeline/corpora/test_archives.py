@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.corpora import archives
-from pipeline.corpora.archives import Malformed, members, plain
+from pipeline.corpora.archives import Malformed, members, plain_chunks
 
 TEXT = "Grüße aus Köln\nzweite \r Zeile\n".encode()
 Change = Callable[[tarfile.TarInfo], None]
@@ -49,7 +49,7 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
 
 
 def read(path: Path, *wanted: str) -> dict[str, bytes]:
-    return {member.name: b"".join(plain(member, member.name)) for member in members(path, wanted)}
+    return {member.name: b"".join(plain_chunks(member, member.name)) for member in members(path, wanted)}
 
 
 @pytest.mark.parametrize("mode", ["w:gz", "w:"])
@@ -223,7 +223,9 @@ def test_members_of_any_size_stream(tmp_path: Path) -> None:
     tar(path, ("a.gz", gzip.compress(line * 150, 1)), ("b", line * 150))
     tracemalloc.start()
     try:
-        sizes = {member.name: sum(map(len, plain(member, member.name))) for member in members(path, ["a.gz", "b"])}
+        sizes = {
+            member.name: sum(map(len, plain_chunks(member, member.name))) for member in members(path, ["a.gz", "b"])
+        }
         assert sizes == {"a.gz": len(line) * 150, "b": len(line) * 150}
         assert tracemalloc.get_traced_memory()[1] < 8_000_000  # Of 15 million bytes each.
     finally:

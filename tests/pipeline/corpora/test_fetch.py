@@ -25,7 +25,7 @@ import pytest
 from nmt.config import InputError
 from pipeline.config.settings import REPACKED, ArchiveSettings
 from pipeline.corpora import archive_cache, fetch
-from pipeline.corpora.fetch import FetchError, Order, Patience, Stopped, Watch
+from pipeline.corpora.fetch import Download, FetchError, Patience, Stopped, Watch
 
 QUICK = Patience(attempts=4, backoff=0.005, longest=0.025, timeout=5.0)
 CONTENT = random.Random(1).randbytes(300_000)
@@ -145,14 +145,14 @@ def watch(told: list[str] | None = None, moved: Callable[[int, int | None], None
     return Watch(threading.Event(), moved, (told if told is not None else []).append)
 
 
-def order(server: Server, folder: Path, size: int | None = len(CONTENT), verifiable: bool = True) -> Order:
-    return Order(server.url, folder / "file.part", size, verifiable)
+def download(server: Server, folder: Path, size: int | None = len(CONTENT), verifiable: bool = True) -> Download:
+    return Download(server.url, folder / "file.part", size, verifiable)
 
 
 @pytest.mark.parametrize("size", [len(CONTENT), None])
 def test_fetches_a_file(server: Server, tmp_path: Path, size: int | None) -> None:
     moved: list[tuple[int, int | None]] = []
-    fetch.fetch(order(server, tmp_path, size), watch(moved=lambda *at: moved.append(at)), QUICK)
+    fetch.fetch(download(server, tmp_path, size), watch(moved=lambda *at: moved.append(at)), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
     assert moved[-1] == (len(CONTENT), len(CONTENT))
     assert {total for _, total in moved} == {len(CONTENT)}
@@ -164,7 +164,7 @@ def test_fetches_a_file(server: Server, tmp_path: Path, size: int | None) -> Non
 
 def test_an_empty_file_is_whole(server: Server, tmp_path: Path) -> None:
     server.content = b""
-    fetch.fetch(order(server, tmp_path, None), watch(), QUICK)
+    fetch.fetch(download(server, tmp_path, None), watch(), QUICK)
     assert (tmp_path / "file.part").read_bytes() == b""
     assert len(server.requests) == 1
 
@@ -178,7 +178,7 @@ def test_forgetting_leaves_nothing(tmp_path: Path) -> None:
 
 def test_goes_on_where_connections_dropped(server: Server, tmp_path: Path) -> None:
     server.misdeeds = [drop(1000)] * 10  # More than QUICK's attempts: each brought new bytes.
-    fetch.fetch(order(server, tmp_path), watch(), QUICK)
+    fetch.fetch(download(server, tmp_path), watch(), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
     assert [headers.get("Range") for _, headers in server.requests] == [
         None,
@@ -188,14 +188,14 @@ def test_goes_on_where_connections_dropped(server: Server, tmp_path: Path) -> No
 
 def test_goes_on_from_an_earlier_runs_partial_file(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.part").write_bytes(CONTENT[:123_456])
-    fetch.fetch(order(server, tmp_path), watch(), QUICK)
+    fetch.fetch(download(server, tmp_path), watch(), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
     assert server.requests[0][1]["Range"] == "bytes=123456-"
 
 
 def test_a_complete_partial_file_needs_no_network(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.part").write_bytes(CONTENT)
-    fetch.fetch(order(server, tmp_path), watch(), QUICK)
+    fetch.fetch(download(server, tmp_path), watch(), QUICK)
     assert not server.requests
 
 
@@ -204,7 +204,7 @@ def test_more_bytes_than_declared_are_fetched_anew(server: Server, tmp_path: Pat
     (tmp_path / "file.part").write_bytes(CONTENT + b"x")
     (tmp_path / "file.part.from").write_text(json.dumps({"url": server.url, "version": '"one"'}))
     server.misdeeds = misdeeds
-    fetch.fetch(order(server, tmp_path), watch(), QUICK)
+    fetch.fetch(download(server, tmp_path), watch(), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
     assert not any("Range" in headers or "If-Range" in headers for _, headers in server.requests)
 
@@ -213,7 +213,7 @@ def test_more_bytes_than_declared_are_fetched_anew(server: Server, tmp_path: Pat
 def test_a_note_that_tells_no_version_of_this_address_is_not_sent(server: Server, tmp_path: Path, note: str) -> None:
     (tmp_path / "file.part").write_bytes(CONTENT[:1000])
     (tmp_path / "file.part.from").write_text(note.replace("%s", server.url))
-    fetch.fetch(order(server, tmp_path), watch(), QUICK)
+    fetch.fetch(download(server, tmp_path), watch(), QUICK)
     ((_, headers),) = server.requests
     assert (headers["Range"], headers.get("If-Range")) == ("bytes=1000-", None)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
@@ -236,7 +236,7 @@ def test_a_weak_tag_is_no_version_and_a_date_is(server: Server, tmp_path: Path, 
 
     server.misdeeds = [dated]
     server.etag = version
-    fetch.fetch(order(server, tmp_path, verifiable=False), watch(), QUICK)
+    fetch.fetch(download(server, tmp_path, verifiable=False), watch(), QUICK)
     assert server.requests[1][1]["If-Range"] == version
     assert (tmp_path / "file.part").read_bytes() == CONTENT
 
@@ -244,7 +244,7 @@ def test_a_weak_tag_is_no_version_and_a_date_is(server: Server, tmp_path: Path, 
 def test_starts_over_where_ranges_are_ignored(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.part").write_bytes(b"x" * 1000)
     server.misdeeds = [other_bytes(CONTENT, ranges=False)]
-    fetch.fetch(order(server, tmp_path), watch(), QUICK)
+    fetch.fetch(download(server, tmp_path), watch(), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
 
 
@@ -266,11 +266,11 @@ def test_a_wrong_answer_costs_no_byte_at_hand(
 ) -> None:
     server.misdeeds = [drop(290_000), *[deed] * 4]
     with pytest.raises(FetchError, match=told):
-        fetch.fetch(order(server, tmp_path, verifiable=verifiable), watch(), QUICK)
+        fetch.fetch(download(server, tmp_path, verifiable=verifiable), watch(), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT[:290_000]
     assert not (tmp_path / "file.part.anew").exists()
     server.misdeeds = []
-    fetch.fetch(order(server, tmp_path, verifiable=verifiable), watch(), QUICK)
+    fetch.fetch(download(server, tmp_path, verifiable=verifiable), watch(), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
     assert server.requests[-1][1]["Range"] == "bytes=290000-"
 
@@ -283,7 +283,7 @@ def test_a_wrong_answer_costs_no_byte_where_only_the_checksum_is_known(
     part.write_bytes(CONTENT[:290_000])
     server.misdeeds = [page(SORRY, chunked)]
     with pytest.raises(FetchError, match=rf"has only 22 bytes where 290,000 are in {part}: if they are wrong, remove"):
-        fetch.fetch(order(server, tmp_path, None), watch(), QUICK)
+        fetch.fetch(download(server, tmp_path, None), watch(), QUICK)
     assert part.read_bytes() == CONTENT[:290_000]
 
 
@@ -317,7 +317,7 @@ def test_ignored_ranges_take_the_place_once_they_have_as_many_bytes(server: Serv
         return True
 
     server.misdeeds = [shorter, longer, rest]
-    fetch.fetch(order(server, tmp_path), watch(), QUICK)
+    fetch.fetch(download(server, tmp_path), watch(), QUICK)
     assert part.read_bytes() == other
     assert server.requests[2][1]["If-Range"] == '"one"'
 
@@ -328,7 +328,7 @@ def test_bytes_with_a_checksum_are_gone_on_from_under_another_version(server: Se
     def renamed(_: str) -> None:
         server.etag = '"two"'
 
-    fetch.fetch(order(server, tmp_path), Watch(threading.Event(), lambda *_: None, renamed), QUICK)
+    fetch.fetch(download(server, tmp_path), Watch(threading.Event(), lambda *_: None, renamed), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
     assert [headers.get("Range") for _, headers in server.requests] == [None, *["bytes=200000-"] * 2]
 
@@ -350,11 +350,11 @@ def test_room_for_what_comes_beside_what_is_held_is_checked_before_it_comes(
         monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _, free=free: type("Usage", (), {"free": free})())
         if free < needed:
             with pytest.raises(OSError, match=f"{needed:,} bytes are needed and {free:,} are free") as caught:
-                fetch.fetch(order(server, tmp_path), watch(), QUICK)
+                fetch.fetch(download(server, tmp_path), watch(), QUICK)
             assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path))
             assert (tmp_path / "file.part").read_bytes() == CONTENT[:held]
         else:
-            fetch.fetch(order(server, tmp_path), watch(), QUICK)
+            fetch.fetch(download(server, tmp_path), watch(), QUICK)
             assert (tmp_path / "file.part").read_bytes() == CONTENT
 
 
@@ -371,7 +371,7 @@ def test_another_range_than_asked_for_is_not_joined(server: Server, tmp_path: Pa
     (tmp_path / "file.part").write_bytes(CONTENT[:500])
     server.misdeeds = [shifted, status(416), status(206)]
     told: list[str] = []
-    fetch.fetch(order(server, tmp_path, size), watch(told), QUICK)
+    fetch.fetch(download(server, tmp_path, size), watch(told), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
     refusal = "sent another range than was asked for; trying again in"
     assert [line.removeprefix(f"{server.url}: ") for line in told] == [
@@ -394,9 +394,9 @@ def test_the_rest_tells_the_size_of_the_whole(server: Server, tmp_path: Path, to
     server.misdeeds = [rest]
     if told:
         with pytest.raises(FetchError, match=told):
-            fetch.fetch(order(server, tmp_path), watch(), QUICK)
+            fetch.fetch(download(server, tmp_path), watch(), QUICK)
     else:
-        fetch.fetch(order(server, tmp_path, None), watch(), QUICK)
+        fetch.fetch(download(server, tmp_path, None), watch(), QUICK)
     assert (tmp_path / "file.part").read_bytes() == (CONTENT[:500] if told else CONTENT)
     assert len(server.requests) == 1
 
@@ -404,7 +404,7 @@ def test_the_rest_tells_the_size_of_the_whole(server: Server, tmp_path: Path, to
 def test_unavailable_is_tried_again_after_what_the_server_asks(server: Server, tmp_path: Path) -> None:
     server.misdeeds = [status(500, Retry_After="soon"), status(503, Retry_After="3600"), status(429)]
     told: list[str] = []
-    fetch.fetch(order(server, tmp_path), watch(told), QUICK)
+    fetch.fetch(download(server, tmp_path), watch(told), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
     assert [line.split(": ", 1)[1] for line in told] == [
         "answers 500 Internal Server Error; trying again in 0.005 s",
@@ -417,7 +417,7 @@ def test_which_statuses_may_pass(server: Server, tmp_path: Path) -> None:
     for code in (408, 425, 429, 500, 502, 503, 504, 204, 400, 401, 403, 404, 410, 501, 505):
         server.misdeeds = [status(code)]
         with pytest.raises(FetchError, match=f"^answers {code} [A-Z]") as caught:
-            fetch.fetch(order(server, tmp_path), watch(), Patience(1, 0.01, 0.01, 5.0))
+            fetch.fetch(download(server, tmp_path), watch(), Patience(1, 0.01, 0.01, 5.0))
         assert caught.value.transient == (code in {408, 425, 429, 500, 502, 503, 504})
 
 
@@ -430,7 +430,7 @@ def test_a_status_without_a_reason(server: Server, tmp_path: Path, code: int) ->
 
     server.misdeeds = [bare]
     with pytest.raises(FetchError, match=f"^answers {code}$"):
-        fetch.fetch(order(server, tmp_path), watch(), QUICK)
+        fetch.fetch(download(server, tmp_path), watch(), QUICK)
 
 
 @pytest.mark.parametrize(
@@ -452,7 +452,7 @@ def test_why_a_connection_failed(error: Exception, reason: str) -> None:
 def test_gives_up_after_attempts_without_a_byte(server: Server, tmp_path: Path) -> None:
     server.misdeeds = [drop(1000), *[status(503)] * 9]
     with pytest.raises(FetchError, match="answers 503 Service Unavailable, 4 times in a row"):
-        fetch.fetch(order(server, tmp_path), watch(), QUICK)
+        fetch.fetch(download(server, tmp_path), watch(), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT[:1000]
     assert len(server.requests) == 1 + 4
 
@@ -464,19 +464,19 @@ def test_a_server_that_never_passes_the_same_byte_ends(server: Server, tmp_path:
 
     server.misdeeds = [half] * 100
     with pytest.raises(FetchError, match="broke off after 1,000 of 300,000 bytes, 4 times in a row"):
-        fetch.fetch(order(server, tmp_path), watch(), QUICK)
+        fetch.fetch(download(server, tmp_path), watch(), QUICK)
 
 
 def test_not_found_is_not_tried_again(server: Server, tmp_path: Path) -> None:
     server.misdeeds = [status(404)]
     with pytest.raises(FetchError, match="answers 404 Not Found"):
-        fetch.fetch(order(server, tmp_path), watch(), QUICK)
+        fetch.fetch(download(server, tmp_path), watch(), QUICK)
     assert len(server.requests) == 1
 
 
 def test_another_size_than_declared_is_refused_before_its_bytes(server: Server, tmp_path: Path) -> None:
     with pytest.raises(FetchError, match="offers 300,000 bytes where 299,999 are declared"):
-        fetch.fetch(order(server, tmp_path, len(CONTENT) - 1), watch(), QUICK)
+        fetch.fetch(download(server, tmp_path, len(CONTENT) - 1), watch(), QUICK)
     assert not (tmp_path / "file.part").exists()
 
 
@@ -498,7 +498,7 @@ def test_more_than_declared_is_refused_while_it_comes(server: Server, tmp_path: 
 
     server.misdeeds = [unsized]
     with pytest.raises(FetchError, match="sends more than the 1,000 bytes declared"):
-        fetch.fetch(order(server, tmp_path, 1000), watch(moved=hear), QUICK)
+        fetch.fetch(download(server, tmp_path, 1000), watch(moved=hear), QUICK)
     assert (tmp_path / "file.part").read_bytes() == b""
     assert moved[0] == (600, 1000)
 
@@ -511,8 +511,8 @@ def test_without_size_and_checksum_a_transfer_could_be_cut_unseen(server: Server
         return True
 
     server.misdeeds = [unsized]
-    with pytest.raises(FetchError, match=r"^tells no size and no checksum is on record: a cut transfer could pass"):
-        fetch.fetch(order(server, tmp_path, None, verifiable=False), watch(), QUICK)
+    with pytest.raises(FetchError, match=r"^gives no size and no checksum is known: an incomplete file could not"):
+        fetch.fetch(download(server, tmp_path, None, verifiable=False), watch(), QUICK)
 
 
 def test_chunks_tell_their_end(server: Server, tmp_path: Path) -> None:
@@ -531,7 +531,7 @@ def test_chunks_tell_their_end(server: Server, tmp_path: Path) -> None:
 
     server.misdeeds = [chunked(b""), chunked(b"0\r\n\r\n")]
     told: list[str] = []
-    fetch.fetch(order(server, tmp_path, None, verifiable=False), watch(told), QUICK)
+    fetch.fetch(download(server, tmp_path, None, verifiable=False), watch(told), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
     assert len(server.requests) == 2
     (line,) = told
@@ -548,7 +548,7 @@ def test_unverifiable_bytes_of_two_versions_are_never_joined(server: Server, tmp
         server.content, server.etag = newer, '"two"'
 
     watching = Watch(threading.Event(), lambda *_: None, replaced)
-    fetch.fetch(order(server, tmp_path, None, verifiable=False), watching, QUICK)
+    fetch.fetch(download(server, tmp_path, None, verifiable=False), watching, QUICK)
     assert (tmp_path / "file.part").read_bytes() == newer
     assert server.requests[1][1]["If-Range"] == '"one"'
     assert len(told) == 1
@@ -557,20 +557,20 @@ def test_unverifiable_bytes_of_two_versions_are_never_joined(server: Server, tmp
 def test_unverifiable_bytes_without_a_version_are_fetched_anew(server: Server, tmp_path: Path) -> None:
     server.etag = ""
     (tmp_path / "file.part").write_bytes(b"from elsewhere")
-    fetch.fetch(order(server, tmp_path, None, verifiable=False), watch(), QUICK)
+    fetch.fetch(download(server, tmp_path, None, verifiable=False), watch(), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
     assert "Range" not in server.requests[0][1]
 
 
 def test_an_undeclared_size_is_whole_when_the_server_has_no_more(server: Server, tmp_path: Path) -> None:
-    fetch.fetch(order(server, tmp_path, None), watch(), QUICK)
-    fetch.fetch(order(server, tmp_path, None), watch(), QUICK)
+    fetch.fetch(download(server, tmp_path, None), watch(), QUICK)
+    fetch.fetch(download(server, tmp_path, None), watch(), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
     assert server.requests[1][1]["Range"] == f"bytes={len(CONTENT)}-"
     assert len(server.requests) == 2
     server.content, server.etag = CONTENT[:-1], '"two"'
     (tmp_path / "file.part.from").unlink()
-    fetch.fetch(order(server, tmp_path, None), watch(), QUICK)
+    fetch.fetch(download(server, tmp_path, None), watch(), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT[:-1]
 
 
@@ -578,10 +578,10 @@ def test_a_refusal_is_no_end_but_by_its_status_and_place(server: Server, tmp_pat
     (tmp_path / "file.part").write_bytes(CONTENT[:1000])
     server.misdeeds = [status(404, Content_Range="bytes */1000")]
     with pytest.raises(FetchError, match="answers 404 Not Found"):
-        fetch.fetch(order(server, tmp_path, None), watch(), QUICK)
+        fetch.fetch(download(server, tmp_path, None), watch(), QUICK)
     server.misdeeds = [status(416, Content_Range="bytes */1000")]
     with pytest.raises(FetchError, match="offers 1,000 bytes where 300,000 are declared"):
-        fetch.fetch(order(server, tmp_path), watch(), QUICK)
+        fetch.fetch(download(server, tmp_path), watch(), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT[:1000]
 
 
@@ -590,7 +590,7 @@ def test_unreachable(tmp_path: Path) -> None:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/x"
     with pytest.raises(FetchError, match=r"^cannot be reached \(Connection refused\), 4 times in a row$") as caught:
-        fetch.fetch(Order(url, tmp_path / "x.part", 5, True), watch(), QUICK)
+        fetch.fetch(Download(url, tmp_path / "x.part", 5, True), watch(), QUICK)
     assert caught.value.transient
 
 
@@ -603,7 +603,7 @@ def test_a_silent_server_times_out(server: Server, tmp_path: Path) -> None:
 
     server.misdeeds = [silent]
     told: list[str] = []
-    fetch.fetch(order(server, tmp_path), watch(told), Patience(2, 0.01, 0.01, timeout=0.2))
+    fetch.fetch(download(server, tmp_path), watch(told), Patience(2, 0.01, 0.01, timeout=0.2))
     wake.set()
     assert told == [f"{server.url}: cannot be reached (timed out); trying again in 0.01 s"]
     assert (tmp_path / "file.part").read_bytes() == CONTENT
@@ -612,12 +612,12 @@ def test_a_silent_server_times_out(server: Server, tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["file:///etc/hostname", "ftp://127.0.0.1:1/x"])
 def test_redirections_stay_on_http(server: Server, tmp_path: Path, target: str) -> None:
     server.misdeeds = [status(302, Location="/elsewhere.tgz")]
-    fetch.fetch(order(server, tmp_path), watch(), QUICK)
+    fetch.fetch(download(server, tmp_path), watch(), QUICK)
     assert server.requests[1][0] == "/elsewhere.tgz"
     (tmp_path / "file.part").unlink()
     server.misdeeds = [status(302, Location=target)] * 9
     with pytest.raises(FetchError):
-        fetch.fetch(order(server, tmp_path, None), watch(), QUICK)
+        fetch.fetch(download(server, tmp_path, None), watch(), QUICK)
     assert not (tmp_path / "file.part").exists()
 
 
@@ -626,7 +626,7 @@ def test_stopped_keeps_a_partial_file_to_go_on_from(server: Server, tmp_path: Pa
     server.misdeeds = [drop(1000)]
     watching = Watch(stop, lambda *_: None, lambda _: stop.set())
     with pytest.raises(Stopped):
-        fetch.fetch(order(server, tmp_path), watching, QUICK)
+        fetch.fetch(download(server, tmp_path), watching, QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT[:1000]
 
 
@@ -635,14 +635,14 @@ def test_a_full_disk_is_seen_before_the_first_byte(
 ) -> None:
     monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10})())
     with pytest.raises(OSError, match=r"No space left on device \(300,000 bytes are needed and 10 are free\)"):
-        fetch.fetch(order(server, tmp_path, None), watch(), QUICK)
+        fetch.fetch(download(server, tmp_path, None), watch(), QUICK)
 
 
 def test_proxies_come_from_the_environment(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", server.url.removesuffix("/file.tgz"))
     monkeypatch.setenv("no_proxy", "")
     url = "http://archive.invalid/file.tgz"  # No name server knows it, so only the proxy can have been asked.
-    fetch.fetch(Order(url, tmp_path / "file.part", len(CONTENT), True), watch(), QUICK)
+    fetch.fetch(Download(url, tmp_path / "file.part", len(CONTENT), True), watch(), QUICK)
     assert server.requests[0][0] == url
     assert (tmp_path / "file.part").read_bytes() == CONTENT
 
@@ -701,8 +701,8 @@ def test_wrong_bytes_are_never_taken(server: Server, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         archive_cache.obtain([archive(server.url)], tmp_path, QUICK)
     assert str(caught.value) == (
-        f"the archive a cannot be had: {server.url} has the sha256 {wrong} where the catalog says {right}; "
-        "run again to go on"
+        f"the archive a could not be downloaded: {server.url} has the sha256 {wrong} where the catalog says {right}; "
+        "run again to continue"
     )
     assert [path.suffix for path in (tmp_path / "downloads").iterdir()] == [".lock"]
 
@@ -755,7 +755,7 @@ def test_the_first_download_is_recorded_and_later_ones_held_to_it(server: Server
         "sha256": hashlib.sha256(first).hexdigest(),
     }
     path.unlink()
-    remedy = f": if the new one is right, remove {record}; run again to go on"
+    remedy = f": if the new one is right, remove {record}; run again to continue"
     server.content = bytes(reversed(first))
     with pytest.raises(InputError, match=rf"the sha256 .* where its first download had, as {record} says, .*{remedy}"):
         archive_cache.obtain([unknown], tmp_path, QUICK)

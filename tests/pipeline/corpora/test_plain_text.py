@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.corpora.plain_text import Lines, Malformed, segments
+from pipeline.corpora.plain_text import LineCounter, Malformed, segments
 
 
 def counted(content: bytes, chunk: int) -> int:
     """The lines of `content`, fed `chunk` bytes at a time."""
-    lines = Lines()
+    lines = LineCounter()
     for start in range(0, len(content), chunk):
         lines.feed(content[start : start + chunk])
     return lines.end()

@@ -47,7 +47,7 @@ def test_the_gpus_are_those_that_cuda_shows(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert flow.gpus() == found
+    assert flow.gpu_ids() == found
 
 
 @pytest.mark.parametrize("script", ["exec sleep 600", "exit 9"])
@@ -58,5 +58,5 @@ def test_without_an_answer_of_the_driver_there_is_no_gpu(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(flow, "NVIDIA_SMI_TIMEOUT", 0.5)
     started = time.monotonic()
-    assert flow.gpus() == []
+    assert flow.gpu_ids() == []
     assert time.monotonic() - started < 60

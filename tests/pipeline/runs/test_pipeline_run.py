@@ -9,7 +9,7 @@ import uuid
 import pytest
 
 from pipeline.config import resolution, rows
-from pipeline.orchestration.flow import EXAMPLE, ROOT, is_drawn, wmt_en_de
+from pipeline.orchestration.flow import EXAMPLE, ROOT, is_random_name, wmt_en_de
 from pipeline.runs.pipeline_run import unique_name
 
 ONE, OTHER = (f"019aa123-4567-7abc-9def-0123{end}" for end in ("456789ab", "456789ac"))
@@ -38,9 +38,9 @@ def test_a_name_is_one_of_an_experiment_and_no_other_runs(name: str, unique: str
 def test_a_users_name_is_not_taken_for_one_that_prefect_drew() -> None:
     from prefect.utilities.names import generate_slug
 
-    assert all(is_drawn(generate_slug(2)) for _ in range(100))
+    assert all(is_random_name(generate_slug(2)) for _ in range(100))
     for name in ("base", "my-run", "big-en-de", f"sample-en-de-{uuid.uuid4().hex[-8:]}", "two words"):
-        assert not is_drawn(name)
+        assert not is_random_name(name)
 
 
 def test_the_example_of_overrides_succeeds_with_every_row() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nmt.config import EOS, BinningSettings, InputError, SubwordSettings
 from nmt.text.parallel_text import read_lines
 from nmt.text.subwords import Subwords, learn
-from pipeline.corpora import blocks
+from pipeline.corpora import parallel_map
 from pipeline.stages import binarize
 from pipeline.stages.binarize import bin_uppers
 
@@ -145,8 +145,8 @@ def test_same_bytes_for_any_number_of_workers(here: Path, monkeypatch: pytest.Mo
         assert 0 < sizes[-1] <= 16
     assert len(alone) > 3
     monkeypatch.setattr(binarize, "PAIRS", 7)
-    monkeypatch.setattr(blocks, "workers", lambda: 2)
-    monkeypatch.setattr(blocks, "_SMALL", 0)
+    monkeypatch.setattr(parallel_map, "available_cores", lambda: 2)
+    monkeypatch.setattr(parallel_map, "_SMALL", 0)
     binarize.run(Recorder())
     assert {path.name: path.read_bytes() for path in binarize.BINNED.iterdir()} == alone
 

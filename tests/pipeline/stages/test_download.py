@@ -212,7 +212,7 @@ def test_an_edited_local_file_is_noticed() -> None:
 def test_a_local_file_that_is_no_text_is_told() -> None:
     data = packed()
     data["test"] = local("test", (b"a\n", b"\xff\n"))
-    refused(data, r"^data/local/x/test\.de is not UTF-8: line 1, byte 1; mend it, then add it again with `wmt cat")
+    refused(data, r"^data/local/x/test\.de is not UTF-8: line 1, byte 1; fix it, then add it again with `wmt cat")
 
 
 def test_a_missing_local_file_is_told() -> None:
@@ -260,14 +260,14 @@ def test_a_plain_text_with_another_checksum_is_refused(kind: str) -> None:
     ],
 )
 def test_archives_that_are_not_as_declared_are_refused(changes: dict[str, Any], message: str) -> None:
-    refused(packed(**changes), f"the archive all cannot be had: .*{message}")
+    refused(packed(**changes), f"the archive all could not be downloaded: .*{message}")
 
 
 def test_a_server_that_is_away_is_no_mistake_of_the_users() -> None:
     """What is not refused is tried again by Prefect."""
     configure(packed(urls=["http://127.0.0.1:1/all.tgz", "file:gone.tgz"]))
     with pytest.raises(
-        ConnectionError, match=r"the archive all cannot be had: .*cannot be reached .*run again to go on"
+        ConnectionError, match=r"the archive all could not be downloaded: .*cannot be reached .*run again to continue"
     ):
         download.run(Tracker())
     assert not Path("data/raw").exists()
@@ -286,7 +286,7 @@ def test_a_full_disk_is_told_and_what_stood_there_stays(monkeypatch: pytest.Monk
     def full(*arguments: Any) -> Iterator[bytes]:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(download, "plain", full)
+    monkeypatch.setattr(download, "plain_chunks", full)
     kept = "make room and run again: what is fetched so far is kept"
     with pytest.raises(InputError, match=f"^No space left on device: the disk of data/raw or of work; {kept}$"):
         download.run(Tracker())

@@ -11,8 +11,8 @@ from data_stages import ONE_THREAD, Recorder, configure, data_section
 
 from nmt.config import InputError
 from nmt.text.subwords import load
-from pipeline.corpora import blocks
-from pipeline.corpora.blocks import executor
+from pipeline.corpora import parallel_map
+from pipeline.corpora.parallel_map import executor
 from pipeline.stages import learn_subwords
 
 SOURCE = ["the lower house is new", "", "newer houses  are lower", "low and new"] * 3
@@ -58,7 +58,7 @@ def test_counts_are_the_same_for_any_number_of_workers(here: Path, monkeypatch: 
     expected = Counter(word for line in SOURCE + TARGET for word in line.split())
     assert learn_subwords.count_words(paths, ONE_THREAD) == expected
     monkeypatch.setattr(learn_subwords, "LINES", 5)
-    monkeypatch.setattr(blocks, "workers", lambda: 2)
+    monkeypatch.setattr(parallel_map, "available_cores", lambda: 2)
     with executor() as pool:
         assert learn_subwords.count_words(paths, pool) == expected
 

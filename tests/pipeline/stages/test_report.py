@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.config import resolution
+from pipeline.config import paths, resolution
 from pipeline.config.paths import CONFIG
 from pipeline.config.settings import DataSettings, RunSettings, load_section
 from pipeline.reporting import figures
@@ -79,9 +79,9 @@ def _stages_before(row: str, pair: str, overrides: dict[str, Any], sets: tuple[s
     _write("data/catalog/news.yaml", _catalog(valid, test))
     params = {"row": row, "pair": pair, "corpus": "news", "seed": 3, "overrides": overrides}
     _write(CONFIG, resolution.text(resolution.resolve(params)))
-    _write(report.METRICS, json.dumps(METRICS))
+    _write(paths.METRICS, json.dumps(METRICS))
     _write(
-        report.TRAINING,
+        paths.TRAINING,
         json.dumps(
             {
                 "processes": 8,
@@ -92,13 +92,13 @@ def _stages_before(row: str, pair: str, overrides: dict[str, Any], sets: tuple[s
         ),
     )
     _write(
-        report.CURVES,
+        paths.CURVES,
         "update,loss,nll,learning_rate,gradient_norm,tokens_per_second,padding\n"
         "1,9.1,9.0,1e-7,1,50000,0.1\n2,8.1,8.0,2e-7,1,51000,0.1\n",
     )
-    _write(report.VALIDATION, "update,valid_loss,valid_ppl\n2,7.5,1808.0\n")
+    _write(paths.VALIDATION, "update,valid_loss,valid_ppl\n2,7.5,1808.0\n")
     _write(
-        report.BINNED,
+        paths.BINNED_STATS,
         json.dumps({"pairs": 4_500_000, "dropped": {"too long": 12}, "lengths": {str(n): n for n in range(50)}}),
     )
     source, target = pair.split("-")
@@ -116,8 +116,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _written() -> tuple[str, str]:
     report.run(_Tracker())
-    assert report.FIGURES.is_dir()
-    return report.MARKDOWN.read_text(encoding="utf-8"), report.HTML.read_text(encoding="utf-8")
+    assert paths.FIGURES.is_dir()
+    return paths.REPORT.read_text(encoding="utf-8"), paths.REPORT_HTML.read_text(encoding="utf-8")
 
 
 def test_the_row_stands_beside_the_papers_and_the_literature() -> None:
@@ -126,7 +126,7 @@ def test_the_row_stands_beside_the_papers_and_the_literature() -> None:
     assert lines[0] == "# base, en-de on news, seed 3"
     assert "| BLEU, the paper's way | newstest2014, 2 lines; average | 27.3 | 27.05 |" in lines
     assert "| BLEU, sacreBLEU (95% interval) | newstest2014, 2 lines; average |  | 26.51 (25.90 to 27.10) |" in lines
-    assert "| perplexity a subword | newstest2013, 3,000 lines; last checkpoint | 4.92 | 4.97 |" in lines
+    assert "| perplexity per subword | newstest2013, 3,000 lines; last checkpoint | 4.92 | 4.97 |" in lines
     assert "| training FLOPs, the paper's way |  | 3.3e+18 | 3.28e+18 |" in lines
     assert "| ConvS2S ensemble | 26.36 | 7.7e+19 |" in lines
     assert "| Transformer (big), the paper | 28.4 | 2.3e+19 |" in lines
@@ -154,7 +154,7 @@ def test_differences_are_listed_and_explained() -> None:
 def test_an_average_of_fewer_checkpoints_is_explained() -> None:
     assert "averaging.last" not in _written()[0]
     fewer = {**METRICS, "averaged_checkpoints": 4, "bleu_model": "mean of updates 1, 2, 3, 4"}
-    _write(report.METRICS, json.dumps(fewer))
+    _write(paths.METRICS, json.dumps(fewer))
     assert "The average is the mean of updates 1, 2, 3, 4: averaging.last is 5, but training left 4." in _written()[0]
 
 
@@ -167,9 +167,9 @@ def test_scores_of_other_sets_are_not_in_table_2() -> None:
     # Table 2 and its picture hold scores of newstest2014 only.
     assert "## Beside Table 2" not in markdown
     assert "GNMT" not in markdown
-    assert [path.name for path in report.FIGURES.iterdir()] == ["training.svg"]
+    assert [path.name for path in paths.FIGURES.iterdir()] == ["training.svg"]
     # Table 3 is English-German: no number of it beside a French run.
-    assert "| perplexity a subword | newstest2013, 3,000 lines; last checkpoint |  | 4.97 |" in markdown
+    assert "| perplexity per subword | newstest2013, 3,000 lines; last checkpoint |  | 4.97 |" in markdown
 
 
 def test_table_2_is_that_of_the_pair() -> None:
@@ -235,7 +235,7 @@ def test_the_page_needs_no_other_file_and_is_the_same_each_time() -> None:
     parser.feed(html)
     assert len(parser.targets) == 2
     assert all(target.startswith("data:image/svg+xml;base64,") for target in parser.targets)
-    assert {path.name for path in report.FIGURES.iterdir()} == {"training.svg", "cost.svg"}
+    assert {path.name for path in paths.FIGURES.iterdir()} == {"training.svg", "cost.svg"}
     pictures = [base64.b64decode(data).decode() for data in re.findall(r"base64,([^\"]+)", html)]
     assert all(picture.rstrip().endswith("</svg>") for picture in pictures)
     assert _written()[1] == html

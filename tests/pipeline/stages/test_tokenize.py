@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nmt.config import FilterSettings, InputError, TokenizerSettings
 from nmt.text.parallel_text import read_lines
 from pipeline.config.settings import DataSettings, PreparationSettings
-from pipeline.corpora import blocks
+from pipeline.corpora import parallel_map
 from pipeline.stages import tokenize
 
 TRAIN = {
@@ -108,8 +108,8 @@ def test_same_bytes_for_any_number_of_workers(here: Path, monkeypatch: pytest.Mo
     tokenize.run(Recorder())
     alone = {path.name: path.read_bytes() for path in tokenize.TOKENIZED.iterdir()}
     monkeypatch.setattr(tokenize, "PAIRS", 7)
-    monkeypatch.setattr(blocks, "workers", lambda: 2)
-    monkeypatch.setattr(blocks, "_SMALL", 0)
+    monkeypatch.setattr(parallel_map, "available_cores", lambda: 2)
+    monkeypatch.setattr(parallel_map, "_SMALL", 0)
     tokenize.run(Recorder())
     assert {path.name: path.read_bytes() for path in tokenize.TOKENIZED.iterdir()} == alone
 

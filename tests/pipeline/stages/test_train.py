@@ -102,12 +102,12 @@ def test_a_further_machine_has_the_code_of_the_first(folder: Folder, monkeypatch
 
 def test_what_a_process_refuses_is_told_at_once(tmp_path: Path) -> None:
     """torchrun would start it again, a hundred times on several nodes."""
-    train.refused(tmp_path)
+    train.raise_if_refused(tmp_path)
     (tmp_path / "failed.json").write_text('{"state": "failed", "error": "a bug"}')
-    train.refused(tmp_path)
+    train.raise_if_refused(tmp_path)
     (tmp_path / "failed.json").write_text('{"state": "refused", "error": "mend this"}')
     with pytest.raises(InputError, match="mend this"):
-        train.refused(tmp_path)
+        train.raise_if_refused(tmp_path)
 
 
 class Listener:
@@ -253,7 +253,7 @@ def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: 
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    train.prepare(tmp_path, job())
+    train.write_job(tmp_path, job())
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
         "job.yaml",
         "done.json",
@@ -263,13 +263,13 @@ def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: 
     }
     assert not (tmp_path / f"resume/{folder}.tmp").exists()
     # The same job elsewhere is the same.
-    train.prepare(tmp_path, job(corpus="there"))
+    train.write_job(tmp_path, job(corpus="there"))
     assert (tmp_path / "done.json").exists()
     assert yaml.safe_load((tmp_path / "job.yaml").read_text()) == job(corpus="there")
     assert list(yaml.safe_load((tmp_path / "job.yaml").read_text())) == ["model", "training", "vocabulary", "corpus"]
-    train.prepare(tmp_path, job(updates=11))
+    train.write_job(tmp_path, job(updates=11))
     assert not (tmp_path / "done.json").exists()
-    train.prepare(tmp_path, job(updates=12))
+    train.write_job(tmp_path, job(updates=12))
 
 
 def test_a_state_is_held_by_one_process(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_state_is_held_by_one_process(tmp_path: Path) -> None:
 
 def test_new_records_are_read_once_and_a_rewritten_history_anew(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    history = train.History(path)
+    history = train.HistoryReader(path)
     assert list(history.new()) == []
     path.write_text('{"update": 1}\n{"update": 2}\n{"upd')
     assert list(history.new()) == [{"update": 1}, {"update": 2}]

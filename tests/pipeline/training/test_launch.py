@@ -40,20 +40,20 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("asked", "count"), [("1", 1), ("12", 12)])
 def test_processes_are_those_asked_for(asked: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WMT_PROCESSES", asked)
-    monkeypatch.setattr(launch, "gpus", lambda: 3)
+    monkeypatch.setattr(launch, "count_gpus", lambda: 3)
     assert launch.processes() == count
 
 
 @pytest.mark.parametrize(("gpus", "count"), [(0, 1), (1, 1), (8, 8)])
 def test_processes_are_one_a_gpu_and_one_without(gpus: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "gpus", lambda: gpus)
+    monkeypatch.setattr(launch, "count_gpus", lambda: gpus)
     assert launch.processes() == count
 
 
 def test_gpus_are_what_another_process_counts() -> None:
     import torch
 
-    assert launch.gpus() == torch.cuda.device_count()
+    assert launch.count_gpus() == torch.cuda.device_count()
 
 
 @pytest.mark.parametrize("asked", ["0", "-1", "two", "", "1.5"])
@@ -197,7 +197,7 @@ def test_one_process_listens_nowhere_and_leaves_nothing_where_its_stage_is_kille
     finally:
         for process in filter(alive, running):
             process.kill()
-    assert (state / "interrupted").exists(), "no time for a checkpoint"
+    assert (state / "interrupted").exists(), "no time to save the state"
     assert not [*state.glob(".*"), *temporary.glob("torchelastic*")]
 
 

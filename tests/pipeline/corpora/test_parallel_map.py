@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.corpora import blocks
-from pipeline.corpora.blocks import executor, ordered
+from pipeline.corpora import parallel_map
+from pipeline.corpora.parallel_map import executor, map_in_order
 
 
 def square(number: int) -> int:
@@ -45,7 +45,7 @@ class Counting(ThreadPoolExecutor):
 
 def test_results_come_in_order_from_at_most_so_many_ahead() -> None:
     pool, taken = Counting(), 0
-    for result in ordered(pool, square, range(50), ahead=4):
+    for result in map_in_order(pool, square, range(50), ahead=4):
         assert result == taken * taken
         taken += 1
         assert pool.submitted - taken < 4
@@ -53,19 +53,19 @@ def test_results_come_in_order_from_at_most_so_many_ahead() -> None:
 
 
 def test_an_error_is_raised_where_it_stands() -> None:
-    results = ordered(ThreadPoolExecutor(1), refuse, range(9), ahead=5)
+    results = map_in_order(ThreadPoolExecutor(1), refuse, range(9), ahead=5)
     assert [next(results) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="three"):
         next(results)
 
 
 def test_processes_give_what_one_process_gives_and_tell_of_death(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "workers", lambda: 2)
+    monkeypatch.setattr(parallel_map, "available_cores", lambda: 2)
     with executor() as pool:
         assert isinstance(pool, ProcessPoolExecutor)
-        assert list(ordered(pool, square, range(20))) == [number * number for number in range(20)]
+        assert list(map_in_order(pool, square, range(20))) == [number * number for number in range(20)]
         with pytest.raises(OSError, match="a worker process was killed"):
-            list(ordered(pool, die, range(3)))
+            list(map_in_order(pool, die, range(3)))
 
 
 def test_little_text_starts_no_process() -> None:
@@ -76,10 +76,10 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, time\n"
-        "from pipeline.corpora import blocks\n"
+        "from pipeline.corpora import parallel_map\n"
         "if __name__ == '__main__':\n"
-        "    blocks.workers = lambda: 2\n"
-        "    print(blocks.executor().submit(os.getpid).result(), flush=True)\n"
+        "    parallel_map.available_cores = lambda: 2\n"
+        "    print(parallel_map.executor().submit(os.getpid).result(), flush=True)\n"
         "    time.sleep(60)\n"
     )
     root = str(Path(__file__).resolve().parents[3])
