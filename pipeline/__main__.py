@@ -19,9 +19,9 @@ from typing import Any, NoReturn
 
 from nmt.common.processes import INTERRUPTED, die_with_parent
 from nmt.config import InputError
-from pipeline import stage
+from pipeline.common import stage
+from pipeline.common.stage import Interrupted
 from pipeline.config import graph
-from pipeline.stage import Interrupted
 from pipeline.tracking import stage_tracker
 from pipeline.training import launch
 from pipeline.training.progress import TrainingProgress

@@ -158,8 +158,8 @@ def summary() -> None:
     Example:
       wmt summary
     """
-    from pipeline.config.paths import METRICS
-    from pipeline.stage import read_json
+    from pipeline.common.paths import METRICS
+    from pipeline.common.stage import read_json
 
     scores = read_json(METRICS)
     interval = f"95% interval {scores['bleu_low']:.1f} to {scores['bleu_high']:.1f}"
@@ -224,7 +224,7 @@ def states(
     import time
 
     from pipeline.commands import states as saved
-    from pipeline.stage import state_root
+    from pipeline.common.stage import state_root
 
     if not free and older is None:
         print(saved.listing(saved.states(state_root()), time.time()))

@@ -15,9 +15,9 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from pipeline.common.paths import CONFIG
+from pipeline.common.settings import Configuration, RunSettings
 from pipeline.config import resolution
-from pipeline.config.paths import CONFIG
-from pipeline.config.settings import Configuration, RunSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]

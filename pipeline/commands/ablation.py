@@ -22,9 +22,9 @@ from typing import Any
 
 from nmt.common.files import writing
 from nmt.config import InputError
+from pipeline.common.settings import Pair
 from pipeline.config import rows
 from pipeline.config.resolution import read_params, resolve
-from pipeline.config.settings import Pair
 from pipeline.machine import available_cores
 from pipeline.runs import copies
 from pipeline.runs.pipeline_run import Run

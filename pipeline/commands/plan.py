@@ -24,10 +24,11 @@ from humanize import naturalsize, precisedelta
 
 from nmt.config import InputError
 from nmt.flops import LengthSums, parameters, training_flops
-from pipeline import machine, stage
+from pipeline import machine
+from pipeline.common import stage
+from pipeline.common.paths import BINNED_STATS, CONFIG
+from pipeline.common.settings import Configuration
 from pipeline.config import graph, resolution
-from pipeline.config.paths import BINNED_STATS, CONFIG
-from pipeline.config.settings import Configuration
 from pipeline.corpora.archive_cache import missing_bytes
 from pipeline.stages.train import state_folder
 from pipeline.training import launch

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from nmt.config import InputError
+from pipeline.common.paths import CONFIG, METRICS
+from pipeline.common.stage import read_json
 from pipeline.config import graph
-from pipeline.config.paths import CONFIG, METRICS
-from pipeline.stage import read_json
 from pipeline.tracking.credentials import masked
 from pipeline.tracking.publish import Server, quiet
 from pipeline.tracking.record import Record, records, runs_folder, same_runs

@@ -10,9 +10,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from nmt.config import InputError, Settings
-from pipeline.config.errors import nearest, read_mapping, validated
-from pipeline.config.paths import CATALOGS
-from pipeline.config.settings import (
+from pipeline.common.paths import CATALOGS
+from pipeline.common.settings import (
     REPACKED,
     ArchiveSettings,
     DataSettings,
@@ -22,6 +21,7 @@ from pipeline.config.settings import (
     ParallelSettings,
     Sha256,
 )
+from pipeline.config.errors import nearest, read_mapping, validated
 
 Url = Annotated[str, Field(pattern=r"^(https?://[^/\s]+/|file:)\S+$")]
 """http, https, or file: with a path relative to the repository."""

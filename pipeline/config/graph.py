@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.config.paths import DVC_YAML
+from pipeline.common.paths import DVC_YAML
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ import yaml
 from pydantic import ValidationError, model_validator
 
 from nmt.config import InputError
+from pipeline.common.paths import PARAMS
+from pipeline.common.settings import Configuration, RunSettings, VersionSettings
 from pipeline.config import catalogs, rows
 from pipeline.config.errors import explain, read_mapping, validated
-from pipeline.config.paths import PARAMS
-from pipeline.config.settings import Configuration, RunSettings, VersionSettings
 
 Layer = tuple[str, Mapping[str, Any]]
 """The origin of values, for messages, and the values: section -> key -> value."""

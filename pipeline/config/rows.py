@@ -11,8 +11,8 @@ import yaml
 from pydantic import Field
 
 from nmt.config import InputError, ModelSettings, Settings
+from pipeline.common.settings import Pair
 from pipeline.config.errors import nearest
-from pipeline.config.settings import Pair
 
 ROWS = Path(__file__).with_name("rows.yaml")
 PAPER_VOCABULARY = 40960

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from nmt.common.files import sha256_of
 from nmt.config import InputError
-from pipeline import stage
-from pipeline.config.settings import REPACKED, ArchiveSettings
+from pipeline.common import stage
+from pipeline.common.settings import REPACKED, ArchiveSettings
 from pipeline.corpora.archives import is_archive
 from pipeline.corpora.fetch import Download, FetchError, Patience, Stopped, Watch, check_room, fetch, forget
 

@@ -13,8 +13,8 @@ import yaml
 from nmt.common.files import sha256_of, writing
 from nmt.config import InputError
 from nmt.text.parallel_text import parallel
-from pipeline.config.paths import LOCAL
-from pipeline.config.settings import MemberSettings
+from pipeline.common.paths import LOCAL
+from pipeline.common.settings import MemberSettings
 
 _PACKED = (".gz", ".tgz", ".zip", ".bz2", ".xz", ".zst", ".tar", ".sgm", ".sgml")
 

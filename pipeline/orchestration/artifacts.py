@@ -18,10 +18,10 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
-from pipeline import stage
-from pipeline.config import paths, resolution
-from pipeline.config.paths import CONFIG
-from pipeline.config.settings import DataSettings, RunSettings
+from pipeline.common import paths, stage
+from pipeline.common.paths import CONFIG
+from pipeline.common.settings import DataSettings, RunSettings
+from pipeline.config import resolution
 from pipeline.reporting import page
 from pipeline.runs.pipeline_run import Run
 from pipeline.stages import report

@@ -37,7 +37,8 @@ from prefect.types.entrypoint import EntrypointType
 
 from nmt.common.processes import die_with_parent
 from nmt.config import InputError
-from pipeline.config import graph, paths, resolution
+from pipeline.common import paths
+from pipeline.config import graph, resolution
 from pipeline.orchestration import artifacts
 from pipeline.runs import copies
 from pipeline.runs.pipeline_run import Run, unique_name

@@ -25,8 +25,8 @@ from filelock import FileLock, Timeout
 
 from nmt.common.files import writing
 from nmt.config import InputError
+from pipeline.common.stage import state_root
 from pipeline.orchestration.prefect_api import INTERVAL, POOL, WORKER, PrefectClient
-from pipeline.stage import state_root
 
 LOGIN = "prefect/login.json"
 """File in the state root with the settings of Prefect's clients, while the server runs."""

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from prefect.plugins import HookContext, SetupResult, register_hook
 
+from pipeline.common.stage import state_root
 from pipeline.orchestration.services import LOGIN
-from pipeline.stage import state_root
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("run", "inspect", "delete", "schedule")

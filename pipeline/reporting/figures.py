@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.common.settings import RunSettings
 from pipeline.config import rows
-from pipeline.config.settings import RunSettings
 from pipeline.reporting.page import Figure
 
 SIZE = (9.0, 3.2)

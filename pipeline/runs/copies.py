@@ -22,7 +22,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from nmt.config import InputError
-from pipeline.config.paths import CATALOGS, LOCAL, PARAMS
+from pipeline.common.paths import CATALOGS, LOCAL, PARAMS
 from pipeline.config.resolution import read_params
 from pipeline.config.rows import merge
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nmt.config import InputError
-from pipeline import stage
+from pipeline.common import stage
 from pipeline.runs import copies
 
 How = Literal["ran", "cached", "unchanged"]

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from nmt.config import InputError
+from pipeline.common.paths import CONFIG
 from pipeline.config import graph
-from pipeline.config.paths import CONFIG
 from pipeline.runs import copies
 from pipeline.runs.guard import adopt_orphans, end_children
 from pipeline.tracking import stage_tracker

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from nmt.config import InputError
-from pipeline import stage
-from pipeline.config.paths import ATTENTION, AVERAGE, RAW
-from pipeline.config.settings import DataSettings, VersionSettings, load_section
+from pipeline.common import stage
+from pipeline.common.paths import ATTENTION, AVERAGE, RAW
+from pipeline.common.settings import DataSettings, VersionSettings, load_section
 
 WORDS = range(6, 16)
 """Numbers of words of a source that a picture can show."""

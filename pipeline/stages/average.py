@@ -7,10 +7,10 @@ A training that ended early, by its patience or by overrides that shorten it, ma
 from __future__ import annotations
 
 from nmt.config import AveragingSettings, ModelSettings, SearchSettings
-from pipeline import stage
-from pipeline.config.paths import AVERAGE, AVERAGING, CHECKPOINTS, LAST, SUBWORDS
-from pipeline.config.settings import PreparationSettings, RunSettings, load_section
-from pipeline.stage import Tracker
+from pipeline.common import stage
+from pipeline.common.paths import AVERAGE, AVERAGING, CHECKPOINTS, LAST, SUBWORDS
+from pipeline.common.settings import PreparationSettings, RunSettings, load_section
+from pipeline.common.stage import Tracker
 
 
 def run(tracker: Tracker) -> None:

@@ -26,12 +26,12 @@ from nmt.config import EOS, UNK, BinningSettings, InputError
 from nmt.text import subwords
 from nmt.text.parallel_text import Block, read_parallel_blocks
 from nmt.text.subwords import Subwords
-from pipeline import stage
-from pipeline.config.paths import BINNED, BINNED_STATS, SUBWORDS, TOKENIZED
-from pipeline.config.settings import DataSettings, VersionSettings, load_section
+from pipeline.common import stage
+from pipeline.common.paths import BINNED, BINNED_STATS, SUBWORDS, TOKENIZED
+from pipeline.common.settings import DataSettings, VersionSettings, load_section
+from pipeline.common.stage import Tracker
 from pipeline.corpora.disk import IN_CACHE, explain_full_disk
 from pipeline.corpora.parallel_map import executor, map_in_order
-from pipeline.stage import Tracker
 
 SIZES = ("pairs", "source_tokens", "target_tokens")
 PAIRS = 8192  # per task of a worker

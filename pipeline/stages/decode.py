@@ -7,10 +7,10 @@ from pathlib import Path
 
 from nmt.common.files import writing
 from nmt.config import SearchSettings
-from pipeline import stage
-from pipeline.config.paths import AVERAGE, LAST, RAW, TRANSLATIONS
-from pipeline.config.settings import DataSettings, VersionSettings, load_section
-from pipeline.stage import Tracker
+from pipeline.common import stage
+from pipeline.common.paths import AVERAGE, LAST, RAW, TRANSLATIONS
+from pipeline.common.settings import DataSettings, VersionSettings, load_section
+from pipeline.common.stage import Tracker
 
 
 def run(tracker: Tracker) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 from nmt.common.files import writing
 from nmt.config import InputError
-from pipeline import stage
-from pipeline.config.paths import RAW
-from pipeline.config.settings import DataSettings, MemberSettings, load_section
+from pipeline.common import stage
+from pipeline.common.paths import RAW
+from pipeline.common.settings import DataSettings, MemberSettings, load_section
 from pipeline.corpora import user_text
 from pipeline.corpora.archive_cache import obtain
 from pipeline.corpora.archives import Reader, members, plain_chunks

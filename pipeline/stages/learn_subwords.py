@@ -10,12 +10,12 @@ from pathlib import Path
 from nmt.config import SubwordSettings
 from nmt.text import subwords
 from nmt.text.parallel_text import Block, read_blocks
-from pipeline import stage
-from pipeline.config.paths import SUBWORDS, TOKENIZED
-from pipeline.config.settings import DataSettings, VersionSettings, load_section
+from pipeline.common import stage
+from pipeline.common.paths import SUBWORDS, TOKENIZED
+from pipeline.common.settings import DataSettings, VersionSettings, load_section
+from pipeline.common.stage import Tracker
 from pipeline.corpora.disk import IN_CACHE, explain_full_disk
 from pipeline.corpora.parallel_map import executor, map_in_order
-from pipeline.stage import Tracker
 
 LINES = 65_536  # per task of a worker
 

@@ -19,9 +19,8 @@ from nmt.config import (
     TrainingSettings,
 )
 from nmt.flops import parameters
-from pipeline import stage
-from pipeline.config import rows
-from pipeline.config.paths import (
+from pipeline.common import stage
+from pipeline.common.paths import (
     ATTENTION,
     BINNED_STATS,
     CURVES,
@@ -34,13 +33,14 @@ from pipeline.config.paths import (
     TRANSLATIONS,
     VALIDATION,
 )
-from pipeline.config.settings import (
+from pipeline.common.settings import (
     DataSettings,
     PreparationSettings,
     RunSettings,
     VersionSettings,
     load_section,
 )
+from pipeline.config import rows
 from pipeline.reporting import figures, page
 from pipeline.reporting.page import Block, Bullets, Figure, Heading, Paragraph, Table
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from nmt.common.files import writing
+from pipeline.common.paths import CONFIG
+from pipeline.common.stage import Tracker
 from pipeline.config import resolution
-from pipeline.config.paths import CONFIG
 from pipeline.corpora import user_text
-from pipeline.stage import Tracker
 
 
 def run(tracker: Tracker) -> None:

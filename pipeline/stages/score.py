@@ -9,9 +9,9 @@ from typing import Any
 from nmt import flops
 from nmt.config import InputError
 from nmt.evaluation import bleu
-from pipeline import stage
-from pipeline.config.paths import AVERAGE, AVERAGING, LAST, METRICS, RAW, TRAINING, TRANSLATIONS
-from pipeline.config.settings import DataSettings, VersionSettings, load_section
+from pipeline.common import stage
+from pipeline.common.paths import AVERAGE, AVERAGING, LAST, METRICS, RAW, TRAINING, TRANSLATIONS
+from pipeline.common.settings import DataSettings, VersionSettings, load_section
 
 COPIED = ("ppl_valid", "params", "vocabulary", "updates")
 """Keys that metrics.json takes from results/training.json."""

@@ -19,12 +19,12 @@ from nmt.common.files import writing
 from nmt.config import FilterSettings, InputError, TokenizerSettings
 from nmt.text.moses import Moses
 from nmt.text.parallel_text import REASONS, Block, drop_reason, read_parallel_blocks
-from pipeline import stage
-from pipeline.config.paths import RAW, TOKENIZED
-from pipeline.config.settings import DataSettings, PreparationSettings, VersionSettings, load_section
+from pipeline.common import stage
+from pipeline.common.paths import RAW, TOKENIZED
+from pipeline.common.settings import DataSettings, PreparationSettings, VersionSettings, load_section
+from pipeline.common.stage import Tracker
 from pipeline.corpora.disk import IN_CACHE, explain_full_disk
 from pipeline.corpora.parallel_map import executor, map_in_order
-from pipeline.stage import Tracker
 
 PAIRS = 8192  # per task of a worker
 

@@ -24,11 +24,11 @@ from filelock import FileLock, Timeout
 from nmt import flops
 from nmt.common.files import sha256_of, writing
 from nmt.config import InputError, ModelSettings, TrainingSettings
-from pipeline import stage
+from pipeline.common import stage
+from pipeline.common.paths import BINNED, BINNED_STATS, CHECKPOINTS, CURVES, TRAINING, VALIDATION
+from pipeline.common.settings import load_section
+from pipeline.common.stage import Interrupted, Tracker
 from pipeline.config import graph
-from pipeline.config.paths import BINNED, BINNED_STATS, CHECKPOINTS, CURVES, TRAINING, VALIDATION
-from pipeline.config.settings import load_section
-from pipeline.stage import Interrupted, Tracker
 
 COLUMNS = (
     *("update", "loss", "nll", "ppl", "learning_rate", "gradient_norm"),

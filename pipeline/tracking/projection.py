@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from pipeline.config.settings import DataSettings, MemberSettings, ParallelSettings
+from pipeline.common.settings import DataSettings, MemberSettings, ParallelSettings
+from pipeline.common.stage import read_json
 from pipeline.corpora import archive_cache
-from pipeline.stage import read_json
 from pipeline.tracking import registry
 from pipeline.tracking.record import Record, read, signature
 

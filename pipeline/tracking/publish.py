@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nmt.config import InputError
-from pipeline.stage import write_json
+from pipeline.common.stage import write_json
 from pipeline.tracking.credentials import masked
 from pipeline.tracking.monitor import Monitor
 from pipeline.tracking.projection import RECORD, Publication

@@ -34,10 +34,10 @@ from typing import Any
 import yaml
 
 from nmt.common.files import writing
+from pipeline.common.paths import CONFIG
+from pipeline.common.stage import read_json, state_root, write_json
 from pipeline.config import graph, rows
-from pipeline.config.paths import CONFIG
 from pipeline.config.resolution import SECTIONS
-from pipeline.stage import read_json, state_root, write_json
 from pipeline.tracking import evidence
 
 MODEL = Path("models/average")

@@ -22,9 +22,9 @@ import yaml
 
 from nmt.common.files import writing
 from nmt.config import InputError
+from pipeline.common.paths import CONFIG
+from pipeline.common.stage import Interrupted, Tracker, write_json
 from pipeline.config import graph
-from pipeline.config.paths import CONFIG
-from pipeline.stage import Interrupted, Tracker, write_json
 from pipeline.tracking import evidence
 from pipeline.tracking.record import Record, append, last_stage, lock, now, present
 

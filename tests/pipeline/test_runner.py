@@ -17,8 +17,8 @@ import pytest
 
 from nmt.config import InputError
 from pipeline import __main__ as runner
-from pipeline import stage
-from pipeline.stage import Interrupted, Tracker
+from pipeline.common import stage
+from pipeline.common.stage import Interrupted, Tracker
 from pipeline.stages import decode
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,9 +15,9 @@ from command_line import wmt
 
 from nmt.config import InputError
 from pipeline.commands import plan
+from pipeline.common.paths import CONFIG
+from pipeline.common.settings import Configuration
 from pipeline.config import graph, resolution
-from pipeline.config.paths import CONFIG
-from pipeline.config.settings import Configuration
 from pipeline.stages import train
 from pipeline.tracking import evidence
 from pipeline.training import launch

@@ -12,8 +12,8 @@ import yaml
 from command_line import wmt
 
 from nmt.config import InputError, SubwordSettings
+from pipeline.common.settings import PreparationSettings
 from pipeline.config import catalogs
-from pipeline.config.settings import PreparationSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 SHA = "ab" * 32

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from nmt.config import InputError, ModelSettings, SubwordSettings
 from nmt.text import subwords
+from pipeline.common.paths import CONFIG
+from pipeline.common.settings import LEAST_VOCABULARY, Configuration, load_section
 from pipeline.config import errors, resolution, rows
-from pipeline.config.paths import CONFIG
-from pipeline.config.settings import LEAST_VOCABULARY, Configuration, load_section
 from pipeline.stages import resolve
 
 SUM = sha256(b"").hexdigest()

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from nmt.config import InputError
-from pipeline.config.settings import REPACKED, ArchiveSettings
+from pipeline.common.settings import REPACKED, ArchiveSettings
 from pipeline.corpora import archive_cache, fetch
 from pipeline.corpora.fetch import Download, FetchError, Patience, Stopped, Watch
 
@@ -824,7 +824,7 @@ FETCHING = """
 import sys
 from pathlib import Path
 from pipeline.corpora import archive_cache, fetch
-from pipeline.config.settings import ArchiveSettings
+from pipeline.common.settings import ArchiveSettings
 fetch.CHUNK = 1000
 archive_cache.obtain([ArchiveSettings.model_validate_json(sys.argv[1])], Path(sys.argv[2]), fetch.Patience())
 """

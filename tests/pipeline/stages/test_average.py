@@ -18,9 +18,9 @@ from nmt.inference import model_folder
 from nmt.training import checkpoint
 from nmt.training.distributed import World
 from nmt.training.trainer import train as train_job
+from pipeline.common.paths import CONFIG
+from pipeline.common.settings import Configuration
 from pipeline.config import resolution
-from pipeline.config.paths import CONFIG
-from pipeline.config.settings import Configuration
 from pipeline.stages import average, train
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -296,7 +296,7 @@ def test_a_full_disk_is_told_and_what_stood_there_stays(monkeypatch: pytest.Monk
 
 INTERRUPTED = """
 import signal
-from pipeline import stage
+from pipeline.common import stage
 from pipeline.stages import download
 def stop(*arguments):
     raise stage.Interrupted

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.config import paths, resolution
-from pipeline.config.paths import CONFIG
-from pipeline.config.settings import DataSettings, RunSettings, load_section
+from pipeline.common import paths
+from pipeline.common.paths import CONFIG
+from pipeline.common.settings import DataSettings, RunSettings, load_section
+from pipeline.config import resolution
 from pipeline.reporting import figures
 from pipeline.stages import report
 

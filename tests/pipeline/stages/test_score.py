@@ -14,7 +14,7 @@ from data_stages import configure, data_section
 from nmt.config import InputError
 from nmt.evaluation import bleu
 from nmt.flops import hardware
-from pipeline.config.paths import CONFIG
+from pipeline.common.paths import CONFIG
 from pipeline.stages import score
 
 VALID = ["Das Haus ist alt .", "Wir gehen heute nicht ins Kino ."]

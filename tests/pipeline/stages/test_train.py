@@ -20,7 +20,7 @@ from kills import every_kill
 from nmt import flops
 from nmt.config import InputError
 from pipeline.commands import join
-from pipeline.stage import Interrupted
+from pipeline.common.stage import Interrupted
 from pipeline.stages import train
 
 Folder = Callable[..., Path]

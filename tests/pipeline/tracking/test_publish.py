@@ -26,11 +26,11 @@ from mlflow.entities import Run
 from records import CONFIGURATION, configure, run
 
 from nmt.config import InputError
-from pipeline.config.paths import CONFIG
-from pipeline.config.settings import ArchiveSettings, ParallelSettings
+from pipeline.common.paths import CONFIG
+from pipeline.common.settings import ArchiveSettings, ParallelSettings
+from pipeline.common.stage import Interrupted
 from pipeline.corpora.archive_cache import obtain
 from pipeline.corpora.fetch import Patience
-from pipeline.stage import Interrupted
 from pipeline.tracking import projection, stage_tracker
 from pipeline.tracking.record import Record, append, now, present, records
 

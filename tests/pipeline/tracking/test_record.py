@@ -129,7 +129,7 @@ def test_every_stage_says_how_it_ended_and_what_its_numbers_rest_on(root: Path) 
     assert tokenize["seconds"] == (tokenize["end"] - tokenize["start"]) / 1000
     assert (binarize["status"], record.status()) == ("failed", "FAILED")
     assert {"commit", "version.torch", "hardware.cpu"} <= tokenize["evidence"]["tags"].keys()
-    assert "pipeline/stage.py" in tokenize["evidence"]["deps"]
+    assert "pipeline/common" in tokenize["evidence"]["deps"]
 
 
 def test_runs_are_named_by_row_corpus_and_seed_and_say_what_differs_from_the_row(root: Path) -> None:

@@ -20,7 +20,7 @@ from nmt.config import (
     TokenizerSettings,
     TrainingSettings,
 )
-from pipeline.config.paths import CONFIG
+from pipeline.common.paths import CONFIG
 
 REPACKED = "repacked:"
 """Prefix of an address whose archive has the same members but other bytes, and so another checksum."""

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from nmt.config import AveragingSettings, InputError
-from pipeline.config.settings import ArchiveSettings, MemberSettings, RunSettings, load_section
+from pipeline.common.settings import ArchiveSettings, MemberSettings, RunSettings, load_section
 
 SUM = "0" * 64
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nmt.config import InputError
-from pipeline import stage
+from pipeline.common import stage
 
 
 def test_state_root(monkeypatch: pytest.MonkeyPatch) -> None:
