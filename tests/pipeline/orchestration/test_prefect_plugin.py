@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from prefect.plugins import HookContext, SetupResult
 
-from pipeline.orchestration import short_names
+from pipeline.orchestration import prefect_plugin
+from pipeline.orchestration.prefect_plugin import COMMANDS, FLAGS, NAMES, long_name
 from pipeline.orchestration.services import LOGIN
-from pipeline.orchestration.short_names import COMMANDS, FLAGS, NAMES, long_name
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def answering(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 def hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str | None, command: str) -> SetupResult | None:
     monkeypatch.setenv("WMT_STATE", str(tmp_path))
-    monkeypatch.setattr(short_names, "ROOT", tmp_path)
+    monkeypatch.setattr(prefect_plugin, "ROOT", tmp_path)
     monkeypatch.setattr(sys, "argv", command.split())
-    return short_names.setup_environment(ctx=HookContext("3", url, logging.getLogger))
+    return prefect_plugin.setup_environment(ctx=HookContext("3", url, logging.getLogger))
 
 
 @pytest.mark.parametrize("command", ["/bin/prefect flow-run ls", "pipeline/orchestration/flow.py serve"])
