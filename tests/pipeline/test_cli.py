@@ -15,7 +15,8 @@ import pytest
 import typer
 from command_line import wmt
 
-from pipeline import cli, stage
+from pipeline import cli
+from pipeline.common import stage
 
 ROOT = Path(__file__).resolve().parents[2]
 

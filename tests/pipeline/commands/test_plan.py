@@ -14,12 +14,12 @@ from clones import STAGES
 from command_line import wmt
 
 from nmt.config import InputError
+from pipeline import machine
 from pipeline.commands import plan
 from pipeline.common.paths import CONFIG
 from pipeline.common.settings import Configuration
 from pipeline.config import graph, resolution
 from pipeline.stages import train
-from pipeline.tracking import evidence
 from pipeline.training import launch
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -295,7 +295,7 @@ def test_memory_of_the_machine_matters_where_it_trains_without_a_gpu(
     params = {"row": "sample", "pair": "en-de", "corpus": "sample", "seed": 1, "overrides": {}}
     monkeypatch.setattr(resolution, "read_params", lambda: params)
     monkeypatch.setattr(resolution, "resolve", lambda _: finished)
-    monkeypatch.setattr(evidence, "memory", lambda: 2**20)
+    monkeypatch.setattr(machine, "memory", lambda: 2**20)
     for gpus in (0, 1):
         monkeypatch.setattr(launch, "count_gpus", lambda gpus=gpus: gpus)
         assert wmt("plan", "--no-measure") == (0 if gpus else 1)
