@@ -63,9 +63,10 @@ class Guard:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         adopt_orphans()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", *module], stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", *module],
+            stdin=subprocess.DEVNULL,
             preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
-        )  # fmt: skip
+        )
 
     def _hurry(self, *_: object) -> None:
         self.hurried = True
