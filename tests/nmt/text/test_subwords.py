@@ -243,7 +243,12 @@ def test_the_folder_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "reason"),
     [
-        ("codes.bpe", "#version: 0.2", "#version: 0.1", "codes.bpe is not `#version: 0.2` and then two symbols per line"),
+        (
+            "codes.bpe",
+            "#version: 0.2",
+            "#version: 0.1",
+            "codes.bpe is not `#version: 0.2` and then two symbols per line",
+        ),
         ("codes.bpe", "b c</w>\n", "b c c</w>\n", "two symbols per line"),
         ("codes.bpe", "b c</w>\n", "b \n", "two symbols per line"),
         ("vocabulary.txt", "<pad>\n<s>", "<s>\n<pad>", "its rows do not start with <pad>, <s>, </s>, <unk>"),
