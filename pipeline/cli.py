@@ -460,7 +460,7 @@ def list_catalogs() -> None:
 def _pairs() -> list[str]:
     from typing import get_args
 
-    from pipeline.config.catalogs import Pair
+    from pipeline.config.settings import Pair
 
     return list(get_args(Pair))
 
@@ -498,7 +498,7 @@ def add_catalog(
       wmt catalog add mine --pair en-de --train train.en train.de \\
         --valid dev.en dev.de --test test.en test.de
     """
-    from pipeline.config.catalogs import CATALOGS
+    from pipeline.config.paths import CATALOGS
     from pipeline.corpora import user_text
 
     texts = {"train": train, "valid": valid, "test": test}

@@ -16,7 +16,8 @@ import yaml
 from pydantic import BaseModel
 
 from pipeline.config import resolution
-from pipeline.config.settings import CONFIG, Configuration, RunSettings
+from pipeline.config.paths import CONFIG
+from pipeline.config.settings import Configuration, RunSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]

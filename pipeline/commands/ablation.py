@@ -27,7 +27,7 @@ from nmt.common.files import writing
 from nmt.config import InputError
 from pipeline.config import rows
 from pipeline.config.resolution import read_params
-from pipeline.config.rows import Pair
+from pipeline.config.settings import Pair
 from pipeline.corpora.blocks import workers
 from pipeline.runs import copies
 from pipeline.runs.pipeline_run import Run

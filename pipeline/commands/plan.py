@@ -20,7 +20,8 @@ from nmt.config import InputError
 from nmt.flops import LengthSums, parameters, training_flops
 from pipeline import stage
 from pipeline.config import graph, resolution
-from pipeline.config.settings import CONFIG, Configuration
+from pipeline.config.paths import CONFIG
+from pipeline.config.settings import Configuration
 from pipeline.corpora import archive_cache
 from pipeline.tracking import evidence
 from pipeline.training import launch

@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-import yaml
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from nmt.config import InputError, Settings, SubwordSettings
+from nmt.config import InputError, Settings
+from pipeline.config.errors import read_mapping, validated
+from pipeline.config.paths import CATALOGS
+from pipeline.config.rows import nearest
 from pipeline.config.settings import (
     REPACKED,
     ArchiveSettings,
     DataSettings,
     Md5,
-    MemberSettings,
     Name,
+    Pair,
     ParallelSettings,
-    PreparationSettings,
     Sha256,
 )
 
-CATALOGS = Path("data/catalog")
-Pair = Literal["en-de", "en-fr"]
 Url = Annotated[str, Field(pattern=r"^(https?://[^/\s]+/|file:)\S+$")]
 """http, https, or file: with a path relative to the repository."""
 
 
 class ArchiveEntry(Settings):
-    """One file to download. Mirrors hold the same bytes: the checks are one for all."""
+    """One file to download. The checks hold for all mirrors, which have the same bytes."""
 
     url: Url
     mirrors: list[Url] = Field(default_factory=list)
     repacked: list[Url] = Field(default_factory=list)
-    """The same members in archives of other bytes, for when no mirror answers: held to their own first download."""
+    """Archives of the same members but other bytes, used if no mirror answers; checked against their first download."""
     bytes: Annotated[int, Field(ge=1)] | None = None
     sha256: Sha256 | None = None
     md5: Md5 | None = None
@@ -48,7 +44,7 @@ class ArchiveEntry(Settings):
 
 
 class PairEntry(Settings):
-    """The texts of one pair, and what their preparation differs in from the row's."""
+    """The texts of one pair, and the differences of their preparation from the row's."""
 
     train: Annotated[list[ParallelSettings], Field(min_length=1)]
     valid: ParallelSettings
@@ -65,97 +61,78 @@ class PairEntry(Settings):
 
 
 class Catalog(Settings):
-    """A catalog with all that it extends filled in."""
+    """A catalog, completed by what it extends."""
 
     name: Name
     description: str
     archives: dict[Name, ArchiveEntry] = Field(default_factory=dict)
     pairs: dict[Pair, PairEntry]
     unlisted: dict[str, str] = Field(default_factory=dict)
-    """Archives that the mirror's checksums file does not list, and that file: without checks none is used."""
+    """Archives that the mirror's checksums file does not list -> that file. They must not be used unchecked."""
 
 
-_OVERLAY = ("extends", "base_url", "checksums")
-_KEYS = ("description", "archives", "pairs", *_OVERLAY)
+class CatalogFile(Settings):
+    """A YAML file of data/catalog/, before it is merged with the catalog that it extends and checked."""
+
+    description: str | None = None
+    archives: dict[str, Any] = Field(default_factory=dict)
+    pairs: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    extends: str | None = None
+    base_url: Annotated[str, Field(pattern=r"^(https?://[^/\s]+|file:)\S*$")] | None = None
+    checksums: str | None = None
+
+    @model_validator(mode="after")
+    def _complete_mirror(self) -> CatalogFile:
+        mirror = {self.base_url is None, self.checksums is None}
+        if len(mirror) > 1 or (self.base_url is not None and self.extends is None):
+            raise ValueError("a mirror needs `extends`, `base_url` and `checksums`, all three")
+        return self
 
 
 def names() -> list[str]:
-    """The names of all catalogs, sorted."""
+    """Return the names of all catalogs, sorted."""
     return sorted(path.stem for path in CATALOGS.glob("*.yaml"))
 
 
 def load(name: str) -> Catalog:
-    """The catalog `name`, what it extends filled in; raises InputError where it is unknown or wrong."""
-    try:
-        return Catalog.model_validate({"name": name, **_content(name, ())})
-    except ValidationError as error:
-        raise InputError(f"{_path(name)}: {_explain(error)}") from error
+    """Return the catalog `name`, completed by what it extends; raise InputError where it is unknown or invalid."""
+    return validated(Catalog, {"name": name, **_content(name, ())}, _path(name))
 
 
 def data_settings(catalog: Catalog, pair: str) -> DataSettings:
-    """The texts of `pair` and the archives that they lie in; raises InputError where one is not there."""
-    entry = _entry(catalog, pair)
-    archives: dict[str, ArchiveSettings] = {}
-    for side in _sides([*entry.train, entry.valid, entry.test]):
-        if side.archive is not None and side.archive not in archives:
-            archives[side.archive] = _archive(catalog, side.archive)
+    """Return the texts of `pair` and their archives; raise InputError where one is unknown."""
+    entry = pair_entry(catalog, pair)
     source, target = pair.split("-")
-    return DataSettings(
-        source=source,
-        target=target,
-        archives=list(archives.values()),
-        train=entry.train,
-        valid=entry.valid,
-        test=entry.test,
+    data = DataSettings(
+        source=source, target=target, archives=[], train=entry.train, valid=entry.valid, test=entry.test
     )
+    used = [side.archive for _, text in data.texts for side in (text.source, text.target)]
+    archives = [_archive(catalog, name) for name in dict.fromkeys(used) if name is not None]
+    return data.model_copy(update={"archives": archives})
 
 
-def preparation(catalog: Catalog, pair: str) -> dict[str, Any]:
-    """What the catalog sets of PreparationSettings; raises InputError for a key that those do not have."""
-    partial = _entry(catalog, pair).preparation
-    _check_keys(partial, PreparationSettings, f"{_path(catalog.name)}, pairs.{pair}.preparation")
-    return partial
-
-
-def subwords(catalog: Catalog, pair: str) -> dict[str, Any]:
-    """What the catalog sets of SubwordSettings; raises InputError for a key that those do not have."""
-    partial = _entry(catalog, pair).subwords
-    _check_keys(partial, SubwordSettings, f"{_path(catalog.name)}, pairs.{pair}.subwords")
-    return partial
+def pair_entry(catalog: Catalog, pair: str) -> PairEntry:
+    """Return the catalog's entry for `pair`; raise InputError where it has none."""
+    for known, entry in catalog.pairs.items():
+        if known == pair:
+            return entry
+    raise InputError(f"{_path(catalog.name)} has no pair `{pair}`; {nearest(pair, catalog.pairs)}")
 
 
 def _path(name: str) -> Path:
     return CATALOGS / f"{name}.yaml"
 
 
-def _nearest(name: object, valid: Iterable[str]) -> str:
-    """What a message about an unknown name ends in."""
-    known = sorted(valid)
-    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    return f"did you mean `{close[0]}`?" if close else f"there is {', '.join(f'`{one}`' for one in known) or 'none'}"
-
-
-def _entry(catalog: Catalog, pair: str) -> PairEntry:
-    for known, entry in catalog.pairs.items():
-        if known == pair:
-            return entry
-    raise InputError(f"{_path(catalog.name)} has no pair `{pair}`; {_nearest(pair, catalog.pairs)}")
-
-
-def _sides(texts: Iterable[ParallelSettings]) -> list[MemberSettings]:
-    return [side for text in texts for side in (text.source, text.target)]
-
-
 def _archive(catalog: Catalog, name: str) -> ArchiveSettings:
-    where = _path(catalog.name)
+    path = _path(catalog.name)
     if name in catalog.unlisted:
         raise InputError(
-            f"{where}: the archive `{name}` is not listed in {catalog.unlisted[name]}, and nothing unchecked is used; "
+            f"{path}: the archive `{name}` is not listed in {catalog.unlisted[name]}, and nothing unchecked is used; "
             f"add its line: sha256, bytes and path"
         )
     if name not in catalog.archives:
         raise InputError(
-            f"{where}: a text lies in the archive `{name}`, which is unknown; {_nearest(name, catalog.archives)}"
+            f"{path}: a text names the archive `{name}`, which is unknown; {nearest(name, catalog.archives)}"
         )
     entry = catalog.archives[name]
     checks = entry.model_dump(exclude={"url", "mirrors", "repacked"})
@@ -163,85 +140,57 @@ def _archive(catalog: Catalog, name: str) -> ArchiveSettings:
     return ArchiveSettings(name=name, urls=[entry.url, *entry.mirrors, *repacked], **checks)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path} holds no mapping: write `description`, `archives` and `pairs`")
-    return content
-
-
-def _content(name: str, below: tuple[str, ...]) -> dict[str, Any]:
-    """A catalog's file over what it extends, not yet checked but for its topmost keys."""
+def _content(name: str, extending: tuple[str, ...]) -> dict[str, Any]:
+    """Return a catalog's file merged over what it extends; `extending` are the catalogs that led here."""
     path = _path(name)
-    if name in below:
-        raise InputError(f"{path} extends itself by way of {' and '.join(below)}; take one `extends` out")
+    if name in extending:
+        raise InputError(f"{path} extends itself by way of {' and '.join(extending)}; remove one `extends`")
     if name not in names():
-        where = f"{_path(below[-1])} extends" if below else "corpus"
-        raise InputError(f"{where} `{name}`: {CATALOGS} has no such catalog; {_nearest(name, names())}")
-    content = _read(path)
-    for key in content:
-        if key not in _KEYS:
-            raise InputError(f"{path}: unknown key `{key}`; {_nearest(key, _KEYS)}")
-    base, base_url, checksums = (content.pop(key, None) for key in _OVERLAY)
-    if (base_url is None) != (checksums is None) or (base_url is not None and base is None):
-        raise InputError(f"{path}: a mirror needs `extends`, `base_url` and `checksums`, all three")
-    if base is None:
+        where = f"{_path(extending[-1])} extends" if extending else "corpus"
+        raise InputError(f"{where} `{name}`: {CATALOGS} has no such catalog; {nearest(name, names())}")
+    file = validated(CatalogFile, read_mapping(path, "description, archives and pairs"), path)
+    content = file.model_dump(exclude={"extends", "base_url", "checksums"}, exclude_unset=True)
+    if file.extends is None:
         return content
-    merged = _over(_content(str(base), (*below, name)), content, path)
-    return merged if base_url is None else _mirrored(merged, str(base_url), path.parent / str(checksums), path)
+    base = _content(file.extends, (*extending, name))
+    pairs = dict(base.get("pairs", {}))
+    for pair, entry in file.pairs.items():
+        pairs[pair] = {**pairs.get(pair, {}), **entry}
+    # A catalog may provide archives that the mirror under it lacks.
+    unlisted = {archive: sums for archive, sums in base.get("unlisted", {}).items() if archive not in file.archives}
+    merged = {"archives": {**base.get("archives", {}), **file.archives}, "pairs": pairs, "unlisted": unlisted}
+    content = {**base, **content, **merged}
+    if file.base_url is None:
+        return content
+    return _mirrored(
+        validated(Catalog, {"name": name, **content}, path), file.base_url, path.parent / str(file.checksums)
+    )
 
 
-def _over(base: dict[str, Any], content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """`content` over `base`: an archive takes the place of the one of its name, a pair's every key that key's."""
-    for layer in (base, content):
-        for key in ("archives", "pairs"):
-            if not isinstance(layer.get(key, {}), dict):
-                raise InputError(f"{path}: `{key}` holds no mapping; write `name: {{...}}` lines under it")
-    archives, pairs = content.get("archives", {}), dict(base.get("pairs", {}))
-    for pair, entry in content.get("pairs", {}).items():
-        known = pairs.get(pair)
-        pairs[pair] = {**known, **entry} if isinstance(known, dict) and isinstance(entry, dict) else entry
-    # What a mirror lacks, the catalog over it may bring.
-    unlisted = {name: at for name, at in base.get("unlisted", {}).items() if name not in archives}
-    filled = {"archives": {**base.get("archives", {}), **archives}, "pairs": pairs, "unlisted": unlisted}
-    return {**base, **content, **filled}
-
-
-def _mirrored(merged: dict[str, Any], base_url: str, checksums: Path, path: Path) -> dict[str, Any]:
-    """The same texts from another server, whose own bytes are held to its own checksums."""
-    try:
-        parent = Catalog.model_validate({"name": path.stem, **merged})
-        TypeAdapter(Url).validate_python(f"{base_url.rstrip('/')}/x")
-    except ValidationError as error:
-        told = _explain(error) if error.title == "Catalog" else f"base_url is `{base_url}`: give an http(s) address"
-        raise InputError(f"{path}: {told}") from error
+def _mirrored(catalog: Catalog, base_url: str, checksums: Path) -> dict[str, Any]:
+    """Return the content of a catalog with its texts from another server, checked by that server's checksums."""
     listed = _listed(checksums)
-    archives, unlisted = {}, dict(parent.unlisted)
-    for name, entry in parent.archives.items():
-        place = urlsplit(entry.url).path.lstrip("/")
-        if place not in listed:
+    archives, unlisted = {}, dict(catalog.unlisted)
+    for name, entry in catalog.archives.items():
+        path = urlsplit(entry.url).path.lstrip("/")
+        if path not in listed:
             unlisted[name] = str(checksums)
             continue
-        sha256, size = listed[place]
-        url = f"{base_url.rstrip('/')}/{place}"
-        changes = {"url": url, "mirrors": [], "repacked": [], "bytes": size, "sha256": sha256, "md5": None}
-        archives[name] = entry.model_copy(update=changes).model_dump()
-    content = parent.model_dump(exclude={"name"})
-    for entry in content["pairs"].values():
-        for text in (*entry["train"], entry["valid"], entry["test"]):
+        sha256, size = listed[path]
+        changes = {"url": f"{base_url.rstrip('/')}/{path}", "mirrors": [], "repacked": []}
+        archives[name] = {**entry.model_dump(), **changes, "bytes": size, "sha256": sha256, "md5": None}
+    content = catalog.model_dump(exclude={"name"})
+    for pair in content["pairs"].values():
+        for text in (*pair["train"], pair["valid"], pair["test"]):
             for side in (text["source"], text["target"]):
                 if side["archive"] is not None:
-                    # Of the originals' texts, which a mirror may have shortened.
+                    # These are checksums of the original texts; a mirror may have shorter ones.
                     side["sha256"] = side["md5"] = None
     return {**content, "archives": archives, "unlisted": unlisted}
 
 
 def _listed(path: Path) -> dict[str, tuple[str, int]]:
-    """A checksums file: path -> (sha256, bytes)."""
+    """Return the content of a checksums file: path -> (sha256, bytes)."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -255,43 +204,3 @@ def _listed(path: Path) -> dict[str, tuple[str, int]]:
             raise InputError(f"{path}, line {number}: `{line}` is not `sha256  bytes  path`; write it so")
         listed[match[3].removeprefix("./")] = (match[1], int(match[2]))
     return listed
-
-
-def _explain(error: ValidationError) -> str:
-    """The first thing that is wrong with a catalog: key, value, rule and, for an unknown key, the nearest."""
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return f"unknown key `{key}`; {_nearest(first['loc'][-1], _fields(Catalog, first['loc'][:-1]))}"
-    if first["loc"][:1] == ("pairs",) and first["loc"][-1] == "[key]":
-        return f"unknown pair `{first['input']}`; {_nearest(first['input'], get_args(Pair))}"
-    rule = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "missing":
-        return f"the key `{key}` is missing; add it"
-    value = "" if isinstance(first["input"], (dict, list, BaseModel)) else f" is `{first['input']}`"
-    return f"{key}{value}: {rule}" if key else rule
-
-
-def _fields(kind: Any, location: tuple[int | str, ...]) -> list[str]:
-    """The keys valid at a place of a model."""
-    for step in location:
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            kind = kind.model_fields[str(step)].annotation
-        elif get_origin(kind) in (dict, list):
-            kind = get_args(kind)[-1]
-        inner = [one for one in get_args(kind) if one is not NoneType]
-        if get_origin(kind) not in (dict, list) and inner:
-            kind = inner[0]
-    return list(kind.model_fields)
-
-
-def _check_keys(partial: Mapping[str, Any], model: type[BaseModel], where: str) -> None:
-    """Raise InputError for a key that `model` does not have; values are checked once all is merged."""
-    for key, value in partial.items():
-        if key not in model.model_fields:
-            raise InputError(f"{where}: unknown key `{key}`; {_nearest(key, model.model_fields)}")
-        inner = model.model_fields[key].annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            if not isinstance(value, dict):
-                raise InputError(f"{where}.{key} is `{value}`: write `key: value` lines under it")
-            _check_keys(value, inner, f"{where}.{key}")

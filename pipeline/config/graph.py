@@ -1,4 +1,4 @@
-"""The stage graph of dvc.yaml: who makes what, and what `meta:` says about a stage."""
+"""The stage graph of dvc.yaml."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-DVC_YAML = Path("dvc.yaml")
+from pipeline.config.paths import DVC_YAML
 
 
 @dataclass(frozen=True)
@@ -19,22 +19,22 @@ class Stage:
     name: str
     deps: list[str]
     params: dict[str, list[str]]
-    """File -> the keys that the stage reads of it."""
+    """File -> the keys of it that the stage reads."""
     outs: list[str]
     meta: dict[str, Any] = field(default_factory=dict)
 
     @property
     def uses_gpu(self) -> bool:
-        """Whether it runs on a GPU where there is one."""
+        """Return whether the stage runs on a GPU if there is one."""
         return bool(self.meta.get("gpu", False))
 
     @property
     def code(self) -> list[Path]:
-        """The modules that it consists of: its code deps, folders opened."""
+        """Return the modules among the deps, folders expanded."""
         return self.code_in(Path())
 
     def code_in(self, repository: Path) -> list[Path]:
-        """The same for another repository, relative to it."""
+        """Return the same for another repository, relative to it."""
         found: set[Path] = set()
         for dep in self.deps:
             path = repository / dep
@@ -46,32 +46,26 @@ class Stage:
 
 
 def stages(path: Path = DVC_YAML) -> dict[str, Stage]:
-    """Every stage by its name, in dvc.yaml's order; none where there is no such file."""
+    """Return every stage by its name, in dvc.yaml's order; none where the file does not exist."""
     content = yaml.safe_load(path.read_bytes()) if path.exists() else None
-    declared: Mapping[str, Any] = (content or {}).get("stages") or {}
-    return {name: _stage(name, entry) for name, entry in declared.items()}
+    return {name: _stage(name, entry) for name, entry in ((content or {}).get("stages") or {}).items()}
 
 
 def made_by(path: str, graph: Mapping[str, Stage]) -> str | None:
-    """The stage that makes `path`, or the folder it stands in."""
-    for name, stage in graph.items():
-        if any(path == out or path.startswith(f"{out}/") for out in stage.outs):
-            return name
-    return None
+    """Return the stage whose outs contain `path`."""
+    makers = (name for name, stage in graph.items() for out in stage.outs if path == out or path.startswith(f"{out}/"))
+    return next(makers, None)
 
 
 def _stage(name: str, entry: Mapping[str, Any]) -> Stage:
     params: dict[str, list[str]] = {}
     for item in entry.get("params") or ():
-        if isinstance(item, Mapping):
-            for file, keys in item.items():
-                params.setdefault(str(file), []).extend(map(str, keys or ()))
-        else:
-            params.setdefault("params.yaml", []).append(str(item))
-    outs = [path for kind in ("outs", "metrics", "plots") for path in paths(entry.get(kind))]
-    return Stage(name, paths(entry.get("deps")), params, outs, dict(entry.get("meta") or {}))
+        for file, keys in item.items() if isinstance(item, Mapping) else [("params.yaml", [item])]:
+            params.setdefault(str(file), []).extend(map(str, keys or ()))
+    outs = [path for key in ("outs", "metrics", "plots") for path in _paths(entry.get(key))]
+    return Stage(name, _paths(entry.get("deps")), params, outs, dict(entry.get("meta") or {}))
 
 
-def paths(entries: Iterable[Any] | None) -> list[str]:
-    """Paths of deps or outs: each a string, or a mapping of one path to its options."""
+def _paths(entries: Iterable[Any] | None) -> list[str]:
+    """Return the paths of deps or outs: each entry is a string, or a mapping of one path to its options."""
     return [next(iter(entry)) if isinstance(entry, Mapping) else str(entry) for entry in entries or ()]

@@ -1,4 +1,4 @@
-"""Tables 2 and 3 of the paper as data: the differences of every row, and what the paper reports beside it."""
+"""Tables 2 and 3 of the paper as data: each row's differences from base, and the paper's results."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import difflib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import Field
 
 from nmt.config import InputError, ModelSettings, Settings
+from pipeline.config.settings import Pair
 
 ROWS = Path(__file__).with_name("rows.yaml")
 PAPER_VOCABULARY = 40960
-"""Rows of the embedding with which the paper's printed parameter counts come out; it names no number itself."""
+"""Rows of the embedding that reproduce the paper's printed parameter counts; the paper gives no number."""
 
-Pair = Literal["en-de", "en-fr"]
 Differences = dict[str, dict[str, Any]]
 
 
@@ -29,7 +29,7 @@ class Result(Settings):
 
 
 class Reported(Settings):
-    """What the paper prints beside a row."""
+    """The paper's results for a row."""
 
     ppl: float | None = None
     """newstest2013, per subword."""
@@ -41,7 +41,7 @@ class Reported(Settings):
 
 
 class Row(Settings):
-    """A row: what it changes in base, for every pair and for one, and the paper's numbers."""
+    """A row: its differences from base, for every pair and for single pairs, and the paper's results."""
 
     about: str
     settings: Differences = Field(default_factory=dict)
@@ -57,12 +57,12 @@ class Literature(Settings):
     en_fr: Result | None = Field(default=None, alias="en-fr")
 
     def on(self, pair: Pair) -> Result | None:
-        """Its result for a pair of languages."""
+        """Return its result for a language pair."""
         return self.en_de if pair == "en-de" else self.en_fr
 
 
 class Other(Settings):
-    """A later Transformer, as its authors report it on newstest2014."""
+    """A later Transformer's results on newstest2014, as its authors report them."""
 
     name: str
     pair: Pair
@@ -73,7 +73,7 @@ class Other(Settings):
 
 
 class Table(Settings):
-    """The whole of rows.yaml."""
+    """The content of rows.yaml."""
 
     base: Differences
     pairs: dict[Pair, Differences]
@@ -84,21 +84,20 @@ class Table(Settings):
 
 @cache
 def table() -> Table:
-    """rows.yaml, read once."""
+    """Return the content of rows.yaml, read once."""
     return Table.model_validate(yaml.safe_load(ROWS.read_text(encoding="utf-8")))
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Words that end an error message about an unknown `name`: the nearest valid one, and all of them if few."""
-    known = list(valid)
-    folded = {option.lower(): option for option in known}
-    close = difflib.get_close_matches(str(name).lower(), folded, n=1, cutoff=0.5)
+    """Return the end of an error message about an unknown `name`: the nearest valid name, and all of them."""
+    folded = {option.lower(): option for option in valid}
+    close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
     guess = f"did you mean `{folded[close[0]]}`? " if close else ""
-    return f"{guess}valid are {', '.join(known)}"
+    return f"{guess}valid are {', '.join(folded.values()) or 'none'}"
 
 
 def row(name: str) -> Row:
-    """The row `name`; raises InputError with the nearest valid name where there is none."""
+    """Return the row `name`; raise InputError with the nearest valid name where there is none."""
     rows = table().rows
     if name not in rows:
         raise InputError(f"params.yaml, row: `{name}` is not a row of {ROWS.name}; {nearest(name, rows)}")
@@ -106,9 +105,9 @@ def row(name: str) -> Row:
 
 
 def merge(base: Mapping[str, Any], differences: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `differences` laid over it, mapping by mapping; neither is changed.
+    """Return `base` updated with `differences`, mapping by mapping; neither argument is changed.
 
-    A text's vocabulary is sized by merges or by its size: a difference in one of the two empties the other.
+    Either `merges` or `vocabulary` sizes a vocabulary: setting one of the two sets the other to None.
     """
     merged = dict(base)
     for key, value in differences.items():
@@ -123,7 +122,7 @@ def merge(base: Mapping[str, Any], differences: Mapping[str, Any]) -> dict[str, 
 
 
 def row_layers(name: str, pair: Pair) -> list[tuple[str, Differences]]:
-    """What row `name` changes, in the order of merging, each with the words that say where it stands."""
+    """Return what row `name` changes, in the order of merging, each with its origin for messages."""
     chosen = row(name)
     return [
         (f"{ROWS.name}, row {name}", chosen.settings),
@@ -132,12 +131,12 @@ def row_layers(name: str, pair: Pair) -> list[tuple[str, Differences]]:
 
 
 def pair_layers(pair: Pair) -> list[tuple[str, Differences]]:
-    """What every row starts from: base, and what the pair changes in it."""
+    """Return what every row starts from: base, and what the pair changes in it, each with its origin."""
     return [(f"{ROWS.name}, base", table().base), (f"{ROWS.name}, pair {pair}", table().pairs[pair])]
 
 
 def settings(name: str, pair: Pair) -> dict[str, Any]:
-    """Row `name` in full, as the paper has it: no catalog's preparation, no overrides."""
+    """Return row `name` in full, as in the paper: without a catalog's preparation and without overrides."""
     merged: dict[str, Any] = {}
     for _, differences in [*pair_layers(pair), *row_layers(name, pair)]:
         merged = merge(merged, differences)
@@ -145,5 +144,5 @@ def settings(name: str, pair: Pair) -> dict[str, Any]:
 
 
 def model(name: str, pair: Pair = "en-de") -> ModelSettings:
-    """The model of row `name`."""
+    """Return the model of row `name`."""
     return ModelSettings.model_validate(settings(name, pair)["model"])

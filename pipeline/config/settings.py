@@ -1,4 +1,4 @@
-"""The whole run: nmt's settings plus where the text comes from. `resolve` writes it, each stage reads its sections."""
+"""The configuration of a run: nmt's settings and the corpora. `resolve` writes it, each stage reads its sections."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ from nmt.config import (
     TokenizerSettings,
     TrainingSettings,
 )
-
-CONFIG = Path("results/config.yaml")
+from pipeline.config.paths import CONFIG
 
 REPACKED = "repacked:"
-"""Stands before an address that has the same members in an archive of other bytes, with a checksum of its own."""
+"""Prefix of an address whose archive has the same members but other bytes, and so another checksum."""
 
+Pair = Literal["en-de", "en-fr"]
 Section = TypeVar("Section", bound=Settings)
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Md5 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 LEAST_VOCABULARY = {"bpe": 4 + 2, "wordpieces": 4 + 256 + 2}
-"""The fewest subwords that any text can be learned with: specials, the 256 bytes of word pieces, and two of the text
-(BPE: a character inside and at the end of a word; word pieces: a character and the mark of a space)."""
+"""Minimum vocabulary sizes: the specials, the 256 bytes of word pieces, and two subwords of the text (BPE: a character
+inside and at the end of a word; word pieces: a character and the marker of a space)."""
 
 
 class RunSettings(Settings):
-    """What the user asked for, for names of runs and reports."""
+    """What the user asked for; names runs and reports."""
 
     row: str
-    pair: Literal["en-de", "en-fr"]
+    pair: Pair
     corpus: Name
     seed: Annotated[int, Field(ge=0, lt=2**64)]
 
     @property
     def source(self) -> str:
-        """The language translated from."""
+        """Return the source language."""
         return self.pair.split("-")[0]
 
     @property
     def target(self) -> str:
-        """The language translated into."""
+        """Return the target language."""
         return self.pair.split("-")[1]
 
 
 class ArchiveSettings(Settings):
-    """One file to download. Where no sha256 is on record, the first download's is recorded and held to."""
+    """One file to download. Without a sha256, later downloads must match the first one."""
 
     name: Name
     urls: Annotated[list[str], Field(min_length=1)]
@@ -66,7 +66,7 @@ class ArchiveSettings(Settings):
     md5: Md5 | None
     licence: str
     source: str
-    """Where the corpus is described."""
+    """The corpus's page."""
 
 
 class MemberSettings(Settings):
@@ -78,10 +78,10 @@ class MemberSettings(Settings):
     """Relative to the repository, or absolute."""
     sha256: Sha256 | None = None
     md5: Md5 | None = None
-    """Of the plain text, where one is on record."""
+    """Of the plain text."""
 
     @model_validator(mode="after")
-    def _one_place(self) -> MemberSettings:
+    def _in_archive_or_file(self) -> MemberSettings:
         in_archive = self.archive is not None and self.member is not None and self.path is None
         local = self.path is not None and self.sha256 is not None and self.archive is None and self.member is None
         if not (in_archive or local):
@@ -98,7 +98,7 @@ class ParallelSettings(Settings):
 
 
 class DataSettings(Settings):
-    """The corpora of one pair, fully spelled out."""
+    """The corpora of one language pair."""
 
     source: str
     target: str
@@ -107,16 +107,21 @@ class DataSettings(Settings):
     valid: ParallelSettings
     test: ParallelSettings
 
+    @property
+    def texts(self) -> list[tuple[str, ParallelSettings]]:
+        """Return every text with its role: train, valid or test."""
+        return [*(("train", text) for text in self.train), ("valid", self.valid), ("test", self.test)]
+
 
 class PreparationSettings(Settings):
-    """From raw to tokenised, filtered text."""
+    """Tokenisation and filters."""
 
     tokenizer: TokenizerSettings
     filters: FilterSettings
 
 
 class VersionSettings(Settings):
-    """The libraries whose version decides the bytes of a stage's outputs."""
+    """Versions of the libraries that decide the bytes of stages' outputs."""
 
     sacremoses: str
     subword_nmt: str
@@ -124,8 +129,13 @@ class VersionSettings(Settings):
     sacrebleu: str
 
 
+def _refuse(refused: bool, message: str) -> None:
+    if refused:
+        raise ValueError(message)
+
+
 class Configuration(Settings):
-    """Everything a run depends on. The sections of results/config.yaml."""
+    """Everything that a run depends on: the sections of results/config.yaml."""
 
     run: RunSettings
     data: DataSettings
@@ -140,72 +150,52 @@ class Configuration(Settings):
 
     @property
     def checkpoints(self) -> int:
-        """How many checkpoints a training of all updates leaves to average."""
+        """Return how many checkpoints a complete training leaves for averaging."""
         return min(self.training.updates // self.training.checkpoint_every, self.training.keep_checkpoints)
 
-    # What a later stage would refuse by the settings alone, hours later.
-
     @model_validator(mode="after")
-    def _filters_keep_pairs(self) -> Configuration:
-        filters = self.preparation.filters
-        if filters.min_tokens > filters.max_tokens:
-            raise ValueError(
-                f"preparation.filters.min_tokens is {filters.min_tokens}, but max_tokens is {filters.max_tokens}, so "
-                "no pair would pass: lower the first or raise the second"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _vocabulary_holds_text(self) -> Configuration:
+    def _accepted_by_later_stages(self) -> Configuration:
+        """Refuse now what a later stage would refuse, by the settings alone, hours later."""
+        filters, longest, positions = self.preparation.filters, self.binning.max_length, self.model.max_positions
         vocabulary, least = self.subwords.vocabulary, LEAST_VOCABULARY[self.subwords.kind]
-        if vocabulary is not None and vocabulary < least:
-            raise ValueError(
-                f"subwords.vocabulary is {vocabulary}, but {self.subwords.kind} needs at least {least}, and more for "
-                "most texts: raise it"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _bins_hold_pairs(self) -> Configuration:
-        longest, shortest = self.binning.max_length, self.preparation.filters.min_tokens + 1
-        if longest < shortest:
-            raise ValueError(
-                f"binning.max_length is {longest}, but pairs of preparation.filters.min_tokens have at least "
-                f"{shortest} subwords, the end of the sentence included, so no pair would be kept: raise the first or "
-                "lower the second"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _enough_positions(self) -> Configuration:
-        if self.model.positions != "learned":
-            return self
-        positions, longest, extra = self.model.max_positions, self.binning.max_length, self.search.max_extra
-        if positions < longest:
-            raise ValueError(
-                f"model.max_positions is {positions}, but training sentences have up to binning.max_length = {longest} "
-                "subwords: raise the first or lower the second"
-            )
-        if positions < longest + extra:
-            raise ValueError(
-                f"model.max_positions is {positions}, but a sentence of binning.max_length = {longest} subwords may "
-                f"have a translation of search.max_extra = {extra} more: raise the first to {longest + extra}, or "
-                "lower the others"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _enough_checkpoints(self) -> Configuration:
-        if self.averaging.last > self.training.keep_checkpoints:
-            raise ValueError(
-                f"averaging.last is {self.averaging.last}, but training.keep_checkpoints keeps only "
-                f"{self.training.keep_checkpoints}: raise the second or lower the first"
-            )
+        learned, translation = self.model.positions == "learned", longest + self.search.max_extra
+        _refuse(
+            filters.min_tokens > filters.max_tokens,
+            f"preparation.filters.min_tokens is {filters.min_tokens}, but max_tokens is {filters.max_tokens}, so "
+            "no pair would pass: lower the first or raise the second",
+        )
+        _refuse(
+            vocabulary is not None and vocabulary < least,
+            f"subwords.vocabulary is {vocabulary}, but {self.subwords.kind} needs at least {least}, and more for "
+            "most texts: raise it",
+        )
+        _refuse(
+            longest < filters.min_tokens + 1,
+            f"binning.max_length is {longest}, but pairs of preparation.filters.min_tokens have at least "
+            f"{filters.min_tokens + 1} subwords, the end of the sentence included, so no pair would be kept: raise "
+            "the first or lower the second",
+        )
+        _refuse(
+            learned and positions < longest,
+            f"model.max_positions is {positions}, but training sentences have up to binning.max_length = {longest} "
+            "subwords: raise the first or lower the second",
+        )
+        _refuse(
+            learned and positions < translation,
+            f"model.max_positions is {positions}, but a sentence of binning.max_length = {longest} subwords may "
+            f"have a translation of search.max_extra = {self.search.max_extra} more: raise the first to "
+            f"{translation}, or lower the others",
+        )
+        _refuse(
+            self.averaging.last > self.training.keep_checkpoints,
+            f"averaging.last is {self.averaging.last}, but training.keep_checkpoints keeps only "
+            f"{self.training.keep_checkpoints}: raise the second or lower the first",
+        )
         return self
 
 
 def load_section(name: str, section: type[Section], path: Path = CONFIG) -> Section:
-    """The section `name` of the resolved configuration; raises InputError where it is missing or wrong."""
+    """Return the section `name` of the resolved configuration; raise InputError where it is missing or invalid."""
     if not path.exists():
         raise InputError(f"{path} is missing: run `dvc repro`, or `python -m pipeline resolve`, first")
     content = yaml.safe_load(path.read_text(encoding="utf-8"))

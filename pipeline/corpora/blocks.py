@@ -1,4 +1,4 @@
-"""Work over an Executor: a pool of processes here, a cluster's executor where there is one."""
+"""Parallel work with an Executor: a pool of processes here, or the executor of a cluster."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
 
 _SMALL = 16 * 2**20
-"""Bytes of text below which starting processes costs more than they save."""
+"""Bytes of text below which starting processes takes longer than they save."""
 
 
 class InProcess(Executor):
-    """Does the work at once, in the caller's process: for little of it, and for tests."""
+    """Run each task at once in the caller's process: for short texts and for tests."""
 
     def submit(
         self, fn: Callable[Parameters, Result], /, *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Future[Result]:
-        """Call the function; the future has its result, or its error, already."""
+        """Call the function; return a future that has its result, or its error, already."""
         future: Future[Result] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -35,26 +35,26 @@ class InProcess(Executor):
 
 
 def workers() -> int:
-    """The processor cores that this process may use."""
+    """Return the number of processor cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _start_worker() -> None:
-    """Leave interrupts to the parent, and end with it however it ends: a killed one cannot tell its workers."""
+    """Ignore interrupts, which the main process handles, and end with it, because a killed one stops no workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if parent := multiprocessing.parent_process():
-        threading.Thread(target=_end_with, args=(parent.join,), daemon=True).start()
+    if main := multiprocessing.parent_process():
+        threading.Thread(target=_end_after, args=(main.join,), daemon=True).start()
 
 
-def _end_with(wait: Callable[[], None]) -> None:
+def _end_after(wait: Callable[[], None]) -> None:
     wait()
     os._exit(1)
 
 
 def executor(size: int | None = None) -> Executor:
-    """An executor for `size` bytes of text: a process for each core, or this process alone where text is small."""
+    """Return an executor for `size` bytes of text: one process per core, or this process alone for short texts."""
     if workers() == 1 or (size is not None and size < _SMALL):
         return InProcess()
     # Spawned, not forked: a fork of a process that has threads (Arrow's, tqdm's) can hang.
@@ -64,10 +64,10 @@ def executor(size: int | None = None) -> Executor:
 def ordered(
     pool: Executor, function: Callable[[Item], Result], items: Iterable[Item], ahead: int | None = None
 ) -> Iterator[Result]:
-    """`function` of each item, in the items' order, with at most `ahead` of them taken and not yet given back.
+    """Yield `function` of each item in the items' order; at most `ahead` items (2 per core) are in work at a time.
 
-    So memory does not follow the number of items. By default `ahead` is twice the number of cores. Raises what
-    `function` raises, and OSError where a worker was killed.
+    So memory does not grow with the number of items. Raises what `function` raises, and OSError where a worker was
+    killed.
     """
     ahead = 2 * workers() if ahead is None else ahead
     pending: deque[Future[Result]] = deque()

@@ -1,4 +1,4 @@
-"""A full disk, told in one sentence."""
+"""Explain a full disk in one sentence."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from pathlib import Path
 
 from nmt.config import InputError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""No room on the disk, none left of the user's share of it, a file larger than the process or the disk allows."""
-
 IN_CACHE = "nothing half-written is left, and earlier results are in DVC's cache"
-"""Where a whole folder is written: DVC removes the earlier one beforehand; where it did not, that one still stands."""
+"""For stages that write a whole folder: DVC removed the earlier one before the stage, or it is unchanged."""
 
 
 @contextmanager
-def full_disk_told(kept: str, *places: Path) -> Iterator[None]:
-    """Turn a disk's refusal into InputError: where, and what to do; `kept` says what is not lost.
+def explain_full_disk(kept: str, *outputs: Path) -> Iterator[None]:
+    """Turn an OSError about a full disk into an InputError that names the file, what to do, and what is `kept`.
 
-    `places` are where the caller writes, for errors that do not say which file they met.
+    `outputs` are the paths that the caller writes, for errors that name no file.
     """
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        # The disk is full, the user's quota is, or the process or the disk allows no larger file.
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        where = error.filename or f"the disk of {' or of '.join(map(str, places))}"
+        where = error.filename or f"the disk of {' or of '.join(map(str, outputs))}"
         raise InputError(f"{error.strerror}: {where}; make room and run again: {kept}") from error

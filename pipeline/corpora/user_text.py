@@ -1,7 +1,8 @@
-"""A user's own plain text files as a corpus: linked into data/local/, checked, and written down as a catalog."""
+"""The user's own plain text files as a corpus: linked into data/local/, checked, and described by a catalog."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,49 +12,42 @@ import yaml
 
 from nmt.common.files import sha256_of, writing
 from nmt.config import InputError
+from pipeline.config.paths import LOCAL
+from pipeline.config.settings import MemberSettings
 from pipeline.corpora.plain_text import Malformed, count_lines
 
-LOCAL = Path("data/local")
-ROLES = ("train", "valid", "test")
 _PACKED = (".gz", ".tgz", ".zip", ".bz2", ".xz", ".zst", ".tar", ".sgm", ".sgml")
 
 
 def add(
-    name: str,
-    pair: str,
-    texts: Mapping[str, tuple[Path, Path]],
-    description: str,
-    force: bool,
-    catalogs: Path,
+    name: str, pair: str, texts: Mapping[str, tuple[Path, Path]], description: str, force: bool, catalogs: Path
 ) -> Path:
-    """Write the catalog `name` of the source and target files of every role; return its path.
+    """Write the catalog `name` of source and target files by role (train, valid, test); return its path.
 
-    The files stay where they are: data/local/<name>/ links to them, and their sha256 is kept, so that an edit is
-    noticed. Raises InputError, having written nothing, for a name that is taken (without `force`) or no name, for a
-    file that is missing, empty, packed or not UTF-8, and for two sides with different numbers of lines.
+    data/local/<name>/ links to the files. Their sha256 is in the catalog, so that later stages notice an edit. Raises
+    InputError, having written nothing, where the name is invalid or exists (without `force`), where a file is missing,
+    empty, packed or not UTF-8, and where two sides differ in their number of lines.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise InputError(f"`{name}` cannot name a catalog: take letters, digits, `.`, `_` and `-`")
     catalog, folder = catalogs / f"{name}.yaml", LOCAL / name
-    for taken in (catalog, folder):
-        if taken.exists() and not force:
-            raise InputError(f"{taken} exists: choose another name, or replace it with --force")
-    languages = pair.split("-")
-    files: dict[str, Path] = {}
+    for path in (catalog, folder):
+        if path.exists() and not force:
+            raise InputError(f"{path} exists: choose another name, or replace it with --force")
+    links: dict[str, Path] = {}
     content: dict[str, Any] = {}
-    for role in ROLES:
-        _check(role, texts[role])
-        sides = {}
-        for side, language, file in zip(("source", "target"), languages, texts[role], strict=True):
+    for role, files in texts.items():
+        _check(role, files)
+        text: dict[str, Any] = {"name": f"{name}-{role}"}
+        for side, language, file in zip(("source", "target"), pair.split("-"), files, strict=True):
             link = folder / f"{role}.{language}"
-            files[link.name] = file.resolve()
-            sides[side] = {"path": link.as_posix(), "sha256": sha256_of(file)}
-        text = {"name": f"{name}-{role}", **sides}
+            links[link.name] = file.resolve()
+            text[side] = {"path": link.as_posix(), "sha256": sha256_of(file)}
         content[role] = [text] if role == "train" else text
     described = {"description": description or f"{name}: local files, {pair}", "pairs": {pair: content}}
     with writing(folder) as temporary:
         temporary.mkdir()
-        for link_name, file in files.items():
+        for link_name, file in links.items():
             (temporary / link_name).symlink_to(file)
     with writing(catalog) as temporary:
         temporary.write_text(yaml.safe_dump(described, sort_keys=False, allow_unicode=True), encoding="utf-8")
@@ -79,3 +73,20 @@ def _check(role: str, sides: tuple[Path, Path]) -> None:
         )
     if not counts[0]:
         raise InputError(f"{sides[0]} and {sides[1]} are empty: --{role} needs at least one line")
+
+
+def verified(side: MemberSettings) -> Path:
+    """Return the local file of one side; raise InputError where it is missing or was edited since it was added."""
+    assert side.path is not None
+    path = Path(side.path)
+    if not path.exists() and not path.is_absolute():
+        # DVC's experiments run in a copy of the repository; files that git ignores are in the original.
+        path = Path(os.environ.get("DVC_ROOT", ".")) / path
+    if not path.is_file():
+        raise InputError(f"{side.path} is missing: restore it, or add it again with `wmt catalog add`")
+    if (sha256 := sha256_of(path)) != side.sha256:
+        raise InputError(
+            f"{side.path} has the sha256 {sha256} where the catalog says {side.sha256}: it was edited; "
+            f"add it again with `wmt catalog add --force`, or restore it"
+        )
+    return path

@@ -44,7 +44,7 @@ from pydantic import Field
 
 from nmt.common.processes import die_with_parent
 from nmt.config import InputError
-from pipeline.config import graph, resolution
+from pipeline.config import graph, paths, resolution
 from pipeline.orchestration import summaries
 from pipeline.runs.pipeline_run import Run, unique_name
 from pipeline.tracking.spool import Spool
@@ -89,7 +89,7 @@ def run_name() -> str:
     row = runtime.flow_run.parameters.get("row")
     # The run itself says what is wrong with params.yaml.
     with suppress(InputError):
-        row = row or resolution.read_params(ROOT / resolution.PARAMS).get("row")
+        row = row or resolution.read_params(ROOT / paths.PARAMS).get("row")
     pair = str(runtime.flow_run.flow_name).removeprefix("wmt-")
     return unique_name(f"{row}-{pair}", str(runtime.flow_run.id))
 
@@ -260,7 +260,7 @@ def gpus() -> list[str]:
 @contextmanager
 def gpus_for(stage: str) -> Iterator[None]:
     """Hold every GPU that the stage would use, waiting for those at work for another run."""
-    names = gpus() if graph.stages(ROOT / graph.DVC_YAML)[stage].uses_gpu else []
+    names = gpus() if graph.stages(ROOT / paths.DVC_YAML)[stage].uses_gpu else []
     if not names:
         yield
         return
@@ -318,7 +318,7 @@ def quietly() -> Iterator[None]:
 
 def key(run: Run, what: str) -> str:
     """An artifact's key: it gathers what all runs of a row say."""
-    asked = resolution.read_params(run.copy / resolution.PARAMS)
+    asked = resolution.read_params(run.copy / paths.PARAMS)
     return re.sub(r"[^a-z0-9]+", "-", f"wmt-{asked['pair']}-{asked['row']}-{what}".lower()).strip("-")
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import yaml
 
 from pipeline import stage
-from pipeline.config.settings import CONFIG, DataSettings, RunSettings
+from pipeline.config.paths import CONFIG
+from pipeline.config.settings import DataSettings, RunSettings
 from pipeline.reporting import page
 from pipeline.stages import report
 from pipeline.tracking.spool import Spool

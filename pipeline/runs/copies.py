@@ -21,10 +21,9 @@ from typing import Any
 import yaml
 
 from nmt.config import InputError
-from pipeline.config.catalogs import CATALOGS
-from pipeline.config.resolution import PARAMS, read_params
+from pipeline.config.paths import CATALOGS, LOCAL, PARAMS
+from pipeline.config.resolution import read_params
 from pipeline.config.rows import merge
-from pipeline.corpora.user_text import LOCAL
 
 KEPT = 3
 """Copies of runs that failed or were cancelled, to look into; older ones go when the next run begins."""

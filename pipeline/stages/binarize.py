@@ -1,6 +1,6 @@
 """Turn tokenised text into subword ids, sorted into length bins: data/tokenized -> data/binned.
 
-The files are Arrow's IPC file format, to be mapped into memory: columns `src` and `tgt` (subword ids, EOS included),
+The files have Arrow's IPC file format, for memory mapping: columns `src` and `tgt` (subword ids, EOS included) and
 `line` (from 0, in the tokenised files). `train.<upper>.arrow` holds the pairs with at most `upper` target subwords
 that fit no bin below, in the corpus's order; a bin without pairs has no file. `valid.arrow` holds every pair.
 """
@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from nmt.common.files import sha256_of, writing
 from nmt.config import EOS, UNK, BinningSettings, InputError
@@ -27,28 +27,22 @@ from nmt.text import subwords
 from nmt.text.parallel_text import Block, read_parallel_blocks
 from nmt.text.subwords import Subwords
 from pipeline import stage
+from pipeline.config.paths import BINNED, BINNED_STATS, SUBWORDS, TOKENIZED
 from pipeline.config.settings import DataSettings, load_section
 from pipeline.corpora.blocks import executor, ordered
-from pipeline.corpora.disk import IN_CACHE, full_disk_told
-from pipeline.corpora.padding import PIECE, TOKENS, PairLengths, expected_padding
+from pipeline.corpora.disk import IN_CACHE, explain_full_disk
 from pipeline.stage import Tracker
 
-TOKENIZED = Path("data/tokenized")
-SUBWORDS = Path("data/subwords")
-BINNED = Path("data/binned")
-STATS = "stats.json"
-SIDES = ("src", "tgt")
-
 PAIRS = 8192
-"""Pairs that a worker is handed at once."""
+"""Pairs per task of a worker."""
 BATCH = 8192
-"""Pairs of a record batch: what of each bin is held in memory."""
+"""Pairs per record batch: as many of each bin are held in memory."""
 SHORTEST = 8
 """The upper length of the first bin, as in tensor2tensor: shorter sentences are too few to need bins of their own."""
 
 
 def bin_uppers(settings: BinningSettings) -> list[int]:
-    """The longest target length of each bin, EOS included; they grow by `growth`, by 1 at least."""
+    """Return the longest target length of each bin, EOS included; they grow by the factor `growth`, by 1 at least."""
     uppers = [min(SHORTEST, settings.max_length)]
     while uppers[-1] < settings.max_length:
         uppers.append(min(settings.max_length, max(uppers[-1] + 1, int(uppers[-1] * settings.growth))))
@@ -57,12 +51,12 @@ def bin_uppers(settings: BinningSettings) -> list[int]:
 
 @dataclass(frozen=True)
 class Job:
-    """What workers have to know. Without uppers every pair is kept, under the upper 0."""
+    """What workers need to know. Without uppers every pair is kept, under the upper 0."""
 
     folder: Path
     """Of the subwords, absolute."""
     version: str
-    """Changes with the folder's content: a worker keeps what it has loaded."""
+    """Changes with the folder's content, so that a worker's cached subwords are never those of another folder."""
     uppers: tuple[int, ...]
 
 
@@ -77,31 +71,15 @@ class Encoded:
     """UNK on both sides of the pairs kept."""
 
 
-class _Rows:
-    """Pairs on their way into a record batch."""
-
-    def __init__(self, code: str) -> None:
-        self.src, self.tgt = array(code), array(code)
-        self.src_ends, self.tgt_ends, self.line = array("i", [0]), array("i", [0]), array("q")
-
-    def add(self, source: list[int], target: list[int], line: int) -> None:
-        self.src.extend(source)
-        self.tgt.extend(target)
-        self.src_ends.append(len(self.src))
-        self.tgt_ends.append(len(self.tgt))
-        self.line.append(line)
-
-    def batch(self) -> pa.RecordBatch:
-        sides = [
-            pa.ListArray.from_arrays(pa.array(np.asarray(ends)), pa.array(np.asarray(ids)))
-            for ends, ids in ((self.src_ends, self.src), (self.tgt_ends, self.tgt))
-        ]
-        return pa.record_batch([*sides, pa.array(np.asarray(self.line))], names=["src", "tgt", "line"])
+def _batch(sides: Iterable[tuple[Any, Any]], lines: Any) -> pa.RecordBatch:
+    """Return a record batch of the source and target ids, given with their offsets, and the line numbers."""
+    columns = [pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids)) for ids, offsets in sides]
+    return pa.record_batch([*columns, pa.array(lines)], names=["src", "tgt", "line"])
 
 
 @lru_cache(maxsize=1)
 def _subwords(folder: Path, _version: str) -> Subwords:
-    """One a process, for the words that it remembers."""
+    """Return the subwords of `folder`: one object per process, because it caches words."""
     return subwords.load(folder)
 
 
@@ -109,73 +87,62 @@ def encode(job: Job, blocks: tuple[Block, Block]) -> Encoded:
     """Encode a block of pairs and sort it into bins; runs in a worker."""
     vocabulary = _subwords(job.folder, job.version)
     code = "H" if vocabulary.size < 2**16 else "I"
-    rows: dict[int, _Rows] = {}
+    # By upper length: the ids and lengths of both sides, and the lines.
+    rows: dict[int, tuple[list[array[int]], list[list[int]], array[int]]] = {}
     too_long = unknown = 0
     for line, pair in enumerate(zip(blocks[0].lines(), blocks[1].lines(), strict=True), start=blocks[0].first):
-        source, target = vocabulary.encode(pair[0]), vocabulary.encode(pair[1])
-        source.append(EOS)
-        target.append(EOS)
+        sides = [[*vocabulary.encode(text), EOS] for text in pair]
         upper = 0
         if job.uppers:
-            if max(len(source), len(target)) > job.uppers[-1]:
+            if max(map(len, sides)) > job.uppers[-1]:
                 too_long += 1
                 continue
-            upper = job.uppers[bisect_left(job.uppers, len(target))]
-        if upper not in rows:
-            rows[upper] = _Rows(code)
-        rows[upper].add(source, target, line)
-        unknown += source.count(UNK) + target.count(UNK)
-    return Encoded({upper: rows[upper].batch() for upper in sorted(rows)}, too_long, unknown)
-
-
-def _lengths(column: pa.ListArray) -> NDArray[np.int64]:
-    """How many sentences there are of each length."""
-    return np.bincount(np.diff(column.offsets.to_numpy()))
-
-
-def _sum(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Two histograms as one."""
-    total = np.zeros(max(len(left), len(right)), dtype=np.int64)
-    total[: len(left)] += left
-    total[: len(right)] += right
-    return total
+            upper = job.uppers[bisect_left(job.uppers, len(sides[1]))]
+        ids, lengths, lines = rows.setdefault(upper, ([array(code), array(code)], [[], []], array("q")))
+        lines.append(line)
+        for side, row, of_side in zip(sides, ids, lengths, strict=True):
+            row.extend(side)
+            of_side.append(len(side))
+            unknown += side.count(UNK)
+    batches = {}
+    for upper, (ids, lengths, lines) in sorted(rows.items()):
+        offsets = [np.array([0, *accumulate(of_side)], dtype=np.int32) for of_side in lengths]
+        batches[upper] = _batch(zip(map(np.asarray, ids), offsets, strict=True), np.asarray(lines))
+    return Encoded(batches, too_long, unknown)
 
 
 def _compact(table: pa.Table) -> pa.RecordBatch:
-    """The rows as one batch in memory of their own: Arrow pads a slice with what happens to stand behind it."""
-    columns = []
-    for name in SIDES:
+    """Return the rows as one batch in new memory: Arrow pads a slice with the bytes behind it, which are arbitrary."""
+    sides = []
+    for name in ("src", "tgt"):
         chunks = table.column(name).chunks
         lengths = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in chunks])
         ids = np.concatenate([chunk.flatten().to_numpy() for chunk in chunks])
-        ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        columns.append(pa.ListArray.from_arrays(pa.array(ends), pa.array(ids)))
-    return pa.record_batch([*columns, pa.array(table.column("line").to_numpy())], names=table.schema.names)
+        sides.append((ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)))
+    return _batch(sides, table.column("line").to_numpy())
 
 
 class BinFile:
-    """An Arrow file in the making, in record batches of `BATCH` pairs whatever the blocks were."""
+    """An Arrow file, written in record batches of `BATCH` pairs however large the added ones are."""
 
     def __init__(self, path: Path, schema: pa.Schema, stack: ExitStack) -> None:
         """The file is closed with `stack`, after `finish`."""
         self._writer = stack.enter_context(pa.ipc.new_file(stack.enter_context(path.open("wb")), schema))
         self._pending: list[pa.RecordBatch] = []
-        self._waiting = 0
-        self.src_lengths: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        """Sentences by length in subwords, EOS included."""
-        self.tgt_lengths: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._waiting = self.pairs = self.source_tokens = self.target_tokens = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take some pairs."""
-        self.src_lengths = _sum(self.src_lengths, _lengths(batch.column("src")))
-        self.tgt_lengths = _sum(self.tgt_lengths, _lengths(batch.column("tgt")))
+        """Add pairs."""
+        self.pairs += batch.num_rows
+        self.source_tokens += len(batch.column("src").values)
+        self.target_tokens += len(batch.column("tgt").values)
         self._pending.append(batch)
         self._waiting += batch.num_rows
         if self._waiting >= BATCH:
             self._flush()
 
     def finish(self) -> None:
-        """Write what is left."""
+        """Write the remaining pairs."""
         while self._waiting:
             self._flush()
 
@@ -185,69 +152,47 @@ class BinFile:
         self._pending = table.slice(BATCH).to_batches()
         self._waiting = max(0, self._waiting - BATCH)
 
-    @property
-    def pairs(self) -> int:
-        """How many pairs it has."""
-        return int(self.tgt_lengths.sum())
 
-    @property
-    def source_tokens(self) -> int:
-        """Source subwords, EOS included."""
-        return int(self.src_lengths @ np.arange(len(self.src_lengths)))
-
-    @property
-    def target_tokens(self) -> int:
-        """Target subwords, EOS included."""
-        return int(self.tgt_lengths @ np.arange(len(self.tgt_lengths)))
-
-
-@dataclass(frozen=True)
+@dataclass
 class Written:
-    """What became of a parallel text."""
+    """The files and counts of a parallel text."""
 
-    bins: Mapping[int, BinFile]
-    lengths: PairLengths
-    too_long: int
-    unknown: int
+    bins: dict[int, BinFile] = field(default_factory=dict)
+    """By upper length."""
+    too_long: int = 0
+    unknown: int = 0
 
     def counts(self) -> dict[str, int]:
-        """Pairs and tokens over all bins."""
-        files = self.bins.values()
-        return {
-            "pairs": sum(file.pairs for file in files),
-            "source_tokens": sum(file.source_tokens for file in files),
-            "target_tokens": sum(file.target_tokens for file in files),
-        }
+        """Return the pairs and tokens (EOS included) of all bins."""
+        names = ("pairs", "source_tokens", "target_tokens")
+        return {name: sum(getattr(file, name) for file in self.bins.values()) for name in names}
 
     def unknown_rate(self) -> float:
-        """UNK over all subwords of both sides, EOS not counted."""
+        """Return the share of UNK in the subwords of both sides, EOS not counted."""
         counts = self.counts()
         return self.unknown / max(1, counts["source_tokens"] + counts["target_tokens"] - 2 * counts["pairs"])
 
 
 def write_bins(sides: tuple[Path, Path], job: Job, name: str, pool: Executor) -> Written:
-    """Encode a parallel text into the files `name`, `{upper}` in it filled in; the same bytes for any pool."""
-    bins: dict[int, BinFile] = {}
-    lengths = PairLengths()
-    too_long = unknown = 0
+    """Encode a parallel text into the files `name`, which contains `{upper}`; the same bytes for any pool."""
+    written = Written()
     with ExitStack() as stack:
         for block in ordered(pool, partial(encode, job), read_parallel_blocks(*sides, PAIRS)):
-            too_long += block.too_long
-            unknown += block.unknown
+            written.too_long += block.too_long
+            written.unknown += block.unknown
             for upper, batch in block.bins.items():
-                if upper not in bins:
-                    bins[upper] = BinFile(Path(name.format(upper=upper)), batch.schema, stack)
-                bins[upper].add(batch)
-                lengths.add(*(np.diff(batch.column(side).offsets.to_numpy()).astype(np.int64) for side in SIDES))
-        for file in bins.values():
+                if upper not in written.bins:
+                    written.bins[upper] = BinFile(Path(name.format(upper=upper)), batch.schema, stack)
+                written.bins[upper].add(batch)
+        for file in written.bins.values():
             file.finish()
-    return Written(dict(sorted(bins.items())), lengths, too_long, unknown)
+    return written
 
 
 def binarize(
     sides: Mapping[str, tuple[Path, Path]], vocabulary: Path, settings: BinningSettings, folder: Path, pool: Executor
 ) -> dict[str, Any]:
-    """Write the binned corpus into `folder` and give its statistics; `sides` are those of `train` and of `valid`.
+    """Write the binned corpus into `folder` and return its statistics; `sides` are those of `train` and of `valid`.
 
     Raises InputError where no training pair is kept.
     """
@@ -267,36 +212,28 @@ def binarize(
         "dropped": {"too_long": train.too_long},
         "vocabulary": size,
         "out_of_vocabulary": {"train": train.unknown_rate(), "valid": valid.unknown_rate()},
-        "expected_padding": expected_padding(train.lengths, uppers),
         "histogram": {str(upper): train.bins[upper].pairs if upper in train.bins else 0 for upper in uppers},
         "valid": valid.counts(),
     }
 
 
 def run(tracker: Tracker) -> None:
-    """Run the stage."""
+    """Write data/binned."""
     data = load_section("data", DataSettings)
     settings = load_section("binning", BinningSettings)
     sides = {
         name: (TOKENIZED / f"{name}.{data.source}", TOKENIZED / f"{name}.{data.target}") for name in ("train", "valid")
     }
-    with full_disk_told(IN_CACHE, BINNED), writing(BINNED) as folder:
+    with explain_full_disk(IN_CACHE, BINNED), writing(BINNED) as folder:
         folder.mkdir()
         with executor(sum(path.stat().st_size for path in sides["train"])) as pool:
             stats = binarize(sides, SUBWORDS, settings, folder, pool)
-        stage.write_json(folder / STATS, stats)
-    print(
-        f"{stats['pairs']:,} pairs, {stats['dropped']['too_long']:,} dropped as too long; in training about "
-        f"{stats['expected_padding']:.1%} will be padding (updates of {TOKENS:,} tokens a side, {PIECE:,} at a time)"
-    )
+        stage.write_json(folder / BINNED_STATS.name, stats)
+    print(f"{stats['pairs']:,} pairs, {stats['dropped']['too_long']:,} dropped as too long")
     tracker.metrics(
         {
-            "pairs": stats["pairs"],
-            "source_tokens": stats["source_tokens"],
-            "target_tokens": stats["target_tokens"],
+            **{name: stats[name] for name in ("pairs", "source_tokens", "target_tokens")},
             "dropped_too_long_subwords": stats["dropped"]["too_long"],
-            "out_of_vocabulary_train": stats["out_of_vocabulary"]["train"],
-            "out_of_vocabulary_valid": stats["out_of_vocabulary"]["valid"],
-            "expected_padding": stats["expected_padding"],
+            **{f"out_of_vocabulary_{name}": rate for name, rate in stats["out_of_vocabulary"].items()},
         }
     )

@@ -18,7 +18,7 @@ from pipeline import stage
 from pipeline.config.settings import DataSettings, MemberSettings, ParallelSettings, load_section
 from pipeline.corpora.archive_cache import obtain
 from pipeline.corpora.archives import Reader, members, plain
-from pipeline.corpora.disk import full_disk_told
+from pipeline.corpora.disk import explain_full_disk
 from pipeline.corpora.fetch import Patience, check_room
 from pipeline.corpora.plain_text import Lines, Malformed
 
@@ -31,7 +31,7 @@ Stats = dict[str, Any]
 def run(tracker: stage.Tracker) -> None:
     """Section data -> data/raw/."""
     data = load_section("data", DataSettings)
-    with full_disk_told("what is fetched so far is kept", RAW, stage.state_root()):
+    with explain_full_disk("what is fetched so far is kept", RAW, stage.state_root()):
         archives = obtain(data.archives, stage.state_root(), PATIENCE)
         with writing(RAW) as folder:
             folder.mkdir()

@@ -11,36 +11,34 @@ from nmt.config import SubwordSettings
 from nmt.text import subwords
 from nmt.text.parallel_text import Block, read_blocks
 from pipeline import stage
+from pipeline.config.paths import SUBWORDS, TOKENIZED
 from pipeline.config.settings import DataSettings, VersionSettings, load_section
 from pipeline.corpora.blocks import executor, ordered
-from pipeline.corpora.disk import IN_CACHE, full_disk_told
+from pipeline.corpora.disk import IN_CACHE, explain_full_disk
 from pipeline.stage import Tracker
 
-TOKENIZED = Path("data/tokenized")
-SUBWORDS = Path("data/subwords")
-
 LINES = 65_536
-"""Lines that a worker is handed at once."""
+"""Lines per task of a worker."""
 
 
 def count_block(block: Block) -> Counter[str]:
-    """How often each word stands in a block; runs in a worker. Words are what spaces separate."""
+    """Count the words, separated by spaces, of a block; runs in a worker."""
     return Counter(" ".join(block.lines()).split(" "))
 
 
 def count_words(paths: Iterable[Path], pool: Executor) -> Counter[str]:
-    """How often each word stands in tokenised files. Memory follows the different words, not the text."""
+    """Count the words of tokenised files. Memory grows with the number of different words, not with the text."""
     counts: Counter[str] = Counter()
     for path in paths:
         for block in ordered(pool, count_block, read_blocks(path, LINES)):
             counts.update(block)
-    # What stands between two spaces that follow each other is no word.
+    # The empty string between two consecutive spaces is no word.
     del counts[""]
     return counts
 
 
 def run(tracker: Tracker) -> None:
-    """Run the stage."""
+    """Write data/subwords."""
     data = load_section("data", DataSettings)
     settings = load_section("subwords", SubwordSettings)
     versions = load_section("versions", VersionSettings)
@@ -49,7 +47,7 @@ def run(tracker: Tracker) -> None:
     with executor(sum(path.stat().st_size for path in paths)) as pool:
         counts = count_words(paths, pool)
     learned = subwords.learn(counts, settings)
-    with full_disk_told(IN_CACHE, SUBWORDS):
+    with explain_full_disk(IN_CACHE, SUBWORDS):
         learned.save(SUBWORDS)
     print(f"{learned.unpadded:,} subwords, {learned.size:,} with padding, from {len(counts):,} different words")
     tracker.metrics({"words": len(counts), "subwords": learned.unpadded, "vocabulary": learned.size})

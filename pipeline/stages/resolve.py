@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from nmt.common.files import writing
 from pipeline.config import resolution
-from pipeline.config.settings import CONFIG
+from pipeline.config.paths import CONFIG
+from pipeline.corpora import user_text
 from pipeline.stage import Tracker
 
 
 def run(tracker: Tracker) -> None:
-    """params.yaml -> results/config.yaml."""
+    """Write results/config.yaml; raise InputError where a setting is wrong or a local file of the corpus was edited."""
     configuration = resolution.resolve(resolution.read_params())
+    # Checked here, so that only this stage depends on data/local: another corpus added there reruns no download.
+    for _, text in configuration.data.texts:
+        for side in (text.source, text.target):
+            if side.path is not None:
+                user_text.verified(side)
     if shortage := resolution.shortage(configuration):
         instead = "those are averaged" if configuration.checkpoints else "the last weights take the average's place"
         print(f"resolve: {shortage}; the run was shortened by its overrides, so {instead}")

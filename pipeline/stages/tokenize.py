@@ -1,7 +1,7 @@
 """Tokenise and filter the text: data/raw -> data/tokenized.
 
-Training corpora are joined in the catalog's order; what is dropped is counted by corpus and reason, and so are kept
-training pairs that also stand in the validation or the test set, both sides alike once tokenised. The validation
+Training corpora are joined in the catalog's order. Dropped pairs are counted by corpus and reason, and so are kept
+training pairs that are also in the validation or the test set (both sides equal after tokenisation). The validation
 set is tokenised and never filtered; the test set stays raw.
 """
 
@@ -11,65 +11,55 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from nmt.common.files import writing
 from nmt.config import FilterSettings, InputError, TokenizerSettings
 from nmt.text.moses import Moses
 from nmt.text.parallel_text import REASONS, Block, drop_reason, read_parallel_blocks
 from pipeline import stage
+from pipeline.config.paths import RAW, TOKENIZED
 from pipeline.config.settings import DataSettings, PreparationSettings, VersionSettings, load_section
 from pipeline.corpora.blocks import executor, ordered
-from pipeline.corpora.disk import IN_CACHE, full_disk_told
+from pipeline.corpora.disk import IN_CACHE, explain_full_disk
 from pipeline.stage import Tracker
 
-RAW = Path("data/raw")
-TOKENIZED = Path("data/tokenized")
-STATS = "stats.json"
-
 PAIRS = 8192
-"""Pairs that a worker is handed at once."""
+"""Pairs per task of a worker."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What workers have to know. Without filters every pair is kept."""
+    """What workers need to know. Without filters every pair is kept."""
 
     source: str
     target: str
     tokenizer: TokenizerSettings
-    filters: FilterSettings | None
-    held_out: Mapping[str, frozenset[bytes]]
-    """The digests of the pairs of sets that training should not see, by the sets' names."""
+    filters: FilterSettings | None = None
+    held_out: Mapping[str, frozenset[bytes]] = field(default_factory=dict)
+    """The digests of the pairs that training should not contain, by the name of their set."""
 
 
 @dataclass
 class Counts:
-    """What became of a corpus, or of a block of it."""
+    """Counts of a corpus, or of a block of it."""
 
-    pairs: int
+    pairs: int = 0
     """Before filtering."""
-    kept: int
-    dropped: Counter[str]
-    overlap: Counter[str]
-    source_tokens: int
-    target_tokens: int
+    kept: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    overlap: Counter[str] = field(default_factory=Counter)
+    source_tokens: int = 0
+    target_tokens: int = 0
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.pairs + other.pairs,
-            self.kept + other.kept,
-            self.dropped + other.dropped,
-            self.overlap + other.overlap,
-            self.source_tokens + other.source_tokens,
-            self.target_tokens + other.target_tokens,
-        )
+        return Counts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
     def to_json(self, held_out: Iterable[str]) -> dict[str, Any]:
-        """As it stands in stats.json: every reason and every set is named, zeros too."""
+        """Return the counts for stats.json, with every reason and every set, zeros too."""
         return {
             "pairs": self.pairs,
             "kept": self.kept,
@@ -80,12 +70,9 @@ class Counts:
         }
 
 
-NOTHING = Counts(0, 0, Counter(), Counter(), 0, 0)
-
-
 @dataclass(frozen=True)
 class Prepared:
-    """A block of pairs, tokenised and filtered, as the text of both files, and what became of it."""
+    """A block of pairs, tokenised and filtered, as the text of both files, and its counts."""
 
     source: bytes
     target: bytes
@@ -94,7 +81,7 @@ class Prepared:
 
 @lru_cache(maxsize=4)
 def _moses(language: str, settings: TokenizerSettings) -> Moses:
-    """One a process, for the words that it remembers."""
+    """Return a tokenizer: one object per process and language, because it caches words."""
     return Moses(language, settings)
 
 
@@ -102,87 +89,74 @@ def _digest(source: str, target: str) -> bytes:
     return hashlib.blake2b(f"{source}\n{target}".encode(), digest_size=8).digest()
 
 
+def _lines(text: bytes) -> list[str]:
+    return text.decode().split("\n")[:-1]
+
+
 def prepare(job: Job, blocks: tuple[Block, Block]) -> Prepared:
     """Tokenise and filter a block of pairs; runs in a worker. Raises InputError at invalid UTF-8."""
     source_moses, target_moses = _moses(job.source, job.tokenizer), _moses(job.target, job.tokenizer)
+    counts = Counts(pairs=len(blocks[0]))
     sources: list[str] = []
     targets: list[str] = []
-    dropped: Counter[str] = Counter()
-    overlap: Counter[str] = Counter()
     for source_line, target_line in zip(blocks[0].lines(), blocks[1].lines(), strict=True):
         source = source_moses.tokenize(source_moses.normalize(source_line))
         target = target_moses.tokenize(target_moses.normalize(target_line))
         reason = drop_reason(source, target, job.filters) if job.filters else None
         if reason is not None:
-            dropped[reason] += 1
+            counts.dropped[reason] += 1
             continue
         sources.append(source)
         targets.append(target)
         if job.held_out:
             digest = _digest(source, target)
-            overlap.update(name for name, digests in job.held_out.items() if digest in digests)
-    counts = Counts(len(blocks[0]), len(sources), dropped, overlap, _tokens(sources), _tokens(targets))
-    return Prepared(_text(sources), _text(targets), counts)
-
-
-def _tokens(lines: list[str]) -> int:
-    return sum([len(line.split()) for line in lines])
-
-
-def _text(lines: list[str]) -> bytes:
-    return "".join([line + "\n" for line in lines]).encode()
-
-
-def _lines(text: bytes) -> list[str]:
-    return text.decode().removesuffix("\n").split("\n")
-
-
-def _write(results: Iterable[Prepared], source: BinaryIO, target: BinaryIO) -> Counts:
-    """Write blocks as they come and count them."""
-    counts = NOTHING
-    for block in results:
-        source.write(block.source)
-        target.write(block.target)
-        counts += block.counts
-    return counts
-
-
-def _sides(name: str, data: DataSettings) -> tuple[Path, Path]:
-    return RAW / f"{name}.{data.source}", RAW / f"{name}.{data.target}"
-
-
-def _results(pool: Executor, job: Job, sides: tuple[Path, Path]) -> Iterator[Prepared]:
-    return ordered(pool, partial(prepare, job), read_parallel_blocks(*sides, PAIRS))
-
-
-def _digests(results: Iterable[Prepared]) -> frozenset[bytes]:
-    return frozenset(
-        _digest(source, target)
-        for block in results
-        for source, target in zip(_lines(block.source), _lines(block.target), strict=True)
+            counts.overlap.update(name for name, digests in job.held_out.items() if digest in digests)
+    counts.kept = len(sources)
+    counts.source_tokens, counts.target_tokens = (
+        sum([len(line.split()) for line in side]) for side in (sources, targets)
     )
+    # Joined here: workers share this work, and the main process only writes.
+    source_text, target_text = ("".join([line + "\n" for line in side]).encode() for side in (sources, targets))
+    return Prepared(source_text, target_text, counts)
 
 
 def tokenize(data: DataSettings, preparation: PreparationSettings, folder: Path, pool: Executor) -> dict[str, Any]:
-    """Write the tokenised text into `folder` and give its statistics; the same bytes for any number of workers.
+    """Write the tokenised text into `folder` and return its statistics; the same bytes for any number of workers.
 
     Raises InputError for sides of different length, invalid UTF-8, an empty corpus, and where no pair is kept.
     """
-    valid, test = f"valid.{data.valid.name}", f"test.{data.test.name}"
-    unfiltered = Job(data.source, data.target, preparation.tokenizer, None, {})
+    languages = (data.source, data.target)
+
+    def prepared(job: Job, name: str) -> Iterator[Prepared]:
+        sides = [RAW / f"{name}.{language}" for language in languages]
+        return ordered(pool, partial(prepare, job), read_parallel_blocks(sides[0], sides[1], PAIRS))
+
+    def write(role: str, names: Iterable[str], job: Job) -> dict[str, Counts]:
+        """Write texts one after another into the files of `role`; return the counts of each."""
+        found: dict[str, Counts] = {}
+        paths = [folder / f"{role}.{language}" for language in languages]
+        with paths[0].open("wb") as source, paths[1].open("wb") as target:
+            for name in names:
+                found[name] = Counts()
+                for block in prepared(job, f"{role}.{name}"):
+                    source.write(block.source)
+                    target.write(block.target)
+                    found[name] += block.counts
+        return found
+
+    unfiltered = Job(*languages, preparation.tokenizer)
     held_out = {
-        "valid": _digests(_results(pool, unfiltered, _sides(valid, data))),
-        "test": _digests(_results(pool, unfiltered, _sides(test, data))),
+        role: frozenset(
+            _digest(*pair)
+            for block in prepared(unfiltered, f"{role}.{text.name}")
+            for pair in zip(_lines(block.source), _lines(block.target), strict=True)
+        )
+        for role, text in (("valid", data.valid), ("test", data.test))
     }
-    with (folder / f"valid.{data.source}").open("wb") as source, (folder / f"valid.{data.target}").open("wb") as target:
-        valid_counts = _write(_results(pool, unfiltered, _sides(valid, data)), source, target)
-    job = Job(data.source, data.target, preparation.tokenizer, preparation.filters, held_out)
-    corpora: dict[str, Counts] = {}
-    with (folder / f"train.{data.source}").open("wb") as source, (folder / f"train.{data.target}").open("wb") as target:
-        for corpus in data.train:
-            sides = _sides(f"train.{corpus.name}", data)
-            corpora[corpus.name] = _write(_results(pool, job, sides), source, target)
-    total = sum(corpora.values(), NOTHING)
+    valid = write("valid", [data.valid.name], unfiltered)[data.valid.name]
+    job = Job(*languages, preparation.tokenizer, preparation.filters, held_out)
+    corpora = write("train", [text.name for text in data.train], job)
+    total = sum(corpora.values(), Counts())
     if not total.kept:
         raise InputError(
             f"none of the {total.pairs:,} training pairs passes preparation.filters "
@@ -191,24 +165,20 @@ def tokenize(data: DataSettings, preparation: PreparationSettings, folder: Path,
     return {
         **total.to_json(held_out),
         "corpora": {name: counts.to_json(held_out) for name, counts in corpora.items()},
-        "valid": {
-            "pairs": valid_counts.pairs,
-            "source_tokens": valid_counts.source_tokens,
-            "target_tokens": valid_counts.target_tokens,
-        },
+        "valid": {name: getattr(valid, name) for name in ("pairs", "source_tokens", "target_tokens")},
     }
 
 
 def run(tracker: Tracker) -> None:
-    """Run the stage."""
+    """Write data/tokenized."""
     data = load_section("data", DataSettings)
     preparation = load_section("preparation", PreparationSettings)
     stage.check_versions({"sacremoses": load_section("versions", VersionSettings).sacremoses})
-    with full_disk_told(IN_CACHE, TOKENIZED), writing(TOKENIZED) as folder:
+    with explain_full_disk(IN_CACHE, TOKENIZED), writing(TOKENIZED) as folder:
         folder.mkdir()
         with executor(sum(path.stat().st_size for path in RAW.iterdir())) as pool:
             stats = tokenize(data, preparation, folder, pool)
-        stage.write_json(folder / STATS, stats)
+        stage.write_json(folder / "stats.json", stats)
     for name, counts in stats["corpora"].items():
         print(f"{name}: {counts['kept']:,} of {counts['pairs']:,} pairs kept")
     tracker.metrics(

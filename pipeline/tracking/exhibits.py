@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from nmt.text.parallel_text import read_lines
-from pipeline.config.settings import CONFIG
+from pipeline.config.paths import CONFIG
 from pipeline.tracking.spool import SpoolTracker
 
 METRICS = Path("results/metrics.json")

@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.config.settings import CONFIG
+from pipeline.config.paths import CONFIG
 from pipeline.stage import Interrupted, Tracker, state_root
 from pipeline.tracking import evidence, exhibits
 from pipeline.tracking.spool import SpoolTracker, patience, warn

@@ -15,7 +15,8 @@ from command_line import wmt
 from nmt.config import InputError
 from pipeline.commands import plan
 from pipeline.config import graph, resolution
-from pipeline.config.settings import CONFIG, Configuration
+from pipeline.config.paths import CONFIG
+from pipeline.config.settings import Configuration
 from pipeline.stages import train
 from pipeline.tracking import evidence
 from pipeline.training import launch
@@ -137,6 +138,17 @@ def test_code_of_search_reruns_decoding_and_what_follows(finished: Configuration
         "decode": "changed: nmt/inference", "score": "changed: the command", "attention": "changed: nmt/inference",
         "report": "follows attention, decode, score",
     }  # fmt: skip
+
+
+def test_adding_a_corpus_leaves_the_download_of_another_up_to_date(finished: Configuration) -> None:
+    put("data/local/other/train.en", 1)
+    put("data/catalog/other.yaml", 1)
+    assert runs(finished) == {"resolve": "changed: data/catalog, data/local"}
+
+
+def test_the_version_of_sacrebleu_decides_scores_alone(finished: Configuration) -> None:
+    versions = finished.versions.model_copy(update={"sacrebleu": "0.0.1"})
+    assert list(runs(finished.model_copy(update={"versions": versions}))) == ["score", "report"]
 
 
 def test_before_the_first_run_every_stage_would_run(finished: Configuration) -> None:

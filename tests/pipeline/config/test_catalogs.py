@@ -96,18 +96,20 @@ def test_wmt16_t2t_differs_in_news_commentary_and_merges() -> None:
     assert [text.name for text in data.train] == ["europarl-v7", "commoncrawl", "news-commentary-v11"]
     assert data.test == catalogs.data_settings(ours, "en-de").test
     assert catalogs.data_settings(theirs, "en-fr") == catalogs.data_settings(ours, "en-fr")
-    assert catalogs.subwords(theirs, "en-de") == {"kind": "bpe", "merges": 32000, "vocabulary": None}
-    filters = catalogs.preparation(theirs, "en-de")["filters"]
+    entry = catalogs.pair_entry(theirs, "en-de")
+    assert entry.subwords == {"kind": "bpe", "merges": 32000, "vocabulary": None}
+    filters = entry.preparation["filters"]
     assert (filters["min_tokens"], filters["max_tokens"]) == (1, 80)
-    assert catalogs.preparation(theirs, "en-de")["tokenizer"]["aggressive_hyphens"] is False
+    assert entry.preparation["tokenizer"]["aggressive_hyphens"] is False
 
 
 @pytest.mark.parametrize("name", ["wmt14", "wmt16-t2t"])
 @pytest.mark.parametrize("pair", ["en-de", "en-fr"])
 def test_the_shipped_preparations_are_valid(name: str, pair: str) -> None:
     loaded = catalogs.load(name)
-    PreparationSettings.model_validate(catalogs.preparation(loaded, pair))
-    SubwordSettings.model_validate({"multiple_of": 8, **catalogs.subwords(loaded, pair)})
+    entry = catalogs.pair_entry(loaded, pair)
+    PreparationSettings.model_validate(entry.preparation)
+    SubwordSettings.model_validate({"multiple_of": 8, **entry.subwords})
     assert all(archive.licence and archive.source for archive in catalogs.data_settings(loaded, pair).archives)
 
 
@@ -160,7 +162,7 @@ def test_what_a_mirror_does_not_list_may_be_brought_by_the_catalog_over_it() -> 
     [
         ({"checksums": None}, "a mirror needs `extends`, `base_url` and `checksums`, all three"),
         ({"base_url": None}, "a mirror needs `extends`, `base_url` and `checksums`, all three"),
-        ({"base_url": "ftp://x/"}, "base_url is `ftp://x/`: give an http"),
+        ({"base_url": "ftp://x/"}, "base_url is 'ftp://x/'; string should match pattern"),
         ({"extends": "smal"}, r"copy\.yaml extends `smal`: .*did you mean `small`\?"),
         ({"extends": "copy"}, "extends itself by way of copy"),
         ({"checksums": "GONE"}, "the mirror's checksums cannot be read .*GONE"),
@@ -202,13 +204,13 @@ def changed(path: str, value: object) -> dict[str, Any]:
         ("pairs.en-de.trian", [], r"unknown key `pairs\.en-de\.trian`; did you mean `train`\?"),
         ("pairs.en-de.train.0.sorce", {}, r"unknown key `pairs\.en-de\.train\.0\.sorce`; did you mean `source`\?"),
         ("pairs.en-de.test.source.membr", "x", r"membr`; did you mean `member`\?"),
-        ("pairs.en-ed", {}, r"unknown pair `en-ed`; did you mean `en-de`\?"),
-        ("description", None, "the key `description` is missing"),
-        ("archives.news.sha256", "abc", "archives.news.sha256 is `abc`: "),
-        ("archives.news.url", "ftp://x/y", "archives.news.url is `ftp://x/y`: "),
-        ("archives.news.bytes", 0, "archives.news.bytes is `0`: Input should be greater than or equal to 1"),
-        ("pairs.en-de.train", [], r"pairs\.en-de\.train: List should have at least 1 item"),
-        ("pairs.en-de.train.0.name", "../x", r"pairs\.en-de\.train\.0\.name is `\.\./x`"),
+        ("pairs.en-ed", {}, "pairs.en-ed is 'en-ed'; input should be 'en-de' or 'en-fr'"),
+        ("description", None, "`description` is missing: add it"),
+        ("archives.news.sha256", "abc", "archives.news.sha256 is 'abc'; string should match pattern"),
+        ("archives.news.url", "ftp://x/y", "archives.news.url is 'ftp://x/y'; string should match pattern"),
+        ("archives.news.bytes", 0, "archives.news.bytes is 0; input should be greater than or equal to 1"),
+        ("pairs.en-de.train", [], r"pairs\.en-de\.train is \[\]; list should have at least 1 item"),
+        ("pairs.en-de.train.0.name", "../x", r"pairs\.en-de\.train\.0\.name is '\.\./x'; string should match"),
         ("pairs.en-de.test.source.member", None, "give archive and member, or path and sha256"),
     ],
 )
@@ -243,7 +245,7 @@ def test_what_is_no_yaml_mapping(content: str) -> None:
 
 def test_archives_that_are_no_mapping() -> None:
     write("broken", {"description": "x", "extends": "wmt14", "archives": ["a"]})
-    with pytest.raises(InputError, match="`archives` holds no mapping"):
+    with pytest.raises(InputError, match=r"archives is \['a'\]; input should be a valid dictionary"):
         catalogs.load("broken")
 
 
@@ -253,25 +255,6 @@ def test_unknown_names_are_told_with_the_nearest() -> None:
     write("small", small())
     with pytest.raises(InputError, match=r"small\.yaml has no pair `en-fr`"):
         catalogs.data_settings(catalogs.load("small"), "en-fr")
-
-
-@pytest.mark.parametrize(
-    ("section", "content", "message"),
-    [
-        ("preparation", {"filter": {}}, r"preparation: unknown key `filter`; did you mean `filters`\?"),
-        (
-            "preparation",
-            {"filters": {"max_token": 3}},
-            r"filters: unknown key `max_token`; did you mean `max_tokens`\?",
-        ),
-        ("preparation", {"filters": 3}, r"preparation\.filters is `3`"),
-        ("subwords", {"merge": 3}, r"subwords: unknown key `merge`; did you mean `merges`\?"),
-    ],
-)
-def test_unknown_settings_are_told_with_the_nearest(section: str, content: object, message: str) -> None:
-    write("broken", changed(f"pairs.en-de.{section}", content))
-    with pytest.raises(InputError, match=message):
-        getattr(catalogs, section)(catalogs.load("broken"), "en-de")
 
 
 # The command.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,11 +14,12 @@ from pydantic import ValidationError
 
 from nmt.config import InputError, ModelSettings, SubwordSettings
 from nmt.text import subwords
-from pipeline.config import resolution, rows
-from pipeline.config.settings import CONFIG, LEAST_VOCABULARY, Configuration, load_section
+from pipeline.config import errors, resolution, rows
+from pipeline.config.paths import CONFIG
+from pipeline.config.settings import LEAST_VOCABULARY, Configuration, load_section
 from pipeline.stages import resolve
 
-SUM = "0" * 64
+SUM = sha256(b"").hexdigest()
 PARAMS: dict[str, Any] = {"row": "base", "pair": "en-de", "corpus": "tiny", "seed": 7, "overrides": {}}
 
 
@@ -41,6 +43,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "data/catalog"
     folder.mkdir(parents=True)
     (folder / "tiny.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    for name in ("train", "valid", "test"):
+        for language in ("en", "xx"):
+            (tmp_path / f"{name}.{language}").touch()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -89,26 +94,26 @@ def test_an_emptied_section_overrides_nothing() -> None:
     ("changes", "message"),
     [
         ({"row": "bas"}, "params.yaml, row: `bas` is not a row of rows.yaml; did you mean `base`?"),
-        ({"pair": "en-ge"}, "params.yaml, pair: `en-ge` is unknown; did you mean `en-de`? valid are en-de, en-fr"),
+        ({"pair": "en-ge"}, "params.yaml: pair is 'en-ge'; input should be 'en-de' or 'en-fr'"),
         ({"corpus": "tyny"}, "did you mean `tiny`?"),
         (
             {"overrides": {"model": {"N": 0}, "training": 3}},
-            "params.yaml, overrides.training: `3` is no mapping; write `training: {key: value}`",
+            "params.yaml: overrides.training is 3; input should be a valid dictionary",
         ),
-        ({"pair": None}, "params.yaml: `pair` is missing: give it a value"),
-        ({"row": 3}, "params.yaml, row: `3` is not a row of rows.yaml; valid are base, "),
+        ({"pair": None}, "params.yaml: pair is None; input should be 'en-de' or 'en-fr'"),
+        ({"row": 3}, "params.yaml: row is 3; input should be a valid string"),
         ({"corpus": "a b"}, "params.yaml: corpus is 'a b'; string should match pattern"),
         ({"seed": -1}, "params.yaml: seed is -1; input should be greater than or equal to 0"),
-        ({"seed": None}, "params.yaml: `seed` is missing"),
+        ({"seed": None}, "params.yaml: seed is None; input should be a valid integer"),
         (
             {"sed": 1},
             "params.yaml: unknown key `sed`; did you mean `seed`? valid are row, pair, corpus, seed, overrides",
         ),
-        ({"overrides": {"modle": {}}}, "params.yaml, overrides: unknown section `modle`; did you mean `model`?"),
-        ({"overrides": {"model": 3}}, "params.yaml, overrides.model: `3` is no mapping"),
+        ({"overrides": {"modle": {}}}, "params.yaml: unknown key `overrides.modle`; did you mean `model`?"),
+        ({"overrides": {"model": 3}}, "params.yaml: overrides.model is 3; input should be a valid dictionary"),
         (
             {"overrides": [1]},
-            "params.yaml, overrides: `[1]` is no mapping; write section, key and value: `model: {N: 3}`",
+            "params.yaml: overrides is [1]; input should be a valid dictionary",
         ),
         (
             {"overrides": {"model": {"d_modle": 3}}},
@@ -135,10 +140,7 @@ def test_an_emptied_section_overrides_nothing() -> None:
         ({"overrides": {"averaging": {"last": 9}}}, "averaging.last is 9, but training.keep_checkpoints keeps only 5"),
         (
             {"overrides": {"training": {"seed": 3}}},
-            (
-                "params.yaml, overrides.training.seed: the seed is set once, by `seed` at the top of params.yaml; "
-                "move it there"
-            ),
+            ("params.yaml: overrides: training.seed is set once, by `seed` at the top of params.yaml; move it there"),
         ),
         (
             {"row": "E-learned-positions", "overrides": {"model": {"max_positions": 100}}},
@@ -338,6 +340,26 @@ def test_the_data_are_the_catalogs_for_the_pair() -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"edited",
+            "train.en has the sha256 .* it was edited; add it again with `wmt catalog add --force`, or restore",
+        ),
+        (None, "train.en is missing: restore it, or add it again with `wmt catalog add`"),
+    ],
+)
+def test_an_edited_or_missing_local_file_writes_nothing(content: bytes | None, message: str) -> None:
+    Path("params.yaml").write_text(yaml.safe_dump(PARAMS), encoding="utf-8")
+    Path("train.en").unlink()
+    if content is not None:
+        Path("train.en").write_bytes(content)
+    with pytest.raises(InputError, match=f"^{message}"):
+        resolve.run(_Tracker())
+    assert not CONFIG.exists()
+
+
+@pytest.mark.parametrize(
     ("german", "message"),
     [
         (
@@ -349,6 +371,16 @@ def test_the_data_are_the_catalogs_for_the_pair() -> None:
             "the catalog tiny: subwords.merges is 0; input should be greater than or equal to 1",
         ),
         ({"subwords": {"merges": 5, "vocabulary": 5}}, "the catalog tiny: subwords: give either merges or vocabulary"),
+        (
+            {"preparation": {"filter": {}}},
+            "the catalog tiny: unknown key `preparation.filter`; did you mean `filters`?",
+        ),
+        (
+            {"preparation": {"filters": {"max_token": 3}}},
+            "the catalog tiny: unknown key `preparation.filters.max_token`; did you mean `max_tokens`?",
+        ),
+        ({"preparation": {"filters": 3}}, "the catalog tiny: preparation.filters is 3; input should be a valid dict"),
+        ({"subwords": {"merge": 3}}, "the catalog tiny: unknown key `subwords.merge`; did you mean `merges`?"),
     ],
 )
 def test_a_mistake_in_the_catalog_is_told_of_the_catalog(german: dict[str, Any], message: str) -> None:
@@ -378,10 +410,15 @@ def test_where_a_value_stands_is_the_last_layer_that_says_something_of_it() -> N
 def test_a_missing_value_is_told() -> None:
     with pytest.raises(ValidationError) as caught:
         Configuration.model_validate({"run": {}})
-    assert resolution._sentence(caught.value, [("here", {"run": {}})]) == "here: `run.row` is missing; field required"
+    assert errors.explain(caught.value, Configuration) == "`run.row` is missing: add it"
 
 
 def test_the_keys_of_a_section() -> None:
-    assert resolution._keys([]) == [*Configuration.model_fields]
-    assert resolution._keys(["averaging"]) == ["last"]
-    assert resolution._keys(["preparation", "filters"]) == ["min_tokens", "max_tokens", "max_ratio", "drop_identical"]
+    assert errors.valid_keys(Configuration, []) == [*Configuration.model_fields]
+    assert errors.valid_keys(Configuration, ["averaging"]) == ["last"]
+    assert errors.valid_keys(Configuration, ["preparation", "filters"]) == [
+        "min_tokens",
+        "max_tokens",
+        "max_ratio",
+        "drop_identical",
+    ]

@@ -19,7 +19,8 @@ from nmt.training.distributed import World
 from nmt.training.trainer import Job
 from nmt.training.trainer import train as train_job
 from pipeline.config import resolution
-from pipeline.config.settings import CONFIG, Configuration
+from pipeline.config.paths import CONFIG
+from pipeline.config.settings import Configuration
 from pipeline.stages import average, train
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from pipeline.config import resolution
-from pipeline.config.settings import CONFIG, DataSettings, RunSettings, load_section
+from pipeline.config.paths import CONFIG
+from pipeline.config.settings import DataSettings, RunSettings, load_section
 from pipeline.reporting import page
 from pipeline.stages import report
 

@@ -14,7 +14,7 @@ import yaml
 from nmt.config import InputError
 from nmt.evaluation import bleu
 from nmt.flops import hardware
-from pipeline.config.settings import CONFIG
+from pipeline.config.paths import CONFIG
 from pipeline.stages import score
 
 VALID = ["Das Haus ist alt .", "Wir gehen heute nicht ins Kino ."]

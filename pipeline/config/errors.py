@@ -1,0 +1,68 @@
+"""Sentences for users about settings that pydantic refuses, and YAML files that hold no mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from nmt.config import InputError
+from pipeline.config.rows import nearest
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validated(model: type[Model], content: object, path: Path) -> Model:
+    """Return `content`, from the file `path`, as a `model`; raise InputError where it is invalid."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise InputError(f"{path}: {explain(error, model)}") from error
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """Return the first error in one sentence: key, value and rule, or for an unknown key the nearest valid one."""
+    first = error.errors()[0]
+    location = [part for part in first["loc"] if part != "[key]"]
+    key = ".".join(map(str, location))
+    if first["type"] == "extra_forbidden":
+        return f"unknown key `{key}`; {nearest(str(location[-1]), valid_keys(model, location[:-1]))}"
+    if first["type"] == "missing":
+        return f"`{key}` is missing: add it"
+    rule = first["msg"].removeprefix("Value error, ")
+    if isinstance(first["input"], Mapping | BaseModel):
+        # A rule about several keys names them itself.
+        return f"{key}: {rule}" if key else rule
+    return f"{key} is {first['input']!r}; {rule[0].lower()}{rule[1:]}"
+
+
+def valid_keys(model: Any, location: Sequence[int | str]) -> list[str]:
+    """Return the keys that are valid at `location` inside `model`."""
+    for step in location:
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            model = model.model_fields[str(step)].annotation
+        else:
+            model = get_args(model)[-1]
+        inner = [one for one in get_args(model) if one is not NoneType]
+        if get_origin(model) not in (dict, list) and inner:
+            model = inner[0]
+    return list(model.model_fields)
+
+
+def read_mapping(path: Path, keys: str) -> dict[str, Any]:
+    """Return the mapping in a YAML file; raise InputError where it is unreadable or holds none, naming its `keys`."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{path} is missing: run from the repository's root, or restore it with git") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds no mapping: it needs the keys {keys}")
+    return content

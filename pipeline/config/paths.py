@@ -1,0 +1,28 @@
+"""Paths of the pipeline's inputs and outputs, relative to the repository's root."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PARAMS = Path("params.yaml")
+DVC_YAML = Path("dvc.yaml")
+CONFIG = Path("results/config.yaml")
+
+CATALOGS = Path("data/catalog")
+LOCAL = Path("data/local")
+RAW = Path("data/raw")
+TOKENIZED = Path("data/tokenized")
+SUBWORDS = Path("data/subwords")
+BINNED = Path("data/binned")
+BINNED_STATS = BINNED / "stats.json"
+
+CHECKPOINTS = Path("models/checkpoints")
+AVERAGE = Path("models/average")
+LAST = Path("models/last")
+
+TRAINING = Path("results/training.json")
+CURVES = Path("results/training.csv")
+VALIDATION = Path("results/validation.csv")
+AVERAGING = Path("results/averaging.json")
+TRANSLATIONS = Path("results/translations")
+METRICS = Path("results/metrics.json")
