@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     import torch
 
 
-def parameters(model: ModelSettings, vocabulary: int) -> int:
-    """Trainable numbers of the Transformer, whose embedding of `vocabulary` rows serves both sides and the softmax.
+def parameters(model: ModelSettings, vocabulary: int, target_vocabulary: int | None = None) -> int:
+    """Trainable numbers of the Transformer, by default with one embedding of `vocabulary` rows for all (3.4).
 
-    Layer norms and the feed-forward network's biases always count; the attention's biases with `projection_biases`;
-    a table of learned positions, one for both sides, with `positions: learned`.
+    `sharing` adds tables of `target_vocabulary` rows, or of `vocabulary` where there is none. Layer norms and the
+    feed-forward network's biases always count; the attention's biases with `projection_biases`; with
+    `positions: learned`, a table of positions for each embedding.
     """
     d, heads_k, heads_v = model.d_model, model.h * model.d_k, model.h * model.d_v
     attention = d * (2 * heads_k + heads_v) + heads_v * d
@@ -30,7 +31,9 @@ def parameters(model: ModelSettings, vocabulary: int) -> int:
     encoder = attention + feed_forward + 2 * norm
     decoder = 2 * attention + feed_forward + 3 * norm
     positions = model.max_positions * d if model.positions == "learned" else 0
-    return vocabulary * d + model.N * (encoder + decoder) + positions
+    own, embeddings = {"all": (0, 1), "output": (1, 2), "none": (2, 2)}[model.sharing]
+    tables = vocabulary + own * (target_vocabulary or vocabulary)
+    return tables * d + model.N * (encoder + decoder) + embeddings * positions
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ def training_flops(model: ModelSettings, vocabulary: int, sums: LengthSums) -> i
     """Operations of all matrix products of forward and backward over the pairs summed in `sums`, without padding.
 
     The backward pass is twice the forward: each product has two gradients. The decoder's self-attention counts as the
-    full square, which plain products compute; element-wise work is left out, as FlopCounterMode does.
+    full square, which plain products compute; element-wise work is left out, as FlopCounterMode does. `vocabulary` is
+    the target's.
     """
     d, heads_k, heads_v = model.d_model, model.h * model.d_k, model.h * model.d_v
     queries_and_output = 2 * d * (heads_k + heads_v)

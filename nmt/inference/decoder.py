@@ -57,11 +57,13 @@ class Decoder(Scorer):
         self.model = model
         if model.settings.positions == "sinusoidal":
             # The table of positions grows when a longer sentence comes, which threads had better not do together.
-            model.embedding(torch.zeros(1, 1, dtype=torch.long, device=model.embedding.table.device), _POSITIONS)
+            zero = torch.zeros(1, 1, dtype=torch.long, device=model.output_table.device)
+            model.target_embedding(zero, _POSITIONS)
+            model.embedding(zero, _POSITIONS)
         layers = (cast("DecoderLayer", layer) for layer in model.decoder)
         self.layers = [_Layer.of(layer) for layer in layers]
         # On a CPU the product with a few rows is faster this way round.
-        self.output = model.embedding.table.t().contiguous()
+        self.output = model.output_table.t().contiguous()
 
     @torch.inference_mode()
     def start(self, src: Int[Tensor, "batch src"]) -> State:
@@ -172,7 +174,7 @@ class _ModelState(State):
     @torch.inference_mode()
     def step(self, ids: Int[Tensor, "batch hypotheses"]) -> Float[Tensor, "batch hypotheses vocabulary"]:
         batch, hypotheses = ids.shape
-        x = self.model.embedding(ids.reshape(-1, 1), self.position).view(batch, hypotheses, -1)
+        x = self.model.target_embedding(ids.reshape(-1, 1), self.position).view(batch, hypotheses, -1)
         start = self.mask.shape[2]
         itself = x.new_full((hypotheses, hypotheses), -math.inf).fill_diagonal_(0.0)
         self.mask = torch.cat((self.mask, itself.expand(batch, -1, -1)), dim=2)

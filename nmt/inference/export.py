@@ -27,6 +27,11 @@ POSITIONS = 1024
 
 def representable(settings: ModelSettings) -> None:
     """Raises InputError for a model that CTranslate2's Transformer is not."""
+    if settings.sharing != "all":
+        raise InputError(
+            f"the export writes one table of embeddings, and this model has model.sharing {settings.sharing}: "
+            "translate with --engine torch"
+        )
     if settings.d_k != settings.d_v:
         raise InputError(
             f"CTranslate2 has one size for a head's keys and values, and this model has d_k {settings.d_k} and "

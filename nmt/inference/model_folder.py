@@ -23,6 +23,8 @@ class ModelDescription(Settings):
     source: str
     target: str
     vocabulary: int
+    target_vocabulary: int | None = None
+    """Rows of the target's tables if they are not the source's."""
     tokenizer: TokenizerSettings
     model: ModelSettings
     search: SearchSettings
@@ -35,7 +37,7 @@ def save_model(folder: Path, weights: Mapping[str, Tensor], description: ModelDe
     with writing(folder) as temporary:
         temporary.mkdir()
         save_tensors(temporary / WEIGHTS, weights)
-        config = yaml.safe_dump(description.model_dump(), sort_keys=False, allow_unicode=True)
+        config = yaml.safe_dump(description.model_dump(exclude_defaults=True), sort_keys=False, allow_unicode=True)
         (temporary / "config.yaml").write_text(config, encoding="utf-8")
         shutil.copytree(subwords, temporary / "subwords")
 
@@ -54,11 +56,10 @@ def load_description(folder: Path) -> ModelDescription:
 def load_model(folder: Path, description: ModelDescription) -> Transformer:
     """The model of a folder, for evaluation; raises InputError where weights are damaged, of another shape or NaN."""
     weights = load_tensors(folder / WEIGHTS)
+    vocabularies = description.vocabulary, description.target_vocabulary
     with torch.device("meta"):
-        wanted = {
-            name: tensor.shape
-            for name, tensor in Transformer(description.model, description.vocabulary).state_dict().items()
-        }
+        empty = Transformer(description.model, *vocabularies)
+        wanted = {name: tensor.shape for name, tensor in empty.state_dict().items()}
     for name in sorted(wanted.keys() | weights.keys()):
         found = weights[name].shape if name in weights else None
         if found != wanted.get(name):
@@ -69,6 +70,6 @@ def load_model(folder: Path, description: ModelDescription) -> Transformer:
     for name, tensor in weights.items():
         if not torch.isfinite(tensor).all():
             raise InputError(f"{folder / WEIGHTS}: tensor `{name}` holds values that are not finite: train it again")
-    model = Transformer(description.model, description.vocabulary)
+    model = Transformer(description.model, *vocabularies)
     model.load_state_dict(weights)
     return model.eval()

@@ -60,7 +60,7 @@ class History:
 
     def _speed(self, interval: Interval) -> dict[str, float]:
         """Return operations per second, and their share of the devices' peak if that is known."""
-        done = float(flops.training_flops(self.job.model, self.job.vocabulary, interval.sums))
+        done = float(flops.training_flops(self.job.model, self.job.output_rows, interval.sums))
         name = device_name(self.world.device)
         known = flops.hardware(name)
         peak = None if known is None else known.peak(self.job.training.precision)
@@ -107,7 +107,7 @@ class History:
             "padding": measured.padding(),
             "loss_valid": measured.valid,
             "ppl_valid": perplexity(measured.valid),
-            "flops_counted": float(flops.training_flops(job.model, job.vocabulary, sums)),
+            "flops_counted": float(flops.training_flops(job.model, job.output_rows, sums)),
             "resumes": measured.resumes,
         }
         with writing(self.folder / "done.json") as temporary:

@@ -39,11 +39,14 @@ def run(tracker: Tracker) -> None:
             f"training.checkpoint_every updates): models/average is the {averaged}"
         )
 
+    own = last.get("own_target_embedding.table")
+
     def description(origin: str) -> model_folder.ModelDescription:
         return model_folder.ModelDescription(
             source=asked.source,
             target=asked.target,
             vocabulary=last["embedding.table"].shape[0],
+            target_vocabulary=None if own is None else own.shape[0],
             tokenizer=load_section("preparation", PreparationSettings).tokenizer,
             model=load_section("model", ModelSettings),
             search=load_section("search", SearchSettings),
