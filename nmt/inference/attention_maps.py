@@ -71,8 +71,8 @@ def attention(models: Models, source: str, target: str) -> Attention:
     if not ids:
         raise InputError("the source has no text, so there is nothing to look at: give a sentence")
     written = [row for row in models.encode_target(target) if row != EOS]
-    names = models.subwords.symbols
-    return Attention(names(ids), names([BOS, *written]), weights_of(models.members[0], ids, written))
+    names = models.target_subwords.symbols
+    return Attention(models.subwords.symbols(ids), names([BOS, *written]), weights_of(models.members[0], ids, written))
 
 
 def alignment(

@@ -90,7 +90,7 @@ def record(ready: Translator, translation: Translation, number: int, options: Tr
 
 
 def _object(ready: Translator, translation: Translation, number: int) -> dict[str, Any]:
-    names = ready.models.subwords.symbols
+    names = ready.models.target_subwords.symbols
     found = [
         {
             "text": text,
@@ -108,7 +108,8 @@ def _object(ready: Translator, translation: Translation, number: int) -> dict[st
 
         ids = translation.pieces[0].ids
         weights = alignment(ready.models.members, ids, translation.hypotheses[0].ids)
-        whole |= {"source_subwords": names(ids), "attention": [[round(w, 4) for w in row] for row in weights.tolist()]}
+        rows = [[round(weight, 4) for weight in row] for row in weights.tolist()]
+        whole |= {"source_subwords": ready.models.subwords.symbols(ids), "attention": rows}
     return whole
 
 

@@ -32,6 +32,8 @@ class Piece:
     """EOS last."""
     name: tuple[int, int]
     """The line's number, from 0, and the part's."""
+    text: str = ""
+    """The raw line, or its part."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class TorchEngine(Engine):
 
     def __init__(self, models: Models, sampling: SamplingSettings | None = None) -> None:
         self.scorer, self.device = models.scorer(), models.device
-        self.subwords, self.sampling = models.subwords.unpadded, sampling
+        self.subwords, self.sampling = models.target_subwords.unpadded, sampling
         # Two workers of one thread each are faster than one of two: nothing waits for the other's half of a product.
         available = torch.get_num_threads()
         self.workers = 1 if self.device.type == "cuda" else min(available, WORKERS)
@@ -105,7 +107,7 @@ class Translator:
             self.models = Models([folders] if isinstance(folders, Path) else folders, device)
         self.description = self.models.description
         self.settings = settings or self.description.search
-        rows = self.models.subwords.unpadded
+        rows = self.models.target_subwords.unpadded
         if self.settings.beam > rows:
             raise InputError(
                 f"the search's beam is {self.settings.beam:,}, but the vocabulary has {rows:,} subwords: "
@@ -158,7 +160,7 @@ class Translator:
         if not ids:
             return []
         if self.longest is None or len(ids) - 1 <= self.longest:
-            return [Piece(ids, (number, 0))]
+            return [Piece(ids, (number, 0), line)]
         sentences = split_sentences(line, self.description.source) if self.split else [line]
         coded = [self.models.encode(sentence) for sentence in sentences]
         for sentence, its in zip(sentences, coded, strict=True):
@@ -168,7 +170,7 @@ class Translator:
                     f"line {number + 1}: {whole} `{sentence[:40]}...` has {len(its) - 1:,} subwords, and at most "
                     f"{self.longest:,} are translated at once: put its sentences on lines of their own"
                 )
-        return [Piece(its, (number, part)) for part, its in enumerate(coded) if its]
+        return [Piece(its, (number, part), sentences[part]) for part, its in enumerate(coded) if its]
 
     def _collect(self, window: _Window) -> Iterator[Translation]:
         found: dict[tuple[int, int], list[Hypothesis]] = {}
@@ -183,11 +185,13 @@ class Translator:
         if not pieces:
             return Translation(line, [], [], [""])
         if len(pieces) == 1:
-            return Translation(line, pieces, found[0], [self.models.decode(best.ids) for best in found[0]])
+            return Translation(line, pieces, found[0], [self.models.decode(best.ids, line) for best in found[0]])
         # The sentences' best, side by side.
         ids = [token for hypotheses in found for token in hypotheses[0].ids]
         total = sum(hypotheses[0].log_probability for hypotheses in found)
-        text = " ".join(self.models.decode(hypotheses[0].ids) for hypotheses in found)
+        text = " ".join(
+            self.models.decode(hypotheses[0].ids, piece.text) for piece, hypotheses in zip(pieces, found, strict=True)
+        )
         length = sum(len(hypotheses[0].ids) + 1 for hypotheses in found)
         joined = Hypothesis(ids, total, total / length_penalty(length, self.settings.alpha))
         return Translation(line, pieces, [joined], [text])

@@ -14,6 +14,7 @@ A tokenised line is its words with one space between. (tokenizer.perl leaves a s
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from nmt.config import TokenizerSettings
@@ -120,8 +121,15 @@ class Moses:
         self._full_stops(tokens)
         return " ".join(tokens)
 
-    def detokenize(self, line: str) -> str:
-        """A tokenised line as it would be written; what `tokenize` gives comes back where Moses' rules allow."""
+    def counts(self) -> Mapping[str, int]:
+        """Moses repairs nothing."""
+        return {}
+
+    def detokenize(self, line: str, source: str = "") -> str:
+        """A tokenised line as it would be written; what `tokenize` gives comes back where Moses' rules allow.
+
+        The source line makes no difference.
+        """
         if self._settings.tokenizer == "none":
             return line
         detokenized: str = self._detokenizer.detokenize(line.split(), unescape=False)

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from nmt.common.files import sha256_of, writing
 from nmt.config import EOS, UNK, BinningSettings, InputError
-from nmt.text import subwords
+from nmt.text import codec
 from nmt.text.parallel_text import Block, read_parallel_blocks
 from nmt.text.subwords import Subwords
 from pipeline import stage
@@ -78,20 +78,20 @@ def _batch(sides: Iterable[tuple[Any, Any]], lines: Any) -> pa.RecordBatch:
 
 
 @lru_cache(maxsize=1)
-def _subwords(folder: Path, _version: str) -> Subwords:
-    """Return the subwords of `folder`: one object per process, because it caches words."""
-    return subwords.load(folder)
+def _vocabularies(folder: Path, _version: str) -> tuple[Subwords, Subwords]:
+    """Return the vocabularies of `folder`: one object per process, because they cache words."""
+    return codec.load(folder)
 
 
 def encode(job: Job, blocks: tuple[Block, Block]) -> Encoded:
     """Encode a block of pairs and sort it into bins; runs in a worker."""
-    vocabulary = _subwords(job.folder, job.version)
-    code = "H" if vocabulary.size < 2**16 else "I"
+    vocabularies = _vocabularies(job.folder, job.version)
+    code = "H" if max(each.size for each in vocabularies) < 2**16 else "I"
     # By upper length: the ids and lengths of both sides, and the lines.
     rows: dict[int, tuple[list[array[int]], list[list[int]], array[int]]] = {}
     too_long = unknown = 0
     for line, pair in enumerate(zip(blocks[0].lines(), blocks[1].lines(), strict=True), start=blocks[0].first):
-        sides = [[*vocabulary.encode(text), EOS] for text in pair]
+        sides = [[*vocabulary.encode(text), EOS] for vocabulary, text in zip(vocabularies, pair, strict=True)]
         upper = 0
         if job.uppers:
             if max(map(len, sides)) > job.uppers[-1]:
@@ -196,8 +196,8 @@ def binarize(
 
     Raises InputError where no training pair is kept.
     """
-    size = subwords.load(vocabulary).size
-    version = " ".join(sha256_of(path) for path in sorted(vocabulary.iterdir()))
+    source, target = codec.load(vocabulary)
+    version = " ".join(sha256_of(path) for path in sorted(vocabulary.rglob("*")) if path.is_file())
     uppers = bin_uppers(settings)
     job = Job(vocabulary.resolve(), version, tuple(uppers))
     train = write_bins(sides["train"], job, str(folder / "train.{upper:05d}.arrow"), pool)
@@ -210,7 +210,8 @@ def binarize(
     return {
         **train.counts(),
         "dropped": {"too_long": train.too_long},
-        "vocabulary": size,
+        "vocabulary": source.size,
+        **({} if target is source else {"target_vocabulary": target.size}),
         "out_of_vocabulary": {"train": train.unknown_rate(), "valid": valid.unknown_rate()},
         "histogram": {str(upper): train.bins[upper].pairs if upper in train.bins else 0 for upper in uppers},
         "valid": valid.counts(),

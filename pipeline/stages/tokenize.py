@@ -18,7 +18,7 @@ from typing import Any
 
 from nmt.common.files import writing
 from nmt.config import FilterSettings, InputError, TokenizerSettings
-from nmt.text.moses import Moses
+from nmt.text.codec import Tokenizer, tokenizers
 from nmt.text.parallel_text import REASONS, Block, drop_reason, read_parallel_blocks
 from pipeline import stage
 from pipeline.config.paths import RAW, TOKENIZED
@@ -80,9 +80,9 @@ class Prepared:
 
 
 @lru_cache(maxsize=4)
-def _moses(language: str, settings: TokenizerSettings) -> Moses:
-    """Return a tokenizer: one object per process and language, because it caches words."""
-    return Moses(language, settings)
+def _tokenizers(source: str, target: str, settings: TokenizerSettings) -> tuple[Tokenizer, Tokenizer]:
+    """Return the tokenizers of both sides: one object per process, because they cache words."""
+    return tokenizers(source, target, settings)
 
 
 def _digest(source: str, target: str) -> bytes:
@@ -95,13 +95,13 @@ def _lines(text: bytes) -> list[str]:
 
 def prepare(job: Job, blocks: tuple[Block, Block]) -> Prepared:
     """Tokenise and filter a block of pairs; runs in a worker. Raises InputError at invalid UTF-8."""
-    source_moses, target_moses = _moses(job.source, job.tokenizer), _moses(job.target, job.tokenizer)
+    of_source, of_target = _tokenizers(job.source, job.target, job.tokenizer)
     counts = Counts(pairs=len(blocks[0]))
     sources: list[str] = []
     targets: list[str] = []
     for source_line, target_line in zip(blocks[0].lines(), blocks[1].lines(), strict=True):
-        source = source_moses.tokenize(source_moses.normalize(source_line))
-        target = target_moses.tokenize(target_moses.normalize(target_line))
+        source = of_source.tokenize(of_source.normalize(source_line))
+        target = of_target.tokenize(of_target.normalize(target_line))
         reason = drop_reason(source, target, job.filters) if job.filters else None
         if reason is not None:
             counts.dropped[reason] += 1
