@@ -308,7 +308,7 @@ def plan(
     """
     from pipeline.commands import plan as planning
 
-    raise typer.Exit(0 if planning.tell(measure=not no_measure) else 1)
+    raise typer.Exit(0 if planning.report(measure=not no_measure) else 1)
 
 
 @app.command(rich_help_panel=RUNS)

@@ -1,6 +1,7 @@
-"""Join, as a further machine, a training that another one runs: `wmt join`.
+"""Join a training that another machine runs: `wmt join`.
 
-All share the state root and the repository, and say where they meet: `WMT_NODES=2 WMT_RENDEZVOUS=first-machine:29400`.
+All machines share the state root and the repository, and set the rendezvous:
+`WMT_NODES=2 WMT_RENDEZVOUS=first-machine:29400`.
 """
 
 from __future__ import annotations
@@ -9,28 +10,21 @@ import os
 import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 from nmt.config import InputError
 from pipeline.stages.train import code_digest, refused
 from pipeline.training import launch
 
 
-def _stop(signum: int, frame: FrameType | None) -> None:
-    sys.exit(f"join: stopped by {signal.Signals(signum).name}")
-
-
 def join(job: Path) -> int:
-    """Run this node's part of a training that another node began; returns torchrun's exit status."""
+    """Run this node's part of a training that another node started; return torchrun's exit status."""
     if not (job / "job.yaml").exists():
         raise InputError(f"{job} holds no job.yaml: name the folder that the first node trains in")
     if launch.nodes()[0] == 1:
         raise InputError("WMT_NODES is 1: set it and WMT_RENDEZVOUS as on the first node")
-
     if job.name.split("-")[1:2] != [code_digest()] and os.environ.get("WMT_RESUME_ACROSS_CODE") != "1":
-        raise InputError(f"the code here is not that which {job.name} is trained by: check out the first node's")
-
-    signal.signal(signal.SIGTERM, _stop)
+        raise InputError(f"{job.name} is trained with other code than this machine has: check out the first node's")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("join: stopped by SIGTERM"))
 
     def watch() -> None:
         refused(job)

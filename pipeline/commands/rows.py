@@ -10,9 +10,9 @@ from pipeline.config import rows
 
 
 def listing(vocabulary: int = rows.PAPER_VOCABULARY) -> list[dict[str, Any]]:
-    """One object a row: its exact parameter count for `vocabulary` rows of embedding, and the paper's numbers.
+    """Return for each row its exact parameter count with `vocabulary` rows of embedding, and the paper's results.
 
-    Raises InputError for less than one row.
+    Raises InputError for less than one row of embedding.
     """
     if vocabulary < 1:
         raise InputError(f"--vocabulary is {vocabulary}, but must be at least 1")
@@ -36,7 +36,7 @@ def listing(vocabulary: int = rows.PAPER_VOCABULARY) -> list[dict[str, Any]]:
 
 
 def text(items: list[dict[str, Any]]) -> str:
-    """The same as a table."""
+    """Return the same as a table."""
 
     def cell(value: Any, form: str) -> str:
         return "" if value is None else format(value, form)

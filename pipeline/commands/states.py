@@ -1,12 +1,11 @@
-"""What trainings keep on disk to be resumed or extended: `wmt states` lists it and frees it.
+"""The states that trainings keep on disk, to be resumed or extended: `wmt states` lists and deletes them.
 
-A state is `<state root>/train/<fingerprint>/`. Finished results do not need it: they are in models/ and in DVC's
-cache. Without it a training can no longer be resumed, nor extended to more updates.
+A state is `<state root>/train/<fingerprint>/`. Finished results do not need it: they are in models/ and in DVC's cache.
+Without it a training can be neither resumed nor extended to more updates.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from filelock import FileLock, Timeout
 
 from nmt.config import InputError
 
@@ -29,7 +29,7 @@ class State:
     path: Path
     bytes: int
     used: float
-    """When something was last written, in seconds since the epoch."""
+    """Time of the last write, in seconds since the epoch."""
     update: int
     updates: int
     finished: bool
@@ -37,52 +37,47 @@ class State:
 
     @property
     def name(self) -> str:
-        """Its fingerprint: settings and data, then code."""
+        """Return its fingerprint: settings and data, then code."""
         return self.path.name
 
 
 def states(root: Path) -> list[State]:
-    """The trainings under a state root, the last used first."""
+    """Return the trainings under a state root, the last used first."""
     folders = [path for path in sorted((root / "train").glob("*/")) if not path.name.startswith(".")]
     return sorted(map(_state, folders), key=lambda state: -state.used)
 
 
 def _state(path: Path) -> State:
-    files = [(file.stat(), file) for file in path.rglob("*") if file.is_file()]
-    update, updates = 0, 0
-    if (path / "job.yaml").exists():
-        updates = yaml.safe_load((path / "job.yaml").read_text(encoding="utf-8"))["training"]["updates"]
-    for state in sorted((path / "resume").glob("update-*/state.json")):
-        update = json.loads(state.read_text(encoding="utf-8"))["update"]
+    files = [file.stat() for file in path.rglob("*") if file.is_file()]
+    job, saved = path / "job.yaml", sorted((path / "resume").glob("update-*/state.json"))
     return State(
         path,
-        # Several names of one file (checkpoints that models/ holds too) take their room once.
-        sum({stat.st_ino: stat.st_size for stat, _ in files}.values()),
-        max((stat.st_mtime for stat, _ in files), default=path.stat().st_mtime),
-        update,
-        updates,
+        # Hard links to one file, as models/ has of checkpoints, count once.
+        sum({file.st_ino: file.st_size for file in files}.values()),
+        max((file.st_mtime for file in files), default=path.stat().st_mtime),
+        json.loads(saved[-1].read_text(encoding="utf-8"))["update"] if saved else 0,
+        yaml.safe_load(job.read_text(encoding="utf-8"))["training"]["updates"] if job.exists() else 0,
         (path / "done.json").exists(),
-        _locked(path),
+        _locked(path / "lock"),
     )
 
 
-def _locked(path: Path) -> bool:
-    """Whether a training holds the state now."""
-    try:
-        with (path / "lock").open("r") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
+def _locked(lock: Path) -> bool:
+    """Return whether a training runs on the state now."""
+    if not lock.exists():
         return False
-    except BlockingIOError:
+    try:
+        with FileLock(lock, timeout=0):
+            return False
+    except Timeout:
         return True
-    return False
 
 
 def chosen(found: Sequence[State], names: Sequence[str], older: float | None, now: float) -> list[State]:
-    """The states that `names` (or their beginnings) mean, and the finished ones not used for `older` days."""
+    """Return the states with `names` (a beginning suffices), and the finished ones not used for `older` days."""
     picked: dict[str, State] = {}
     for name in names:
-        # A whole name may be the beginning of another.
+        # A complete name may be the beginning of another.
         matching = [state for state in found if state.name == name]
         matching = matching or [state for state in found if state.name.startswith(name)]
         if len(matching) != 1:
@@ -94,34 +89,29 @@ def chosen(found: Sequence[State], names: Sequence[str], older: float | None, no
     return list(picked.values())
 
 
-def free(state: State) -> None:
-    """Delete a state; raises InputError where it is being trained."""
-    if state.running:
-        raise InputError(f"{state.name} is being trained: stop it first")
-    # Renamed first: a deletion cut short leaves nothing that could be taken for a state; the next one ends it.
-    gone = state.path.with_name(f".{state.name}.{os.getpid()}.tmp")
-    os.replace(state.path, gone)
-    shutil.rmtree(gone)
-
-
 def listing(found: Sequence[State], now: float) -> str:
-    """A line a state, and the sum."""
+    """Return a line per state, and the sum."""
     lines = [f"{'state':33} {'update':>9} {'of':>9} {'size':>9} {'last used':>14}"]
     for state in found:
-        how = "training" if state.running else "finished" if state.finished else "resumable"
+        status = "training" if state.running else "finished" if state.finished else "resumable"
         days = (now - state.used) / DAY
         progress = f"{state.name:33} {state.update:9,} {state.updates:9,}"
-        lines.append(f"{progress} {state.bytes / 1e6:6,.0f} MB {days:6.1f} days ago  {how}")
+        lines.append(f"{progress} {state.bytes / 1e6:6,.0f} MB {days:6.1f} days ago  {status}")
     total = sum(state.bytes for state in found)
     lines.append(f"{len(found)} states, {total / 1e9:,.2f} GB; free one with --free STATE, old ones with --older DAYS")
     return "\n".join(lines)
 
 
 def free_chosen(root: Path, names: Sequence[str], older: float | None) -> Iterator[State]:
-    """Delete the states of `chosen`; yields each when it is gone. Raises InputError as `chosen` and `free` do."""
+    """Delete the states of `chosen`; yield each after its deletion. Raises InputError for one that is being trained."""
     for state in chosen(states(root), names, older, time.time()):
-        free(state)
+        if state.running:
+            raise InputError(f"{state.name} is being trained: stop it first")
+        # Renamed first, so that an interrupted deletion leaves no incomplete state; the next call completes it.
+        gone = state.path.with_name(f".{state.name}.{os.getpid()}.tmp")
+        os.replace(state.path, gone)
+        shutil.rmtree(gone)
         yield state
-    # Deletions that were cut short.
+    # Interrupted deletions.
     for left in (root / "train").glob(".*.tmp"):
         shutil.rmtree(left)

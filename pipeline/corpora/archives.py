@@ -1,13 +1,12 @@
-"""Plain text out of archives that are not trusted: .tgz, .tar, .zip; .gz and .sgm members; UTF-8 counted and checked.
+"""Read plain text from untrusted archives: .tgz, .tar and .zip, with .gz and .sgm members.
 
-Everything streams: no member is held in memory, whatever its size (.sgm files, which are small, excepted).
+Everything streams: no member is held in memory, except .sgm files, which are small.
 """
 
 from __future__ import annotations
 
 import errno
 import gzip
-import io
 import posixpath
 import re
 import stat
@@ -23,54 +22,43 @@ from typing import IO, Protocol
 from pipeline.corpora.plain_text import CHUNK, Malformed, segments
 
 MAX_RATIO = 100
-"""Unpacked bytes over packed ones. Text packs by 3 to 10; what unpacks by more than this is made to fill a disk."""
+"""The largest accepted ratio of unpacked to packed bytes. Text has 3 to 10; more is an attempt to fill the disk."""
 ALLOWANCE = 64 << 20
-"""Bytes that anything may unpack to, whatever the ratio: small files of one repeated line are no attack."""
+"""Bytes that any archive may unpack to, whatever the ratio: small files of one repeated line are no attack."""
 MAX_MEMBERS = 100_000
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _MAX_HEADER = 1 << 14
-"""Bytes of one tar header. Python's patterns for extended headers take quadratic time on long ones."""
+"""Bytes of one tar header. Python's parsing of extended headers takes quadratic time."""
 _MAX_SGM = 256 << 20
-_BROKEN = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    gzip.BadGzipFile,
-    zlib.error,
-    struct.error,
-    EOFError,
-    ValueError,
-    OverflowError,
-    RuntimeError,  # RecursionError and NotImplementedError among them.
-)
-"""What the standard library raises on broken archives."""
+_BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, OverflowError)
+"""Errors of the standard library on broken archives, beside RuntimeError and OSError."""
 
 
 class Reader(Protocol):
-    """What bytes are read from; none come at the end."""
+    """A source of bytes."""
 
     def read(self, size: int, /) -> bytes:
-        """At most `size` bytes."""
+        """Return at most `size` bytes; none at the end."""
 
 
 @contextmanager
-def _telling() -> Iterator[None]:
-    """Turn what the standard library raises on broken archives into Malformed."""
+def _malformed_if_broken() -> Iterator[None]:
+    """Turn the errors that the standard library raises on broken archives into Malformed."""
     try:
         yield
     except Malformed:
         raise
-    except (*_BROKEN, OSError) as error:
-        # Of the operating system's errors only "invalid argument" is the archive's: it points before its own start.
-        if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile) and error.errno != errno.EINVAL:
+    except (*_BROKEN, RuntimeError, OSError) as error:
+        # EINVAL: the archive points before its own start. Errors without a number are gzip's, others the system's.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise Malformed(f"is broken ({' '.join(str(error).split()) or type(error).__name__})") from error
 
 
 class _Forward:
-    """A tar stream that is read once, forward, and never further than `limit` bytes.
+    """A tar stream that is read once, forward, and at most `limit` bytes.
 
-    tarfile gets its headers from here. The standard library follows negative sizes backward, for ever, and reads
-    headers of any size into memory: both end here.
+    tarfile alone follows negative sizes backward without end, and reads headers of any size into memory.
     """
 
     def __init__(self, stream: IO[bytes] | gzip.GzipFile, limit: int) -> None:
@@ -92,7 +80,7 @@ class _Forward:
         return self.take(size)
 
     def take(self, size: int) -> bytes:
-        """`size` bytes, fewer at the end of the stream."""
+        """Return `size` bytes, fewer at the end of the stream."""
         self._bound(self.tell() + size)
         return self._stream.read(size)
 
@@ -102,18 +90,18 @@ class _Forward:
 
 
 class Member:
-    """One member's bytes: as many as its header declares, or Malformed."""
+    """The bytes of one member; reading raises Malformed where there are fewer than its header declares."""
 
     def __init__(self, name: str, size: int, read: Callable[[int], bytes]) -> None:
         self.name = name
         self.size = size
-        """Bytes in the archive's unpacked form; of a `.gz` inside, still packed."""
+        """Bytes in the unpacked archive; of a `.gz` member, packed bytes."""
         self._read = read
         self._left = size
 
     def read(self, size: int, /) -> bytes:
-        """At most `size` bytes; none at the end."""
-        with _telling():
+        """Return at most `size` bytes; none at the end."""
+        with _malformed_if_broken():
             chunk = self._read(min(size, self._left))
         if not chunk and min(size, self._left):
             raise Malformed(f"ends inside the member {self.name!r}")
@@ -122,7 +110,7 @@ class Member:
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file begins as a .tgz, .tar or .zip does."""
+    """Return whether a file starts like a .tgz, .tar or .zip."""
     head = _head(path)
     if head.startswith((_GZIP, _ZIP)):
         return True
@@ -139,23 +127,23 @@ def _head(path: Path) -> bytes:
         return file.read(tarfile.BLOCKSIZE)
 
 
-def members(path: Path, wanted: Collection[str]) -> Iterator[Member]:
-    """The wanted members of an archive in its order, each to be read before the next is asked for.
+def members(path: Path, requested: Collection[str]) -> Iterator[Member]:
+    """Yield the requested members of an archive in its order; read each before requesting the next.
 
-    The format is told by content. Every member's name and kind are looked at, wanted or not; nothing is written.
-    Raises Malformed for what is no archive or broken, holds a path that leads out, a link that does, a device, a
-    wanted member twice or not as a plain file, unpacks to over MAX_RATIO times its size, or misses a wanted member.
+    The format is detected by content. Every member is checked, requested or not; nothing is written. Raises Malformed
+    for a file that is no archive or broken, that has a path or link out of its folder, a device, a requested member
+    twice or not as a plain file, that unpacks to over MAX_RATIO times its size, or lacks a requested member.
     """
     if not is_archive(path):
         raise Malformed("is neither .tgz nor .tar nor .zip")
     found: set[str] = set()
     walk = _zip_members if _head(path).startswith(_ZIP) else _tar_members
-    for member in walk(path, wanted):
+    for member in walk(path, requested):
         if member.name in found:
             raise Malformed(f"holds {member.name!r} twice")
         found.add(member.name)
         yield member
-    missing = [name for name in wanted if name not in found]
+    missing = [name for name in requested if name not in found]
     if missing:
         raise Malformed(f"has no member {missing[0]!r}")
 
@@ -165,28 +153,28 @@ def _limit(packed: int) -> int:
 
 
 def _plain_name(name: str) -> str:
-    """A member's name without `./`; raises Malformed where it leads out of the folder it is unpacked in."""
+    """Return a member's name without `./`; raise Malformed where it leads out of the folder of the archive."""
     if name.startswith(("/", "\\")) or re.match(r"[A-Za-z]:", name) or ".." in re.split(r"[/\\]", name):
         raise Malformed(f"holds {name!r}, a path that leads out of its folder")
     return posixpath.normpath(name)
 
 
-def _tar_members(path: Path, wanted: Collection[str]) -> Iterator[Member]:
+def _tar_members(path: Path, requested: Collection[str]) -> Iterator[Member]:
     packed = _head(path).startswith(_GZIP)
     with gzip.open(path, "rb") if packed else path.open("rb") as stream:
         forward = _Forward(stream, _limit(path.stat().st_size))
-        with _telling():
-            archive = tarfile.TarFile(fileobj=forward)  # type: ignore[arg-type] # it asks for these methods alone
+        with _malformed_if_broken():
+            archive = tarfile.TarFile(fileobj=forward)  # type: ignore[arg-type] # it calls only these methods
         for _ in range(MAX_MEMBERS):
-            with _telling():
+            with _malformed_if_broken():
                 member = archive.next()
-                # It keeps every header; nobody asks for them again.
+                # Otherwise it keeps every header in memory.
                 archive.members = []  # type: ignore[attr-defined] # not in the stubs
                 if member is None:
                     return
                 name = _plain_name(member.name)
                 _check_tar_member(member, path.parent)
-            if name in wanted:
+            if name in requested:
                 if not member.isreg() or member.issparse():
                     raise Malformed(f"holds {name!r} as a link, a folder or a file with holes, not as a plain file")
                 forward.seek(member.offset_data)
@@ -195,7 +183,7 @@ def _tar_members(path: Path, wanted: Collection[str]) -> Iterator[Member]:
 
 
 def _check_tar_member(member: tarfile.TarInfo, folder: Path) -> None:
-    """Raise Malformed for what must not be unpacked, by tarfile's own rules."""
+    """Raise Malformed for a member that tarfile's data filter refuses."""
     if member.size < 0:
         raise Malformed(f"holds {member.name!r} with a negative size")
     try:
@@ -205,8 +193,8 @@ def _check_tar_member(member: tarfile.TarInfo, folder: Path) -> None:
         raise Malformed(f"holds {member.name!r}, {kind}") from error
 
 
-def _zip_members(path: Path, wanted: Collection[str]) -> Iterator[Member]:
-    with _telling():
+def _zip_members(path: Path, requested: Collection[str]) -> Iterator[Member]:
+    with _malformed_if_broken():
         archive = zipfile.ZipFile(path)
     with archive:
         entries = archive.infolist()
@@ -219,17 +207,17 @@ def _zip_members(path: Path, wanted: Collection[str]) -> Iterator[Member]:
             kind = stat.S_IFMT(entry.external_attr >> 16)
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise Malformed(f"holds {name!r}, a link, device or pipe")
-            if name in wanted:
+            if name in requested:
                 if entry.is_dir() or entry.flag_bits & 1:
                     raise Malformed(f"holds {name!r} as a folder or under a password, not as a plain file")
-                with _telling():
+                with _malformed_if_broken():
                     stream = archive.open(entry)
                 with stream:
                     yield Member(name, entry.file_size, stream.read)
 
 
 def plain(reader: Reader, name: str) -> Iterator[bytes]:
-    """The plain text of a member or file called `name`, in chunks: `.gz` unpacked, `.sgm` as one line a segment."""
+    """Yield the plain text of a member or file called `name` in chunks: `.gz` unpacked, `.sgm` as lines."""
     if name.endswith(".gz"):
         chunks, name = _unpacked(reader), name.removesuffix(".gz")
     else:
@@ -246,9 +234,9 @@ def plain(reader: Reader, name: str) -> Iterator[bytes]:
 
 
 def _unpacked(reader: Reader) -> Iterator[bytes]:
-    """The bytes inside a .gz."""
-    packed, position = _Raw(reader), 0
-    with _telling(), gzip.GzipFile(fileobj=io.BufferedReader(packed, CHUNK)) as stream:
+    """Yield the content of a .gz."""
+    packed, position = _Counted(reader), 0
+    with _malformed_if_broken(), gzip.GzipFile(fileobj=packed, mode="rb") as stream:  # type: ignore[call-overload] # read() suffices
         while chunk := stream.read(CHUNK):
             position += len(chunk)
             if position > _limit(packed.count):
@@ -256,18 +244,14 @@ def _unpacked(reader: Reader) -> Iterator[bytes]:
             yield chunk
 
 
-class _Raw(io.RawIOBase):
-    """A Reader as the standard library's kind of stream; `count` bytes went through it."""
+class _Counted:
+    """A reader that counts the bytes read from it."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self.count = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override] # any buffer, to the stubs
-        chunk = self._reader.read(len(buffer))
-        buffer[: len(chunk)] = chunk
+    def read(self, size: int) -> bytes:
+        chunk = self._reader.read(size)
         self.count += len(chunk)
-        return len(chunk)
+        return chunk

@@ -8,30 +8,14 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
-from typing import ParamSpec, TypeVar
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Parameters = ParamSpec("Parameters")
 
 _SMALL = 16 * 2**20
 """Bytes of text below which starting processes takes longer than they save."""
-
-
-class InProcess(Executor):
-    """Run each task at once in the caller's process: for short texts and for tests."""
-
-    def submit(
-        self, fn: Callable[Parameters, Result], /, *args: Parameters.args, **kwargs: Parameters.kwargs
-    ) -> Future[Result]:
-        """Call the function; return a future that has its result, or its error, already."""
-        future: Future[Result] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 def workers() -> int:
@@ -54,9 +38,9 @@ def _end_after(wait: Callable[[], None]) -> None:
 
 
 def executor(size: int | None = None) -> Executor:
-    """Return an executor for `size` bytes of text: one process per core, or this process alone for short texts."""
+    """Return an executor for `size` bytes of text: one process per core, or one thread of this one for short texts."""
     if workers() == 1 or (size is not None and size < _SMALL):
-        return InProcess()
+        return ThreadPoolExecutor(1)
     # Spawned, not forked: a fork of a process that has threads (Arrow's, tqdm's) can hang.
     return ProcessPoolExecutor(workers(), multiprocessing.get_context("spawn"), _start_worker)
 

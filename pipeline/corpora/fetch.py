@@ -1,4 +1,4 @@
-"""One file over HTTP: resumed, retried with growing pauses, never larger than declared, never taken for whole early.
+"""Fetch one file over HTTP: resumed, retried with growing pauses, and never larger than its declared size.
 
 Proxies come from the environment (`http_proxy`, `https_proxy`, `no_proxy`).
 """
@@ -19,71 +19,90 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHUNK = 1 << 20
-_PASSING = {408, 425, 429, 500, 502, 503, 504}
-"""HTTP statuses that a later attempt may not meet again."""
+_TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
+"""HTTP statuses that a later attempt may not get."""
 
 
 class FetchError(Exception):
-    """This address does not give the file; another may. Told in one clause. `passing`: a later attempt may get it."""
+    """This address does not provide the file; another may. `transient`: a later attempt may succeed."""
 
-    def __init__(self, message: str, passing: bool = False) -> None:
+    def __init__(self, message: str, transient: bool = False) -> None:
         super().__init__(message)
-        self.passing = passing
+        self.transient = transient
 
 
 class Stopped(Exception):
     """The caller's `stop` was set; the partial file can be resumed."""
 
 
-@dataclass(frozen=True)
-class Patience:
-    """How long to try. `attempts` counts failures in a row that brought not one new byte."""
-
-    attempts: int = 5
-    backoff: float = 1.0
-    """Seconds before the second attempt; doubled for each one after it."""
-    longest: float = 60.0
-    """Seconds that a pause never exceeds, whatever a server's Retry-After asks."""
-    timeout: float = 60.0
-    """Seconds without a byte before a connection counts as lost."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """What is to be fetched, and into which partial file."""
-
-    url: str
-    part: Path
-    size: int | None
-    """The declared bytes; null: what the server says."""
-    verifiable: bool
-    """Whether the caller knows the file's checksum: only then may two servers' bytes be joined."""
-    remedy: str = ""
-    """What to do where the declared size is no longer the right one; ends the sentence."""
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Who hears of the transfer, and who may end it."""
-
-    stop: threading.Event
-    moved: Callable[[int, int | None], None]
-    """Called with the bytes at hand and the bytes in all."""
-    tell: Callable[[str], None]
-
-
-class _PassingError(Exception):
-    """A failure that a later attempt may not meet; `after`: the seconds that the server asks to wait."""
+class _TransientError(Exception):
+    """A failure that another attempt may not meet; `after`: the seconds that the server asks to wait."""
 
     def __init__(self, message: str, after: float = 0.0) -> None:
         super().__init__(message)
         self.after = after
 
 
-def fetch(order: Order, watch: Watch, patience: Patience) -> None:
-    """Bring `order.part` to its full size, going on from what is there.
+@dataclass(frozen=True)
+class Patience:
+    """How long to try. `attempts` counts consecutive failures without a new byte."""
 
-    Raises FetchError where this address cannot give it, Stopped where `watch.stop` was set (the partial file stays),
+    attempts: int = 5
+    backoff: float = 1.0
+    """Seconds before the second attempt; doubled before each further one."""
+    longest: float = 60.0
+    """The longest pause in seconds, whatever a server's Retry-After asks."""
+    timeout: float = 60.0
+    """Seconds without a byte before a connection counts as lost."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to fetch, and into which partial file."""
+
+    url: str
+    part: Path
+    size: int | None
+    """The declared bytes; None: the size that the server gives."""
+    verifiable: bool
+    """Whether the caller knows the file's checksum: only then may bytes of two servers be joined."""
+    remedy: str = ""
+    """The end of messages about a wrong size: what a user can do."""
+
+    def check_size(self, offered: int) -> None:
+        """Raise FetchError where a server offers a file of another size than declared."""
+        if self.size not in (None, offered):
+            raise FetchError(f"offers {offered:,} bytes where {self.size:,} are declared{self.remedy}")
+
+    def version(self) -> str | None:
+        """Return the version of the partial file's bytes, if they came from the same address."""
+        try:
+            note = json.loads(_note(self.part).read_text(encoding="utf-8"))
+            return str(note["version"]) if note["url"] == self.url and note["version"] else None
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None  # No note, or one that a kill cut short.
+
+    def note_version(self, response: http.client.HTTPResponse) -> None:
+        """Record the version of the partial file's bytes, so that only bytes of the same version are appended."""
+        etag = response.headers.get("ETag", "")
+        version = etag if etag.startswith('"') else response.headers.get("Last-Modified")
+        _note(self.part).write_text(json.dumps({"url": self.url, "version": version}), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Callbacks of a transfer, and the event that stops it."""
+
+    stop: threading.Event
+    moved: Callable[[int, int | None], None]
+    """Called with the bytes so far and the total."""
+    tell: Callable[[str], None]
+
+
+def fetch(order: Order, watch: Watch, patience: Patience) -> None:
+    """Complete `order.part`, resuming from its present content.
+
+    Raises FetchError where this address cannot provide it, Stopped where `watch.stop` was set (the partial file stays),
     OSError where the disk refuses.
     """
     failures, furthest = 0, _size(order.part)
@@ -92,12 +111,12 @@ def fetch(order: Order, watch: Watch, patience: Patience) -> None:
             raise Stopped
         try:
             return _attempt(order, watch, patience.timeout)
-        except _PassingError as error:
+        except _TransientError as error:
             reached = _size(order.part)
             failures = 0 if reached > furthest else failures + 1
             furthest = max(furthest, reached)
             if failures >= patience.attempts:
-                raise FetchError(f"{error}, {failures} times in a row", passing=True) from error
+                raise FetchError(f"{error}, {failures} times in a row", transient=True) from error
             pause = min(patience.longest, max(error.after, patience.backoff * 2 ** max(0, failures - 1)))
             watch.tell(f"{order.url}: {error}; trying again in {pause:g} s")
             if watch.stop.wait(pause):
@@ -105,8 +124,8 @@ def fetch(order: Order, watch: Watch, patience: Patience) -> None:
 
 
 def forget(part: Path) -> None:
-    """Remove a partial file and what stands beside it."""
-    for path in (part, _note(part), _anew(part)):
+    """Remove a partial file and the files beside it."""
+    for path in (part, _note(part), _restarted(part)):
         path.unlink(missing_ok=True)
 
 
@@ -123,95 +142,76 @@ def _size(path: Path) -> int:
 
 
 def _note(part: Path) -> Path:
-    """Where the partial file's address and version (ETag or date) are kept."""
+    """Return the file with the address and the version (ETag or date) of the partial file."""
     return part.with_name(part.name + ".from")
 
 
-def _anew(part: Path) -> Path:
-    """Where the file is fetched from its start while the partial one, which has more of it, still stands."""
+def _restarted(part: Path) -> Path:
+    """Return the file for a download from the start while the partial file still has more bytes."""
     return part.with_name(part.name + ".anew")
 
 
-def _version(order: Order) -> str | None:
-    """The version that the bytes at hand are of, where they came from the same address."""
-    try:
-        note = json.loads(_note(order.part).read_text(encoding="utf-8"))
-        return str(note["version"]) if note["url"] == order.url and note["version"] else None
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None  # No note, or one that a kill cut short: then nothing is known of those bytes.
-
-
 def _opener() -> urllib.request.OpenerDirector:
-    """What opens http and https, by the proxies of the environment; no redirection leads to a file or to ftp."""
+    """Return an opener of http and https alone, so that no redirection leads to a file or to ftp."""
     opener = urllib.request.OpenerDirector()
     for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        urllib.request.HTTPRedirectHandler(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPErrorProcessor(),
-        urllib.request.UnknownHandler(),
+        urllib.request.ProxyHandler,
+        urllib.request.HTTPHandler,
+        urllib.request.HTTPSHandler,
+        urllib.request.HTTPRedirectHandler,
+        urllib.request.HTTPDefaultErrorHandler,
+        urllib.request.HTTPErrorProcessor,
+        urllib.request.UnknownHandler,
     ):
-        opener.add_handler(handler)
+        opener.add_handler(handler())
     return opener
 
 
 def _attempt(order: Order, watch: Watch, timeout: float) -> None:
-    """One connection. Raises _PassingError where another may bring more."""
-    position = _size(order.part)
-    if order.size is not None and position > order.size:
-        forget(order.part)
-        position = 0
-    if order.size is not None and position == order.size:
+    """Fetch over one connection. Raises _TransientError where another attempt may get further."""
+    position, version = _size(order.part), order.version()
+    if position == order.size:
         return
-    version = _version(order)
-    if position and not (order.verifiable or version):
+    too_long = order.size is not None and position > order.size
+    if too_long or not (order.verifiable or version):
         forget(order.part)
-        position = 0
-    # A server that packs the file once more would make its size another.
+        position, version = 0, None
+    # A server that compresses the file would change its size.
     headers = {"User-Agent": "wmt-transformer", "Accept-Encoding": "identity"}
     if position:
-        headers["Range"] = f"bytes={position}-"
-        if version:
-            headers["If-Range"] = version
+        headers |= {"Range": f"bytes={position}-"} | ({"If-Range": version} if version else {})
     request = urllib.request.Request(order.url, headers=headers)  # noqa: S310 - the opener takes http(s) alone
     try:
         response = _opener().open(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         with error:
-            if error.code == 416 and _is_whole(order, position, error.headers.get("Content-Range", "")):
-                return
-            _refuse(order, error)
+            _refused(order, error, position)
     except (OSError, http.client.HTTPException) as error:
-        raise _PassingError(f"cannot be reached ({_reason(error)})") from error
+        raise _TransientError(f"cannot be reached ({_reason(error)})") from error
     else:
         with response:
             _receive(order, watch, response, position)
 
 
-def _is_whole(order: Order, position: int, content_range: str) -> bool:
-    """Whether a server that has nothing after `position` says that the file ends there."""
-    return order.size is None and content_range == f"bytes */{position}"
-
-
-def _refuse(order: Order, error: urllib.error.HTTPError) -> None:
-    """Raise what an HTTP status of 400 or more means."""
+def _refused(order: Order, error: urllib.error.HTTPError, position: int) -> None:
+    """Raise what an HTTP status of 400 or more means; return where it means that the partial file is complete."""
     if error.code == 416:
-        ending = re.fullmatch(r"bytes \*/([0-9]{1,18})", error.headers.get("Content-Range", ""))
-        if ending:
-            _check_size(order, int(ending[1]))
+        total = re.fullmatch(r"bytes \*/([0-9]{1,18})", error.headers.get("Content-Range", ""))
+        if total and order.size is None and int(total[1]) == position:
+            return
+        if total:
+            order.check_size(int(total[1]))
         forget(order.part)
-        raise _PassingError("refused to go on from the bytes at hand")
+        raise _TransientError("refused to resume the partial file")
     message = f"answers {error.code} {error.reason}".rstrip()
-    if error.code in _PASSING:
+    if error.code in _TRANSIENT:
         after = error.headers.get("Retry-After", "")
-        raise _PassingError(message, float(after) if re.fullmatch(r"[0-9]{1,9}", after) else 0.0)
+        raise _TransientError(message, float(after) if re.fullmatch(r"[0-9]{1,9}", after) else 0.0)
     raise FetchError(message)
 
 
 def _reason(error: Exception) -> str:
-    """Why a connection failed, in a few words."""
+    """Return in a few words why a connection failed."""
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(cause, TimeoutError):
         return "timed out"
@@ -220,65 +220,40 @@ def _reason(error: Exception) -> str:
 
 
 def _receive(order: Order, watch: Watch, response: http.client.HTTPResponse, position: int) -> None:
-    """Write the answer's bytes after the `position` that was asked for, or from the start where it is whole."""
+    """Write the response's bytes after the requested `position`, or from the start where it is the whole file."""
     length = response.headers.get("Content-Length", "")
     total = int(length) if re.fullmatch(r"[0-9]{1,18}", length) else None
     if response.status == 206:
         span = re.fullmatch(r"bytes ([0-9]+)-[0-9]+/([0-9]+|\*)", response.headers.get("Content-Range", ""))
         if span is None or int(span[1]) != position:
             forget(order.part)
-            raise _PassingError("sent another range than was asked for")
+            raise _TransientError("sent another range than was asked for")
         total = None if span[2] == "*" else int(span[2])
     elif response.status != 200:
         raise FetchError(f"answers {response.status} {response.reason}".rstrip())
     if total is not None:
-        _check_size(order, total)
+        order.check_size(total)
     expected = order.size if order.size is not None else total
     if expected is None and not response.chunked and not order.verifiable:
         raise FetchError("tells no size and no checksum is on record: a cut transfer could pass for a whole one")
     if response.status == 206:
-        if expected is not None:
-            check_room(order.part.parent, expected - position)
+        check_room(order.part.parent, (expected or position) - position)
         _write(order, watch, response, order.part, position, expected)
     elif position and (order.verifiable or order.size is not None):
-        _begin_anew(order, watch, response, position, expected)
+        # The whole file instead of the rest, or an error page: the partial file stays until as many bytes have come.
+        if order.verifiable:
+            # After an interruption the rest of these bytes may be requested from any version: the checksum decides.
+            _note(order.part).unlink(missing_ok=True)
+        check_room(order.part.parent, max(position, (expected or 0) - position))
+        try:
+            _write(order, watch, response, _restarted(order.part), 0, expected, position)
+        finally:
+            _restarted(order.part).unlink(missing_ok=True)
     else:
         forget(order.part)
-        if expected is not None:
-            check_room(order.part.parent, expected)
-        _remember(order, response)
+        check_room(order.part.parent, expected or 0)
+        order.note_version(response)
         _write(order, watch, response, order.part, 0, expected)
-
-
-def _check_size(order: Order, offered: int) -> None:
-    """Raise FetchError where a server has a file of another size than is declared."""
-    if order.size is not None and offered != order.size:
-        raise FetchError(f"offers {offered:,} bytes where {order.size:,} are declared{order.remedy}")
-
-
-def _remember(order: Order, response: http.client.HTTPResponse) -> None:
-    """Note the version of the partial file's bytes, so that only the same version's are put after them."""
-    etag = response.headers.get("ETag", "")
-    version = etag if etag.startswith('"') else response.headers.get("Last-Modified")
-    _note(order.part).write_text(json.dumps({"url": order.url, "version": version}), encoding="utf-8")
-
-
-def _begin_anew(
-    order: Order, watch: Watch, response: http.client.HTTPResponse, held: int, expected: int | None
-) -> None:
-    """Take a whole answer where only the rest was asked for: it may be a page that tells of maintenance.
-
-    So the `held` bytes stand until as many have come.
-    """
-    if order.verifiable:
-        # Whatever version this server has, it is asked for the rest of the held bytes if it breaks off before.
-        _note(order.part).unlink(missing_ok=True)
-    if expected is not None:
-        check_room(order.part.parent, max(held, expected - held))
-    try:
-        _write(order, watch, response, _anew(order.part), 0, expected, held)
-    finally:
-        _anew(order.part).unlink(missing_ok=True)
 
 
 def _write(
@@ -290,9 +265,9 @@ def _write(
     expected: int | None,
     held: int = 0,
 ) -> None:
-    """Append the answer's bytes at `position` of `path`. Every byte written is one to go on from.
+    """Write the response's bytes from `position` of `path` on.
 
-    Where `path` is not the partial file, it takes that one's place once it has the `held` bytes that stand there.
+    A `path` other than the partial file replaces it once it has as many bytes as the partial file, `held`.
     """
     with path.open("r+b" if path.exists() else "wb") as file:
         file.truncate(position)
@@ -303,7 +278,7 @@ def _write(
             try:
                 chunk = response.read1(CHUNK)
             except (OSError, http.client.HTTPException) as error:
-                raise _PassingError(f"broke off after {position:,} bytes ({_reason(error)})") from error
+                raise _TransientError(f"broke off after {position:,} bytes ({_reason(error)})") from error
             if not chunk:
                 break
             if expected is not None and position + len(chunk) > expected:
@@ -314,15 +289,15 @@ def _write(
             if path != order.part and position >= held:
                 file.flush()
                 path = path.replace(order.part)
-                _remember(order, response)
+                order.note_version(response)
             watch.moved(position, expected)
         least = max(held, expected or 0)
         if position < least and response.status == 200 and (response.chunked or position == expected):
-            # Not broken off: all that this server has. Another must not go on from it.
+            # A complete response that is too short, not a broken connection: another server must not resume it.
             file.truncate(0)
             known = f"declared{order.remedy}" if least == expected else f"in {order.part}: if they are wrong, remove it"
             raise FetchError(f"has only {position:,} bytes where {least:,} are {known}")
         file.flush()
         os.fsync(file.fileno())
     if position < least:
-        raise _PassingError(f"broke off after {position:,} of {least:,} bytes")
+        raise _TransientError(f"broke off after {position:,} of {least:,} bytes")

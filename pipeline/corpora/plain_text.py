@@ -1,4 +1,4 @@
-"""Plain text from bytes that are not trusted: UTF-8 counted and checked, .sgm files as one line a segment."""
+"""Read plain text from untrusted bytes: check UTF-8, count lines, turn .sgm files into one line a segment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CHUNK = 1 << 20
 
 
 class Malformed(ValueError):
-    """An archive or a text is not what it should be. Told in one clause, without the file's name."""
+    """An archive or a text is invalid. The message is one clause without the file's name."""
 
 
 _ENTITIES = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
@@ -18,7 +18,7 @@ _ENTITY = re.compile(r"&(amp|lt|gt|quot|apos|#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});
 
 
 def _character(match: re.Match[str]) -> str:
-    """What an entity stands for; what stands for no character stays as it is."""
+    """Return the character of an entity; an entity of no character stays unchanged."""
     name = match[1]
     if name in _ENTITIES:
         return _ENTITIES[name]
@@ -27,11 +27,11 @@ def _character(match: re.Match[str]) -> str:
 
 
 def segments(content: bytes) -> list[str]:
-    """The segments of an NIST/WMT .sgm file (srcset or refset), in order, each one line.
+    """Return the segments of an NIST/WMT .sgm file (srcset or refset) in order, each one line.
 
-    Entities are read once. Line breaks and runs of blanks inside a segment are one space, and blanks around it go: so
-    it is in the plain files whose md5s are on record. Linear in time: the files are hardly ever valid XML, and none is
-    refused for that. Raises Malformed without a segment, for one that does not end, and for bytes that are not UTF-8.
+    Entities are decoded once. Line breaks and runs of blanks inside a segment become one space, and blanks around it
+    are removed, as in the plain files whose md5s are in the catalogs. Takes linear time and accepts invalid XML, which
+    these files usually are. Raises Malformed without a segment, for one that does not end, and for invalid UTF-8.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -56,7 +56,7 @@ def segments(content: bytes) -> list[str]:
 
 
 class Lines:
-    """Counts the lines of a text that arrives in chunks, and checks that it is UTF-8. Lines end at \\n alone."""
+    """Count the lines of a text that arrives in chunks, and check that it is UTF-8. Lines end at \\n only."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
@@ -64,11 +64,11 @@ class Lines:
         self._in_line = 0
 
     def feed(self, chunk: bytes, final: bool = False) -> None:
-        """Raises Malformed, with line and byte (both from 1), at the first byte that is not UTF-8."""
+        """Raise Malformed, with line and byte (both from 1), at the first byte that is not UTF-8."""
         try:
             self._decoder.decode(chunk, final)
         except UnicodeDecodeError as error:
-            # The decoder keeps the bytes of a character that the chunk before cut: they stand in front here.
+            # The decoder puts the start of a character that the previous chunk cut before this chunk.
             before = error.object[: error.start]
             held = len(error.object) - len(chunk)
             line = self._ended + before.count(b"\n") + 1
@@ -80,13 +80,13 @@ class Lines:
         self._in_line = len(chunk) - newline - 1 if newline >= 0 else self._in_line + len(chunk)
 
     def end(self) -> int:
-        """The number of lines; a last one without \\n counts. Raises Malformed for a character that is cut."""
+        """Return the number of lines, one without \\n at the end included. Raise Malformed for a cut character."""
         self.feed(b"", final=True)
         return self._ended + (self._in_line > 0)
 
 
 def count_lines(path: Path) -> int:
-    """The number of lines of a plain file; raises Malformed, with line and byte, where it is not UTF-8."""
+    """Return the number of lines of a file; raise Malformed, with line and byte, where it is not UTF-8."""
     lines = Lines()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):

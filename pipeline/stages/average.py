@@ -1,34 +1,29 @@
-"""Average the last checkpoints (section 6.1) and make complete model folders of the average and of the last weights.
+"""Average the last checkpoints (section 6.1) and write complete model folders of the average and of the last weights.
 
 A training that ended early, by its patience or by overrides that shorten it, may leave fewer checkpoints than
-`averaging.last`. Then those are averaged; without any, the last weights take the average's place.
+`averaging.last`. Then those are averaged; without any, the last weights replace the average.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from nmt.config import AveragingSettings, ModelSettings, SearchSettings
 from pipeline import stage
+from pipeline.config.paths import AVERAGE, AVERAGING, CHECKPOINTS, LAST, SUBWORDS
 from pipeline.config.settings import PreparationSettings, RunSettings, load_section
 from pipeline.stage import Tracker
 
-BINNED_STATS = Path("data/binned/stats.json")
-CHECKPOINTS = Path("models/checkpoints")
-SUBWORDS = Path("data/subwords")
-AVERAGE, LAST = Path("models/average"), Path("models/last")
-RECORD = Path("results/averaging.json")
-
 
 def run(tracker: Tracker) -> None:
-    """Write models/average (Table 2's protocol) and models/last (Table 3's)."""
-    # torch takes a second to import, which `--help` need not wait for.
+    """Write models/average (Table 2's protocol), models/last (Table 3's) and results/averaging.json."""
+    # Imported here because torch takes a second to import, which `--help` must not.
     from nmt.common import tensors
     from nmt.inference import model_folder
     from nmt.training import checkpoint
 
     settings = load_section("averaging", AveragingSettings)
     asked = load_section("run", RunSettings)
+    tokenizer = load_section("preparation", PreparationSettings).tokenizer
+    model, search = load_section("model", ModelSettings), load_section("search", SearchSettings)
     chosen = checkpoint.checkpoints(CHECKPOINTS)[-settings.last :]
     last = tensors.load_tensors(CHECKPOINTS / "last.safetensors")
     updates = ", ".join(f"{checkpoint.update_of(path):,}" for path in chosen)
@@ -38,31 +33,20 @@ def run(tracker: Tracker) -> None:
             f"average: averaging.last is {settings.last}, but training left {len(chosen)} (a checkpoint every "
             f"training.checkpoint_every updates): models/average is the {averaged}"
         )
-
     own = last.get("own_target_embedding.table")
-
-    def description(origin: str) -> model_folder.ModelDescription:
-        return model_folder.ModelDescription(
+    average = checkpoint.average(chosen) if chosen else last
+    for folder, weights, origin in ((AVERAGE, average, averaged), (LAST, last, "last update")):
+        description = model_folder.ModelDescription(
             source=asked.source,
             target=asked.target,
             vocabulary=last["embedding.table"].shape[0],
             target_vocabulary=None if own is None else own.shape[0],
-            tokenizer=load_section("preparation", PreparationSettings).tokenizer,
-            model=load_section("model", ModelSettings),
-            search=load_section("search", SearchSettings),
-            origin={
-                "row": asked.row,
-                "pair": asked.pair,
-                "corpus": asked.corpus,
-                "seed": asked.seed,
-                "weights": origin,
-            },
+            tokenizer=tokenizer,
+            model=model,
+            search=search,
+            origin={**asked.model_dump(), "weights": origin},
         )
-
-    weights = checkpoint.average(chosen) if chosen else last
-    model_folder.save_model(AVERAGE, weights, description(averaged), SUBWORDS)
-    model_folder.save_model(LAST, last, description("last update"), SUBWORDS)
-    stage.write_json(
-        RECORD, {"requested": settings.last, "checkpoints": len(chosen), "updates": updates, "weights": averaged}
-    )
+        model_folder.save_model(folder, weights, description, SUBWORDS)
+    record = {"requested": settings.last, "checkpoints": len(chosen), "updates": updates, "weights": averaged}
+    stage.write_json(AVERAGING, record)
     tracker.tags({"averaged_updates": updates})

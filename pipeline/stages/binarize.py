@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
@@ -33,6 +34,7 @@ from pipeline.corpora.blocks import executor, ordered
 from pipeline.corpora.disk import IN_CACHE, explain_full_disk
 from pipeline.stage import Tracker
 
+SIZES = ("pairs", "source_tokens", "target_tokens")
 PAIRS = 8192
 """Pairs per task of a worker."""
 BATCH = 8192
@@ -66,9 +68,8 @@ class Encoded:
 
     bins: dict[int, pa.RecordBatch]
     """By upper length."""
-    too_long: int
-    unknown: int
-    """UNK on both sides of the pairs kept."""
+    counts: Counter[str]
+    """pairs, source_tokens, target_tokens (EOS included), too_long, and unknown: UNK on both sides."""
 
 
 def _batch(sides: Iterable[tuple[Any, Any]], lines: Any) -> pa.RecordBatch:
@@ -89,13 +90,13 @@ def encode(job: Job, blocks: tuple[Block, Block]) -> Encoded:
     code = "H" if max(each.size for each in vocabularies) < 2**16 else "I"
     # By upper length: the ids and lengths of both sides, and the lines.
     rows: dict[int, tuple[list[array[int]], list[list[int]], array[int]]] = {}
-    too_long = unknown = 0
+    counts: Counter[str] = Counter()
     for line, pair in enumerate(zip(blocks[0].lines(), blocks[1].lines(), strict=True), start=blocks[0].first):
         sides = [[*vocabulary.encode(text), EOS] for vocabulary, text in zip(vocabularies, pair, strict=True)]
         upper = 0
         if job.uppers:
             if max(map(len, sides)) > job.uppers[-1]:
-                too_long += 1
+                counts["too_long"] += 1
                 continue
             upper = job.uppers[bisect_left(job.uppers, len(sides[1]))]
         ids, lengths, lines = rows.setdefault(upper, ([array(code), array(code)], [[], []], array("q")))
@@ -103,12 +104,13 @@ def encode(job: Job, blocks: tuple[Block, Block]) -> Encoded:
         for side, row, of_side in zip(sides, ids, lengths, strict=True):
             row.extend(side)
             of_side.append(len(side))
-            unknown += side.count(UNK)
+            counts["unknown"] += side.count(UNK)
     batches = {}
     for upper, (ids, lengths, lines) in sorted(rows.items()):
         offsets = [np.array([0, *accumulate(of_side)], dtype=np.int32) for of_side in lengths]
         batches[upper] = _batch(zip(map(np.asarray, ids), offsets, strict=True), np.asarray(lines))
-    return Encoded(batches, too_long, unknown)
+        counts.update(pairs=len(lines), source_tokens=len(ids[0]), target_tokens=len(ids[1]))
+    return Encoded(batches, counts)
 
 
 def _compact(table: pa.Table) -> pa.RecordBatch:
@@ -129,13 +131,11 @@ class BinFile:
         """The file is closed with `stack`, after `finish`."""
         self._writer = stack.enter_context(pa.ipc.new_file(stack.enter_context(path.open("wb")), schema))
         self._pending: list[pa.RecordBatch] = []
-        self._waiting = self.pairs = self.source_tokens = self.target_tokens = 0
+        self._waiting = self.pairs = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Add pairs."""
         self.pairs += batch.num_rows
-        self.source_tokens += len(batch.column("src").values)
-        self.target_tokens += len(batch.column("tgt").values)
         self._pending.append(batch)
         self._waiting += batch.num_rows
         if self._waiting >= BATCH:
@@ -153,40 +153,28 @@ class BinFile:
         self._waiting = max(0, self._waiting - BATCH)
 
 
-@dataclass
-class Written:
-    """The files and counts of a parallel text."""
+def write_bins(sides: tuple[Path, Path], job: Job, name: str, pool: Executor) -> tuple[Counter[str], dict[int, int]]:
+    """Encode a parallel text into the files `name`, which contains `{upper}`; the same bytes for any pool.
 
-    bins: dict[int, BinFile] = field(default_factory=dict)
-    """By upper length."""
-    too_long: int = 0
-    unknown: int = 0
-
-    def counts(self) -> dict[str, int]:
-        """Return the pairs and tokens (EOS included) of all bins."""
-        names = ("pairs", "source_tokens", "target_tokens")
-        return {name: sum(getattr(file, name) for file in self.bins.values()) for name in names}
-
-    def unknown_rate(self) -> float:
-        """Return the share of UNK in the subwords of both sides, EOS not counted."""
-        counts = self.counts()
-        return self.unknown / max(1, counts["source_tokens"] + counts["target_tokens"] - 2 * counts["pairs"])
-
-
-def write_bins(sides: tuple[Path, Path], job: Job, name: str, pool: Executor) -> Written:
-    """Encode a parallel text into the files `name`, which contains `{upper}`; the same bytes for any pool."""
-    written = Written()
+    Returns the counts of the text, and the pairs by upper length.
+    """
+    counts: Counter[str] = Counter()
+    bins: dict[int, BinFile] = {}
     with ExitStack() as stack:
         for block in ordered(pool, partial(encode, job), read_parallel_blocks(*sides, PAIRS)):
-            written.too_long += block.too_long
-            written.unknown += block.unknown
+            counts.update(block.counts)
             for upper, batch in block.bins.items():
-                if upper not in written.bins:
-                    written.bins[upper] = BinFile(Path(name.format(upper=upper)), batch.schema, stack)
-                written.bins[upper].add(batch)
-        for file in written.bins.values():
+                if upper not in bins:
+                    bins[upper] = BinFile(Path(name.format(upper=upper)), batch.schema, stack)
+                bins[upper].add(batch)
+        for file in bins.values():
             file.finish()
-    return written
+    return counts, {upper: file.pairs for upper, file in bins.items()}
+
+
+def _unknown_rate(counts: Counter[str]) -> float:
+    """Return the share of UNK in the subwords of both sides, EOS not counted."""
+    return counts["unknown"] / max(1, counts["source_tokens"] + counts["target_tokens"] - 2 * counts["pairs"])
 
 
 def binarize(
@@ -200,21 +188,21 @@ def binarize(
     version = " ".join(sha256_of(path) for path in sorted(vocabulary.rglob("*")) if path.is_file())
     uppers = bin_uppers(settings)
     job = Job(vocabulary.resolve(), version, tuple(uppers))
-    train = write_bins(sides["train"], job, str(folder / "train.{upper:05d}.arrow"), pool)
-    if not train.bins:
+    train, pairs = write_bins(sides["train"], job, str(folder / "train.{upper:05d}.arrow"), pool)
+    if not pairs:
         raise InputError(
-            f"each of the {train.too_long:,} training pairs has more than {settings.max_length} subwords on a side, "
+            f"each of the {train['too_long']:,} training pairs has more than {settings.max_length} subwords on a side, "
             f"binning.max_length: raise it"
         )
-    valid = write_bins(sides["valid"], Job(job.folder, version, ()), str(folder / "valid.arrow"), pool)
+    valid, _ = write_bins(sides["valid"], Job(job.folder, version, ()), str(folder / "valid.arrow"), pool)
     return {
-        **train.counts(),
-        "dropped": {"too_long": train.too_long},
+        **{name: train[name] for name in SIZES},
+        "dropped": {"too_long": train["too_long"]},
         "vocabulary": source.size,
         **({} if target is source else {"target_vocabulary": target.size}),
-        "out_of_vocabulary": {"train": train.unknown_rate(), "valid": valid.unknown_rate()},
-        "histogram": {str(upper): train.bins[upper].pairs if upper in train.bins else 0 for upper in uppers},
-        "valid": valid.counts(),
+        "out_of_vocabulary": {"train": _unknown_rate(train), "valid": _unknown_rate(valid)},
+        "histogram": {str(upper): pairs.get(upper, 0) for upper in uppers},
+        "valid": {name: valid[name] for name in SIZES},
     }
 
 
@@ -233,7 +221,7 @@ def run(tracker: Tracker) -> None:
     print(f"{stats['pairs']:,} pairs, {stats['dropped']['too_long']:,} dropped as too long")
     tracker.metrics(
         {
-            **{name: stats[name] for name in ("pairs", "source_tokens", "target_tokens")},
+            **{name: stats[name] for name in SIZES},
             "dropped_too_long_subwords": stats["dropped"]["too_long"],
             **{f"out_of_vocabulary_{name}": rate for name, rate in stats["out_of_vocabulary"].items()},
         }

@@ -1,4 +1,4 @@
-"""Translate the validation set by the last weights (Table 3's protocol), the test set by the average (Table 2's)."""
+"""Translate the validation set with the last weights (Table 3) and the test set with the average (Table 2)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from pathlib import Path
 
 from nmt.common.files import writing
 from nmt.config import SearchSettings
+from pipeline.config.paths import AVERAGE, LAST, RAW, TRANSLATIONS
 from pipeline.config.settings import DataSettings, load_section
 from pipeline.stage import Tracker
-
-RAW = Path("data/raw")
-AVERAGE, LAST = Path("models/average"), Path("models/last")
-TRANSLATIONS = Path("results/translations")
 
 
 def run(tracker: Tracker) -> None:
@@ -28,8 +25,8 @@ def run(tracker: Tracker) -> None:
 
 
 def translate(model: Path, search: SearchSettings, source: Path, out: Path) -> float:
-    """Translate a file with a model folder, line by line; returns the seconds it took, loading apart."""
-    # torch takes a second to import, which `--help` need not wait for.
+    """Translate a file with a model folder, line by line; return the seconds it took, without loading the model."""
+    # Imported here because torch takes a second to import, which `--help` must not.
     from nmt.inference.translator import Translator
     from nmt.text.parallel_text import read_lines
 

@@ -10,28 +10,19 @@ from nmt import flops
 from nmt.config import InputError
 from nmt.evaluation import bleu
 from pipeline import stage
+from pipeline.config.paths import AVERAGE, AVERAGING, LAST, METRICS, RAW, TRAINING, TRANSLATIONS
 from pipeline.config.settings import DataSettings, VersionSettings, load_section
 
-TRAINING = Path("results/training.json")
-AVERAGING = Path("results/averaging.json")
-TRANSLATIONS = Path("results/translations")
-RAW = Path("data/raw")
-METRICS = Path("results/metrics.json")
-
 COPIED = ("ppl_valid", "params", "vocabulary", "updates")
-NEEDED = (
-    *COPIED,
-    *("train_seconds", "device", "processes", "precision", "flops_counted", "device_seconds", "flops_sustained"),
-)
-"""What the training's record must hold."""
+"""Keys that metrics.json takes from results/training.json."""
+MEASURED = ("train_seconds", "device", "processes", "precision", "flops_counted", "device_seconds", "flops_sustained")
+"""Keys of results/training.json that the cost is computed from."""
 AVERAGED = {"weights": "bleu_model", "checkpoints": "averaged_checkpoints"}
-"""What the average's record must hold, and what metrics.json calls it."""
-
-LAST, AVERAGE = "last", "average"
+"""Keys of results/averaging.json, and their names in metrics.json."""
 
 
 def _translations(set_name: str, model: str, lang: str, references: int) -> list[str]:
-    """What the model `last` or `average` made of a set; raises InputError where its lines are not the references'."""
+    """Return a set's translations by the model `last` or `average`; raise InputError for another number of lines."""
     path = TRANSLATIONS / f"{set_name}.{model}.{lang}"
     lines = bleu.read_lines(path)
     if len(lines) != references:
@@ -41,23 +32,20 @@ def _translations(set_name: str, model: str, lang: str, references: int) -> list
     return lines
 
 
-def _record(path: Path, needed: Iterable[str], by: str) -> dict[str, Any]:
-    """What the stage `by` recorded; raises InputError where a key is missing."""
+def _record(path: Path, keys: Iterable[str], by: str) -> dict[str, Any]:
+    """Return the record that the stage `by` wrote; raise InputError where a key is missing."""
     content = stage.read_json(path)
-    if missing := [key for key in needed if key not in content]:
+    if missing := [key for key in keys if key not in content]:
         raise InputError(f"{path} has no `{missing[0]}`: run `dvc repro --force --single-item {by}`")
     return content
 
 
 def quality(data: DataSettings) -> dict[str, Any]:
-    """Scores of both sets, by name of set, model and way of scoring.
-
-    The test set is scored once, from the average of the last checkpoints; nothing is chosen on it.
-    """
+    """Return the scores of both sets. The test set is scored once, from the average; nothing is selected on it."""
     test = bleu.read_lines(RAW / f"test.{data.test.name}.{data.target}")
     valid = bleu.read_lines(RAW / f"valid.{data.valid.name}.{data.target}")
-    scores = bleu.score(_translations(data.test.name, AVERAGE, data.target, len(test)), test, data.target)
-    last = _translations(data.valid.name, LAST, data.target, len(valid))
+    scores = bleu.score(_translations(data.test.name, AVERAGE.name, data.target, len(test)), test, data.target)
+    last = _translations(data.valid.name, LAST.name, data.target, len(valid))
     valid_bleu, valid_signature = bleu.sacrebleu(last, valid)
     return {
         "bleu": scores.bleu,
@@ -66,7 +54,7 @@ def quality(data: DataSettings) -> dict[str, Any]:
         "bleu_low": scores.interval.low,
         "bleu_high": scores.interval.high,
         "bleu_paper_way": scores.bleu_paper_way,
-        # Of the steps between: the first one's score is `bleu`.
+        # Only the intermediate steps: the first one's score is `bleu`, the last one's `bleu_paper_way`.
         **{f"bleu_paper_way_step_{n}": step.bleu for n, step in enumerate(scores.paper_way[1:-1], start=2)},
         "bleu_paper_way_steps": "; ".join(step.name for step in scores.paper_way),
         "chrf": scores.chrf,
@@ -80,9 +68,9 @@ def quality(data: DataSettings) -> dict[str, Any]:
 
 
 def cost(training: Mapping[str, Any]) -> dict[str, Any]:
-    """The training's cost in FLOPs: the paper's estimate, and counted operations on real tokens, padding apart.
+    """Return the training's cost in FLOPs: the paper's estimate, and operations counted on tokens without padding.
 
-    The utilisation is null where the device's peak is not on record.
+    The utilisation is None where a device's peak is unknown.
     """
     seconds, device = float(training["train_seconds"]), str(training["device"])
     devices = flops.devices(device, int(training["processes"]))
@@ -104,14 +92,11 @@ def cost(training: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run(tracker: stage.Tracker) -> None:
-    """Translations and the records of training and averaging -> results/metrics.json.
-
-    The report hands it to the tracker.
-    """
+    """Write results/metrics.json. The stage `report` logs it, so that a cached `score` is logged too."""
     data = load_section("data", DataSettings)
     versions = load_section("versions", VersionSettings)
     stage.check_versions({"sacrebleu": versions.sacrebleu, "sacremoses": versions.sacremoses})
-    training, averaging = _record(TRAINING, NEEDED, "train"), _record(AVERAGING, AVERAGED, "average")
+    training, averaging = _record(TRAINING, (*COPIED, *MEASURED), "train"), _record(AVERAGING, AVERAGED, "average")
     values = {
         **quality(data),
         **{name: averaging[key] for key, name in AVERAGED.items()},

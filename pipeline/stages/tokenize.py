@@ -11,7 +11,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -43,40 +43,14 @@ class Job:
     """The digests of the pairs that training should not contain, by the name of their set."""
 
 
-@dataclass
-class Counts:
-    """Counts of a corpus, or of a block of it."""
-
-    pairs: int = 0
-    """Before filtering."""
-    kept: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    overlap: Counter[str] = field(default_factory=Counter)
-    source_tokens: int = 0
-    target_tokens: int = 0
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
-
-    def to_json(self, held_out: Iterable[str]) -> dict[str, Any]:
-        """Return the counts for stats.json, with every reason and every set, zeros too."""
-        return {
-            "pairs": self.pairs,
-            "kept": self.kept,
-            "dropped": {reason: self.dropped[reason] for reason in REASONS},
-            "overlap": {name: self.overlap[name] for name in held_out},
-            "source_tokens": self.source_tokens,
-            "target_tokens": self.target_tokens,
-        }
-
-
 @dataclass(frozen=True)
 class Prepared:
-    """A block of pairs, tokenised and filtered, as the text of both files, and its counts."""
+    """A block of pairs, tokenised and filtered, as the text of both files."""
 
     source: bytes
     target: bytes
-    counts: Counts
+    counts: Counter[str]
+    """pairs (before filtering), kept, source_tokens, target_tokens, dropped_<reason> and overlap_<set>."""
 
 
 @lru_cache(maxsize=4)
@@ -96,7 +70,7 @@ def _lines(text: bytes) -> list[str]:
 def prepare(job: Job, blocks: tuple[Block, Block]) -> Prepared:
     """Tokenise and filter a block of pairs; runs in a worker. Raises InputError at invalid UTF-8."""
     of_source, of_target = _tokenizers(job.source, job.target, job.tokenizer)
-    counts = Counts(pairs=len(blocks[0]))
+    counts = Counter(pairs=len(blocks[0]))
     sources: list[str] = []
     targets: list[str] = []
     for source_line, target_line in zip(blocks[0].lines(), blocks[1].lines(), strict=True):
@@ -104,17 +78,16 @@ def prepare(job: Job, blocks: tuple[Block, Block]) -> Prepared:
         target = of_target.tokenize(of_target.normalize(target_line))
         reason = drop_reason(source, target, job.filters) if job.filters else None
         if reason is not None:
-            counts.dropped[reason] += 1
+            counts[f"dropped_{reason}"] += 1
             continue
         sources.append(source)
         targets.append(target)
         if job.held_out:
             digest = _digest(source, target)
-            counts.overlap.update(name for name, digests in job.held_out.items() if digest in digests)
-    counts.kept = len(sources)
-    counts.source_tokens, counts.target_tokens = (
-        sum([len(line.split()) for line in side]) for side in (sources, targets)
-    )
+            counts.update(f"overlap_{name}" for name, digests in job.held_out.items() if digest in digests)
+    counts["kept"] = len(sources)
+    for name, side in (("source_tokens", sources), ("target_tokens", targets)):
+        counts[name] = sum([len(line.split()) for line in side])
     # Joined here: workers share this work, and the main process only writes.
     source_text, target_text = ("".join([line + "\n" for line in side]).encode() for side in (sources, targets))
     return Prepared(source_text, target_text, counts)
@@ -131,17 +104,17 @@ def tokenize(data: DataSettings, preparation: PreparationSettings, folder: Path,
         sides = [RAW / f"{name}.{language}" for language in languages]
         return ordered(pool, partial(prepare, job), read_parallel_blocks(sides[0], sides[1], PAIRS))
 
-    def write(role: str, names: Iterable[str], job: Job) -> dict[str, Counts]:
+    def write(role: str, names: Iterable[str], job: Job) -> dict[str, Counter[str]]:
         """Write texts one after another into the files of `role`; return the counts of each."""
-        found: dict[str, Counts] = {}
+        found: dict[str, Counter[str]] = {}
         paths = [folder / f"{role}.{language}" for language in languages]
         with paths[0].open("wb") as source, paths[1].open("wb") as target:
             for name in names:
-                found[name] = Counts()
+                found[name] = Counter()
                 for block in prepared(job, f"{role}.{name}"):
                     source.write(block.source)
                     target.write(block.target)
-                    found[name] += block.counts
+                    found[name].update(block.counts)
         return found
 
     unfiltered = Job(*languages, preparation.tokenizer)
@@ -156,16 +129,26 @@ def tokenize(data: DataSettings, preparation: PreparationSettings, folder: Path,
     valid = write("valid", [data.valid.name], unfiltered)[data.valid.name]
     job = Job(*languages, preparation.tokenizer, preparation.filters, held_out)
     corpora = write("train", [text.name for text in data.train], job)
-    total = sum(corpora.values(), Counts())
-    if not total.kept:
+    total = sum(corpora.values(), Counter[str]())
+    if not total["kept"]:
+        dropped = ", ".join(f"{reason}: {count:,}" for reason in REASONS if (count := total[f"dropped_{reason}"]))
         raise InputError(
-            f"none of the {total.pairs:,} training pairs passes preparation.filters "
-            f"({', '.join(f'{reason}: {count:,}' for reason, count in total.dropped.items())}): loosen them"
+            f"none of the {total['pairs']:,} training pairs passes preparation.filters ({dropped}): loosen them"
         )
     return {
-        **total.to_json(held_out),
-        "corpora": {name: counts.to_json(held_out) for name, counts in corpora.items()},
-        "valid": {name: getattr(valid, name) for name in ("pairs", "source_tokens", "target_tokens")},
+        **_statistics(total),
+        "corpora": {name: _statistics(counts) for name, counts in corpora.items()},
+        "valid": {name: valid[name] for name in ("pairs", "source_tokens", "target_tokens")},
+    }
+
+
+def _statistics(counts: Counter[str]) -> dict[str, Any]:
+    """Return a training corpus' counts for stats.json, with every reason and every set, zeros too."""
+    return {
+        **{name: counts[name] for name in ("pairs", "kept")},
+        "dropped": {reason: counts[f"dropped_{reason}"] for reason in REASONS},
+        "overlap": {name: counts[f"overlap_{name}"] for name in ("valid", "test")},
+        **{name: counts[name] for name in ("source_tokens", "target_tokens")},
     }
 
 

@@ -1,56 +1,51 @@
-"""Train the Transformer on the binned corpus, by torchrun (section 5). Killed at any time, it goes on where it stopped.
+"""Train the Transformer on the binned corpus with torchrun (section 5). A killed training resumes when run again.
 
-Its state lives in `<state root>/train/<fingerprint>/`, outside DVC's outputs. The fingerprint holds all that decides
-the weights: the settings but for the number of updates, the data and the code. So a finished run can be extended,
-and a changed one starts afresh.
+Its state is `<state root>/train/<fingerprint>/`, outside DVC's outputs. The fingerprint covers everything that decides
+the weights: the settings except the number of updates, the data and the code. So a finished run can be extended, and a
+changed one starts anew.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
-import fcntl
+import errno
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
+from filelock import FileLock, Timeout
 
 from nmt import flops
 from nmt.common.files import sha256_of, writing
 from nmt.config import InputError, ModelSettings, TrainingSettings
 from pipeline import stage
 from pipeline.config import graph
+from pipeline.config.paths import BINNED, BINNED_STATS, CHECKPOINTS, CURVES, TRAINING, VALIDATION
 from pipeline.config.settings import load_section
 from pipeline.stage import Interrupted, Tracker
 
-BINNED = Path("data/binned")
-CHECKPOINTS = Path("models/checkpoints")
-SUMMARY = Path("results/training.json")
-CURVES = Path("results/training.csv")
-VALIDATION = Path("results/validation.csv")
-
 COLUMNS = (
-    "update", "loss", "nll", "ppl", "learning_rate", "gradient_norm", "tokens_per_second", "flops_per_second",
-    "utilisation", "padding",
-)  # fmt: skip
-"""Of the table of intervals."""
+    *("update", "loss", "nll", "ppl", "learning_rate", "gradient_norm"),
+    *("tokens_per_second", "flops_per_second", "utilisation", "padding"),
+)
+"""Columns of results/training.csv: a row per logging interval."""
 VALIDATION_COLUMNS = ("update", "valid_loss", "valid_ppl")
-"""Of the table of validations."""
+"""Columns of results/validation.csv."""
 
-DECIDE_THE_STOP = ("validate_every", "patience")
-"""Training settings by which a training may end early, where there is a patience."""
-DECIDES_NOTHING = ("updates", "resume_minutes", *DECIDE_THE_STOP)
-"""Training settings that leave the weights after a given update as they are."""
-
+STOPPING = ("validate_every", "patience")
+"""Training settings that decide when a training with a patience stops early."""
+NOT_IN_FINGERPRINT = ("updates", "resume_minutes", *STOPPING)
+"""Training settings that do not change the weights after a given update."""
 
 Launch = Callable[[Path, Callable[[], None]], int]
-"""Trains the job in a folder to its end, calling the second argument about once a second; returns an exit status."""
+"""Trains the job in a folder and calls the second argument about once a second; returns an exit status."""
 
 
 class Progress(Protocol):
@@ -67,7 +62,7 @@ def run(tracker: Tracker, launch: Launch, progress: Callable[[int], AbstractCont
 
     model = load_section("model", ModelSettings)
     training = load_section("training", TrainingSettings)
-    stats = stage.read_json(BINNED / "stats.json")
+    stats = stage.read_json(BINNED_STATS)
     vocabularies = {key: stats[key] for key in ("vocabulary", "target_vocabulary") if key in stats}
     # Without defaults, so that a setting added later leaves the fingerprint of other trainings as it is.
     job = Job(model=model, training=training, corpus=str(BINNED.resolve()), **vocabularies).model_dump(
@@ -82,31 +77,30 @@ def run(tracker: Tracker, launch: Launch, progress: Callable[[int], AbstractCont
 
 
 def state_folder(job: Mapping[str, Any]) -> Path:
-    """Where this job's state lives: named by the hash of its settings and data, then by that of the code."""
-    # With it comes torch, which `--help` need not wait for.
+    """Return the folder of this job's state, named by the hash of its settings and data, then by that of the code."""
+    # Imported here because torch takes a second to import, which `--help` must not.
     from nmt.training import checkpoint
 
-    stops = job["training"]["patience"] is not None
-    training = {
-        key: value for key, value in job["training"].items()
-        if key not in DECIDES_NOTHING or (stops and key in DECIDE_THE_STOP)
-    }  # fmt: skip
+    ignored = set(NOT_IN_FINGERPRINT)
+    if job["training"]["patience"] is not None:
+        ignored -= set(STOPPING)
+    training = {key: value for key, value in job["training"].items() if key not in ignored}
     data = {path.name: sha256_of(path) for path in sorted(BINNED.glob("*.arrow"))}
     vocabularies = {key: job.get(key) for key in ("vocabulary", "target_vocabulary") if job.get(key) is not None}
-    what = _digest({"model": job["model"], "training": training, **vocabularies, "data": data})
+    inputs = _digest({"model": job["model"], "training": training, **vocabularies, "data": data})
     code = code_digest()
     root = stage.state_root() / "train"
-    chosen = root / f"{what}-{code}"
+    chosen = root / f"{inputs}-{code}"
     if os.environ.get("WMT_RESUME_ACROSS_CODE") == "1" and not checkpoint.trained(chosen):
-        older = [path for path in root.glob(f"{what}-{'?' * len(code)}") if checkpoint.trained(path)]
+        older = [path for path in root.glob(f"{inputs}-{'?' * len(code)}") if checkpoint.trained(path)]
         if older:
             chosen = max(older, key=checkpoint.trained)
-            print(f"train: going on with {chosen.name}, whose code was another (WMT_RESUME_ACROSS_CODE=1)")
-    wanted, trained = job["training"]["updates"], checkpoint.trained(chosen)
-    if trained > wanted:
-        # Weights cannot be taken back, and what was trained for longer may still be wanted.
-        print(f"train: {chosen.name} has come to update {trained:,} already: {wanted:,} are trained beside it")
-        chosen = chosen.with_name(f"{chosen.name}-{wanted}")
+            print(f"train: resuming {chosen.name}, which was trained with other code (WMT_RESUME_ACROSS_CODE=1)")
+    updates, trained = job["training"]["updates"], checkpoint.trained(chosen)
+    if trained > updates:
+        # Updates cannot be undone, and the user may still need the longer training.
+        print(f"train: {chosen.name} is at update {trained:,} already: a training of {updates:,} starts beside it")
+        chosen = chosen.with_name(f"{chosen.name}-{updates}")
     return chosen
 
 
@@ -115,34 +109,31 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def code_digest() -> str:
-    """The hash of the modules that training consists of: the code deps of this stage in dvc.yaml."""
+    """Return the hash of the training's modules: the code deps of this stage in dvc.yaml."""
     return _digest({str(path): sha256_of(path) for path in graph.stages()["train"].code})
 
 
-@contextlib.contextmanager
-def locked(state: Path) -> Iterator[None]:
-    """Hold a state alone; the system lets go of the lock when this process ends, however it ends."""
+def locked(state: Path) -> AbstractContextManager[object]:
+    """Lock a state for this process alone. The kernel releases the lock when the process ends, even if killed."""
     state.mkdir(parents=True, exist_ok=True)
-    with (state / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            told = "another process is at this training: wait for it, or stop it"
-            raise BlockingIOError(error.errno, told, str(state)) from error
-        yield
+    try:
+        return FileLock(state / "lock").acquire(timeout=0)
+    except Timeout as error:
+        message = "another process is at this training: wait for it, or stop it"
+        raise BlockingIOError(errno.EAGAIN, message, str(state)) from error
 
 
 def prepare(state: Path, job: Mapping[str, Any]) -> None:
-    """Write the job; drop what says how an earlier attempt ended, unless it was the same."""
+    """Write the job; remove how an earlier attempt ended, unless it finished the same job."""
     path = state / "job.yaml"
     for name in ("interrupted", "failed.json"):
         (state / name).unlink(missing_ok=True)
     for left in (*state.glob(".*.tmp"), *state.glob("*/.*.tmp")):
-        # What a kill in the middle of a checkpoint left behind. Nobody else writes here: the state is locked.
+        # Left by a kill while a checkpoint was written. The state is locked, so no other process writes here.
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     if path.exists():
         before = yaml.safe_load(path.read_text(encoding="utf-8"))
-        # Runs in other copies of the repository have the same corpus elsewhere.
+        # In other copies of the repository the same corpus has another path.
         if {**before, "corpus": ""} != {**job, "corpus": ""}:
             (state / "done.json").unlink(missing_ok=True)
     with writing(path) as temporary:
@@ -150,23 +141,23 @@ def prepare(state: Path, job: Mapping[str, Any]) -> None:
 
 
 def train(state: Path, tracker: Tracker, launch: Launch, progress: AbstractContextManager[Progress]) -> None:
-    """Run torchrun to the end, handing on what rank 0 measures.
+    """Run torchrun to the end and log what rank 0 measures.
 
-    Raises Interrupted when it was asked to stop, InputError when the user must mend something, and ChildProcessError
+    Raises Interrupted when it was asked to stop, InputError when the user must change something, and ChildProcessError
     when a process died.
     """
     history = History(state / "history.jsonl")
-    with progress as shown:
+    with progress as display:
 
         def watch() -> None:
             refused(state)
             if (state / "interrupted").exists():
-                # With several nodes, those that nobody stopped would wait for the others to come back.
+                # On several nodes, the others would wait for the stopped one to come back.
                 raise Interrupted("a training process was asked to stop")
             for record in history.new():
                 update = int(record["update"])
                 tracker.metrics({k: v for k, v in record.items() if k != "update"}, update)
-                shown.show(update, record)
+                display.show(update, record)
 
         launch(state, watch)
         if not (state / "done.json").exists():
@@ -175,8 +166,8 @@ def train(state: Path, tracker: Tracker, launch: Launch, progress: AbstractConte
 
 
 def refused(state: Path) -> None:
-    """Raise InputError where a training process wants the user to mend something: torchrun would start it again."""
-    # Gone again, perhaps by now, where a restart went well.
+    """Raise InputError where a training process asks the user for a change: torchrun would restart it."""
+    # A restart may remove the file at any moment.
     with contextlib.suppress(FileNotFoundError):
         failure = json.loads((state / "failed.json").read_text(encoding="utf-8"))
         if failure["state"] == "refused":
@@ -184,14 +175,14 @@ def refused(state: Path) -> None:
 
 
 def _outcome(state: Path) -> Exception:
-    """Why a training ended before its last update, from what its processes left behind."""
+    """Return why a training ended before its last update, from the files that its processes left."""
     refused(state)
     if (state / "failed.json").exists():
         failure = stage.read_json(state / "failed.json")
-        return ChildProcessError(f"a training process failed: {failure['error']}; what it said stands above")
+        return ChildProcessError(f"a training process failed: {failure['error']}; its output is above")
     if (state / "interrupted").exists():
         return Interrupted("a training process was asked to stop")
-    # Killed (by the system where memory runs out, say), or cut off from the other nodes.
+    # Killed (by the system where memory runs out, say), or disconnected from the other nodes.
     return Interrupted("a training process was lost")
 
 
@@ -200,25 +191,25 @@ class History:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.seen = 0
+        self.position = 0
+        """Bytes read so far."""
 
     def new(self) -> Iterator[dict[str, float]]:
-        """Records written since the last call. A resume rewrites the file: then all of it is new."""
+        """Yield the records since the last call. A resume rewrites the file: then all records are new."""
         if not self.path.exists():
             return
-        size = self.path.stat().st_size
-        if size < self.seen:
-            self.seen = 0
+        if self.path.stat().st_size < self.position:
+            self.position = 0
         with self.path.open("rb") as file:
-            file.seek(self.seen)
+            file.seek(self.position)
             while (line := file.readline()).endswith(b"\n"):
-                self.seen += len(line)
+                self.position += len(line)
                 record: dict[str, float] = json.loads(line)
                 yield record
 
 
 def publish(state: Path, tracker: Tracker) -> None:
-    """Hand on the checkpoints, the summary and the curves."""
+    """Write the stage's outputs from a finished state: checkpoints, summary and curves."""
     from nmt.training import checkpoint
 
     resume = checkpoint.latest_resume(state / "resume")
@@ -233,20 +224,20 @@ def publish(state: Path, tracker: Tracker) -> None:
             _link(path, temporary / path.name)
         _link(resume / "model.safetensors", temporary / "last.safetensors")
     summary = stage.read_json(state / "done.json")
-    kind, times = summary["device"], summary["device_seconds"]
-    # A device that is not on record is measured, which only the one that is here can be.
-    sustained = {name: flops.sustained(name if flops.hardware(name) else kind) for name in times}
+    device, times = summary["device"], summary["device_seconds"]
+    # The speed of an unknown device is measured, which is possible only for the device of this machine.
+    sustained = {name: flops.sustained(name if flops.hardware(name) else device) for name in times}
     summary["flops_sustained"] = sustained
     summary["flops_paper"] = sum(flops.paper_cost(times[name], 1, sustained[name]) for name in times)
-    stage.write_json(SUMMARY, summary)
+    stage.write_json(TRAINING, summary)
     write_curves(state / "history.jsonl")
-    # What has a curve is told by it: one more point, at no update, would bend it.
+    # Metrics with a curve are logged by update; a point without an update would distort the curve.
     tracker.metrics({k: v for k, v in summary.items() if isinstance(v, int | float) and k not in COLUMNS})
-    tracker.tags({"device": kind, "precision": summary["precision"]})
+    tracker.tags({"device": device, "precision": summary["precision"]})
 
 
 def _link(source: Path, target: Path) -> None:
-    """A second name for the same bytes, or a copy on another disk. Checkpoints are never changed in place."""
+    """Make a hard link or, on another disk, a copy. Checkpoints are never changed in place."""
     try:
         os.link(source, target)
     except OSError:
@@ -254,14 +245,14 @@ def _link(source: Path, target: Path) -> None:
 
 
 def write_curves(history: Path) -> None:
-    """A row an interval and, in a table of their own, a row a validation, for DVC's plots."""
+    """Write the tables of logging intervals and of validations, for DVC's plots."""
     records = list(History(history).new())
-    _write_table(CURVES, COLUMNS, (record for record in records if "loss" in record))
-    _write_table(VALIDATION, VALIDATION_COLUMNS, (record for record in records if "valid_loss" in record))
+    _write_table(CURVES, COLUMNS, [record for record in records if "loss" in record])
+    _write_table(VALIDATION, VALIDATION_COLUMNS, [record for record in records if "valid_loss" in record])
 
 
-def _write_table(path: Path, columns: Sequence[str], records: Iterable[Mapping[str, float]]) -> None:
-    """A row an update, in order. DVC plots an empty cell as 0: a column that not every record has is left out."""
+def _write_table(path: Path, columns: Sequence[str], records: Sequence[Mapping[str, float]]) -> None:
+    """Write one row per update, in order, without columns that some records lack: DVC plots an empty cell as 0."""
     rows = {int(record["update"]): {**record, "update": int(record["update"])} for record in records}
     complete = [column for column in columns if all(column in row for row in rows.values())]
     with writing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:

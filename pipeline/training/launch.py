@@ -1,9 +1,9 @@
-"""torchrun for this machine: one process a GPU, or one for the CPU's cores; its whole tree ends with us.
+"""Start torchrun on this machine: one process per GPU, or one for the CPU's cores. Its processes end with ours.
 
-On several nodes that share the state root, all with `WMT_NODES=2 WMT_RENDEZVOUS=first:29400`: the first runs the
-pipeline, and the others join its training (pipeline/commands/join.py).
+On several nodes that share the state root, all with `WMT_NODES=2 WMT_RENDEZVOUS=first:29400`, the first one runs the
+pipeline and the others join its training (pipeline/commands/join.py).
 
-`python -m pipeline.training.launch` is torchrun, but for that: killed alone, we would leave it behind.
+`python -m pipeline.training.launch` is torchrun that also ends when its parent process is killed.
 """
 
 from __future__ import annotations
@@ -23,100 +23,100 @@ from nmt.config import InputError
 from pipeline.corpora.blocks import workers
 
 INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
-"""The network interface of a machine with itself."""
+"""The loopback interface."""
 GRACE = 45.0
 """Seconds between SIGTERM and SIGKILL: time for a checkpoint. torchrun itself gives its workers 30."""
 JOIN = 600
 """Seconds that a node waits for the others."""
 RESTARTS = 100
-"""How often the nodes may lose one of them."""
+"""How many lost nodes a training survives."""
 KEEP_ALIVE = 600
-"""Seconds between two signs of life of a node that is alone: each makes the file that torchrun meets over longer."""
+"""Seconds between a single node's heartbeats: each makes torchrun's rendezvous file longer."""
 
 
 def gpus() -> int:
-    """GPUs that this process may use. Asked in a process of its own, so that none of their memory is held here."""
+    """Return the number of GPUs, counted in another process so that this one holds none of their memory."""
     question = "import torch; print(torch.cuda.device_count())"
     return int(subprocess.run([sys.executable, "-c", question], check=True, capture_output=True, text=True).stdout)
 
 
+def _positive(name: str, unset: str) -> int | None:
+    """Return an environment variable as a number; `unset` says in the error message what happens without it."""
+    value = os.environ.get(name)
+    if value is not None and (not value.isdecimal() or int(value) < 1):
+        raise InputError(f"{name} is {value!r}: it must be a whole number from 1 on; unset it {unset}")
+    return None if value is None else int(value)
+
+
 def processes() -> int:
-    """`$WMT_PROCESSES`, else one a GPU, else one for the whole CPU."""
-    wanted = os.environ.get("WMT_PROCESSES")
-    if wanted is None:
-        return max(1, gpus())
-    if not wanted.isdecimal() or int(wanted) < 1:
-        raise InputError(
-            f"WMT_PROCESSES is {wanted!r}: it must be a whole number from 1 on; unset it to have it chosen"
-        )
-    return int(wanted)
+    """Return `$WMT_PROCESSES`, by default one process per GPU, or one without a GPU."""
+    return _positive("WMT_PROCESSES", "to have it chosen") or max(1, gpus())
 
 
 def nodes() -> tuple[int, str | None]:
-    """`$WMT_NODES`, 1 by default, and `$WMT_RENDEZVOUS`, where they meet: the first node's name and a free port."""
-    wanted, meeting = os.environ.get("WMT_NODES", "1"), os.environ.get("WMT_RENDEZVOUS")
-    if not wanted.isdecimal() or int(wanted) < 1:
-        raise InputError(f"WMT_NODES is {wanted!r}: it must be a whole number from 1 on; unset it for one node")
-    if int(wanted) > 1 and not re.fullmatch(r"\S+:\d+", meeting or ""):
+    """Return `$WMT_NODES`, by default 1, and `$WMT_RENDEZVOUS`: the first node's name and a free port."""
+    number, rendezvous = _positive("WMT_NODES", "for one node") or 1, os.environ.get("WMT_RENDEZVOUS")
+    if number > 1 and not re.fullmatch(r"\S+:\d+", rendezvous or ""):
         raise InputError(
-            f"WMT_NODES is {wanted}, so WMT_RENDEZVOUS must name where the nodes meet, as HOST:PORT; it is {meeting!r}"
+            f"WMT_NODES is {number}, so WMT_RENDEZVOUS must name where the nodes meet, as HOST:PORT; it is "
+            f"{rendezvous!r}"
         )
-    return int(wanted), meeting
+    return number, rendezvous
 
 
 def command(count: int, job: Path) -> list[str]:
-    """This module as torchrun of `count` processes that train the job."""
-    # torch takes a second to import, which `--help` need not wait for; imported here for what training consists of
-    # to be seen by whoever follows the imports.
+    """Return the command that runs this module as torchrun with `count` processes."""
+    # Imported here because torch takes a second to import; imported at all so that the import graph has the trainer.
     from nmt.training import trainer
 
     return [sys.executable, "-m", __name__, trainer.__name__, str(count), str(job)]
 
 
 def arguments(module: str, count: str, job: str, scratch: Path) -> list[str]:
-    """torchrun's arguments for `count` processes on this machine, with the other nodes' where there are some.
+    """Return torchrun's arguments for `count` processes on this machine.
 
-    On one node torchrun meets itself over a file in `scratch`: the port that it would open otherwise, for a store that
-    takes anybody's word, listens on all of the machine's addresses. Nodes that meet over a network need it.
+    On one node the rendezvous is a file in `scratch`: torchrun's default is an unauthenticated store on a port that
+    listens on all addresses of the machine. Several nodes need such a port.
     """
-    # With it comes torch.
+    # Imported here because it imports torch.
     from nmt.training.distributed import LOOPBACK
 
-    number, meeting = nodes()
-    where = ["--rdzv-endpoint", str(scratch / "rendezvous")]
-    how = ["--rdzv-conf", f"store_type=file,keep_alive_interval={KEEP_ALIVE}", "--local-addr", LOOPBACK]
+    number, endpoint = nodes()
+    rendezvous = ["--rdzv-endpoint", str(scratch / "rendezvous"), "--rdzv-id", Path(job).name]
+    rendezvous += ["--rdzv-conf", f"store_type=file,keep_alive_interval={KEEP_ALIVE}", "--local-addr", LOOPBACK]
     if number > 1:
-        # A node that is lost may be replaced: those left wait for it and all go on from the last saved state.
-        where = ["--rdzv-endpoint", str(meeting)]
-        how = ["--rdzv-conf", f"join_timeout={JOIN}", "--max-restarts", str(RESTARTS)]
-    return [
-        "--nnodes", str(number), "--rdzv-backend", "c10d", *where, "--rdzv-id", Path(job).name, *how,
-        # Where nothing is redirected, torchrun's folder for logs in /tmp would stay behind, empty.
-        "--log-dir", os.devnull, "--nproc-per-node", count, "-m", module, job,
-    ]  # fmt: skip
+        # A lost node may be replaced: the others wait for it, and all resume from the last saved state.
+        rendezvous = ["--rdzv-endpoint", str(endpoint), "--rdzv-id", Path(job).name]
+        rendezvous += ["--rdzv-conf", f"join_timeout={JOIN}", "--max-restarts", str(RESTARTS)]
+    # Without redirected output torchrun's folder for logs in /tmp would stay, empty.
+    logs = ["--log-dir", os.devnull]
+    nodes_ = ["--nnodes", str(number), "--rdzv-backend", "c10d"]
+    return [*nodes_, *rendezvous, *logs, "--nproc-per-node", count, "-m", module, job]
 
 
 def environment(count: int) -> dict[str, str]:
-    """This process's, with the cores shared out among the processes unless OMP_NUM_THREADS says otherwise.
+    """Return this process' environment, with the cores divided among the processes unless OMP_NUM_THREADS is set.
 
-    Threads that wait give their core away: spinning ones, OpenMP's default, made training five times slower
-    wherever another program used the machine too.
+    Waiting threads yield their core: with spinning ones, OpenMP's default, training was five times slower where
+    another program used the machine too.
     """
-    threads = max(1, workers() // count)
-    # Ranks of one machine have no business on its other addresses. `=` says that the name is whole.
-    local = {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": f"={INTERFACE}"} if nodes()[0] == 1 else {}
-    return {
-        "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **local,
-        # With a store that outlives rounds, a node that replaces another waits in vain to be told where it is.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **os.environ,
-    }  # fmt: skip
+    defaults = {
+        "OMP_NUM_THREADS": str(max(1, workers() // count)),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        # With a store that outlives rounds, a node that replaces another is never told the store's address.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    if nodes()[0] == 1:
+        # Ranks of one machine need no other interface. `=` matches the whole name.
+        defaults |= {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": f"={INTERFACE}"}
+    return {**defaults, **os.environ}
 
 
 def train(job: Path, watch: Callable[[], None]) -> int:
-    """Run torchrun on the job, calling `watch` about once a second; returns its exit status.
+    """Run torchrun on the job, calling `watch` about once a second; return its exit status.
 
-    Whatever ends the wait (SIGTERM, Ctrl-C, an error) ends torchrun's whole tree before it is raised again:
-    SIGTERM, time for a checkpoint, then SIGKILL.
+    Whatever ends the wait (SIGTERM, Ctrl-C, an error) first ends torchrun and its processes: SIGTERM, time for a
+    checkpoint, then SIGKILL.
     """
     count = processes()
     process = subprocess.Popen(command(count, job), env=environment(count), start_new_session=True)
@@ -135,14 +135,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=GRACE)
-    # torchrun leads a session of its own: what is left of it is all ours.
+    # torchrun leads its own session: every process that remains in it is ours.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def main() -> None:
-    """torchrun; SIGTERM, and so time for a checkpoint, when the process that started it dies."""
+    """Run torchrun; send it SIGTERM, and so time for a checkpoint, when its parent process dies."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
@@ -153,7 +153,7 @@ def main() -> None:
         try:
             run.main(arguments(module, count, job, Path(scratch)))
         except SignalException as error:
-            # Nothing went wrong that a traceback would explain.
+            # A requested stop: a traceback would explain nothing.
             sys.exit(128 + error.sigval)
 
 

@@ -59,7 +59,7 @@ def test_more_of_everything_needs_more() -> None:
 def test_a_prepared_corpus_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stats = tmp_path / "stats.json"
     stats.write_text(json.dumps({"pairs": 100, "target_tokens": 1500, "vocabulary": 640}))
-    monkeypatch.setattr(plan, "STATS", stats)
+    monkeypatch.setattr(plan, "BINNED_STATS", stats)
     sample = configuration("sample", corpus="sample")
     counted = plan.corpus_size(sample, prepared=True)
     assert (counted.pairs, counted.subwords, counted.vocabulary) == (100, 15.0, 640)
@@ -90,7 +90,9 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copyfile(ROOT / name, folder / name)
     for name in ("data/catalog", "data/local", "data/binned"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / plan.STATS).write_text(json.dumps({"pairs": 24_000, "target_tokens": 480_000, "vocabulary": 4_000}))
+    (folder / plan.BINNED_STATS).write_text(
+        json.dumps({"pairs": 24_000, "target_tokens": 480_000, "vocabulary": 4_000})
+    )
     for path in outs:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         if not (folder / path).exists():
@@ -156,10 +158,11 @@ def test_before_the_first_run_every_stage_would_run(finished: Configuration) -> 
     assert list(runs(finished).values()) == ["never ran here"] * len(STAGES)
 
 
-def test_outside_a_repository_dvc_cannot_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_repository_dvc_has_no_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = configuration("sample", corpus="sample")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="dvc status fails"):
-        plan.recorded()
+        plan.stages_to_run(asked)
 
 
 @pytest.fixture
@@ -243,12 +246,12 @@ def disk(**bytes_: int) -> plan.Needs:
 
 def test_too_little_room_is_told(wmt14: Configuration, capsys: pytest.CaptureFixture[str]) -> None:
     enough, much = disk(raw=1), disk(raw=2**60)
-    assert plan.tell_disk(enough, enough.disk, Path(".dvc/cache"))
+    assert plan.report_disk(enough, enough.disk, Path(".dvc/cache"))
     assert "NOT ENOUGH" not in capsys.readouterr().out
-    assert not plan.tell_disk(much, much.disk, Path(".dvc/cache"))
+    assert not plan.report_disk(much, much.disk, Path(".dvc/cache"))
     told = capsys.readouterr().out
     assert told.count("NOT ENOUGH") == told.count("more are needed") == 1
-    assert plan.tell_disk(much, disk().disk, Path(".dvc/cache"))
+    assert plan.report_disk(much, disk().disk, Path(".dvc/cache"))
 
 
 @pytest.fixture
@@ -271,15 +274,15 @@ def test_every_disk_has_to_hold_its_own_share(
     assert plan.needs(wmt14, corpus, 2048).disk["models"] > 3 * linked
     free = {path: shutil.disk_usage(path).free for path in (Path(), other_disk)}
     much = disk(training_state=free[other_disk] + 2**30)
-    assert not plan.tell_disk(much, much.disk, Path(".dvc/cache"))
+    assert not plan.report_disk(much, much.disk, Path(".dvc/cache"))
     here, there = [line for line in capsys.readouterr().out.split("\n") if "more are needed" in line]
     assert ("NOT ENOUGH" in here, "NOT ENOUGH" in there) == ("training state" in here, "training state" in there)
     # What either has room for alone is no matter of their sum.
     both = disk(raw=free[Path()] // 2, downloads=free[other_disk] // 2)
-    assert plan.tell_disk(both, both.disk, Path(".dvc/cache"))
+    assert plan.report_disk(both, both.disk, Path(".dvc/cache"))
     # A cache on another disk holds copies.
     outputs = disk(binned=free[other_disk] + 2**30)
-    assert not plan.tell_disk(outputs, outputs.disk, other_disk / "cache")
+    assert not plan.report_disk(outputs, outputs.disk, other_disk / "cache")
 
 
 def test_memory_of_the_machine_matters_where_it_trains_without_a_gpu(

@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.corpora import blocks
-from pipeline.corpora.blocks import InProcess, executor, ordered
+from pipeline.corpora.blocks import executor, ordered
 
 
 def square(number: int) -> int:
@@ -33,7 +33,7 @@ def die(number: int) -> int:
     return number
 
 
-class Counting(InProcess):
+class Counting(ThreadPoolExecutor):
     """Knows how many results nobody has taken yet."""
 
     submitted = 0
@@ -53,7 +53,7 @@ def test_results_come_in_order_from_at_most_so_many_ahead() -> None:
 
 
 def test_an_error_is_raised_where_it_stands() -> None:
-    results = ordered(InProcess(), refuse, range(9), ahead=5)
+    results = ordered(ThreadPoolExecutor(1), refuse, range(9), ahead=5)
     assert [next(results) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="three"):
         next(results)
@@ -69,7 +69,7 @@ def test_processes_give_what_one_process_gives_and_tell_of_death(monkeypatch: py
 
 
 def test_little_text_starts_no_process() -> None:
-    assert isinstance(executor(1000), InProcess)
+    assert isinstance(executor(1000), ThreadPoolExecutor)
 
 
 def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:

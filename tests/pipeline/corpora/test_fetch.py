@@ -369,7 +369,7 @@ def test_another_range_than_asked_for_is_not_joined(server: Server, tmp_path: Pa
     assert (tmp_path / "file.part").read_bytes() == CONTENT
     refusal = "sent another range than was asked for; trying again in"
     assert [line.removeprefix(f"{server.url}: ") for line in told] == [
-        f"{refusal} 0.005 s", "refused to go on from the bytes at hand; trying again in 0.01 s", f"{refusal} 0.02 s",
+        f"{refusal} 0.005 s", "refused to resume the partial file; trying again in 0.01 s", f"{refusal} 0.02 s",
     ]  # fmt: skip
 
 
@@ -410,7 +410,7 @@ def test_which_statuses_may_pass(server: Server, tmp_path: Path) -> None:
         server.misdeeds = [status(code)]
         with pytest.raises(FetchError, match=f"^answers {code} [A-Z]") as caught:
             fetch.fetch(order(server, tmp_path), watch(), Patience(1, 0.01, 0.01, 5.0))
-        assert caught.value.passing == (code in {408, 425, 429, 500, 502, 503, 504})
+        assert caught.value.transient == (code in {408, 425, 429, 500, 502, 503, 504})
 
 
 @pytest.mark.parametrize("code", [204, 404])
@@ -583,7 +583,7 @@ def test_unreachable(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/x"
     with pytest.raises(FetchError, match=r"^cannot be reached \(Connection refused\), 4 times in a row$") as caught:
         fetch.fetch(Order(url, tmp_path / "x.part", 5, True), watch(), QUICK)
-    assert caught.value.passing
+    assert caught.value.transient
 
 
 def test_a_silent_server_times_out(server: Server, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_the_last_checkpoints_are_averaged_or_what_is_there(
     assert values(average.AVERAGE) == {"embedding.table": {mean}, "norm.bias": {mean}}
     assert values(average.LAST) == {"embedding.table": {-1.0}, "norm.bias": {-1.0}}
     names = averaged.removeprefix("mean of updates ") if updates else ""
-    assert json.loads(average.RECORD.read_text(encoding="utf-8")) == {
+    assert json.loads(average.AVERAGING.read_text(encoding="utf-8")) == {
         "requested": 3, "checkpoints": min(3, len(updates)), "updates": names, "weights": averaged,
     }  # fmt: skip
     assert tracker.told == {"averaged_updates": names}
@@ -136,7 +136,7 @@ def test_a_shortened_training_comes_through(
     assert train_job(Job.model_validate(job), state, World(0, 1, torch.device("cpu")), 64)
     train.publish(state, _Tracker())
     average.run(_Tracker())
-    assert json.loads(average.RECORD.read_text(encoding="utf-8"))["weights"] == averaged
+    assert json.loads(average.AVERAGING.read_text(encoding="utf-8"))["weights"] == averaged
     last = tensors.load_tensors(average.LAST / tensors.WEIGHTS)
     mean = tensors.load_tensors(average.AVERAGE / tensors.WEIGHTS)
     assert all(torch.equal(last[name], mean[name]) for name in last) == (averaged == "last update")

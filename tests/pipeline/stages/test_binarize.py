@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-import yaml
+from data_stages import ONE_THREAD, Recorder, configure, data_section
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +17,6 @@ from nmt.config import EOS, BinningSettings, InputError, SubwordSettings
 from nmt.text.parallel_text import read_lines
 from nmt.text.subwords import Subwords, learn
 from pipeline.corpora import blocks
-from pipeline.corpora.blocks import InProcess
 from pipeline.stages import binarize
 from pipeline.stages.binarize import bin_uppers
 
@@ -42,23 +40,6 @@ WORDS = [
     "niedrig",
 ]
 ROWS = tuple[list[int], list[int], int]
-
-
-class Recorder:
-    """A tracker that remembers."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, float] = {}
-
-    def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
-        assert update is None
-        self.values.update(values)
-
-    def tags(self, values: Mapping[str, str]) -> None:
-        raise AssertionError(values)
-
-    def artifact(self, path: Path, folder: str | None = None) -> None:
-        raise AssertionError(path, folder)
 
 
 @pytest.fixture(scope="module")
@@ -97,14 +78,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subwords: Subwords) ->
     write_pairs("train", sentences(300, 16))
     write_pairs("valid", [("the house ☃", "das Haus"), ("", "neu " * 50), ("low", "niedrig")])
     subwords.save(binarize.SUBWORDS)
-    member = {"path": "x", "sha256": "0" * 64}
-    named = {"name": "x", "source": member, "target": member}
-    config = {
-        "data": {"source": "en", "target": "de", "archives": [], "train": [named], "valid": named, "test": named},
-        "binning": BINNING.model_dump(),
-    }
-    Path("results").mkdir()
-    Path("results/config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    configure(data_section("x"), binning=BINNING.model_dump())
     return tmp_path
 
 
@@ -140,7 +114,14 @@ def test_writes_and_counts(here: Path, subwords: Subwords) -> None:
     assert stats["out_of_vocabulary"] == {"train": 0.0, "valid": pytest.approx(1 / valid)}
     assert stats["valid"]["pairs"] == 3
     assert list(stats) == [
-        "pairs", "source_tokens", "target_tokens", "dropped", "vocabulary", "out_of_vocabulary", "histogram", "valid",
+        "pairs",
+        "source_tokens",
+        "target_tokens",
+        "dropped",
+        "vocabulary",
+        "out_of_vocabulary",
+        "histogram",
+        "valid",
     ]
     assert tracker.values["pairs"] == len(rows)
 
@@ -187,7 +168,7 @@ def test_bins_hold_each_kept_pair_once(
         sides = {"train": write_pairs("train", pairs), "valid": write_pairs("valid", pairs[:1])}
         subwords.save(Path("subwords"))
         Path("out").mkdir()
-        stats = binarize.binarize(sides, Path("subwords"), BINNING, Path("out"), InProcess())
+        stats = binarize.binarize(sides, Path("subwords"), BINNING, Path("out"), ONE_THREAD)
         uppers = bin_uppers(BINNING)
         seen = []
         for path in sorted(Path("out").glob("train.*.arrow")):
@@ -211,7 +192,7 @@ def test_ids_are_as_wide_as_the_vocabulary_needs(tmp_path: Path, multiple_of: in
     text = tmp_path / "text", tmp_path / "text"
     out = tmp_path / "out"
     out.mkdir()
-    binarize.binarize({"train": text, "valid": text}, tmp_path / "subwords", BINNING, out, InProcess())
+    binarize.binarize({"train": text, "valid": text}, tmp_path / "subwords", BINNING, out, ONE_THREAD)
     schema = pa.ipc.open_file(out / "valid.arrow").schema
     assert schema == pa.schema({"src": pa.list_(kind), "tgt": pa.list_(kind), "line": pa.int64()})
 

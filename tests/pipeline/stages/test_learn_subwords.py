@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from data_stages import ONE_THREAD, Recorder, configure, data_section
 
 from nmt.config import InputError
 from nmt.text.subwords import load
 from pipeline.corpora import blocks
-from pipeline.corpora.blocks import InProcess, executor
+from pipeline.corpora.blocks import executor
 from pipeline.stages import learn_subwords
 
 SOURCE = ["the lower house is new", "", "newer houses  are lower", "low and new"] * 3
 TARGET = ["das untere Haus ist neu", "leer", "neuere Häuser sind niedriger", "niedrig und neu"] * 3
-
-
-class Recorder:
-    """A tracker that remembers."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, float] = {}
-
-    def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
-        assert update is None
-        self.values.update(values)
-
-    def tags(self, values: Mapping[str, str]) -> None:
-        raise AssertionError(values)
-
-    def artifact(self, path: Path, folder: str | None = None) -> None:
-        raise AssertionError(path, folder)
 
 
 @pytest.fixture
@@ -48,19 +29,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def configure(subwords: dict[str, Any], **versions: str) -> None:
-    member = {"path": "x", "sha256": "0" * 64}
-    named = {"name": "x", "source": member, "target": member}
-    packages = ("sacremoses", "subword_nmt", "sentencepiece", "sacrebleu")
-    config = {
-        "data": {"source": "en", "target": "de", "archives": [], "train": [named], "valid": named, "test": named},
-        "subwords": subwords,
-        "versions": {package: version(package.replace("_", "-")) for package in packages} | versions,
-    }
-    Path("results").mkdir()
-    Path("results/config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-
-
 BPE = {"kind": "bpe", "merges": 30, "vocabulary": None, "multiple_of": 8}
 WORD_PIECES = {"kind": "wordpieces", "merges": None, "vocabulary": 300, "multiple_of": 8}
 
@@ -70,7 +38,7 @@ WORD_PIECES = {"kind": "wordpieces", "merges": None, "vocabulary": 300, "multipl
     [(BPE, {"subwords.yaml", "codes.bpe", "vocabulary.txt"}), (WORD_PIECES, {"subwords.yaml", "wordpieces.model"})],
 )
 def test_writes_a_folder_that_encodes_both_sides(here: Path, settings: dict[str, Any], files: set[str]) -> None:
-    configure(settings)
+    configure(data_section("x"), subwords=settings)
     tracker = Recorder()
     learn_subwords.run(tracker)
     assert sorted(path.name for path in Path("data").iterdir()) == ["subwords", "tokenized"]
@@ -88,7 +56,7 @@ def test_writes_a_folder_that_encodes_both_sides(here: Path, settings: dict[str,
 def test_counts_are_the_same_for_any_number_of_workers(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [learn_subwords.TOKENIZED / f"train.{language}" for language in ("en", "de")]
     expected = Counter(word for line in SOURCE + TARGET for word in line.split())
-    assert learn_subwords.count_words(paths, InProcess()) == expected
+    assert learn_subwords.count_words(paths, ONE_THREAD) == expected
     monkeypatch.setattr(learn_subwords, "LINES", 5)
     monkeypatch.setattr(blocks, "workers", lambda: 2)
     with executor() as pool:
@@ -96,7 +64,7 @@ def test_counts_are_the_same_for_any_number_of_workers(here: Path, monkeypatch: 
 
 
 def test_another_version_of_the_library_is_refused(here: Path) -> None:
-    configure(BPE, subword_nmt="0.0.1")
+    configure(data_section("x"), {"subword_nmt": "0.0.1"}, subwords=BPE)
     with pytest.raises(InputError, match=r"subword_nmt .* resolved with 0\.0\.1"):
         learn_subwords.run(Recorder())
     assert [path.name for path in Path("data").iterdir()] == ["tokenized"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from data_stages import configure, data_section
 
 from nmt.config import InputError
 from nmt.evaluation import bleu
@@ -57,23 +57,7 @@ def _write(path: str, lines: list[str]) -> None:
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the stages before leave behind."""
     monkeypatch.chdir(tmp_path)
-    local = {"path": "x", "sha256": "0" * 64}
-    text = {name: {"name": name, "source": local, "target": local} for name in ("t", "news13", "news14")}
-    config = {
-        "data": {
-            "source": "en",
-            "target": "de",
-            "archives": [],
-            "train": [text["t"]],
-            "valid": text["news13"],
-            "test": text["news14"],
-        },
-        "versions": {
-            name: importlib.metadata.version(name.replace("_", "-"))
-            for name in ("sacremoses", "subword_nmt", "sentencepiece", "sacrebleu")
-        },
-    }
-    _write(str(CONFIG), [yaml.safe_dump(config)])
+    configure(data_section("t", valid="news13", test="news14"))
     _write("data/raw/valid.news13.de", VALID)
     _write("data/raw/test.news14.de", TEST)
     _write("results/translations/news13.last.de", VALID)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
+from data_stages import ONE_THREAD, Recorder, configure, data_section
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +14,6 @@ from nmt.config import FilterSettings, InputError, TokenizerSettings
 from nmt.text.parallel_text import read_lines
 from pipeline.config.settings import DataSettings, PreparationSettings
 from pipeline.corpora import blocks
-from pipeline.corpora.blocks import InProcess
 from pipeline.stages import tokenize
 
 TRAIN = {
@@ -25,34 +22,6 @@ TRAIN = {
 }
 VALID = [("Valid one.", "Gültig eins."), ("", "leer")]
 TEST = [("A test.", "Ein Test."), ("Is it here?", "Ist es hier?")]
-
-
-class Recorder:
-    """A tracker that remembers."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, float] = {}
-
-    def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
-        assert update is None
-        self.values.update(values)
-
-    def tags(self, values: Mapping[str, str]) -> None:
-        raise AssertionError(values)
-
-    def artifact(self, path: Path, folder: str | None = None) -> None:
-        raise AssertionError(path, folder)
-
-
-def data_settings(*corpora: str) -> DataSettings:
-    def named(name: str) -> dict[str, Any]:
-        member = {"path": name, "sha256": "0" * 64}
-        return {"name": name, "source": member, "target": member}
-
-    return DataSettings.model_validate(
-        {"source": "en", "target": "de", "archives": [], "train": [named(corpus) for corpus in corpora],
-         "valid": named("dev"), "test": named("exam")}
-    )  # fmt: skip
 
 
 PREPARATION = PreparationSettings(
@@ -76,18 +45,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         write_raw(f"train.{name}", pairs)
     write_raw("valid.dev", VALID)
     write_raw("test.exam", TEST)
-    from importlib.metadata import version
-
-    config = {
-        "data": data_settings(*TRAIN).model_dump(),
-        "preparation": PREPARATION.model_dump(),
-        "versions": {
-            package: version(package.replace("_", "-"))
-            for package in ("sacremoses", "subword_nmt", "sentencepiece", "sacrebleu")
-        },
-    }
-    Path("results").mkdir()
-    Path("results/config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    configure(data_section(*TRAIN), preparation=PREPARATION.model_dump())
     return tmp_path
 
 
@@ -152,19 +110,19 @@ LINE = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"])
 def test_any_text_stays_paired(
     tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]], kind: str
 ) -> None:
-    """A number at the end of each side, which no tokenizer touches, says where it came from."""
+    """A number at the end of each side identifies the pair; before it a word, because `( 1` is normalised to `(1`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("any"))
         # The last pair is one that the filters keep.
         pairs = [*pairs, ("kept", "behalten")]
-        marked = [(f"{s} {n}", f"{t} {n}") for n, (s, t) in enumerate(pairs, start=100)]
+        marked = [(f"{s} end {n}", f"{t} end {n}") for n, (s, t) in enumerate(pairs, start=100)]
         for name in ("train.only", "valid.dev", "test.exam"):
             write_raw(name, marked)
         Path("out").mkdir()
         preparation = PREPARATION.model_copy(
             update={"tokenizer": TokenizerSettings.model_validate(dict(PREPARATION.tokenizer) | {"tokenizer": kind})}
         )
-        stats = tokenize.tokenize(data_settings("only"), preparation, Path("out"), InProcess())
+        stats = tokenize.tokenize(DataSettings(**data_section("only")), preparation, Path("out"), ONE_THREAD)
         for name, kept in (("train", stats["kept"]), ("valid", len(pairs))):
             sides = [list(read_lines(Path(f"out/{name}.{language}"))) for language in ("en", "de")]
             ends = [[line.split(" ")[-1] for line in side] for side in sides]

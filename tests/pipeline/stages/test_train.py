@@ -94,7 +94,9 @@ def test_a_further_machine_has_the_code_of_the_first(folder: Folder, monkeypatch
     state.mkdir(parents=True)
     (state / "job.yaml").touch()
     Path("code.py").write_text("2")
-    with pytest.raises(InputError, match="the code here is not that which"):
+    with pytest.raises(
+        InputError, match="is trained with other code than this machine has: check out the first node's"
+    ):
         join.join(state)
 
 
@@ -146,7 +148,7 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def published() -> dict[str, str]:
     folder = {path.name: path.read_text() for path in train.CHECKPOINTS.iterdir()}
-    return {**folder, **{path.name: path.read_text() for path in (train.SUMMARY, train.CURVES, train.VALIDATION)}}
+    return {**folder, **{path.name: path.read_text() for path in (train.TRAINING, train.CURVES, train.VALIDATION)}}
 
 
 def test_checkpoints_summary_and_curves_are_handed_on(finished: Path) -> None:
@@ -193,7 +195,7 @@ def test_killed_at_any_call_it_hands_on_the_same_when_run_again(finished: Path, 
     expected = published()
     state = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     # Before, another training's results stood there.
-    for path in (train.CHECKPOINTS / "update-00000006.safetensors", train.SUMMARY, train.CURVES):
+    for path in (train.CHECKPOINTS / "update-00000006.safetensors", train.TRAINING, train.CURVES):
         path.unlink()
         path.write_text("another's")
     before = published()
@@ -286,7 +288,7 @@ class Silent:
     [
         ({"failed.json": '{"state": "refused", "error": "mend this"}'}, InputError, "mend this"),
         ({"failed.json": '{"state": "failed", "error": "a bug"}', "interrupted": ""}, ChildProcessError,
-         "a training process failed: a bug; what it said stands above"),
+         "a training process failed: a bug; its output is above"),
         ({"interrupted": ""}, Interrupted, "a training process was asked to stop"),
         ({}, Interrupted, "a training process was lost"),
     ],
