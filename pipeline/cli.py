@@ -221,6 +221,39 @@ def score(
         print(f"{lines:,} lines, {total.tokens:,} subwords: perplexity {total.perplexity:.4f}", file=sys.stderr)
 
 
+app.command(
+    "parse",
+    cls=SeveralValues,
+    rich_help_panel=MODELS,
+    help="""Parse sentences with a model folder of the pair en-tree: a tree in Penn bracketing for each line.
+
+    Words are separated by spaces. The options are those of wmt translate.
+
+    \b
+    Example:
+      wmt parse models/average --input sentences.txt --output trees.mrg
+    """,
+)(translate)
+
+
+@app.command(rich_help_panel=MODELS)
+def evalb(
+    gold: Annotated[Path, typer.Argument(metavar="GOLD", help="Gold trees, one a line.", show_default=False)],
+    parsed: Annotated[Path, typer.Argument(metavar="PARSED", help="A tree for each line.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="An object.")] = False,
+) -> None:
+    """Score constituency trees as EVALB does with COLLINS.prm: labelled F1 and others, by sentence length too.
+
+    \b
+    Example:
+      wmt evalb gold.mrg parsed.mrg
+    """
+    from nmt.evaluation import evalb as scoring
+
+    report = scoring.report(gold, parsed)
+    print(json.dumps(report, indent=2, ensure_ascii=False) if as_json else scoring.text(report))
+
+
 @app.command(rich_help_panel=MODELS)
 def bleu(
     hypotheses: Annotated[

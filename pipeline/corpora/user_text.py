@@ -83,8 +83,9 @@ def verified(side: MemberSettings) -> Path:
         # DVC's experiments run in a copy of the repository; files that git ignores are in the original.
         path = Path(os.environ.get("DVC_ROOT", ".")) / path
     if not path.is_file():
-        raise InputError(f"{side.path} is missing: restore it, or add it again with `wmt catalog add`")
-    if (sha256 := sha256_of(path)) != side.sha256:
+        remedy = "make it as its catalog says" if side.lines else "restore it, or add it again with `wmt catalog add`"
+        raise InputError(f"{side.path} is missing: {remedy}")
+    if side.sha256 is not None and (sha256 := sha256_of(path)) != side.sha256:
         raise InputError(
             f"{side.path} has the sha256 {sha256} where the catalog says {side.sha256}: it was edited; "
             f"add it again with `wmt catalog add --force`, or restore it"

@@ -51,8 +51,8 @@ def test_the_map_of_the_product(capsys: pytest.CaptureFixture[str]) -> None:
     panels = re.findall(r"^╭─ (\w+) ─", shown, re.MULTILINE)
     assert sorted(panels) == ["Data", "Models", "Options", "Runs", "Services"]
     assert set(re.findall(r"^│ ([a-z]+) ", shown, re.MULTILINE)) == {
-        "translate", "score", "bleu", "attention", "export", "rows", "plan", "summary", "states", "join", "ablation",
-        "catalog", "ui", "serve",
+        "translate", "parse", "score", "evalb", "bleu", "attention", "export", "rows", "plan", "summary", "states",
+        "join", "ablation", "catalog", "ui", "serve",
     }  # fmt: skip
 
 

@@ -204,7 +204,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
         ("pairs.en-de.trian", [], r"unknown key `pairs\.en-de\.trian`; did you mean `train`\?"),
         ("pairs.en-de.train.0.sorce", {}, r"unknown key `pairs\.en-de\.train\.0\.sorce`; did you mean `source`\?"),
         ("pairs.en-de.test.source.membr", "x", r"membr`; did you mean `member`\?"),
-        ("pairs.en-ed", {}, "pairs.en-ed is 'en-ed'; input should be 'en-de' or 'en-fr'"),
+        ("pairs.en-ed", {}, "pairs.en-ed is 'en-ed'; input should be 'en-de', 'en-fr' or 'en-tree'"),
         ("description", None, "`description` is missing: add it"),
         ("archives.news.sha256", "abc", "archives.news.sha256 is 'abc'; string should match pattern"),
         ("archives.news.url", "ftp://x/y", "archives.news.url is 'ftp://x/y'; string should match pattern"),
