@@ -12,11 +12,12 @@ MODEL = Path("models/average")
 
 
 def text() -> str:
-    """BLEU, its interval and set, the report and the model. Raises InputError where no run has been scored."""
+    """BLEU or F1, its interval and set, the report and the model. Raises InputError where no run has been scored."""
     scores = read_json(METRICS)
-    interval = f"95% interval {scores['bleu_low']:.1f} to {scores['bleu_high']:.1f}"
+    key, title, scorer = ("bleu", "BLEU", "sacreBLEU") if "bleu" in scores else ("f1", "F1", "EVALB")
+    interval = f"95% interval {scores[f'{key}_low']:.1f} to {scores[f'{key}_high']:.1f}"
     return (
-        f"BLEU    {scores['bleu']:.1f} ({interval}) on {scores['bleu_set']}; sacreBLEU, {scores['bleu_signature']}\n"
+        f"{title:<7} {scores[key]:.1f} ({interval}) on {scores[f'{key}_set']}; {scorer}, {scores[f'{key}_signature']}\n"
         f"report  {REPORT}\n"
         f"model   {MODEL}"
     )

@@ -26,7 +26,7 @@ from pipeline.config.settings import (
     VersionSettings,
     load_section,
 )
-from pipeline.reporting import figures, page
+from pipeline.reporting import figures, page, parsing
 from pipeline.reporting.page import Block, Bullets, Figure, Heading, Paragraph, Table
 
 METRICS = Path("results/metrics.json")
@@ -71,7 +71,9 @@ def duration(seconds: float) -> str:
 
 def reference_row(name: str) -> str:
     """The paper's row that `name` is compared with: itself or, for rows that are not the paper's, base."""
-    return name if rows.row(name).paper.bleu is not None else "base"
+    row = rows.row(name)
+    own = row.paper.bleu is not None or row.paper.f1 is not None
+    return name if own else {"en-tree": "parse-wsj"}.get(row.pair, "base")
 
 
 def comparable(data: DataSettings) -> bool:
@@ -300,6 +302,20 @@ def attention(folder: Path) -> list[Block]:
     return [Heading("Attention"), *pictures] if pictures else []
 
 
+def _translation(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -> list[Block]:
+    """BLEU beside the paper's row and Table 2."""
+    return [*results(run, data, metrics), *literature(run, metrics), figures.against_cost(run, metrics)]
+
+
+def _parsing(run: RunSettings, _data: DataSettings, metrics: Mapping[str, Any]) -> list[Block]:
+    """F1 beside the paper's row and Table 4."""
+    return parsing.results(run, reference_row(run.row), metrics)
+
+
+SCORED = {"tree": _parsing}
+"""How the scores of a target that is no language are shown; those of every other target are BLEU."""
+
+
 def blocks() -> list[Block]:
     """The whole report, from the files of the stages before."""
     asked, data = load_section("run", RunSettings), load_section("data", DataSettings)
@@ -310,12 +326,10 @@ def blocks() -> list[Block]:
     versions = load_section("versions", VersionSettings).model_dump()
     return [
         Heading(f"{asked.row}, {asked.pair} on {asked.corpus}, seed {asked.seed}", 1),
-        *results(asked, data, metrics),
-        *literature(asked, metrics),
-        figures.against_cost(asked, metrics),
+        *SCORED.get(data.target, _translation)(asked, data, metrics),
         Heading(f"Differences from the paper's {name}"),
         Table(("key", f"the paper's {name}", "this run"), changed) if changed else Paragraph("None in the settings."),
-        Bullets(explanations(asked, data, metrics, configuration)),
+        *([Bullets(explanations(asked, data, metrics, configuration))] if "bleu" in metrics else []),
         *hardware(metrics, training),
         figures.curves(CURVES, VALIDATION),
         *text(data, stage.read_json(BINNED)),

@@ -65,12 +65,12 @@ def _f1(data: DataSettings) -> dict[str, Any]:
             f"f1{prefix}_low": scores.low,
             f"f1{prefix}_high": scores.high,
             f"f1{prefix}_at_most_{evalb.COLLINS.cutoff}_words": scores.short.f1,
-            f"recall{prefix}": total.recall,
-            f"precision{prefix}": total.precision,
-            f"complete_match{prefix}": total.complete_match,
-            f"average_crossing{prefix}": total.average_crossing,
-            f"not_scored{prefix}": total.errors + total.skipped,
-            f"malformed{prefix}": repairs.get("malformed trees", 0) / max(1, repairs.get("trees", total.sentences)),
+            f"f1{prefix}_recall": total.recall,
+            f"f1{prefix}_precision": total.precision,
+            f"f1{prefix}_complete_match": total.complete_match,
+            f"f1{prefix}_average_crossing": total.average_crossing,
+            f"f1{prefix}_not_scored": total.errors + total.skipped,
+            f"f1{prefix}_malformed": repairs.get("malformed trees", 0) / max(1, repairs.get("trees", total.sentences)),
         }
     return found
 

@@ -246,6 +246,23 @@ def test_french_runs_the_same_way_with_word_pieces(finished: Clone, tmp_path: Pa
     assert (tmp_path / "results/translations/sampletest.average.fr").exists()
 
 
+def test_trees_run_the_same_way_and_are_scored_by_evalb(tmp_path: Path) -> None:
+    clone = Clone(tmp_path)
+    clone.params(pair="en-tree", row="parse-sample", corpus="sample-trees", overrides=SHRUNKEN)
+    assert clone.repro() == STAGES
+    assert "data/subwords/target/vocabulary.txt" in clone.files("data/subwords")
+    metrics = json.loads((tmp_path / "results/metrics.json").read_text())
+    assert metrics["f1_signature"].startswith("evalb|rules:COLLINS|tags:gold")
+    assert 0 <= metrics["f1_malformed"] <= 1
+    gold, parsed = (
+        (tmp_path / name).read_text().split("\n")
+        for name in ("data/raw/test.sampletreestest.tree", "results/translations/sampletreestest.average.tree")
+    )
+    assert len(gold) == len(parsed) == 501
+    assert "Beside Table 4" in (tmp_path / "results/report.md").read_text()
+    assert clone.run(sys.executable, "-m", "pipeline.cli", "summary").stdout.startswith("F1 ")
+
+
 def test_queued_rows_run_and_compare(finished: Clone) -> None:
     """`dvc exp run --queue -S row=C-N2,C-N4`, `dvc queue start`, `dvc exp show`; to train: tests/soak."""
     model = {key: value for key, value in SHRUNKEN["model"].items() if key != "N"}

@@ -215,7 +215,7 @@ def test_trees_are_scored_by_evalb_and_malformed_ones_reported() -> None:
         _write(f"results/translations/{name}.tree", parsed)
     Path("results/translations/exam.average.tree.repairs.json").write_text('{"trees": 2, "malformed trees": 1}')
     found = score.quality(DataSettings.model_validate(data))
-    assert (found["f1"], found["complete_match"], found["malformed"]) == (75.0, 50.0, 0.5)
-    assert (found["f1_valid"], found["malformed_valid"]) == (75.0, 0.0)
+    assert (found["f1"], found["f1_complete_match"], found["f1_malformed"]) == (75.0, 50.0, 0.5)
+    assert (found["f1_valid"], found["f1_valid_malformed"]) == (75.0, 0.0)
     assert found["f1_signature"] == "evalb|rules:COLLINS|tags:gold|unscored:excluded|cutoff:40|version:1"
     assert found["f1_set"] == "exam, 2 lines"
