@@ -1,8 +1,4 @@
-"""Join a training that another machine runs: `wmt join`.
-
-All machines share the state root and the repository, and set the rendezvous:
-`WMT_NODES=2 WMT_RENDEZVOUS=first-machine:29400`.
-"""
+"""Join a training that another machine runs, with the same state root, repository and rendezvous: `wmt join`."""
 
 from __future__ import annotations
 

@@ -16,6 +16,10 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
+from dvc.dependency import ParamsDependency
+from dvc.exceptions import DvcException
+from dvc.repo import Repo
+from dvc.utils.serialize import loads_yaml
 from humanize import naturalsize, precisedelta
 
 from nmt.config import InputError
@@ -147,15 +151,7 @@ def measured_rate(configuration: Configuration, corpus: Corpus, seconds: float =
 
 
 def stages_to_run(configuration: Configuration) -> dict[str, str]:
-    """Return every stage of dvc.yaml in order, with why it would run, or "" where it would not.
-
-    Raises InputError where DVC's record cannot be read.
-    """
-    from dvc.dependency import ParamsDependency
-    from dvc.exceptions import DvcException
-    from dvc.repo import Repo
-    from dvc.utils.serialize import loads_yaml
-
+    """Return every stage with why it would run, or ""; raise InputError where DVC's record cannot be read."""
     # Parsed as DVC parses its record, by YAML 1.2.
     settings = loads_yaml(resolution.text(configuration))
     try:
@@ -196,8 +192,6 @@ def _changed(status: Any, declared: Mapping[str, graph.Stage]) -> list[str]:
 
 def dvc_cache() -> Path:
     """Return the folder of DVC's cache; on the disk of the outputs they are links into it and need no extra room."""
-    from dvc.repo import Repo
-
     with Repo() as repo:
         return Path(repo.cache.local.path)
 
@@ -234,10 +228,7 @@ def still_needed(
 
 
 def report(*, measure: bool) -> bool:
-    """Print the plan, with the time of training if `measure`; return whether disk and memory suffice.
-
-    Raises InputError where params.yaml is wrong or DVC's record cannot be read.
-    """
+    """Print the plan, with the time of training if `measure`; return whether disk and memory suffice."""
     configuration = resolution.resolve(resolution.read_params())
     reasons = stages_to_run(configuration)
     run = configuration.run

@@ -10,10 +10,7 @@ from pipeline.config import rows
 
 
 def listing(vocabulary: int = rows.PAPER_VOCABULARY) -> list[dict[str, Any]]:
-    """Return for each row its exact parameter count with `vocabulary` rows of embedding, and the paper's results.
-
-    Raises InputError for less than one row of embedding.
-    """
+    """Return for each row its exact parameter count with `vocabulary` rows of embedding, and the paper's."""
     if vocabulary < 1:
         raise InputError(f"--vocabulary is {vocabulary}, but must be at least 1")
     listed = []

@@ -1,7 +1,6 @@
-"""The states that trainings keep on disk, to be resumed or extended: `wmt states` lists and deletes them.
+"""List and delete the states that trainings keep on disk, to be resumed or extended: `wmt states`.
 
-A state is `<state root>/train/<fingerprint>/`. Finished results do not need it: they are in models/ and in DVC's cache.
-Without it a training can be neither resumed nor extended to more updates.
+A state is `<state root>/train/<fingerprint>/`. Finished results, in models/ and in DVC's cache, do not need it.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ class State:
 
     path: Path
     bytes: int
-    used: float
-    """Time of the last write, in seconds since the epoch."""
+    used: float  # time of the last write, in seconds since the epoch
     update: int
     updates: int
     finished: bool

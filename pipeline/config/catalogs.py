@@ -39,8 +39,7 @@ class ArchiveEntry(Settings):
     sha256: Sha256 | None = None
     md5: Md5 | None = None
     licence: str
-    source: str
-    """The corpus's page."""
+    source: str  # the corpus's page
 
 
 class PairEntry(Settings):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType
@@ -33,6 +34,9 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         return f"unknown key `{key}`; {nearest(str(location[-1]), valid_keys(model, location[:-1]))}"
     if first["type"] == "missing":
         return f"`{key}` is missing: add it"
+    if "[key]" in first["loc"] and first["type"] == "literal_error":
+        valid = re.findall(r"'(.+?)'", first["ctx"]["expected"])
+        return f"unknown key `{key}`; {nearest(str(location[-1]), valid)}"
     rule = first["msg"].removeprefix("Value error, ")
     if isinstance(first["input"], Mapping | BaseModel):
         # A rule about several keys names them itself.

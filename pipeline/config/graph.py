@@ -31,18 +31,13 @@ class Stage:
     @property
     def code(self) -> list[Path]:
         """Return the modules among the deps, folders expanded."""
-        return self.code_in(Path())
-
-    def code_in(self, repository: Path) -> list[Path]:
-        """Return the same for another repository, relative to it."""
         found: set[Path] = set()
-        for dep in self.deps:
-            path = repository / dep
-            if dep.endswith(".py"):
+        for path in map(Path, self.deps):
+            if path.suffix == ".py":
                 found.add(path)
-            elif dep.split("/")[0] in {"nmt", "pipeline"} and path.is_dir():
+            elif path.parts[0] in {"nmt", "pipeline"}:
                 found.update(path.rglob("*.py"))
-        return sorted(path.relative_to(repository) for path in found)
+        return sorted(found)
 
 
 def stages(path: Path = DVC_YAML) -> dict[str, Stage]:

@@ -8,60 +8,47 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import ValidationError, model_validator
 
-from nmt.config import InputError, Settings
+from nmt.config import InputError
 from pipeline.config import catalogs, rows
 from pipeline.config.errors import explain, read_mapping, validated
 from pipeline.config.paths import PARAMS
 from pipeline.config.settings import Configuration, RunSettings, VersionSettings
 
-Section = dict[str, Any] | None
 Layer = tuple[str, Mapping[str, Any]]
 """The origin of values, for messages, and the values: section -> key -> value."""
-
-
-class Overrides(Settings):
-    """The overrides of params.yaml. An empty section overrides nothing."""
-
-    preparation: Section = None
-    subwords: Section = None
-    binning: Section = None
-    model: Section = None
-    training: Section = None
-    averaging: Section = None
-    search: Section = None
-
-    @model_validator(mode="after")
-    def _one_seed(self) -> Overrides:
-        if "seed" in (self.training or {}):
-            raise ValueError(f"training.seed is set once, by `seed` at the top of {PARAMS}; move it there")
-        return self
-
-
-SECTIONS = tuple(Overrides.model_fields)
+Section = Literal["preparation", "subwords", "binning", "model", "training", "averaging", "search"]
+SECTIONS = get_args(Section)
 """Sections that rows, catalogs and overrides may set."""
 
 
 class Params(RunSettings):
-    """The content of params.yaml."""
+    """The content of params.yaml. An empty section overrides nothing."""
 
-    overrides: Overrides | None = None
+    overrides: dict[Section, dict[str, Any] | None] | None = None
+
+    @model_validator(mode="after")
+    def _one_seed(self) -> Params:
+        if "seed" in ((self.overrides or {}).get("training") or {}):
+            raise ValueError(f"overrides.training.seed is set once, by `seed` at the top of {PARAMS}; move it there")
+        return self
 
 
 def resolve(params: Mapping[str, Any]) -> Configuration:
     """Return the complete configuration of the run that `params`, the content of params.yaml, describes.
 
-    Raises InputError, naming the key, the value, the rule and the nearest valid name, where a key is unknown, a value
-    out of range, or settings contradict each other. Fewer checkpoints than `averaging.last` are allowed where the
-    overrides set `training.updates` and not `averaging.last`: a run shortened for a trial.
+    Raises InputError, with key, value, rule and nearest valid name, where a key is unknown, a value out of range, or
+    settings contradict each other. Overrides may shorten the training to fewer checkpoints than `averaging.last`.
     """
     asked = validated(Params, params, PARAMS)
     run = RunSettings.model_validate(asked.model_dump(exclude={"overrides"}))
-    overrides: dict[str, Any] = asked.overrides.model_dump(exclude_none=True) if asked.overrides else {}
+    overrides: dict[str, dict[str, Any]] = {
+        section: values for section, values in (asked.overrides or {}).items() if values is not None
+    }
     row_layers = rows.row_layers(run.row, run.pair)
     catalog = catalogs.load(run.corpus)
     corpus = catalogs.pair_entry(catalog, run.pair)

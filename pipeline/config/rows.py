@@ -31,14 +31,10 @@ class Result(Settings):
 class Reported(Settings):
     """The paper's results for a row."""
 
-    ppl: float | None = None
-    """newstest2013, per subword."""
-    bleu: float | None = None
-    """newstest2013, from the last checkpoint (Table 3)."""
-    params_m: int | None = None
-    """Millions of parameters, as printed."""
-    f1: float | None = None
-    """Section 23 of the WSJ (Table 4)."""
+    ppl: float | None = None  # newstest2013, per subword
+    bleu: float | None = None  # newstest2013, from the last checkpoint (Table 3)
+    params_m: int | None = None  # millions of parameters, as printed
+    f1: float | None = None  # section 23 of the WSJ (Table 4)
     table2: dict[Pair, Result] = Field(default_factory=dict)
 
 
@@ -70,8 +66,7 @@ class Other(Settings):
 
     name: str
     pair: Pair
-    bleu: float
-    """sacreBLEU, cased."""
+    bleu: float  # sacreBLEU, cased
     bleu_paper_way: float | None = None
     note: str = ""
 

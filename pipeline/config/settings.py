@@ -59,14 +59,12 @@ class ArchiveSettings(Settings):
     """One file to download. Without a sha256, later downloads must match the first one."""
 
     name: Name
-    urls: Annotated[list[str], Field(min_length=1)]
-    """The original and its mirrors, tried in order."""
+    urls: Annotated[list[str], Field(min_length=1)]  # the original and its mirrors, tried in order
     bytes: Annotated[int, Field(ge=1)] | None
     sha256: Sha256 | None
     md5: Md5 | None
     licence: str
-    source: str
-    """The corpus's page."""
+    source: str  # the corpus's page
 
 
 class MemberSettings(Settings):
@@ -74,13 +72,10 @@ class MemberSettings(Settings):
 
     archive: Name | None = None
     member: str | None = None
-    path: str | None = None
-    """Relative to the repository, or absolute."""
-    sha256: Sha256 | None = None
+    path: str | None = None  # relative to the repository, or absolute
+    sha256: Sha256 | None = None  # of the plain text, and so is md5
     md5: Md5 | None = None
-    """Of the plain text."""
-    lines: Annotated[int, Field(ge=1)] | None = None
-    """Its lines or trees, where a file of unknown bytes is held to them."""
+    lines: Annotated[int, Field(ge=1)] | None = None  # or trees: holds a file of unknown bytes to their number
 
     @model_validator(mode="after")
     def _in_archive_or_file(self) -> MemberSettings:

@@ -1,7 +1,4 @@
-"""Archives, complete and verified, from a cache under the state root or, where they are missing, from the network.
-
-Archives without a checksum in the catalog must match their first download, whose checksum is recorded.
-"""
+"""Get archives, complete and verified, from a cache under the state root or from the network."""
 
 from __future__ import annotations
 
@@ -24,8 +21,7 @@ from pipeline.config.settings import REPACKED, ArchiveSettings
 from pipeline.corpora.archives import is_archive
 from pipeline.corpora.fetch import FetchError, Order, Patience, Stopped, Watch, check_room, fetch, forget
 
-PARALLEL = 4
-"""Archives fetched at the same time."""
+PARALLEL = 4  # archives fetched at the same time
 
 
 class Source:
@@ -42,8 +38,8 @@ class Source:
         self.whole = root / "downloads" / key
         self.part = self.whole.with_name(f"{key}.part")
         self.lock = self.whole.with_name(f"{key}.lock")
+        # The sha256 and bytes of the first download, where the catalog has none.
         self.record = root / "checksums" / f"{key}.json"
-        """The sha256 and bytes of the first download, where the catalog has none."""
 
     def expected(self) -> tuple[int | None, str | None, str, str]:
         """Return the bytes and sha256 that the archive must have, where known, who says so, and what a user can do."""
@@ -59,10 +55,7 @@ class Source:
         return self.archive.bytes, self.archive.sha256, "the catalog says", ""
 
     def problem(self, path: Path) -> str | None:
-        """Return how a complete file differs from the catalog or from the first download; None if it does not.
-
-        Records the first download of an archive without a sha256.
-        """
+        """Return how a file differs from the catalog or the first download, which is recorded here; None if equal."""
         size, sha256, origin, remedy = self.expected()
         found = path.stat().st_size
         if size is not None and found != size:
@@ -90,7 +83,9 @@ class Source:
                 raise FetchError(problem)
             return path
         size = "size unknown" if archive.bytes is None else f"{archive.bytes:,} bytes"
-        watch.tell(f"{archive.name}: {size} from {self.url}; licence: {archive.licence}; described at {archive.source}")
+        watch.report(
+            f"{archive.name}: {size} from {self.url}; licence: {archive.licence}; described at {archive.source}"
+        )
         # Bytes may be joined from several connections or damaged in transit, so a wrong file is fetched once more.
         for _ in range(2):
             expected, sha256, _, remedy = self.expected()
@@ -115,15 +110,8 @@ def obtain(archives: list[ArchiveSettings], root: Path, patience: Patience) -> d
         check_room(root / "downloads", missing)
     stop = threading.Event()
     console = Console(stderr=True)
-    with progress.Progress(
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.DownloadColumn(),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    ) as bars:
+    columns = (*progress.Progress.get_default_columns(), progress.DownloadColumn(), progress.TransferSpeedColumn())
+    with progress.Progress(*columns, console=console, disable=not console.is_terminal) as bars:
 
         def report(message: str) -> None:
             console.print(f"download: {message}", markup=False, highlight=False, soft_wrap=True)
@@ -162,10 +150,7 @@ def known_sha256(archive: ArchiveSettings, root: Path) -> str | None:
 
 
 def _obtain(sources: list[Source], watch: Watch, patience: Patience) -> Path:
-    """Return one archive from the cache, or from the first address that provides it.
-
-    Raises ConnectionError where none did but one may do so later, InputError where none will.
-    """
+    """Return one archive from the cache or the first address that provides it; raise as `obtain` does."""
     name = sources[0].archive.name
     with _locked(sources[0].lock, watch, name):
         for source in sources:
@@ -173,7 +158,7 @@ def _obtain(sources: list[Source], watch: Watch, patience: Patience) -> Path:
                 problem = source.problem(source.whole)
                 if problem is None:
                     return source.whole
-                watch.tell(f"{name}: {source.whole} {problem}; fetching it again")
+                watch.report(f"{name}: {source.whole} {problem}; fetching it again")
                 source.whole.unlink()
         failures, transient = [], False
         for source in sources:
@@ -193,7 +178,7 @@ def _locked(path: Path, watch: Watch, name: str) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        watch.tell(f"{name}: another run is fetching it; waiting")
+        watch.report(f"{name}: another run is fetching it; waiting")
         try:
             lock.acquire(poll_interval=0.5, cancel_check=watch.stop.is_set)
         except Timeout as error:

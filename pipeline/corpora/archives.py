@@ -1,7 +1,4 @@
-"""Read plain text from untrusted archives: .tgz, .tar and .zip, with .gz and .sgm members.
-
-Everything streams: no member is held in memory, except .sgm files, which are small.
-"""
+"""Stream plain text from untrusted archives: .tgz, .tar and .zip, with .gz and .sgm members."""
 
 from __future__ import annotations
 
@@ -23,12 +20,10 @@ from pipeline.corpora.plain_text import CHUNK, Malformed, segments
 
 MAX_RATIO = 100
 """The largest accepted ratio of unpacked to packed bytes. Text has 3 to 10; more is an attempt to fill the disk."""
-ALLOWANCE = 64 << 20
-"""Bytes that any archive may unpack to, whatever the ratio: small files of one repeated line are no attack."""
+ALLOWANCE = 64 << 20  # bytes that any archive may unpack to: small files of one repeated line are no attack
 MAX_MEMBERS = 100_000
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
-_MAX_HEADER = 1 << 14
-"""Bytes of one tar header. Python's parsing of extended headers takes quadratic time."""
+_MAX_HEADER = 1 << 14  # bytes of one tar header. Python's parsing of extended headers takes quadratic time
 _MAX_SGM = 256 << 20
 _BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, OverflowError)
 """Errors of the standard library on broken archives, beside RuntimeError and OSError."""
@@ -93,11 +88,8 @@ class Member:
     """The bytes of one member; reading raises Malformed where there are fewer than its header declares."""
 
     def __init__(self, name: str, size: int, read: Callable[[int], bytes]) -> None:
-        self.name = name
-        self.size = size
-        """Bytes in the unpacked archive; of a `.gz` member, packed bytes."""
-        self._read = read
-        self._left = size
+        self.name, self.size = name, size  # bytes in the unpacked archive; of a `.gz` member, packed bytes
+        self._read, self._left = read, size
 
     def read(self, size: int, /) -> bytes:
         """Return at most `size` bytes; none at the end."""
@@ -143,8 +135,7 @@ def members(path: Path, requested: Collection[str]) -> Iterator[Member]:
             raise Malformed(f"holds {member.name!r} twice")
         found.add(member.name)
         yield member
-    missing = [name for name in requested if name not in found]
-    if missing:
+    if missing := [name for name in requested if name not in found]:
         raise Malformed(f"has no member {missing[0]!r}")
 
 
@@ -173,24 +164,20 @@ def _tar_members(path: Path, requested: Collection[str]) -> Iterator[Member]:
                 if member is None:
                     return
                 name = _plain_name(member.name)
-                _check_tar_member(member, path.parent)
+                if member.size < 0:
+                    raise Malformed(f"holds {name!r} with a negative size")
+                try:
+                    tarfile.data_filter(member, str(path.parent))
+                except tarfile.FilterError as error:
+                    special = isinstance(error, tarfile.SpecialFileError)
+                    kind = "a device or pipe" if special else "a link or path that leads out"
+                    raise Malformed(f"holds {name!r}, {kind}") from error
             if name in requested:
                 if not member.isreg() or member.issparse():
                     raise Malformed(f"holds {name!r} as a link, a folder or a file with holes, not as a plain file")
                 forward.seek(member.offset_data)
                 yield Member(name, member.size, forward.take)
     raise Malformed(f"holds more than {MAX_MEMBERS:,} members")
-
-
-def _check_tar_member(member: tarfile.TarInfo, folder: Path) -> None:
-    """Raise Malformed for a member that tarfile's data filter refuses."""
-    if member.size < 0:
-        raise Malformed(f"holds {member.name!r} with a negative size")
-    try:
-        tarfile.data_filter(member, str(folder))
-    except tarfile.FilterError as error:
-        kind = "a device or pipe" if isinstance(error, tarfile.SpecialFileError) else "a link or path that leads out"
-        raise Malformed(f"holds {member.name!r}, {kind}") from error
 
 
 def _zip_members(path: Path, requested: Collection[str]) -> Iterator[Member]:

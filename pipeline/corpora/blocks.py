@@ -14,8 +14,7 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_SMALL = 16 * 2**20
-"""Bytes of text below which starting processes takes longer than they save."""
+_SMALL = 16 * 2**20  # bytes of text below which starting processes takes longer than they save
 
 
 def workers() -> int:

@@ -15,10 +15,7 @@ IN_CACHE = "nothing half-written is left, and earlier results are in DVC's cache
 
 @contextmanager
 def explain_full_disk(kept: str, *outputs: Path) -> Iterator[None]:
-    """Turn an OSError about a full disk into an InputError that names the file, what to do, and what is `kept`.
-
-    `outputs` are the paths that the caller writes, for errors that name no file.
-    """
+    """Turn an OSError about a full disk into an InputError: the file or `outputs`, what to do, and what is `kept`."""
     try:
         yield
     except OSError as error:

@@ -19,28 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHUNK = 1 << 20
-_TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
-"""HTTP statuses that a later attempt may not get."""
+_TRANSIENT = {408, 425, 429, 500, 502, 503, 504}  # HTTP statuses that a later attempt may not get
 
 
 class FetchError(Exception):
-    """This address does not provide the file; another may. `transient`: a later attempt may succeed."""
+    """This address does not provide the file. If `transient`, a later attempt may, `after` some seconds."""
 
-    def __init__(self, message: str, transient: bool = False) -> None:
+    def __init__(self, message: str, transient: bool = False, after: float = 0.0) -> None:
         super().__init__(message)
-        self.transient = transient
+        self.transient, self.after = transient, after
 
 
 class Stopped(Exception):
     """The caller's `stop` was set; the partial file can be resumed."""
-
-
-class _TransientError(Exception):
-    """A failure that another attempt may not meet; `after`: the seconds that the server asks to wait."""
-
-    def __init__(self, message: str, after: float = 0.0) -> None:
-        super().__init__(message)
-        self.after = after
 
 
 @dataclass(frozen=True)
@@ -48,12 +39,9 @@ class Patience:
     """How long to try. `attempts` counts consecutive failures without a new byte."""
 
     attempts: int = 5
-    backoff: float = 1.0
-    """Seconds before the second attempt; doubled before each further one."""
-    longest: float = 60.0
-    """The longest pause in seconds, whatever a server's Retry-After asks."""
-    timeout: float = 60.0
-    """Seconds without a byte before a connection counts as lost."""
+    backoff: float = 1.0  # seconds before the second attempt; doubled before each further one
+    longest: float = 60.0  # the longest pause in seconds, whatever a server's Retry-After asks
+    timeout: float = 60.0  # seconds without a byte before a connection counts as lost
 
 
 @dataclass(frozen=True)
@@ -62,12 +50,9 @@ class Order:
 
     url: str
     part: Path
-    size: int | None
-    """The declared bytes; None: the size that the server gives."""
-    verifiable: bool
-    """Whether the caller knows the file's checksum: only then may bytes of two servers be joined."""
-    remedy: str = ""
-    """The end of messages about a wrong size: what a user can do."""
+    size: int | None  # the declared bytes; None: the size that the server gives
+    verifiable: bool  # whether the caller knows the checksum: only then may bytes of two servers be joined
+    remedy: str = ""  # the end of messages about a wrong size: what a user can do
 
     def check_size(self, offered: int) -> None:
         """Raise FetchError where a server offers a file of another size than declared."""
@@ -94,9 +79,8 @@ class Watch:
     """Callbacks of a transfer, and the event that stops it."""
 
     stop: threading.Event
-    moved: Callable[[int, int | None], None]
-    """Called with the bytes so far and the total."""
-    tell: Callable[[str], None]
+    moved: Callable[[int, int | None], None]  # called with the bytes so far and the total
+    report: Callable[[str], None]
 
 
 def fetch(order: Order, watch: Watch, patience: Patience) -> None:
@@ -111,14 +95,16 @@ def fetch(order: Order, watch: Watch, patience: Patience) -> None:
             raise Stopped
         try:
             return _attempt(order, watch, patience.timeout)
-        except _TransientError as error:
+        except FetchError as error:
+            if not error.transient:
+                raise
             reached = _size(order.part)
             failures = 0 if reached > furthest else failures + 1
             furthest = max(furthest, reached)
             if failures >= patience.attempts:
                 raise FetchError(f"{error}, {failures} times in a row", transient=True) from error
             pause = min(patience.longest, max(error.after, patience.backoff * 2 ** max(0, failures - 1)))
-            watch.tell(f"{order.url}: {error}; trying again in {pause:g} s")
+            watch.report(f"{order.url}: {error}; trying again in {pause:g} s")
             if watch.stop.wait(pause):
                 raise Stopped from error
 
@@ -168,7 +154,7 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def _attempt(order: Order, watch: Watch, timeout: float) -> None:
-    """Fetch over one connection. Raises _TransientError where another attempt may get further."""
+    """Fetch over one connection. Raises a transient FetchError where another attempt may get further."""
     position, version = _size(order.part), order.version()
     if position == order.size:
         return
@@ -187,7 +173,7 @@ def _attempt(order: Order, watch: Watch, timeout: float) -> None:
         with error:
             _refused(order, error, position)
     except (OSError, http.client.HTTPException) as error:
-        raise _TransientError(f"cannot be reached ({_reason(error)})") from error
+        raise FetchError(f"cannot be reached ({_reason(error)})", transient=True) from error
     else:
         with response:
             _receive(order, watch, response, position)
@@ -202,11 +188,11 @@ def _refused(order: Order, error: urllib.error.HTTPError, position: int) -> None
         if total:
             order.check_size(int(total[1]))
         forget(order.part)
-        raise _TransientError("refused to resume the partial file")
+        raise FetchError("refused to resume the partial file", transient=True)
     message = f"answers {error.code} {error.reason}".rstrip()
     if error.code in _TRANSIENT:
         after = error.headers.get("Retry-After", "")
-        raise _TransientError(message, float(after) if re.fullmatch(r"[0-9]{1,9}", after) else 0.0)
+        raise FetchError(message, True, float(after) if re.fullmatch(r"[0-9]{1,9}", after) else 0.0)
     raise FetchError(message)
 
 
@@ -227,7 +213,7 @@ def _receive(order: Order, watch: Watch, response: http.client.HTTPResponse, pos
         span = re.fullmatch(r"bytes ([0-9]+)-[0-9]+/([0-9]+|\*)", response.headers.get("Content-Range", ""))
         if span is None or int(span[1]) != position:
             forget(order.part)
-            raise _TransientError("sent another range than was asked for")
+            raise FetchError("sent another range than was asked for", transient=True)
         total = None if span[2] == "*" else int(span[2])
     elif response.status != 200:
         raise FetchError(f"answers {response.status} {response.reason}".rstrip())
@@ -265,10 +251,7 @@ def _write(
     expected: int | None,
     held: int = 0,
 ) -> None:
-    """Write the response's bytes from `position` of `path` on.
-
-    A `path` other than the partial file replaces it once it has as many bytes as the partial file, `held`.
-    """
+    """Write the response from `position` of `path` on; another file replaces the partial one at its size, `held`."""
     with path.open("r+b" if path.exists() else "wb") as file:
         file.truncate(position)
         file.seek(position)
@@ -278,7 +261,7 @@ def _write(
             try:
                 chunk = response.read1(CHUNK)
             except (OSError, http.client.HTTPException) as error:
-                raise _TransientError(f"broke off after {position:,} bytes ({_reason(error)})") from error
+                raise FetchError(f"broke off after {position:,} bytes ({_reason(error)})", transient=True) from error
             if not chunk:
                 break
             if expected is not None and position + len(chunk) > expected:
@@ -300,4 +283,4 @@ def _write(
         file.flush()
         os.fsync(file.fileno())
     if position < least:
-        raise _TransientError(f"broke off after {position:,} of {least:,} bytes")
+        raise FetchError(f"broke off after {position:,} of {least:,} bytes", transient=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import re
-from pathlib import Path
 
 CHUNK = 1 << 20
 
@@ -83,12 +82,3 @@ class Lines:
         """Return the number of lines, one without \\n at the end included. Raise Malformed for a cut character."""
         self.feed(b"", final=True)
         return self._ended + (self._in_line > 0)
-
-
-def count_lines(path: Path) -> int:
-    """Return the number of lines of a file; raise Malformed, with line and byte, where it is not UTF-8."""
-    lines = Lines()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            lines.feed(chunk)
-    return lines.end()

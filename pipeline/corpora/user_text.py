@@ -12,9 +12,9 @@ import yaml
 
 from nmt.common.files import sha256_of, writing
 from nmt.config import InputError
+from nmt.text.parallel_text import parallel
 from pipeline.config.paths import LOCAL
 from pipeline.config.settings import MemberSettings
-from pipeline.corpora.plain_text import Malformed, count_lines
 
 _PACKED = (".gz", ".tgz", ".zip", ".bz2", ".xz", ".zst", ".tar", ".sgm", ".sgml")
 
@@ -56,23 +56,13 @@ def add(
 
 def _check(role: str, sides: tuple[Path, Path]) -> None:
     """Raise InputError where the two files are not a parallel text."""
-    counts = []
     for file in sides:
         if not file.is_file():
             raise InputError(f"{file}, for --{role}, is no file: give two plain text files")
         if file.suffix in _PACKED:
             raise InputError(f"{file}, for --{role}, is packed or marked up: give plain text, one segment a line")
-        try:
-            counts.append(count_lines(file))
-        except Malformed as error:
-            raise InputError(f"{file} {error}; save it as UTF-8") from error
-    if counts[0] != counts[1]:
-        raise InputError(
-            f"{sides[0]} has {counts[0]:,} lines and {sides[1]} {counts[1]:,}: line n of one must translate "
-            f"line n of the other"
-        )
-    if not counts[0]:
-        raise InputError(f"{sides[0]} and {sides[1]} are empty: --{role} needs at least one line")
+    for _ in parallel(*sides):
+        pass
 
 
 def verified(side: MemberSettings) -> Path:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
@@ -35,12 +34,9 @@ from pipeline.corpora.disk import IN_CACHE, explain_full_disk
 from pipeline.stage import Tracker
 
 SIZES = ("pairs", "source_tokens", "target_tokens")
-PAIRS = 8192
-"""Pairs per task of a worker."""
-BATCH = 8192
-"""Pairs per record batch: as many of each bin are held in memory."""
-SHORTEST = 8
-"""The upper length of the first bin, as in tensor2tensor: shorter sentences are too few to need bins of their own."""
+PAIRS = 8192  # per task of a worker
+BATCH = 8192  # pairs per record batch: as many of each bin are held in memory
+SHORTEST = 8  # the upper length of the first bin, as in tensor2tensor: few sentences are shorter
 
 
 def bin_uppers(settings: BinningSettings) -> list[int]:
@@ -51,25 +47,9 @@ def bin_uppers(settings: BinningSettings) -> list[int]:
     return uppers
 
 
-@dataclass(frozen=True)
-class Job:
-    """What workers need to know. Without uppers every pair is kept, under the upper 0."""
-
-    folder: Path
-    """Of the subwords, absolute."""
-    version: str
-    """Changes with the folder's content, so that a worker's cached subwords are never those of another folder."""
-    uppers: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """A block of pairs as ids."""
-
-    bins: dict[int, pa.RecordBatch]
-    """By upper length."""
-    counts: Counter[str]
-    """pairs, source_tokens, target_tokens (EOS included), too_long, and unknown: UNK on both sides."""
+Encoded = tuple[dict[int, pa.RecordBatch], Counter[str]]
+"""A block of pairs as ids, by upper length, and the counts pairs, source_tokens, target_tokens (EOS included), too_long
+and unknown (UNK on both sides)."""
 
 
 def _batch(sides: Iterable[tuple[Any, Any]], lines: Any) -> pa.RecordBatch:
@@ -84,9 +64,9 @@ def _vocabularies(folder: Path, _version: str) -> tuple[Subwords, Subwords]:
     return codec.load(folder)
 
 
-def encode(job: Job, blocks: tuple[Block, Block]) -> Encoded:
-    """Encode a block of pairs and sort it into bins; runs in a worker."""
-    vocabularies = _vocabularies(job.folder, job.version)
+def encode(folder: Path, version: str, uppers: Sequence[int], blocks: tuple[Block, Block]) -> Encoded:
+    """Encode a block of pairs and sort it into bins; without uppers every pair is kept, under 0. Runs in a worker."""
+    vocabularies = _vocabularies(folder, version)
     code = "H" if max(each.size for each in vocabularies) < 2**16 else "I"
     # By upper length: the ids and lengths of both sides, and the lines.
     rows: dict[int, tuple[list[array[int]], list[list[int]], array[int]]] = {}
@@ -94,11 +74,11 @@ def encode(job: Job, blocks: tuple[Block, Block]) -> Encoded:
     for line, pair in enumerate(zip(blocks[0].lines(), blocks[1].lines(), strict=True), start=blocks[0].first):
         sides = [[*vocabulary.encode(text), EOS] for vocabulary, text in zip(vocabularies, pair, strict=True)]
         upper = 0
-        if job.uppers:
-            if max(map(len, sides)) > job.uppers[-1]:
+        if uppers:
+            if max(map(len, sides)) > uppers[-1]:
                 counts["too_long"] += 1
                 continue
-            upper = job.uppers[bisect_left(job.uppers, len(sides[1]))]
+            upper = uppers[bisect_left(uppers, len(sides[1]))]
         ids, lengths, lines = rows.setdefault(upper, ([array(code), array(code)], [[], []], array("q")))
         lines.append(line)
         for side, row, of_side in zip(sides, ids, lengths, strict=True):
@@ -110,7 +90,7 @@ def encode(job: Job, blocks: tuple[Block, Block]) -> Encoded:
         offsets = [np.array([0, *accumulate(of_side)], dtype=np.int32) for of_side in lengths]
         batches[upper] = _batch(zip(map(np.asarray, ids), offsets, strict=True), np.asarray(lines))
         counts.update(pairs=len(lines), source_tokens=len(ids[0]), target_tokens=len(ids[1]))
-    return Encoded(batches, counts)
+    return batches, counts
 
 
 def _compact(table: pa.Table) -> pa.RecordBatch:
@@ -153,17 +133,16 @@ class BinFile:
         self._waiting = max(0, self._waiting - BATCH)
 
 
-def write_bins(sides: tuple[Path, Path], job: Job, name: str, pool: Executor) -> tuple[Counter[str], dict[int, int]]:
-    """Encode a parallel text into the files `name`, which contains `{upper}`; the same bytes for any pool.
-
-    Returns the counts of the text, and the pairs by upper length.
-    """
+def write_bins(
+    sides: tuple[Path, Path], encode_block: Callable[[tuple[Block, Block]], Encoded], name: str, pool: Executor
+) -> tuple[Counter[str], dict[int, int]]:
+    """Encode a parallel text into the files `name` (with `{upper}`); return its counts, and its pairs by upper."""
     counts: Counter[str] = Counter()
     bins: dict[int, BinFile] = {}
     with ExitStack() as stack:
-        for block in ordered(pool, partial(encode, job), read_parallel_blocks(*sides, PAIRS)):
-            counts.update(block.counts)
-            for upper, batch in block.bins.items():
+        for batches, block_counts in ordered(pool, encode_block, read_parallel_blocks(*sides, PAIRS)):
+            counts.update(block_counts)
+            for upper, batch in batches.items():
                 if upper not in bins:
                     bins[upper] = BinFile(Path(name.format(upper=upper)), batch.schema, stack)
                 bins[upper].add(batch)
@@ -180,21 +159,24 @@ def _unknown_rate(counts: Counter[str]) -> float:
 def binarize(
     sides: Mapping[str, tuple[Path, Path]], vocabulary: Path, settings: BinningSettings, folder: Path, pool: Executor
 ) -> dict[str, Any]:
-    """Write the binned corpus into `folder` and return its statistics; `sides` are those of `train` and of `valid`.
+    """Write the binned train and valid `sides` into `folder`, the same bytes for any pool; return their statistics.
 
     Raises InputError where no training pair is kept.
     """
     source, target = codec.load(vocabulary)
+    # The version changes with the folder's content, so that a worker's cached subwords are the right ones.
     version = " ".join(sha256_of(path) for path in sorted(vocabulary.rglob("*")) if path.is_file())
     uppers = bin_uppers(settings)
-    job = Job(vocabulary.resolve(), version, tuple(uppers))
-    train, pairs = write_bins(sides["train"], job, str(folder / "train.{upper:05d}.arrow"), pool)
+    encode_block = partial(encode, vocabulary.resolve(), version)
+    train, pairs = write_bins(
+        sides["train"], partial(encode_block, uppers), str(folder / "train.{upper:05d}.arrow"), pool
+    )
     if not pairs:
         raise InputError(
             f"each of the {train['too_long']:,} training pairs has more than {settings.max_length} subwords on a side, "
             f"binning.max_length: raise it"
         )
-    valid, _ = write_bins(sides["valid"], Job(job.folder, version, ()), str(folder / "valid.arrow"), pool)
+    valid, _ = write_bins(sides["valid"], partial(encode_block, ()), str(folder / "valid.arrow"), pool)
     return {
         **{name: train[name] for name in SIZES},
         "dropped": {"too_long": train["too_long"]},

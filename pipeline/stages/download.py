@@ -1,7 +1,6 @@
 """Fetch the corpora's archives, verify them, and write their texts as plain files, one segment a line: data/raw/.
 
-Archives are kept under the state root, complete and verified, or as partial files that the next run resumes. If all
-are there, the stage needs no network.
+Archives are kept under the state root, complete and verified, or as partial files that the next run resumes.
 """
 
 from __future__ import annotations
@@ -127,10 +126,7 @@ def _unpack_archive(name: str, path: Path, sides: dict[str, MemberSettings], fol
 
 
 def _write(reader: Reader, name: str, output: Path) -> Stats:
-    """Write the plain text of `reader`, called `name`, to `output`; return its lines, bytes and checksums.
-
-    Raises Malformed, with the name, for text that is broken or not UTF-8.
-    """
+    """Write the plain text of `reader` to `output`; return its counts and checksums. Raise Malformed with `name`."""
     lines, size = Lines(), 0
     sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
     try:

@@ -17,8 +17,7 @@ from pipeline.corpora.blocks import executor, ordered
 from pipeline.corpora.disk import IN_CACHE, explain_full_disk
 from pipeline.stage import Tracker
 
-LINES = 65_536
-"""Lines per task of a worker."""
+LINES = 65_536  # per task of a worker
 
 
 def count_block(block: Block) -> Counter[str]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,30 +26,13 @@ from pipeline.corpora.blocks import executor, ordered
 from pipeline.corpora.disk import IN_CACHE, explain_full_disk
 from pipeline.stage import Tracker
 
-PAIRS = 8192
-"""Pairs per task of a worker."""
+PAIRS = 8192  # per task of a worker
 
 
-@dataclass(frozen=True)
-class Job:
-    """What workers need to know. Without filters every pair is kept."""
-
-    source: str
-    target: str
-    tokenizer: TokenizerSettings
-    filters: FilterSettings | None = None
-    held_out: Mapping[str, frozenset[bytes]] = field(default_factory=dict)
-    """The digests of the pairs that training should not contain, by the name of their set."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A block of pairs, tokenised and filtered, as the text of both files."""
-
-    source: bytes
-    target: bytes
-    counts: Counter[str]
-    """pairs (before filtering), kept, source_tokens, target_tokens, dropped_<reason> and overlap_<set>."""
+Prepared = tuple[bytes, bytes, Counter[str]]
+"""A block of pairs, tokenised and filtered, as the text of both files, and the counts pairs (before filtering), kept,
+source_tokens, target_tokens, dropped_<reason> and overlap_<set>."""
+Work = Callable[[tuple[Block, Block]], Prepared]
 
 
 @lru_cache(maxsize=4)
@@ -67,68 +49,77 @@ def _lines(text: bytes) -> list[str]:
     return text.decode().split("\n")[:-1]
 
 
-def prepare(job: Job, blocks: tuple[Block, Block]) -> Prepared:
-    """Tokenise and filter a block of pairs; runs in a worker. Raises InputError at invalid UTF-8."""
-    of_source, of_target = _tokenizers(job.source, job.target, job.tokenizer)
+def prepare(
+    languages: tuple[str, str],
+    tokenizer: TokenizerSettings,
+    filters: FilterSettings | None,
+    held_out: Mapping[str, frozenset[bytes]],
+    blocks: tuple[Block, Block],
+) -> Prepared:
+    """Tokenise and filter a block of pairs; runs in a worker. Raises InputError at invalid UTF-8.
+
+    Without filters every pair is kept. `held_out`: set -> digests of pairs that training should not contain.
+    """
+    of_source, of_target = _tokenizers(*languages, tokenizer)
     counts = Counter(pairs=len(blocks[0]))
     sources: list[str] = []
     targets: list[str] = []
     for source_line, target_line in zip(blocks[0].lines(), blocks[1].lines(), strict=True):
         source = of_source.tokenize(of_source.normalize(source_line))
         target = of_target.tokenize(of_target.normalize(target_line))
-        reason = drop_reason(source, target, job.filters) if job.filters else None
+        reason = drop_reason(source, target, filters) if filters else None
         if reason is not None:
             counts[f"dropped_{reason}"] += 1
             continue
         sources.append(source)
         targets.append(target)
-        if job.held_out:
+        if held_out:
             digest = _digest(source, target)
-            counts.update(f"overlap_{name}" for name, digests in job.held_out.items() if digest in digests)
+            counts.update(f"overlap_{name}" for name, digests in held_out.items() if digest in digests)
     counts["kept"] = len(sources)
     for name, side in (("source_tokens", sources), ("target_tokens", targets)):
         counts[name] = sum([len(line.split()) for line in side])
     # Joined here: workers share this work, and the main process only writes.
     source_text, target_text = ("".join([line + "\n" for line in side]).encode() for side in (sources, targets))
-    return Prepared(source_text, target_text, counts)
+    return source_text, target_text, counts
 
 
 def tokenize(data: DataSettings, preparation: PreparationSettings, folder: Path, pool: Executor) -> dict[str, Any]:
-    """Write the tokenised text into `folder` and return its statistics; the same bytes for any number of workers.
+    """Write the tokenised text into `folder`, the same bytes for any pool; return its statistics.
 
     Raises InputError for sides of different length, invalid UTF-8, an empty corpus, and where no pair is kept.
     """
     languages = (data.source, data.target)
 
-    def prepared(job: Job, name: str) -> Iterator[Prepared]:
+    def prepared(work: Work, name: str) -> Iterator[Prepared]:
         sides = [RAW / f"{name}.{language}" for language in languages]
-        return ordered(pool, partial(prepare, job), read_parallel_blocks(sides[0], sides[1], PAIRS))
+        return ordered(pool, work, read_parallel_blocks(sides[0], sides[1], PAIRS))
 
-    def write(role: str, names: Iterable[str], job: Job) -> dict[str, Counter[str]]:
+    def write(role: str, names: Iterable[str], work: Work) -> dict[str, Counter[str]]:
         """Write texts one after another into the files of `role`; return the counts of each."""
         found: dict[str, Counter[str]] = {}
         paths = [folder / f"{role}.{language}" for language in languages]
         with paths[0].open("wb") as source, paths[1].open("wb") as target:
             for name in names:
                 found[name] = Counter()
-                for block in prepared(job, f"{role}.{name}"):
-                    source.write(block.source)
-                    target.write(block.target)
-                    found[name].update(block.counts)
+                for source_text, target_text, counts in prepared(work, f"{role}.{name}"):
+                    source.write(source_text)
+                    target.write(target_text)
+                    found[name].update(counts)
         return found
 
-    unfiltered = Job(*languages, preparation.tokenizer)
+    unfiltered = partial(prepare, languages, preparation.tokenizer, None, {})
     held_out = {
         role: frozenset(
             _digest(*pair)
-            for block in prepared(unfiltered, f"{role}.{text.name}")
-            for pair in zip(_lines(block.source), _lines(block.target), strict=True)
+            for source_text, target_text, _ in prepared(unfiltered, f"{role}.{text.name}")
+            for pair in zip(_lines(source_text), _lines(target_text), strict=True)
         )
         for role, text in (("valid", data.valid), ("test", data.test))
     }
     valid = write("valid", [data.valid.name], unfiltered)[data.valid.name]
-    job = Job(*languages, preparation.tokenizer, preparation.filters, held_out)
-    corpora = write("train", [text.name for text in data.train], job)
+    filtered = partial(prepare, languages, preparation.tokenizer, preparation.filters, held_out)
+    corpora = write("train", [text.name for text in data.train], filtered)
     total = sum(corpora.values(), Counter[str]())
     if not total["kept"]:
         dropped = ", ".join(f"{reason}: {count:,}" for reason in REASONS if (count := total[f"dropped_{reason}"]))

@@ -1,8 +1,7 @@
 """Train the Transformer on the binned corpus with torchrun (section 5). A killed training resumes when run again.
 
-Its state is `<state root>/train/<fingerprint>/`, outside DVC's outputs. The fingerprint covers everything that decides
-the weights: the settings except the number of updates, the data and the code. So a finished run can be extended, and a
-changed one starts anew.
+Its state is `<state root>/train/<fingerprint>/`, outside DVC's outputs. The fingerprint has what decides the weights:
+settings (without the number of updates, so that a finished training can be extended), data and code.
 """
 
 from __future__ import annotations
@@ -143,8 +142,7 @@ def prepare(state: Path, job: Mapping[str, Any]) -> None:
 def train(state: Path, tracker: Tracker, launch: Launch, progress: AbstractContextManager[Progress]) -> None:
     """Run torchrun to the end and log what rank 0 measures.
 
-    Raises Interrupted when it was asked to stop, InputError when the user must change something, and ChildProcessError
-    when a process died.
+    Raises Interrupted when it was asked to stop, InputError for a user's error, ChildProcessError when a process died.
     """
     history = History(state / "history.jsonl")
     with progress as display:
@@ -191,8 +189,7 @@ class History:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.position = 0
-        """Bytes read so far."""
+        self.position = 0  # bytes read so far
 
     def new(self) -> Iterator[dict[str, float]]:
         """Yield the records since the last call. A resume rewrites the file: then all records are new."""

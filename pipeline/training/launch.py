@@ -1,8 +1,5 @@
 """Start torchrun on this machine: one process per GPU, or one for the CPU's cores. Its processes end with ours.
 
-On several nodes that share the state root, all with `WMT_NODES=2 WMT_RENDEZVOUS=first:29400`, the first one runs the
-pipeline and the others join its training (pipeline/commands/join.py).
-
 `python -m pipeline.training.launch` is torchrun that also ends when its parent process is killed.
 """
 
@@ -22,16 +19,11 @@ from nmt.common.processes import die_with_parent
 from nmt.config import InputError
 from pipeline.corpora.blocks import workers
 
-INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
-"""The loopback interface."""
-GRACE = 45.0
-"""Seconds between SIGTERM and SIGKILL: time for a checkpoint. torchrun itself gives its workers 30."""
-JOIN = 600
-"""Seconds that a node waits for the others."""
-RESTARTS = 100
-"""How many lost nodes a training survives."""
-KEEP_ALIVE = 600
-"""Seconds between a single node's heartbeats: each makes torchrun's rendezvous file longer."""
+INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # loopback
+GRACE = 45.0  # seconds between SIGTERM and SIGKILL: time for a checkpoint. torchrun itself gives its workers 30
+JOIN = 600  # seconds that a node waits for the others
+RESTARTS = 100  # lost nodes that a training survives
+KEEP_ALIVE = 600  # seconds between a single node's heartbeats: each makes torchrun's rendezvous file longer
 
 
 def gpus() -> int:
@@ -73,15 +65,12 @@ def command(count: int, job: Path) -> list[str]:
 
 
 def arguments(module: str, count: str, job: str, scratch: Path) -> list[str]:
-    """Return torchrun's arguments for `count` processes on this machine.
-
-    On one node the rendezvous is a file in `scratch`: torchrun's default is an unauthenticated store on a port that
-    listens on all addresses of the machine. Several nodes need such a port.
-    """
+    """Return torchrun's arguments for `count` processes on this machine."""
     # Imported here because it imports torch.
     from nmt.training.distributed import LOOPBACK
 
     number, endpoint = nodes()
+    # On one node a file: torchrun's default store listens without authentication on all addresses of the machine.
     rendezvous = ["--rdzv-endpoint", str(scratch / "rendezvous"), "--rdzv-id", Path(job).name]
     rendezvous += ["--rdzv-conf", f"store_type=file,keep_alive_interval={KEEP_ALIVE}", "--local-addr", LOOPBACK]
     if number > 1:
@@ -95,15 +84,12 @@ def arguments(module: str, count: str, job: str, scratch: Path) -> list[str]:
 
 
 def environment(count: int) -> dict[str, str]:
-    """Return this process' environment, with the cores divided among the processes unless OMP_NUM_THREADS is set.
-
-    Waiting threads yield their core: with spinning ones, OpenMP's default, training was five times slower where
-    another program used the machine too.
-    """
+    """Return this process' environment, with the cores divided among the processes unless OMP_NUM_THREADS is set."""
     defaults = {
         "OMP_NUM_THREADS": str(max(1, workers() // count)),
+        # Spinning threads, OpenMP's default, made training five times slower beside another program.
         "OMP_WAIT_POLICY": "PASSIVE",
-        # With a store that outlives rounds, a node that replaces another is never told the store's address.
+        # With a store that outlives rounds, a replacement node never receives the store's address.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     if nodes()[0] == 1:

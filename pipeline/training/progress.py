@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-LOG_SECONDS = 60.0
-"""Seconds between two lines of a log."""
+LOG_SECONDS = 60.0  # between two lines of a log
 
 
 class TrainingProgress:

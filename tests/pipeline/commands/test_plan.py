@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -82,9 +83,10 @@ def test_the_rate_is_measured_by_real_updates() -> None:
 def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with this one's stages and their code, which DVC has on record as run on the sample."""
     folder = tmp_path_factory.mktemp("committed")
-    stages = graph.stages(ROOT / "dvc.yaml").values()
+    with contextlib.chdir(ROOT):
+        stages = graph.stages().values()
+        code = {str(path) for stage in stages for path in stage.code}
     outs = {path for stage in stages for path in stage.outs}
-    code = {str(path) for stage in stages for path in stage.code_in(ROOT)}
     for name in ("dvc.yaml", "params.yaml", ".dvc/config", "pipeline/config/rows.yaml", *code):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, folder / name)
@@ -137,9 +139,11 @@ def test_code_of_search_reruns_decoding_and_what_follows(finished: Configuration
     path.write_text(path.read_text().replace("python -m pipeline score", "python -m pipeline score --again"))
     found = runs(finished)
     assert found == {
-        "decode": "changed: nmt/inference", "score": "changed: the command", "attention": "changed: nmt/inference",
+        "decode": "changed: nmt/inference",
+        "score": "changed: the command",
+        "attention": "changed: nmt/inference",
         "report": "follows attention, decode, score",
-    }  # fmt: skip
+    }
 
 
 def test_adding_a_corpus_leaves_the_download_of_another_up_to_date(finished: Configuration) -> None:

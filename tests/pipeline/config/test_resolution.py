@@ -140,7 +140,7 @@ def test_an_emptied_section_overrides_nothing() -> None:
         ({"overrides": {"averaging": {"last": 9}}}, "averaging.last is 9, but training.keep_checkpoints keeps only 5"),
         (
             {"overrides": {"training": {"seed": 3}}},
-            ("params.yaml: overrides: training.seed is set once, by `seed` at the top of params.yaml; move it there"),
+            ("params.yaml: overrides.training.seed is set once, by `seed` at the top of params.yaml; move it there"),
         ),
         (
             {"row": "E-learned-positions", "overrides": {"model": {"max_positions": 100}}},

@@ -170,27 +170,44 @@ def test_layers_name_where_they_stand() -> None:
 def test_merging_goes_down_mappings_and_takes_all_else_as_it_is() -> None:
     base = {"a": {"b": {"c": 1, "d": 2}}, "e": {"f": 3}, "g": 4}
     assert rows.merge(base, {"a": {"b": {"d": None}}, "e": 5, "g": {"h": 6}}) == {
-        "a": {"b": {"c": 1, "d": None}}, "e": 5, "g": {"h": 6},
-    }  # fmt: skip
+        "a": {"b": {"c": 1, "d": None}},
+        "e": 5,
+        "g": {"h": 6},
+    }
     # One of the two sizes empties the other only where both are keys, and not when it is itself emptied.
     assert rows.merge({"vocabulary": 7}, {"merges": None}) == {"vocabulary": 7, "merges": None}
     assert rows.merge({}, {"merges": 3}) == {"merges": 3}
     assert rows.merge({"merges": 3, "vocabulary": None}, {"kind": "bpe"}) == {
-        "merges": 3, "vocabulary": None, "kind": "bpe",
-    }  # fmt: skip
+        "merges": 3,
+        "vocabulary": None,
+        "kind": "bpe",
+    }
 
 
 def test_the_list_holds_every_number() -> None:
     listed = {item["row"]: item for item in command.listing()}
     assert listed["big"] == {
-        "row": "big", "about": "Transformer (big)", "params": 218_300_416, "vocabulary": 40960, "paper_params_m": 213,
-        "paper_ppl": 4.33, "paper_bleu": 26.4, "paper_en_de_newstest2014_bleu": 28.4, "paper_en_de_flops": 2.3e19,
-        "paper_en_fr_newstest2014_bleu": 41.8, "paper_en_fr_flops": 2.3e19,
-    }  # fmt: skip
+        "row": "big",
+        "about": "Transformer (big)",
+        "params": 218_300_416,
+        "vocabulary": 40960,
+        "paper_params_m": 213,
+        "paper_ppl": 4.33,
+        "paper_bleu": 26.4,
+        "paper_en_de_newstest2014_bleu": 28.4,
+        "paper_en_de_flops": 2.3e19,
+        "paper_en_fr_newstest2014_bleu": 41.8,
+        "paper_en_fr_flops": 2.3e19,
+    }
     assert listed["A-h1"] == {
-        "row": "A-h1", "about": "one head of 512", "params": 65_110_016, "vocabulary": 40960, "paper_params_m": None,
-        "paper_ppl": 5.29, "paper_bleu": 24.9,
-    }  # fmt: skip
+        "row": "A-h1",
+        "about": "one head of 512",
+        "params": 65_110_016,
+        "vocabulary": 40960,
+        "paper_params_m": None,
+        "paper_ppl": 5.29,
+        "paper_bleu": 24.9,
+    }
 
 
 def test_the_printed_table(capsys: pytest.CaptureFixture[str]) -> None:

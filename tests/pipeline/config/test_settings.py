@@ -78,11 +78,24 @@ def test_a_text_is_in_an_archive_or_in_a_file_whose_sum_is_known(place: dict[str
 
 def test_an_archive_has_an_address_and_sums_of_their_length() -> None:
     content: dict[str, Any] = {
-        "name": "a", "urls": ["http://x"], "bytes": 1, "sha256": SUM, "md5": "f" * 32, "licence": "", "source": "",
-    }  # fmt: skip
+        "name": "a",
+        "urls": ["http://x"],
+        "bytes": 1,
+        "sha256": SUM,
+        "md5": "f" * 32,
+        "licence": "",
+        "source": "",
+    }
     ArchiveSettings(**content)
     ArchiveSettings(**{**content, "bytes": None, "sha256": None, "md5": None})
-    for wrong in ({"urls": []}, {"bytes": 0}, {"sha256": SUM + "0"}, {"sha256": SUM[1:]}, {"sha256": "G" * 64},
-                  {"md5": "f" * 33}, {"md5": "f" * 31}):  # fmt: skip
+    for wrong in (
+        {"urls": []},
+        {"bytes": 0},
+        {"sha256": SUM + "0"},
+        {"sha256": SUM[1:]},
+        {"sha256": "G" * 64},
+        {"md5": "f" * 33},
+        {"md5": "f" * 31},
+    ):
         with pytest.raises(ValidationError):
             ArchiveSettings(**{**content, **wrong})

@@ -75,8 +75,14 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             shutil.copy(f"local/{name}.{language}", f"kept/tokenized/{role}.{language}")
     packages = ("sacremoses", "subword_nmt", "sentencepiece", "sacrebleu")
     configuration = {
-        "data": {"source": "en", "target": "de", "archives": [], "train": [text("like")], "valid": text("dev"),
-                 "test": text("exam")},
+        "data": {
+            "source": "en",
+            "target": "de",
+            "archives": [],
+            "train": [text("like")],
+            "valid": text("dev"),
+            "test": text("exam"),
+        },
         "preparation": {
             "tokenizer": {"tokenizer": "moses", "normalize_punctuation": False, "aggressive_hyphens": False},
             "filters": {"min_tokens": 1, "max_tokens": 80, "max_ratio": 9.0, "drop_identical": False},
@@ -84,7 +90,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "subwords": {"kind": "bpe", "merges": 800, "vocabulary": None, "multiple_of": 8},
         "binning": {"max_length": 64, "growth": 1.2},
         "versions": {package: version(package.replace("_", "-")) for package in packages},
-    }  # fmt: skip
+    }
     Path("results/config.yaml").write_text(yaml.safe_dump(configuration))
     return tmp_path
 

@@ -292,8 +292,9 @@ def test_another_server_does_not_go_on_from_a_wrong_answer(server: Server, tmp_p
     mirror = server.url.replace("file", "mirror")
     assert archive_cache.obtain([archive(server.url, mirror)], tmp_path, QUICK)["a"].read_bytes() == CONTENT
     assert [(path, headers.get("Range")) for path, headers in server.requests] == [
-        ("/file.tgz", None), ("/mirror.tgz", None),
-    ]  # fmt: skip
+        ("/file.tgz", None),
+        ("/mirror.tgz", None),
+    ]
 
 
 def test_ignored_ranges_take_the_place_once_they_have_as_many_bytes(server: Server, tmp_path: Path) -> None:
@@ -332,9 +333,14 @@ def test_bytes_with_a_checksum_are_gone_on_from_under_another_version(server: Se
     assert [headers.get("Range") for _, headers in server.requests] == [None, *["bytes=200000-"] * 2]
 
 
-@pytest.mark.parametrize(("ranges", "held", "needed"), [
-    (False, 200_000, 200_000), (False, 50_000, 250_000), (True, 200_000, 100_000),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranges", "held", "needed"),
+    [
+        (False, 200_000, 200_000),
+        (False, 50_000, 250_000),
+        (True, 200_000, 100_000),
+    ],
+)
 def test_room_for_what_comes_beside_what_is_held_is_checked_before_it_comes(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranges: bool, held: int, needed: int
 ) -> None:
@@ -369,8 +375,10 @@ def test_another_range_than_asked_for_is_not_joined(server: Server, tmp_path: Pa
     assert (tmp_path / "file.part").read_bytes() == CONTENT
     refusal = "sent another range than was asked for; trying again in"
     assert [line.removeprefix(f"{server.url}: ") for line in told] == [
-        f"{refusal} 0.005 s", "refused to resume the partial file; trying again in 0.01 s", f"{refusal} 0.02 s",
-    ]  # fmt: skip
+        f"{refusal} 0.005 s",
+        "refused to resume the partial file; trying again in 0.01 s",
+        f"{refusal} 0.02 s",
+    ]
 
 
 @pytest.mark.parametrize(("total", "told"), [("300001", "offers 300,001 bytes where 300,000 are"), ("*", None)])

@@ -96,8 +96,11 @@ def test_the_last_checkpoints_are_averaged_or_what_is_there(
     assert values(average.LAST) == {"embedding.table": {-1.0}, "norm.bias": {-1.0}}
     names = averaged.removeprefix("mean of updates ") if updates else ""
     assert json.loads(average.AVERAGING.read_text(encoding="utf-8")) == {
-        "requested": 3, "checkpoints": min(3, len(updates)), "updates": names, "weights": averaged,
-    }  # fmt: skip
+        "requested": 3,
+        "checkpoints": min(3, len(updates)),
+        "updates": names,
+        "weights": averaged,
+    }
     assert tracker.told == {"averaged_updates": names}
     out = capsys.readouterr().out
     assert said in out
@@ -111,17 +114,22 @@ def test_both_folders_are_complete_and_say_where_they_come_from(configuration: C
     average.run(_Tracker())
     for folder, weights in ((average.AVERAGE, "mean of updates 1, 2, 3"), (average.LAST, "last update")):
         assert {str(path.relative_to(folder)) for path in folder.rglob("*")} == {
-            "config.yaml", "model.safetensors", "subwords", "subwords/wordpieces.model",
-        }  # fmt: skip
+            "config.yaml",
+            "model.safetensors",
+            "subwords",
+            "subwords/wordpieces.model",
+        }
         assert (folder / "subwords/wordpieces.model").read_bytes() == b"pieces"
         written = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         assert written == {
-            "source": "en", "target": "fr", "vocabulary": VOCABULARY,
+            "source": "en",
+            "target": "fr",
+            "vocabulary": VOCABULARY,
             "tokenizer": configuration.preparation.tokenizer.model_dump(),
             "model": configuration.model.model_dump(exclude_defaults=True),
             "search": configuration.search.model_dump(),
             "origin": {"row": "C-N2", "pair": "en-fr", "corpus": "sample", "seed": 9, "weights": weights},
-        }  # fmt: skip
+        }
         assert (written["model"]["N"], written["search"]["beam"], written["tokenizer"]["tokenizer"]) == (2, 7, "none")
 
 

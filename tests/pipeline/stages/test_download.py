@@ -353,11 +353,16 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
         (
             "wmt14",
             "en-fr",
-            {"europarl-v7": 29_000, "commoncrawl": 71_393, "news-commentary-v9": 13_071, "un": 71_394,
-             "giga-fren": 30_000},
+            {
+                "europarl-v7": 29_000,
+                "commoncrawl": 71_393,
+                "news-commentary-v9": 13_071,
+                "un": 71_394,
+                "giga-fren": 30_000,
+            },
         ),
     ],
-)  # fmt: skip
+)
 def test_a_mirror_of_wmt14(mirror: tuple[Path, str], base: str, pair: str, pairs: dict[str, int]) -> None:
     folder, address = mirror
     Path("data/catalog").mkdir(parents=True)

@@ -28,11 +28,20 @@ def history() -> list[dict[str, float]]:
         if update % EVERY == 0:
             records.append(
                 {
-                    "update": update, "seconds": update, "loss": loss + 1, "nll": loss, "ppl": 2.0**loss,
-                    "gradient_norm": 1.5, "tokens": 800.0, "learning_rate": update * 1e-5,
-                    "tokens_per_second": 2000.0, "flops_per_second": 1e9, "padding": 0.1, "skipped": 0,
+                    "update": update,
+                    "seconds": update,
+                    "loss": loss + 1,
+                    "nll": loss,
+                    "ppl": 2.0**loss,
+                    "gradient_norm": 1.5,
+                    "tokens": 800.0,
+                    "learning_rate": update * 1e-5,
+                    "tokens_per_second": 2000.0,
+                    "flops_per_second": 1e9,
+                    "padding": 0.1,
+                    "skipped": 0,
                 }
-            )  # fmt: skip
+            )
     return records
 
 
@@ -59,14 +68,28 @@ def test_tables_hold_a_number_in_every_cell(tmp_path: Path) -> None:
     assert [int(row["update"]) for row in validated] == [25, 50, 75, 100]
     assert list(validated[0]) == ["update", "valid_loss", "valid_ppl"]
     assert set(measured[0]) == {
-        "update", "loss", "nll", "ppl", "learning_rate", "gradient_norm", "tokens_per_second", "flops_per_second",
+        "update",
+        "loss",
+        "nll",
+        "ppl",
+        "learning_rate",
+        "gradient_norm",
+        "tokens_per_second",
+        "flops_per_second",
         "padding",
-    }  # fmt: skip
+    }
     assert all(float(value) >= 0 for row in (*measured, *validated) for value in row.values())
     assert measured[2] == {
-        "update": "30", "loss": "9.25", "nll": "8.25", "ppl": str(2.0**8.25), "learning_rate": str(30 * 1e-5),
-        "gradient_norm": "1.5", "tokens_per_second": "2000.0", "flops_per_second": "1000000000.0", "padding": "0.1",
-    }  # fmt: skip
+        "update": "30",
+        "loss": "9.25",
+        "nll": "8.25",
+        "ppl": str(2.0**8.25),
+        "learning_rate": str(30 * 1e-5),
+        "gradient_norm": "1.5",
+        "tokens_per_second": "2000.0",
+        "flops_per_second": "1000000000.0",
+        "padding": "0.1",
+    }
     assert validated[1] == {"update": "50", "valid_loss": "7.75", "valid_ppl": str(2.0**7.75)}
 
 

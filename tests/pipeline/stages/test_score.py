@@ -100,19 +100,38 @@ def test_every_number_stands_under_its_name() -> None:
     valid = bleu.score(VALID, VALID, "de")
     steps = [step.bleu for step in of_test.paper_way]
     expected = {
-        "bleu": of_test.bleu, "bleu_signature": of_test.signature, "bleu_set": "news14, 3 lines",
-        "bleu_low": of_test.interval.low, "bleu_high": of_test.interval.high, "bleu_paper_way": steps[3],
-        "bleu_paper_way_step_2": steps[1], "bleu_paper_way_step_3": steps[2],
+        "bleu": of_test.bleu,
+        "bleu_signature": of_test.signature,
+        "bleu_set": "news14, 3 lines",
+        "bleu_low": of_test.interval.low,
+        "bleu_high": of_test.interval.high,
+        "bleu_paper_way": steps[3],
+        "bleu_paper_way_step_2": steps[1],
+        "bleu_paper_way_step_3": steps[2],
         "bleu_paper_way_steps": "sacreBLEU, 13a; Moses tokens; compounds split at hyphens; unicode quotes made plain",
-        "chrf": of_test.chrf, "chrf_signature": of_test.chrf_signature, "bleu_valid": valid.bleu,
-        "bleu_valid_signature": valid.signature, "bleu_valid_paper_way": valid.bleu_paper_way,
-        "bleu_valid_set": "news13, 2 lines", "bleu_valid_model": "last checkpoint",
-        "bleu_model": "mean of updates 5, 10", "averaged_checkpoints": 2, "ppl_valid": 4.33, "params": 213,
-        "vocabulary": 37000, "updates": 300000, "train_seconds": 302400.0, "device": "Tesla P100-SXM2-16GB",
-        "devices": 8, "precision": "float32", "sustained_flops": 9.5e12,
-        "sustained_flops_source": score.flops.hardware("Tesla P100").source, "train_flops_paper": 8 * 302400 * 9.5e12,
-        "train_flops_counted": 1e19, "model_flops_utilisation": 1e19 / (302400 * 8 * 10.6e12),
-    }  # fmt: skip
+        "chrf": of_test.chrf,
+        "chrf_signature": of_test.chrf_signature,
+        "bleu_valid": valid.bleu,
+        "bleu_valid_signature": valid.signature,
+        "bleu_valid_paper_way": valid.bleu_paper_way,
+        "bleu_valid_set": "news13, 2 lines",
+        "bleu_valid_model": "last checkpoint",
+        "bleu_model": "mean of updates 5, 10",
+        "averaged_checkpoints": 2,
+        "ppl_valid": 4.33,
+        "params": 213,
+        "vocabulary": 37000,
+        "updates": 300000,
+        "train_seconds": 302400.0,
+        "device": "Tesla P100-SXM2-16GB",
+        "devices": 8,
+        "precision": "float32",
+        "sustained_flops": 9.5e12,
+        "sustained_flops_source": score.flops.hardware("Tesla P100").source,
+        "train_flops_paper": 8 * 302400 * 9.5e12,
+        "train_flops_counted": 1e19,
+        "model_flops_utilisation": 1e19 / (302400 * 8 * 10.6e12),
+    }
     assert _metrics() == expected
     assert len({of_test.bleu, valid.bleu, of_test.chrf, *steps[:3]}) > 3
 
@@ -163,9 +182,13 @@ def test_a_training_that_moved_costs_what_each_of_its_devices_did() -> None:
 
 def test_processes_on_a_cpu_are_one_device_of_no_known_peak() -> None:
     cpu = {
-        **TRAINING, "device": "cpu", "processes": 2, "train_seconds": 10.0, "device_seconds": {"cpu": 10.0},
+        **TRAINING,
+        "device": "cpu",
+        "processes": 2,
+        "train_seconds": 10.0,
+        "device_seconds": {"cpu": 10.0},
         "flops_sustained": {"cpu": 1e11},
-    }  # fmt: skip
+    }
     values = score.cost(cpu)
     assert values["train_flops_paper"] == 1e12
     assert values["devices"] == 1

@@ -70,13 +70,25 @@ def test_writes_and_counts(here: Path) -> None:
         "source_tokens": 14,
         "target_tokens": 11,
         "corpora": {
-            "news": {"pairs": 4, "kept": 1, "dropped": none | {"empty": 1, "ratio": 1, "identical": 1},
-                     "overlap": {"valid": 0, "test": 0}, "source_tokens": 7, "target_tokens": 5},
-            "web": {"pairs": 3, "kept": 2, "dropped": none | {"too_long": 1},
-                    "overlap": {"valid": 1, "test": 0}, "source_tokens": 7, "target_tokens": 6},
+            "news": {
+                "pairs": 4,
+                "kept": 1,
+                "dropped": none | {"empty": 1, "ratio": 1, "identical": 1},
+                "overlap": {"valid": 0, "test": 0},
+                "source_tokens": 7,
+                "target_tokens": 5,
+            },
+            "web": {
+                "pairs": 3,
+                "kept": 2,
+                "dropped": none | {"too_long": 1},
+                "overlap": {"valid": 1, "test": 0},
+                "source_tokens": 7,
+                "target_tokens": 6,
+            },
         },
         "valid": {"pairs": 2, "source_tokens": 3, "target_tokens": 4},
-    }  # fmt: skip
+    }
     assert tracker.values["pairs_kept"] == 3
     assert tracker.values["dropped_ratio"] == 1
     assert tracker.values["overlap_valid"] == 1

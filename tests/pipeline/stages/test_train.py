@@ -132,16 +132,30 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The state of a finished training, with what a kill may have left, in an empty repository."""
     monkeypatch.chdir(tmp_path)
     state = tmp_path / "work/train/abc-def"
-    for name in ("resume/update-00000009/model.safetensors", "resume/update-00000012/model.safetensors",
-                 "checkpoints/update-00000006.safetensors", "checkpoints/update-00000012.safetensors",
-                 "checkpoints/.update-00000012.safetensors.there.1.tmp", "checkpoints/notes"):  # fmt: skip
+    for name in (
+        "resume/update-00000009/model.safetensors",
+        "resume/update-00000012/model.safetensors",
+        "checkpoints/update-00000006.safetensors",
+        "checkpoints/update-00000012.safetensors",
+        "checkpoints/.update-00000012.safetensors.there.1.tmp",
+        "checkpoints/notes",
+    ):
         (state / name).parent.mkdir(parents=True, exist_ok=True)
         (state / name).write_text(name)
-    done = {"updates": 12, "device": "cpu", "precision": "float32", "loss": 9.0, "processes": 2,
-            "device_seconds": {"NVIDIA H100 80GB HBM3": 10.0}}  # fmt: skip
+    done = {
+        "updates": 12,
+        "device": "cpu",
+        "precision": "float32",
+        "loss": 9.0,
+        "processes": 2,
+        "device_seconds": {"NVIDIA H100 80GB HBM3": 10.0},
+    }
     (state / "done.json").write_text(json.dumps(done))
-    records = [{"update": 6, "loss": 3.0, "seconds": 1.0}, {"update": 12, "valid_loss": 2.0, "valid_ppl": 7.4},
-               {"update": 12, "loss": 2.5}]  # fmt: skip
+    records = [
+        {"update": 6, "loss": 3.0, "seconds": 1.0},
+        {"update": 12, "valid_loss": 2.0, "valid_ppl": 7.4},
+        {"update": 12, "loss": 2.5},
+    ]
     (state / "history.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records) + '{"upd')
     return state
 
@@ -156,9 +170,13 @@ def test_checkpoints_summary_and_curves_are_handed_on(finished: Path) -> None:
     train.publish(finished, tracker)
     found = published()
     assert found.keys() == {
-        "update-00000006.safetensors", "update-00000012.safetensors", "last.safetensors", "training.json",
-        "training.csv", "validation.csv",
-    }  # fmt: skip
+        "update-00000006.safetensors",
+        "update-00000012.safetensors",
+        "last.safetensors",
+        "training.json",
+        "training.csv",
+        "validation.csv",
+    }
     assert found["last.safetensors"] == "resume/update-00000012/model.safetensors"
     assert found["update-00000006.safetensors"] == "checkpoints/update-00000006.safetensors"
     assert (train.CHECKPOINTS / "last.safetensors").samefile(finished / "resume/update-00000012/model.safetensors")
@@ -222,15 +240,27 @@ def job(updates: int = 10, corpus: str = "here", **training: Any) -> dict[str, A
 
 def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: Path) -> None:
     folder = ".update-00000006.there.1"
-    for name in ("interrupted", "failed.json", "done.json", ".done.json.there.1.tmp", "resume/update-00000003/f",
-                 f"resume/{folder}.old/f", f"resume/{folder}.tmp/f", "checkpoints/.a.there.1.tmp",
-                 "skipped.tmp"):  # fmt: skip
+    for name in (
+        "interrupted",
+        "failed.json",
+        "done.json",
+        ".done.json.there.1.tmp",
+        "resume/update-00000003/f",
+        f"resume/{folder}.old/f",
+        f"resume/{folder}.tmp/f",
+        "checkpoints/.a.there.1.tmp",
+        "skipped.tmp",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     train.prepare(tmp_path, job())
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
-        "job.yaml", "done.json", "resume/update-00000003/f", f"resume/{folder}.old/f", "skipped.tmp",
-    }  # fmt: skip
+        "job.yaml",
+        "done.json",
+        "resume/update-00000003/f",
+        f"resume/{folder}.old/f",
+        "skipped.tmp",
+    }
     assert not (tmp_path / f"resume/{folder}.tmp").exists()
     # The same job elsewhere is the same.
     train.prepare(tmp_path, job(corpus="there"))
@@ -287,12 +317,15 @@ class Silent:
     ("left", "kind", "told"),
     [
         ({"failed.json": '{"state": "refused", "error": "mend this"}'}, InputError, "mend this"),
-        ({"failed.json": '{"state": "failed", "error": "a bug"}', "interrupted": ""}, ChildProcessError,
-         "a training process failed: a bug; its output is above"),
+        (
+            {"failed.json": '{"state": "failed", "error": "a bug"}', "interrupted": ""},
+            ChildProcessError,
+            "a training process failed: a bug; its output is above",
+        ),
         ({"interrupted": ""}, Interrupted, "a training process was asked to stop"),
         ({}, Interrupted, "a training process was lost"),
     ],
-)  # fmt: skip
+)
 def test_why_a_training_ended_is_told(tmp_path: Path, left: dict[str, str], kind: type[Exception], told: str) -> None:
     def ended(state: Path, watch: Callable[[], None]) -> int:
         for name, content in left.items():

@@ -93,16 +93,37 @@ def test_torchrun_meets_over_a_file_on_one_node_and_over_the_network_on_several(
     scratch = tmp_path / "scratch"
     each = ["--log-dir", os.devnull, "--nproc-per-node", "3", "-m", "nmt.training.trainer", str(job)]
     assert launch.arguments("nmt.training.trainer", "3", str(job), scratch) == [
-        "--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", str(scratch / "rendezvous"),
-        "--rdzv-id", "0123-4567", "--rdzv-conf", "store_type=file,keep_alive_interval=600",
-        "--local-addr", "127.0.0.1", *each,
-    ]  # fmt: skip
+        "--nnodes",
+        "1",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        str(scratch / "rendezvous"),
+        "--rdzv-id",
+        "0123-4567",
+        "--rdzv-conf",
+        "store_type=file,keep_alive_interval=600",
+        "--local-addr",
+        "127.0.0.1",
+        *each,
+    ]
     monkeypatch.setenv("WMT_NODES", "2")
     monkeypatch.setenv("WMT_RENDEZVOUS", "first:29400")
     assert launch.arguments("nmt.training.trainer", "3", str(job), scratch) == [
-        "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "first:29400", "--rdzv-id", "0123-4567",
-        "--rdzv-conf", "join_timeout=600", "--max-restarts", "100", *each,
-    ]  # fmt: skip
+        "--nnodes",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "first:29400",
+        "--rdzv-id",
+        "0123-4567",
+        "--rdzv-conf",
+        "join_timeout=600",
+        "--max-restarts",
+        "100",
+        *each,
+    ]
 
 
 def test_processes_share_the_cores_and_stay_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +174,13 @@ def test_one_process_listens_nowhere_and_leaves_nothing_where_its_stage_is_kille
     job = tiny_job(updates=1_000_000, resume_minutes=0.0001)
     (state / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
     environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1",
-        "WMT_PROCESSES": "1", "NMT_MICRO_TOKENS": "64",
-    }  # fmt: skip
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TMPDIR": str(temporary),
+        "OMP_NUM_THREADS": "1",
+        "WMT_PROCESSES": "1",
+        "NMT_MICRO_TOKENS": "64",
+    }
     stage = subprocess.Popen([sys.executable, "-c", STAGE, str(state)], cwd=tmp_path, env=environment)
     running = [psutil.Process(stage.pid)]
     try:
