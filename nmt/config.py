@@ -1,7 +1,7 @@
-"""Settings of text preparation, model, training and search: frozen, checked, unknown keys refused.
+"""Settings of text preparation, model, training and search: frozen and checked; unknown keys are errors.
 
-Each stage of the pipeline reads its own class, so that a changed value reruns only what it decides.
-Nothing here is about the machine (devices, paths, servers); precision is, because it decides results.
+Each stage of the pipeline reads a class of its own, so that a changed value reruns only the stages that use it.
+Nothing here is about the machine (devices, paths, servers), except precision, because it changes results.
 """
 
 from __future__ import annotations
@@ -12,11 +12,17 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 PAD, BOS, EOS, UNK = range(4)
-"""The ids of padding, of the sentence's begin and end, and of what no subword stands for."""
+"""The ids of padding, begin and end of a sentence, and text without a subword."""
 
 
 class InputError(ValueError):
-    """What a user can cause and mend, told in one sentence: what, where, which rule, what to do."""
+    """An error that a user can cause and correct; the message names what, where, the rule and the remedy."""
+
+
+def first_error(error: ValidationError) -> tuple[str, Any, str]:
+    """Return the first problem of pydantic's error: the key, its value, and the rule as `should be ...`."""
+    first = error.errors()[0]
+    return ".".join(map(str, first["loc"])), first["input"], first["msg"].removeprefix("Input ")
 
 
 class Settings(BaseModel):
@@ -29,7 +35,7 @@ Count = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 DROPOUT_STEPS = 65_536
-"""Dropout on a CPU draws 16-bit integers: it rounds probabilities to multiples of 1 / DROPOUT_STEPS."""
+"""Dropout on a CPU draws 16-bit integers, which rounds probabilities to multiples of 1 / DROPOUT_STEPS."""
 
 
 def _rounds_to_less_than_one(probability: float) -> float:
@@ -46,7 +52,7 @@ DropoutProbability = Annotated[Probability, AfterValidator(_rounds_to_less_than_
 
 
 class TokenizerSettings(Settings):
-    """How raw lines become the words that subwords are made of."""
+    """How raw lines are split into words."""
 
     tokenizer: Literal["moses", "none", "vinyals", "tensor2tensor"]
     """The last two: the source is words separated by spaces, the target trees in this linearisation (6.3)."""
@@ -56,14 +62,14 @@ class TokenizerSettings(Settings):
 
 
 class FilterSettings(Settings):
-    """Which tokenised training pairs are kept. Lengths are counted in tokens."""
+    """Which tokenised training pairs are dropped. Lengths are counted in tokens."""
 
     min_tokens: Count
     max_tokens: Count
     max_ratio: Annotated[float, Field(ge=1.0)] | None
-    """The longer side's tokens over the shorter's; null: no limit."""
+    """Tokens of the longer side divided by those of the shorter; null: no limit."""
     drop_identical: bool
-    """Drop pairs whose sides are the same text; neither the paper's code nor fairseq's recipe does."""
+    """Drop pairs whose sides are equal; neither the paper's code nor fairseq's recipe does."""
 
 
 class SubwordSettings(Settings):
@@ -73,11 +79,11 @@ class SubwordSettings(Settings):
     merges: Count | None
     """BPE only: the number of merge operations."""
     vocabulary: Count | None
-    """The number of subwords to aim at, instead of merges."""
+    """The number of subwords to learn, instead of a number of merges."""
     target: Literal["joint", "closed"] = "joint"
     """One vocabulary for both sides, or the source's subwords and all symbols of the target."""
     multiple_of: Count
-    """The vocabulary is padded to a multiple of this with rows that no text reaches."""
+    """The vocabulary is padded to a multiple of this with rows that no text uses."""
 
     @model_validator(mode="after")
     def _one_size(self) -> SubwordSettings:
@@ -89,12 +95,12 @@ class SubwordSettings(Settings):
 
 
 class BinningSettings(Settings):
-    """How pairs are sorted into length bins."""
+    """How pairs are distributed over length bins."""
 
     max_length: Count
-    """Training pairs with more subwords than this on a side, EOS included, are dropped and counted."""
+    """Training pairs with more subwords than this on a side, EOS included, are dropped."""
     growth: Annotated[float, Field(gt=1.0)]
-    """Each bin's upper length over the one before it."""
+    """The upper length of each bin divided by that of the bin before."""
 
 
 class ModelSettings(Settings):
@@ -107,7 +113,7 @@ class ModelSettings(Settings):
     d_k: Count
     d_v: Count
     P_drop: DropoutProbability
-    """Residual dropout: on every sub-layer's output and on the sums of embeddings and positions (5.4)."""
+    """Residual dropout: on the output of every sub-layer and on the sums of embeddings and positions (5.4)."""
     attention_dropout: DropoutProbability
     """On the attention weights. The paper and its code of June 2017 have none."""
     relu_dropout: DropoutProbability
@@ -122,11 +128,11 @@ class ModelSettings(Settings):
     projection_biases: bool
     """Biases on the attention's projections: the printed parameter counts need them, the equations show none."""
     initialisation: Literal["glorot", "glorot_fused"]
-    """Each projection by itself, or q, k and v of self-attention drawn as one matrix (tensor2tensor)."""
+    """Each projection by itself, or W_Q, W_K and W_V of self-attention as one matrix (tensor2tensor)."""
 
 
 class TrainingSettings(Settings):
-    """The regime of section 5."""
+    """The training regime of section 5."""
 
     updates: Count
     tokens: Count
@@ -139,18 +145,35 @@ class TrainingSettings(Settings):
     epsilon: Annotated[float, Field(gt=0.0)]
     eps_ls: Probability
     precision: Literal["float32", "bfloat16"]
-    """Of the matrix products; master weights and optimizer state are float32 always."""
+    """Of matrix products; weights and optimizer state are always float32."""
     seed: Annotated[int, Field(ge=0)]
     validate_every: Count
     """Updates between two measurements of the validation perplexity."""
     checkpoint_every: Count
-    """Updates between two of the checkpoints that are averaged (6.1: ten minutes at the paper's step time)."""
+    """Updates between two checkpoints for averaging (6.1: ten minutes at the paper's step time)."""
     keep_checkpoints: Count
-    """How many of them are kept."""
+    """How many checkpoints for averaging are kept."""
     resume_minutes: Annotated[float, Field(gt=0.0)]
-    """Minutes between two checkpoints that a killed run resumes from; decides no result."""
+    """Minutes between two saved states for resuming; changes no result."""
     patience: Count | None
     """Stop after this many validations without a better perplexity; null: train all updates, as the paper does."""
+
+
+class Job(Settings):
+    """A training: model, training settings and corpus."""
+
+    model: ModelSettings
+    training: TrainingSettings
+    vocabulary: int
+    """Rows of the source's embedding, by default of the target's too."""
+    target_vocabulary: int | None = None
+    corpus: str
+    """The folder of the binned corpus."""
+
+    @property
+    def output_rows(self) -> int:
+        """Rows of the pre-softmax product."""
+        return self.target_vocabulary or self.vocabulary
 
 
 class SearchSettings(Settings):
@@ -158,27 +181,26 @@ class SearchSettings(Settings):
 
     beam: Count
     alpha: Annotated[float, Field(ge=0.0, le=10.0)]
-    """The exponent of the length penalty, which would overflow for much more than 10; the paper's is 0.6."""
+    """The exponent of the length penalty, which overflows far above 10; the paper's is 0.6."""
     max_extra: Annotated[int, Field(ge=0)]
     """A translation has at most the source's subwords plus this many."""
     stop: Literal["exact", "tensor2tensor"]
-    """A sentence's search ends early when no unfinished hypothesis can come among the wanted best any more
-    (exact), or can beat the worst of those finished so far, however few (tensor2tensor)."""
+    """The search of a sentence ends when no unfinished hypothesis can be among the `nbest` best any more (exact), or
+    can beat the worst finished one, however few are finished (tensor2tensor)."""
 
     def changed(self, changes: Mapping[str, Any]) -> SearchSettings:
-        """These settings with some values changed; raises InputError where a name or a value is wrong."""
+        """Return these settings with some values changed; raise InputError for a wrong name or value."""
         try:
             return SearchSettings.model_validate({**self.model_dump(), **changes})
         except ValidationError as error:
-            wrong = error.errors()[0]
-            name, rule = str(wrong["loc"][0]), wrong["msg"].removeprefix("Input ")
-            if wrong["type"] == "extra_forbidden":
+            name, value, rule = first_error(error)
+            if name not in SearchSettings.model_fields:
                 names = ", ".join(SearchSettings.model_fields)
                 raise InputError(f"search has no setting `{name}`: give one of {names}") from error
-            raise InputError(f"the search's {name} is {wrong['input']!r}, but {rule}: change it") from error
+            raise InputError(f"the search's {name} is {value!r}, but {rule}: change it") from error
 
     def check_nbest(self, nbest: int) -> None:
-        """Raises InputError where a beam search cannot give so many translations of a sentence."""
+        """Raise InputError if a beam search cannot give `nbest` translations of a sentence."""
         if not 1 <= nbest <= self.beam:
             raise InputError(f"nbest is {nbest}: it must lie between 1 and the beam, {self.beam}")
 

@@ -1,6 +1,6 @@
-"""What training costs: exact parameter counts, counted operations, and the paper's estimate from time and hardware.
+"""The cost of training: exact parameter counts, counted operations, and the paper's estimate from time and hardware.
 
-A multiplication and an addition are two operations, as everywhere in the field and in torch's FlopCounterMode.
+A multiplication and an addition are two operations, as in torch's FlopCounterMode.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def parameters(model: ModelSettings, vocabulary: int, target_vocabulary: int | None = None) -> int:
-    """Trainable numbers of the Transformer, by default with one embedding of `vocabulary` rows for all (3.4).
+    """Return the number of trainable parameters, by default with one embedding of `vocabulary` rows for all (3.4).
 
     `sharing` adds tables of `target_vocabulary` rows, or of `vocabulary` where there is none. Layer norms and the
     feed-forward network's biases always count; the attention's biases with `projection_biases`; with
@@ -38,7 +38,7 @@ def parameters(model: ModelSettings, vocabulary: int, target_vocabulary: int | N
 
 @dataclass(frozen=True)
 class LengthSums:
-    """Sums over sentence pairs of what the operations depend on; lengths in subwords, EOS included, padding not."""
+    """Sums over sentence pairs that determine the operations; lengths in subwords, EOS included, without padding."""
 
     pairs: int
     source: int
@@ -52,101 +52,92 @@ class LengthSums:
 
     @classmethod
     def zero(cls) -> LengthSums:
-        """Those of no pair."""
+        """Return the sums of no pair."""
         return cls(0, 0, 0, 0, 0, 0)
 
     @classmethod
     def of(cls, source: int, target: int) -> LengthSums:
-        """Those of one pair with `source` and `target` subwords."""
+        """Return the sums of one pair with `source` and `target` subwords."""
         return cls(1, source, target, source * source, target * target, source * target)
 
 
 def training_flops(model: ModelSettings, vocabulary: int, sums: LengthSums) -> int:
-    """Operations of all matrix products of forward and backward over the pairs summed in `sums`, without padding.
+    """Return the operations of all matrix products of forward and backward passes over pairs, without padding.
 
-    The backward pass is twice the forward: each product has two gradients. The decoder's self-attention counts as the
-    full square, which plain products compute; element-wise work is left out, as FlopCounterMode does. `vocabulary` is
-    the target's.
+    The backward pass has twice the forward's: each product has two gradients. The decoder's self-attention counts as
+    the full square, which plain products compute. Element-wise operations are not counted, as in FlopCounterMode.
+    `vocabulary` is the target's.
     """
     d, heads_k, heads_v = model.d_model, model.h * model.d_k, model.h * model.d_v
-    queries_and_output = 2 * d * (heads_k + heads_v)
-    keys_and_values = 2 * d * (heads_k + heads_v)
+    # Queries and output; keys and values have as many.
+    projections = 2 * d * (heads_k + heads_v)
     feed_forward = 4 * d * model.d_ff
-    scores_and_sums = 2 * (heads_k + heads_v)
-    encoder = (
-        queries_and_output + keys_and_values + feed_forward
-    ) * sums.source + scores_and_sums * sums.source_squared
-    decoder = (
-        (2 * queries_and_output + keys_and_values + feed_forward) * sums.target
-        + keys_and_values * sums.source
-        + scores_and_sums * (sums.target_squared + sums.product)
-    )
+    weights_and_sums = 2 * (heads_k + heads_v)
+    encoder = (2 * projections + feed_forward) * sums.source + weights_and_sums * sums.source_squared
+    decoder = (3 * projections + feed_forward) * sums.target + projections * sums.source
+    decoder += weights_and_sums * (sums.target_squared + sums.product)
     logits = 2 * d * vocabulary * sums.target
     return 3 * (model.N * (encoder + decoder) + logits)
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """A processor's speed in operations a second, on dense matrices."""
+    """The speed of a processor in operations per second, on dense matrices."""
 
     name: str
     sustained: float
-    """Sustained single precision, as the paper's cost estimate takes it."""
+    """Sustained single precision, as in the paper's cost estimate."""
     float32: float | None
     """Peak single precision, without TF32."""
     bfloat16: float | None
-    """Peak of the matrix units in bfloat16; None where there are none."""
+    """Peak of the matrix units in bfloat16, if there are any."""
     source: str
 
     def peak(self, precision: str) -> float | None:
-        """The peak for `float32` or `bfloat16`, where it is known."""
+        """Return the peak for `float32` or `bfloat16`, if it is known."""
         return self.bfloat16 if precision == "bfloat16" else self.float32
 
 
 _PAPER = "the paper, section 5.2 and footnote 5"
 _SHEET = "NVIDIA's data sheet; sustained taken as 0.9 of peak, as the paper's 9.5 are of a P100's 10.6"
-
-
-def _from_sheet(name: str, float32: float, bfloat16: float | None) -> Hardware:
-    """Peaks in TFLOPS, without sparsity."""
-    return Hardware(name, 0.9 * float32 * 1e12, float32 * 1e12, bfloat16 * 1e12 if bfloat16 else None, _SHEET)
-
+_DATA_SHEETS: dict[str, tuple[float, float | None]] = {
+    "V100": (15.7, None),
+    "T4": (8.1, None),
+    "A100": (19.5, 312.0),
+    "A10G": (35.0, 70.0),
+    "A10": (31.2, 125.0),
+    "A40": (37.4, 149.7),
+    "L40S": (91.6, 362.0),
+    "L4": (30.3, 121.0),
+    "RTX 3090": (35.6, 71.0),
+    "RTX 4090": (82.6, 165.2),
+    "H100 PCIe": (51.2, 756.0),
+    "H100 NVL": (60.0, 835.0),
+    "H100": (66.9, 989.4),
+    "H200": (66.9, 989.4),
+    "B200": (75.0, 2250.0),
+}
+"""Peaks in float32 and bfloat16, in TFLOPS, without sparsity. A name comes before the shorter names in it."""
 
 HARDWARE = (
-    Hardware("K80", 2.8e12, None, None, _PAPER),
-    Hardware("K40", 3.7e12, None, None, _PAPER),
-    Hardware("M40", 6.0e12, None, None, _PAPER),
+    *(Hardware(name, speed, None, None, _PAPER) for name, speed in (("K80", 2.8e12), ("K40", 3.7e12), ("M40", 6e12))),
     Hardware("P100", 9.5e12, 10.6e12, None, _PAPER),
-    _from_sheet("V100", 15.7, None),
-    _from_sheet("T4", 8.1, None),
-    _from_sheet("A100", 19.5, 312.0),
-    _from_sheet("A10G", 35.0, 70.0),
-    _from_sheet("A10", 31.2, 125.0),
-    _from_sheet("A40", 37.4, 149.7),
-    _from_sheet("L40S", 91.6, 362.0),
-    _from_sheet("L4", 30.3, 121.0),
-    _from_sheet("RTX 3090", 35.6, 71.0),
-    _from_sheet("RTX 4090", 82.6, 165.2),
-    _from_sheet("H100 PCIe", 51.2, 756.0),
-    _from_sheet("H100 NVL", 60.0, 835.0),
-    _from_sheet("H100", 66.9, 989.4),
-    _from_sheet("H200", 66.9, 989.4),
-    _from_sheet("B200", 75.0, 2250.0),
+    *(
+        Hardware(name, 0.9 * float32 * 1e12, float32 * 1e12, bfloat16 and bfloat16 * 1e12, _SHEET)
+        for name, (float32, bfloat16) in _DATA_SHEETS.items()
+    ),
 )
-"""The paper's four GPUs, and later ones. A longer name that holds a shorter one stands before it."""
+"""The paper's four GPUs, and later ones."""
 
 
 def hardware(device: str) -> Hardware | None:
-    """The entry for a device as torch names it (`NVIDIA H100 80GB HBM3`), or None where none is on record."""
-    words = device.replace("-", " ").replace("_", " ").split()
-    for entry in HARDWARE:
-        if set(entry.name.split()) <= set(words):
-            return entry
-    return None
+    """Return the entry for a device as torch names it (`NVIDIA H100 80GB HBM3`), or None."""
+    words = set(device.replace("-", " ").replace("_", " ").split())
+    return next((entry for entry in HARDWARE if set(entry.name.split()) <= words), None)
 
 
 def paper_cost(seconds: float, devices: int, sustained_flops: float) -> float:
-    """The paper's estimate: training seconds x devices x sustained single-precision operations a second of one."""
+    """Return the paper's estimate: seconds x devices x sustained single-precision operations per second of one."""
     if seconds < 0 or devices < 1 or sustained_flops <= 0:
         raise InputError(
             f"{seconds} seconds on {devices} devices at {sustained_flops} operations a second is no training: "
@@ -156,35 +147,35 @@ def paper_cost(seconds: float, devices: int, sustained_flops: float) -> float:
 
 
 def utilisation(flops: float, seconds: float, devices: int, peak: float) -> float:
-    """Model FLOPs utilisation: counted operations over what `devices` could have done at their peak, from 0 to 1."""
+    """Return the model FLOPs utilisation: counted operations divided by those of `devices` at their peak."""
     return flops / (seconds * devices * peak)
 
 
 def sustained(device: str) -> float:
-    """Sustained single precision of a device as torch names it, or of the CPU (`cpu`): on record or measured here."""
+    """Return the sustained single precision of a device as torch names it, or `cpu`: on record or measured here."""
     known = hardware(device)
     return known.sustained if known is not None else measure("cpu" if device == "cpu" else "cuda")
 
 
 def devices(device: str, processes: int) -> int:
-    """How many devices `processes` train on: a GPU each, while those on a machine's CPU share it."""
+    """Return how many devices `processes` train on: a GPU each, or all the same CPU."""
     return 1 if device == "cpu" else processes
 
 
-def measure(kind: str = "cpu", seconds: float = 0.5, dtype: torch.dtype | None = None) -> float:
-    """Operations a second of this machine's CPU (`cpu`, all of it) or GPU (`cuda`), single precision by default.
+def measure(device: str = "cpu", seconds: float = 0.5, dtype: torch.dtype | None = None) -> float:
+    """Measure the operations per second of this machine's CPU (`cpu`) or GPU (`cuda`), single precision by default.
 
-    The best of matrix products repeated for about `seconds`.
+    Returns the best of matrix products repeated for about `seconds`.
     """
     import torch
 
-    size = 1024 if kind == "cpu" else 8192
-    a, b = (torch.rand(size, size, device=kind, dtype=dtype) for _ in range(2))
+    size = 1024 if device == "cpu" else 8192
+    a, b = (torch.rand(size, size, device=device, dtype=dtype) for _ in range(2))
     best, end = float("inf"), time.perf_counter() + seconds
     while True:
         start = time.perf_counter()
         torch.mm(a, b)
-        if kind == "cuda":
+        if device == "cuda":
             torch.cuda.synchronize()
         now = time.perf_counter()
         best = min(best, now - start)

@@ -13,6 +13,7 @@ from nmt.config import DROPOUT_STEPS, PAD, InputError, ModelSettings
 
 LAYER_NORM_EPSILON = 1e-6
 """From tensor2tensor; the paper gives no value."""
+Mask = Bool[Tensor, "..."] | Float[Tensor, "..."] | None
 
 
 # Section 3.1: encoder and decoder stacks.
@@ -73,24 +74,34 @@ class AddNorm(nn.Module):
 # Section 3.2: attention.
 
 
+def attention_weights(
+    Q: Float[Tensor, "batch h query d_k"], K: Float[Tensor, "batch h key d_k"], mask: Mask, *, scaled: bool = False
+) -> Float[Tensor, "batch h query key"]:
+    """Return softmax(QK^T / sqrt(d_k)). `scaled`: Q is already divided by sqrt(d_k).
+
+    A boolean mask is True where a query may attend; scores elsewhere become -inf. A mask of numbers is added.
+    """
+    scores = (Q if scaled else Q / math.sqrt(Q.shape[-1])) @ K.transpose(-2, -1)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores.add_(mask)
+    return scores.softmax(dim=-1)
+
+
 def attention(
     Q: Float[Tensor, "batch h query d_k"],
     K: Float[Tensor, "batch h key d_k"],
     V: Float[Tensor, "batch h key d_v"],
-    mask: Bool[Tensor, "..."] | None,
+    mask: Mask,
     dropout: nn.Module | None = None,
+    *,
+    scaled: bool = False,
 ) -> Float[Tensor, "batch h query d_v"]:
-    """softmax(QK^T / sqrt(d_k)) V, Eq. 1. `mask` is True where a query may attend; elsewhere -inf before the softmax.
+    """Return softmax(QK^T / sqrt(d_k)) V, Eq. 1; `mask` and `scaled` as in `attention_weights`.
 
     Uses plain products: fused kernels work in tiles, which short sentences would leave mostly empty.
     """
-    scores = (Q / math.sqrt(Q.shape[-1])) @ K.transpose(-2, -1)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf)
-    weights = scores.softmax(dim=-1)
-    if dropout is not None:
-        weights = dropout(weights)
-    return weights @ V
+    weights = attention_weights(Q, K, mask, scaled=scaled)
+    return (weights if dropout is None else dropout(weights)) @ V
 
 
 class MultiHeadAttention(nn.Module):
@@ -107,30 +118,30 @@ class MultiHeadAttention(nn.Module):
         self.dropout = Dropout(settings.attention_dropout)
 
     def forward(
-        self,
-        x: Float[Tensor, "batch query d_model"],
-        memory: Float[Tensor, "batch key d_model"],
-        mask: Bool[Tensor, "..."] | None,
+        self, x: Float[Tensor, "batch query d_model"], context: Float[Tensor, "batch key d_model"], mask: Mask
     ) -> Float[Tensor, "batch query d_model"]:
-        """Queries from `x`, keys and values from `memory`; the two are the same in self-attention."""
-        return self.attend(x, *self.keys_values(memory), mask)
-
-    def keys_values(
-        self, memory: Float[Tensor, "batch key d_model"]
-    ) -> tuple[Float[Tensor, "batch h key d_k"], Float[Tensor, "batch h key d_v"]]:
-        return self._split(self.W_K(memory)), self._split(self.W_V(memory))
+        """Attend with queries from `x` to keys and values from `context`: the memory, or `x` in self-attention."""
+        return self.attend(x, *self.keys_values(context), mask)
 
     def attend(
         self,
         x: Float[Tensor, "batch query d_model"],
         K: Float[Tensor, "batch h key d_k"],
         V: Float[Tensor, "batch h key d_v"],
-        mask: Bool[Tensor, "..."] | None,
+        mask: Mask,
     ) -> Float[Tensor, "batch query d_model"]:
-        heads = attention(self._split(self.W_Q(x)), K, V, mask, self.dropout)
+        return self.merge_heads(attention(self.split_heads(self.W_Q(x)), K, V, mask, self.dropout))
+
+    def keys_values(
+        self, context: Float[Tensor, "batch key d_model"]
+    ) -> tuple[Float[Tensor, "batch h key d_k"], Float[Tensor, "batch h key d_v"]]:
+        return self.split_heads(self.W_K(context)), self.split_heads(self.W_V(context))
+
+    def merge_heads(self, heads: Float[Tensor, "batch h query d_v"]) -> Float[Tensor, "batch query d_model"]:
+        """Concatenate the heads and multiply by W_O."""
         return self.W_O(heads.transpose(1, 2).flatten(2))
 
-    def _split(self, x: Float[Tensor, "batch length heads"]) -> Float[Tensor, "batch h length d"]:
+    def split_heads(self, x: Float[Tensor, "batch length heads"]) -> Float[Tensor, "batch h length d"]:
         return x.unflatten(2, (self.h, -1)).transpose(1, 2)
 
 
@@ -154,7 +165,7 @@ class FeedForward(nn.Module):
 
 
 def positional_encoding(length: int, d_model: int, layout: str = "interleaved") -> Float[Tensor, "length d_model"]:
-    """PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos of the same; `halves`: all sines come first."""
+    """Return PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos of the same; `halves`: sines first."""
     position = torch.arange(length, dtype=torch.float64)[:, None]
     angle = position / 10000 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
     if layout == "interleaved":
@@ -179,7 +190,7 @@ class Embedding(nn.Module):
             self.register_buffer("pe", pe, persistent=False)
 
     def forward(self, ids: Int[Tensor, "batch length"], start: int = 0) -> Float[Tensor, "batch length d_model"]:
-        """Embeddings of `ids`, which stand at positions `start`, `start` + 1, ..."""
+        """Return the embeddings of `ids` at positions `start`, `start` + 1, ..."""
         scaled = F.embedding(ids, self.table) * math.sqrt(self.settings.d_model)
         return self.dropout(scaled + self._positions(start + ids.shape[1])[start:])
 
@@ -215,8 +226,8 @@ class Dropout(nn.Module):
         # The full range, so that the sign bit of every fourth integer is drawn too.
         drawn = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
         dropped = round(self.probability * DROPOUT_STEPS)
-        kept = (drawn.view(torch.int16)[: x.numel()] >= dropped - DROPOUT_STEPS // 2).view(x.shape)
-        return x * (kept.to(x.dtype) * (DROPOUT_STEPS / (DROPOUT_STEPS - dropped)))
+        keep = (drawn.view(torch.int16)[: x.numel()] >= dropped - DROPOUT_STEPS // 2).view(x.shape)
+        return x * (keep.to(x.dtype) * (DROPOUT_STEPS / (DROPOUT_STEPS - dropped)))
 
 
 class Transformer(nn.Module):
@@ -284,17 +295,17 @@ class Transformer(nn.Module):
         return x
 
     def logits(self, states: Float[Tensor, "... d_model"]) -> Float[Tensor, "... vocabulary"]:
-        """The pre-softmax product, by default with the shared embedding (3.4)."""
+        """Return the pre-softmax product, by default with the shared embedding (3.4)."""
         return F.linear(states, self.output_table)
 
 
 def padding_mask(ids: Int[Tensor, "batch length"]) -> Bool[Tensor, "batch 1 1 length"]:
-    """True at real tokens."""
+    """Return a mask that is True at real tokens."""
     return (ids != PAD)[:, None, None, :]
 
 
 def subsequent_mask(length: int, device: torch.device) -> Bool[Tensor, "length length"]:
-    """True where a query (row) may attend: to itself and to earlier positions (3.2.3)."""
+    """Return a mask that is True where a query (row) may attend: at its own and at earlier positions (3.2.3)."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 

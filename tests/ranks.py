@@ -128,9 +128,9 @@ def agreements(world: Any) -> dict[str, Any]:
 
 def training(world: Any, job: dict[str, Any], folder: str, bucket: int | None = None) -> bool:
     """A whole training; `bucket`: the bytes that are summed together."""
+    from nmt.config import Job
     from nmt.training import gradients
     from nmt.training.distributed import peer_is_lost
-    from nmt.training.job import Job
     from nmt.training.trainer import train
 
     if bucket is not None:
@@ -162,9 +162,9 @@ def training_with_a_weight_changed(world: Any, job: dict[str, Any], folder: str)
     """The last weight of the last rank is another by one bit."""
     import torch
 
-    from nmt.training import trainer
+    from nmt.training import step
 
-    make = trainer.Transformer
+    make = step.Transformer
 
     def changed(*given: Any) -> Any:
         model = make(*given)
@@ -173,7 +173,7 @@ def training_with_a_weight_changed(world: Any, job: dict[str, Any], folder: str)
             last[-1] ^= 1
         return model
 
-    trainer.Transformer = changed
+    step.Transformer = changed
     return training(world, job, folder)
 
 
@@ -189,9 +189,9 @@ def gradients_of_an_update(
     from devices import losses_with_room_for
     from safetensors.torch import save_file
 
+    from nmt.config import Job
     from nmt.training import gradients
     from nmt.training.batches import Corpus, train_files, updates
-    from nmt.training.job import Job
     from nmt.training.trainer import Trainer
 
     gradients.BUCKET_BYTES = bucket
@@ -226,8 +226,8 @@ def main_module(world: Any, folder: str) -> None:
 
 def chosen_micro_tokens(world: Any, job: dict[str, Any], folder: str, told: list[str | None]) -> int:
     """How much goes through the model together, where users told ranks different things."""
+    from nmt.config import Job
     from nmt.training import micro_batch_size
-    from nmt.training.job import Job
     from nmt.training.trainer import Trainer
 
     value = told[world.rank]

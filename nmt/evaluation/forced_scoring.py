@@ -1,14 +1,13 @@
-"""Forced scoring: how likely a model holds given translations to be; `wmt score`.
+"""Forced scoring: the log-probability and perplexity of given translations under a model; `wmt score`.
 
-A line each: log-probability in nats (of all subwords and EOS) and perplexity a subword. These are the numbers that
-the search gives with its own translations, as far as their text is coded into the same subwords again.
+The search reports the same log-probability for its own translations if their text has the same subwords.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,28 +26,27 @@ WINDOW = 2048
 
 @dataclass(frozen=True)
 class Scored:
-    """A translation under the model."""
+    """The score of a translation."""
 
     log_probability: float
     """Of all its subwords and EOS, in nats."""
     tokens: int
-    """Subwords and EOS."""
+    """Subwords, EOS included."""
 
     @property
     def perplexity(self) -> float:
-        """A subword's, EOS counted."""
+        """Perplexity per subword, EOS included."""
         return math.exp(-self.log_probability / self.tokens)
 
     def __add__(self, other: Scored) -> Scored:
-        """Both translations as one."""
         return Scored(self.log_probability + other.log_probability, self.tokens + other.tokens)
 
 
 @torch.inference_mode()
 def score(members: Sequence[Transformer], pairs: Sequence[tuple[list[int], list[int]]]) -> list[Scored]:
-    """Score pairs of ids, EOS last, as one batch. Several models give the mean of their probabilities.
+    """Score pairs of ids, EOS last, as one batch, with the mean of the models' probabilities.
 
-    Raises InputError where the models give no probabilities.
+    Raises InputError if the probabilities are not finite.
     """
     device = members[0].embedding.table.device
     src = padded([source for source, _ in pairs], device)
@@ -69,23 +67,22 @@ def score(members: Sequence[Transformer], pairs: Sequence[tuple[list[int], list[
     return scored
 
 
-def score_lines(models: Models, pairs: Iterable[tuple[str, str]], batch_tokens: int = 4096) -> Iterator[Scored]:
-    """Score raw lines, in order; an empty translation is EOS alone. Raises InputError at a source without text."""
-    numbered = enumerate(pairs, start=1)
+def score_files(folders: Sequence[Path], source: Path, target: Path, batch_tokens: int = 4096) -> Iterator[Scored]:
+    """Score each raw line of a parallel text, in order, with the mean of the models' probabilities.
+
+    An empty translation is EOS alone. Raises InputError if a source has no text.
+    """
+    models = Models(folders)
+    numbered = enumerate(parallel(source, target), start=1)
     while window := list(itertools.islice(numbered, WINDOW)):
-        coded = []
-        for number, (source, target) in window:
-            ids = models.encode(source)
+        encoded = []
+        for number, (src, tgt) in window:
+            ids = models.encode(src)
             if not ids:
                 raise InputError(f"line {number}: the source has no text to translate: leave it out")
-            coded.append((ids, models.encode_target(target) or [EOS]))
+            encoded.append((ids, models.encode_target(tgt) or [EOS]))
         found: dict[int, Scored] = {}
-        for batch in batches([max(pair, key=len) for pair in coded], batch_tokens):
-            found |= zip(batch, score(models.members, [coded[index] for index in batch]), strict=True)
+        for batch in batches([max(pair, key=len) for pair in encoded], batch_tokens):
+            found |= zip(batch, score(models.members, [encoded[index] for index in batch]), strict=True)
         for index in range(len(window)):
             yield found[index]
-
-
-def score_files(folders: Sequence[Path], source: Path, target: Path) -> Iterator[Scored]:
-    """Score each line of a parallel text. Several model folders give the mean of their probabilities."""
-    return score_lines(Models(folders), parallel(source, target))

@@ -1,12 +1,10 @@
-"""Where a model looks: every layer's and head's attention for a pair of sentences, as arrays and pictures.
-
-`wmt attention` writes attention.npz and pictures in the manner of the paper's figures 3 to 5.
-"""
+"""Attention weights of every layer and head for a pair of sentences, as arrays and pictures; `wmt attention`."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,53 +18,52 @@ from nmt.common.shapes import Float
 from nmt.config import BOS, EOS, InputError
 from nmt.inference.loading import Models, padded
 from nmt.inference.translator import Translator
-from nmt.model import MultiHeadAttention, Transformer
+from nmt.model import MultiHeadAttention, Transformer, attention_weights
 
-KINDS = ("encoder", "decoder", "cross")
-"""Self-attention of either stack, and the decoder's over the encoder's output."""
+ATTENTIONS = ("encoder", "decoder", "cross")
+"""Self-attention of the encoder, self-attention of the decoder, attention of the decoder to the memory."""
 
 
 @dataclass(frozen=True)
 class Attention:
-    """All weights for one pair. Rows are queries; each row sums to one."""
+    """All attention weights for one pair."""
 
     source: list[str]
     """Subwords of the source, EOS last: the keys of `cross`."""
     target: list[str]
-    """What the decoder reads, BOS first: its queries. Query i predicts subword i + 1, the last one EOS."""
+    """Input of the decoder, BOS first: its queries. Query i predicts subword i + 1; the last query predicts EOS."""
     weights: dict[str, Float[Tensor, "N h query key"]]
-    """By kind."""
+    """By name; each row sums to one."""
 
 
 @torch.no_grad()
 def weights_of(model: Transformer, source: list[int], target: list[int]) -> dict[str, Tensor]:
-    """Every layer's and head's weights by kind; `source` ends in EOS, `target` has neither BOS nor EOS."""
+    """Return the weights of every layer and head by name; `source` ends in EOS, `target` has neither BOS nor EOS."""
     device = model.embedding.table.device
-    found: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
+    found: dict[str, list[Tensor]] = {name: [] for name in ATTENTIONS}
 
-    def watch(kind: str) -> Any:
-        def look(module: MultiHeadAttention, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
-            x, memory, mask = inputs
-            Q, K = (part.unflatten(2, (module.h, -1)).transpose(1, 2) for part in (module.W_Q(x), module.W_K(memory)))
-            scores = (Q / math.sqrt(Q.shape[-1])) @ K.transpose(2, 3)
-            found[kind].append(scores.masked_fill(~mask, -math.inf).softmax(dim=-1)[0].float().cpu())
+    def record_weights(name: str) -> Any:
+        def hook(module: MultiHeadAttention, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
+            x, context, mask = inputs
+            Q, K = module.split_heads(module.W_Q(x)), module.split_heads(module.W_K(context))
+            found[name].append(attention_weights(Q, K, mask)[0].float().cpu())
 
-        return look
+        return hook
 
-    watched = [(layer.self_attention, "encoder") for layer in model.encoder]
-    watched += [(layer.self_attention, "decoder") for layer in model.decoder]
-    watched += [(layer.cross_attention, "cross") for layer in model.decoder]
-    handles = [cast("MultiHeadAttention", module).register_forward_pre_hook(watch(kind)) for module, kind in watched]
+    modules = [(layer.self_attention, "encoder") for layer in model.encoder]
+    modules += [(layer.self_attention, "decoder") for layer in model.decoder]
+    modules += [(layer.cross_attention, "cross") for layer in model.decoder]
+    handles = [cast("MultiHeadAttention", m).register_forward_pre_hook(record_weights(name)) for m, name in modules]
     try:
         model(padded([source], device), padded([[BOS, *target]], device))
     finally:
         for handle in handles:
             handle.remove()
-    return {kind: torch.stack(layers) for kind, layers in found.items()}
+    return {name: torch.stack(layers) for name, layers in found.items()}
 
 
 def attention(models: Models, source: str, target: str) -> Attention:
-    """The first model's attention for a pair of raw lines; raises InputError where the source has no text."""
+    """Return the first model's attention for a pair of raw lines; raise InputError if the source has no text."""
     ids = models.encode(source)
     if not ids:
         raise InputError("the source has no text, so there is nothing to look at: give a sentence")
@@ -78,93 +75,79 @@ def attention(models: Models, source: str, target: str) -> Attention:
 def alignment(
     members: Sequence[Transformer], source: list[int], target: list[int]
 ) -> Float[Tensor, "target_and_eos source"]:
-    """Where the last layer looks in the source at each subword of the target and at EOS: mean of heads and models."""
+    """Return the last layer's attention to the source for each subword of the target and EOS: mean of heads, models."""
     return torch.stack([weights_of(model, source, target)["cross"][-1].mean(0) for model in members]).mean(0)
 
 
 def save(found: Attention, folder: Path) -> list[Path]:
-    """Write attention.npz and the pictures into a new folder; returns them, pictures as SVG."""
+    """Write attention.npz and pictures (SVG) to a new folder; return the files."""
     layer = max(0, found.weights["encoder"].shape[0] - 2)
+    arrays = {"source": np.array(found.source), "target": np.array(found.target)}
+    arrays |= {name: weights.numpy() for name, weights in found.weights.items()}
     with writing(folder) as temporary:
         temporary.mkdir()
-        with (temporary / "attention.npz").open("wb") as file:
-            np.savez_compressed(
-                file, source=np.array(found.source), target=np.array(found.target),
-                allow_pickle=False, **{kind: weights.numpy() for kind, weights in found.weights.items()},
-            )  # fmt: skip
-        for kind in KINDS:
-            (temporary / f"{kind}-all-heads.svg").write_bytes(overview(found, kind))
-            (temporary / f"{kind}-layer-{layer + 1}.svg").write_bytes(lines(found, kind, layer))
+        np.savez_compressed(temporary / "attention.npz", allow_pickle=False, **arrays)
+        for name in ATTENTIONS:
+            (temporary / f"{name}-all-heads.svg").write_bytes(overview(found, name))
+            (temporary / f"{name}-layer-{layer + 1}.svg").write_bytes(lines(found, name, layer))
     return sorted(folder.iterdir())
 
 
-def _sides(found: Attention, kind: str) -> tuple[list[str], list[str]]:
-    """Names of queries and keys."""
-    return {
-        "encoder": (found.source, found.source),
-        "decoder": (found.target, found.target),
-        "cross": (found.target, found.source),
-    }[kind]
-
-
-def _svg(canvas: Any) -> bytes:
-    import io
-
-    content = io.BytesIO()
-    canvas.savefig(content, format="svg", metadata={"Date": None})
-    return content.getvalue()
-
-
-def overview(found: Attention, kind: str) -> bytes:
-    """Every layer (rows) and head (columns) as a picture of its matrix, as SVG; equal input gives equal bytes."""
+@contextmanager
+def _figure(content: io.BytesIO, width: float, height: float, **settings: Any) -> Iterator[Any]:
+    """Yield a figure of this size in inches, and write it as SVG; equal pictures give equal bytes."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    weights = found.weights[kind]
+    with matplotlib.rc_context(cast("Any", settings)):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        figure.savefig(content, format="svg", metadata={"Date": None})
+
+
+def overview(found: Attention, name: str) -> bytes:
+    """Draw the matrices of all layers (rows) and heads (columns); return the SVG."""
+    weights, content = found.weights[name], io.BytesIO()
     layers, heads = weights.shape[:2]
-    with matplotlib.rc_context({"svg.hashsalt": kind, "font.size": 7}):
-        canvas = Figure(figsize=(1.3 * heads + 0.5, 1.3 * layers + 0.4), layout="constrained")
-        for layer, row in enumerate(canvas.subplots(layers, heads, squeeze=False)):
+    settings = {"svg.hashsalt": name, "font.size": 7}
+    with _figure(content, 1.3 * heads + 0.5, 1.3 * layers + 0.4, **settings) as figure:
+        for layer, row in enumerate(figure.subplots(layers, heads, squeeze=False)):
             for head, axes in enumerate(row):
                 axes.imshow(weights[layer, head].numpy(), cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")
                 axes.set(xticks=[], yticks=[], title=f"layer {layer + 1}, head {head + 1}")
-        return _svg(canvas)
+    return content.getvalue()
 
 
-def lines(found: Attention, kind: str, layer: int) -> bytes:
-    """One layer as the paper's figures 3 to 5: queries left, keys right, a line's strength the weight, a colour a head.
+def lines(found: Attention, name: str, layer: int) -> bytes:
+    """Draw a layer as the paper's figures 3 to 5: queries left, keys right, a colour a head, opacity by weight.
 
-    Equal input gives equal bytes.
+    Returns the SVG.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
+    from matplotlib import colormaps
 
-    queries, keys = _sides(found, kind)
-    weights = found.weights[kind][layer]
-    heads = weights.shape[0]
-    tall = max(len(queries), len(keys))
-    with matplotlib.rc_context({"svg.hashsalt": kind, "svg.fonttype": "path", "font.size": 8}):
-        canvas = Figure(figsize=(2.4 * heads, 0.22 * tall + 0.5), layout="constrained")
-        colours = matplotlib.colormaps["tab10"]
-        for head, axes in enumerate(canvas.subplots(1, heads, squeeze=False)[0]):
-            axes.set(xlim=(-0.9, 1.9), ylim=(tall - 0.5, -0.5), title=f"head {head + 1}")
+    queries = found.source if name == "encoder" else found.target
+    keys = found.target if name == "decoder" else found.source
+    weights, content = found.weights[name][layer], io.BytesIO()
+    heads, rows = weights.shape[0], max(len(queries), len(keys))
+    settings = {"svg.hashsalt": name, "svg.fonttype": "path", "font.size": 8}
+    with _figure(content, 2.4 * heads, 0.22 * rows + 0.5, **settings) as figure:
+        for head, axes in enumerate(figure.subplots(1, heads, squeeze=False)[0]):
+            axes.set(xlim=(-0.9, 1.9), ylim=(rows - 0.5, -0.5), title=f"head {head + 1}")
             axes.axis("off")
-            for side, (names, where) in enumerate(((queries, "right"), (keys, "left"))):
-                for place, name in enumerate(names):
-                    # A $ would begin a formula.
-                    axes.text(side * 1.06 - 0.03, place, name.replace("$", r"\$"), ha=where, va="center", fontsize=7)
-            for query in range(len(queries)):
-                for key in range(len(keys)):
-                    weight = float(weights[head, query, key])
-                    if weight > 0.02:
-                        axes.plot((0, 1), (query, key), color=colours(head % 10), alpha=weight, linewidth=1.5)
-        return _svg(canvas)
+            for x, words, alignment in ((-0.03, queries, "right"), (1.03, keys, "left")):
+                for y, word in enumerate(words):
+                    # An unescaped $ would begin a formula.
+                    axes.text(x, y, word.replace("$", r"\$"), ha=alignment, va="center", fontsize=7)
+            for query, key in (weights[head] > 0.02).nonzero().tolist():
+                alpha = float(weights[head, query, key])
+                axes.plot((0, 1), (query, key), color=colormaps["tab10"](head % 10), alpha=alpha, linewidth=1.5)
+    return content.getvalue()
 
 
 def look(folder: Path, source: str, target: str | None, output: Path) -> list[Path]:
-    """Write a model's attention for a pair of raw lines into `output`; returns the files.
+    """Write a model's attention for a pair of raw lines to `output`; return the files.
 
-    Without a target the model's own translation takes its place. Raises InputError where the source has no text.
+    Without a target, uses the model's own translation. Raises InputError if the source has no text.
     """
     models = Models([folder])
     if target is None:

@@ -1,6 +1,6 @@
-"""CTranslate2 as an engine: models that `wmt export` made, searched by CTranslate2.
+"""CTranslate2 as an engine, for models that `wmt export` made.
 
-Its length penalty is |Y|^alpha and not GNMT's, and its rule for ending is another: it never makes a paper's number.
+Its length penalty is |Y|^alpha, not GNMT's, and its search ends by another rule: no reported score comes from it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOTE = (
 
 
 def library() -> Any:
-    """The module ctranslate2; raises InputError where it is not installed."""
+    """Return the module ctranslate2; raise InputError if it is not installed."""
     try:
         import ctranslate2
     except ModuleNotFoundError as error:
@@ -35,22 +35,17 @@ def library() -> Any:
 
 
 class CTranslate2Engine(Engine):
-    """An exported model. Every batch is one call; as many run at a time as there are processors."""
+    """An exported model. Raises InputError if `folder` is no exported model, or CTranslate2 is not installed."""
 
     def __init__(self, folder: Path, models: Models) -> None:
-        """Raises InputError where `folder` is no exported model, or CTranslate2 is not installed."""
         module = library()
         if not (folder / "model.bin").exists():
-            raise InputError(
-                f"{folder} is no CTranslate2 model: make one of it by `wmt export {folder} OUT`, and give OUT"
-            )
+            raise InputError(f"{folder} is no CTranslate2 model: run `wmt export {folder} OUT`, and give OUT")
         available = torch.get_num_threads()
         self.workers, self.threads = min(available, WORKERS), max(1, available // min(available, WORKERS))
-        device = models.device.type
+        settings = {"device": models.device.type, "inter_threads": self.workers, "intra_threads": self.threads}
         try:
-            self.translator = module.Translator(
-                str(folder), device=device, inter_threads=self.workers, intra_threads=self.threads
-            )
+            self.translator = module.Translator(str(folder), **settings)
         except (RuntimeError, ValueError) as error:
             raise InputError(f"{folder} cannot be read by CTranslate2 ({error}): export it again") from error
         self.symbols = models.subwords.symbols(range(models.subwords.unpadded))
@@ -58,12 +53,12 @@ class CTranslate2Engine(Engine):
         self.specials = [[self.symbols[row]] for row in (0, 1)]
 
     def run(self, batch: Sequence[Piece], settings: SearchSettings, nbest: int) -> list[list[Hypothesis]]:
-        """See Engine. A score is log_probability / |Y|^alpha, EOS counted."""
+        """See Engine. The score is log_probability / |Y|^alpha, EOS counted."""
         settings.check_nbest(nbest)
         longest = [len(piece.ids) - 1 + settings.max_extra for piece in batch]
         found = self._search([piece.ids for piece in batch], max(longest), settings, nbest)
         for index, (hypotheses, limit) in enumerate(zip(found, longest, strict=True)):
-            # Its limit is one number for a whole batch.
+            # CTranslate2 has one limit for a whole batch: search again where a sentence's own limit is exceeded.
             if any(len(hypothesis.ids) > limit for hypothesis in hypotheses):
                 found[index] = self._search([batch[index].ids], limit, settings, nbest)[0]
         return found
@@ -83,17 +78,19 @@ class CTranslate2Engine(Engine):
             suppress_sequences=self.specials,
             return_scores=True,
         )
-        found = []
-        for result in results:
-            ids = [[self.rows[symbol] for symbol in symbols] for symbols in result.hypotheses]
-            found.append([self._hypothesis(*pair, settings.alpha) for pair in zip(ids, result.scores, strict=True)])
-        return found
+        return [
+            [
+                self._hypothesis(symbols, score, settings.alpha)
+                for symbols, score in zip(result.hypotheses, result.scores, strict=True)
+            ]
+            for result in results
+        ]
 
-    @staticmethod
-    def _hypothesis(ids: list[int], score: float, alpha: float) -> Hypothesis:
+    def _hypothesis(self, symbols: list[str], score: float, alpha: float) -> Hypothesis:
         if not math.isfinite(score):
             raise InputError(
                 f"CTranslate2 scores a translation as {score}: the weights are damaged, or they overflow; export "
                 "another checkpoint, or this one with --quantization float32"
             )
+        ids = [self.rows[symbol] for symbol in symbols]
         return Hypothesis(ids, score * (len(ids) + 1) ** alpha, score)

@@ -1,8 +1,8 @@
-"""A Transformer one position at a time, as search and sampling ask for it: what came before is computed once.
+"""A Transformer that decodes one position at a time, as search and sampling need it: earlier positions are cached.
 
-The hypotheses of a sentence form a tree. Its nodes, one a token, keep their keys and values where they were first
-written, and a mask says which of them a hypothesis descends from; so following a hypothesis copies no keys, and all
-hypotheses of a sentence are queries of one product.
+The hypotheses of a sentence form a tree of nodes, one node a token. The cache holds the keys and values of all nodes.
+A mask says which nodes a hypothesis descends from, so choosing hypotheses copies no keys, and all hypotheses of a
+sentence are queries of one product.
 """
 
 from __future__ import annotations
@@ -19,55 +19,53 @@ from torch.nn import functional as F
 
 from nmt.common.shapes import Float, Int
 from nmt.config import InputError
-from nmt.model import DecoderLayer, MultiHeadAttention, Transformer, padding_mask
+from nmt.model import DecoderLayer, Transformer, attention, padding_mask
 
 _POSITIONS = 2048
 """Positions that are computed beforehand."""
 
 
 class State(ABC):
-    """A batch of sentences in the course of decoding, with some hypotheses each, equally many and equally long."""
+    """A batch of partly translated sentences, each with the same number of hypotheses of the same length."""
 
     @abstractmethod
     def step(self, ids: Int[Tensor, "batch hypotheses"]) -> Float[Tensor, "batch hypotheses vocabulary"]:
-        """Log-probabilities of what follows, given the last token of every hypothesis (BOS at first)."""
+        """Return the log-probabilities of the next subword, given every hypothesis' last one (BOS at first)."""
 
     @abstractmethod
     def follow(self, origin: Int[Tensor, "batch chosen"]) -> None:
-        """Go on with the given hypotheses of each sentence, by their places in the last step."""
+        """Continue with these hypotheses of each sentence, by their indices in the last step."""
 
     @abstractmethod
-    def keep(self, sentences: Int[Tensor, "kept"]) -> None:
-        """Go on with the given sentences, by their places in the batch."""
+    def keep(self, sentences: Int[Tensor, "remaining"]) -> None:
+        """Continue with these sentences only, by their indices in the batch."""
 
 
 class Scorer(ABC):
-    """What gives the probabilities that search and sampling work on: a model, or several."""
+    """One model or several: gives the probabilities that search and sampling use."""
 
     @abstractmethod
     def start(self, src: Int[Tensor, "batch src"]) -> State:
-        """Sentences as subword ids, EOS last, padded with PAD; one empty hypothesis each."""
+        """Read sentences of subword ids, EOS last, padded with PAD; each has one empty hypothesis."""
 
 
 class Decoder(Scorer):
-    """One model, its weights laid out for decoding. They are copied: later changes of the model do not show."""
+    """One model. Copies of its weights are laid out for decoding: later changes of the model have no effect."""
 
     @torch.no_grad()
     def __init__(self, model: Transformer) -> None:
         self.model = model
         if model.settings.positions == "sinusoidal":
-            # The table of positions grows when a longer sentence comes, which threads had better not do together.
+            # Enlarges the table of positions now: several threads must not do it at the same time.
             zero = torch.zeros(1, 1, dtype=torch.long, device=model.output_table.device)
-            model.target_embedding(zero, _POSITIONS)
-            model.embedding(zero, _POSITIONS)
-        layers = (cast("DecoderLayer", layer) for layer in model.decoder)
-        self.layers = [_Layer.of(layer) for layer in layers]
-        # On a CPU the product with a few rows is faster this way round.
+            for embedding in (model.embedding, model.target_embedding):
+                embedding(zero, _POSITIONS)
+        self.layers = [_Layer.of(cast("DecoderLayer", layer)) for layer in model.decoder]
+        # On a CPU the product with a few rows is faster with the transposed copy.
         self.output = model.output_table.t().contiguous()
 
     @torch.inference_mode()
     def start(self, src: Int[Tensor, "batch src"]) -> State:
-        """Encode the source and compute every layer's keys and values of it, once."""
         return _ModelState(self, src)
 
 
@@ -75,13 +73,11 @@ class Ensemble(Scorer):
     """Several models with one vocabulary: the mean of their probabilities."""
 
     def __init__(self, members: Sequence[Scorer]) -> None:
-        """Raises InputError where there is none."""
         if not members:
             raise InputError("an ensemble needs at least one model: give one")
         self.members = members
 
     def start(self, src: Int[Tensor, "batch src"]) -> State:
-        """Every member reads the source."""
         return _EnsembleState([member.start(src) for member in self.members])
 
 
@@ -99,64 +95,30 @@ class _EnsembleState(State):
         for state in self.states:
             state.follow(origin)
 
-    def keep(self, sentences: Int[Tensor, "kept"]) -> None:
+    def keep(self, sentences: Int[Tensor, "remaining"]) -> None:
         for state in self.states:
             state.keep(sentences)
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """A decoder layer's self-attention with its three projections as one; the rest stays as it is."""
+    """A decoder layer with the three projections of its self-attention as one matrix."""
 
     layer: DecoderLayer
     qkv: Tensor
-    """Queries are divided by sqrt(d_k) here, not at every step."""
+    """The rows of W_Q are divided by sqrt(d_k) here, so that queries need not be at every step."""
     qkv_bias: Tensor | None
-    sizes: tuple[int, int, int]
+    sizes: list[int]
 
     @classmethod
     @torch.no_grad()
     def of(cls, layer: DecoderLayer) -> _Layer:
-        attention = layer.self_attention
-        parts = (attention.W_Q, attention.W_K, attention.W_V)
-        root = math.sqrt(attention.W_Q.out_features // attention.h)
-        scales = (1 / root, 1.0, 1.0)
-        weight = torch.cat([part.weight * scale for part, scale in zip(parts, scales, strict=True)])
-        biases = [part.bias * scale for part, scale in zip(parts, scales, strict=True) if part.bias is not None]
-        query, key, value = (part.out_features for part in parts)
-        return cls(layer, weight, torch.cat(biases) if biases else None, (query, key, value))
-
-
-class _Nodes:
-    """Keys and values of the nodes of every sentence's tree, in one layer."""
-
-    def __init__(self) -> None:
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-
-    def add(
-        self, start: int, keys: Float[Tensor, "batch h new d_k"], values: Float[Tensor, "batch h new d_v"]
-    ) -> tuple[Float[Tensor, "batch h nodes d_k"], Float[Tensor, "batch h nodes d_v"]]:
-        """Write nodes from place `start` on; returns all so far. Room is doubled when it runs out."""
-        end = start + keys.shape[2]
-        if self.keys is None or self.values is None or end > self.keys.shape[2]:
-            self.keys = _with_room(self.keys, keys, end)
-            self.values = _with_room(self.values, values, end)
-        self.keys[:, :, start:end] = keys
-        self.values[:, :, start:end] = values
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-    def keep(self, sentences: Int[Tensor, "kept"], nodes: int) -> None:
-        if self.keys is not None and self.values is not None:
-            self.keys = self.keys[:, :, :nodes].index_select(0, sentences)
-            self.values = self.values[:, :, :nodes].index_select(0, sentences)
-
-
-def _with_room(old: Tensor | None, like: Tensor, needed: int) -> Tensor:
-    new = like.new_empty(like.shape[0], like.shape[1], max(64, 2 * needed), like.shape[3])
-    if old is not None:
-        new[:, :, : old.shape[2]] = old
-    return new
+        own = layer.self_attention
+        root = math.sqrt(own.W_Q.out_features // own.h)
+        scaled = [(own.W_Q, 1 / root), (own.W_K, 1.0), (own.W_V, 1.0)]
+        weight = torch.cat([part.weight * scale for part, scale in scaled])
+        biases = [part.bias * scale for part, scale in scaled if part.bias is not None]
+        return cls(layer, weight, torch.cat(biases) if biases else None, [part.out_features for part, _ in scaled])
 
 
 class _ModelState(State):
@@ -165,44 +127,43 @@ class _ModelState(State):
         src_mask = padding_mask(src)
         memory = self.model.encode(src, src_mask)
         self.src_mask = memory.new_zeros(src_mask.shape).masked_fill_(~src_mask, -math.inf)
-        self.memory = [weights.layer.cross_attention.keys_values(memory) for weights in self.layers]
-        self.nodes = [_Nodes() for _ in self.layers]
-        # Which nodes each hypothesis descends from, as what is added to the scores: 0, or -inf.
+        self.cross = [projected.layer.cross_attention.keys_values(memory) for projected in self.layers]
+        """Keys and values of the memory in every layer."""
+        empty = memory.new_empty(src.shape[0], 1, 0, 1)
+        self.nodes = [[empty, empty] for _ in self.layers]
+        """Keys and values of the nodes in every layer, [batch, h, nodes and room for more, d]."""
         self.mask = memory.new_zeros(src.shape[0], 1, 0)
+        """Added to the scores, [batch, hypotheses, nodes]: 0 if the hypothesis descends from the node, else -inf."""
         self.position = 0
 
     @torch.inference_mode()
     def step(self, ids: Int[Tensor, "batch hypotheses"]) -> Float[Tensor, "batch hypotheses vocabulary"]:
         batch, hypotheses = ids.shape
         x = self.model.target_embedding(ids.reshape(-1, 1), self.position).view(batch, hypotheses, -1)
-        start = self.mask.shape[2]
         itself = x.new_full((hypotheses, hypotheses), -math.inf).fill_diagonal_(0.0)
         self.mask = torch.cat((self.mask, itself.expand(batch, -1, -1)), dim=2)
-        for weights, nodes, memory in zip(self.layers, self.nodes, self.memory, strict=True):
-            x = self._layer(weights, x, nodes, start, memory)
+        for projected, nodes, cross in zip(self.layers, self.nodes, self.cross, strict=True):
+            x = self._layer(projected, x, nodes, cross)
         self.position += 1
-        # In bfloat16 a sum over a vocabulary would lose what tells hypotheses apart.
         logits: Tensor = x @ self.output
+        # The sum over a vocabulary is too coarse in bfloat16 to rank hypotheses.
         return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(dim=-1)
 
     def _layer(
         self,
-        weights: _Layer,
+        projected: _Layer,
         x: Float[Tensor, "batch hypotheses d_model"],
-        nodes: _Nodes,
-        start: int,
-        memory: tuple[Tensor, Tensor],
+        nodes: list[Tensor],
+        cross: tuple[Tensor, Tensor],
     ) -> Float[Tensor, "batch hypotheses d_model"]:
-        layer = weights.layer
-        attention = layer.self_attention
-        Q, K, V = F.linear(x, weights.qkv, weights.qkv_bias).split(weights.sizes, dim=2)
-        K, V = nodes.add(start, _heads(K, attention), _heads(V, attention))
-        attended = _attend(_heads(Q, attention), K, V, self.mask[:, None])
-        x = layer.add_norms[0](x, attention.W_O(attended))
-        crossing = layer.cross_attention
-        Q = crossing.W_Q(x)
-        Q = _heads(Q / math.sqrt(Q.shape[2] // crossing.h), crossing)
-        x = layer.add_norms[1](x, crossing.W_O(_attend(Q, *memory, self.src_mask)))
+        layer, own = projected.layer, projected.layer.self_attention
+        parts = F.linear(x, projected.qkv, projected.qkv_bias).split(projected.sizes, dim=2)
+        Q, *new = (own.split_heads(part) for part in parts)
+        end = self.mask.shape[2]
+        nodes[:] = [_append(old, end - x.shape[1], part) for old, part in zip(nodes, new, strict=True)]
+        K, V = (part[:, :, :end] for part in nodes)
+        x = layer.add_norms[0](x, own.merge_heads(attention(Q, K, V, self.mask[:, None], scaled=True)))
+        x = layer.add_norms[1](x, layer.cross_attention.attend(x, *cross, self.src_mask))
         return cast("Tensor", layer.add_norms[2](x, layer.feed_forward(x)))
 
     @torch.inference_mode()
@@ -210,25 +171,21 @@ class _ModelState(State):
         self.mask = self.mask.gather(1, origin[:, :, None].expand(-1, -1, self.mask.shape[2]))
 
     @torch.inference_mode()
-    def keep(self, sentences: Int[Tensor, "kept"]) -> None:
-        for nodes in self.nodes:
-            nodes.keep(sentences, self.mask.shape[2])
-        self.memory = [
-            (keys.index_select(0, sentences), values.index_select(0, sentences)) for keys, values in self.memory
-        ]
+    def keep(self, sentences: Int[Tensor, "remaining"]) -> None:
+        end = self.mask.shape[2]
+        self.nodes = [[part[:, :, :end].index_select(0, sentences) for part in nodes] for nodes in self.nodes]
+        self.cross = [(K.index_select(0, sentences), V.index_select(0, sentences)) for K, V in self.cross]
         self.mask, self.src_mask = self.mask.index_select(0, sentences), self.src_mask.index_select(0, sentences)
 
 
-def _heads(x: Float[Tensor, "batch length width"], attention: MultiHeadAttention) -> Float[Tensor, "batch h length d"]:
-    return x.view(x.shape[0], x.shape[1], attention.h, -1).transpose(1, 2)
-
-
-def _attend(
-    Q: Float[Tensor, "batch h query d_k"],
-    K: Float[Tensor, "batch h key d_k"],
-    V: Float[Tensor, "batch h key d_v"],
-    mask: Float[Tensor, "batch 1 #query key"],
-) -> Float[Tensor, "batch query width"]:
-    """Eq. 1 with queries already scaled and a mask to be added; the heads' results side by side."""
-    weights = (Q @ K.transpose(2, 3)).add_(mask).softmax(dim=-1)
-    return (weights @ V).transpose(1, 2).flatten(2)
+def _append(
+    old: Float[Tensor, "batch _h _room _d"], start: int, new: Float[Tensor, "batch h new d"]
+) -> Float[Tensor, "batch h room d"]:
+    """Write new nodes after the first `start`; return the tensor, or a copy of twice the size if it is full."""
+    end = start + new.shape[2]
+    if end > old.shape[2]:
+        larger = new.new_empty(new.shape[0], new.shape[1], max(64, 2 * end), new.shape[3])
+        larger[:, :, :start] = old[:, :, :start]
+        old = larger
+    old[:, :, start:end] = new
+    return old

@@ -1,17 +1,17 @@
-"""A CTranslate2 model from one of ours: `wmt export`.
+"""Converts a model folder to one of CTranslate2's; `wmt export`.
 
-OUT is complete in itself: besides CTranslate2's files it holds config.yaml and the subwords, so that
-`wmt translate OUT --engine ctranslate2` translates raw text.
+The new folder also has config.yaml and the subwords, so `wmt translate OUT --engine ctranslate2` needs nothing else.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nmt.common.files import writing
 from nmt.config import BOS, EOS, UNK, InputError, ModelSettings
@@ -22,38 +22,39 @@ from nmt.inference.options import Quantization
 from nmt.model import LAYER_NORM_EPSILON, MultiHeadAttention, Transformer, positional_encoding
 
 POSITIONS = 1024
-"""Sinusoids that the exported table holds: longer sentences are refused by CTranslate2."""
+"""Positions in the exported table of sinusoids: CTranslate2 refuses longer sentences."""
 
 
 def representable(settings: ModelSettings) -> None:
-    """Raises InputError for a model that CTranslate2's Transformer is not."""
+    """Raise InputError for a model that CTranslate2 cannot represent."""
+    d_k, d_v, d_model = settings.d_k, settings.d_v, settings.d_model
     if settings.sharing != "all":
         raise InputError(
-            f"the export writes one table of embeddings, and this model has model.sharing {settings.sharing}: "
+            f"the export writes one table of embeddings, but this model has model.sharing {settings.sharing}: "
             "translate with --engine torch"
         )
-    if settings.d_k != settings.d_v:
+    if d_k != d_v:
         raise InputError(
-            f"CTranslate2 has one size for a head's keys and values, and this model has d_k {settings.d_k} and "
-            f"d_v {settings.d_v}: translate with --engine torch"
+            f"CTranslate2 has one size for keys and values, but this model has d_k {d_k} and d_v {d_v}: "
+            "translate with --engine torch"
         )
-    if settings.h * settings.d_k != settings.d_model:
+    if settings.h * d_k != d_model:
         raise InputError(
-            f"CTranslate2's heads share d_model among them, and this model has h x d_k = {settings.h * settings.d_k} "
-            f"beside d_model {settings.d_model}: translate with --engine torch"
+            f"CTranslate2 needs h x d_k = d_model, but this model has h x d_k = {settings.h * d_k} "
+            f"and d_model {d_model}: translate with --engine torch"
         )
 
 
 def export(folder: Path, out: Path, quantization: Quantization = "float32") -> None:
-    """Write the CTranslate2 model `out`; raises InputError where the model is not representable or damaged."""
+    """Write the CTranslate2 model `out`; raise InputError if the model cannot be represented or is damaged."""
     module = library()
     description = load_description(folder)
     representable(description.model)
-    # Opening all of it finds what does not fit together before anything is written.
+    # Checks that the parts of the folder fit together.
     models = Models([folder], torch.device("cpu"), weights=False)
     symbols = models.subwords.symbols(range(models.subwords.unpadded))
     if len(set(symbols)) < len(symbols):
-        raise InputError(f"{folder}: two subwords have one name, which CTranslate2 cannot tell apart")
+        raise InputError(f"{folder}: two subwords have the same symbol, which CTranslate2 does not support")
     spec = _specification(module, load_model(folder, description), len(symbols))
     spec.register_source_vocabulary(symbols)
     spec.register_target_vocabulary(symbols)
@@ -70,12 +71,11 @@ def export(folder: Path, out: Path, quantization: Quantization = "float32") -> N
 
 
 def _specification(module: Any, model: Transformer, rows: int) -> Any:
-    """CTranslate2's description of the model, with its weights; the vocabulary's padding rows are left out."""
+    """Return CTranslate2's description of the model, with its weights but without the vocabulary's padding rows."""
     settings = model.settings
-    spec = module.specs.TransformerSpec.from_config(
-        (settings.N, settings.N), settings.h, pre_norm=False, activation=module.specs.Activation.RELU,
-        alignment_layer=-1, alignment_heads=0,
-    )  # fmt: skip
+    options = {"pre_norm": False, "alignment_layer": -1, "alignment_heads": 0}
+    options["activation"] = module.specs.Activation.RELU
+    spec = module.specs.TransformerSpec.from_config((settings.N, settings.N), settings.h, **options)
     table = model.embedding.table.detach()[:rows]
     if settings.positions == "learned":
         positions = model.embedding.learned.detach()
@@ -87,45 +87,30 @@ def _specification(module: Any, model: Transformer, rows: int) -> Any:
         side.position_encodings.encodings = positions.numpy()
     spec.decoder.projection.weight = table.numpy()
     for ours, theirs in zip(model.encoder, spec.encoder.layer, strict=True):
-        assert isinstance(ours.self_attention, MultiHeadAttention)
-        _self_attention(ours.self_attention, theirs.self_attention)
-        _norms(ours, theirs.self_attention, theirs.ffn)
-        _feed_forward(ours, theirs.ffn)
+        _fill_layer(ours, theirs, (theirs.self_attention, theirs.ffn))
     for ours, theirs in zip(model.decoder, spec.decoder.layer, strict=True):
-        assert isinstance(ours.self_attention, MultiHeadAttention)
-        assert isinstance(ours.cross_attention, MultiHeadAttention)
-        _self_attention(ours.self_attention, theirs.self_attention)
-        _cross_attention(ours.cross_attention, theirs.attention)
-        _norms(ours, theirs.self_attention, theirs.attention, theirs.ffn)
-        _feed_forward(ours, theirs.ffn)
+        _fill_layer(ours, theirs, (theirs.self_attention, theirs.attention, theirs.ffn))
+        cross, linear = cast("MultiHeadAttention", ours.cross_attention), theirs.attention.linear
+        _fill(linear[0], cross.W_Q)
+        _fill(linear[1], cross.W_K, cross.W_V)
+        _fill(linear[2], cross.W_O)
     return spec
 
 
 def _fill(theirs: Any, *ours: nn.Linear) -> None:
-    """One linear map of CTranslate2's from ours, stacked."""
-    weights: list[Tensor] = [part.weight.detach() for part in ours]
-    theirs.weight = torch.cat(weights).numpy()
+    """Set a linear map of CTranslate2's to ours, stacked."""
+    theirs.weight = torch.cat([part.weight.detach() for part in ours]).numpy()
     if ours[0].bias is not None:
         theirs.bias = torch.cat([part.bias.detach() for part in ours]).numpy()
 
 
-def _self_attention(ours: MultiHeadAttention, theirs: Any) -> None:
-    _fill(theirs.linear[0], ours.W_Q, ours.W_K, ours.W_V)
-    _fill(theirs.linear[1], ours.W_O)
-
-
-def _cross_attention(ours: MultiHeadAttention, theirs: Any) -> None:
-    _fill(theirs.linear[0], ours.W_Q)
-    _fill(theirs.linear[1], ours.W_K, ours.W_V)
-    _fill(theirs.linear[2], ours.W_O)
-
-
-def _feed_forward(ours: Any, theirs: Any) -> None:
-    _fill(theirs.linear_0, ours.feed_forward.W_1)
-    _fill(theirs.linear_1, ours.feed_forward.W_2)
-
-
-def _norms(ours: Any, *theirs: Any) -> None:
-    for add_norm, part in zip(ours.add_norms, theirs, strict=True):
+def _fill_layer(ours: Any, theirs: Any, sublayers: Sequence[Any]) -> None:
+    """Set a layer's self-attention, feed-forward network and layer norms."""
+    own = ours.self_attention
+    _fill(theirs.self_attention.linear[0], own.W_Q, own.W_K, own.W_V)
+    _fill(theirs.self_attention.linear[1], own.W_O)
+    _fill(theirs.ffn.linear_0, ours.feed_forward.W_1)
+    _fill(theirs.ffn.linear_1, ours.feed_forward.W_2)
+    for add_norm, part in zip(ours.add_norms, sublayers, strict=True):
         part.layer_norm.gamma = add_norm.norm.weight.detach().numpy()
         part.layer_norm.beta = add_norm.norm.bias.detach().numpy()

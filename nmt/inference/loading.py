@@ -1,4 +1,4 @@
-"""Model folders, opened: weights, subwords and tokenizers that belong together; several of them for an ensemble."""
+"""Opens model folders: weights, subwords and tokenizers; several folders make an ensemble."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nmt.common.shapes import Int
 from nmt.common.tensors import WEIGHTS
 from nmt.config import EOS, PAD, InputError
 from nmt.inference.decoder import Decoder, Ensemble, Scorer
-from nmt.inference.model_folder import load_description, load_model
+from nmt.inference.model_folder import ModelDescription, load_description, load_model
 from nmt.inference.options import Precision
 from nmt.model import Transformer
 from nmt.text import codec
@@ -23,10 +23,7 @@ PRECISIONS: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16"
 
 
 class Models:
-    """One model folder, or several of one pair, tokenizer and vocabulary.
-
-    Raises InputError where a folder is not complete, or parts or folders do not fit together.
-    """
+    """One model folder, or several with the same pair, tokenizer and vocabulary."""
 
     def __init__(
         self,
@@ -37,7 +34,10 @@ class Models:
         *,
         weights: bool = True,
     ) -> None:
-        """`pair` is the one asked for, if any. Without `weights` texts can be coded, and that is all."""
+        """Open folders; without `weights` they can only encode and decode text.
+
+        Raises InputError if a folder is incomplete, parts or folders do not fit together, or the pair is not `pair`.
+        """
         if not folders:
             raise InputError("no model folder is given: give at least one")
         self.folders = list(folders)
@@ -51,16 +51,16 @@ class Models:
             if vocabulary.size != row_count:
                 raise InputError(
                     f"{folders[0]}: the model has {row_count} rows, its subwords {vocabulary.size}: "
-                    "the folder is put together of two models"
+                    "the folder was put together of two models"
                 )
         source, target = self.description.source, self.description.target
         if pair is not None and pair != (source, target):
             raise InputError(
-                f"{folders[0]} translates {source}-{target}, but {'-'.join(pair)} is asked for: "
+                f"{folders[0]} translates {source}-{target}, but {'-'.join(pair)} was requested: "
                 "give a model of that pair"
             )
         for folder, other in zip(folders[1:], descriptions[1:], strict=True):
-            self._check_member(folder, (other.source, other.target), other.tokenizer == self.description.tokenizer)
+            self._check_member(folder, other)
         self.source, self.target = codec.tokenizers(source, target, self.description.tokenizer)
         self.members: list[Transformer] = []
         for folder, description in zip(folders, descriptions, strict=True) if weights else ():
@@ -68,34 +68,32 @@ class Models:
                 raise InputError(f"{folder} is a CTranslate2 model: use it with --engine ctranslate2")
             self.members.append(load_model(folder, description).to(self.device, PRECISIONS[precision]))
 
-    def _check_member(self, folder: Path, pair: tuple[str, str], same_tokenizer: bool) -> None:
-        first, ours = self.folders[0], (self.description.source, self.description.target)
-        if pair != ours:
-            raise InputError(
-                f"{folder} translates {'-'.join(pair)}, {first} {'-'.join(ours)}: models of one ensemble share a pair"
-            )
-        both = codec.load(folder / "subwords")
-        same = [
-            theirs.size == own.size and theirs.symbols(range(own.size)) == own.symbols(range(own.size))
-            for theirs, own in zip(both, (self.subwords, self.target_subwords), strict=True)
+    def _check_member(self, folder: Path, other: ModelDescription) -> None:
+        first, own = self.folders[0], self.description
+        pair, own_pair = f"{other.source}-{other.target}", f"{own.source}-{own.target}"
+        if pair != own_pair:
+            raise InputError(f"{folder} translates {pair}, {first} {own_pair}: models of one ensemble share a pair")
+        symbols = [
+            [vocabulary.symbols(range(vocabulary.size)) for vocabulary in both]
+            for both in ((self.subwords, self.target_subwords), codec.load(folder / "subwords"))
         ]
-        if not (same_tokenizer and all(same)):
+        if other.tokenizer != own.tokenizer or symbols[0] != symbols[1]:
             raise InputError(
                 f"{folder} has another tokenizer or vocabulary than {first}: "
                 "models of one ensemble share tokenizer and subwords"
             )
 
     def scorer(self) -> Scorer:
-        """What search asks for probabilities: the model, or the mean of several."""
+        """Return what search takes probabilities from: the model, or the mean of several."""
         decoders = [Decoder(model) for model in self.members]
         return decoders[0] if len(decoders) == 1 else Ensemble(decoders)
 
     def encode(self, line: str) -> list[int]:
-        """Subword ids of a raw source line, EOS last; none for a line without text."""
+        """Return the subword ids of a raw source line, EOS last; none for a line without text."""
         return self._encode(line, self.source, self.subwords)
 
     def encode_target(self, line: str) -> list[int]:
-        """The same for a target line."""
+        """Return the same for a target line."""
         return self._encode(line, self.target, self.target_subwords)
 
     def _encode(self, line: str, tokenizer: Tokenizer, vocabulary: Subwords) -> list[int]:
@@ -103,11 +101,11 @@ class Models:
         return [*ids, EOS] if ids else []
 
     def decode(self, ids: list[int], source: str) -> str:
-        """The detokenised text of a translation's ids; `source` is the raw line that it translates."""
+        """Return the detokenised text of a translation of the raw line `source`."""
         return self.target.detokenize(self.target_subwords.decode(ids), source)
 
 
 def padded(sentences: Sequence[Sequence[int]], device: torch.device) -> Int[Tensor, "batch longest"]:
-    """Sentences as one tensor, padded with PAD."""
+    """Return sentences as one tensor, padded with PAD."""
     longest = max(len(ids) for ids in sentences)
     return torch.tensor([[*ids, *[PAD] * (longest - len(ids))] for ids in sentences], device=device)

@@ -1,4 +1,4 @@
-"""Model folders: weights, config.yaml and subwords, all that translating needs. Written whole or not at all."""
+"""Model folders: weights, config.yaml and subwords, all that translation needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nmt.model import Transformer
 
 
 class ModelDescription(Settings):
-    """`config.yaml` of a model folder: all that translating needs besides weights and subwords."""
+    """`config.yaml` of a model folder."""
 
     source: str
     target: str
@@ -29,11 +29,11 @@ class ModelDescription(Settings):
     model: ModelSettings
     search: SearchSettings
     origin: dict[str, str | int]
-    """Which run made it, for people."""
+    """The run that made the model, for people."""
 
 
 def save_model(folder: Path, weights: Mapping[str, Tensor], description: ModelDescription, subwords: Path) -> None:
-    """Write a model folder that is complete in itself: weights, config.yaml and the subword folder."""
+    """Write a model folder: weights, config.yaml and a copy of the folder `subwords`."""
     with writing(folder) as temporary:
         temporary.mkdir()
         save_tensors(temporary / WEIGHTS, weights)
@@ -43,7 +43,7 @@ def save_model(folder: Path, weights: Mapping[str, Tensor], description: ModelDe
 
 
 def load_description(folder: Path) -> ModelDescription:
-    """A model folder's config.yaml; raises InputError where there is none or it is wrong."""
+    """Return config.yaml of a model folder; raise InputError if it is missing or wrong."""
     path = folder / "config.yaml"
     try:
         return ModelDescription.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
@@ -54,18 +54,17 @@ def load_description(folder: Path) -> ModelDescription:
 
 
 def load_model(folder: Path, description: ModelDescription) -> Transformer:
-    """The model of a folder, for evaluation; raises InputError where weights are damaged, of another shape or NaN."""
+    """Return the model in evaluation mode; raise InputError if weights are damaged, not finite or of another shape."""
     weights = load_tensors(folder / WEIGHTS)
     vocabularies = description.vocabulary, description.target_vocabulary
     with torch.device("meta"):
-        empty = Transformer(description.model, *vocabularies)
-        wanted = {name: tensor.shape for name, tensor in empty.state_dict().items()}
-    for name in sorted(wanted.keys() | weights.keys()):
-        found = weights[name].shape if name in weights else None
-        if found != wanted.get(name):
+        expected = Transformer(description.model, *vocabularies).state_dict()
+    for name in sorted(expected.keys() | weights.keys()):
+        shapes = [tensors[name].shape if name in tensors else None for tensors in (weights, expected)]
+        if shapes[0] != shapes[1]:
             raise InputError(
-                f"{folder / WEIGHTS}: tensor `{name}` has shape {shape_text(found)}, but config.yaml asks for "
-                f"{shape_text(wanted.get(name))}: the two files are of different models"
+                f"{folder / WEIGHTS}: tensor `{name}` has shape {shape_text(shapes[0])}, but config.yaml asks for "
+                f"{shape_text(shapes[1])}: the two files are of different models"
             )
     for name, tensor in weights.items():
         if not torch.isfinite(tensor).all():

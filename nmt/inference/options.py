@@ -1,4 +1,4 @@
-"""The options of a translation and their fixed values. Imports no torch, so that command lines answer at once."""
+"""The options of a translation. Imports no torch, so that `wmt --help` answers at once."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 WINDOW = 2048
-"""Lines sorted by length together: memory follows this, not the input."""
+"""Lines sorted by length together; memory grows with this, not with the input."""
 LONGEST = 256
-"""Subwords of a line that is translated whole: the paper's code trained on none longer."""
+"""The most subwords of a line that is translated whole: the paper's code trained on no longer ones."""
 Precision = Literal["bfloat16", "float32"]
 EngineName = Literal["torch", "ctranslate2"]
 LongLines = Literal["split", "refuse"]
@@ -37,12 +37,11 @@ class TranslationOptions:
     stop: str | None
     nbest: int
     sample: bool
-    """Draw translations at random instead of searching; `temperature`, `top_k` and `seed` belong to it."""
+    """Draw translations at random instead of searching, by `temperature`, `top_k` and `seed`."""
     temperature: float
     top_k: int
     seed: int
     longest: int
-    """Subwords of a line that is translated whole."""
     long: LongLines
     json: bool
     engine: EngineName
@@ -51,4 +50,3 @@ class TranslationOptions:
     batch_tokens: int
     """Source positions of a batch, all beams counted."""
     window: int
-    """Lines sorted by length together."""

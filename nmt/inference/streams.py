@@ -1,6 +1,6 @@
-"""Translate raw text with a model folder alone: standard input, files or lines typed at a terminal; `wmt translate`.
+"""Translate raw text with a model folder: standard input, files or lines typed at a terminal; `wmt translate`.
 
-A line in, a line out; an empty line stays one.
+Each line gives one line; an empty line stays empty.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,39 +17,47 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from nmt.config import InputError
+from nmt.config import InputError, first_error
 from nmt.inference.loading import Models
 from nmt.inference.options import TranslationOptions
 from nmt.inference.resumable_output import Partial, fingerprint
 from nmt.inference.sampling import SamplingSettings
-from nmt.inference.translator import Engine, TorchEngine, Translation, Translator, read_input
+from nmt.inference.translator import Engine, TorchEngine, Translation, Translator
+from nmt.text.parallel_text import read_stream
 
 
 def translate(options: TranslationOptions) -> None:
-    """Translate a text, or lines typed at a terminal. Raises InputError where options, model or text are wrong."""
+    """Translate a text, or lines typed at a terminal. Raises InputError for wrong options, models or text."""
     ready = translator(options)
-    if options.input is None and options.output is None and sys.stdin.isatty():
+    if options.output is not None:
+        try:
+            _translate_to_file(ready, options, options.output)
+        except OSError as error:
+            # The error of a failed write names no file.
+            error.filename = error.filename or str(options.output)
+            raise
+    elif options.input is None and sys.stdin.isatty():
         _converse(ready, options)
     else:
-        _run(ready, options)
+        for text in _records(ready, options, 0):
+            sys.stdout.write(text)
 
 
 def translator(options: TranslationOptions) -> Translator:
-    """The translator for these options; raises InputError where they contradict each other or the model."""
+    """Return the translator for these options; raise InputError if they contradict each other or the model."""
     for name in ("nbest", "longest", "batch_tokens", "window"):
         if getattr(options, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} is {getattr(options, name)}: give at least 1")
     if options.resume and options.output is None:
-        raise InputError("--resume goes on with a file: give --output too")
+        raise InputError("--resume continues a file: give --output too")
     pair = tuple(options.pair.split("-")) if options.pair else None
     if pair is not None and len(pair) != 2:
         raise InputError(f"--pair is `{options.pair}`: write it as en-de")
-    native = options.engine == "torch"
     device = torch.device(options.device) if options.device else None
-    models = Models([options.model, *options.ensemble], device, options.precision, pair, weights=native)
-    asked = {key: getattr(options, key) for key in ("beam", "alpha", "max_extra", "stop")}
-    changes = {key: value for key, value in asked.items() if value is not None}
-    settings = models.description.search.changed(changes)
+    folders, weights = [options.model, *options.ensemble], options.engine == "torch"
+    models = Models(folders, device, options.precision, pair, weights=weights)
+    given = {key: getattr(options, key) for key in ("beam", "alpha", "max_extra", "stop")}
+    settings = models.description.search.changed({key: value for key, value in given.items() if value is not None})
     if not options.sample and options.nbest > settings.beam:
         raise InputError(f"--nbest is {options.nbest}, and the beam {settings.beam}: raise --beam to it")
     engine = _engine(options, models)
@@ -60,7 +68,7 @@ def _engine(options: TranslationOptions, models: Models) -> Engine:
     if options.engine == "torch":
         return TorchEngine(models, _sampling(options) if options.sample else None)
     if options.sample or options.ensemble:
-        raise InputError("--sample and --ensemble are of our own engine: use --engine torch")
+        raise InputError("the engine ctranslate2 has no --sample and no --ensemble: use --engine torch")
     from nmt.inference.ctranslate2_engine import NOTE, CTranslate2Engine
 
     engine = CTranslate2Engine(options.model, models)
@@ -69,17 +77,15 @@ def _engine(options: TranslationOptions, models: Models) -> Engine:
 
 
 def _sampling(options: TranslationOptions) -> SamplingSettings:
-    drawn = {"seed": options.seed, "temperature": options.temperature, "top_k": options.top_k}
     try:
-        return SamplingSettings.model_validate(drawn)
+        return SamplingSettings(seed=options.seed, temperature=options.temperature, top_k=options.top_k)
     except ValidationError as error:
-        wrong = error.errors()[0]
-        name, rule = str(wrong["loc"][0]).replace("_", "-"), wrong["msg"].removeprefix("Input ")
-        raise InputError(f"--{name} is {wrong['input']!r}, but {rule}: change it") from error
+        name, value, rule = first_error(error)
+        raise InputError(f"--{name.replace('_', '-')} is {value!r}, but {rule}: change it") from error
 
 
 def record(ready: Translator, translation: Translation, number: int, options: TranslationOptions) -> str:
-    """What is written for a line, with its \\n."""
+    """Return the output for a line, with its \\n."""
     if options.json:
         return json.dumps(_object(ready, translation, number), ensure_ascii=False) + "\n"
     if options.nbest == 1:
@@ -92,65 +98,45 @@ def record(ready: Translator, translation: Translation, number: int, options: Tr
 def _object(ready: Translator, translation: Translation, number: int) -> dict[str, Any]:
     names = ready.models.target_subwords.symbols
     found = [
-        {
-            "text": text,
-            "score": hypothesis.score,
-            "log_probability": hypothesis.log_probability,
-            "subwords": names(hypothesis.ids),
-        }
-        for text, hypothesis in zip(translation.texts, translation.hypotheses, strict=False)
+        {"text": text, "score": one.score, "log_probability": one.log_probability, "subwords": names(one.ids)}
+        for text, one in zip(translation.texts, translation.hypotheses, strict=False)
     ]
-    whole: dict[str, Any] = {"line": number, "source": translation.source, "translations": found}
+    fields: dict[str, Any] = {"line": number, "source": translation.source, "translations": found}
     if len(translation.pieces) > 1:
-        whole["sentences"] = len(translation.pieces)
+        fields["sentences"] = len(translation.pieces)
     elif translation.pieces and ready.models.members:
         from nmt.inference.attention_maps import alignment
 
         ids = translation.pieces[0].ids
-        weights = alignment(ready.models.members, ids, translation.hypotheses[0].ids)
-        rows = [[round(weight, 4) for weight in row] for row in weights.tolist()]
-        whole |= {"source_subwords": ready.models.subwords.symbols(ids), "attention": rows}
-    return whole
+        weights = alignment(ready.models.members, ids, translation.hypotheses[0].ids).tolist()
+        fields |= {
+            "source_subwords": ready.models.subwords.symbols(ids),
+            "attention": [[round(w, 4) for w in row] for row in weights],
+        }
+    return fields
 
 
-def _run(ready: Translator, options: TranslationOptions) -> None:
-    """Translate a stream."""
-    if options.output is None:
-        for text in _records(ready, options, 0):
-            sys.stdout.write(text)
-        return
-    try:
-        _write(ready, options, options.output)
-    except OSError as error:
-        # A failed write names no file.
-        error.filename = error.filename or str(options.output)
-        raise
-
-
-def _write(ready: Translator, options: TranslationOptions, output: Path) -> None:
-    """Translate a stream into a file, from where an interrupted output ends."""
+def _translate_to_file(ready: Translator, options: TranslationOptions, output: Path) -> None:
     partial = Partial(output, fingerprint(asdict(options), ready.models.folders, options.input))
     done = partial.begin(resume=options.resume)
-    try:
+    with closing(partial):
         for number, text in enumerate(_records(ready, options, done), start=done + 1):
             partial.write(text)
             partial.line(number)
         partial.finish()
-    finally:
-        partial.close()
 
 
 def _records(ready: Translator, options: TranslationOptions, done: int) -> Iterator[str]:
-    """What is written for each line after the first `done`."""
+    """Yield the output for each line after the first `done`."""
     with options.input.open("rb") if options.input is not None else nullcontext(sys.stdin.buffer) as stream:
-        lines = itertools.islice(read_input(stream, str(options.input or "standard input")), done, None)
+        lines = itertools.islice(read_stream(stream, str(options.input or "standard input")), done, None)
         found = ready.translations(_counted(lines, done), options.nbest, options.batch_tokens, options.window, done)
         for number, translation in enumerate(found, start=done + 1):
             yield record(ready, translation, number, options)
 
 
 def _counted(lines: Iterator[str], done: int) -> Iterator[str]:
-    """The lines as they are; at a terminal how many have been read is shown."""
+    """Yield the lines; display at a terminal how many have been read."""
     if not sys.stderr.isatty():
         yield from lines
         return
@@ -166,10 +152,9 @@ def _counted(lines: Iterator[str], done: int) -> Iterator[str]:
 
 
 def _converse(ready: Translator, options: TranslationOptions) -> None:
-    """Ask for lines at a terminal until it says that there are no more."""
+    """Translate lines typed at a terminal until end of file."""
     print(f"{ready.description.source} > {ready.description.target}; end with Ctrl-D", file=sys.stderr)
-    number = 0
-    while True:
+    for number in itertools.count():
         try:
             line = input("> ")
         except EOFError:
@@ -180,4 +165,3 @@ def _converse(ready: Translator, options: TranslationOptions) -> None:
                 sys.stdout.write(record(ready, translation, number + 1, options))
         except InputError as error:
             print(f"translate: {error}", file=sys.stderr)
-        number += 1

@@ -1,4 +1,4 @@
-"""Lines to translations: coded, sorted by length, searched in batches by several workers, and put in order again."""
+"""Lines to translations: encoded, sorted by length, searched in batches by several workers, put in order again."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from nmt.inference.sampling import SamplingSettings, sample
 from nmt.inference.search import Hypothesis, length_penalty, search
 
 WORKERS = 16
-"""At most so many batches are searched at a time."""
+"""The largest number of batches that are searched at the same time."""
 _SENTENCE_END = re.compile(r"(\S*)[.!?\u2026][\"'\u201c\u201d\u2019\u00bb)\]]*\s+(?=[\"'\u201c\u201e\u00ab(\[]*(\w))")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What is searched at once: a line, or a part of one."""
+    """A line, or one sentence of a line that is too long."""
 
     ids: list[int]
     """EOS last."""
     name: tuple[int, int]
-    """The line's number, from 0, and the part's."""
+    """The number of the line, from 0, and of the sentence in it."""
     text: str = ""
     """The raw line, or its part."""
 
@@ -42,38 +42,38 @@ class Translation:
 
     source: str
     pieces: list[Piece]
-    """None for a line without text, more than one for a line that was split."""
+    """None for a line without text, several for a line that was split."""
     hypotheses: list[Hypothesis]
     texts: list[str]
-    """Of the hypotheses, detokenised; a line without text has one, the empty one."""
+    """The detokenised hypotheses; a line without text has one empty text."""
 
 
 class Engine(ABC):
-    """What searches."""
+    """Searches batches of pieces."""
 
     workers: int
-    """Batches that are best searched at a time."""
+    """How many batches to search at the same time."""
     threads: int
-    """Of each worker."""
+    """Threads of each worker."""
 
     @abstractmethod
     def run(self, batch: Sequence[Piece], settings: SearchSettings, nbest: int) -> list[list[Hypothesis]]:
-        """The `nbest` best translations of each piece, best first; there may be fewer."""
+        """Return the `nbest` best translations of each piece, best first; there may be fewer."""
 
 
 class TorchEngine(Engine):
-    """Our own search or, where asked for, sampling."""
+    """Our own search, or sampling."""
 
     def __init__(self, models: Models, sampling: SamplingSettings | None = None) -> None:
         self.scorer, self.device = models.scorer(), models.device
         self.subwords, self.sampling = models.target_subwords.unpadded, sampling
-        # Two workers of one thread each are faster than one of two: nothing waits for the other's half of a product.
+        # Two workers of one thread each are faster than one of two: no thread waits for another within a product.
         available = torch.get_num_threads()
         self.workers = 1 if self.device.type == "cuda" else min(available, WORKERS)
         self.threads = max(1, available // self.workers)
 
     def run(self, batch: Sequence[Piece], settings: SearchSettings, nbest: int) -> list[list[Hypothesis]]:
-        """See Engine. Samples come in the order drawn."""
+        """See Engine. Samples are in the order drawn."""
         src = padded([piece.ids for piece in batch], self.device)
         if self.sampling is None:
             return search(self.scorer, src, settings, self.subwords, nbest)
@@ -82,10 +82,7 @@ class TorchEngine(Engine):
 
 
 class Translator:
-    """A model folder, or several, ready to translate.
-
-    Raises InputError where a folder is not complete or its parts do not fit together.
-    """
+    """Translates raw lines with a model folder, or with several as an ensemble."""
 
     def __init__(
         self,
@@ -97,15 +94,13 @@ class Translator:
         *,
         split: bool = True,
     ) -> None:
-        """`longest`: the most subwords of a source; longer lines are split at sentence ends, or refused.
+        """Take at most `longest` subwords of a source; longer lines are split at sentence ends, or refused.
 
-        Raises InputError where the beam is wider than the vocabulary.
+        Raises InputError if folders are incomplete or do not fit together, or the beam is wider than the vocabulary.
         """
-        if isinstance(folders, Models):
-            self.models = folders
-        else:
-            self.models = Models([folders] if isinstance(folders, Path) else folders, device)
-        self.description = self.models.description
+        if not isinstance(folders, Models):
+            folders = Models([folders] if isinstance(folders, Path) else folders, device)
+        self.models, self.description = folders, folders.description
         self.settings = settings or self.description.search
         rows = self.models.target_subwords.unpadded
         if self.settings.beam > rows:
@@ -121,17 +116,17 @@ class Translator:
             self.longest = room if longest is None else min(longest, room)
 
     def translate(self, lines: Iterable[str], batch_tokens: int = 4096) -> Iterator[str]:
-        """A translation for each line, in order; an empty line for an empty one."""
+        """Yield the best translation of each line, in order; an empty line for a line without text."""
         for translation in self.translations(lines, batch_tokens=batch_tokens):
             yield translation.texts[0]
 
     def translations(
         self, lines: Iterable[str], nbest: int = 1, batch_tokens: int = 4096, window: int = WINDOW, first: int = 0
     ) -> Iterator[Translation]:
-        """The same with all that is known of each; `first` is the number of the first line.
+        """Yield the translations of each line with their scores; `first` is the number of the first line.
 
-        `batch_tokens` bounds the source positions searched at a time by each worker, padding included, all beams
-        counted. Raises InputError at a line that is too long.
+        `window` lines are sorted by length together. `batch_tokens` limits the source positions that each worker
+        searches at a time, padding and all beams counted. Raises InputError for a line that is too long.
         """
         numbered = enumerate(lines, start=first)
         wide = max(self.settings.beam, nbest)
@@ -140,21 +135,20 @@ class Translator:
             while some := list(itertools.islice(numbered, window)):
                 pieces = [self.pieces(line, number) for number, line in some]
                 flat = [piece for line_pieces in pieces for piece in line_pieces]
-                futures = [
-                    (batch, pool.submit(self.engine.run, [flat[index] for index in batch], self.settings, nbest))
-                    for batch in batches([piece.ids for piece in flat], max(1, batch_tokens // wide))
-                ]
+                groups = batches([piece.ids for piece in flat], max(1, batch_tokens // wide))
+                parts = [[flat[index] for index in group] for group in groups]
+                futures = [(part, pool.submit(self.engine.run, part, self.settings, nbest)) for part in parts]
                 waiting.append(_Window([line for _, line in some], pieces, futures))
-                # While one is waited for, the next keeps the workers busy.
+                # One more window is submitted before the results of the first are awaited, so that no worker idles.
                 if len(waiting) > 1 or window == 1:
                     yield from self._collect(waiting.popleft())
             while waiting:
                 yield from self._collect(waiting.popleft())
 
     def pieces(self, line: str, number: int = 0) -> list[Piece]:
-        """What a line is searched as: itself, nothing where it has no text, or its sentences where it is too long.
+        """Return what is searched for a line: the line, nothing if it has no text, its sentences if it is too long.
 
-        Raises InputError where one of these is too long. Nothing is ever cut.
+        Raises InputError if one of these is too long: nothing is cut off.
         """
         ids = self.models.encode(line)
         if not ids:
@@ -162,22 +156,20 @@ class Translator:
         if self.longest is None or len(ids) - 1 <= self.longest:
             return [Piece(ids, (number, 0), line)]
         sentences = split_sentences(line, self.description.source) if self.split else [line]
-        coded = [self.models.encode(sentence) for sentence in sentences]
-        for sentence, its in zip(sentences, coded, strict=True):
-            if len(its) - 1 > self.longest:
-                whole = "its sentence" if len(sentences) > 1 else "the line"
+        encoded = [self.models.encode(sentence) for sentence in sentences]
+        for sentence, ids in zip(sentences, encoded, strict=True):
+            if len(ids) - 1 > self.longest:
+                subject = "its sentence" if len(sentences) > 1 else "the line"
                 raise InputError(
-                    f"line {number + 1}: {whole} `{sentence[:40]}...` has {len(its) - 1:,} subwords, and at most "
+                    f"line {number + 1}: {subject} `{sentence[:40]}...` has {len(ids) - 1:,} subwords, and at most "
                     f"{self.longest:,} are translated at once: put its sentences on lines of their own"
                 )
-        return [Piece(its, (number, part), sentences[part]) for part, its in enumerate(coded) if its]
+        return [Piece(ids, (number, part), sentences[part]) for part, ids in enumerate(encoded) if ids]
 
     def _collect(self, window: _Window) -> Iterator[Translation]:
         found: dict[tuple[int, int], list[Hypothesis]] = {}
-        flat = [piece for pieces in window.pieces for piece in pieces]
-        for batch, future in window.futures:
-            for index, hypotheses in zip(batch, future.result(), strict=True):
-                found[flat[index].name] = hypotheses
+        for part, future in window.futures:
+            found |= zip([piece.name for piece in part], future.result(), strict=True)
         for line, pieces in zip(window.lines, window.pieces, strict=True):
             yield self._translation(line, pieces, [found[piece.name] for piece in pieces])
 
@@ -186,41 +178,41 @@ class Translator:
             return Translation(line, [], [], [""])
         if len(pieces) == 1:
             return Translation(line, pieces, found[0], [self.models.decode(best.ids, line) for best in found[0]])
-        # The sentences' best, side by side.
-        ids = [token for hypotheses in found for token in hypotheses[0].ids]
-        total = sum(hypotheses[0].log_probability for hypotheses in found)
-        text = " ".join(
-            self.models.decode(hypotheses[0].ids, piece.text) for piece, hypotheses in zip(pieces, found, strict=True)
-        )
-        length = sum(len(hypotheses[0].ids) + 1 for hypotheses in found)
+        # The translation of a line that was split joins the best translations of its sentences.
+        best = [hypotheses[0] for hypotheses in found]
+        total, length = sum(one.log_probability for one in best), sum(len(one.ids) + 1 for one in best)
+        ids = [token for one in best for token in one.ids]
+        text = " ".join(self.models.decode(one.ids, piece.text) for one, piece in zip(best, pieces, strict=True))
         joined = Hypothesis(ids, total, total / length_penalty(length, self.settings.alpha))
         return Translation(line, pieces, [joined], [text])
 
 
 @dataclass(frozen=True)
 class _Window:
+    """Lines that were sorted by length together, and their batches."""
+
     lines: list[str]
     pieces: list[list[Piece]]
-    futures: list[tuple[list[int], Future[list[list[Hypothesis]]]]]
+    futures: list[tuple[list[Piece], Future[list[list[Hypothesis]]]]]
 
 
 class _Pool(ThreadPoolExecutor):
-    """An engine's workers. torch's number of threads is theirs while they work, and the caller's own afterwards."""
+    """The workers of an engine. On exit, the caller has its own number of torch threads again."""
 
     def __init__(self, engine: Engine) -> None:
         self.before = torch.get_num_threads()
         super().__init__(engine.workers, "search", torch.set_num_threads, (engine.threads,))
 
     def __exit__(self, *failure: object) -> None:
-        # Also when the reader of a stream has had enough: what is not begun is not worth beginning.
+        # If the reader stops early, batches that have not begun are cancelled.
         self.shutdown(wait=True, cancel_futures=True)
         torch.set_num_threads(self.before)
 
 
 def batches(sentences: Sequence[Sequence[int]], tokens: int) -> Iterator[list[int]]:
-    """Indices of the sentences that are not empty, of about equal length together, longest first.
+    """Yield indices of sentences of similar length, longest first; empty sentences are left out.
 
-    At most `tokens` positions a batch, padding included; a longer sentence stands alone.
+    A batch has at most `tokens` positions, padding included; a longer sentence is a batch of its own.
     """
     order = sorted((i for i, ids in enumerate(sentences) if ids), key=lambda i: -len(sentences[i]))
     batch: list[int] = []
@@ -234,10 +226,7 @@ def batches(sentences: Sequence[Sequence[int]], tokens: int) -> Iterator[list[in
 
 
 def split_sentences(line: str, language: str) -> list[str]:
-    """The sentences of a line: parted at spaces after `.`, `!`, `?` and before what does not go on in lower case.
-
-    Not after Moses' abbreviations. Joined by the spaces that were left out they are the line.
-    """
+    """Split a line at spaces after `.`, `!`, `?`, except after Moses' abbreviations and before lower case."""
     from sacremoses.corpus import NonbreakingPrefixes
 
     abbreviations = {entry.split()[0] for entry in NonbreakingPrefixes().words(language)}
@@ -249,14 +238,3 @@ def split_sentences(line: str, language: str) -> list[str]:
         sentences.append(line[start : end.end()].strip())
         start = end.end()
     return [sentence for sentence in (*sentences, line[start:].strip()) if sentence]
-
-
-def read_input(stream: Iterable[bytes], name: str = "standard input") -> Iterator[str]:
-    """Lines of a byte stream, split at \\n alone; raises InputError at the first that is not UTF-8."""
-    for number, raw in enumerate(stream, start=1):
-        try:
-            yield raw.decode("utf-8").removesuffix("\n")
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{name}, line {number}, byte {error.start + 1}: not UTF-8 ({error.reason}); convert it first"
-            ) from error

@@ -1,14 +1,13 @@
 r"""Moses' punctuation normaliser, tokenizer and detokenizer (Koehn et al. 2007), by sacremoses.
 
-What is not ordinary text, on purpose:
+Characters other than ordinary text:
 
-- With tokenizer `moses`, what Moses does: whitespace of any kind (\r, tab, U+0085, U+2028, the non-breaking space)
-  separates words and comes out as one space; NUL and the other control characters below U+0020 are deleted (the
-  normaliser, where it is asked for, deletes \r as well); a byte order mark inside the text is a word of its own.
-- With tokenizer `none`, characters that tools take for a line's end, and the other control characters, become a
-  space, so that a line stays a line; everything else stays, the non-breaking space too.
+- Tokenizer `moses` does as Moses: white space of any kind (\r, tab, U+0085, U+2028, the non-breaking space) becomes one
+  space; other control characters below U+0020 are deleted (the normaliser also deletes \r); a byte order mark inside
+  the text is a word.
+- Tokenizer `none` replaces control characters, and others that tools take for the end of a line, by a space.
 
-A tokenised line is its words with one space between. (tokenizer.perl leaves a second one before a final `.'`.)
+One space separates the words of a tokenised line. (tokenizer.perl leaves two before a final `.'`.)
 """
 
 from __future__ import annotations
@@ -18,21 +17,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from nmt.config import TokenizerSettings
-from nmt.text.word_cache import Remembered
+from nmt.text.word_cache import WordCache
 
 _LINE_BREAKERS = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")
 _JUNK = re.compile("[\x00-\x1f]")
 _NORMALIZED = re.compile("[\r()%:;`„“”–—´‘‚’…«»º\u00a0\"]|''|  ")
-"""Every rule of the normaliser needs one of these; a line without any stays as it is."""
+"""The normaliser changes no line without one of these."""
 _CACHED = 1 << 17
-"""Words whose tokens are remembered, twice over."""
-
+"""Words in each generation of the cache."""
 
 _Rules = list[tuple[re.Pattern[str], str]]
 
 
 def _substitute(rules: _Rules, text: str) -> str:
-    """Apply rules in their order. Looking first is faster: few match, and `sub` reads its template each time."""
+    """Apply rules in order. `search` first is faster: few rules match, and `sub` parses its template each time."""
     for pattern, replacement in rules:
         if pattern.search(text):
             text = pattern.sub(replacement, text)
@@ -40,15 +38,15 @@ def _substitute(rules: _Rules, text: str) -> str:
 
 
 def _normalizing(language: str) -> _Rules:
-    """normalize-punctuation.perl's rules of 2017, made from sacremoses', which are those of 2019.
+    """Return the rules of normalize-punctuation.perl of 2017, made from sacremoses', which are those of 2019.
 
-    perl reads bytes, so that only ASCII has letters, digits and spaces: `jusqu’à` becomes `jusqu"à`.
+    perl reads bytes, so only ASCII characters are letters, digits and spaces: `jusqu’à` becomes `jusqu"à`.
     """
     from sacremoses import MosesPunctNormalizer
 
     rules = MosesPunctNormalizer(language, perl_parity=True).substitutions
     if language not in ("en", "de", "fr", "es", "cs", "cz"):
-        # perl has the rules for German quotes for every language but English and Czech, before that for numbers.
+        # perl applies the rule for German quotes, before the one for numbers, to all but English and Czech.
         rules[-1:-1] = MosesPunctNormalizer.DE_ES_FR_QUOTATION_FOLLOWED_BY_COMMA
     return [
         (re.compile(pattern, re.ASCII), '"' if pattern in ("‘", "‚", "’") else replacement)
@@ -57,10 +55,12 @@ def _normalizing(language: str) -> _Rules:
 
 
 class Moses:
-    """Raw lines to tokenised ones, `tokenize(normalize(line))`, and back, for one language. Lines hold no \\n."""
+    """Tokenises raw lines of one language by `tokenize(normalize(line))`, and back. Lines have no \\n.
+
+    `language` is an ISO 639-1 code; one without rules of its own is tokenised as English.
+    """
 
     def __init__(self, language: str, settings: TokenizerSettings) -> None:
-        """`language` as in ISO 639-1; one without rules of its own is tokenised as English is."""
         from sacremoses import MosesDetokenizer, MosesTokenizer
 
         self._settings = settings
@@ -80,23 +80,20 @@ class Moses:
             apostrophes = [tokenizer.NON_SPECIFIC_APOSTROPHE]
         commas = [tokenizer.COMMA_SEPARATE_1, tokenizer.COMMA_SEPARATE_2, tokenizer.COMMA_SEPARATE_3]
         self._after_dots: _Rules = [*commas, *apostrophes]
-        # sacremoses searches lists and builds sets of the whole alphabet for each full stop.
+        # sacremoses searches lists, and builds sets of the whole alphabet, at each full stop; sets are faster.
         self._letters = frozenset(tokenizer.IsAlpha)
         self._lower = frozenset(tokenizer.IsLower)
         self._before_numbers = frozenset(tokenizer.NUMERIC_ONLY_PREFIXES)
         self._abbreviations = frozenset(tokenizer.NONBREAKING_PREFIXES) - self._before_numbers
-        self._words: Remembered[list[str]] = Remembered(self._inside, _CACHED)
+        self._words: WordCache[list[str]] = WordCache(self._split, _CACHED)
 
     def normalize(self, line: str) -> str:
-        """Punctuation as normalize-punctuation.perl writes it, without whitespace at the line's ends.
-
-        The line as it is where that is not asked for. perl sees the line's end, and a rule for quotes depends on it:
-        our rules have to see it too.
-        """
+        """Normalise punctuation as normalize-punctuation.perl does, and strip the line, if the settings say so."""
         if not self._settings.normalize_punctuation:
             return line
         if not _NORMALIZED.search(line):
             return line.strip()
+        # A rule for quotes depends on the \\n at the end of the line.
         return _substitute(self._normalizing, line + "\n").strip()
 
     def tokenize(self, line: str) -> str:
@@ -110,54 +107,42 @@ class Moses:
         if _JUNK.search(line):
             words = _JUNK.sub("", " ".join(words)).split()
         text = " ".join(words)
-        # Two rules compete for the space in `' '`, and DOTMULTI is what sacremoses writes dots as: its own way then.
+        # Two rules overlap in the space of `' '`, and sacremoses replaces dots by DOTMULTI: it tokenises such lines.
         if "' '" in text or "DOTMULTI" in text:
-            return " ".join(
-                self._tokenizer.tokenize(
-                    line, aggressive_dash_splits=self._settings.aggressive_hyphens, escape=False, return_str=False
-                )
-            )
+            aggressive = self._settings.aggressive_hyphens
+            return " ".join(self._tokenizer.tokenize(line, aggressive_dash_splits=aggressive, escape=False))
         tokens = self._tokens(words)
         self._full_stops(tokens)
         return " ".join(tokens)
 
     def counts(self) -> Mapping[str, int]:
-        """Moses repairs nothing."""
+        """Return nothing: Moses repairs nothing."""
         return {}
 
     def detokenize(self, line: str, source: str = "") -> str:
-        """A tokenised line as it would be written; what `tokenize` gives comes back where Moses' rules allow.
-
-        The source line makes no difference.
-        """
+        """Return a tokenised line as it would be written, as far as Moses' rules restore it; `source` is not used."""
         if self._settings.tokenizer == "none":
             return line
         detokenized: str = self._detokenizer.detokenize(line.split(), unescape=False)
         return detokenized
 
     def _tokens(self, words: list[str]) -> list[str]:
-        """The words' tokens, full stops not yet split off."""
+        """Return the tokens of words before full stops are split off."""
         tokens: list[str] = []
-        remembered = self._words
+        cache = self._words
         if not words or (words[0][0] not in "'," and words[-1][-1] != "'"):
             for word in words:
-                tokens += remembered[word]
+                tokens += cache[word]
             return tokens
-        # Apostrophes and commas are split off by what stands on both their sides; at a line's ends nothing does.
+        # Rules for apostrophes and commas depend on the characters on both sides, which the ends of a line lack.
         last = len(words) - 1
         for index, word in enumerate(words):
-            if index in (0, last):
-                tokens += self._split(word, first=index == 0, last=index == last)
-            else:
-                tokens += remembered[word]
+            edge = index in {0, last}
+            tokens += self._split(word, first=index == 0, last=index == last) if edge else cache[word]
         return tokens
 
-    def _inside(self, word: str) -> list[str]:
-        """The tokens of a word with a word on each side."""
-        return self._split(word, first=False, last=False)
-
-    def _split(self, word: str, *, first: bool, last: bool) -> list[str]:
-        """What Moses' rules before those for full stops make of a word."""
+    def _split(self, word: str, *, first: bool = False, last: bool = False) -> list[str]:
+        """Apply Moses' rules before those for full stops; `first`, `last`: the word is the line's first or last."""
         if self._plain.fullmatch(word):
             return [word]
         text = _substitute(self._before_dots, ("" if first else " ") + word + ("" if last else " "))
@@ -167,7 +152,7 @@ class Moses:
         return [self._tokenizer.restore_multidots(token) for token in text.split()]
 
     def _full_stops(self, tokens: list[str]) -> None:
-        """Split full stops off, in place, except after abbreviations and before lower case."""
+        """Split off full stops, in place, except after abbreviations and before lower case."""
         stops = [i for i, token in enumerate(tokens) if token[-1] == "." and token.strip(".")]
         for i in reversed(stops):
             prefix = tokens[i][:-1]

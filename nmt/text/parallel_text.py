@@ -1,13 +1,12 @@
-r"""Parallel text: lines that end at \n alone, sides that are paired strictly, filters that say why they drop.
+r"""Parallel text: lines that end at \n alone, sides that are paired strictly, filters that say why they drop a pair.
 
-What stands inside a line is text, whatever it is: \r (news-commentary-v9 holds it), U+2028, U+0085, NUL and the
-non-breaking space end no line here; the tokenizer decides what becomes of them (nmt/text/moses.py). A byte order mark
-at the start of a file is a mark of the file, not text, and is left out; anywhere else it is a character like others.
+Every other character inside a line is text, \r (news-commentary-v9 holds it), U+2028, U+0085 and NUL included; the
+tokenizer decides what becomes of it (nmt/text/moses.py). A byte order mark at the start of a file is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -20,39 +19,47 @@ REASONS: tuple[Reason, ...] = ("empty", "too_short", "too_long", "ratio", "ident
 
 _BOM = b"\xef\xbb\xbf"
 _LINES = 8192
-"""Lines read at once where the caller does not say."""
+"""Lines of a block where the caller gives no number."""
+
+
+def decode(content: bytes, name: Path | str, first: int = 0, offset: int = 0) -> list[str]:
+    r"""Return the lines of UTF-8 text without their \n.
+
+    `first` is the number of lines before it in the file `name`, `offset` the number of bytes. Raises InputError with
+    name, line and byte if the text is not UTF-8.
+    """
+    try:
+        return content.decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        line = first + content.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{name}, line {line}: the byte {content[error.start]:#04x} at offset {offset + error.start} is not valid "
+            f"UTF-8 ({error.reason}): convert the text to UTF-8"
+        ) from error
 
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive whole lines of a file, as bytes: what is handed to a worker."""
+    """Consecutive whole lines of a file, as bytes."""
 
     path: Path
     first: int
-    """The first line's number, from 0."""
+    """The number of the first line, from 0."""
     offset: int
-    """The first line's place in the file, in bytes."""
+    """The offset of the first line in the file, in bytes."""
     content: bytes
 
     def __len__(self) -> int:
-        """How many lines it has; the last one of a file may lack its \\n."""
+        """Return the number of lines; the last one of a file may lack its \\n."""
         return self.content.count(b"\n") + (not self.content.endswith(b"\n"))
 
     def lines(self) -> list[str]:
-        """The lines without their \\n; raises InputError with file, line and byte at invalid UTF-8."""
-        try:
-            text = self.content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            line = self.first + self.content.count(b"\n", 0, error.start) + 1
-            raise InputError(
-                f"{self.path}, line {line}: the byte {self.content[error.start]:#04x} at offset "
-                f"{self.offset + error.start} is no valid UTF-8 ({error.reason}): convert the file to UTF-8"
-            ) from error
-        return text.removesuffix("\n").split("\n")
+        """Return the lines without their \\n; raise InputError if they are not UTF-8."""
+        return decode(self.content, self.path, self.first, self.offset)
 
 
 def read_blocks(path: Path, lines: int) -> Iterator[Block]:
-    """A file in blocks of `lines` lines, the last one shorter."""
+    """Yield a file in blocks of `lines` lines; the last one may be shorter."""
     with path.open("rb") as file:
         offset = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
         file.seek(offset)
@@ -64,46 +71,51 @@ def read_blocks(path: Path, lines: int) -> Iterator[Block]:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file without their \\n; raises InputError with file, line and byte at invalid UTF-8."""
+    """Yield the lines of a file without their \\n; raise InputError if they are not UTF-8."""
     for block in read_blocks(path, _LINES):
         yield from block.lines()
 
 
-def read_parallel_blocks(source: Path, target: Path, pairs: int) -> Iterator[tuple[Block, Block]]:
-    """Both sides of a parallel text in blocks of the same lines, `pairs` at a time, the last ones shorter.
+def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
+    """Yield the lines of a byte stream as soon as each is read; raise InputError if one is not UTF-8."""
+    offset = 0
+    for number, line in enumerate(stream):
+        yield decode(line, name, number, offset)[0]
+        offset += len(line)
 
-    Raises InputError where the sides have different numbers of lines, or none.
+
+def read_parallel_blocks(source: Path, target: Path, pairs: int) -> Iterator[tuple[Block, Block]]:
+    """Yield both sides of a parallel text in blocks of `pairs` lines; the last ones may be shorter.
+
+    Raises InputError if the sides have different numbers of lines, or none.
     """
     source_lines = target_lines = 0
     for source_block, target_block in zip_longest(read_blocks(source, pairs), read_blocks(target, pairs)):
         source_lines += len(source_block) if source_block else 0
         target_lines += len(target_block) if target_block else 0
+        # Only the last block of a file is short, so numbers that differ once differ until the end.
         if source_lines == target_lines:
             yield source_block, target_block
-    # A difference shows in some block and never closes again: only the last block of a file is short.
     if source_lines != target_lines:
         raise InputError(
             f"{source} has {source_lines:,} lines and {target} has {target_lines:,}: the two sides of a parallel "
-            f"text have as many lines; fetch or make them again"
+            "text have as many lines; fetch or make them again"
         )
     if not source_lines:
         raise InputError(f"{source} and {target} are empty: give a corpus with at least one pair")
 
 
 def parallel(source: Path, target: Path) -> Iterator[tuple[str, str]]:
-    """The pairs of a parallel text.
+    """Yield the pairs of a parallel text.
 
-    Raises InputError at invalid UTF-8, and where the sides have different numbers of lines, or none.
+    Raises InputError if the text is not UTF-8, or the sides have different numbers of lines, or none.
     """
     for source_block, target_block in read_parallel_blocks(source, target, _LINES):
         yield from zip(source_block.lines(), target_block.lines(), strict=True)
 
 
 def drop_reason(source: str, target: str, settings: FilterSettings) -> Reason | None:
-    """Why a tokenised pair is left out of training, or None where it is kept.
-
-    Tokens are what spaces separate. The rules are tried in the order of `REASONS`; the first that holds is told.
-    """
+    """Return the first of `REASONS` to leave a tokenised pair out of training, or None. Spaces separate tokens."""
     shorter, longer = sorted((len(source.split()), len(target.split())))
     if shorter == 0:
         return "empty"

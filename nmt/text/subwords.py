@@ -1,11 +1,10 @@
-"""Joint subword vocabularies of source and target (5.1): BPE (Sennrich et al. 2016) and word pieces, one interface.
+"""Joint subword vocabularies of source and target (5.1): BPE (Sennrich et al. 2016) and word pieces.
 
-The paper's word-piece model (Schuster & Nakajima 2012, Wu et al. 2016) was never released; sentencepiece stands in
-for it. Of its models the bottom-up one, `bpe`, is taken: like the word-piece model it grows pieces from characters
-by merging, and being made of whole counts it is the same for any number of threads, which `unigram` is not.
+The paper's word-piece model (Schuster & Nakajima 2012, Wu et al. 2016) was never released, so sentencepiece's `bpe`
+model is used: like the word-piece model it merges characters to pieces, and it is the same for any number of threads,
+which `unigram` is not.
 
-Rows 0 to 3 of every vocabulary are PAD, BOS, EOS and UNK; its size is padded with rows that no text reaches.
-The libraries of text are imported where they are used: training needs none of them.
+Rows 0 to 3 of every vocabulary are PAD, BOS, EOS and UNK; the last rows are padding that no text uses.
 """
 
 from __future__ import annotations
@@ -22,46 +21,43 @@ import yaml
 
 from nmt.common.files import writing
 from nmt.config import BOS, EOS, PAD, UNK, InputError, SubwordSettings
-from nmt.text.bpe import INSIDE, Merges, learn_merges
-from nmt.text.word_cache import Remembered
-
-__all__ = ["BOS", "EOS", "PAD", "UNK", "BytePairs", "Subwords", "WordPieces", "learn", "load"]
+from nmt.text.bpe import INSIDE, Merges, Pair, learn_merges
+from nmt.text.word_cache import WordCache
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 """The symbols of PAD, BOS, EOS and UNK."""
 
 _CONTINUES = "@@"
-"""What ends a symbol that the next one continues, as subword-nmt writes it."""
+"""The end of a symbol that is not the last of its word, as subword-nmt writes it."""
 _VERSION = "#version: 0.2"
 _CACHED = 1 << 17
-"""Words whose ids are remembered, twice over."""
+"""Words in each generation of the cache."""
 _SPACE = "\u2581"
-"""What sentencepiece writes a space as."""
+"""sentencepiece's symbol for a space."""
 _PRIVATE = range(0x100000, 0x10FFFE)
 
 
 class Subwords(ABC):
-    """A vocabulary and the two ways through it."""
+    """A vocabulary, whose `symbols` before padding start with the specials."""
 
     def __init__(self, symbols: Sequence[str], settings: SubwordSettings) -> None:
-        """`symbols` are all rows before padding, the specials first."""
         self.settings = settings
         self.unpadded = len(symbols)
-        """Rows that text or the model can reach."""
+        """Rows before padding."""
         self.size = math.ceil(self.unpadded / settings.multiple_of) * settings.multiple_of
-        """Rows in all: those, and padding up to a multiple for the hardware."""
+        """Rows with padding."""
         self._symbols = [*symbols, *(f"<pad:{row}>" for row in range(1, self.size - self.unpadded + 1))]
 
     @abstractmethod
     def encode(self, line: str) -> list[int]:
-        """The ids of a tokenised line, without EOS."""
+        """Return the ids of a tokenised line, without EOS."""
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """The tokenised line that ids stand for; specials and padding rows are skipped."""
+        """Return the tokenised line of these ids; specials and padding rows are skipped."""
 
     def symbols(self, ids: Iterable[int]) -> list[str]:
-        """The rows' names, for people to read; specials and padding rows have theirs."""
+        """Return the symbols of rows, specials and padding rows included, for people to read."""
         return [self._symbols[row] for row in ids]
 
     def save(self, folder: Path) -> None:
@@ -83,14 +79,13 @@ class Subwords(ABC):
 
 
 class BytePairs(Subwords):
-    """Byte-pair encoding by subword-nmt. Symbols end in `@@` where the word goes on.
+    """Byte-pair encoding as by subword-nmt. Symbols end in `@@` unless they are the last of their word.
 
-    Every character of the training text has its rows, so that text comes back whole; only others become UNK.
-    Words are what single spaces separate; further spaces do not come back.
+    Every character of the training text has its own rows, so only other characters become UNK. Single spaces separate
+    words; `decode` does not restore further spaces. `codes` are the merges in the order learned.
     """
 
-    def __init__(self, codes: Sequence[tuple[str, str]], symbols: Sequence[str], settings: SubwordSettings) -> None:
-        """`codes` are the merges in the order learned, `symbols` all rows before padding."""
+    def __init__(self, codes: Sequence[Pair], symbols: Sequence[str], settings: SubwordSettings) -> None:
         super().__init__(symbols, settings)
         self._codes = codes
         self._merges = Merges(codes)
@@ -98,10 +93,9 @@ class BytePairs(Subwords):
         self._ids = {piece: row for row, piece in enumerate(pieces, start=len(SPECIALS))}
         texts = [piece.removesuffix(INSIDE) if piece.endswith(INSIDE) else piece + " " for piece in pieces]
         self._texts = [""] * len(SPECIALS) + texts + [""] * (self.size - self.unpadded)
-        self._words: Remembered[list[int]] = Remembered(self._word, _CACHED)
+        self._words: WordCache[list[int]] = WordCache(self._word, _CACHED)
 
     def encode(self, line: str) -> list[int]:
-        """The ids of a tokenised line, without EOS."""
         ids: list[int] = []
         words = self._words
         for word in line.split(" "):
@@ -109,7 +103,6 @@ class BytePairs(Subwords):
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The tokenised line that ids stand for; a word left unfinished ends there."""
         return "".join([self._texts[row] for row in ids]).removesuffix(" ")
 
     def _word(self, word: str) -> list[int]:
@@ -117,9 +110,9 @@ class BytePairs(Subwords):
             return []
         pieces = self._merges.split(word)
         known = self._ids
-        # Parts of merges that no training text ends up with have no rows of their own.
+        # A piece that occurs in the training text only within longer pieces has no row.
         if len(word) > 1 and not all(piece in known for piece in pieces):
-            pieces = self._merges.take_apart(pieces, known)
+            pieces = self._merges.split_unknown(pieces, known)
         return [known.get(piece, UNK) for piece in pieces]
 
     def _save_model(self, folder: Path) -> None:
@@ -136,14 +129,14 @@ def _piece(symbol: str) -> str:
     return symbol.removesuffix(_CONTINUES) + INSIDE if symbol.endswith(_CONTINUES) else symbol
 
 
-def _count_pieces(counts: Mapping[str, int], codes: Sequence[tuple[str, str]]) -> Counter[str]:
-    """How often each piece occurs when the merges are applied; every character has an entry both ways."""
+def _count_pieces(counts: Mapping[str, int], codes: Sequence[Pair]) -> Counter[str]:
+    """Count the pieces after the merges; every character has an entry, both inside and at the end of a word."""
     merges = Merges(codes)
     pieces: Counter[str] = Counter()
     characters: set[str] = set()
     for word, count in counts.items():
         for piece in merges.split(word):
-            # A word that ends in the text `@@` must not end in a symbol that says that it goes on.
+            # A word that ends in the text `@@` must not end in a symbol that marks the inside of a word.
             if not piece.endswith(_CONTINUES):
                 pieces[piece] += count
         characters.update(word)
@@ -153,11 +146,11 @@ def _count_pieces(counts: Mapping[str, int], codes: Sequence[tuple[str, str]]) -
     return pieces
 
 
-def _parse_codes(text: str, name: str) -> list[tuple[str, str]]:
+def _parse_codes(text: str) -> list[Pair]:
     version, *lines = text.removesuffix("\n").split("\n")
     pairs = [tuple(line.split(" ")) for line in lines]
     if version != _VERSION or any(len(pair) != 2 or not all(pair) for pair in pairs):
-        raise ValueError(f"{name} is not `{_VERSION}` and then two symbols a line")
+        raise ValueError(f"codes.bpe is not `{_VERSION}` and then two symbols a line")
     return [(first, second) for first, second in pairs]
 
 
@@ -171,8 +164,8 @@ def _learn_byte_pairs(counts: Mapping[str, int], settings: SubwordSettings) -> B
     return BytePairs(codes, [*SPECIALS, *map(_symbol, ordered)], settings)
 
 
-def _fill(counts: Mapping[str, int], vocabulary: int) -> tuple[list[tuple[str, str]], Counter[str]]:
-    """As many merges as fill `vocabulary` rows to half a percent, and how often each piece occurs."""
+def _fill(counts: Mapping[str, int], vocabulary: int) -> tuple[list[Pair], Counter[str]]:
+    """Return the merges whose pieces fill `vocabulary` rows to half a percent, and the counts of the pieces."""
     rows = vocabulary - len(SPECIALS)
     characters = 2 * len(set().union(*counts))
     if characters > rows:
@@ -180,13 +173,13 @@ def _fill(counts: Mapping[str, int], vocabulary: int) -> tuple[list[tuple[str, s
             f"subwords.vocabulary is {vocabulary}, but the training text has {characters // 2} different "
             f"characters, which need {characters + len(SPECIALS)} rows: raise it at least to that"
         )
-    # A merge adds one piece, and may leave its parts without use: as many as there are rows left never overshoot.
-    merges, asked = rows - characters, rows
-    learned = learn_merges(counts, asked)
+    # A merge adds at most one row, because its parts may be no pieces any more. So this never exceeds the rows.
+    merges, limit = rows - characters, rows
+    learned = learn_merges(counts, limit)
     while True:
-        if merges > len(learned) == asked:
-            asked *= 2
-            learned = learn_merges(counts, asked)
+        if merges > len(learned) == limit:
+            limit *= 2
+            learned = learn_merges(counts, limit)
         codes = learned[:merges]
         pieces = _count_pieces(counts, codes)
         left = rows - len(pieces)
@@ -198,45 +191,45 @@ def _fill(counts: Mapping[str, int], vocabulary: int) -> tuple[list[tuple[str, s
 class WordPieces(Subwords):
     """Word pieces by sentencepiece: nothing is normalised, every space stays, unseen characters become bytes.
 
-    Every line comes back as it was, and UNK never occurs.
+    `decode` restores every line, and UNK never occurs. Raises RuntimeError if `model` is no model of sentencepiece's.
     """
 
     def __init__(self, model: bytes, settings: SubwordSettings) -> None:
-        """`model` is sentencepiece's; raises RuntimeError where it is none."""
         from sentencepiece import SentencePieceProcessor
 
         self._model = model
         self._processor: Any = SentencePieceProcessor(model_proto=model)
         super().__init__(self._processor.id_to_piece(list(range(self._processor.get_piece_size()))), settings)
-        self._space_bytes = [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE.encode()]
 
     def encode(self, line: str) -> list[int]:
-        """The ids of a line, without EOS."""
         if _SPACE in line:
             return self._encode_written_space(line)
         ids: list[int] = self._processor.encode(line)
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The line that ids stand for; bytes that make no character become U+FFFD."""
+        """Return the line of these ids; bytes that are not UTF-8 become U+FFFD."""
         rows = [row for row in ids if len(SPECIALS) <= row < self.unpadded]
         text: str = self._processor.decode(rows)
-        # A model may produce the byte of a line's end; text never does, and a line has to stay one.
+        # A translation model may produce the byte of \n, which would split the line.
         return text.replace("\n", " ")
 
     def _encode_written_space(self, line: str) -> list[int]:
-        """The character that sentencepiece writes spaces as would come back as a space: it is spelled in bytes.
+        """Encode a line that has sentencepiece's symbol for a space as bytes, since it would be decoded as a space.
 
-        Some private character takes its place, and the bytes of that one are exchanged afterwards.
+        The symbol is replaced by a private character before, and the bytes of that by the symbol's bytes after.
         """
-        stand_in = next(chr(c) for c in _PRIVATE if chr(c) not in line and self._processor.piece_to_id(chr(c)) == UNK)
-        wanted = [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in stand_in.encode()]
+        private = next(chr(c) for c in _PRIVATE if chr(c) not in line and self._processor.piece_to_id(chr(c)) == UNK)
+        private_bytes = self._byte_rows(private)
         ids: list[int] = []
-        for row in self._processor.encode(line.replace(_SPACE, stand_in)):
+        for row in self._processor.encode(line.replace(_SPACE, private)):
             ids.append(row)
-            if ids[-len(wanted) :] == wanted:
-                ids[-len(wanted) :] = self._space_bytes
+            if ids[-len(private_bytes) :] == private_bytes:
+                ids[-len(private_bytes) :] = self._byte_rows(_SPACE)
         return ids
+
+    def _byte_rows(self, character: str) -> list[int]:
+        return [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in character.encode()]
 
     def _save_model(self, folder: Path) -> None:
         (folder / "wordpieces.model").write_bytes(self._model)
@@ -248,7 +241,7 @@ def _learn_word_pieces(counts: Mapping[str, int], settings: SubwordSettings) -> 
     model = io.BytesIO()
     try:
         SentencePieceTrainer.train(
-            # Pieces never cross a space, so words and their counts say all that the text does, in far less memory.
+            # Pieces never cross a space, so words and their counts suffice, and take far less memory than the text.
             sentence_iterator=(f"{word}\t{count}" for word, count in sorted(counts.items())),
             input_format="tsv",
             model_writer=model,
@@ -259,7 +252,7 @@ def _learn_word_pieces(counts: Mapping[str, int], settings: SubwordSettings) -> 
             bos_id=BOS,
             eos_id=EOS,
             unk_id=UNK,
-            # With the defaults a third of ordinary lines do not come back.
+            # With the defaults, `decode` does not restore a third of ordinary lines.
             normalization_rule_name="identity",
             remove_extra_whitespaces=False,
             byte_fallback=True,
@@ -275,12 +268,11 @@ def _learn_word_pieces(counts: Mapping[str, int], settings: SubwordSettings) -> 
 
 
 def learn(counts: Mapping[str, int], settings: SubwordSettings) -> Subwords:
-    """Learn a joint vocabulary from the words of both sides of the training text and how often each occurs.
+    """Learn a joint vocabulary from the counts of the words on both sides of the training text, in any order.
 
-    Words hold no space, tab or line's end. `settings.vocabulary` counts the rows aimed at before padding, specials
-    included (and the 256 bytes of word pieces): BPE comes within half a percent below, and either has fewer where
-    the text has no more. The same counts give the same bytes, in whatever order.
-    Raises InputError where there are no words, or more characters than rows.
+    Words have no space, tab or \\n. `settings.vocabulary` is the number of rows before padding, specials included (and
+    the 256 bytes of word pieces): BPE has at most half a percent less, and both have fewer if the text has no more.
+    Raises InputError if there are no words, or more characters than rows.
     """
     if not counts:
         raise InputError("the training text has no words to learn subwords from: give a corpus that has some")
@@ -288,10 +280,10 @@ def learn(counts: Mapping[str, int], settings: SubwordSettings) -> Subwords:
 
 
 def load(folder: Path) -> Subwords:
-    """The vocabulary of a subword folder; raises InputError where files are missing, damaged or do not fit together."""
+    """Return the vocabulary of a folder; raise InputError if files are missing, damaged or do not fit together."""
     try:
         return _read(folder)
-    # ValueError: also what is no UTF-8 and no valid settings; RuntimeError: no model of sentencepiece's.
+    # ValueError includes UTF-8 errors and wrong settings; RuntimeError is sentencepiece's for a damaged model.
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{folder} holds no usable subwords ({reason}): learn the subwords again") from error
@@ -303,7 +295,7 @@ def _read(folder: Path) -> Subwords:
     size, unpadded = description["size"], description["unpadded"]
     subwords: Subwords
     if settings.kind == "bpe":
-        codes = _parse_codes((folder / "codes.bpe").read_bytes().decode(), "codes.bpe")
+        codes = _parse_codes((folder / "codes.bpe").read_bytes().decode())
         rows = (folder / "vocabulary.txt").read_bytes().decode().removesuffix("\n").split("\n")
         subwords = BytePairs(codes, rows[:unpadded], settings)
     else:

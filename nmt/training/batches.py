@@ -6,12 +6,12 @@ ranks and the size of micro-batches, so a resumed run needs no data state.
 
 from __future__ import annotations
 
-import queue
-import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,8 @@ from nmt.common.shapes import Int
 from nmt.config import BOS, PAD, InputError, ModelSettings
 from nmt.flops import LengthSums
 
+_Ids = tuple[NDArray[np.int32], NDArray[np.unsignedinteger]]
+"""Offsets of sentences, and the ids of all sentences one after the other."""
 AHEAD = 4
 """Number of updates prepared in advance."""
 
@@ -32,9 +34,8 @@ class Corpus:
     """Pairs of subword ids in memory-mapped Arrow files, whose pages the operating system caches."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        self._sides: list[
-            tuple[NDArray[np.int32], NDArray[np.unsignedinteger], NDArray[np.int32], NDArray[np.unsignedinteger]]
-        ] = []
+        self._sides: list[tuple[_Ids, _Ids]] = []
+        """Source and target of each record batch."""
         self._lines: list[NDArray[np.int64]] = []
         starts, file_starts, longest = [0], [0], 0
         for path in files:
@@ -44,12 +45,10 @@ class Corpus:
                 raise InputError(f"{path} is no Arrow file ({error}): make it again with the stage binarize") from error
             for index in range(reader.num_record_batches):
                 batch = reader.get_batch(index)
-                src, tgt = batch.column("src"), batch.column("tgt")
-                sides = (
-                    src.offsets.to_numpy(), src.values.to_numpy(), tgt.offsets.to_numpy(), tgt.values.to_numpy(),
-                )  # fmt: skip
-                self._sides.append(sides)
-                longest = max(longest, *(int(np.diff(offsets).max(initial=0)) for offsets in sides[::2]))
+                columns = batch.column("src"), batch.column("tgt")
+                src, tgt = ((column.offsets.to_numpy(), column.values.to_numpy()) for column in columns)
+                self._sides.append((src, tgt))
+                longest = max(longest, *(int(np.diff(offsets).max(initial=0)) for offsets, _ in (src, tgt)))
                 starts.append(starts[-1] + batch.num_rows)
                 self._lines.append(batch.column("line").to_numpy())
             file_starts.append(starts[-1])
@@ -57,31 +56,34 @@ class Corpus:
             raise InputError(f"there is no pair in {len(files)} binned files: train on a corpus that has some")
         self._starts, self._file_starts = np.array(starts), np.array(file_starts)
         # Only these arrays grow with the corpus: 2 bytes per side, or 4 if a sentence has 65,536 subwords or more.
-        kind = np.uint16 if longest < 2**16 else np.uint32
-        self.src_lengths: NDArray[np.unsignedinteger] = np.empty(len(self), dtype=kind)
+        dtype = np.uint16 if longest < 2**16 else np.uint32
+        self.src_lengths: NDArray[np.unsignedinteger] = np.empty(len(self), dtype)
         """Subwords of each source, EOS included."""
-        self.tgt_lengths: NDArray[np.unsignedinteger] = np.empty(len(self), dtype=kind)
+        self.tgt_lengths: NDArray[np.unsignedinteger] = np.empty(len(self), dtype)
         """Subwords of each target, EOS included."""
-        for (first, last), sides in zip(pairwise(starts), self._sides, strict=True):
-            self.src_lengths[first:last] = np.diff(sides[0])
-            self.tgt_lengths[first:last] = np.diff(sides[2])
+        for (first, last), (src, tgt) in zip(pairwise(starts), self._sides, strict=True):
+            self.src_lengths[first:last], self.tgt_lengths[first:last] = np.diff(src[0]), np.diff(tgt[0])
         self.tokens = int(self.src_lengths.sum(dtype=np.int64) + self.tgt_lengths.sum(dtype=np.int64))
         """Subwords of both sides."""
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    def _find(self, index: int) -> tuple[int, int]:
+        """Return the record batch of a pair and its row there."""
+        batch = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return batch, index - int(self._starts[batch])
+
     def pair(self, index: int) -> tuple[NDArray[np.unsignedinteger], NDArray[np.unsignedinteger]]:
         """Return source and target ids of a pair, each ending in EOS."""
-        block = int(np.searchsorted(self._starts, index, side="right")) - 1
-        row = index - int(self._starts[block])
-        src_offsets, src, tgt_offsets, tgt = self._sides[block]
+        batch, row = self._find(index)
+        (src_offsets, src), (tgt_offsets, tgt) = self._sides[batch]
         return src[src_offsets[row] : src_offsets[row + 1]], tgt[tgt_offsets[row] : tgt_offsets[row + 1]]
 
     def line(self, index: int) -> int:
         """Return the line number of a pair in the tokenised files, counted from 1."""
-        block = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return int(self._lines[block][index - int(self._starts[block])]) + 1
+        batch, row = self._find(index)
+        return int(self._lines[batch][row]) + 1
 
     def files(self) -> Iterator[tuple[int, int]]:
         """Yield the first pair of each file, and the one after its last."""
@@ -103,18 +105,15 @@ class Corpus:
         checksum = 0
         for array in (self._file_starts, self.src_lengths, self.tgt_lengths):
             checksum = zlib.crc32(array.data, checksum)
-        for src_offsets, src, tgt_offsets, tgt in self._sides:
-            for offsets, ids in ((src_offsets, src), (tgt_offsets, tgt)):
-                checksum = zlib.crc32(ids[offsets[0] : offsets[-1]].data, checksum)
+        for offsets, ids in chain.from_iterable(self._sides):
+            checksum = zlib.crc32(ids[offsets[0] : offsets[-1]].data, checksum)
         return checksum
 
     def sums(self, pairs: NDArray[np.integer]) -> LengthSums:
         """Return the sums of lengths that determine the cost of training on `pairs`."""
         src, tgt = self.src_lengths[pairs].astype(np.int64), self.tgt_lengths[pairs].astype(np.int64)
-        return LengthSums(
-            pairs=len(pairs), source=int(src.sum()), target=int(tgt.sum()), source_squared=int((src**2).sum()),
-            target_squared=int((tgt**2).sum()), product=int((src * tgt).sum()),
-        )  # fmt: skip
+        sums = (src.sum(), tgt.sum(), (src**2).sum(), (tgt**2).sum(), (src * tgt).sum())
+        return LengthSums(len(pairs), *map(int, sums))
 
 
 def train_files(folder: Path) -> list[Path]:
@@ -154,11 +153,8 @@ class MicroBatch:
         """Copy to a device without blocking the host."""
         if device.type == "cpu":
             return self
-        src, tgt_in, positions, labels = (
-            tensor.pin_memory().to(device, non_blocking=True)
-            for tensor in (self.src, self.tgt_in, self.positions, self.labels)
-        )
-        return MicroBatch(src, tgt_in, positions, labels)
+        tensors = (self.src, self.tgt_in, self.positions, self.labels)
+        return MicroBatch(*(tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors))
 
     def halves(self) -> tuple[MicroBatch, MicroBatch]:
         """Return the pairs in two halves; raise InputError for a single pair."""
@@ -188,10 +184,7 @@ def micro_batch(corpus: Corpus, pairs: Sequence[int] | NDArray[np.integer]) -> M
         tgt[row, : len(t)] = t
         tgt_in[row, 1 : len(t)] = t[:-1]
     positions = np.flatnonzero(tgt != PAD)
-    return MicroBatch(
-        torch.from_numpy(src), torch.from_numpy(tgt_in), torch.from_numpy(positions),
-        torch.from_numpy(tgt.reshape(-1)[positions]),
-    )  # fmt: skip
+    return MicroBatch(*map(torch.from_numpy, (src, tgt_in, positions, tgt.reshape(-1)[positions])))
 
 
 def by_length(corpus: Corpus, pairs: NDArray[np.integer]) -> NDArray[np.integer]:
@@ -205,9 +198,15 @@ def pack(corpus: Corpus, pairs: NDArray[np.integer], micro_tokens: int) -> list[
     A longer pair gets a micro-batch of its own. Two orders are tried, one sorted more finely by source length, one by
     target length; the one with less padding is used.
     """
+
+    def padded(parts: list[NDArray[np.integer]]) -> int:
+        sides = corpus.src_lengths, corpus.tgt_lengths
+        return sum(len(part) * sum(int(lengths[part].max()) for lengths in sides) for part in parts)
+
     finely_by_target = pairs[np.lexsort((corpus.src_lengths[pairs], corpus.tgt_lengths[pairs]))]
-    ways = [_cut(corpus, order, micro_tokens) for order in (by_length(corpus, pairs), finely_by_target)]
-    return min(ways, key=lambda parts: sum(_padded(corpus, part) for part in parts))
+    return min(
+        (_cut(corpus, order, micro_tokens) for order in (by_length(corpus, pairs), finely_by_target)), key=padded
+    )
 
 
 def _cut(corpus: Corpus, order: NDArray[np.integer], micro_tokens: int) -> list[NDArray[np.integer]]:
@@ -219,10 +218,6 @@ def _cut(corpus: Corpus, order: NDArray[np.integer], micro_tokens: int) -> list[
             parts.append(order[start:end])
             start, longest = end, size
     return [*parts, order[start:]] if len(order) else []
-
-
-def _padded(corpus: Corpus, part: NDArray[np.integer]) -> int:
-    return len(part) * (int(corpus.src_lengths[part].max()) + int(corpus.tgt_lengths[part].max()))
 
 
 class EpochPlan:
@@ -255,9 +250,9 @@ class EpochPlan:
         self._shuffled = random.permutation(count)
 
     def pairs(self, index: int) -> NDArray[np.int32]:
-        """Return the pairs of the epoch's update `index`, counted from 0."""
+        """Return a copy of the pairs of the epoch's update `index`, counted from 0."""
         slot = self._shuffled[index]
-        return self.order[self._bounds[slot] : self._bounds[slot + 1]]
+        return self.order[self._bounds[slot] : self._bounds[slot + 1]].copy()
 
 
 def pairs_of(corpus: Corpus, seed: int, tokens: int, numbers: Iterable[int]) -> Iterator[tuple[int, NDArray[np.int32]]]:
@@ -267,6 +262,7 @@ def pairs_of(corpus: Corpus, seed: int, tokens: int, numbers: Iterable[int]) -> 
         plan = EpochPlan(corpus, seed, epoch, tokens)
         for number in inside:
             yield number, plan.pairs((number - 1) % count)
+        del plan  # The next plan is made after the memory of this one is free.
 
 
 def updates_an_epoch(corpus: Corpus, tokens: int) -> int:
@@ -301,14 +297,8 @@ def updates(
     Ranks take the update's pairs in turn, sorted by length, so that each has about the same work. A rank may get none.
     `micro_tokens` is called for every update, because the size may be lowered.
     """
-    count = updates_an_epoch(corpus, tokens)
-    epoch, plan = -1, None
-    for number in range(first, last + 1):
-        if plan is None or (number - 1) // count != epoch:
-            epoch = (number - 1) // count
-            plan = None  # Frees the old plan before the next is made.
-            plan = EpochPlan(corpus, seed, epoch, tokens)
-        pairs = by_length(corpus, plan.pairs((number - 1) % count))
+    for number, chosen in pairs_of(corpus, seed, tokens, range(first, last + 1)):
+        pairs = by_length(corpus, chosen)
         batches = [micro_batch(corpus, part) for part in pack(corpus, pairs[rank::size], micro_tokens())]
         padded = sum(batch.src.numel() + batch.tgt_in.numel() for batch in batches)
         yield Update(number, batches, corpus.sums(pairs), padded)
@@ -316,34 +306,11 @@ def updates(
 
 def ahead(items: Iterator[Update]) -> Iterator[Update]:
     """Yield the items, which a thread prepares in advance; raise the thread's errors here."""
-    ready: queue.Queue[Update | BaseException | None] = queue.Queue(AHEAD)
-    stopped = threading.Event()
-
-    def put(item: Update | BaseException | None) -> None:
-        while not stopped.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return
-
-    def produce() -> None:
+    with ThreadPoolExecutor(1, "batches") as thread:
+        ready = deque(thread.submit(next, items, None) for _ in range(AHEAD + 1))
         try:
-            for item in items:
-                put(item)
-                if stopped.is_set():
-                    return
-            put(None)
-        except BaseException as error:
-            put(error)
-
-    thread = threading.Thread(target=produce, name="batches", daemon=True)
-    thread.start()
-    try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        stopped.set()
-        thread.join()
+            while (item := ready.popleft().result()) is not None:
+                ready.append(thread.submit(next, items, None))
+                yield item
+        finally:
+            thread.shutdown(cancel_futures=True)

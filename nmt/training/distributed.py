@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, cast
 
 import torch
 from torch import distributed
@@ -41,16 +42,11 @@ class World:
 
     def start_sum(self, values: torch.Tensor) -> distributed.Work:
         """Start a sum over all ranks in place; call `wait` on the returned work before using the tensor."""
-        work: distributed.Work = distributed.all_reduce(values, async_op=True)
-        return work
+        return cast("distributed.Work", distributed.all_reduce(values, async_op=True))
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is true on any rank, without waiting for GPUs."""
-        if self.size == 1:
-            return flag
-        values = torch.tensor(float(flag))
-        distributed.all_reduce(values, group=self.control)
-        return bool(values)
+        return self.minimum(not flag) == 0
 
     def minimum(self, value: int) -> int:
         """Return the minimum over all ranks."""
@@ -86,11 +82,10 @@ def join_world(store: str | None = None) -> Iterator[World]:
     control = None
     if size > 1:
         backend = "nccl" if device.type == "cuda" else "gloo"
-        loopback = loopback_store(rank, size) if store is None and os.environ.get("MASTER_ADDR") == LOOPBACK else None
-        distributed.init_process_group(
-            backend, init_method=None if loopback else store or "env://", store=loopback, rank=rank, world_size=size,
-            timeout=TIMEOUT,
-        )  # fmt: skip
+        where: dict[str, Any] = {"init_method": store or "env://"}
+        if store is None and os.environ.get("MASTER_ADDR") == LOOPBACK:
+            where = {"store": loopback_store(rank, size)}
+        distributed.init_process_group(backend, rank=rank, world_size=size, timeout=TIMEOUT, **where)
         if backend == "nccl":
             control = distributed.new_group(backend="gloo", timeout=TIMEOUT)
     try:

@@ -12,10 +12,10 @@ import torch
 
 from nmt import flops
 from nmt.common.files import writing
+from nmt.config import Job
 from nmt.schedule import learning_rate
 from nmt.training.batches import Corpus, pairs_of
 from nmt.training.distributed import World, device_name
-from nmt.training.job import Job
 from nmt.training.measurements import Measurements
 from nmt.training.state import Interval
 
@@ -62,15 +62,12 @@ class History:
         """Return operations per second, and their share of the devices' peak if that is known."""
         done = float(flops.training_flops(self.job.model, self.job.output_rows, interval.sums))
         name = device_name(self.world.device)
+        speed = {"flops_per_second": done / interval.seconds}
         known = flops.hardware(name)
-        peak = None if known is None else known.peak(self.job.training.precision)
-        if peak is None:
-            return {"flops_per_second": done / interval.seconds}
-        devices = flops.devices(name, self.world.size)
-        return {
-            "flops_per_second": done / interval.seconds,
-            "utilisation": flops.utilisation(done, interval.seconds, devices, peak),
-        }
+        if known is not None and (peak := known.peak(self.job.training.precision)) is not None:
+            devices = flops.devices(name, self.world.size)
+            speed["utilisation"] = flops.utilisation(done, interval.seconds, devices, peak)
+        return speed
 
     def log_skipped(self, corpus: Corpus, updates: Sequence[int]) -> None:
         """Record and print which lines were in the updates whose gradient was not finite."""
@@ -79,11 +76,11 @@ class History:
             lines = sorted(corpus.line(int(pair)) for pair in pairs)
             with self.skipped_path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"update": number, "lines": lines}) + "\n")
-            print(
+            message = (
                 f"update {number:,}: the gradient was not finite and changed no weight; the line numbers of its "
-                f"{len(lines):,} pairs in data/tokenized are in {file.name}",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+                f"{len(lines):,} pairs in data/tokenized are in {file.name}"
+            )
+            print(message, file=sys.stderr, flush=True)
 
     def write_summary(self, measured: Measurements, parameters: int) -> None:
         """Write `done.json`, the summary of all attempts of a finished training of so many parameters."""
@@ -114,21 +111,19 @@ class History:
             temporary.write_text(json.dumps(summary, indent=2), encoding="utf-8")
 
 
-def record_failure(folder: Path, kind: str, error: str) -> None:
-    """Write `failed.json`, unless another process has written it first."""
+def record_failure(folder: Path, state: str, error: str) -> None:
+    """Write `failed.json` with the state `refused` or `failed`, unless another process has written it first."""
     path = folder / "failed.json"
     if not path.exists():
         with writing(path) as temporary:
-            temporary.write_text(json.dumps({"state": kind, "error": error}), encoding="utf-8")
+            temporary.write_text(json.dumps({"state": state, "error": error}), encoding="utf-8")
 
 
 def interval_means(interval: Interval) -> dict[str, int | float]:
     """Return loss and negative log-likelihood per target token, the mean gradient norm, and the target tokens."""
     updates, tokens = max(1, interval.updates), max(1, interval.sums.target)
-    return {
-        "loss": interval.loss / tokens, "nll": interval.likelihood / tokens, "gradient_norm": interval.norm / updates,
-        "tokens": float(tokens),
-    }  # fmt: skip
+    means = {"loss": interval.loss / tokens, "nll": interval.likelihood / tokens}
+    return {**means, "gradient_norm": interval.norm / updates, "tokens": float(tokens)}
 
 
 def perplexity(loss: float) -> float:

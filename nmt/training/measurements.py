@@ -99,10 +99,9 @@ class Measurements:
 
     def _interval(self, now: float) -> Interval:
         loss, likelihood, norm, padded = self.totals.tolist()
-        return Interval(
-            loss=loss, likelihood=likelihood, norm=norm, padded=padded, updates=self.interval_updates,
-            sums=self.interval_sums, skipped=self.interval_skipped, seconds=now - self._reported,
-        )  # fmt: skip
+        sums = {"loss": loss, "likelihood": likelihood, "norm": norm, "padded": padded, "sums": self.interval_sums}
+        counts = {"updates": self.interval_updates, "skipped": self.interval_skipped}
+        return Interval.model_validate({**sums, **counts, "seconds": now - self._reported})
 
     def seconds(self) -> float:
         """Return the training time so far, over all attempts."""
@@ -120,8 +119,8 @@ class Measurements:
 
     def state(self, setting: Setting) -> TrainState:
         """Return what a training with this setting resumes from."""
-        return TrainState(
-            update=self.update, sums=self.sums, padded=self.padded, interval=self._interval(time.monotonic()),
-            best=self.best, valid=self.valid, worse=self.worse, last_finite=self.last_finite, seconds=self.seconds(),
-            device_seconds=self.device_seconds(), resumes=self.resumes, setting=setting,
-        )  # fmt: skip
+        names = ("update", "sums", "padded", "best", "valid", "worse", "last_finite", "resumes")
+        times = {"seconds": self.seconds(), "device_seconds": self.device_seconds()}
+        own = {name: getattr(self, name) for name in names}
+        interval = self._interval(time.monotonic())
+        return TrainState.model_validate({**own, **times, "interval": interval, "setting": setting})

@@ -10,9 +10,10 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from nmt.common.files import writing
-from nmt.config import BOS, InputError, TrainingSettings
+from nmt.config import BOS, InputError
 from nmt.training.batches import MicroBatch
-from nmt.training.distributed import World, device_name
+from nmt.training.distributed import device_name
+from nmt.training.step import Trainer, out_of_memory
 
 ON_CPU = 2048
 """Positions: enough to fill a matrix product; more add padding and memory without much speed."""
@@ -20,54 +21,35 @@ SHARE = 0.85
 """The share of a GPU's memory that training may use; the rest is for allocations of other sizes."""
 
 
-def out_of_memory(error: RuntimeError) -> bool:
-    """Return whether torch ran out of memory. On a CPU only the message says so."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
-
-
-@runtime_checkable
-class TrialModel(Protocol):
-    """The part of a trainer that choosing a micro-batch size needs."""
-
-    world: World
-    settings: TrainingSettings
-
-    def try_batch(self, batch: MicroBatch) -> None:
-        """Run a forward and a backward pass and discard the gradients; raise torch's error if memory runs out."""
-
-    def moments_bytes(self) -> int:
-        """Return the bytes of Adam's moments, which the first update allocates."""
-
-
-def choose_micro_tokens(model: TrialModel, folder: Path, longest: int) -> int:
+def choose_micro_tokens(trainer: Trainer, folder: Path, longest: int) -> int:
     """Return the padded positions per side that go through the model together: the minimum of all ranks' choices.
 
     A rank takes `$NMT_MICRO_TOKENS`; else the size cached in `folder` for this device model; else, on a GPU, finds a
     size by trial on pairs of `longest` subwords and caches it.
     """
-    requested, device = os.environ.get("NMT_MICRO_TOKENS"), model.world.device
+    requested, device = os.environ.get("NMT_MICRO_TOKENS"), trainer.world.device
     if requested and (not requested.isdecimal() or int(requested) < 1):
         raise InputError(f"NMT_MICRO_TOKENS is {requested!r}: it must be a whole number from 1 on, or unset")
     known = int(requested) if requested else cached_micro_tokens(folder, device_name(device))
     if known is None and device.type == "cpu":
         known = ON_CPU
-    share = -(-model.settings.tokens // model.world.size)
+    share = -(-trainer.settings.tokens // trainer.world.size)
     # Ranks may differ in environment and cache, so all of them take part in the minimum.
-    chosen = model.world.minimum(known or find_by_trial(model, longest, share + share // 4, GpuMemory(device)))
-    if known is None and model.world.main:
+    chosen = trainer.world.minimum(known or find_by_trial(trainer, longest, share + share // 4, GpuMemory(device)))
+    if known is None and trainer.world.main:
         cache_micro_tokens(folder, device_name(device), chosen)
     return chosen
-
-
-def cached_micro_tokens(folder: Path, device: str) -> int | None:
-    """Return the size cached for a device model, or None."""
-    return _cache(folder).get(device)
 
 
 def _cache(folder: Path) -> dict[str, int]:
     path = folder / "micro.json"
     sizes: dict[str, int] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return sizes
+
+
+def cached_micro_tokens(folder: Path, device: str) -> int | None:
+    """Return the size cached for a device model, or None."""
+    return _cache(folder).get(device)
 
 
 def cache_micro_tokens(folder: Path, device: str, tokens: int) -> None:
@@ -78,60 +60,51 @@ def cache_micro_tokens(folder: Path, device: str, tokens: int) -> None:
 
 @runtime_checkable
 class DeviceMemory(Protocol):
-    """The memory of a device, in bytes."""
+    """The memory of a device, in bytes: `peak` since `reset_peak`; `available`: used by this process or free."""
 
-    def reset_peak(self) -> None:
-        """Restart the measurement of the peak."""
-
-    def peak(self) -> int:
-        """Return the most that this process used since `reset_peak`."""
-
-    def available(self) -> int:
-        """Return what this process uses plus what is free."""
+    def reset_peak(self) -> None: ...
+    def peak(self) -> int: ...
+    def available(self) -> int: ...
 
 
 class GpuMemory:
-    """A GPU's memory. Memory counts as used if torch's allocator has reserved it."""
+    """The memory of a GPU; what torch's allocator has reserved counts as used."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def reset_peak(self) -> None:
-        """Restart the measurement of the peak, without the allocator's cache of earlier passes."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak(self) -> int:
-        """Return the most that torch's allocator had reserved since `reset_peak`."""
         return torch.cuda.max_memory_reserved(self.device)
 
     def available(self) -> int:
-        """Return the reserved memory plus the free memory."""
-        free, _ = torch.cuda.mem_get_info(self.device)
-        return free + torch.cuda.memory_reserved(self.device)
+        return torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
 
 
-def find_by_trial(model: TrialModel, longest: int, most: int, device_memory: DeviceMemory) -> int:
+def find_by_trial(trainer: Trainer, longest: int, most: int, device_memory: DeviceMemory) -> int:
     """Return the largest size that fits, doubling from ON_CPU up to `most`; ON_CPU itself is not tried."""
     size = ON_CPU
     while size < most:
         larger = min(2 * size, most)
-        if not fits(model, larger, longest, device_memory):
+        if not fits(trainer, larger, longest, device_memory):
             break
         size = larger
     return size
 
 
-def fits(model: TrialModel, size: int, longest: int, device_memory: DeviceMemory) -> bool:
+def fits(trainer: Trainer, size: int, longest: int, device_memory: DeviceMemory) -> bool:
     """Return whether a micro-batch of `size` positions in pairs of `longest` subwords uses at most SHARE."""
     rows = max(1, size // longest)
     ids = torch.full((rows, longest), BOS)
-    batch = MicroBatch(ids, ids, torch.arange(ids.numel()), ids.flatten()).to(model.world.device)
+    batch = MicroBatch(ids, ids, torch.arange(ids.numel()), ids.flatten()).to(trainer.world.device)
     device_memory.reset_peak()
     try:
-        model.try_batch(batch)
+        trainer.try_batch(batch)
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
         return False
-    return device_memory.peak() + model.moments_bytes() <= SHARE * device_memory.available()
+    return device_memory.peak() + trainer.moments_bytes() <= SHARE * device_memory.available()

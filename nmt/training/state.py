@@ -6,6 +6,7 @@ A state is a folder `update-<number>` with weights, optimizer moments and `state
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -78,9 +79,7 @@ class Interval(_Saved):
     @classmethod
     def empty(cls) -> Interval:
         """Return the interval of no update."""
-        return cls(
-            loss=0.0, likelihood=0.0, norm=0.0, padded=0.0, updates=0, sums=LengthSums.zero(), skipped=0, seconds=0.0
-        )
+        return cls.model_validate({**dict.fromkeys(cls.model_fields, 0), "sums": LengthSums.zero()})
 
 
 class TrainState(_Saved):
@@ -111,10 +110,9 @@ class TrainState(_Saved):
     @classmethod
     def initial(cls, setting: Setting) -> TrainState:
         """Return the state before the first update."""
-        return cls(
-            update=0, sums=LengthSums.zero(), padded=0.0, interval=Interval.empty(), best=float("inf"),
-            valid=float("inf"), worse=0, last_finite=0, seconds=0.0, device_seconds={}, resumes=0, setting=setting,
-        )  # fmt: skip
+        counts = dict.fromkeys(("update", "padded", "worse", "last_finite", "seconds", "resumes"), 0)
+        rest = {"best": math.inf, "valid": math.inf, "device_seconds": {}, "setting": setting}
+        return cls.model_validate({**counts, **rest, "sums": LengthSums.zero(), "interval": Interval.empty()})
 
     def with_lost_time(self, recorded: float) -> TrainState:
         """Return this state with the time up to `recorded` seconds, which a kill separated from its state.
@@ -170,15 +168,12 @@ def read_state(path: Path) -> TrainState:
     try:
         return TrainState.model_validate_json(text)
     except ValidationError as error:
-        wrong = error.errors()[0]
-        key = ".".join(map(str, wrong["loc"]))
-        problems = {
-            "missing": f"key `{key}` is missing",
-            "extra_forbidden": f"key `{key}` is unknown",
-            "unexpected_keyword_argument": f"key `{key}` is unknown",
-            "json_invalid": wrong["msg"],
-        }
-        problem = problems.get(wrong["type"], f"key `{key}`: {wrong['msg']}")
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        unknown = f"key `{key}` is unknown"
+        problems = {"missing": f"key `{key}` is missing", "json_invalid": first["msg"]}
+        problems |= dict.fromkeys(("extra_forbidden", "unexpected_keyword_argument"), unknown)
+        problem = problems.get(first["type"], f"key `{key}`: {first['msg']}")
         raise InputError(
             f"{path / STATE} cannot be resumed from ({problem}): remove {path} to start this training again"
         ) from error
@@ -226,12 +221,10 @@ def remove_later_checkpoints(folder: Path, update: int) -> None:
 def print_resume(state: TrainState, setting: Setting, updates: int) -> None:
     """Print where training resumes, and whether its weights will be those of an undisturbed training."""
     same = state.setting == setting
-    exact = same and setting.device == "cpu"
-    weights = f"the weights will {'' if exact else 'not '}be bit-identical to an undisturbed run's"
-    if exact:
-        reason = "processes, threads, micro-batch and device are the same"
-    elif same:
-        reason = "GPUs add in no fixed order"
-    else:
+    exact, reason = False, "GPUs add in no fixed order"
+    if not same:
         reason = f"the state was saved with {state.setting.model_dump()}, and this run has {setting.model_dump()}"
+    elif setting.device == "cpu":
+        exact, reason = True, "processes, threads, micro-batch and device are the same"
+    weights = f"the weights will {'' if exact else 'not '}be bit-identical to an undisturbed run's"
     print(f"resuming after update {state.update:,} of {updates:,}; {weights}: {reason}", flush=True)

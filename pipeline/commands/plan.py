@@ -125,9 +125,10 @@ def measured_rate(configuration: Configuration, corpus: Corpus, seconds: float =
     """Return the operations per second of real updates of this model on one device, the best of a few, and its name."""
     import torch
 
+    from nmt.config import Job
     from nmt.training.batches import MicroBatch, Update
     from nmt.training.distributed import World
-    from nmt.training.trainer import Job, Trainer
+    from nmt.training.trainer import Trainer
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     job = Job(model=configuration.model, training=configuration.training, vocabulary=corpus.vocabulary, corpus="none")

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 import torch
 
-from nmt.config import EOS, ModelSettings, SearchSettings, SubwordSettings, TrainingSettings
+from nmt.config import EOS, Job, ModelSettings, SearchSettings, SubwordSettings, TrainingSettings
 from nmt.flops import parameters
 from nmt.inference.search import search
 from nmt.text import subwords
 from nmt.text.subwords import Subwords
 from nmt.training.batches import Corpus, train_files, updates
 from nmt.training.distributed import World
-from nmt.training.trainer import Job, Trainer
+from nmt.training.trainer import Trainer
 from pipeline.config import rows
 from pipeline.corpora import archives
 

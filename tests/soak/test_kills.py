@@ -25,10 +25,10 @@ import yaml
 from kills import begin, end, every_kill, killed
 
 from nmt.common import tensors
+from nmt.config import Job
 from nmt.training import checkpoint, micro_batch_size
 from nmt.training.distributed import World, join_world
 from nmt.training.history import read_history
-from nmt.training.job import Job
 from nmt.training.trainer import train
 from pipeline.stages.train import prepare
 

@@ -21,7 +21,9 @@ import sys, threading, time
 from pathlib import Path
 import torch, yaml
 from nmt.training.distributed import World
-from nmt.training.trainer import Job, Trainer, train
+from nmt.config import Job
+from nmt.training.step import Trainer
+from nmt.training.trainer import train
 marks = [int(mark) for mark in sys.argv[2:]]
 step = Trainer.step
 most = 0

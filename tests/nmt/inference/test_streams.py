@@ -251,7 +251,7 @@ def test_a_disk_that_is_full_is_one_sentence_with_the_file(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--pair", "en-fr"], "translates en-de, but en-fr is asked for"),
+        (["--pair", "en-fr"], "translates en-de, but en-fr was requested"),
         (["--pair", "en"], "write it as en-de"),
         (["--nbest", "9"], "raise --beam"),
         (["--beam", "0"], "the search's beam is 0, but should be greater than or equal to 1: change it"),
@@ -379,8 +379,8 @@ def test_attention_of_every_layer_head_and_kind(
         assert arrays["encoder"].shape == (2, 2, source, source)
         assert arrays["decoder"].shape == (2, 2, target, target)
         assert arrays["cross"].shape == (2, 2, target, source)
-        for kind in attention_maps.KINDS:
-            assert np.allclose(arrays[kind].sum(-1), 1.0, atol=1e-5)
+        for name in attention_maps.ATTENTIONS:
+            assert np.allclose(arrays[name].sum(-1), 1.0, atol=1e-5)
         assert not np.triu(arrays["decoder"][0, 0], 1).any()
     pictures = sorted(out.glob("*.svg"))
     assert len(pictures) == 6

@@ -72,7 +72,7 @@ def test_splits_words_as_subword_nmt_does(counts: dict[str, int], words: list[st
         assert tuple(piece.removesuffix(INSIDE) for piece in merges.split(word)) == plain
         if len(word) > 1 and known:
             apart = encode(word, ranks, parts, known, INSIDE, (0, 2), {})
-            taken = merges.take_apart(merges.split(word), known)
+            taken = merges.split_unknown(merges.split(word), known)
             assert [piece.removesuffix(INSIDE) for piece in taken] == list(apart)
 
 
@@ -101,8 +101,8 @@ def test_merges_by_hand() -> None:
     assert merges.split("abc") == ["abc"]
     assert merges.split("ababc") == ["ab\n", "abc"]
     assert merges.split("bc") == ["bc"]
-    assert merges.take_apart(["ab\n", "abc"], {"ab\n": 1}) == ["ab\n", "ab\n", "c"]
-    assert merges.take_apart(["ab\n", "abc"], {}) == ["a\n", "b\n", "a\n", "b\n", "c"]
+    assert merges.split_unknown(["ab\n", "abc"], {"ab\n": 1}) == ["ab\n", "ab\n", "c"]
+    assert merges.split_unknown(["ab\n", "abc"], {}) == ["a\n", "b\n", "a\n", "b\n", "c"]
 
 
 @pytest.mark.parametrize("threshold", [3, 0, -1, -5])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nmt.text.word_cache import Remembered
+from nmt.text.word_cache import WordCache
 
 
 def test_finds_each_word_once_while_it_is_in_use() -> None:
@@ -12,7 +12,7 @@ def test_finds_each_word_once_while_it_is_in_use() -> None:
         asked.append(word)
         return word.upper()
 
-    words = Remembered(upper, 10)
+    words = WordCache(upper, 10)
     for number in range(200):
         assert words["often"] == "OFTEN"
         assert words[f"once {number}"] == f"ONCE {number}"
@@ -28,7 +28,7 @@ def test_forgets_what_is_no_longer_used() -> None:
         asked.append(word)
         return len(word)
 
-    words = Remembered(find, 2)
+    words = WordCache(find, 2)
     for word in ("a", "b", "c", "d", "e", "a"):
         assert words[word] == 1
     assert asked == ["a", "b", "c", "d", "e", "a"]

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.config import InputError
+from nmt.config import InputError, Job
 from nmt.training.distributed import World
-from nmt.training.trainer import Job, Trainer
+from nmt.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,7 +32,8 @@ from torch._dynamo.utils import counters
 from nmt.training.batches import Corpus, train_files, updates
 from nmt.training.distributed import World
 from nmt.training.history import interval_means
-from nmt.training.trainer import Job, Trainer
+from nmt.config import Job
+from nmt.training.trainer import Trainer
 job = Job.model_validate(json.loads(sys.argv[1]))
 trainer = Trainer(job, World(0, 1, torch.device("cpu")), micro_tokens=64)
 losses = []

@@ -12,13 +12,13 @@ import pytest
 import torch
 from devices import LimitedMemory, losses_with_room_for
 
-from nmt.config import InputError
+from nmt.config import InputError, Job
 from nmt.training import micro_batch_size
 from nmt.training.batches import Corpus, MicroBatch, train_files, updates
 from nmt.training.distributed import World, device_name
 from nmt.training.history import read_history
-from nmt.training.job import Job
-from nmt.training.trainer import Trainer, train
+from nmt.training.step import Trainer
+from nmt.training.trainer import train
 
 ALONE = World(0, 1, torch.device("cpu"))
 MakeJob = Callable[..., dict[str, Any]]

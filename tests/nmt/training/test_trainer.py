@@ -16,14 +16,14 @@ import pytest
 import torch
 
 from nmt.common import tensors
-from nmt.config import InputError, ModelSettings
+from nmt.config import InputError, Job, ModelSettings
 from nmt.flops import LengthSums, parameters, training_flops
 from nmt.training import checkpoint, state
 from nmt.training.batches import Corpus, check_positions, pairs_of, train_files, updates
 from nmt.training.distributed import World
 from nmt.training.history import read_history
-from nmt.training.job import Job
-from nmt.training.trainer import Trainer, stop_on_signals, stream, train
+from nmt.training.step import Trainer, stream
+from nmt.training.trainer import stop_on_signals, train
 
 ALONE = World(0, 1, torch.device("cpu"))
 MakeJob = Callable[..., dict[str, Any]]

@@ -17,16 +17,16 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from nmt.config import BOS
+from nmt.config import BOS, Job
 from nmt.flops import LengthSums, training_flops
 from nmt.model import Dropout
 from nmt.training import checkpoint
 from nmt.training.batches import Corpus, Update, train_files, updates
 from nmt.training.distributed import World
 from nmt.training.history import interval_means, read_history
-from nmt.training.job import Job
 from nmt.training.state import Interval
-from nmt.training.trainer import Trainer, train
+from nmt.training.step import Trainer
+from nmt.training.trainer import train
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)

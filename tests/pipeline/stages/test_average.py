@@ -13,10 +13,10 @@ import yaml
 from kills import every_kill
 
 from nmt.common import tensors
+from nmt.config import Job
 from nmt.inference import model_folder
 from nmt.training import checkpoint
 from nmt.training.distributed import World
-from nmt.training.trainer import Job
 from nmt.training.trainer import train as train_job
 from pipeline.config import resolution
 from pipeline.config.paths import CONFIG
