@@ -236,9 +236,15 @@ def _with_tags(gold: Sequence[Tree], parsed: Sequence[Tree]) -> Sequence[Tree]:
     return [tree.retagged([next(remaining) for _ in tree.leaves()]) for tree in parsed]
 
 
-def score(gold: Sequence[Sequence[Tree]], parsed: Sequence[Sequence[Tree] | str], rules: Rules = COLLINS) -> Scores:
+def score(
+    gold: Sequence[Sequence[Tree]],
+    parsed: Sequence[Sequence[Tree] | str],
+    rules: Rules = COLLINS,
+    gold_tags: bool = False,
+) -> Scores:
     """All scores of a corpus, a list of trees a sentence; a parsed sentence may be the reason why it has no tree.
 
+    With `gold_tags`, the gold tags replace the parsed ones, so that no wrongly tagged comma drops a sentence.
     Raises InputError where the sides have different numbers of sentences, no sentence can be scored, or GOLD has XX in
     place of tags.
     """
@@ -249,7 +255,7 @@ def score(gold: Sequence[Sequence[Tree]], parsed: Sequence[Sequence[Tree] | str]
             f"every tag in GOLD is {TAG}, so its punctuation cannot be found: give the treebank first, then the parses"
         )
     leaves = (leaf for trees in parsed if not isinstance(trees, str) for tree in trees for leaf in tree.leaves())
-    gold_tags = all(leaf.label == TAG for leaf in leaves)
+    gold_tags = gold_tags or all(leaf.label == TAG for leaf in leaves)
     sentences = []
     for ours, theirs in zip(gold, parsed, strict=True):
         if isinstance(theirs, str):
@@ -271,7 +277,7 @@ def score(gold: Sequence[Sequence[Tree]], parsed: Sequence[Sequence[Tree] | str]
     )
 
 
-def read(gold: Path, parsed: Path, rules: Rules = COLLINS) -> Scores:
+def read(gold: Path, parsed: Path, rules: Rules = COLLINS, gold_tags: bool = False) -> Scores:
     """The scores of a file of parsed trees against the gold file, one sentence a line.
 
     A parsed line that breaks the bracketing is a sentence that cannot be scored. Raises InputError with file and line
@@ -289,7 +295,7 @@ def read(gold: Path, parsed: Path, rules: Rules = COLLINS) -> Scores:
             others.append(_parsed(other, str(parsed), number))
     if not trees:
         raise InputError(f"{gold} is empty: there is no tree to score against")
-    return score(trees, others, rules)
+    return score(trees, others, rules, gold_tags)
 
 
 def report(gold: Path, parsed: Path) -> dict[str, Any]:

@@ -54,7 +54,8 @@ def _f1(data: DataSettings) -> dict[str, Any]:
     ):
         gold = RAW / f"{role}.{name}.{data.target}"
         parsed = TRANSLATIONS / f"{name}.{model.name}.{data.target}"
-        scores = evalb.read(gold, parsed)
+        # A wrongly tagged comma would drop its sentence: the gold tags say what is punctuation.
+        scores = evalb.read(gold, parsed, gold_tags=True)
         path = parsed.with_name(parsed.name + ".repairs.json")
         repairs = stage.read_json(path) if path.exists() else {}
         total = scores.total

@@ -164,6 +164,13 @@ def test_gold_tags_replace_xx_so_that_punctuation_is_found() -> None:
     assert "tags:gold" in scores.signature
 
 
+def test_gold_tags_on_request_keep_sentences_with_wrongly_tagged_punctuation() -> None:
+    gold, parsed = tree("(S (NN dog) (, ,) (NN cat))"), tree("(S (NN dog) (NN ,) (NN cat))")
+    scores = evalb.score([[gold]] * 2, [[parsed], [gold]], gold_tags=True)
+    assert (scores.total.errors, scores.total.f1, scores.total.tagging) == (0, 100.0, None)
+    assert evalb.score([[gold]] * 2, [[parsed], [gold]]).total.errors == 1
+
+
 def test_a_gold_tree_through_its_linearisation_is_a_complete_match() -> None:
     gold = tree(HE)
     parsed, _ = delinearise(linearise(gold, "vinyals"), gold.words(), "vinyals")
