@@ -83,7 +83,7 @@ def test_options_that_take_several_values() -> None:
 
 
 def test_a_shell_completes_commands_and_values() -> None:
-    for words, completed in (("wmt tr", "translate"), ("wmt catalog add --pair en-", "en-de\nen-fr")):
+    for words, completed in (("wmt tr", "translate"), ("wmt catalog add --pair en-", "en-de\nen-fr\nen-tree")):
         environment = {
             **os.environ, "_WMT_COMPLETE": "complete_bash", "COMP_WORDS": words,
             "COMP_CWORD": str(len(words.split()) - 1),
