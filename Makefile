@@ -49,28 +49,27 @@ lint: setup
 plan: setup
 	@$(VENV) wmt plan
 
-# MLflow and Prefect for this machine alone, on $MLFLOW_PORT and $PREFECT_PORT; they print Prefect's password. Ctrl-C
-# ends both.
+# Start MLflow and Prefect on loopback, at $MLFLOW_PORT and $PREFECT_PORT, and print Prefect's password. Ctrl-C ends both.
 ui: setup
 	@$(VENV) wmt ui
 
-# The same, and a worker that runs what is asked of Prefect's deployments.
+# The same, with a worker that runs Prefect's deployments.
 serve: setup
 	@$(VENV) wmt serve
 
-# Those that need no text and no model; tests/bench has the others' options.
+# The benchmarks that need no text and no model; `python -m tests.bench.decoding --help` has the options of another.
 bench: setup
 	@$(VENV) python -m tests.bench.preprocessing
 	@$(VENV) python -m tests.bench.training --row small --updates 30
 	@$(VENV) python -m tests.bench.tracking
 
-# Changes the code wrongly, 600 times, and sees whether a test fails; hours. What is tried again goes on.
+# Change the code wrongly 600 times, and see whether a test fails. This takes hours; an interrupted run resumes.
 mutants: setup
 	@$(VENV) python tests/mutants/run.py $(MUTANTS)
 
 soak: setup
 	@$(VENV) pytest -n 0 -s tests/soak
 
-# Everything that was made, but for DVC's cache of finished stages and the state of runs in work/.
+# Delete everything generated except DVC's cache of finished stages and the state of runs in work/.
 clean:
 	rm -rf data/raw data/tokenized data/subwords data/binned models results .venv

@@ -14,35 +14,32 @@ from nmt.config import InputError
 
 
 class Interrupted(Exception):
-    """The stage was asked to stop; what it had done is kept, and running it again goes on from there."""
+    """The stage was asked to stop. Its finished work stays, and the same command resumes it."""
 
 
 class Tracker(Protocol):
-    """Who keeps a run's metrics and artifacts. Stages are handed one; they do not know which."""
+    """Records what a stage measures. The runner hands one to each stage."""
 
     def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
-        """Numbers, at an update of training or for the run as a whole."""
+        """Record numbers, of an update of training or of the whole stage."""
 
     def tags(self, values: Mapping[str, str]) -> None:
-        """Facts that are not numbers."""
-
-    def artifact(self, path: Path, folder: str | None = None) -> None:
-        """A file or a folder to keep with the run."""
+        """Record facts that are not numbers."""
 
 
 def state_root() -> Path:
-    """Where training state, download caches and tracking live, outside DVC's outputs.
+    """Return the folder of training states, downloads and records of runs, outside DVC's outputs.
 
-    `$WMT_STATE`; else `work/` of the repository that DVC runs in (of the original one in a queued experiment).
+    It is `$WMT_STATE`, or else `work/` of the repository in which DVC runs; in a queued experiment, of the original.
     """
     if root := os.environ.get("WMT_STATE"):
         return Path(root)
     return Path(os.environ.get("DVC_ROOT", ".")) / "work"
 
 
-def check_versions(wanted: Mapping[str, str]) -> None:
-    """Raise InputError where an installed library is not the version that the configuration was resolved with."""
-    for package, version in wanted.items():
+def check_versions(resolved: Mapping[str, str]) -> None:
+    """Raise InputError if the installed version of a library is not the one in the resolved configuration."""
+    for package, version in resolved.items():
         installed = importlib.metadata.version(package.replace("_", "-"))
         if installed != version:
             raise InputError(
@@ -58,7 +55,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file that another stage wrote; raises InputError where it is missing or not a JSON object."""
+    """Return a file that another stage wrote; raises InputError if it is missing or not a JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

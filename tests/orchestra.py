@@ -113,9 +113,14 @@ class Orchestra:
             output = terminal.theirs if terminal else log.fileno()
             process = subprocess.Popen(
                 [sys.executable, "-m", "pipeline.cli", "serve"],
-                cwd=self.clone.folder, env={**self.environment(), **ports}, stdin=terminal and output, stdout=output,
-                stderr=output, start_new_session=True, preexec_fn=terminal and terminal.control,  # noqa: PLW1509 - one system call
-            )  # fmt: skip
+                cwd=self.clone.folder,
+                env={**self.environment(), **ports},
+                stdin=terminal and output,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=terminal and terminal.control,  # noqa: PLW1509 - one system call
+            )
         try:
             until(lambda: process.poll() is not None or b"a run: " in self.log.read_bytes()[before:], "the services")
             assert process.poll() is None, self.log.read_text()
@@ -195,8 +200,12 @@ class Orchestra:
         """`prefect deployment run` with a short name, as a user types it; returns the flow run's id."""
         result = subprocess.run(
             ["prefect", "deployment", "run", *options, "wmt-en-de"],
-            cwd=self.clone.folder, env=self.environment(), capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            cwd=self.clone.folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert result.returncode == 0, result.stdout + result.stderr
         return next(line.split()[-1] for line in result.stdout.split("\n") if "UUID" in line)
 

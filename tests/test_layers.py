@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import grimp
@@ -38,8 +41,9 @@ def python(program: str) -> subprocess.CompletedProcess[str]:
 def test_importing_nmt_imports_no_orchestrator() -> None:
     modules = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for path in sorted((ROOT / "nmt").rglob("*.py")) if path.stem != "__init__"
-    ]  # fmt: skip
+        for path in sorted((ROOT / "nmt").rglob("*.py"))
+        if path.stem != "__init__"
+    ]
     program = f"""
 import importlib, sys
 for name in {modules!r}:
@@ -53,12 +57,44 @@ print(*sorted({{"mlflow", "prefect", "dvc", "pipeline"}} & set(sys.modules)))
 
 def test_training_needs_few_libraries() -> None:
     absent = {
-        "mlflow", "prefect", "dvc", "sacremoses", "subword_nmt", "sentencepiece", "sacrebleu", "jaxtyping", "beartype",
-        "matplotlib", "pandas", "rich", "scipy", "sklearn",
-    }  # fmt: skip
+        "mlflow",
+        "prefect",
+        "dvc",
+        "sacremoses",
+        "subword_nmt",
+        "sentencepiece",
+        "sacrebleu",
+        "jaxtyping",
+        "beartype",
+        "matplotlib",
+        "pandas",
+        "rich",
+        "scipy",
+        "sklearn",
+    }
     assert not absent & TRAINING
     modules = ["nmt.training.trainer", "nmt.training.checkpoint", "nmt.flops"]
     result = python(ABSENT.format(absent=absent, modules=modules))
+    assert result.returncode == 0, result.stderr
+
+
+def test_running_needs_no_tool_of_the_tests() -> None:
+    """Everything imports without the packages of the extra `dev`, and nothing else names them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {re.split(r"[<>=]", tool)[0] for tool in project["optional-dependencies"]["dev"]}
+    tools = {module for module, owners in packages_distributions().items() if names & set(owners)}
+    assert {"pytest", "hypothesis", "jaxtyping", "beartype", "grimp", "mypy"} <= tools
+    assert not names & {re.split(r"[<>=]", package)[0] for package in project["dependencies"]}
+    graph = grimp.build_graph("nmt", "pipeline", include_external_packages=True, cache_dir=None)
+    imported = {
+        (name, tool) for tool in tools & graph.modules for name in graph.find_modules_that_directly_import(tool)
+    }
+    assert imported == {("nmt.common.shapes", "jaxtyping")}
+    modules = [
+        *("nmt.training.trainer", "nmt.inference.streams", "nmt.evaluation.bleu", "pipeline.cli", "pipeline.__main__"),
+        *(f"pipeline.stages.{name}" for name in STAGES),
+    ]
+    result = python(ABSENT.format(absent=tools, modules=modules))
     assert result.returncode == 0, result.stderr
 
 
@@ -78,13 +114,14 @@ def test_help_answers_at_once(arguments: list[str], seconds: float) -> None:
 
 
 def test_no_import_closes_a_cycle() -> None:
-    """Counted are imports wherever they stand: in functions and under TYPE_CHECKING too."""
+    """All imports count, also those in functions and under TYPE_CHECKING."""
     graph = grimp.build_graph("nmt", "pipeline", cache_dir=None)
     cycles = {
         " -> ".join([module, *back])
-        for module in graph.modules for imported in graph.find_modules_directly_imported_by(module)
+        for module in graph.modules
+        for imported in graph.find_modules_directly_imported_by(module)
         if (back := graph.find_shortest_chain(imported, module))
-    }  # fmt: skip
+    }
     assert cycles == set()
 
 

@@ -1,10 +1,13 @@
-"""Every README.md: its links, paths, commands and targets exist."""
+"""Every README.md: its links, paths, commands and targets exist, and its commands run."""
 
 from __future__ import annotations
 
 import importlib.util
+import io
+import json
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -13,16 +16,26 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from clones import SHRUNKEN, Clone
+from command_line import wmt
+from model_folders import folder_of
 
 from pipeline import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_LINES = 130
 """Of the main README."""
+LARGEST_PICTURE = 150_000
+"""In bytes."""
 GENERATED = (
-    ".venv", "work", "models/a", "models/b", "results/ablation.md", "data/catalog/mine.yaml",
+    ".venv",
+    "work",
+    "models/a",
+    "models/b",
+    "results/ablation.md",
+    "data/catalog/mine.yaml",
     "config.yaml",  # of a model folder
-)  # fmt: skip
+)
 """Paths that commands in the READMEs make, beside the outputs of dvc.yaml's stages."""
 SUFFIXES = (".py", ".md", ".yaml", ".yml", ".toml", ".lock")
 """What ends like this is a path, even without a folder."""
@@ -113,6 +126,12 @@ def test_links_lead_to_files_and_headings(readme: str) -> None:
 
 
 @each_readme
+def test_pictures_are_small(readme: str) -> None:
+    for path in re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", prose(readme)):
+        assert (ROOT / readme).parent.joinpath(path).stat().st_size <= LARGEST_PICTURE, f"{readme}: {path}"
+
+
+@each_readme
 def test_paths_exist(readme: str) -> None:
     words = re.findall(r"`([^`\n]+)`", prose(readme))
     assert [word for word in words if is_path(word) and not exists(word)] == []
@@ -141,12 +160,88 @@ def test_make_targets_exist(readme: str) -> None:
 
 @each_readme
 def test_commands_exist(readme: str) -> None:
-    wmt: Any = typer.main.get_command(cli.app)
+    command: Any = typer.main.get_command(cli.app)
     for line in code(readme):
         for words in re.findall(r"(?:^|[\s/])wmt((?: [a-z]+)+)", line):
-            at = wmt
+            at = command
             for word in words.split():
                 if not hasattr(at, "commands"):
                     break
                 assert word in at.commands, f"{readme}: {line}"
                 at = at.commands[word]
+
+
+PROGRAMS = "wmt|dvc|make|prefect|mlflow|pytest|python|curl|export|echo"
+TREATED: dict[str, Any] = yaml.safe_load((ROOT / "tests/readme_commands.yaml").read_text(encoding="utf-8"))
+
+
+def commands(readme: str) -> Iterator[str]:
+    """The commands in blocks of shell code, after `$` where output follows, and those that fill a cell of a table."""
+    for language, block in re.findall(r"^```(sh|console)\n(.*?)^```$", read(readme), flags=re.DOTALL | re.MULTILINE):
+        lines = re.sub(r"\\\n\s*", "", block).splitlines()
+        if language == "console":
+            lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        yield from filter(None, (re.sub(r"(^|\s+)#.*", "", line) for line in lines))
+    for row in re.findall(r"^\|.*$", prose(readme), flags=re.MULTILINE):
+        cells = [cell.strip() for cell in row.split("|")]
+        yield from (cell.strip("`") for cell in cells if re.fullmatch(rf"`(\w+=\S+ )*({PROGRAMS}) [^`]+`", cell))
+
+
+def treated() -> dict[str, str]:
+    """Every command of the list, with how it is tested."""
+    found = dict.fromkeys(TREATED["run"], "run here")
+    for how in ("tested", "not_run"):
+        found |= {command: reason for reason, listed in TREATED[how].items() for command in listed}
+    return found
+
+
+def test_every_command_is_run_or_listed_with_a_reason() -> None:
+    used = {command for readme in readmes() for command in commands(readme)}
+    assert used - treated().keys() == set(), "list these in tests/readme_commands.yaml"
+    assert treated().keys() - used == set(), "these are in no README any more"
+    listed = sum(len(names) for how in ("tested", "not_run") for names in TREATED[how].values())
+    assert len(treated()) == len(TREATED["run"]) + listed, "a command is listed twice"
+
+
+@pytest.mark.parametrize("test", TREATED["tested"])
+def test_the_tests_that_run_commands_exist(test: str) -> None:
+    path, _, name = test.partition("::")
+    assert f"def {name}(" in read(path)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    """A copy of the repository with tiny models, lines of text and scores."""
+    clone = Clone(tmp_path_factory.mktemp("readmes") / "clone")
+    clone.params(overrides=SHRUNKEN)
+    for number, name in enumerate(("average", "a", "b")):
+        folder_of(clone.folder / "models" / name, seed=number)
+    names = [f"{name}.{language}" for name in ("train", "dev", "val", "test") for language in ("en", "de")]
+    names += ["test_2016_flickr.en", "test_2016_flickr.de", "in.en", "ref.de", "base.de", "other.de"]
+    for name in names:
+        (clone.folder / name).write_text("the old man sees a dog .\nShe sleeps well\n")
+    (clone.folder / "results").mkdir()
+    scores = {"bleu": 1.0, "bleu_low": 0.5, "bleu_high": 1.5, "bleu_set": "test", "bleu_signature": "nrefs:1"}
+    (clone.folder / "results/metrics.json").write_text(json.dumps(scores))
+    return clone
+
+
+@pytest.mark.parametrize("command", TREATED["run"])
+def test_commands_run(
+    finished: Clone, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`wmt` runs in this process, which saves the import of torch; other commands run in a shell."""
+    monkeypatch.chdir(finished.folder)
+    words, given = shlex.split(command), b""
+    if words[0] == "echo":
+        given, words = f"{words[1]}\n".encode(), words[3:]
+    if "<" in words:
+        given, words = Path(words[-1]).read_bytes(), words[:-2]
+    if words[0] != "wmt":
+        result = finished.run("sh", "-c", command)
+        assert result.returncode == 0, result.stderr
+        return
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+    assert wmt(*words[1:]) == 0
+    if "translate" in words and "--output" not in words:
+        assert len(capsys.readouterr().out.splitlines()) >= len(given.splitlines())

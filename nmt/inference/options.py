@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,7 +22,7 @@ class TranslationOptions:
     """The options of `wmt translate`; None leaves a setting to the model folder."""
 
     model: Path
-    ensemble: tuple[Path, ...]
+    ensemble: Sequence[Path]
     """More models of the same vocabulary."""
     pair: str | None
     """Refuse a model of another pair."""

@@ -53,7 +53,7 @@ def translator(options: TranslationOptions) -> Translator:
     pair = tuple(options.pair.split("-")) if options.pair else None
     if pair is not None and len(pair) != 2:
         raise InputError(f"--pair is `{options.pair}`: write it as en-de")
-    device = torch.device(options.device) if options.device else None
+    device = _device(options.device) if options.device else None
     folders, weights = [options.model, *options.ensemble], options.engine == "torch"
     models = Models(folders, device, options.precision, pair, weights=weights)
     given = {key: getattr(options, key) for key in ("beam", "alpha", "max_extra", "stop")}
@@ -62,6 +62,14 @@ def translator(options: TranslationOptions) -> Translator:
         raise InputError(f"--nbest is {options.nbest}, and the beam {settings.beam}: raise --beam to it")
     engine = _engine(options, models)
     return Translator(models, None, settings, engine, options.longest, split=options.long == "split")
+
+
+def _device(name: str) -> torch.device:
+    """Return a device on which torch can make a tensor; raises InputError where it cannot."""
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"--device is `{name}`, which torch cannot use here: give cpu, or cuda with a GPU") from error
 
 
 def _engine(options: TranslationOptions, models: Models) -> Engine:

@@ -1,1 +1,1 @@
-"""What `wmt` runs beside the stages: plan, rows, states, join, ablation."""
+"""The commands of `wmt`: model folders, catalogs, plan, rows, states, join, ablation."""

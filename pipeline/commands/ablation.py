@@ -1,9 +1,6 @@
-"""An ablation: rows of Table 3, scaled down together, trained with several seeds under one budget; `wmt ablation`.
+"""`wmt ablation`: train rows of Table 3, scaled down together, with several seeds, and compare them.
 
-Every run is a DVC experiment of params.yaml's pair (`dvc exp show` lists them), of the repository as it stands when the
-ablation begins; those that are there already are not run again. Widths (d_model, d_ff, d_k, d_v) are divided by
---width, layers by --depth, for all rows alike; heads, dropout, label smoothing and positions are the row's own.
-Compared are perplexity and BLEU of the validation set, from the last checkpoint, as in Table 3.
+Every run is a DVC experiment in a copy of the repository.
 """
 
 from __future__ import annotations
@@ -26,14 +23,17 @@ from typing import Any
 from nmt.common.files import writing
 from nmt.config import InputError
 from pipeline.config import rows
-from pipeline.config.resolution import read_params
+from pipeline.config.resolution import read_params, resolve
 from pipeline.config.settings import Pair
 from pipeline.corpora.blocks import workers
 from pipeline.runs import copies
 from pipeline.runs.pipeline_run import Run
+from pipeline.tracking import stage_tracker
+from pipeline.tracking.record import Record, keep, lock, runs_folder
 
-ROWS = ("base", "A-h1", "B-dk16", "C-N2", "D-pdrop0.0", "D-eps0.0", "E-learned-positions")
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
+CHECKPOINTS = 5
+"""Checkpoints of each run, all of which are averaged; `big` would ask for 20."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Interval:
 
     @staticmethod
     def of(values: Sequence[float]) -> Interval:
-        """Of one value a seed."""
+        """Return the interval of one value a seed."""
         mean = statistics.fmean(values)
         if len(values) < 2:
             return Interval(mean, -math.inf, math.inf)
@@ -56,7 +56,7 @@ class Interval:
         return Interval(mean, mean - half, mean + half)
 
     def text(self, digits: int, sign: str = "") -> str:
-        """The mean, then the bounds in parentheses."""
+        """Return the mean, then the bounds in parentheses."""
         if math.isinf(self.low):
             return f"{self.mean:{sign}.{digits}f} (one seed)"
         return f"{self.mean:{sign}.{digits}f} ({self.low:{sign}.{digits}f} to {self.high:{sign}.{digits}f})"
@@ -64,34 +64,26 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of an ablation."""
+    """The options of `wmt ablation`, whose help explains them."""
 
     rows: Sequence[str]
     seeds: Sequence[int]
     corpus: str | None
-    """A file of data/catalog/; None: that of params.yaml."""
     width: int
-    """Divides every width."""
     depth: int
-    """Divides the layers."""
     updates: int
     tokens: int
-    """Target tokens of an update."""
     warmup: int
-    """Updates of warm-up."""
     merges: int
-    """BPE merges, or word pieces."""
     jobs: int
-    """Runs beside each other."""
     rate: float
-    """Multiplies Eq. 3."""
     precision: str
     out: Path
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is equal in all runs of an ablation."""
+    """The settings that all runs of an ablation share."""
 
     pair: Pair
     corpus: str
@@ -100,30 +92,39 @@ class Plan:
     training: Mapping[str, Any]
     subwords: Mapping[str, Any]
     repository: str
-    """The commit, and what of the code differs from it."""
+    """The commit and a hash of the uncommitted changes."""
 
-    def overrides(self, row: str) -> dict[str, dict[str, Any]]:
-        """The overrides of a row's run."""
+    def params(self, row: str, seed: int) -> dict[str, Any]:
+        """Return the content of params.yaml for a run. Raises InputError where a size is divided to 0."""
         settings = rows.settings(row, self.pair)["model"]
         model = {"N": settings["N"] // self.depth, **{key: settings[key] // self.width for key in WIDTHS}}
         for key, value in model.items():
             if value < 1:
                 raise InputError(f"row {row}: {key} of {settings[key]} is divided to 0: lower --width or --depth")
-        return {"model": model, "training": dict(self.training), "subwords": dict(self.subwords)}
+        averaging = {"last": min(CHECKPOINTS, self.training["updates"])}
+        overrides = {"model": model, "training": self.training, "subwords": self.subwords, "averaging": averaging}
+        return {"row": row, "pair": self.pair, "corpus": self.corpus, "seed": seed, "overrides": overrides}
+
+    @property
+    def study(self) -> str:
+        """The name of the record that all runs have as parent: equal for equal settings and code alone."""
+        what = json.dumps([self.pair, self.corpus, self.width, self.depth, self.training, self.subwords])
+        digest = hashlib.sha256((what + self.repository).encode()).hexdigest()[:6]
+        return f"ablation-{self.corpus}-{self.pair}-{digest}"
 
     def name(self, row: str, seed: int) -> str:
-        """The experiment's name: equal for equal settings and code alone."""
-        what = json.dumps([self.pair, self.corpus, self.overrides(row), self.repository], sort_keys=True)
-        return f"ablation-{row.replace('.', '_')}-{seed}-{hashlib.sha256(what.encode()).hexdigest()[:6]}"
+        """Return the experiment's name: equal names mean equal settings and code."""
+        content = json.dumps([self.params(row, seed), self.repository], sort_keys=True)
+        return f"ablation-{row.replace('.', '_')}-{seed}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
 
 
 def finished(commit: str) -> dict[str, dict[str, Any]]:
-    """What the finished experiments of a commit made, by name."""
+    """Return the data of the finished experiments of a commit by name. Raises InputError where DVC fails."""
     command = ["dvc", "exp", "show", "--json", "--rev", commit]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        told = next((line for line in result.stderr.split("\n") if line.startswith("ERROR")), result.stderr.strip())
-        raise InputError(f"`dvc exp show` failed: {told}")
+        error = next((line for line in result.stderr.split("\n") if line.startswith("ERROR")), result.stderr.strip())
+        raise InputError(f"`dvc exp show` failed: {error}")
     return {
         str(experiment["name"]): experiment["revs"][0]["data"]
         for commit in json.loads(result.stdout)
@@ -132,24 +133,23 @@ def finished(commit: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def run_of(name: str) -> Run:
-    """The run of that name; what it prints stands in its log."""
-    return Run(Path.cwd(), name, name, lambda line: None)
+def run_of(plan: Plan, name: str) -> Run:
+    """Return the run of that name. Its output goes to its log only."""
+    return Run(Path.cwd(), name, name, lambda line: None, plan.study)
 
 
 def prepared(plan: Plan, name: str, row: str, seed: int) -> Run:
-    """A run in a copy of the repository of its own, made now: what is edited later is no part of the ablation.
+    """Return a run in a copy of the repository made now, so that later edits do not change the ablation.
 
-    (`dvc exp run --temp` would be shorter. Of those at work at the same time one takes what another has queued.)
+    `dvc exp run --temp` would be shorter, but of several such processes one takes the experiment that another queued.
     """
-    run = run_of(name)
-    changes = {"row": row, "seed": seed, "corpus": plan.corpus, "pair": plan.pair, "overrides": plan.overrides(row)}
-    copies.make(run.original, run.folder, changes)
+    run = run_of(plan, name)
+    copies.make(run.original, run.folder, plan.params(row, seed))
     return run
 
 
 def experiment(run: Run, stopped: threading.Event) -> None:
-    """Run it. Raises InputError where it fails, InterruptedError if stopped."""
+    """Run all stages and save the experiment. Raises InputError where a stage fails, InterruptedError if stopped."""
 
     def stop() -> None:
         if stopped.is_set():
@@ -158,7 +158,9 @@ def experiment(run: Run, stopped: threading.Event) -> None:
     try:
         run.begin({}, None)
         if run.dvc("repro", tick=stop) != 0:
-            raise InputError(f"{run.name} failed, as {run.folder / 'log'} tells: mend that and run this again to go on")
+            raise InputError(
+                f"{run.name} failed: read {run.folder / 'log'}, mend the cause and run this again to resume"
+            )
         run.save(())
     finally:
         run.close()
@@ -166,14 +168,14 @@ def experiment(run: Run, stopped: threading.Event) -> None:
 
 
 def run_all(plan: Plan, names: Mapping[str, tuple[str, int]], known: Collection[str], jobs: int) -> None:
-    """Run what is not there yet, `jobs` at a time. Raises InputError where one fails; those at work end first."""
-    # Copies that are left: of a run that failed, with the code that failed, or of a killed one, perhaps still ending.
-    for left in map(run_of, names):
+    """Run the missing experiments, `jobs` at a time. Raises InputError where one fails, after the running ones end."""
+    # Earlier calls leave copies: of a failed run, with its old code, or of a killed run, which may still be ending.
+    for left in (run_of(plan, name) for name in names):
         with copies.held(left.folder):
             left.remove()
     missing = [name for name in names if name not in known]
     print(f"{len(missing)} runs of {len(names)} to do", flush=True)
-    # Runs beside each other share the cores; the launcher would give all of them to each.
+    # Simultaneous runs share the cores; the launcher would give each run all of them.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, workers() // jobs)))
     runs = [prepared(plan, name, *names[name]) for name in missing]
     started, stopped = time.monotonic(), threading.Event()
@@ -197,7 +199,7 @@ def run_all(plan: Plan, names: Mapping[str, tuple[str, int]], known: Collection[
 def results(
     found: Mapping[str, dict[str, Any]], names: Mapping[str, tuple[str, int]]
 ) -> dict[str, dict[str, list[float]]]:
-    """Perplexity and BLEU of the validation set, and the parameters, by row, a value a seed in the seeds' order."""
+    """Return perplexity and BLEU of the validation set, and the parameters, by row: one value a seed, in order."""
     measured: dict[str, dict[str, list[float]]] = {}
     for name, (row, _) in names.items():
         metrics = found[name]["metrics"]["results/metrics.json"]["data"]
@@ -208,38 +210,35 @@ def results(
 
 
 def trend(row: str, kind: str, differences: Interval, paper: float | None) -> str:
-    """What a row's difference from base shows, beside the paper's."""
-    what, digits = ("perplexity", 2) if kind == "ppl" else ("BLEU", 1)
+    """Return a sentence on a row's difference from base, beside the paper's difference."""
+    measure, digits = ("perplexity", 2) if kind == "ppl" else ("BLEU", 1)
     theirs = "" if paper is None else f"; the paper's {paper:+.{digits}f}"
-    shown = differences.text(digits, "+")
+    found = differences.text(digits, "+")
     if differences.low <= 0 <= differences.high:
-        return f"{row}: {what} {shown}{theirs}: no difference from base that these seeds show."
+        return f"{row}: {measure} {found}{theirs}: no difference from base that these seeds show."
     if paper is None or paper == 0:
-        return f"{row}: {what} {shown}{theirs}: another than base's."
+        return f"{row}: {measure} {found}{theirs}: another than base's."
     agrees = "as in the paper" if (differences.mean > 0) == (paper > 0) else "against the paper"
-    return f"{row}: {what} {shown}{theirs}: a difference from base, {agrees}."
+    return f"{row}: {measure} {found}{theirs}: a difference from base, {agrees}."
 
 
 def report(plan: Plan, measured: Mapping[str, Mapping[str, Sequence[float]]], seeds: int) -> str:
-    """The table and a sentence on every trend, in Markdown."""
+    """Return the table and a sentence on every difference from base, in Markdown."""
     budget = ", ".join(f"{key} {value}" for key, value in plan.training.items())
     caption = (
         f"Corpus {plan.corpus}, {plan.pair}, validation set, last checkpoint; widths divided by {plan.width}, layers "
         f"by {plan.depth}; {budget}; {seeds} seeds, 95% intervals by Student's t. The paper's are newstest2013's."
     )
-    lines = [
-        caption,
-        "",
-        "| row | params | PPL | BLEU | paper PPL | paper BLEU |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = [caption, "", "| row | params | PPL | BLEU | paper PPL | paper BLEU |", "|---|---|---|---|---|---|"]
     sentences = []
     base = rows.row("base").paper
     for row, values in measured.items():
         paper = rows.row(row).paper
         ppl, bleu = Interval.of(values["ppl"]), Interval.of(values["bleu"])
         millions = f"{values['params'][0] / 1e6:.2f} M"
-        lines.append(f"| `{row}` | {millions} | {ppl.text(2)} | {bleu.text(1)} | {paper.ppl} | {paper.bleu} |")
+        lines.append(
+            f"| `{row}` | {millions} | {ppl.text(2)} | {bleu.text(1)} | {paper.ppl or ''} | {paper.bleu or ''} |"
+        )
         if row == "base" or "base" not in measured:
             continue
         for kind, theirs, of_base in (("ppl", paper.ppl, base.ppl), ("bleu", paper.bleu, base.bleu)):
@@ -250,35 +249,49 @@ def report(plan: Plan, measured: Mapping[str, Mapping[str, Sequence[float]]], se
 
 
 def run(options: Options) -> str:
-    """Run what is missing and compare; returns the report, which is also written to `options.out`.
+    """Run the missing experiments and return the report, which is also written to `options.out`.
 
     Raises InputError where the settings do not fit, or a run fails.
     """
     params = read_params()
     if params.get("overrides"):
         raise InputError(
-            "params.yaml: `overrides` would go over every row's own settings: empty them (--updates, --tokens and "
-            "others set what is equal in all runs)"
+            "params.yaml: `overrides` would change the settings of every row: empty them (--updates, --tokens and "
+            "others set what all runs share)"
         )
     commit = copies.git(Path(), "rev-parse", "HEAD").stdout.decode().strip()
     changed = copies.git(Path(), "diff", commit, "--", ".", ":!params.yaml", ":!dvc.lock").stdout
-    plan = Plan(
-        pair=params["pair"], corpus=options.corpus or params["corpus"], width=options.width, depth=options.depth,
-        training={
-            "updates": options.updates, "tokens": options.tokens, "warmup_steps": options.warmup,
-            "learning_rate_scale": options.rate, "precision": options.precision, "validate_every": options.updates,
-            "checkpoint_every": max(1, options.updates // 5), "keep_checkpoints": 5,
-        },
-        subwords={"merges": options.merges} if params["pair"] == "en-de" else {"vocabulary": options.merges},
-        repository=commit + hashlib.sha256(changed).hexdigest(),
-    )  # fmt: skip
+    training = {
+        "updates": options.updates,
+        "tokens": options.tokens,
+        "warmup_steps": options.warmup,
+        "learning_rate_scale": options.rate,
+        "precision": options.precision,
+        "validate_every": options.updates,
+        "checkpoint_every": max(1, options.updates // CHECKPOINTS),
+        "keep_checkpoints": CHECKPOINTS,
+    }
+    subwords = {"merges" if params["pair"] == "en-de" else "vocabulary": options.merges}
+    corpus = options.corpus or params["corpus"]
+    repository = commit + hashlib.sha256(changed).hexdigest()
+    plan = Plan(params["pair"], corpus, options.width, options.depth, training, subwords, repository)
+    for row in options.rows:
+        # Refuses wrong settings now, not in a stage of the last run.
+        resolve(plan.params(row, options.seeds[0]))
     names = {plan.name(row, seed): (row, seed) for row in options.rows for seed in options.seeds}
+    study = Record(runs_folder() / plan.study)
+    settings = {"width": plan.width, "depth": plan.depth, **plan.training, **plan.subwords}
+    study.create(pair=plan.pair, corpus=plan.corpus, settings=settings)
     try:
-        run_all(plan, names, finished(commit).keys(), options.jobs)
+        with lock(study.stage_lock):
+            run_all(plan, names, finished(commit).keys(), options.jobs)
     except KeyboardInterrupt:
-        print("ablation: stopped; the same command goes on", file=sys.stderr)
+        print("ablation: stopped; the same command resumes it", file=sys.stderr)
         raise
     text = report(plan, results(finished(commit), names), len(options.seeds))
     with writing(options.out) as temporary:
         temporary.write_text(text, encoding="utf-8")
+    keep(options.out, study.results / "ablation.md")
+    study.update(complete=True)
+    stage_tracker.publish(study, "ablation")
     return text

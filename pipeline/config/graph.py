@@ -52,6 +52,17 @@ def made_by(path: str, graph: Mapping[str, Stage]) -> str | None:
     return next(makers, None)
 
 
+def upstream(name: str, graph: Mapping[str, Stage]) -> list[str]:
+    """Return `name` and every stage that it rests on, in dvc.yaml's order; empty where the graph has no such stage."""
+    found, waiting = set[str](), [name]
+    while waiting:
+        if (each := waiting.pop()) in graph and each not in found:
+            found.add(each)
+            made = (made_by(path, graph) for path in (*graph[each].deps, *graph[each].params))
+            waiting += [other for other in made if other is not None]
+    return [name for name in graph if name in found]
+
+
 def _stage(name: str, entry: Mapping[str, Any]) -> Stage:
     params: dict[str, list[str]] = {}
     for item in entry.get("params") or ():

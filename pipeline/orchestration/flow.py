@@ -1,8 +1,8 @@
-"""The pipeline as Prefect flows: the graph of dvc.yaml, a task a stage; the only importer of prefect.
+"""The pipeline as Prefect flows, one a language pair: a task for each stage of dvc.yaml.
 
-`python -m pipeline.orchestration.flow serve` offers both flows as deployments, without a work pool; infra/prefect.yaml
-has them for one. A run works in a copy of the repository (pipeline/runs/copies.py), its stages are run by DVC
-(pipeline/runs/pipeline_run.py), and its results come back as a DVC experiment of the run's name.
+`python -m pipeline.orchestration.flow serve` offers the flows as deployments without a work pool; infra/prefect.yaml
+has the deployments of a work pool. A run works in a copy of the repository (pipeline/runs/copies.py), DVC runs its
+stages (pipeline/runs/pipeline_run.py), and its results become a DVC experiment with the name of the run.
 """
 
 from __future__ import annotations
@@ -10,75 +10,60 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, cast
-from uuid import UUID
+from typing import Any, cast
 
 import coolname.data
-from prefect import Task, flow, get_run_logger, runtime, serve, task
-from prefect.artifacts import (
-    create_markdown_artifact,
-    create_progress_artifact,
-    create_table_artifact,
-    update_progress_artifact,
-)
+from prefect import Flow, Task, flow, get_run_logger, runtime, serve, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.concurrency.sync import concurrency
 from prefect.deployments.runner import RunnerDeployment
-from prefect.exceptions import TerminationSignal
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, TerminationSignal
 from prefect.states import Completed, Failed
 from prefect.types.entrypoint import EntrypointType
-from pydantic import Field
 
 from nmt.common.processes import die_with_parent
 from nmt.config import InputError
 from pipeline.config import graph, paths, resolution
-from pipeline.orchestration import summaries
+from pipeline.orchestration import artifacts
+from pipeline.runs import copies
 from pipeline.runs.pipeline_run import Run, unique_name
-from pipeline.tracking.spool import Spool
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository whose copies the runs work in."""
-WORKER = os.getppid() if "PREFECT__FLOW_RUN_ID" in os.environ else None
-"""The worker whose child this process is."""
 RETRY_DELAYS = [10.0, 60.0, 300.0]
-"""Seconds before what failed by no fault of the user is tried again."""
+"""Seconds before each retry of a failed stage."""
 LEASE = 60.0
-"""Seconds after which a GPU whose run is dead is free for another."""
-PROGRESS_SECONDS = 5.0
-"""Between two updates of the progress artifact."""
+"""Seconds after which the slots of a killed run are free again; the least that Prefect allows."""
+NVIDIA_SMI_TIMEOUT = 30.0
+"""Seconds."""
 
-Row = Annotated[str | None, Field(description="A row of the paper's tables; params.yaml's where none is given.")]
-Corpus = Annotated[str | None, Field(description="A file of data/catalog; params.yaml's where none is given.")]
-Seed = Annotated[int | None, Field(description="Of weights, order and dropout; params.yaml's where none is given.")]
 EXAMPLE = '{"training": {"updates": 200, "checkpoint_every": 10}}'
-"""Overrides for a short training of any row: as many checkpoints as it averages, or more."""
-Overrides = Annotated[
-    dict[str, Any] | None, Field(description=f"Single values, laid over params.yaml's, for example {EXAMPLE}.")
-]
-Target = Annotated[str | None, Field(description="The last stage to run; all where none is given.")]
-Force = Annotated[bool, Field(description="Run stages although nothing that decides them has changed.")]
+"""Overrides for a short training of any row: it writes at least as many checkpoints as the row averages."""
+PARAMETERS = f"""Run the stages of dvc.yaml. What is not given is as in params.yaml.
 
-
-@dataclass
-class Done:
-    """How a stage went."""
-
-    stage: str
-    how: str
-    seconds: float
+Args:
+    row: A row of the paper's tables.
+    overrides: Single values, for example {EXAMPLE}.
+    target: The last stage to run; all stages if none is given.
+    force: Run stages although nothing that they depend on has changed.
+    corpus: A file of data/catalog.
+    seed: The seed of weights, order of sentences and dropout.
+"""
+"""Docstring of the flows; Prefect shows what it says of the parameters."""
 
 
 def run_name() -> str:
@@ -87,7 +72,7 @@ def run_name() -> str:
     if not is_drawn(name):
         return name
     row = runtime.flow_run.parameters.get("row")
-    # The run itself says what is wrong with params.yaml.
+    # The run itself reports an invalid params.yaml.
     with suppress(InputError):
         row = row or resolution.read_params(ROOT / paths.PARAMS).get("row")
     pair = str(runtime.flow_run.flow_name).removeprefix("wmt-")
@@ -95,87 +80,82 @@ def run_name() -> str:
 
 
 def is_drawn(name: str) -> bool:
-    """Whether Prefect drew the name, as it does where the user gives none: two words of coolname's lists."""
+    """Return whether Prefect drew the name, as it does where the user gives none: two words of coolname's lists."""
     words = name.split("-")
     lists = cast(dict[str, Any], coolname.data.config).values()
     return len(words) == 2 and set(words).issubset(chain(*(one["words"] for one in lists if one["type"] == "words")))
 
 
-@flow(name="wmt-en-de", flow_run_name=run_name, description="Raw text to BLEU, English to German.")
-def wmt_en_de(
-    row: Row = None,
-    overrides: Overrides = None,
-    target: Target = None,
-    force: Force = False,
-    corpus: Corpus = None,
-    seed: Seed = None,
-) -> State[Any]:
-    """English to German."""
-    return pipeline(
-        {"pair": "en-de", "row": row, "corpus": corpus, "seed": seed, "overrides": overrides}, target, force
+def make_flow(pair: str, language: str) -> Flow[..., State[Any]]:
+    """Return the flow that translates from English to `language`."""
+
+    def pipeline(
+        row: str | None = None,
+        overrides: dict[str, Any] | None = None,
+        target: str | None = None,
+        force: bool = False,
+        corpus: str | None = None,
+        seed: int | None = None,
+    ) -> State[Any]:
+        changes = {"pair": pair, "row": row, "corpus": corpus, "seed": seed, "overrides": overrides}
+        return run_pipeline({key: value for key, value in changes.items() if value is not None}, target, force)
+
+    pipeline.__doc__ = PARAMETERS
+    # The name in this module, by which deployments find the flow.
+    pipeline.__name__ = pipeline.__qualname__ = f"wmt_{pair.replace('-', '_')}"
+    return flow(name=f"wmt-{pair}", flow_run_name=run_name, description=f"Raw text to BLEU, English to {language}.")(
+        pipeline
     )
 
 
-@flow(name="wmt-en-fr", flow_run_name=run_name, description="Raw text to BLEU, English to French.")
-def wmt_en_fr(
-    row: Row = None,
-    overrides: Overrides = None,
-    target: Target = None,
-    force: Force = False,
-    corpus: Corpus = None,
-    seed: Seed = None,
-) -> State[Any]:
-    """English to French."""
-    return pipeline(
-        {"pair": "en-fr", "row": row, "corpus": corpus, "seed": seed, "overrides": overrides}, target, force
-    )
+FLOWS = wmt_en_de, wmt_en_fr = make_flow("en-de", "German"), make_flow("en-fr", "French")
 
 
-FLOWS = (wmt_en_de, wmt_en_fr)
-
-
-def pipeline(asked: dict[str, Any], target: str | None, force: bool) -> State[Any]:
-    """Run the stages up to `target`, with the values asked for in place of params.yaml's."""
-    if WORKER is not None:
-        # It says nothing when it is killed.
+def run_pipeline(changes: Mapping[str, Any], target: str | None, force: bool) -> State[Any]:
+    """Run the stages up to `target` with `changes` of params.yaml's values; returns the final state of the flow run."""
+    if "PREFECT__FLOW_RUN_ID" in os.environ:
+        # A killed worker sends no signal to the processes that it started.
         die_with_parent(signal.SIGTERM)
-    changes = {key: value for key, value in asked.items() if value is not None}
     logger = get_run_logger()
     identity = str(runtime.flow_run.id)
     run = Run(ROOT, unique_name(str(runtime.flow_run.name), identity), identity, logger.info)
-    done: list[Done] = []
+    rows: list[dict[str, Any]] = []
     with ExitStack() as cleanup:
+        cleanup.enter_context(copies.held(run.folder, "owner"))
         cleanup.callback(run.close)
-        cleanup.enter_context(outliving_the_worker())
+        cleanup.enter_context(output_discarded_without_reader())
         try:
             stages = run.begin(changes, target)
         except InputError as error:
             return Failed(name="Refused", message=str(error))
         logger.info("working in %s", run.copy)
-        failed = run_stages(run, stages, force, done)
-        tell_times(run, done)
+        failed = run_stages(run, stages, force, rows)
+        artifacts.publish_times(run, rows)
         if failed is not None:
             return Failed(message=failed.message)
-        tell_scores(run)
+        artifacts.publish_scores(run)
         run.save(stages if target is not None else ())
     run.remove()
     logger.info("`dvc exp show` lists the results, `dvc exp apply %s` brings them here", run.name)
-    counts = {how: [each.how for each in done].count(how) for how in dict.fromkeys(each.how for each in done)}
-    return Completed(message=f"{', '.join(f'{n} {how}' for how, n in counts.items())}; DVC experiment {run.name}")
+    counts = ", ".join(f"{count} {how}" for how, count in Counter(row["how"] for row in rows).items())
+    return Completed(message=f"{counts}; DVC experiment {run.name}")
 
 
 @contextmanager
-def outliving_the_worker() -> Iterator[None]:
-    """When the worker is dead or ends this process, have the process print nothing more, and come to its end.
+def output_discarded_without_reader() -> Iterator[None]:
+    """Discard further output once the worker terminates this process or is dead.
 
-    The worker reads what this process prints, and does not wait for it when it ends itself. Prefect ends at the first
-    line that nobody reads, and would at every further one, before it tells the server.
+    The worker reads this process's output through pipes. Without a reader every line that Prefect prints raises
+    BrokenPipeError, and the process would end before it reports the run's state to the server.
     """
     try:
         yield
     except BaseException as error:
-        if isinstance(error, TerminationSignal) or unread(1) or unread(2):
-            # More than one may come, the worker's and that of its death, and would interrupt the report.
+        poll = select.poll()
+        for descriptor in (1, 2):
+            poll.register(descriptor, 0)
+        if isinstance(error, TerminationSignal) or any(event & select.POLLERR for _, event in poll.poll(0)):
+            # There may be a second SIGTERM, for the worker's death, which would interrupt the report.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             with open(os.devnull, "w") as nothing:
                 for descriptor in (1, 2):
@@ -183,71 +163,64 @@ def outliving_the_worker() -> Iterator[None]:
         raise
 
 
-def unread(descriptor: int) -> bool:
-    """Whether it is a pipe whose reader is gone. It goes a moment before the process that held it."""
-    poll = select.poll()
-    poll.register(descriptor, 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
-
-
-def run_stages(run: Run, stages: dict[str, list[str]], force: bool, done: list[Done]) -> State[Any] | None:
-    """Run a task for every stage; returns the state of the one that failed."""
+def run_stages(run: Run, stages: dict[str, list[str]], force: bool, rows: list[dict[str, Any]]) -> State[Any] | None:
+    """Run a task for every stage, add a row of each to `rows`, and return the state of the first that fails."""
     states: dict[str, State[Any]] = {}
     for name, before in stages.items():
         started = time.monotonic()
         state = stage_task(run, name, force)(wait_for=[states[other] for other in before], return_state=True)
         states[name] = state
-        run.tell = get_run_logger().info
-        done.append(Done(name, str(state.name).lower(), time.monotonic() - started))
+        run.log = get_run_logger().info
+        rows.append({"stage": name, "how": str(state.name).lower(), "seconds": round(time.monotonic() - started, 1)})
         if not state.is_completed():
             return state
     return None
 
 
 def stage_task(run: Run, name: str, force: bool) -> Task[[], State[Any]]:
-    """The task that runs one stage."""
+    """Return the task that runs one stage."""
 
     @task(
         name=name,
         task_run_name=name,
         retries=len(RETRY_DELAYS),
         retry_delay_seconds=RETRY_DELAYS,
-        retry_condition_fn=may_pass,
+        retry_condition_fn=is_worth_a_retry,
         cache_policy=NO_CACHE,
     )
     def run_stage() -> State[Any]:
-        run.tell = get_run_logger().info
+        run.log = get_run_logger().info
         since = time.time()
         try:
-            with outliving_the_worker(), gpus_for(name), Progress(run, name) as progress:
-                how = run.repro(name, force, progress.show)
+            with output_discarded_without_reader(), slots_for(run, name), artifacts.progress(run, name) as tick:
+                how = run.repro(name, force, tick)
         except ChildProcessError as error:
             return Failed(message=f"{name}: {error}")
         if how is not None:
             return Completed(name=how.capitalize())
-        told = run.reported(name, since)
-        if not told:
-            return Failed(name="Refused", message=f"{name}: DVC did not run it; why stands in the log")
-        if told["state"] == "running":
+        status = run.reported(name, since)
+        if not status:
+            return Failed(name="Refused", message=f"{name}: DVC did not run it; the log has the reason")
+        if status["state"] == "running":
             return Failed(name="Died", message=f"{name}: it was killed")
-        return Failed(name=told["state"].capitalize(), message=f"{name}: {told['message']}")
+        return Failed(name=status["state"].capitalize(), message=f"{name}: {status['message']}")
 
     return run_stage
 
 
-def may_pass(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
-    """Whether to try again: always, but where the user must mend something first."""
+def is_worth_a_retry(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
+    """Return whether a retry may succeed: not where the user must change something first."""
     return state.name != "Refused"
 
 
 def gpus() -> list[str]:
-    """The ids of the GPUs that this process may use, by nvidia-smi and CUDA_VISIBLE_DEVICES."""
+    """Return the ids of the GPUs that this process may use, by nvidia-smi and CUDA_VISIBLE_DEVICES."""
+    command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
     try:
-        listed = subprocess.run(
-            ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"], capture_output=True, text=True, check=True
-        ).stdout.split()
-    except (OSError, subprocess.CalledProcessError):
+        result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=NVIDIA_SMI_TIMEOUT)
+    except (OSError, subprocess.SubprocessError):
         return []
+    listed = result.stdout.split()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return listed
@@ -258,97 +231,39 @@ def gpus() -> list[str]:
 
 
 @contextmanager
-def gpus_for(stage: str) -> Iterator[None]:
-    """Hold every GPU that the stage would use, waiting for those at work for another run."""
-    names = gpus() if graph.stages(ROOT / paths.DVC_YAML)[stage].uses_gpu else []
-    if not names:
+def slots_for(run: Run, stage: str) -> Iterator[None]:
+    """Hold a slot of each device that the stage computes on: the GPUs that it may use, or else this machine's CPU.
+
+    Waits while other runs hold them. A device has one slot, because training uses all of it; the user can change that
+    with `prefect gcl update NAME --limit 2`. Stages without `meta: gpu` in dvc.yaml need no slot.
+    """
+    if not graph.stages(run.copy / paths.DVC_YAML)[stage].uses_gpu:
         yield
         return
+    names = gpus() or [f"cpu-{socket.gethostname()}"]
     with get_client(sync_client=True) as client:
         for name in names:
-            client.upsert_global_concurrency_limit_by_name(name, 1)
+            try:
+                client.read_global_concurrency_limit_by_name(name)
+            except ObjectNotFound:
+                with suppress(ObjectAlreadyExists):
+                    client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
+    get_run_logger().info("%s: requesting a slot of %s", stage, ", ".join(names))
     with concurrency(names, lease_duration=LEASE, raise_on_lease_renewal_failure=False):
         yield
 
 
-class Progress:
-    """Training's progress, as an artifact that changes in place."""
-
-    def __init__(self, run: Run, stage: str) -> None:
-        self.run = run
-        spool = Spool(run.state_root / "tracking" / run.identity)
-        self.training = summaries.Training(spool, run.copy) if stage == "train" else None
-        self.artifact: UUID | None = None
-        self.told: summaries.Standing | None = None
-        self.next = 0.0
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.next = 0.0
-        self.show()
-
-    def show(self) -> None:
-        """Tell what is new."""
-        if self.training is None or time.monotonic() < self.next:
-            return
-        self.next = time.monotonic() + PROGRESS_SECONDS
-        standing = self.training.standing()
-        if standing is None or standing == self.told:
-            return
-        self.told = standing
-        with quietly():
-            if self.artifact is None:
-                # Its type allows for callers that are asynchronous.
-                created = create_progress_artifact(standing.percent, key(self.run, "training"), standing.text)
-                self.artifact = cast(UUID, created)
-            else:
-                update_progress_artifact(self.artifact, standing.percent, standing.text)
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """What is only shown stops nothing: a server that is down is told of in the log."""
-    try:
-        yield
-    except Exception as error:
-        get_run_logger().warning("an artifact could not be written: %s", error)
-
-
-def key(run: Run, what: str) -> str:
-    """An artifact's key: it gathers what all runs of a row say."""
-    asked = resolution.read_params(run.copy / paths.PARAMS)
-    return re.sub(r"[^a-z0-9]+", "-", f"wmt-{asked['pair']}-{asked['row']}-{what}".lower()).strip("-")
-
-
-def tell_times(run: Run, done: list[Done]) -> None:
-    """A table of the stages."""
-    rows = [{"stage": each.stage, "how": each.how, "seconds": round(each.seconds, 1)} for each in done]
-    with quietly():
-        create_table_artifact(rows, key(run, "stages"), f"Stages of {run.name}")
-
-
-def tell_scores(run: Run) -> None:
-    """BLEU beside the paper's, if the run came as far."""
-    markdown = summaries.beside_the_paper(run.copy)
-    if markdown is not None:
-        with quietly():
-            create_markdown_artifact(markdown, key(run, "bleu"), f"BLEU of {run.name}")
-
-
 def main() -> int:
-    """Serve the flows: a process that runs what is asked of the deployments."""
+    """Serve the flows: run in this process what is requested of the deployments."""
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.orchestration.flow", description="The pipeline as Prefect flows."
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("serve", help="offer wmt-en-de and wmt-en-fr as deployments and run what is asked of them")
+    parser.add_argument("command", choices=["serve"], help="offer the flows as deployments and run what is requested")
     parser.parse_args()
-    # By the module's name: this process calls it `__main__`, that of a run does not.
+    # Imported by its name: in this process the module is `__main__`, but not in the process of a run.
     flows = importlib.import_module("pipeline.orchestration.flow").FLOWS
-    offered = [each.to_deployment(each.name, entrypoint_type=EntrypointType.MODULE_PATH) for each in flows]
-    serve(*cast(list[RunnerDeployment], offered))
+    deployments = [each.to_deployment(each.name, entrypoint_type=EntrypointType.MODULE_PATH) for each in flows]
+    serve(*cast(list[RunnerDeployment], deployments))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What `make serve` asks of Prefect's server: above all to close runs whose process died without a report."""
+"""Requests of `make serve` to Prefect's server: close runs whose process ended without a report."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import time
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -16,9 +17,10 @@ POOL = "wmt"
 WORKER = "make-serve"
 """The worker's name in Prefect."""
 UNFINISHED = ("PENDING", "RUNNING", "CANCELLING")
-"""Types of states in which a worker leaves the runs that it cannot end."""
-SETTLE = 60.0
-"""Seconds between two searches for runs whose process is gone; and how long such a run has to report it itself."""
+"""Types of the states of runs that a worker has started."""
+MESSAGE = "Its process ended without a report. Run it again: training resumes from its last checkpoint."
+INTERVAL = 60.0
+"""Seconds between two calls of `close_dead_runs`; also the time that a new run has to report its process."""
 
 
 class Prefect:
@@ -26,47 +28,44 @@ class Prefect:
 
     def __init__(self, url: str, login: str) -> None:
         self.url = url
-        self.headers = {
-            "Content-Type": "application/json", "Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"
-        }  # fmt: skip
+        authorization = f"Basic {base64.b64encode(login.encode()).decode()}"
+        self.headers = {"Content-Type": "application/json", "Authorization": authorization}
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The answer. Raises OSError."""
+        """Return the server's answer. Raises OSError."""
         request = urllib.request.Request(f"{self.url}/{path}", json.dumps(body).encode(), self.headers)  # noqa: S310
-        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - it is http: we made it
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - http, to this machine
             return json.loads(answer.read())
 
-    def settle(self, worker_is_dead: bool) -> None:
-        """Report runs as crashed, or cancelled, that stand as running although their process is gone."""
-        workers = self.post(f"work_pools/{POOL}/workers/filter", {})
-        if any(worker["name"] != WORKER and worker["status"] == "ONLINE" for worker in workers):
-            # Its processes may be on another machine.
-            return
-        runs = {"state": {"type": {"any_": UNFINISHED}}}
-        pool = {"name": {"any_": [POOL]}}
-        for run in self.post("flow_runs/filter", {"flow_runs": runs, "work_pools": pool}):
-            if not is_dead(run, worker_is_dead):
-                continue
-            kind = "CANCELLED" if run["state_type"] == "CANCELLING" else "CRASHED"
-            message = "Its process ended without a report. Run it again: training resumes from its last checkpoint."
-            state = {"type": kind, "name": kind.capitalize(), "message": message}
-            self.post(f"flow_runs/{run['id']}/set_state", {"state": state, "force": True})
+    def close_dead_runs(self, worker_is_dead: bool) -> None:
+        """Set unfinished runs whose process is gone to crashed or cancelled, unless the server does not answer."""
+        unfinished, pool = {"state": {"type": {"any_": UNFINISHED}}}, {"name": {"any_": [POOL]}}
+        with suppress(OSError):
+            workers = self.post(f"work_pools/{POOL}/workers/filter", {})
+            if any(worker["name"] != WORKER and worker["status"] == "ONLINE" for worker in workers):
+                # A run's process may be on another machine.
+                return
+            for run in self.post("flow_runs/filter", {"flow_runs": unfinished, "work_pools": pool}):
+                if is_dead(run, worker_is_dead):
+                    result = "CANCELLED" if run["state_type"] == "CANCELLING" else "CRASHED"
+                    state = {"type": result, "name": result.capitalize(), "message": MESSAGE}
+                    self.post(f"flow_runs/{run['id']}/set_state", {"state": state, "force": True})
 
 
 def is_dead(run: Mapping[str, Any], worker_is_dead: bool) -> bool:
-    """Whether the process of a run of our worker is gone.
+    """Return whether the process of a run of our worker is gone.
 
-    While the worker lives, a run that has just begun may still carry the number of an earlier process, or none.
+    While the worker lives, a run in a new state may have no process yet, or the server has that of an earlier attempt.
     """
     since = datetime.fromisoformat(run["state"]["timestamp"]).timestamp()
-    if not worker_is_dead and time.time() - since < SETTLE:
+    if not worker_is_dead and time.time() - since < INTERVAL:
         return False
-    number = run["infrastructure_pid"]
-    if number is None:
+    pid = run["infrastructure_pid"]
+    if pid is None:
         return worker_is_dead
     try:
-        environment = psutil.Process(int(number)).environ()
+        environment = psutil.Process(int(pid)).environ()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
-        # Another process may have the number now, and be another user's.
+        # Denied: another user's process has the id now.
         return True
     return bool(environment.get("PREFECT__FLOW_RUN_ID") != run["id"])

@@ -1,8 +1,7 @@
 """Prefect's server for the browser and the commands of one machine.
 
-An ASGI factory: `uvicorn --factory pipeline.orchestration.prefect_server:create_app`; Prefect's settings say the rest.
-Prefect alone answers any `Host`, which DNS rebinding needs, and leaves it to browsers to hold pages to their own
-origins.
+An ASGI factory, run by `uvicorn --factory pipeline.orchestration.prefect_server:create_app`. Prefect itself accepts any
+`Host` header, which allows DNS rebinding, and relies on browsers to refuse requests of other origins.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 HOSTS = ["127.0.0.1", "localhost"]
-"""What a request may name in its header `Host`; the port is not compared."""
+"""Accepted `Host` headers, without the port."""
 
 
 class OwnOrigins:
-    """Refuses requests of web pages, websockets too, that do not come from this server."""
+    """Refuses requests and websockets of web pages that this server did not deliver."""
 
     def __init__(self, app: ASGIApp, origins: list[str]) -> None:
         self.app, self.origins = app, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Handle an ASGI connection."""
         app = self.app
         if scope["type"] in {"http", "websocket"} and Headers(scope=scope).get("origin") not in {None, *self.origins}:
             app = PlainTextResponse("Cross-origin request refused", status_code=403)
@@ -33,7 +32,6 @@ class OwnOrigins:
 
 
 def create_app() -> ASGIApp:
-    """The server, with its pages, its API and its background services."""
-    app = server.create_app(final=True)
+    """Return the server with its pages, its API and its background services."""
     origins = get_current_settings().server.api.cors_allowed_origins.split(",")
-    return TrustedHostMiddleware(OwnOrigins(app, origins), allowed_hosts=HOSTS)
+    return TrustedHostMiddleware(OwnOrigins(server.create_app(final=True), origins), allowed_hosts=HOSTS)

@@ -1,14 +1,13 @@
-"""MLflow, Prefect's server and a worker on this machine's loopback, for one person. Ctrl-C ends them all.
+"""MLflow, Prefect's server and a worker on this machine's loopback interface, for one person. Ctrl-C ends them all.
 
-`wmt serve`, or `wmt ui` without a worker; $MLFLOW_PORT and $PREFECT_PORT name other ports than 5000 and
-4200. Prefect asks for a password, a new one at each start, which commands typed in this environment find by themselves.
-A second Ctrl-C does not wait for checkpoints.
+`wmt serve`, or `wmt ui` without a worker. $MLFLOW_PORT and $PREFECT_PORT set other ports than 5000 and 4200. Prefect
+asks for a password, a new one at each start; `prefect` commands of this environment find it by themselves. A second
+Ctrl-C does not wait for checkpoints.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -18,259 +17,227 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from filelock import FileLock, Timeout
+
 from nmt.common.files import writing
 from nmt.config import InputError
-from pipeline.orchestration.prefect_api import POOL, SETTLE, WORKER, Prefect
+from pipeline.orchestration.prefect_api import INTERVAL, POOL, WORKER, Prefect
 from pipeline.stage import state_root
 
 LOGIN = "prefect/login.json"
-"""The file in the state root with the settings of Prefect's clients, while the server runs."""
+"""File in the state root with the settings of Prefect's clients, while the server runs."""
 PATIENCE = 120.0
 """Seconds that a server has to answer."""
 GRACE = 100.0
-"""Seconds that a worker has to end its runs, and these to save their checkpoints."""
+"""Seconds that runs have to save a checkpoint and end."""
 SERVER_GRACE = 10.0
 """Seconds that a server has to end."""
 SHORT = 10.0
-"""Seconds that a service must have lived to be worth starting again."""
+"""A service that ends within this many seconds of its start is not started again."""
+WORKER_COMMAND = f"prefect worker start --pool {POOL} --type process --name {WORKER}".split()
+DEPLOY_COMMAND = ["prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "infra/prefect.yaml"]
+
+ENVIRONMENT = {
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    # A dozen processes for evaluating language models.
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
+    "PREFECT_PLUGINS_ENABLED": "false",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    # In memory, leases would be lost when the server restarts, and their slots would never be free again.
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+}
+"""Of all services."""
 
 
 class Stopped(Exception):
-    """The user asked for the end."""
-
-
-class Signals:
-    """What the user asked for so far. Flags, because an exception could come while services are being ended."""
-
-    def __init__(self) -> None:
-        self.stopped = False
-        self.hurried = False
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # nohup has it ignored, and a shell has Ctrl-C ignored in what it runs in the background.
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, self._receive)
-
-    def _receive(self, number: int, _: object) -> None:
-        # A terminal that closes may send SIGHUP more than once; Ctrl-C is typed.
-        self.hurried |= self.stopped and number == signal.SIGINT
-        self.stopped = True
-
-    def check(self) -> None:
-        """Raise Stopped where the user asked for the end."""
-        if self.stopped:
-            raise Stopped
+    """The user requested the end."""
 
 
 class Service:
-    """A process that stays, under a guard that ends it when this process dies."""
+    """A process that runs until `stop`, under a guard (pipeline/runs/guard.py) that ends it when this process dies."""
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], grace: float) -> None:
-        self.name, self.command, self.environment, self.grace = name, command, environment, grace
-        self.started, self.process = time.monotonic(), self._start()
+    def __init__(self, name: str, guard: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.name, self.environment = name, environment
+        self.command = [sys.executable, "-m", "pipeline.runs.guard", *guard]
+        self.start()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        # In a session of its own: Ctrl-C is ours to hand on.
-        return subprocess.Popen(
-            [sys.executable, "-m", "pipeline.runs.guard", str(self.grace), *self.command], env=self.environment,
-            stdin=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
-
-    def restart(self) -> None:
-        """Start it again where it ended."""
-        self._close()
-        self.started, self.process = time.monotonic(), self._start()
+    def start(self) -> None:
+        """Start the process, the first time or again."""
+        self.started = time.monotonic()
+        # In a session of its own: this process decides what Ctrl-C ends, and in which order.
+        self.process = subprocess.Popen(
+            self.command, env=self.environment, stdin=subprocess.PIPE, start_new_session=True
+        )
 
     def ended(self) -> str:
-        """One clause about a process that ended; nothing while it lives."""
+        """Return a clause about a process that ended, or an empty string while it lives."""
         status = self.process.poll()
         return "" if status is None else f"{self.name} ended with status {status}"
 
-    def stop(self, signals: Signals) -> None:
-        """End it and wait for that: SIGTERM, time for a worker's runs to save their checkpoints, SIGKILL."""
-        self._close()
-        while not self.ended() and not signals.hurried:
-            time.sleep(0.1)
-        self.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=SERVER_GRACE)
-        self.process.kill()
-        self.process.wait()
-
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Have the guard end the process."""
         assert self.process.stdin is not None
         self.process.stdin.close()
 
 
 class Services:
-    """Processes that are started one after the other and ended in the reverse order."""
+    """Services that start one after the other and end in reverse order, once the user requests it by a signal.
 
-    def __init__(self, environment: Mapping[str, str], prefect: Prefect, signals: Signals) -> None:
-        self.environment = dict(environment)
-        self.prefect, self.signals = prefect, signals
-        self.servers: list[Service] = []
+    A signal only sets a flag: an exception could interrupt the end of a service.
+    """
+
+    def __init__(self, environment: Mapping[str, str], prefect: Prefect) -> None:
+        self.environment, self.prefect = environment, prefect
+        self.running: list[Service] = []
         self.worker: Service | None = None
+        self.stopped = self.hurried = False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # nohup ignores SIGHUP; a shell ignores SIGINT in background commands.
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._receive)
 
-    def start_server(self, name: str, *command: str) -> None:
-        """Start a server."""
-        self.servers.append(Service(name, command, self.environment, SERVER_GRACE))
+    def _receive(self, number: int, _: object) -> None:
+        # A closing terminal may send SIGHUP twice; a second SIGINT comes from the user.
+        self.hurried |= self.stopped and number == signal.SIGINT
+        self.stopped = True
+
+    def check(self) -> None:
+        """Raise Stopped if the user requested the end."""
+        if self.stopped:
+            raise Stopped
+
+    def start(self, name: str, number: signal.Signals, grace: float, command: Sequence[str]) -> Service:
+        """Start a service that ends by the signal `number`; its descendants have `grace` seconds to end."""
+        service = Service(name, [str(grace), str(int(number)), *command], self.environment)
+        self.running.append(service)
+        return service
 
     def start_worker(self) -> None:
-        """Start the worker, which makes the pool where there is none."""
-        command = ("prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", WORKER)
-        self.worker = Service("the worker", command, self.environment, GRACE)
-
-    def running(self) -> list[Service]:
-        """All of them, in the order in which they were started."""
-        return self.servers + ([self.worker] if self.worker else [])
-
-    def call(self, *command: str) -> None:
-        """Run a process to its end; raises InputError where it fails."""
-        service = subprocess.Popen(
-            [sys.executable, "-m", *command], env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
-        said = None
-        try:
-            while said is None:
-                self.signals.check()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    said = service.communicate(timeout=0.2)[0]
-        finally:
-            service.kill()
-            service.wait()
-        if service.returncode != 0:
-            raise InputError(f"`{' '.join(command)}` failed: {said.strip()}")
+        """Start the worker, which creates the work pool if necessary, and deploy the flows."""
+        # SIGTERM would have it kill its flows' processes. When it is killed, they get SIGTERM, and report their state.
+        self.worker = self.start("the worker", signal.SIGKILL, GRACE, WORKER_COMMAND)
+        self.wait_for(f"{self.prefect.url}/work_pools/{POOL}")
+        command = [sys.executable, "-m", *DEPLOY_COMMAND]
+        result = subprocess.run(
+            command, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        self.check()
+        if result.returncode != 0:
+            raise InputError(f"`{' '.join(DEPLOY_COMMAND)}` failed: {(result.stdout + result.stderr).strip()}")
 
     def wait_for(self, url: str) -> None:
-        """Wait until a server answers; raises InputError where it does not, or where one has ended."""
+        """Wait until a server answers. Raises InputError after PATIENCE, or if a service has ended."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            self.signals.check()
-            if told := [service.ended() for service in self.running() if service.ended()]:
-                raise InputError(f"{told[0]}; what it said stands above")
-            request = urllib.request.Request(url, headers=self.prefect.headers)  # noqa: S310 - it is http: we made it
+            self.check()
+            for service in self.running:
+                if service.ended():
+                    raise InputError(f"{service.ended()}; see its output above")
+            request = urllib.request.Request(url, headers=self.prefect.headers)  # noqa: S310 - http, to this machine
             with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5):  # noqa: S310
                 return
             time.sleep(0.1)
         raise InputError(f"{url} does not answer after {PATIENCE:.0f} s")
 
-    def settle(self, worker_is_dead: bool) -> None:
-        """Close the runs whose process is gone. A server that does not answer is asked again later."""
-        with contextlib.suppress(OSError):
-            self.prefect.settle(worker_is_dead)
-
     def watch(self) -> NoReturn:
-        """Start again what ends, which none should; raises InputError where that does not help."""
-        settled = time.monotonic()
+        """Restart services that end. Raises InputError if one ends soon after its start."""
+        checked = time.monotonic()
         while True:
-            self.signals.check()
-            for service in self.running():
-                if told := service.ended():
+            self.check()
+            for service in self.running:
+                if ended := service.ended():
                     if time.monotonic() - service.started < SHORT:
-                        raise InputError(f"{told} at once; what it said stands above")
-                    print(f"{told}; starting it again", flush=True)
+                        raise InputError(f"{ended} soon after its start; see its output above")
+                    print(f"{ended}; starting it again", flush=True)
                     if service is self.worker:
-                        self.settle(worker_is_dead=True)
-                    service.restart()
-            if self.worker is not None and time.monotonic() - settled > SETTLE:
-                self.settle(worker_is_dead=False)
-                settled = time.monotonic()
+                        self.prefect.close_dead_runs(worker_is_dead=True)
+                    service.close()
+                    service.start()
+            if self.worker is not None and time.monotonic() - checked > INTERVAL:
+                self.prefect.close_dead_runs(worker_is_dead=False)
+                checked = time.monotonic()
             time.sleep(0.2)
 
     def stop(self) -> None:
-        """End them all: first the worker, so that its runs report to a server that answers."""
-        if self.worker is not None:
-            self.worker.stop(self.signals)
-            if not self.signals.hurried:
-                self.settle(worker_is_dead=True)
-        for service in reversed(self.servers):
-            service.stop(self.signals)
+        """End the services, the worker first: its runs report to a server that still answers."""
+        for service in reversed(self.running):
+            service.close()
+            while not service.ended() and not self.hurried:
+                time.sleep(0.1)
+            # The guard kills what is left.
+            service.process.terminate()
+            service.process.wait()
+            if service is self.worker and not self.hurried:
+                self.prefect.close_dead_runs(worker_is_dead=True)
 
 
 def serve(*, worker: bool) -> None:
-    """Run MLflow, Prefect's server and perhaps a worker until SIGINT, SIGTERM or SIGHUP. Prints their addresses.
+    """Run MLflow, Prefect's server and optionally a worker until SIGINT, SIGTERM or SIGHUP; print their addresses.
 
-    Raises InputError where a port is not free, other services use the state root, or a service does not start.
+    Raises InputError if a port is not free, other services use the state root, or a service does not start.
     """
-    with contextlib.suppress(Stopped):
-        _run(worker, Signals())
-
-
-def _run(worker: bool, signals: Signals) -> None:
     root = state_root().absolute()
     (root / "prefect").mkdir(parents=True, exist_ok=True)
     ports = free_ports({"MLFLOW_PORT": 5000, "PREFECT_PORT": 4200})
     mlflow, prefect = (f"http://127.0.0.1:{port}" for port in ports.values())
+    # Pages may be opened by either name of this machine.
+    mlflow_origins, prefect_origins = (f"http://127.0.0.1:{port},http://localhost:{port}" for port in ports.values())
     login = f"wmt:{secrets.token_urlsafe(16)}"
     settings = {"PREFECT_API_URL": f"{prefect}/api", "PREFECT_API_AUTH_STRING": login}
     environment = {
-        **os.environ, **settings,
-        "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true", "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "MLFLOW_TRACKING_URI": mlflow, "WMT_STATE": str(root), "PREFECT_HOME": str(root / "prefect"),
-        "PREFECT_SERVER_API_AUTH_STRING": login, "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": _origins(ports["PREFECT_PORT"]),
-        # A dozen processes for evaluating language models, which nobody here needs.
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "PREFECT_LOGGING_SERVER_LEVEL": "WARNING", "PREFECT_PLUGINS_ENABLED": "false", "PWD": str(Path.cwd()),
-    }  # fmt: skip
-    services = Services(environment, Prefect(settings["PREFECT_API_URL"], login), signals)
-    with alone(root), published(root / LOGIN, settings):
-        try:
-            services.start_server(
-                "MLflow", "mlflow", "server", "--host", "127.0.0.1", "--port", str(ports["MLFLOW_PORT"]),
-                "--workers", "1", "--uvicorn-opts", "--log-level warning",
-                "--allowed-hosts", _origins(ports["MLFLOW_PORT"]).replace("http://", ""),
-                "--cors-allowed-origins", _origins(ports["MLFLOW_PORT"]),
-                "--backend-store-uri", f"sqlite:///{root / 'mlflow.db'}",
-                "--default-artifact-root", str(root / "mlartifacts"),
-            )  # fmt: skip
-            services.start_server(
-                "Prefect", "uvicorn", "--factory", "pipeline.orchestration.prefect_server:create_app", "--host",
-                "127.0.0.1", "--port", str(ports["PREFECT_PORT"]), "--log-level", "warning",
-            )  # fmt: skip
-            services.wait_for(f"{prefect}/api/admin/version")
-            services.wait_for(f"{mlflow}/health")
-            if worker:
-                services.settle(worker_is_dead=True)
-                services.start_worker()
-                services.wait_for(f"{prefect}/api/work_pools/{POOL}")
-                services.call("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "infra/prefect.yaml")
-            print(f"MLflow:  {mlflow}\nPrefect: {prefect}, password {login}", flush=True)
-            if worker:
-                print("a run: prefect deployment run wmt-en-de -p row=sample", flush=True)
-            services.watch()
-        finally:
-            services.stop()
-
-
-@contextlib.contextmanager
-def alone(root: Path) -> Iterator[None]:
-    """Hold the state root's databases; raises InputError where other services do."""
-    with (root / "prefect/services.lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(f"`make serve` or `make ui` runs already on {root}: end it first") from error
-        yield
-
-
-@contextlib.contextmanager
-def published(path: Path, settings: Mapping[str, str]) -> Iterator[None]:
-    """Have the settings in a file that the user alone can read, for commands in other terminals."""
-    with writing(path) as temporary:
+        **os.environ,
+        **settings,
+        **ENVIRONMENT,
+        "MLFLOW_TRACKING_URI": mlflow,
+        "PREFECT_HOME": str(root / "prefect"),
+        "PREFECT_SERVER_API_AUTH_STRING": login,
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": prefect_origins,
+        "PWD": str(Path.cwd()),
+        "WMT_STATE": str(root),
+    }
+    services = Services(environment, Prefect(settings["PREFECT_API_URL"], login))
+    lock = FileLock(root / "prefect/services.lock", blocking=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise InputError(f"`make serve` or `make ui` runs already on {root}: end it first") from error
+    # Only the user can read it.
+    with writing(root / LOGIN) as temporary:
         temporary.touch(mode=0o600)
         temporary.write_text(json.dumps(settings) + "\n", encoding="utf-8")
     try:
-        yield
+        command = f"mlflow server --host 127.0.0.1 --port {ports['MLFLOW_PORT']} --workers 1"
+        command += f" --uvicorn-opts=--log-level=warning --cors-allowed-origins {mlflow_origins}"
+        command += f" --allowed-hosts {mlflow_origins.replace('http://', '')}"
+        store = f"--backend-store-uri=sqlite:///{root}/mlflow.db", f"--default-artifact-root={root}/mlartifacts"
+        services.start("MLflow", signal.SIGTERM, SERVER_GRACE, [*command.split(), *store])
+        command = f"uvicorn --host 127.0.0.1 --port {ports['PREFECT_PORT']} --log-level warning --factory"
+        command += " pipeline.orchestration.prefect_server:create_app"
+        services.start("Prefect", signal.SIGTERM, SERVER_GRACE, command.split())
+        services.wait_for(f"{prefect}/api/admin/version")
+        services.wait_for(f"{mlflow}/health")
+        if worker:
+            services.prefect.close_dead_runs(worker_is_dead=True)
+            services.start_worker()
+        print(f"MLflow:  {mlflow}\nPrefect: {prefect}, password {login}", flush=True)
+        if worker:
+            print("a run: prefect deployment run wmt-en-de -p row=sample", flush=True)
+        services.watch()
+    except Stopped:
+        pass
     finally:
-        path.unlink(missing_ok=True)
+        services.stop()
+        (root / LOGIN).unlink(missing_ok=True)
 
 
 def free_ports(defaults: Mapping[str, int]) -> dict[str, int]:
-    """The port that each variable names. Raises InputError for what is no port, or not free."""
+    """Return the port that each variable sets. Raises InputError for an invalid port or one that is not free."""
     ports: dict[str, int] = {}
     for variable, default in defaults.items():
         value = os.environ.get(variable) or str(default)
@@ -278,19 +245,13 @@ def free_ports(defaults: Mapping[str, int]) -> dict[str, int]:
             raise InputError(f"{variable} is {value!r}: it must be a port, from 1 to 65535")
         if int(value) in ports.values():
             raise InputError(f"{' and '.join([*ports, variable])} are both {value}: name two different ports")
-        with socket.socket() as probe:
-            # As servers do: a port whose last connections are about to time out is free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", int(value)))
-            except OSError as error:
-                raise InputError(
-                    f"port {value} cannot be used ({error.strerror}): end the program that listens there, or set "
-                    f"{variable} to a free port"
-                ) from error
+        try:
+            # Like the servers, it accepts a port whose last connections are about to time out.
+            socket.create_server(("127.0.0.1", int(value))).close()
+        except OSError as error:
+            raise InputError(
+                f"port {value} cannot be used ({os.strerror(error.errno or 0)}): end the program that listens there, "
+                f"or set {variable} to a free port"
+            ) from error
         ports[variable] = int(value)
     return ports
-
-
-def _origins(port: int) -> str:
-    return f"http://127.0.0.1:{port},http://localhost:{port}"

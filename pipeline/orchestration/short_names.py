@@ -1,7 +1,7 @@
-"""What Prefect loads as it starts: deployments go by their short names, to the server that `make serve` started.
+"""Prefect's startup plugin: short names of deployments, and the login of the server that `make serve` started.
 
-Prefect calls a deployment `<flow>/<deployment>`; ours has its flow's name, and `prefect deployment run wmt-en-de` is
-all that needs to be typed.
+Prefect names a deployment `<flow>/<deployment>`. Here both names are equal, and `prefect deployment run wmt-en-de` is
+enough.
 """
 
 from __future__ import annotations
@@ -19,59 +19,56 @@ from pipeline.orchestration.services import LOGIN
 from pipeline.stage import state_root
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The repository."""
 COMMANDS = ("run", "inspect", "delete", "schedule")
-"""Of `prefect deployment`, those that take a deployment's name."""
+"""Commands of `prefect deployment` that take a deployment's name."""
 FLAGS = ("--watch", "--all", "--active", "--replace", "--day_or", "--accept-yes", "-y", "--prompt")
-"""Their options and Prefect's own that take no value, each also with `--no-` before its name."""
+"""Their options, and Prefect's global ones, that take no value; each also exists with `--no-` before its name."""
 NAMES = ("--name", "--deployment-name", "--deployment_name")
 """Options whose value is a deployment's name."""
 
 
 def long_name(arguments: list[str]) -> list[str]:
-    """Return the command line of Prefect with a short name of a deployment written out."""
-    # What is no option and no option's value, by its place; the first is Prefect's own name.
-    words = [place for place in range(1, len(arguments)) if not _is_of_an_option(arguments, place)]
-    typed = [arguments[place] for place in words[:2]]
-    if len(typed) < 2 or typed[0] != "deployment" or typed[1] not in COMMANDS:
-        return arguments
-    for place in words[2:]:
-        name = arguments[place]
-        if name.startswith("wmt-") and "/" not in name:
-            return [*arguments[:place], f"{name}/{name}", *arguments[place + 1 :]]
+    """Return Prefect's command line with the short name of a deployment replaced by the long one."""
+    # Indices of the arguments that are neither an option nor an option's value; the first argument is the program.
+    words = [index for index in range(1, len(arguments)) if not _belongs_to_option(arguments, index)]
+    command = [arguments[index] for index in words[:2]]
+    if len(command) == 2 and command[0] == "deployment" and command[1] in COMMANDS:
+        for index in words[2:]:
+            name = arguments[index]
+            if name.startswith("wmt-") and "/" not in name:
+                return [*arguments[:index], f"{name}/{name}", *arguments[index + 1 :]]
     return arguments
 
 
+def _belongs_to_option(arguments: list[str], index: int) -> bool:
+    before = arguments[index - 1] if index > 1 else ""
+    takes_value = before.startswith("-") and before != "-" and "=" not in before and before not in NAMES
+    return arguments[index].startswith("-") or (takes_value and before.replace("--no-", "--", 1) not in FLAGS)
+
+
 def login() -> dict[str, str]:
-    """The settings for the server of `make serve`: of this folder, else of the repository; empty where none answers."""
+    """Return the settings for the server of `make serve`, of this folder or the repository; empty if none answers."""
     for path in (state_root() / LOGIN, ROOT / "work" / LOGIN):
         try:
-            found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-            address = urlsplit(found["PREFECT_API_URL"])
-            # A server that was killed left the file.
+            settings: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+            address = urlsplit(settings["PREFECT_API_URL"])
+            # The file of a killed server is still there.
             socket.create_connection((str(address.hostname), address.port or 80), timeout=5).close()
         except OSError:
             continue
-        return found
+        return settings
     return {}
-
-
-def _is_of_an_option(arguments: list[str], place: int) -> bool:
-    before = arguments[place - 1] if place > 1 else ""
-    takes_it = before.startswith("-") and before != "-" and "=" not in before and before not in NAMES
-    return arguments[place].startswith("-") or (takes_it and before.replace("--no-", "--", 1) not in FLAGS)
 
 
 @register_hook
 def setup_environment(*, ctx: HookContext) -> SetupResult | None:
-    """Prefect's hook, called before it reads its command line."""
+    """Change Prefect's command line and settings; Prefect calls this before it reads them."""
     if Path(sys.argv[0]).name not in {"prefect", "flow.py"}:
         return None
-    named = long_name(sys.argv)
-    found = login()
-    if ctx.api_url is None and not found and named != sys.argv:
+    arguments, settings = long_name(sys.argv), login()
+    if ctx.api_url is None and not settings and arguments != sys.argv:
         sys.exit(f"prefect: no server answers: run `make serve` in {ROOT} first, or set PREFECT_API_URL")
-    sys.argv[:] = named
-    if found and ctx.api_url in {None, found["PREFECT_API_URL"]} and "PREFECT_API_AUTH_STRING" not in os.environ:
-        return SetupResult(env=found)
+    sys.argv[:] = arguments
+    if settings and ctx.api_url in {None, settings["PREFECT_API_URL"]} and "PREFECT_API_AUTH_STRING" not in os.environ:
+        return SetupResult(env=settings)
     return None

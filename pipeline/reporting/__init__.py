@@ -1,1 +1,1 @@
-"""Write the pages and figures of the report."""
+"""Pages and figures of the report."""

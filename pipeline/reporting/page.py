@@ -1,17 +1,16 @@
-"""A report as a list of blocks, written as Markdown or as one self-contained HTML page."""
+"""The blocks of a report, and their text as Markdown or as one self-contained HTML page."""
 
 from __future__ import annotations
 
 import base64
-import html
-import io
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-WIDTH, HEIGHT = 9.0, 3.2
-"""Inches of a figure."""
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under a header; marked rows stand out."""
+    """Rows of cells under a header; marked rows are highlighted."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -47,7 +46,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture; `name` is that of its file beside the Markdown."""
+    """A picture; `name` is the name of its SVG file in the folder of figures."""
 
     svg: bytes
     caption: str
@@ -56,130 +55,54 @@ class Figure:
 
 Block = Heading | Paragraph | Bullets | Table | Figure
 
+_MARKDOWN_SIGN = re.compile(r"[\\`*_\[\]<&~!#|@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
+"""Signs with a meaning inside a line of Markdown. GitHub also makes links of bare addresses."""
+_LIST_MARKER = re.compile(r"^([0-9]*)([-+>.)])")
+"""The start of a line that Markdown reads as a list, a rule or a quotation."""
+
+
+def _escape(value: Any) -> Any:
+    """Return text that Markdown shows as it is, on one line; `Markup` is not escaped again."""
+    if isinstance(value, Markup):
+        return value
+    return _MARKDOWN_SIGN.sub(r"\\\g<0>", str(value).strip().replace("\r", " ").replace("\n", " "))
+
+
+def _line(text: str) -> Markup:
+    """Return escaped text for the start of a line, where list markers need an escape too."""
+    return Markup(_LIST_MARKER.sub(r"\1\\\2", _escape(text)))  # noqa: S704 - escaped for Markdown
+
+
+@cache
+def _environment() -> Environment:
+    """Return jinja's environment for HTML, which escapes every value; undefined names are errors."""
+    environment = Environment(
+        loader=PackageLoader("pipeline.reporting"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["kind"] = lambda block: type(block).__name__
+    environment.filters["base64"] = lambda content: base64.b64encode(content).decode("ascii")
+    environment.filters["line"] = _line
+    return environment
+
+
+def html(blocks: Sequence[Block]) -> str:
+    """Return the report as one HTML file that needs no other file. Its title is the first heading."""
+    title = next((block.text for block in blocks if isinstance(block, Heading)), "Report")
+    return _environment().get_template("report.html.j2").render(blocks=blocks, title=title)
+
 
 def markdown(blocks: Sequence[Block], figures: str) -> str:
-    """The report as Markdown, whose pictures stand in the folder `figures`."""
-    parts = []
-    for block in blocks:
-        match block:
-            case Heading(text, level):
-                parts.append(f"{'#' * level} {_plain(text)}")
-            case Paragraph(text):
-                parts.append(_start(_plain(text)))
-            case Bullets(items):
-                parts.append("\n".join(f"- {_start(_plain(item))}" for item in items))
-            case Table(header, rows, marked):
-                lines = [_line([_plain(cell) for cell in header]), _line(["---"] * len(header))]
-                for number, row in enumerate(rows):
-                    cells = [_plain(cell) for cell in row]
-                    lines.append(_line([f"**{cell}**" if number in marked and cell else cell for cell in cells]))
-                parts.append("\n".join(lines))
-            case Figure(_, caption, name):
-                parts.append(f"![{_plain(caption)}]({figures}/{name}.svg)")
-    return "\n\n".join(parts) + "\n"
+    """Return the report as Markdown; its pictures are links to SVG files in the folder `figures`."""
+    environment = _environment().overlay(autoescape=False, finalize=_escape)
+    return environment.get_template("report.md.j2").render(blocks=blocks, figures=figures)
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-_SIGN = re.compile(r"[\\`*_\[\]<&~!#|@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
-"""What stands for more than itself inside a line. GitHub makes links of bare addresses, too."""
-_MARKER = re.compile(r"^([0-9]*)([-+>.)])")
-"""What makes a list, a rule or a quotation of a line that begins with it."""
-
-
-def _plain(text: str) -> str:
-    """Text that Markdown takes for nothing else inside a line: translations hold any sign."""
-    return _SIGN.sub(r"\\\g<0>", text.strip().replace("\r", " ").replace("\n", " "))
-
-
-def _start(text: str) -> str:
-    """Such text where it begins a block, and what it begins with means something, too."""
-    return _MARKER.sub(r"\1\\\2", text)
-
-
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222; }
-table { border-collapse: collapse; margin: 1em 0; } td, th { padding: .25em .7em; border-bottom: 1px solid #ddd; }
-th { text-align: left; } tr.marked { background: #eef4ff; font-weight: 600; } img { max-width: 100%; }
-figcaption { color: #555; }
-"""
-
-
-def page(blocks: Sequence[Block]) -> str:
-    """The report as one HTML file that needs no other."""
-    title = next((block.text for block in blocks if isinstance(block, Heading)), "Report")
-    body = "\n".join(_html(block) for block in blocks)
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
-
-
-def _html(block: Block) -> str:
-    match block:
-        case Heading(text, level):
-            return f"<h{level}>{html.escape(text)}</h{level}>"
-        case Paragraph(text):
-            return f"<p>{html.escape(text)}</p>"
-        case Bullets(items):
-            return "<ul>\n" + "\n".join(f"<li>{html.escape(item)}</li>" for item in items) + "\n</ul>"
-        case Table(header, rows, marked):
-            lines = ["<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in header) + "</tr>"]
-            for number, row in enumerate(rows):
-                style = ' class="marked"' if number in marked else ""
-                lines.append(f"<tr{style}>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>")
-            return "<table>\n" + "\n".join(lines) + "\n</table>"
-        case Figure(svg, caption):
-            data = base64.b64encode(svg).decode("ascii")
-            text = html.escape(caption)
-            return (
-                f'<figure><img alt="{text}" src="data:image/svg+xml;base64,{data}">'
-                f"<figcaption>{text}</figcaption></figure>"
-            )
-
-
-Points = Sequence[tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One plot of a figure: named series of points."""
-
-    title: str
-    x: str
-    series: Mapping[str, Points]
-    logarithmic: bool = False
-    """Of the x axis."""
-    lines: bool = True
-    """Points joined; else each point alone, with its name beside it."""
-
-
-def draw(panels: Sequence[Panel], caption: str, name: str) -> Figure:
-    """The panels side by side as SVG; equal panels give equal bytes."""
-    # Not pyplot: it looks for a screen. Matplotlib takes half a second to import.
-    import matplotlib
-    from matplotlib.figure import Figure as Canvas
-
-    # Names inside an SVG are random unless salted.
-    with matplotlib.rc_context({"svg.hashsalt": "report", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3}):
-        canvas = Canvas(figsize=(WIDTH, HEIGHT), layout="constrained")
-        for axes, panel in zip(canvas.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            axes.set_title(panel.title)
-            axes.set_xlabel(panel.x)
-            if panel.logarithmic:
-                axes.set_xscale("log")
-            for label, points in panel.series.items():
-                finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-                axes.plot(*zip(*finite, strict=True) if finite else ([], []), "-" if panel.lines else "o", label=label)
-                if not panel.lines:
-                    # Room for the names.
-                    axes.margins(x=0.15, y=0.12)
-                    for point in finite:
-                        axes.annotate(label, point, textcoords="offset points", xytext=(4, 4), fontsize=7)
-            if panel.lines and len(panel.series) > 1:
-                axes.legend()
-        content = io.BytesIO()
-        canvas.savefig(content, format="svg", metadata={"Date": None})
-    return Figure(content.getvalue(), caption, name)
+def sentences(template: str, **values: Any) -> list[str]:
+    """Return the lines of a template of plain text, which the page escapes later."""
+    environment = _environment().overlay(autoescape=False)
+    return environment.get_template(f"{template}.txt.j2").render(values).splitlines()

@@ -1,24 +1,25 @@
-"""Working copies of the repository: what a run sees stays as it was when the run began, whatever is edited meanwhile.
+"""Copies of the repository: a run does not see what is edited in the original after the run began.
 
-<state root>/runs/<run>/
+<state root>/runs/<run>/, which is also the folder of the run's record (pipeline/tracking/record.py):
     repository/   HEAD and the changes of tracked files, with the original's DVC cache; `origin` is the original
     status/       the status files of the run's stages
-    log           what DVC and the stages print
-    lock          held while something works here
+    log           output of DVC and the stages
+    lock          held by the process that runs DVC in the copy
+    owner         held by the process that started the run, which may start several such processes one after the other
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from nmt.config import InputError
 from pipeline.config.paths import CATALOGS, LOCAL, PARAMS
@@ -26,40 +27,45 @@ from pipeline.config.resolution import read_params
 from pipeline.config.rows import merge
 
 KEPT = 3
-"""Copies of runs that failed or were cancelled, to look into; older ones go when the next run begins."""
+"""Number of copies of failed or cancelled runs to keep; `clean` removes older ones."""
 
 
 def repository(folder: Path) -> Path:
-    """Where the copy of a run stands."""
+    """Return the path of the copy in a run's folder."""
     return folder / "repository"
 
 
 def make(original: Path, folder: Path, changes: Mapping[str, Any]) -> Path:
-    """Copy `original` into a run's folder, with `changes` of params.yaml's values; returns the copy.
+    """Copy `original` into a run's folder, set values of params.yaml to `changes`, and return the copy's path.
 
-    `overrides` are laid over those in params.yaml. A copy that is there is taken as it is: the run goes on in it.
-    Raises InputError where `original` is no git repository with a commit, or where the corpus needs a file that git
-    does not track, which would not travel.
+    `overrides` are merged into those of params.yaml. An existing copy is returned unchanged: the run resumes in it.
+    Raises InputError where `original` is no git repository with a commit, or where the run needs a catalog that git
+    does not track: such a file is not copied.
     """
     target = repository(folder)
     if target.exists():
         return target
-    told = git(original, "rev-parse", "HEAD", check=False)
-    if told.returncode != 0:
+    revision = git(original, "rev-parse", "HEAD", check=False)
+    if revision.returncode != 0:
         raise InputError(f"{original} is no git repository with a commit: runs work in copies of one; commit first")
-    head = told.stdout.decode().strip()
+    head = revision.stdout.decode().strip()
     making = folder / f"making-{os.getpid()}"
     shutil.rmtree(making, ignore_errors=True)
     git(original, "clone", "--quiet", "--no-checkout", "--no-tags", str(original), str(making))
     git(making, "checkout", "--quiet", "--detach", head)
     difference = git(original, "diff", "--binary", "--full-index", "--no-ext-diff", "--no-textconv", head).stdout
     if difference:
-        # Added to the index too: what is new there would not be part of the experiment otherwise.
+        # Also applied to the index: `dvc exp save` leaves out new files that are not in it.
         git(making, "apply", "--index", "--whitespace=nowarn", "-", content=difference)
-    _change(making / PARAMS, changes)
+    _set_params(making / PARAMS, changes)
     _check_tracked(original, making)
-    _bring_local(original, making)
-    _use_cache_of(original, making)
+    for path in (original / LOCAL).rglob("*"):
+        # The user's own text, which git ignores.
+        link = making / path.relative_to(original)
+        if path.is_file() and not link.exists():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path.resolve())
+    _share_cache(original, making)
     for key in ("user.name", "user.email"):
         identity = git(original, "config", key, check=False).stdout.decode().strip()
         git(making, "config", key, identity or "wmt-transformer")
@@ -70,8 +76,8 @@ def make(original: Path, folder: Path, changes: Mapping[str, Any]) -> Path:
 def git(
     folder: Path, *words: str, content: bytes | None = None, check: bool = True
 ) -> subprocess.CompletedProcess[bytes]:
-    """Git in `folder`; raises OSError with what it said where it fails."""
-    # Hooks and such set these for the repository they run in.
+    """Run git in `folder`; raises ChildProcessError with git's message if it fails."""
+    # Git hooks set these variables for their own repository.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     result = subprocess.run(
         ["git", *words], cwd=folder, env=environment, input=content, capture_output=True, check=False
@@ -81,12 +87,11 @@ def git(
     return result
 
 
-def _change(params: Path, changes: Mapping[str, Any]) -> None:
-    """Set values of params.yaml, leaving its comments, which `dvc exp apply` brings back to the user's."""
+def _set_params(params: Path, changes: Mapping[str, Any]) -> None:
+    """Set values of params.yaml and keep its comments: `dvc exp apply` copies the file to the original."""
     from ruamel.yaml import YAML
 
-    # It raises InputError for what is no mapping.
-    read_params(params)
+    read_params(params)  # Raises InputError for an invalid file.
     editor = YAML()
     editor.width = 4096
     content = editor.load(params)
@@ -102,36 +107,25 @@ def _check_tracked(original: Path, copy: Path) -> None:
     name = read_params(copy / PARAMS).get("corpus")
     while isinstance(name, str):
         path = CATALOGS / f"{name}.yaml"
-        if not (original / path).is_file():
-            # `resolve` says what is wrong with it.
-            return
         try:
             content = yaml.safe_load((original / path).read_bytes())
-        except yaml.YAMLError:
-            return
+        except (OSError, yaml.YAMLError):
+            content = None
         if not isinstance(content, dict):
+            # The stage `resolve` reports what is wrong with it.
             return
         checksums = content.get("checksums")
         for needed in (path, *([CATALOGS / checksums] if isinstance(checksums, str) else [])):
             if (original / needed).is_file() and not (copy / needed).exists():
                 raise InputError(
-                    f"{needed} is not tracked by git, and what is not tracked does not travel into a run's copy of the "
-                    f"repository: `git add {needed}`"
+                    f"{needed} is not tracked by git, and files that git does not track are not copied into a run's "
+                    f"copy of the repository: `git add {needed}`"
                 )
         name = content.get("extends")
 
 
-def _bring_local(original: Path, copy: Path) -> None:
-    """Link the user's own files, which git ignores."""
-    for path in (original / LOCAL).rglob("*"):
-        link = copy / path.relative_to(original)
-        if path.is_file() and not link.exists():
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(path.resolve())
-
-
-def _use_cache_of(original: Path, copy: Path) -> None:
-    """Share DVC's cache, and what this machine alone configures of DVC."""
+def _share_cache(original: Path, copy: Path) -> None:
+    """Set the copy's DVC cache to the original's; copy DVC's settings for this machine."""
     from dvc.repo import Repo
 
     with Repo(str(original)) as repo:
@@ -145,30 +139,51 @@ def _use_cache_of(original: Path, copy: Path) -> None:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold a run's folder. The system lets go of it when this process ends, however it ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+def held(folder: Path, name: str = "lock") -> Iterator[None]:
+    """Hold a run's folder; waits for another process that does. The kernel releases it when this process ends."""
+    lock = FileLock(folder / name, fallback_to_soft=False)
+    while not lock.is_locked:
+        folder.mkdir(parents=True, exist_ok=True)
+        # `clean` may remove the folder at any time before it is locked.
+        with suppress(FileNotFoundError):
+            lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def clean(runs: Path) -> None:
-    """Remove the folders of runs that are over, but for the newest few."""
-    over = [path.parent for path in runs.glob("*/lock") if not _is_held(path)]
-    for folder in sorted(over, key=lambda path: path.stat().st_mtime)[:-KEPT]:
-        shutil.rmtree(folder, ignore_errors=True)
+    """Remove the copies of runs that are over, except the newest few. Nobody can take one while it is removed."""
+    times: dict[Path, float] = {}
+    for path in runs.glob("*/lock"):
+        with suppress(FileNotFoundError):
+            if repository(path.parent).exists() or not is_recorded(path.parent):
+                times[path.parent] = path.parent.stat().st_mtime
+    over = 0
+    for folder in sorted(times, key=lambda path: times[path], reverse=True):
+        with suppress(Timeout, FileNotFoundError), ExitStack() as locks:
+            for name in ("lock", "owner"):
+                locks.enter_context(FileLock(folder / name, blocking=False, fallback_to_soft=False))
+            over += 1
+            if over > KEPT:
+                remove(folder)
 
 
-def _is_held(path: Path) -> bool:
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
+def is_recorded(folder: Path) -> bool:
+    """Return whether the folder holds the record of a run (pipeline/tracking/record.py)."""
+    return (folder / "run.json").exists()
 
 
 def remove(folder: Path) -> None:
-    """Remove the folder of a run that is over."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Remove the copy of a run that is over, and its whole folder if the run has no record.
+
+    A path is renamed before it is removed: a process that takes the folder meanwhile sees no part of it.
+    """
+    copy = (repository(folder), folder / "status", *folder.glob("making-*"))
+    for path in copy if is_recorded(folder) else (folder,):
+        removed = path.with_name(f"{path.name}.removed")
+        shutil.rmtree(removed, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            path.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""One run of the pipeline in a copy of the repository of its own, by way of pipeline.runs.supervisor."""
+"""One run of the pipeline in its own copy of the repository, through pipeline.runs.supervisor."""
 
 from __future__ import annotations
 
@@ -20,80 +20,79 @@ from pipeline.runs import copies
 
 How = Literal["ran", "cached", "unchanged"]
 PATIENCE = 25.0
-"""Seconds that `close` waits. Prefect kills what it cancels after 30; the supervisor goes on ending its tree alone."""
-_SIGNS: dict[How, str] = {
-    "ran": "Running stage '{}':",
-    "cached": "Stage '{}' is cached - skipping run, checking out outputs",
-    "unchanged": "Stage '{}' didn't change, skipping",
-}
-"""What DVC prints."""
-_NOT_TOLD = ("Use `dvc push` to", "To push cached outputs", "Updating lock file", "Generating lock file")
-"""How lines begin that are advice for who works in the copy."""
-_OTHERS = ("PREFECT__", "DVC_ROOT", "DVC_STAGE", "DVC_EXP_")
-"""How variables begin that tell of another run."""
+"""Seconds that `close` waits. Prefect kills a cancelled run after 30; the supervisor then ends its children alone."""
+DVC_ADVICE = ("To push cached outputs", "Updating lock file", "Generating lock file")
+"""Prefixes of log lines that advise whoever works in the copy; not passed on."""
+RUN_ENVIRONMENT_PREFIXES = ("PREFECT__", "DVC_ROOT", "DVC_STAGE", "DVC_EXP_", "WMT_PARENT")
+"""Prefixes of environment variables that belong to another run; not passed on."""
 DIGITS = 8
-"""Characters of a run's id that its name ends with. The last ones: Prefect's ids begin with the time."""
+"""Last characters of a run's id that its name ends with. Prefect's ids begin with the time."""
 
 
 def unique_name(name: str, identity: str) -> str:
-    """Return `name` with the end of the run's id, as a DVC experiment and a folder can be named."""
+    """Return `name` with the end of the run's id, as a valid name of a DVC experiment and a folder."""
     end = identity[-DIGITS:]
     safe = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("-")
     return safe if safe.endswith(end) else "-".join(filter(None, [safe[:100], end]))
 
 
 class Run:
-    """A run named `name`, tracked as `identity`; `tell` is handed every line that is printed.
+    """A run. `log` gets every line that DVC and the stages print.
 
-    The name is that of its folder and of its DVC experiment, and no other run's.
+    The unique `name` is that of its folder, its record and its DVC experiment. `identity` is the orchestrator's id of
+    the run, `parent` the record of the study that it belongs to.
     """
 
-    def __init__(self, original: Path, name: str, identity: str, tell: Callable[[str], None]) -> None:
-        self.original, self.name, self.identity, self.tell = original, name, identity, tell
+    def __init__(
+        self, original: Path, name: str, identity: str, log: Callable[[str], None], parent: str | None = None
+    ) -> None:
+        self.original, self.name, self.identity, self.log, self.parent = original, name, identity, log, parent
         self.state_root = (original / stage.state_root()).absolute()
         self.folder = self.state_root / "runs" / name
         self.copy = copies.repository(self.folder)
         self.status = self.folder / "status"
-        self.told = 0
-        """Bytes of the log that were told."""
-        self.lines: list[str] = []
-        """What the last command printed."""
+        self.logged = 0
+        """Bytes of the log that were passed on."""
         self.process: subprocess.Popen[bytes] | None = None
 
     def begin(self, changes: Mapping[str, Any], target: str | None) -> dict[str, list[str]]:
-        """Make the copy; returns the stages up to `target` in DVC's order, each with those that it follows.
+        """Make the copy; returns the stages up to `target` in DVC's order, each with its predecessors.
 
-        Raises InputError where the user must mend something.
+        Raises InputError if the user must change something.
         """
         reply = self._ask({"copy": changes, "target": target}, lambda: None)
         found: dict[str, list[str]] = reply["stages"]
         return found
 
     def repro(self, name: str, force: bool, tick: Callable[[], None]) -> How | None:
-        """`dvc repro --single-item` of one stage, calling `tick` about twice a second; None where it failed."""
-        forced = ["--force"] if force else []
-        if self.dvc("repro", "--single-item", *forced, name, tick=tick) != 0:
-            return None
-        return next((how for how, sign in _SIGNS.items() if sign.format(name) in self.lines), "unchanged")
+        """Run one stage where it has changed, calling `tick` about twice a second; None if it failed.
+
+        A stage that DVC restored from its cache has written no status file.
+        """
+        since = time.time()
+        changed = self._ask_again({"repro": name, "force": force}, tick)["changed"]
+        if not changed:
+            return None if changed is None else "unchanged"
+        return "ran" if self.reported(name, since) else "cached"
 
     def save(self, stages: Iterable[str]) -> None:
-        """Bring what the stages made to the original repository as a DVC experiment of the run's name."""
-        # Without their names DVC asks for the outputs of those, too, that the run leaves out.
+        """Publish the results, and bring them to the original repository as a DVC experiment of the run's name.
+
+        `stages`: those of the run; none: all. Without their names DVC requires the outputs of all stages.
+        """
+        self._ask_again({"record": list(stages)})
         save = ("save", "--force", "--name", self.name, *stages)
         for words in (save, ("push", "--no-cache", "--force", "origin", self.name)):
             if self.dvc("exp", *words) != 0:
-                raise ChildProcessError(f"`dvc exp {words[0]}` failed; what it said stands in the log")
+                raise ChildProcessError(f"`dvc exp {words[0]}` failed; its message is in the log")
 
     def dvc(self, *arguments: str, tick: Callable[[], None] = lambda: None) -> int:
-        """The exit status of a DVC command in the copy. Raises ChildProcessError where the supervisor died."""
-        if self.process is not None and self.process.poll() is not None:
-            # Another takes its place, in the same copy.
-            self.begin({}, None)
-        status: int = self._ask({"dvc": arguments}, tick)["status"]
+        """Return the exit status of a DVC command in the copy."""
+        status: int = self._ask_again({"dvc": arguments}, tick)["status"]
         return status
 
     def reported(self, name: str, since: float) -> dict[str, Any]:
-        """What a stage's status file says, if it was written after `since` (seconds since 1970)."""
+        """Return a stage's status file, if it was written after `since` (seconds since 1970), else nothing."""
         with contextlib.suppress(InputError):
             content = stage.read_json(self.status / f"{name}.json")
             if content["time"] >= since:
@@ -101,7 +100,7 @@ class Run:
         return {}
 
     def close(self) -> None:
-        """End whatever runs, and wait for that, but not for longer than an orchestrator does."""
+        """End all processes of the run, and wait for them, but not longer than an orchestrator does."""
         if self.process is None:
             return
         assert self.process.stdin is not None
@@ -115,24 +114,26 @@ class Run:
         os.close(self.replies)
 
     def remove(self) -> None:
-        """Remove the folder of a run whose results are saved."""
+        """Remove the copy of a run whose results are saved; its record and its log stay."""
         copies.remove(self.folder)
 
     def _start(self) -> subprocess.Popen[bytes]:
         self.status.mkdir(parents=True, exist_ok=True)
         environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith(_OTHERS)},
+            **{key: value for key, value in os.environ.items() if not key.startswith(RUN_ENVIRONMENT_PREFIXES)},
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "PYTHONUNBUFFERED": "1",
             "WMT_STATE": str(self.state_root),
             "WMT_STATUS": str(self.status),
-            "WMT_RUN": self.identity,
+            "WMT_RUN": self.name,
+            "WMT_FLOW_RUN": self.identity,
             "DVC_EXP_NAME": self.name,
+            **({"WMT_PARENT": self.parent} if self.parent else {}),
         }
         self.replies, theirs = os.pipe()
         log = self.folder / "log"
-        self.told = log.stat().st_size if log.exists() else 0
-        # A file, because a pipe would break, and with it a stage that saves a checkpoint, if this process were killed.
+        self.logged = log.stat().st_size if log.exists() else 0
+        # A file: if this process were killed, a pipe would break and end a stage that is saving a checkpoint.
         with log.open("ab") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "pipeline.runs.supervisor", str(self.folder), str(theirs)],
@@ -142,12 +143,17 @@ class Run:
         os.close(theirs)
         return process
 
+    def _ask_again(self, command: Mapping[str, Any], tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """As `_ask`, in the same copy, after the supervisor may have died: a new one takes its place."""
+        if self.process is not None and self.process.poll() is not None:
+            self.begin({}, None)
+        return self._ask(command, tick)
+
     def _ask(self, command: Mapping[str, Any], tick: Callable[[], None]) -> dict[str, Any]:
-        """The supervisor's reply. Raises InputError and ChildProcessError for what it could not do."""
+        """Return the supervisor's reply. Raises InputError if it refuses, ChildProcessError if it fails or dies."""
         if self.process is None or self.process.poll() is not None:
             self.process = self._start()
         assert self.process.stdin is not None
-        self.lines = []
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(command).encode() + b"\n")
             self.process.stdin.flush()
@@ -169,13 +175,12 @@ class Run:
         return answer
 
     def _drain(self) -> None:
-        """Tell the lines of the log that were written since."""
+        """Pass on the new lines of the log."""
         with (self.folder / "log").open("rb") as file:
-            file.seek(self.told)
+            file.seek(self.logged)
             content = file.read()
         whole = content[: content.rfind(b"\n") + 1]
-        self.told += len(whole)
+        self.logged += len(whole)
         for line in whole.decode(errors="replace").split("\n"):
-            self.lines.append(line)
-            if line.strip() and not line.startswith(_NOT_TOLD):
-                self.tell(line)
+            if line.strip() and not line.startswith(DVC_ADVICE):
+                self.log(line)

@@ -1,60 +1,61 @@
-"""The process between an orchestrator and DVC: it makes a run's copy of the repository, runs `dvc` there, and ends it.
+"""The process between an orchestrator and DVC: it copies the repository for a run and runs `dvc` in the copy.
 
-DVC passes no signal on, and an orchestrator may die without a word. So this one lives in a session of its own, and
-ends what it started when the pipe that its commands come by is closed, however that came about: SIGTERM, time for a
-checkpoint, SIGKILL. It works in one process, because importing DVC takes longer than most of what it is asked.
+DVC passes no signal on to its stages, and an orchestrator may be killed. So this process leads a session of its own,
+and when the pipe of its commands closes, for any reason, it ends what it started: SIGTERM, time for a checkpoint,
+SIGKILL. One process answers all commands of a run, because most of them take less time than importing DVC.
 
 `python -m pipeline.runs.supervisor FOLDER REPLIES`, started in the original repository: FOLDER is the run's; commands
-are lines of JSON on standard input, and so are the replies on the file descriptor REPLIES.
+are lines of JSON on standard input; replies are lines of JSON on the file descriptor REPLIES.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from nmt.config import InputError
+from pipeline.config import graph
+from pipeline.config.paths import CONFIG
 from pipeline.runs import copies
 from pipeline.runs.guard import adopt_orphans, end_children
+from pipeline.tracking import stage_tracker
+from pipeline.tracking.record import present
 
 GRACE = 90.0
-"""Seconds between SIGTERM and SIGKILL: more than a stage gives torchrun, and then takes to tell MLflow."""
-Reply = dict[str, Any]
+"""Seconds between SIGTERM and SIGKILL: more than a stage gives torchrun, and then takes to publish its record."""
 
 
 class Supervisor:
-    """Runs commands one after the other; `stop` ends the one at work and lets no other begin."""
+    """Runs commands one after the other; `stop` ends the current one and starts no other."""
 
     def __init__(self, folder: Path, original: Path) -> None:
         self.folder, self.original = folder, original
         self.commands: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
-        self.stopping = threading.Event()
-        self.once = threading.Lock()
+        self.stopping = threading.Lock()
 
     def listen(self, stream: IO[str]) -> None:
-        """Take commands until the other side closes the pipe."""
+        """Queue commands until the other side closes the pipe, then stop."""
         for line in stream:
             self.commands.put(json.loads(line))
         self.stop()
 
     def stop(self) -> None:
-        """End what runs, then this process. The pipe's end and SIGTERM may ask for it one after the other."""
-        with self.once:
-            if self.stopping.is_set():
-                return
-            self.stopping.set()
+        """End the children, then this process. The pipe's end and SIGTERM may both call it."""
+        if not self.stopping.acquire(blocking=False):
+            return
         self.commands.put(None)
         end_children(GRACE)
-        # What DVC itself may be at, a checksum of many gigabytes say, is not waited for: it is made again.
+        # DVC itself may be computing the checksum of a large file. It is not waited for: the next run repeats it.
         time.sleep(5.0)
         os._exit(1)
 
@@ -67,57 +68,79 @@ class Supervisor:
                 reply = {"refused": str(error)}
             except OSError as error:
                 reply = {"failed": str(error)}
-            if self.stopping.is_set():
+            if self.stopping.locked():
                 return
             replies.write(json.dumps(reply) + "\n")
             replies.flush()
 
-    def answer(self, command: Mapping[str, Any]) -> Reply:
-        """`{"copy": changes of params.yaml, "target": ..}` or `{"dvc": its arguments}`."""
+    def answer(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Run `{"copy": changes of params.yaml, "target"}`, `{"repro": stage, "force"}`, `{"record": stages}` or
+        `{"dvc": arguments}`."""
         if "copy" in command:
             os.chdir(copies.make(self.original, self.folder, command["copy"]))
             return {"stages": stages(command["target"])}
+        if "repro" in command:
+            return {"changed": reproduce(command["repro"], command["force"])}
+        if "record" in command:
+            record_results(command["record"])
+            return {}
         from dvc.cli import main
 
         return {"status": main(command["dvc"])}
 
 
-def stages(target: str | None) -> dict[str, list[str]]:
-    """The stages up to `target` in the order in which DVC runs them, each with those that it follows directly.
-
-    One that it follows by way of another, too, is left out, for pictures of the graph to be read. Raises InputError
-    for a target that is no stage.
-    """
+def reproduce(stage: str, force: bool) -> bool | None:
+    """Run one stage or restore it from DVC's cache; returns whether it had changed, None if it failed."""
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
-    from dvc.repo.reproduce import plan_repro
 
-    with Repo() as repo:
-        try:
-            wanted = repo.stage.collect(target)
-        except DvcException as error:
-            known = ", ".join(f"`{stage.addressing}`" for stage in plan_repro(repo.index.graph))
-            raise InputError(f"target: `{target}` is no stage of dvc.yaml; there is {known}") from error
-        graph = repo.index.graph
-        direct: dict[str, list[str]] = {}
-        above: dict[str, set[str]] = {}
-        for stage in plan_repro(graph, wanted):
-            before = [other.addressing for other in graph.successors(stage)]
-            direct[stage.addressing] = [one for one in before if not any(one in above[other] for other in before)]
-            above[stage.addressing] = set(before).union(*(above[other] for other in before))
-        return direct
+    try:
+        with Repo() as repo:
+            return bool(repo.reproduce(stage, single_item=True, force=force))
+    except DvcException:
+        logging.getLogger("dvc").exception("")  # In DVC's own words, as its command line does.
+        return None
+
+
+def record_results(names: Sequence[str]) -> None:
+    """Complete the record of the run that works here, cached stages included, and publish a complete run."""
+    try:
+        if (record := present()) is not None:
+            record.create(CONFIG)
+            record.finish([name for name in graph.stages() if not names or name in names])
+            if record.is_complete():
+                stage_tracker.publish(record, "run")
+    except stage_tracker.FAILURES as error:
+        print(f"run: tracking: {error}; the run goes on without it", file=sys.stderr)
+
+
+def stages(target: str | None) -> dict[str, list[str]]:
+    """Return the stages up to `target` in order, each with its direct predecessors; all without a target.
+
+    A predecessor of another predecessor is left out, which keeps pictures of the graph readable. Raises InputError
+    if `target` is no stage.
+    """
+    declared = graph.stages()
+    if target is not None and target not in declared:
+        known = ", ".join(f"`{name}`" for name in declared)
+        raise InputError(f"target: `{target}` is no stage of dvc.yaml; there is {known}")
+    above = {name: graph.upstream(name, declared)[:-1] for name in declared}
+    return {
+        name: [one for one in above[name] if not any(one in above[other] for other in above[name])]
+        for name in ([*above[target], target] if target else declared)
+    }
 
 
 def main() -> int:
-    """The process."""
+    """Run the process."""
     folder, replies = Path(sys.argv[1]), os.fdopen(int(sys.argv[2]), "w", encoding="utf-8")
     commands = os.fdopen(os.dup(0), encoding="utf-8")
-    # Stages inherit standard input, and must not take commands.
+    # Stages inherit standard input and must not read commands from it.
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     adopt_orphans()
-    copies.clean(folder.parent)
     with copies.held(folder):
+        copies.clean(folder.parent)
         supervisor = Supervisor(folder, Path.cwd())
         signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=supervisor.stop, daemon=True).start())
         threading.Thread(target=supervisor.listen, args=(commands,), daemon=True).start()

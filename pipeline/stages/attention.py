@@ -1,4 +1,4 @@
-"""Look at the average model's attention for a pair of the validation set: arrays, and pictures for the report."""
+"""Write the average model's attention for a pair of the validation set: arrays, and pictures for the report."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ MODEL = Path("models/average")
 ATTENTION = Path("results/attention")
 
 WORDS = range(6, 16)
-"""Of the source: enough to see something, few enough to read."""
+"""Numbers of words of a source that a picture can show."""
 
 
 def pair(source: Path, target: Path) -> tuple[str, str]:
-    """The first pair whose source has so many words; the first with any text where there is none."""
+    """Return the first pair whose source has 6 to 15 words, else the first whose source has text.
+
+    Raises InputError where no source line has text.
+    """
     from nmt.text.parallel_text import parallel
 
     first = None
@@ -32,7 +35,7 @@ def pair(source: Path, target: Path) -> tuple[str, str]:
 
 def run(tracker: stage.Tracker) -> None:
     """Write results/attention: attention.npz, and pictures in the manner of the paper's figures 3 to 5."""
-    # torch takes a second to import, which `--help` need not wait for.
+    # Imported here because torch takes a second to import.
     from nmt.inference import attention_maps
     from nmt.inference.loading import Models
 

@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import yaml
 
 from pipeline.config import graph
 
-NOT_CODE = ("dvc.lock", "params.yaml")
+NOT_CODE = (":(exclude)dvc.lock", ":(exclude)params.yaml")
 """Tracked files that every run may change, and whose content is recorded elsewhere."""
 
 LIBRARIES = (
@@ -26,26 +27,25 @@ LIBRARIES = (
 
 
 LIMIT = 10.0
-"""Seconds that git and nvidia-smi may take: a driver at fault lets nvidia-smi hang."""
+"""Seconds that git and nvidia-smi may take: a faulty driver makes nvidia-smi hang."""
 
 
 def _output(*command: str, limit: float = LIMIT) -> str | None:
-    """What a command prints, or None where it is missing, fails or takes more than `limit` seconds."""
-    if shutil.which(command[0]) is None:
-        return None
+    """Return what a command prints; None if it is missing, fails or takes more than `limit` seconds."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=limit, check=False)
+    except FileNotFoundError:
+        return None
     except subprocess.TimeoutExpired:
-        told = f"tracking: {command[0]} did not answer within {limit:g} s: the run goes on without it"
-        print(told, file=sys.stderr, flush=True)
+        problem = f"{command[0]} did not answer within {limit:g} s: the run goes on without it"
+        print(f"tracking: {problem}", file=sys.stderr, flush=True)
         return None
     return result.stdout if result.returncode == 0 else None
 
 
 def code(limit: float = LIMIT) -> dict[str, str]:
-    """The commit, and the tracked files that differ from it (dvc.lock and params.yaml apart), as tags."""
-    excluded = [f":(exclude){name}" for name in NOT_CODE]
-    files = _output("git", "diff", "--name-only", "HEAD", "--", ".", *excluded, limit=limit)
+    """Return the commit, and the tracked files that differ from it (dvc.lock and params.yaml apart), as tags."""
+    files = _output("git", "diff", "--name-only", "HEAD", "--", ".", *NOT_CODE, limit=limit)
     commit = _output("git", "rev-parse", "HEAD", limit=limit)
     if commit is None or files is None:
         return {"commit": "unknown", "differing_files": "unknown: git names no commit here"}
@@ -53,19 +53,12 @@ def code(limit: float = LIMIT) -> dict[str, str]:
 
 
 def difference() -> str:
-    """The diff of those files, empty where there is none."""
-    return _output("git", "diff", "HEAD", "--", ".", *(f":(exclude){name}" for name in NOT_CODE)) or ""
-
-
-def _stages(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    content = yaml.safe_load(path.read_bytes())
-    return dict((content or {}).get("stages") or {})
+    """Return the diff of those files, empty if there is none."""
+    return _output("git", "diff", "HEAD", "--", ".", *NOT_CODE) or ""
 
 
 def training_code() -> str:
-    """A hash of the modules that training consists of, by the deps of its stage in dvc.yaml."""
+    """Return a hash of the modules of training, by the deps of its stage in dvc.yaml."""
     digest = hashlib.sha256()
     training = graph.stages().get("train")
     for path in training.code if training else ():
@@ -73,41 +66,25 @@ def training_code() -> str:
     return digest.hexdigest()
 
 
-def dependencies(stage: str) -> dict[str, dict[str, str]]:
-    """Stage -> path -> md5, of the dependencies of `stage` and of every stage that it rests on.
+def dependencies(stage: str, ran: bool = True) -> dict[str, str]:
+    """Return path -> md5 of the dependencies of `stage`, which runs now, or which DVC has restored.
 
-    While a stage runs, dvc.lock is final for the stages before it alone. So its own dependencies are hashed here where
-    they are files; folders that those stages made are as dvc.lock has them.
+    While it runs, dvc.lock is final only for the stages before it: files are hashed here, folders that other stages
+    made have their hashes in dvc.lock.
     """
-    stages, lock = graph.stages(), _stages(Path("dvc.lock"))
-    hashes = {
-        entry["path"]: entry.get("md5", "") for name in lock for entry in lock[name].get("outs", ()) if name in stages
+    stages, path = graph.stages(), Path("dvc.lock")
+    lock = ((yaml.safe_load(path.read_bytes()) if path.exists() else None) or {}).get("stages") or {}
+    if stage not in stages or not ran:
+        return {entry["path"]: entry.get("md5", "") for entry in lock.get(stage, {}).get("deps", ())}
+    made = {entry["path"]: entry.get("md5", "") for each in lock.values() for entry in each.get("outs", ())}
+    return {
+        path: made.get(path, "") if graph.made_by(path, stages) and Path(path).is_dir() else _md5(Path(path))
+        for path in stages[stage].deps
     }
-    found: dict[str, dict[str, str]] = {}
-    waiting = [stage]
-    while waiting:
-        name = waiting.pop()
-        if name in found or name not in stages:
-            continue
-        found[name] = {}
-        recorded = {entry["path"]: entry.get("md5", "") for entry in lock.get(name, {}).get("deps", ())}
-        for path in stages[name].deps:
-            source = graph.made_by(path, stages)
-            if source is not None:
-                waiting.append(source)
-            if name != stage:
-                found[name][path] = recorded.get(path, "")
-            elif source is None or Path(path).is_file():
-                found[name][path] = _md5(Path(path))
-            else:
-                found[name][path] = hashes.get(path, "")
-        # Every stage but the first reads the resolved configuration, as params instead of deps.
-        waiting += [source for path in stages[name].params if (source := graph.made_by(path, stages)) is not None]
-    return found
 
 
 def _md5(path: Path) -> str:
-    """Of a file, as DVC has it; of a folder, of its files' names and md5s. Empty where nothing stands there."""
+    """Return the md5 of a file, as DVC has it; of a folder's names and md5s; empty if there is nothing."""
     if path.is_dir():
         names = sorted(child for child in path.rglob("*") if child.is_file() and "__pycache__" not in child.parts)
         lines = "".join(f"{child.relative_to(path)} {_md5(child)}\n" for child in names)
@@ -119,18 +96,16 @@ def _md5(path: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Python's version and those of the libraries that are installed."""
+    """Return the versions of Python and of the libraries that are installed."""
     found = {"python": platform.python_version()}
     for name in LIBRARIES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
     return found
 
 
 def processor() -> str:
-    """The CPU's name as the system tells it."""
+    """Return the CPU's name."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n"):
@@ -140,7 +115,7 @@ def processor() -> str:
 
 
 def memory() -> int:
-    """Bytes of memory of this machine."""
+    """Return the bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -151,12 +126,25 @@ def _gpus(limit: float) -> str:
     return "unknown" if listed is None else "; ".join(listed.splitlines()) or "none"
 
 
-def hardware(limit: float = LIMIT) -> dict[str, str]:
-    """The machine, as tags: CPU, cores, memory and GPUs."""
-    return {
+def hardware(with_gpus: bool = True, limit: float = LIMIT) -> dict[str, str]:
+    """Return the machine's CPU, cores, memory and system, and its GPUs where `with_gpus` asks for them."""
+    found = {
         "cpu": processor(),
         "cores": str(os.cpu_count()),
         "memory_gib": f"{memory() / 2**30:.1f}",
-        "gpus": _gpus(limit),
         "system": platform.platform(),
     }
+    return found | {"gpus": _gpus(limit)} if with_gpus else found
+
+
+def of(stage: str) -> dict[str, Any]:
+    """Return what the numbers of `stage` rest on: tags of the run, and the hashes of its dependencies.
+
+    GPUs are listed for stages that use them: a slow driver delays no other stage.
+    """
+    declared = graph.stages().get(stage)
+    tags = code()
+    tags["mlflow.source.git.commit"] = tags["commit"]
+    tags |= {f"version.{name}": version for name, version in versions().items()}
+    tags |= {f"hardware.{name}": value for name, value in hardware(bool(declared and declared.uses_gpu)).items()}
+    return {"tags": tags, "deps": dependencies(stage)}

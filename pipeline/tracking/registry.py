@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 EXAMPLE = ["The old man doesn't see the dog."]
 BEST = "best"
 PAPERS_SET = "newstest2013, 3000 lines"
-"""The set that the paper chose by, as metrics.json names it."""
+"""The validation set of the paper, as metrics.json names it."""
 NEEDED = ("torch", "numpy", "pydantic", "PyYAML", "safetensors", "sacremoses", "subword-nmt", "sentencepiece", "mlflow")
-"""What a served model imports."""
+"""Libraries that a served model imports."""
 SCORES = ("bleu", "bleu_paper_way", "bleu_valid", "bleu_valid_paper_way", "ppl_valid")
 
 
 def register(client: MlflowClient, run: str, folder: Path, values: Mapping[str, Any]) -> None:
-    """Register a model folder as a version that the run made, once, and let `best` follow.
+    """Register a model folder as a version of the run, once, and move `best`.
 
     `values`: `name` of the registered model, `metrics` and `tags` of the version, `search` (the folder's settings).
     """
@@ -42,12 +42,12 @@ def register(client: MlflowClient, run: str, folder: Path, values: Mapping[str, 
 
 
 def _log(client: MlflowClient, run: str, folder: Path, values: Mapping[str, Any]) -> LoggedModel:
-    """The model folder as a model of the run, ready to be loaded."""
+    """Log the model folder as a model of the run; returns it, ready to be loaded."""
     from mlflow.entities import LoggedModelOutput, Metric
 
     experiment = client.get_run(run).info.experiment_id
     for half in client.search_logged_models([experiment], filter_string=f"source_run_id = '{run}'"):
-        # An attempt before this one did not get through.
+        # An earlier attempt was cut off.
         client.delete_logged_model(half.model_id)
     updates = int(values["metrics"]["updates"])
     model = client.create_logged_model(
@@ -96,12 +96,12 @@ def save(path: Path, folder: Path, search: Mapping[str, Any], run: str, model: L
 
 
 def requirements() -> list[str]:
-    """The versions at hand, without what tells a build (`2.13.0+cpu`), which an index may not have."""
+    """Return the installed versions without their build (`2.13.0+cpu`), which an index may not have."""
     return [f"{name}=={importlib.metadata.version(name).split('+')[0]}" for name in NEEDED]
 
 
 def _make(client: MlflowClient, name: str) -> None:
-    """Make the registered model where it is missing."""
+    """Create the registered model if it is missing."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -120,15 +120,16 @@ def point_best(client: MlflowClient, name: str, valid_set: str) -> None:
 
 
 def best(versions: Sequence[ModelVersion], valid_set: str) -> str | None:
-    """The version of the highest BLEU on newstest2013 by Table 3's protocol, never on a test set; the first of equals.
+    """Return the version with the highest BLEU on newstest2013 (Table 3's protocol), never on a test set.
 
-    While none was scored there, that of the highest BLEU on `valid_set`: scores on different sets do not compare.
+    Of equals, the first. While no version was scored there, the one with the highest BLEU on `valid_set`: scores on
+    different sets do not compare.
     """
-    for wanted in (PAPERS_SET, valid_set):
+    for compared in (PAPERS_SET, valid_set):
         scored = [
             (float(version.tags["bleu_valid"]), -int(version.version))
             for version in versions
-            if version.tags.get("bleu_valid_set") == wanted and "bleu_valid" in version.tags
+            if version.tags.get("bleu_valid_set") == compared and "bleu_valid" in version.tags
         ]
         if scored:
             return str(-max(scored)[1])

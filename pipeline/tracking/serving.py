@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nmt.inference.translator import Translator
 
 PARAMETERS = {"beam", "alpha"}
-"""What a request may set."""
+"""Settings that a request may change."""
 BEAM = 32
 """The widest beam of a request, unless the model's own is wider: memory grows with it."""
 SENTENCES = 10_000
@@ -29,7 +29,7 @@ CHARACTERS = 10_000
 
 
 class Translation(PythonModel):
-    """Sentences to sentences."""
+    """MLflow's model: translates a list of sentences."""
 
     translator: Translator
 
@@ -43,7 +43,7 @@ class Translation(PythonModel):
     def predict(
         self, context: PythonModelContext, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> list[str]:
-        """A translation for each sentence, in order; `params` may hold the search's `beam` and `alpha`.
+        """Return a translation for each sentence, in order; `params` may hold the search's `beam` and `alpha`.
 
         Raises MlflowException, which the server answers with status 400, where a request is wrong or too large.
         """

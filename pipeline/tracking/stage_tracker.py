@@ -1,14 +1,9 @@
-"""What a stage tells of itself, on its way to MLflow.
+"""Write what a stage measures into the record of its run, and publish the record from a process beside the stage.
 
-Stages append what they measure to a spool on disk (pipeline/tracking/spool.py), which costs microseconds and needs no
-server. A process beside the stage (pipeline/tracking/courier.py) sends it on, because importing mlflow takes two
-seconds and opening its database one to three. Stages of a few seconds leave theirs to the next that sends: `train`,
-`report`, or any that lasts half a minute; one that fails or is interrupted sends at once. Where MLflow is missing, down
-or slow, everything stays in the spool, and goes out with the next run that reaches it.
-
-One MLflow run is one run of the pipeline: the stages that share the resolved configuration and the code of training
-(or `$WMT_RUN`, which an orchestrator sets), over restarts, until `report` is through. `$MLFLOW_TRACKING_URI` names the
-server; the default is mlflow.db in the state root, with artifacts in mlartifacts beside it.
+Importing mlflow takes two seconds and opening its database one to three. So stages of a few seconds leave publishing to
+a later one: `train` and the last stage publish while they work, others after half a minute, and any that does not
+finish publishes at once. What is not sent within $WMT_TRACKING_PATIENCE seconds stays in the record for the next
+publication: that of any later run, or `wmt publish`.
 """
 
 from __future__ import annotations
@@ -17,110 +12,191 @@ import contextlib
 import hashlib
 import importlib.util
 import os
-import re
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+import yaml
+
+from nmt.common.files import writing
+from nmt.config import InputError
+from pipeline.config import graph
 from pipeline.config.paths import CONFIG
-from pipeline.stage import Interrupted, Tracker, state_root
-from pipeline.tracking import evidence, exhibits
-from pipeline.tracking.spool import SpoolTracker, patience, warn
+from pipeline.stage import Interrupted, Tracker, write_json
+from pipeline.tracking import evidence
+from pipeline.tracking.record import Record, append, last_stage, lock, now, present
 
-AT_ONCE = ("train", "report")
-"""Stages that send from their start."""
-FIRST = "resolve"
-"""The stage that writes the configuration: until then no run is known."""
-LAST = "report"
-SEND_AFTER = 30.0
-"""Seconds after which any other stage sends too."""
+TRAIN = "train"
+PUBLISH_AFTER = 30.0
+"""Seconds after which a stage publishes while it works."""
+PATIENCE = "30"
+"""Seconds that the end of a stage waits for its publication, where `$WMT_TRACKING_PATIENCE` is not set."""
+FAILURES = (OSError, ValueError, yaml.YAMLError)
+"""Errors of files that cannot be written or read: no stage fails because of its record."""
 
 
-def folder() -> Path | None:
-    """Where the present run is tracked; None before there is a configuration."""
-    if not CONFIG.exists():
-        return None
-    name = os.environ.get("WMT_RUN")
-    if name is None:
-        name = hashlib.sha256(CONFIG.read_bytes() + evidence.training_code().encode()).hexdigest()[:16]
-    return state_root().absolute() / "tracking" / re.sub(r"[^A-Za-z0-9_-]", "_", name)
+class StageTracker:
+    """Writes into the record of the present run. Its own failures are reported once and stop no stage."""
+
+    def __init__(self, stage: str) -> None:
+        self.stage = stage
+        self.record: Record | None = None
+        self.content: dict[str, Any] = {"status": "running", "start": now(), "metrics": {}, "tags": {}}
+        self.last: tuple[int, set[str]] = -1, set()
+        self.warned = False
+        self.held = contextlib.ExitStack()
+
+    def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
+        """See `Tracker`. A resumed training reports its history again; what the record has already is left out."""
+        if update is None:
+            self.write(metrics=self.content["metrics"] | dict(values))
+            return
+        last, names = self.last
+        if self.record is not None and (update > last or (update == last and not values.keys() <= names)):
+            with self.warning():
+                append(self.record.history, {"time": now(), "update": update, "values": dict(values)})
+                self.last = update, (names if update == last else set()) | values.keys()
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """See `Tracker`."""
+        self.write(tags=self.content["tags"] | dict(values))
+
+    def open(self) -> None:
+        """Lock the run, and record what the stage's numbers rest on."""
+        with self.warning():
+            record = present()
+            if record is None:
+                return
+            record.create(CONFIG)
+            self.held.enter_context(lock(record.stage_lock))
+            record.update(complete=False)
+            self.last, self.record = record.last(), record
+            self.write(evidence=evidence.of(self.stage))
+            if difference := evidence.difference():
+                name = hashlib.sha256(difference.encode()).hexdigest()[:8]
+                with writing(record.folder / f"differences/{name}.patch") as temporary:
+                    temporary.write_text(difference, encoding="utf-8")
+
+    def write(self, **changes: Any) -> None:
+        """Change the stage's file, once there is a record."""
+        self.content |= changes
+        with self.warning():
+            if self.record is not None:
+                write_json(self.record.folder / f"stages/{self.stage}.json", self.content)
+
+    def close(self, status: str) -> None:
+        """Record how the stage ended, and collect its results if it finished."""
+        end = now()
+        self.write(status=status, end=end, seconds=(end - self.content["start"]) / 1000)
+        with self.warning():
+            if self.record is not None and status == "finished":
+                finished = graph.upstream(self.stage, graph.stages())
+                (self.record.finish if self.stage == last_stage() else self.record.collect)(finished)
+        self.held.close()
+
+    @contextlib.contextmanager
+    def warning(self) -> Iterator[None]:
+        """Report the first failure, and go on."""
+        try:
+            yield
+        except FAILURES as error:
+            if not self.warned:
+                print(f"{self.stage}: tracking: {error}; the stage goes on without it", file=sys.stderr)
+            self.warned = True
 
 
 @contextlib.contextmanager
 def open_run(stage: str) -> Iterator[Tracker]:
-    """The tracker of a stage of the present run. However the stage ends, its run does not stand as running."""
-    patience()  # told now where it is wrong, and not at the end
-    # The report's numbers are the run's: those of results/metrics.json, by their names there.
-    tracker = SpoolTracker(stage, folder, CONFIG, prefix="" if stage == LAST else f"{stage}/")
-    sender = Sender(tracker)
-    started, status = time.monotonic(), "FAILED"
+    """Yield the tracker of a stage of the present run. However the stage ends, its record says so."""
+    patience()  # A wrong value is refused before the stage begins.
+    tracker, status = StageTracker(stage), "failed"
+    # Before the configuration is resolved, the run is not known.
+    resolves = graph.made_by(str(CONFIG), graph.stages()) == stage
+    if not resolves:
+        tracker.open()
+    publisher = Publisher(tracker)
     try:
-        if stage != FIRST:
-            # A stage that is killed before it measures anything must still end its run.
-            tracker.open()
-        if stage in AT_ONCE:
-            sender.start()
-        else:
-            sender.timer.start()
         yield tracker
-        tracker.add("metrics", values={f"{stage}/seconds": time.monotonic() - started}, update=None)
-        if stage == LAST:
-            exhibits.hand_over(tracker)
-        status = "FINISHED"
+        status = "finished"
     except (Interrupted, KeyboardInterrupt):
-        status = "KILLED"
+        status = "killed"
         raise
     finally:
-        if tracker.spool is not None:
-            tracker.add("end", status=status)
-            if stage == LAST and status == "FINISHED":
-                tracker.spool.complete()
-            if status != "FINISHED":
-                # No later stage of this run may come that would send it.
-                sender.start()
-        sender.finish()
-        tracker.close()
+        if resolves and status == "finished":
+            tracker.open()
+        tracker.close(status)
+        if status != "finished":
+            publisher.start()  # No later stage may come that would publish it.
+        publisher.finish()
 
 
-class Sender:
-    """The process beside a stage that sends its spool. It ends when the stage does, however that ends."""
+class Publisher:
+    """The process that publishes a record beside a stage. It ends when the stage does, however that ends."""
 
-    def __init__(self, tracker: SpoolTracker) -> None:
+    def __init__(self, tracker: StageTracker) -> None:
         self.tracker = tracker
         self.process: subprocess.Popen[bytes] | None = None
         self.lock = threading.Lock()
-        self.timer = threading.Timer(SEND_AFTER, self.start)
+        self.timer = threading.Timer(PUBLISH_AFTER, self.start)
         self.timer.daemon = True
+        if tracker.stage in {TRAIN, last_stage()}:
+            self.start()
+        else:
+            self.timer.start()
 
     def start(self) -> None:
-        """Start it, once, where MLflow is installed."""
+        """Start it, once there is a record."""
         with self.lock:
-            spool = self.tracker.open()
-            if self.process is not None or spool is None:
-                return
-            if importlib.util.find_spec("mlflow") is None:
-                warn(self.tracker.stage, "MLflow is not installed", spool)
-                return
-            command = [sys.executable, "-m", "pipeline.tracking.courier", str(spool.folder), self.tracker.stage]
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE)
+            if self.process is None and self.tracker.record is not None:
+                self.process = start(self.tracker.record, self.tracker.stage)
 
     def finish(self) -> None:
-        """Tell it that the stage is over, and wait for it, but not for long."""
+        """Let it publish the end of the stage, and wait for that for a bounded time."""
         self.timer.cancel()
         with self.lock:
-            spool = self.tracker.spool
-            if self.process is None or spool is None:
-                return
-            assert self.process.stdin is not None
-            self.process.stdin.close()
-            try:
-                # It gives up by itself before.
-                status = self.process.wait(timeout=patience(spool) + 5)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                status = self.process.wait()
-            if status != 0:
-                warn(self.tracker.stage, "MLflow did not take everything in time", spool)
+            if self.process is not None and self.tracker.record is not None:
+                finish(self.process, self.tracker.record, self.tracker.stage)
+
+
+def publish(record: Record, stage: str) -> None:
+    """Publish a record once, waiting for a bounded time."""
+    if (process := start(record, stage)) is not None:
+        finish(process, record, stage)
+
+
+def start(record: Record, stage: str) -> subprocess.Popen[bytes] | None:
+    """Start the process that publishes `record` until its standard input is closed; None where MLflow is missing."""
+    if importlib.util.find_spec("mlflow") is None:
+        warn(stage, "MLflow is not installed", record)
+        return None
+    command = [sys.executable, "-m", "pipeline.tracking.publish", str(record.folder), stage]
+    return subprocess.Popen(command, stdin=subprocess.PIPE)
+
+
+def finish(process: subprocess.Popen[bytes], record: Record, stage: str) -> None:
+    """Close the standard input of a process that `start` made, and wait until it has published, or for `patience`."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        status = process.wait(timeout=patience() + 5)  # It ends by itself before.
+    except subprocess.TimeoutExpired:
+        process.kill()
+        status = process.wait()
+    if status != 0:
+        warn(stage, "MLflow did not take everything in time", record)
+
+
+def patience() -> int:
+    """Return how many seconds to wait for a publication; raises InputError where the variable is no number."""
+    chosen = os.environ.get("WMT_TRACKING_PATIENCE", PATIENCE)
+    if not chosen.isdecimal():
+        raise InputError(f"WMT_TRACKING_PATIENCE is {chosen!r}: it must be a whole number of seconds, or unset")
+    return int(chosen)
+
+
+def warn(stage: str, problem: str, record: Record) -> None:
+    """Print the one line about tracking that a stage prints."""
+    where = f"the run is in {record.folder}; the next run or `wmt publish` publishes it"
+    print(f"{stage}: tracking: {problem}: {where}", file=sys.stderr, flush=True)

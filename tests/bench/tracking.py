@@ -1,9 +1,9 @@
 """What tracking costs a training: `python -m tests.bench.tracking [--minutes 2] [--json]`.
 
-Tells a stage what a training tells (a record a second, every ten with a validation), for some minutes, into a store
-that an earlier stage has made, and counts the processor seconds of the two places that tracking works in: the stage's
-own calls, and the process beside it. What it costs once (imports, opening the store) is told apart from what each
-further hour costs.
+Reports to a stage's tracker what a training does (a record a second, every ten with a validation), for some minutes,
+and counts the processor seconds of the stage's own calls and of the process that publishes beside it, into a store that
+an earlier stage has made. Costs that occur once (imports, opening the store) are reported apart from those of each
+further hour.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ARCHIVE = {
 }  # fmt: skip
 TEXT = {"name": "text", "source": MEMBER, "target": MEMBER}
 CONFIGURATION = {
-    "run": {"row": "base", "pair": "en-de"},
+    "run": {"row": "base", "pair": "en-de", "corpus": "wmt14", "seed": 1},
     "data": {"source": "en", "target": "de", "train": [TEXT], "valid": TEXT, "test": TEXT, "archives": [ARCHIVE]},
     "model": {f"key{number}": number for number in range(60)},
 }

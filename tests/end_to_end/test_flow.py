@@ -52,10 +52,11 @@ def test_code_runs_from_the_copy_with_changes_that_are_not_committed(orchestra: 
 
 
 def test_the_results_come_back_as_an_experiment(orchestra: Orchestra, first: str) -> None:
-    """The same BLEU in metrics.json, Prefect and MLflow; the copy is gone."""
+    """The same BLEU in metrics.json, Prefect and MLflow; the copy is gone, the record stays."""
     name = f"sample-en-de-{first[-8:]}"
     clone = orchestra.clone
-    assert not (clone.folder / "work/runs" / name).exists()
+    assert not (clone.folder / "work/runs" / name / "repository").exists()
+    assert (clone.folder / "work/runs" / name / "stages/report.json").exists()
     assert name in experiments(clone)
     applied = clone.run("dvc", "exp", "apply", name)
     assert applied.returncode == 0, applied.stderr
@@ -71,8 +72,8 @@ def test_the_results_come_back_as_an_experiment(orchestra: Orchestra, first: str
     client = MlflowClient(f"http://127.0.0.1:{orchestra.mlflow}")
     experiment = client.get_experiment_by_name("wmt-en-de")
     assert experiment is not None
-    (run,) = client.search_runs([experiment.experiment_id], f"tags.WMT_RUN = '{first}'")
-    assert (run.info.run_name, run.info.status) == (name, "FINISHED")
+    (run,) = client.search_runs([experiment.experiment_id], f"tags.`prefect.flow_run_id` = '{first}'")
+    assert (run.info.run_name, run.info.status) == (f"sample-sample-s1 {name}", "FINISHED")
     assert run.data.metrics["bleu"] == metrics["bleu"]
 
 
@@ -87,9 +88,10 @@ def test_schedules_make_runs_that_do_not_share_a_name(orchestra: Orchestra) -> N
     schedules = {}
     first = datetime.now(UTC) + timedelta(seconds=8)
     soon = {
-        "active": True, "schedule": {"interval": 30, "anchor_date": first.isoformat()},
+        "active": True,
+        "schedule": {"interval": 30, "anchor_date": first.isoformat()},
         "parameters": {"row": "sample", "target": "resolve"},
-    }  # fmt: skip
+    }
     for pair in ("en-de", "en-fr"):
         deployment = orchestra.deployment(pair)
         (schedule,) = deployment["schedules"]

@@ -54,7 +54,7 @@ def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
         "results/config.yaml", "results/training.json", "results/training.csv", "results/metrics.json",
         "results/validation.csv", "results/averaging.json",
         "results/translations/sampledev.last.de", "results/translations/sampletest.average.de",
-        "results/report.md", "results/report.html", "results/figures/training.svg", "results/figures/cost.svg",
+        "results/report.md", "results/report.html", "results/figures/training.svg",
         "results/attention/attention.npz",
         *(f"results/{place}{kind}-{what}.svg" for place in ("attention/", "figures/attention-")
           for kind in ("encoder", "decoder", "cross") for what in ("all-heads", "layer-1")),
@@ -114,7 +114,7 @@ def test_mlflow_holds_the_run_as_the_files_do(finished: Clone) -> None:
         experiment = client.get_experiment_by_name("wmt-en-de")
         assert experiment is not None
         (run,) = client.search_runs([experiment.experiment_id])
-        assert (run.info.run_name, run.info.status) == ("sample", "FINISHED")
+        assert (run.info.run_name, run.info.status) == ("sample-sample-s1", "FINISHED")
         numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
         assert {key: run.data.metrics[key] for key in numbers} == pytest.approx(numbers)
         assert run.data.tags["bleu_signature"] == metrics["bleu_signature"]
@@ -260,7 +260,14 @@ def test_trees_run_the_same_way_and_are_scored_by_evalb(tmp_path: Path) -> None:
     )
     assert len(gold) == len(parsed) == 501
     assert "Beside Table 4" in (tmp_path / "results/report.md").read_text()
-    assert clone.run(sys.executable, "-m", "pipeline.cli", "summary").stdout.startswith("F1 ")
+    wmt = sys.executable, "-m", "pipeline.cli"
+    assert clone.run(*wmt, "summary").stdout.startswith("F1 ")
+    sentences = (tmp_path / "data/raw/test.sampletreestest.en").read_text().split("\n")[:5]
+    (tmp_path / "sentences.txt").write_text("".join(f"{sentence}\n" for sentence in sentences))
+    (tmp_path / "gold.mrg").write_text("".join(f"{tree}\n" for tree in gold[:5]))
+    result = clone.run(*wmt, "parse", "models/average", "--input", "sentences.txt", "--output", "trees.mrg")
+    assert result.returncode == 0, result.stderr
+    assert '"sentences": 5' in clone.run(*wmt, "evalb", "gold.mrg", "trees.mrg", "--json").stdout
 
 
 def test_queued_rows_run_and_compare(finished: Clone) -> None:

@@ -68,9 +68,11 @@ def test_a_row_trains_an_update_and_translates_a_sentence(name: str, pieces: Sub
     settings = rows.settings(name, "en-de")
     model = scaled(settings["model"])
     job = Job(
-        model=model, training=TrainingSettings(**{**settings["training"], "seed": 1}), vocabulary=pieces.size,
+        model=model,
+        training=TrainingSettings(**{**settings["training"], "seed": 1}),
+        vocabulary=pieces.size,
         corpus=str(binned),
-    )  # fmt: skip
+    )
     trainer = Trainer(job, World(0, 1, torch.device("cpu")), micro_tokens=1024)
     assert sum(parameter.numel() for parameter in trainer.parameters) == parameters(model, pieces.size)
     # The biases of keys cancel in the softmax: their gradient is nothing but rounding.

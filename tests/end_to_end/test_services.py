@@ -51,8 +51,12 @@ def typed_elsewhere(orchestra: Orchestra, *words: str) -> subprocess.CompletedPr
     code = f"import site, sys; site.addsitedir({str(orchestra.clone.folder / 'infra')!r}); sys.argv[0] = 'prefect'\n"
     return subprocess.run(
         [sys.executable, "-c", code + "from prefect.cli import app; app()", *words],
-        cwd=orchestra.home, env=orchestra.environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=orchestra.home,
+        env=orchestra.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def database(orchestra: Orchestra, identity: str) -> str:
@@ -60,6 +64,13 @@ def database(orchestra: Orchestra, identity: str) -> str:
     with contextlib.closing(sqlite3.connect(orchestra.clone.folder / "work/prefect/prefect.db")) as connection:
         states = dict(connection.execute("SELECT replace(id, '-', ''), state_type FROM flow_run").fetchall())
     return str(states[identity.replace("-", "")])
+
+
+def message(orchestra: Orchestra, identity: str) -> str:
+    """The message of a run's state, from the same."""
+    with contextlib.closing(sqlite3.connect(orchestra.clone.folder / "work/prefect/prefect.db")) as connection:
+        query = "SELECT message FROM flow_run_state state JOIN flow_run run ON state_id = state.id WHERE run.id LIKE ?"
+        return str(connection.execute(query, [f"{identity[:8]}%{identity[-12:]}"]).fetchone()[0])
 
 
 def test_who_may_use_them_and_a_second_ctrl_c_does_not_wait(orchestra: Orchestra) -> None:
@@ -144,6 +155,8 @@ def test_a_terminal_that_closes_gives_runs_the_time_to_save_and_to_report(orches
         state = until(lambda: orchestra.trained(5, before), "training to begin")
         assert orchestra.ends(process, terminal.close) == 0
         assert database(orchestra, identity) == "CRASHED"
+        # The flow reported it: its process was not killed.
+        assert "ended without a report" not in message(orchestra, identity)
         assert (state / "interrupted").exists()
     finally:
         terminal.close()

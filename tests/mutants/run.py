@@ -5,8 +5,9 @@
 cosmic-ray makes the mutants. Of all replacements of one operator at one place a single one is drawn; the sample is
 the mutants whose text has the smallest hashes, so that a change elsewhere leaves it as it is. Each mutant is tried in
 a copy of the repository: a process that has imported torch forks, imports the mutated code and runs the tests that
-TESTS names, quickest first, until one fails. A run that takes far longer than the unchanged code counts as killed.
-Mutants that change no behaviour are listed in equivalent.yaml, each with its reason, and are left out.
+TESTS names until one fails; tests that took a second or more run last. A run that takes far longer than the unchanged
+code counts as killed. Mutants that change no behaviour are listed in equivalent.yaml, each with its reason, and are
+left out.
 
 Verdicts are kept in work/mutants/verdicts.jsonl, by the mutant's text and the bytes of its module and tests: a run
 that is interrupted goes on where it was. The report is a table by module, then the survivors.
@@ -35,8 +36,12 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import yaml
+
+if TYPE_CHECKING:
+    import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -46,7 +51,7 @@ LINES = 3
 """Lines of a change that are shown and hashed."""
 
 TESTS: dict[str, tuple[str, ...]] = yaml.safe_load((HERE / "modules.yaml").read_text(encoding="utf-8"))
-"""The modules that are mutated, each with the tests that ought to notice, quickest first."""
+"""The modules that are mutated, each with the tests that ought to notice."""
 
 
 @dataclass(frozen=True)
@@ -253,9 +258,31 @@ def child(copy: Path, tests: Sequence[str], output: Path) -> int:
     for number, target in ((nothing, 0), (descriptor, 1), (descriptor, 2)):
         os.dup2(number, target)
     files = [str(Path("tests") / name) for name in tests]
-    status = int(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header", *files]))
+    order = SlowLast(copy.with_name("durations.json"))
+    status = int(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header", *files], [order]))
     sys.stdout.flush()
     return status
+
+
+class SlowLast:
+    """A pytest plugin: tests that took a second or more when they last passed run last, the slowest at the end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.seconds: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: max(1.0, self.seconds.get(item.nodeid, 0.0)))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self.seconds[report.nodeid] = report.duration
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        if exitstatus == 0:
+            temporary = self.path.with_suffix(f".{os.getpid()}")
+            temporary.write_text(json.dumps(self.seconds), encoding="utf-8")
+            temporary.replace(self.path)
 
 
 def state_of(module: str) -> str:

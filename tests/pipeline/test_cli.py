@@ -15,8 +15,7 @@ import pytest
 import typer
 from command_line import wmt
 
-from pipeline import cli
-from pipeline.reporting import summary
+from pipeline import cli, stage
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,20 +46,36 @@ def python(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[str]:
 
 def test_the_map_of_the_product(capsys: pytest.CaptureFixture[str]) -> None:
     assert wmt("--help") == 0
-    shown = capsys.readouterr().out
-    panels = re.findall(r"^╭─ (\w+) ─", shown, re.MULTILINE)
+    output = capsys.readouterr().out
+    panels = re.findall(r"^╭─ (\w+) ─", output, re.MULTILINE)
     assert sorted(panels) == ["Data", "Models", "Options", "Runs", "Services"]
-    assert set(re.findall(r"^│ ([a-z]+) ", shown, re.MULTILINE)) == {
-        "translate", "parse", "score", "evalb", "bleu", "attention", "export", "rows", "plan", "summary", "states",
-        "join", "ablation", "catalog", "ui", "serve",
-    }  # fmt: skip
+    assert set(re.findall(r"^│ ([a-z]+) ", output, re.MULTILINE)) == {
+        "translate",
+        "parse",
+        "score",
+        "evalb",
+        "bleu",
+        "attention",
+        "export",
+        "rows",
+        "plan",
+        "summary",
+        "runs",
+        "publish",
+        "states",
+        "join",
+        "ablation",
+        "catalog",
+        "ui",
+        "serve",
+    }
 
 
 @pytest.mark.parametrize("names", COMMANDS, ids=" ".join)
 def test_every_help_holds_an_example_that_is_right(names: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert wmt(*names, "--help") == 0
-    shown = re.sub(r" +$", "", capsys.readouterr().out, flags=re.MULTILINE)
-    example = shown.split(" Example:\n", maxsplit=1)[1].split("\n\n", maxsplit=1)[0]
+    output = re.sub(r" +$", "", capsys.readouterr().out, flags=re.MULTILINE)
+    example = output.split(" Example:\n", maxsplit=1)[1].split("\n\n", maxsplit=1)[0]
     typed = [shlex.split(line) for line in re.findall(r"^ +wmt (.*)$", example.replace("\\\n", ""), re.MULTILINE)]
     assert typed
     for words in typed:
@@ -85,9 +100,11 @@ def test_options_that_take_several_values() -> None:
 def test_a_shell_completes_commands_and_values() -> None:
     for words, completed in (("wmt tr", "translate"), ("wmt catalog add --pair en-", "en-de\nen-fr\nen-tree")):
         environment = {
-            **os.environ, "_WMT_COMPLETE": "complete_bash", "COMP_WORDS": words,
+            **os.environ,
+            "_WMT_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
             "COMP_CWORD": str(len(words.split()) - 1),
-        }  # fmt: skip
+        }
         result = python(env=environment, stdout=subprocess.PIPE)
         assert (result.stdout.strip(), result.stderr) == (completed, "")
 
@@ -109,7 +126,7 @@ def test_a_closed_pipe_is_no_traceback_of_a_command_with_a_status() -> None:
 import sys
 from pipeline import cli
 from pipeline.commands import plan
-plan.tell = lambda measure: print("the plan") is not None
+plan.report = lambda measure: print("the plan") is not None
 sys.argv[1:] = ["plan"]
 cli.main()
 """
@@ -133,9 +150,9 @@ def test_a_full_disk_is_one_sentence() -> None:
 
 
 def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def text() -> str:
+    def read_json(path: Path) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(summary, "text", text)
+    monkeypatch.setattr(stage, "read_json", read_json)
     with pytest.raises(ValueError, match="a bug"):
         cli.app(["summary"], prog_name="wmt")

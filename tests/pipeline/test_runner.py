@@ -31,8 +31,6 @@ class NoTracker:
 
     def tags(self, values: object) -> None: ...
 
-    def artifact(self, path: Path, folder: str | None = None) -> None: ...
-
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:

@@ -50,7 +50,7 @@ def test_cancelled_killed_and_cut_off(tmp_path: Path, undisturbed: Clone) -> Non
     def gone() -> bool:
         return not any(
             orchestra.at_work(name)
-            for name in ("pipeline.runs.supervisor", "pipeline.stages.train", "nmt.training.trainer")
+            for name in ("pipeline.runs.supervisor", "-m pipeline train", "nmt.training.trainer")
         )
 
     with orchestra.serving() as services:
@@ -80,6 +80,9 @@ def test_cancelled_killed_and_cut_off(tmp_path: Path, undisturbed: Clone) -> Non
             process.resume()
         run = orchestra.ended(last, 1200)
         assert run["state_type"] == "COMPLETED", orchestra.messages(last)
+        # The server that was killed did not take the lease of the CPU's slot with it.
+        (limit,) = orchestra.call("v2/concurrency_limits/filter", {})
+        assert limit["active_slots"] == 0
         assert clone.run("dvc", "exp", "apply", run["name"]).returncode == 0
     resumed = weights(clone)
     expected = weights(undisturbed)

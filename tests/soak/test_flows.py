@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -58,7 +60,7 @@ def test_cancelled_in_training_and_gone_on_with(orchestra: Orchestra) -> None:
     orchestra.cancel(identity)
     assert orchestra.ended(identity)["state_type"] == "CANCELLED"
     until(lambda: not orchestra.at_work("pipeline.runs.supervisor"), "the end of the run's processes", 60)
-    assert orchestra.at_work("nmt.training.trainer") == orchestra.at_work("pipeline.stages.train") == []
+    assert orchestra.at_work("nmt.training.trainer") == orchestra.at_work("-m pipeline train") == []
     assert (state / "interrupted").exists()
     identity = orchestra.deploy(overrides=LONG, target="train")
     assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
@@ -75,6 +77,20 @@ def test_a_stage_that_dies_is_tried_again(orchestra: Orchestra) -> None:
     assert orchestra.stages(identity)["train"]["run_count"] == 2
 
 
+def test_a_run_whose_supervisor_dies_is_tried_again_in_the_same_copy(orchestra: Orchestra) -> None:
+    before = set((orchestra.clone.folder / "work/train").glob("*"))
+    identity = orchestra.deploy(seed=10, overrides=LONG, target="train")
+    until(lambda: orchestra.trained(30, before), "training to begin")
+    (killed,) = orchestra.at_work("pipeline.runs.supervisor")
+    (copy,) = (orchestra.clone.folder / "work/runs").glob(f"*{identity[-8:]}/repository")
+    made = copy.stat().st_ino
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: orchestra.at_work("pipeline.runs.supervisor") not in ([killed], []), "another supervisor")
+    assert copy.stat().st_ino == made
+    assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
+    assert orchestra.stages(identity)["train"]["run_count"] >= 2
+
+
 def test_a_gpu_is_used_by_one_run_at_a_time(orchestra: Orchestra) -> None:
     orchestra.gpus.write_text("GPU-4f2a\n")
     try:
@@ -83,8 +99,8 @@ def test_a_gpu_is_used_by_one_run_at_a_time(orchestra: Orchestra) -> None:
             assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
     finally:
         orchestra.gpus.unlink()
-    (limit,) = orchestra.call("v2/concurrency_limits/filter", {})
-    assert (limit["name"], limit["limit"], limit["active_slots"]) == ("GPU-4f2a", 1, 0)
+    limit = orchestra.call("v2/concurrency_limits/GPU-4f2a")
+    assert (limit["limit"], limit["active_slots"]) == (1, 0)
     spans = []
     for identity in runs:
         (began,) = [line for line in orchestra.lines(identity) if line["message"] == "Running stage 'train':"]

@@ -1,11 +1,10 @@
 """WMT14 from a mirror that misbehaves, by a stage that is killed ten times a pair: the right bytes in the end.
 
-Minutes long; `make soak` runs it where the real text stands beside the repository.
+Minutes long. The mirror holds the text of the embedded sample.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import http.server
 import os
@@ -22,13 +21,13 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
+from mirror import sample_lines, serving, write
 
 from pipeline.config import catalogs
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = ROOT.parent / "shared"
 KILLS = 10
-SLICE, PAUSE = 16_384, 0.02
+SLICE, PAUSE = 4096, 0.02
 """Bytes sent at once and seconds between: slow enough for a kill to meet every archive."""
 pytestmark = pytest.mark.timeout(1800)
 
@@ -45,9 +44,11 @@ class Hostile(http.server.SimpleHTTPRequestHandler):
 
     def do_GET(self) -> None:
         content = Path(self.translate_path(self.path)).read_bytes()
-        deed = "" if self.calm.is_set() else self.chance.choice(
-            ["drop", "truncate", "unavailable", "wrong", "whole", *[""] * 10]
-        )  # fmt: skip
+        deed = (
+            ""
+            if self.calm.is_set()
+            else self.chance.choice(["drop", "truncate", "unavailable", "wrong", "whole", *[""] * 10])
+        )
         self.deeds[deed] = self.deeds.get(deed, 0) + 1
         if deed == "unavailable":
             self.send_error(503)
@@ -81,18 +82,10 @@ class Hostile(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    tool = SHARED / "tools/make_mirror.py"
-    if not tool.exists():
-        pytest.skip("../shared has no real text here")
     folder = tmp_path_factory.mktemp("mirror")
-    subprocess.run([sys.executable, str(tool), str(folder)], check=True, stdout=subprocess.DEVNULL)
-    handler = functools.partial(Hostile, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield folder, f"http://127.0.0.1:{server.server_address[1]}/"
-        server.shutdown()
-        thread.join()
+    write(folder, sample_lines())
+    with serving(folder, Hostile) as address:
+        yield folder, address
 
 
 def download() -> subprocess.Popen[bytes]:

@@ -47,11 +47,12 @@ def start(folder: Path, ranks: int) -> list[subprocess.Popen[bytes]]:
     return [
         subprocess.Popen(
             [sys.executable, "-m", "nmt.training.trainer", str(folder)],
-            cwd=ROOT, env={**os.environ, **common, "RANK": str(rank), "NMT_MICRO_TOKENS": "64"},
+            cwd=ROOT,
+            env={**os.environ, **common, "RANK": str(rank), "NMT_MICRO_TOKENS": "64"},
             stderr=subprocess.DEVNULL,
         )
         for rank in range(ranks)
-    ]  # fmt: skip
+    ]
 
 
 def reached(folder: Path) -> int:
@@ -144,9 +145,10 @@ def result(folder: Path, updates: int) -> dict[str, Any]:
     ]
     files = [path / tensors.WEIGHTS, path / "optimizer.safetensors", *checkpoint.checkpoints(folder / "checkpoints")]
     return {
-        "files": {file.name: file.read_bytes() for file in files}, "curve": curve,
+        "files": {file.name: file.read_bytes() for file in files},
+        "curve": curve,
         "done": {key: done[key] for key in ("updates", "pairs", "target_tokens", "loss_valid", "padding")},
-    }  # fmt: skip
+    }
 
 
 def short_job(tiny_job: MakeJob, updates: int, **training: Any) -> dict[str, Any]:

@@ -55,8 +55,12 @@ def resident(folder: Path, job: dict[str, Any], *marks: int) -> list[int]:
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     result = subprocess.run(
         [sys.executable, "-c", PROBE, str(folder), *map(str, marks)],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     return [int(line) for line in result.stdout.split()]
 
 

@@ -13,9 +13,11 @@ def test_queued_rows_train_in_the_state_root_of_their_repository(tmp_path: Path)
     clone = Clone(tmp_path)
     model = {key: value for key, value in SHRUNKEN["model"].items() if key != "N"}
     overrides = {
-        **SHRUNKEN, "model": model, "subwords": {"merges": 4000},
+        **SHRUNKEN,
+        "model": model,
+        "subwords": {"merges": 4000},
         "training": {**SHRUNKEN["training"], "precision": "float32", "updates": 4, "checkpoint_every": 2},
-    }  # fmt: skip
+    }
     clone.params(overrides=overrides)
     queued = clone.run("dvc", "exp", "run", "--queue", "-S", "row=C-N2,C-N4")
     assert queued.returncode == 0, queued.stderr

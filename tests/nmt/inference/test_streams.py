@@ -19,43 +19,16 @@ import pytest
 import torch
 import yaml
 from command_line import wmt
+from model_folders import WORDS, folder_of
 
 from nmt.common.tensors import load_tensors, save_tensors
-from nmt.config import InputError, ModelSettings, SearchSettings, SubwordSettings, TokenizerSettings
+from nmt.config import InputError, SearchSettings
 from nmt.inference import attention_maps, export, streams
 from nmt.inference.loading import Models
-from nmt.inference.model_folder import ModelDescription, save_model
 from nmt.inference.translator import Translator, split_sentences
-from nmt.model import Transformer
-from nmt.text import subwords
 
 ROOT = Path(__file__).resolve().parents[3]
-WORDS = "the old man sees a dog . He did not see it She sleeps well , and we do !"
 LINES = ["the old man sees a dog .", "", "She sleeps well", "we do !", "   ", "He did not see it"]
-
-
-def folder_of(folder: Path, seed: int = 1, target: str = "de", words: str = WORDS, **model: Any) -> Path:
-    """A model folder with random weights."""
-    torch.manual_seed(seed)
-    bpe = SubwordSettings(kind="bpe", merges=60, vocabulary=None, multiple_of=8)
-    learned = subwords.learn(dict.fromkeys(words.split(), 3), bpe)
-    learned.save(folder.parent / f"{folder.name}.subwords")
-    settings = {
-        "N": 2, "d_model": 16, "d_ff": 32, "h": 2, "d_k": 8, "d_v": 8, "P_drop": 0.1, "attention_dropout": 0.0,
-        "relu_dropout": 0.0, "positions": "sinusoidal", "position_layout": "interleaved", "max_positions": 64,
-        "projection_biases": True, "initialisation": "glorot", **model,
-    }  # fmt: skip
-    description = ModelDescription(
-        source="en", target=target, vocabulary=learned.size,
-        tokenizer=TokenizerSettings(tokenizer="moses", normalize_punctuation=False, aggressive_hyphens=False),
-        model=ModelSettings.model_validate(settings),
-        search=SearchSettings(beam=4, alpha=0.6, max_extra=10, stop="exact"), origin={},
-    )  # fmt: skip
-    built = Transformer(description.model, learned.size)
-    with torch.no_grad():
-        built.embedding.table.mul_(3.0)
-    save_model(folder, built.state_dict(), description, folder.parent / f"{folder.name}.subwords")
-    return folder
 
 
 @pytest.fixture
@@ -263,6 +236,8 @@ def test_a_disk_that_is_full_is_one_sentence_with_the_file(
         (["--sample", "--top-k", "-1"], "--top-k is -1, but should be greater than or equal to 0: change it"),
         (["--input", "absent"], "translate: absent: No such file or directory"),
         (["--engine", "ctranslate2"], "wmt export"),
+        (["--device", "nonsense"], "--device is `nonsense`, which torch cannot use here: give cpu, or cuda with a GPU"),
+        (["--device", "cuda:99"], "--device is `cuda:99`, which torch cannot use here"),
     ],
 )
 def test_wrong_options_are_one_sentence(

@@ -12,6 +12,9 @@ from command_line import wmt
 from nmt.config import InputError
 from pipeline.commands import ablation
 from pipeline.commands.ablation import Interval, Plan
+from pipeline.config import resolution, rows
+
+ROOT = Path(__file__).resolve().parents[3]
 
 PLAN = Plan("en-de", "sample", width=4, depth=2, training={"updates": 10}, subwords={"merges": 400}, repository="a")
 
@@ -26,12 +29,43 @@ def test_an_interval_is_students() -> None:
 
 
 def test_rows_are_scaled_together() -> None:
-    assert PLAN.overrides("base")["model"] == {"N": 3, "d_model": 128, "d_ff": 512, "d_k": 16, "d_v": 16}
-    assert PLAN.overrides("C-N2")["model"]["N"] == 1
-    assert PLAN.overrides("A-h1")["model"]["d_k"] == 128
-    assert PLAN.overrides("B-dk16")["model"]["d_k"] == 4
+    def model(row: str) -> dict[str, int]:
+        return PLAN.params(row, 1)["overrides"]["model"]
+
+    assert model("base") == {"N": 3, "d_model": 128, "d_ff": 512, "d_k": 16, "d_v": 16}
+    assert model("C-N2")["N"] == 1
+    assert model("A-h1")["d_k"] == 128
+    assert model("B-dk16")["d_k"] == 4
     with pytest.raises(InputError, match="row C-N2: N of 2 is divided to 0"):
-        Plan("en-de", "sample", 4, 4, {}, {}, "a").overrides("C-N2")
+        Plan("en-de", "sample", 4, 4, {}, {}, "a").params("C-N2", 1)
+
+
+@pytest.mark.parametrize("updates", [3, 10, 1000])
+def test_every_row_of_the_paper_resolves(updates: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    training = {"updates": updates, "checkpoint_every": max(1, updates // 5), "keep_checkpoints": 5}
+    plan = Plan("en-de", "sample", 4, 2, training, {"merges": 400}, "a")
+    for row in rows.table().rows:
+        if rows.row(row).paper.bleu is not None:
+            assert resolution.shortage(resolution.resolve(plan.params(row, 1))) is None
+
+
+def test_wrong_settings_are_refused_before_the_first_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+
+    def run_all(*arguments: Any) -> None:
+        raise AssertionError("a run was started")
+
+    monkeypatch.setattr(ablation, "run_all", run_all)
+    assert wmt("ablation", "--rows", "base", "bigg") == 1
+    assert "`bigg` is not a row of rows.yaml; did you mean `big`?" in capsys.readouterr().err
+    assert wmt("ablation", "--updates", "0") == 1
+    assert "training.updates is 0" in capsys.readouterr().err
+    for name in ("--width", "--depth", "--jobs"):
+        assert wmt("ablation", name, "0") == 2
+        assert f"Invalid value for '{name}'" in capsys.readouterr().err
 
 
 def test_a_name_tells_settings_apart() -> None:
@@ -51,7 +85,7 @@ def test_overrides_in_params_are_refused(
         "row: base\npair: en-de\ncorpus: sample\nseed: 1\noverrides: {model: {P_drop: 0.2}}\n"
     )
     assert wmt("ablation") == 1
-    assert "params.yaml: `overrides` would go over every row's own settings" in capsys.readouterr().err
+    assert "params.yaml: `overrides` would change the settings of every row" in capsys.readouterr().err
 
 
 def test_the_report_says_which_trends_stand() -> None:

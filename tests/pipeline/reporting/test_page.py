@@ -1,4 +1,4 @@
-"""Reports as Markdown: text is shown as it is, whatever signs it holds."""
+"""Reports as Markdown: text is displayed unchanged, whatever signs it has."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read(markdown: str) -> list[Token]:
     return [token for token in tokens if token.type == "inline"]
 
 
-def shown(tokens: list[Token], allowed: set[str]) -> Iterator[str]:
+def texts(tokens: list[Token], allowed: set[str]) -> Iterator[str]:
     """The text of every line or cell, which holds nothing but text and what is `allowed`."""
     for token in tokens:
         children = token.children or []
@@ -57,17 +57,17 @@ TEXT = st.one_of(
 @example("# heading #")
 @example("[x]: http://example.com")
 @example("| a |")
-def test_text_is_taken_for_nothing_else(text: str) -> None:
+def test_no_text_becomes_markup(text: str) -> None:
     said = " ".join(text.split())
     markdown = page.markdown([Heading(text), Paragraph(text), Bullets([text, text])], "figures")
-    # Nothing to say is no heading, no paragraph and no point worth a look.
-    assert list(filter(None, shown(read(markdown), set()))) == ([said] * 4 if said else [])
+    # An empty text makes an empty block.
+    assert list(filter(None, texts(read(markdown), set()))) == ([said] * 4 if said else [])
     table = page.markdown([Table((text, "b"), [(text, "c"), (text, text)], frozenset([1]))], "figures")
-    assert list(shown(read(table), {"strong_open", "strong_close"})) == [said, "b", said, "c", said, said]
+    assert list(texts(read(table), {"strong_open", "strong_close"})) == [said, "b", said, "c", said, said]
     [picture] = read(page.markdown([Figure(b"", text, "name")], "figures"))
     [image] = picture.children or []
     assert (image.type, image.attrs["src"]) == ("image", "figures/name.svg")
-    assert list(shown([image], set())) == [said]
+    assert list(texts([image], set())) == [said]
 
 
 @pytest.mark.parametrize("address", ["http://example.com", "https://example.com/a", "www.example.com", "a@example.com"])
@@ -75,7 +75,7 @@ def test_addresses_are_no_links_on_github_either(address: str) -> None:
     # GitHub looks for these three in what is left of a text when escaped signs have been taken out of it.
     markdown = page.markdown([Paragraph(f"See {address}.")], "figures")
     assert not any(sign in markdown for sign in (" http://", "https://", "www.", "a@"))
-    assert list(shown(read(markdown), set())) == [f"See {address}."]
+    assert list(texts(read(markdown), set())) == [f"See {address}."]
 
 
 def test_numbers_and_ordinary_sentences_stay_as_they_are() -> None:

@@ -26,13 +26,23 @@ time.sleep(600)
 """
 
 
-def guarded(folder: Path, on_sigterm: str, seconds: float) -> tuple[subprocess.Popen[bytes], list[int]]:
+def guarded(
+    folder: Path, on_sigterm: str, seconds: float, number: int = signal.SIGTERM
+) -> tuple[subprocess.Popen[bytes], list[int]]:
     """A guard, and the processes below it: a module and its child in another session, both with that handler."""
     (folder / "module.py").write_text(MODULE)
-    guard = subprocess.Popen(
-        [sys.executable, "-m", "pipeline.runs.guard", str(seconds), "module", "module", on_sigterm],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline.runs.guard",
+        str(seconds),
+        str(int(number)),
+        "module",
+        "module",
+        on_sigterm,
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    guard = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.PIPE, start_new_session=True)
     files = [folder / "module", folder / "child"]
     until(lambda: all(file.exists() and file.read_text().endswith("\n") for file in files), "the processes", 60)
     return guard, [int(file.read_text()) for file in files]
@@ -64,6 +74,15 @@ def test_all_end_when_the_guard_is_asked(
     guard.wait(timeout=240)
     assert are_gone(pids)
     close(guard)
+
+
+def test_a_module_that_must_not_end_by_itself_is_killed_and_its_children_are_asked(tmp_path: Path) -> None:
+    handler = "lambda *_: (open(role + '.asked', 'w').close(), os._exit(0))"
+    guard, pids = guarded(tmp_path, handler, 600, signal.SIGKILL)
+    close(guard)
+    guard.wait(timeout=240)
+    assert are_gone(pids)
+    assert [path.name for path in tmp_path.glob("*.asked")] == ["child.asked"]
 
 
 def test_a_guard_that_is_in_a_hurry_later_kills(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import uuid
 import pytest
 
 from pipeline.config import resolution, rows
-from pipeline.orchestration.flow import EXAMPLE, ROOT, Overrides, is_drawn
+from pipeline.orchestration.flow import EXAMPLE, ROOT, is_drawn, wmt_en_de
 from pipeline.runs.pipeline_run import unique_name
 
 ONE, OTHER = (f"019aa123-4567-7abc-9def-0123{end}" for end in ("456789ab", "456789ac"))
@@ -45,7 +45,7 @@ def test_a_users_name_is_not_taken_for_one_that_prefect_drew() -> None:
 
 def test_the_example_of_overrides_succeeds_with_every_row() -> None:
     """Averaging has the checkpoints that it needs."""
-    assert EXAMPLE in str(Overrides)
+    assert EXAMPLE in wmt_en_de.parameters.properties["overrides"]["description"]
     assert f"overrides={EXAMPLE}" in (ROOT / "pipeline/README.md").read_text()
     for row in rows.table().rows:
         params = {"row": row, "pair": "en-de", "corpus": "sample", "seed": 1, "overrides": json.loads(EXAMPLE)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import hashlib
 import http.server
 import io
@@ -14,7 +13,6 @@ import socket
 import subprocess
 import sys
 import tarfile
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import Any
 
 import pytest
 import yaml
+from mirror import real_lines, serving, write
 
 from nmt.config import InputError
 from pipeline.config import catalogs
@@ -326,23 +325,17 @@ def test_interrupted_while_a_server_is_silent() -> None:
 @pytest.fixture(scope="module")
 def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """A small WMT14 with real text, made and served: its folder and address."""
-    tool = SHARED / "tools/make_mirror.py"
-    if not tool.exists() or not (SHARED / "real").exists():
+    if not (SHARED / "real").exists():
         pytest.skip("../shared has no real text here")
     folder = tmp_path_factory.mktemp("mirror")
-    subprocess.run([sys.executable, str(tool), str(folder)], check=True, stdout=subprocess.DEVNULL)
+    write(folder, real_lines(SHARED / "real"))
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
             """Tests are quiet."""
 
-    handler = functools.partial(Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield folder, f"http://127.0.0.1:{server.server_address[1]}/"
-        server.shutdown()
-        thread.join()
+    with serving(folder, Quiet) as address:
+        yield folder, address
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,207 @@
+"""The commands of `wmt` on models and their output: translate, parse, score, evalb, bleu, attention, export.
+
+A parameter is an option, with its help. Everything slow is imported inside the commands, so that `--help` is fast.
+"""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nmt.inference.options import (
+    LONGEST,
+    WINDOW,
+    EngineName,
+    LongLines,
+    Precision,
+    Quantization,
+    TranslationOptions,
+)
+
+Model = Annotated[
+    Path, typer.Argument(metavar="MODEL_DIR", help="A model folder, such as models/average.", show_default=False)
+]
+Ensemble = Annotated[
+    list[Path],
+    typer.Option(metavar="MODEL_DIR...", help="More models of the same vocabulary: the mean of their probabilities."),
+]
+
+
+def _search(text: str, *names: str) -> Any:
+    """Return an option of search with this help."""
+    return typer.Option(*names, help=text, rich_help_panel="Search (by default as the model folder says)")
+
+
+def translate(
+    model: Model,
+    ensemble: Ensemble = [],
+    pair: Annotated[str | None, typer.Option(help="Refuse a model of another pair: en-de, ...")] = None,
+    input: Annotated[Path | None, typer.Option(metavar="FILE", help="Translate this file, not standard input.")] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Appears when it is complete.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an --output that was interrupted.")] = False,
+    beam: Annotated[int | None, _search("Hypotheses a sentence; 1: greedy.")] = None,
+    alpha: Annotated[float | None, _search("Length penalty.")] = None,
+    max_extra: Annotated[int | None, _search("Most subwords beyond the number of the source's.")] = None,
+    stop: Annotated[str | None, _search("exact, or tensor2tensor's looser rule.")] = None,
+    nbest: Annotated[int, _search("Translations a line, written `line ||| text ||| score`.")] = 1,
+    sample: Annotated[bool, _search("Draw translations at random, do not search.", "--sample")] = False,
+    temperature: Annotated[float, _search("Of --sample.")] = 1.0,
+    top_k: Annotated[int, _search("Of --sample: draw among this many likeliest subwords; 0: among all.")] = 0,
+    seed: Annotated[int, _search("Of --sample.")] = 1,
+    longest: Annotated[int, typer.Option(help="Most subwords of a line that is translated whole.")] = LONGEST,
+    long: Annotated[LongLines, typer.Option(help="Longer lines: split at sentence ends, or refused.")] = "split",
+    json: Annotated[bool, typer.Option("--json", help="Write JSON lines: translations, scores, attention.")] = False,
+    engine: Annotated[
+        EngineName, typer.Option(help="ctranslate2: for a folder of wmt export; its length penalty is not GNMT's.")
+    ] = "torch",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda; by default a GPU where there is one.")] = None,
+    precision: Annotated[Precision, typer.Option(help="Of the weights and the arithmetic.")] = "float32",
+    batch_tokens: Annotated[int, typer.Option(help="Source positions a batch, all beams counted.")] = 4096,
+    window: Annotated[int, typer.Option(help="Lines sorted by length together; 1: line by line.")] = WINDOW,
+) -> None:
+    """Translate raw text with a model folder.
+
+    A line in, a line out; an empty line stays one. At a terminal it asks for lines.
+
+    \b
+    Example:
+      wmt translate models/average --input in.en --output out.de
+      wmt translate models/average --json --nbest 4 < in.en
+    """
+    options = TranslationOptions(**locals())  # The parameters have the names of its fields.
+    from nmt.inference import streams
+
+    streams.translate(options)
+
+
+PARSE_HELP = """Parse sentences with a model folder of the pair en-tree: a tree in Penn bracketing for each line.
+
+Words are separated by spaces. The options are those of wmt translate.
+
+\b
+Example:
+  wmt parse models/average --input sentences.txt --output trees.mrg
+"""
+
+
+def score(
+    model: Model,
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Raw lines.", show_default=False)],
+    target: Annotated[
+        Path, typer.Argument(metavar="TARGET", help="Their translations, detokenised.", show_default=False)
+    ],
+    ensemble: Ensemble = [],
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line, and one of them all.")] = False,
+) -> None:
+    """Score given translations: log-probability in nats and perplexity a subword, EOS counted, a line each.
+
+    These are the numbers that the search gives with its own translations, as far as their text is coded into the same
+    subwords again.
+
+    \b
+    Example:
+      wmt score models/average in.en out.de
+    """
+    from nmt.evaluation import forced_scoring
+
+    def written(scored: forced_scoring.Scored, **more: int) -> str:
+        return json_format.dumps({**more, **asdict(scored), "perplexity": scored.perplexity})
+
+    lines, total = 0, forced_scoring.Scored(0.0, 0)
+    for scored in forced_scoring.score_files([model, *ensemble], source, target):
+        lines, total = lines + 1, total + scored
+        print(written(scored) if as_json else f"{scored.log_probability:.4f}\t{scored.perplexity:.4f}")
+    if as_json:
+        print(written(total, lines=lines))
+    else:
+        print(f"{lines:,} lines, {total.tokens:,} subwords: perplexity {total.perplexity:.4f}", file=sys.stderr)
+
+
+def evalb(
+    gold: Annotated[Path, typer.Argument(metavar="GOLD", help="Gold trees, one a line.", show_default=False)],
+    parsed: Annotated[Path, typer.Argument(metavar="PARSED", help="A tree for each line.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="An object.")] = False,
+) -> None:
+    """Score constituency trees as EVALB does with COLLINS.prm: labelled F1 and others, by sentence length too.
+
+    \b
+    Example:
+      wmt evalb gold.mrg parsed.mrg
+    """
+    from nmt.evaluation import evalb as scoring
+
+    report = scoring.report(gold, parsed)
+    print(json_format.dumps(report, indent=2, ensure_ascii=False) if as_json else scoring.text(report))
+
+
+def bleu(
+    hypotheses: Annotated[
+        list[Path],
+        typer.Argument(metavar="HYP", help="Detokenised translations; of several systems, the baseline first."),
+    ],
+    reference: Annotated[Path, typer.Argument(metavar="REF", help="One reference a line.", show_default=False)],
+    lang: Annotated[str, typer.Option(help="The target language's code: de, fr, ...", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="An object, or a list for several systems.")] = False,
+) -> None:
+    """Score translations: sacreBLEU with its signature, the paper's own way step by step, chrF.
+
+    Several systems are compared with the first by paired bootstrap resampling.
+
+    \b
+    Example:
+      wmt bleu out.de ref.de --lang de
+      wmt bleu base.de other.de ref.de --lang de --json
+    """
+    from nmt.evaluation import bleu as scoring
+
+    reports = scoring.reports(hypotheses, reference, lang)
+    if as_json:
+        print(json_format.dumps(reports if len(reports) > 1 else reports[0], indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(map(scoring.text, reports)))
+
+
+def attention(
+    model: Model,
+    source: Annotated[str, typer.Option(help="A raw sentence.", show_default=False)],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write.", show_default=False)],
+    target: Annotated[str | None, typer.Option(help="Its translation; the model's own by default.")] = None,
+) -> None:
+    """Write every layer's and head's attention for a pair of sentences, as arrays and pictures.
+
+    The pictures are in the manner of the paper's figures 3 to 5.
+
+    \b
+    Example:
+      wmt attention models/average --source "She sees a dog." --output looked
+    """
+    if output.exists():
+        raise typer.BadParameter(f"{output} exists: give a new folder", param_hint="--output")
+    from nmt.inference import attention_maps
+
+    attention_maps.look(model, source, target, output)
+
+
+def export(
+    model: Model,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)],
+    quantization: Annotated[Quantization, typer.Option(help="Of the weights.")] = "float32",
+) -> None:
+    """Make a CTranslate2 model, complete in itself.
+
+    `wmt translate OUT --engine ctranslate2` translates with it.
+
+    \b
+    Example:
+      wmt export models/average exported --quantization int8
+    """
+    if out.exists() and not (out / "model.bin").exists():
+        raise typer.BadParameter(f"{out} exists and is no CTranslate2 model: give another folder", param_hint="OUT")
+    from nmt.inference import export as exporting
+
+    exporting.export(model, out, quantization)

@@ -1,0 +1,89 @@
+"""List the records of runs, and publish them to MLflow; `wmt runs`, `wmt publish`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from nmt.config import InputError
+from pipeline.config import graph
+from pipeline.config.paths import CONFIG
+from pipeline.stage import read_json
+from pipeline.tracking.credentials import masked
+from pipeline.tracking.publish import Server, quiet
+from pipeline.tracking.record import Record, records, runs_folder, same_runs
+
+HEADER = ("run", "name", "row", "corpus", "seed", "started", "status", "BLEU", "MLflow")
+
+
+def listing() -> str:
+    """Return a table of all records, oldest first: what ran, how it ended, its BLEU, whether MLflow has all of it."""
+    lines: list[tuple[str, ...]] = [HEADER]
+    for record in records(runs_folder()):
+        described, metrics = record.description(), record.results / "metrics.json"
+        state = "yes" if record.is_published() else "in part" if record.published() else "no"
+        bleu = f"{read_json(metrics)['bleu']:.1f}" if metrics.exists() else "-"
+        started = f"{datetime.fromtimestamp(described['created'] / 1000):%Y-%m-%d %H:%M}"
+        facts = (str(described.get(key, "-")) for key in ("name", "row", "corpus", "seed"))
+        lines.append((record.folder.name, *facts, started, record.status().lower(), bleu, state))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def publish(names: Sequence[str], everything: bool) -> Iterator[str]:
+    """Publish runs to MLflow, yielding a line for each: those named (a beginning is enough), all, or those that wait.
+
+    A finished run that DVC restored whole, without running a stage, has no record: without names it gets one here.
+    Raises InputError if a name fits no run, or several, or if MLflow cannot be reached.
+    """
+    if not names:
+        restored_run()
+    found = records(runs_folder())
+    server = Server(runs_folder().parent)
+    chosen = [_named(name, found) for name in names] or [
+        record for record in found if everything or not record.is_published(server.address)
+    ]
+    with quiet():
+        for record in chosen:
+            try:
+                changed = server.publish(record)
+            except Exception as error:
+                problem = masked(str(error).strip().split("\n")[0])
+                raise InputError(f"MLflow at {server.address}: {problem}") from error
+            yield f"{record.folder.name}: {'published' if changed else 'up to date'}"
+
+
+def _named(name: str, found: Sequence[Record]) -> Record:
+    fitting = [record for record in found if record.folder.name == name]
+    fitting = fitting or [record for record in found if record.folder.name.startswith(name)]
+    if len(fitting) != 1:
+        raise InputError(f"{name!r} is the beginning of {len(fitting)} runs: `wmt runs` lists them")
+    return fitting[0]
+
+
+def restored_run() -> Record | None:
+    """Return the record of the run whose results are in this repository, made or completed where DVC is up to date."""
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    metrics = Path("results/metrics.json")
+    if not CONFIG.exists() or not metrics.exists():
+        return None
+    try:
+        with Repo() as repo:
+            if repo.status():
+                return None
+    except DvcException:  # No repository of DVC, or one at work.
+        return None
+    for record in same_runs():
+        record.create(CONFIG)
+        scores = record.results / "metrics.json"
+        if not record.is_complete():
+            record.finish(list(graph.stages()))
+            return record
+        if scores.exists() and scores.read_bytes() == metrics.read_bytes():
+            return record
+    return None

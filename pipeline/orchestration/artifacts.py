@@ -1,0 +1,121 @@
+"""Prefect artifacts of a run: progress of the training, times of the stages, BLEU beside the paper's."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+from uuid import UUID
+
+import yaml
+from prefect import get_run_logger
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+
+from pipeline import stage
+from pipeline.config import paths, resolution
+from pipeline.config.paths import CONFIG
+from pipeline.config.settings import DataSettings, RunSettings
+from pipeline.reporting import page
+from pipeline.runs.pipeline_run import Run
+from pipeline.stages import report
+from pipeline.tracking.record import Record, read
+
+INTERVAL = 5.0
+"""Seconds between two updates of the progress artifact."""
+FORMATS: dict[str, Callable[[float], str]] = {
+    "ppl": "perplexity {:.2f}".format,
+    "valid_ppl": "validation perplexity {:.2f}".format,
+    "tokens_per_second": "{:,.0f} tokens/s".format,
+    "learning_rate": "learning rate {:.2e}".format,
+}
+
+
+class Progress:
+    """The progress of a run's training, read from the history in the run's record."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.history = run, Record(run.folder).history
+        self.offset = self.update = 0
+        self.values: dict[str, float] = {}
+        self.artifact: UUID | None = None
+        self.text = ""
+        self.due = 0.0
+
+    def publish(self) -> None:
+        """Update the artifact if it is due and training has logged something new."""
+        if time.monotonic() < self.due:
+            return
+        self.due = time.monotonic() + INTERVAL
+        lines, self.offset = read(self.history, self.offset)
+        for line in lines:
+            self.update = int(line["update"])
+            self.values.update(line["values"])
+        if not self.update:
+            return
+        updates = yaml.safe_load((self.run.copy / CONFIG).read_text(encoding="utf-8"))["training"]["updates"]
+        percent = 100 * min(1.0, self.update / updates)
+        values = [form(self.values[name]) for name, form in FORMATS.items() if name in self.values]
+        text = ", ".join([f"update {self.update:,} of {updates:,}", *values])
+        if text == self.text:
+            return
+        self.text = text
+        with failures_logged():
+            if self.artifact is None:
+                # The declared return type includes the coroutine that asynchronous callers get.
+                self.artifact = cast(UUID, create_progress_artifact(percent, key(self.run, "training"), text))
+            else:
+                update_progress_artifact(self.artifact, percent, text)
+
+
+@contextmanager
+def progress(run: Run, name: str) -> Iterator[Callable[[], None]]:
+    """Yield a function that publishes the progress of the stage `name`, to be called often; only `train` has any."""
+    if name != "train":
+        yield lambda: None
+        return
+    training = Progress(run)
+    try:
+        yield training.publish
+    finally:
+        training.due = 0.0
+        training.publish()
+
+
+@contextmanager
+def failures_logged() -> Iterator[None]:
+    """Log a failure to write an artifact as a warning: it must not fail the run."""
+    try:
+        yield
+    except Exception as error:
+        get_run_logger().warning("an artifact could not be written: %s", error)
+
+
+def key(run: Run, what: str) -> str:
+    """Return an artifact's key. Runs of the same pair and row share it: Prefect lists their artifacts as versions."""
+    params = resolution.read_params(run.copy / paths.PARAMS)
+    return re.sub(r"[^a-z0-9]+", "-", f"wmt-{params['pair']}-{params['row']}-{what}".lower()).strip("-")
+
+
+def publish_times(run: Run, rows: Sequence[dict[str, Any]]) -> None:
+    """Write the table of the run's stages."""
+    with failures_logged():
+        create_table_artifact(list(rows), key(run, "stages"), f"Stages of {run.name}")
+
+
+def publish_scores(run: Run) -> None:
+    """Write the report's table of results, if the run has scored anything."""
+    metrics = run.copy / report.METRICS
+    if not metrics.exists():
+        return
+    config = yaml.safe_load((run.copy / CONFIG).read_text(encoding="utf-8"))
+    settings, data = RunSettings.model_validate(config["run"]), DataSettings.model_validate(config["data"])
+    markdown = page.markdown(report.results(settings, data, stage.read_json(metrics)), report.FIGURES.name)
+    with failures_logged():
+        create_markdown_artifact(markdown, key(run, "bleu"), f"BLEU of {run.name}")

@@ -1,0 +1,326 @@
+"""A run of the pipeline as files. `publish.py` brings MLflow to what they say.
+
+<state root>/runs/<id>/
+    run.json             name, row, pair, corpus, seed, parent, settings that differ from the row, tags of orchestrators
+    dvc.lock             as the last stage found it, or as the finished run left it
+    stages/<stage>.json  status, start, end, seconds, metrics, tags and evidence
+    history.jsonl        what training measured, one line per record
+    load.jsonl           the load of the machine while it trained
+    differences/         what the code of a stage differed in from its commit
+    results/             what finished stages wrote there; results/config.yaml is the resolved configuration
+    model/               the averaged model, as hard links where the disk allows it
+    published.json       the MLflow run, and the state of these files when they were last published
+
+A run by Prefect or the ablation has its working copy of the repository, its log and its status files here, too.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nmt.common.files import writing
+from pipeline.config import graph, rows
+from pipeline.config.paths import CONFIG
+from pipeline.config.resolution import SECTIONS
+from pipeline.stage import read_json, state_root, write_json
+from pipeline.tracking import evidence
+
+MODEL = Path("models/average")
+SAMPLES = 20
+"""Lines of the test set in samples.json. They are the same in all runs, so that runs compare line by line."""
+TAGS = {"DVC_EXP_NAME": "DVC_EXP_NAME", "WMT_FLOW_RUN": "prefect.flow_run_id"}
+"""Environment variables that orchestrators set, and the tags that hold them."""
+STATUSES = {"running": "KILLED", "failed": "FAILED", "killed": "KILLED", "finished": "FINISHED", "cached": "FINISHED"}
+"""Status of the last stage, of which no process is left -> MLflow's status of the run."""
+FILES = ("run.json", "dvc.lock", "stages", "differences", "history.jsonl", "load.jsonl", "results", "model")
+"""What is published of a record."""
+
+
+class Record:
+    """The files of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.history, self.load = folder / "history.jsonl", folder / "load.jsonl"
+        self.results, self.model = folder / "results", folder / "model"
+        self.config = folder / CONFIG
+
+    def create(self, config: Path | None = None, **description: Any) -> None:
+        """Write run.json, if there is none: `description`, and what `config`, the resolved configuration, says."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if config is not None and not self.config.exists():
+            keep(config, self.config)
+        if (self.folder / "run.json").exists():
+            return
+        tags = {tag: os.environ[variable] for variable, tag in TAGS.items() if variable in os.environ}
+        content = {
+            "name": self.folder.name, "parent": os.environ.get("WMT_PARENT"), "created": now(), "tags": tags,
+            "uuid": uuid.uuid4().hex, "settings": {}, "complete": False,
+        }  # fmt: skip
+        if config is not None:
+            configuration = yaml.safe_load(config.read_bytes())
+            run = configuration["run"]
+            of_row = dict(flat(rows.settings(run["row"], run["pair"])))
+            chosen = flat({section: configuration[section] for section in SECTIONS if section in configuration})
+            content |= run
+            content["name"] = " ".join(filter(None, [run_name(run), tags.get("DVC_EXP_NAME")]))
+            content["settings"] = {
+                key: value for key, value in chosen if key != "training.seed" and of_row.get(key) != value
+            }
+        write_json(self.folder / "run.json", content | description)
+
+    def description(self) -> dict[str, Any]:
+        """Return the content of run.json."""
+        return read_json(self.folder / "run.json")
+
+    def stages(self) -> dict[str, dict[str, Any]]:
+        """Return stage -> content of its file, in the order in which they started."""
+        found = {path.stem: read_json(path) for path in self.folder.glob("stages/*.json")}
+        return dict(sorted(found.items(), key=lambda item: item[1]["start"]))
+
+    def status(self) -> str:
+        """Return MLflow's status of the run: that of the stage that started last."""
+        if is_locked(self.stage_lock):
+            return "RUNNING"
+        last = next(reversed(self.stages().values()), None)
+        if last is None:
+            return "FINISHED" if self.description()["complete"] else "KILLED"
+        return STATUSES[last["status"]]
+
+    def is_complete(self) -> bool:
+        """Return whether the last stage has finished. The next run of the same configuration is another one."""
+        return (self.folder / "run.json").exists() and bool(self.description()["complete"])
+
+    @property
+    def stage_lock(self) -> Path:
+        """The file that a stage holds as a lock while it works."""
+        return self.folder / "stage.lock"
+
+    def last(self) -> tuple[int, set[str]]:
+        """Return the last update of the history and the names of what was measured there; (-1, no names) if none."""
+        update, names = -1, set[str]()
+        for line in read(self.history)[0]:
+            if line["update"] > update:
+                update, names = line["update"], set()
+            names |= line["values"].keys()
+        return update, names
+
+    def collect(self, stages: Iterable[str]) -> None:
+        """Copy the results of finished stages, and take over the curves of a training that DVC restored."""
+        declared = graph.stages()
+        for path in (Path(out) for name in stages for out in declared[name].outs):
+            if path.exists() and (path == MODEL or path.parts[0] == "results"):
+                keep(path, self.model if path == MODEL else self.folder / path)
+        if Path("dvc.lock").exists():
+            keep(Path("dvc.lock"), self.folder / "dvc.lock")
+        if (self.results / "translations").exists():
+            write_json(self.results / "samples.json", samples(yaml.safe_load(self.config.read_bytes())["data"]))
+        update, names = self.last()
+        records = [row for name in ("training", "validation") for row in table(self.results / f"{name}.csv")]
+        for step, values in sorted(records, key=lambda row: row[0]):
+            if step > update or (step == update and not values.keys() <= names):
+                append(self.history, {"time": now(), "update": step, "values": values})
+
+    def finish(self, stages: Sequence[str]) -> None:
+        """Collect the results of `stages`, all of the run in order. DVC restored those that did not finish."""
+        done = [name for name, stage in self.stages().items() if stage["status"] in {"finished", "cached"}]
+        for name in stages:
+            if name not in done:
+                found = {"tags": evidence.code(), "deps": evidence.dependencies(name, ran=False)}
+                content = {"status": "cached", "start": now(), "end": now(), "evidence": found}
+                write_json(self.folder / f"stages/{name}.json", content)
+        self.collect(stages)
+        self.update(complete=stages[-1] == last_stage())
+
+    def update(self, **changes: Any) -> None:
+        """Change run.json."""
+        if self.description() != (content := self.description() | changes):
+            write_json(self.folder / "run.json", content)
+
+    def signature(self) -> str:
+        """Return a hash of names, sizes and times of the files to publish."""
+        return signature(self.folder / name for name in FILES)
+
+    def published(self) -> dict[str, Any]:
+        """Return where and what was published: uri, run, signature, status; empty if nothing was."""
+        path = self.folder / "published.json"
+        return read_json(path) if path.exists() else {}
+
+    def is_published(self, uri: str | None = None) -> bool:
+        """Return whether MLflow (at `uri`, if one is given) has all that the record says."""
+        note = self.published()
+        current = {"signature": self.signature(), "status": self.status(), "uri": uri or note.get("uri")}
+        return note | current == note
+
+
+def runs_folder() -> Path:
+    """Return the folder of all records."""
+    return state_root().absolute() / "runs"
+
+
+def records(folder: Path) -> list[Record]:
+    """Return the records in `folder`, oldest first."""
+    found = [Record(path.parent) for path in folder.glob("*/run.json")]
+    return sorted(found, key=lambda record: record.description()["created"])
+
+
+@contextmanager
+def lock(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold `path` as a lock, made where it is missing; the system releases it however the process ends.
+
+    Yields False, without the lock, where another process holds it and `wait` is not set.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds `path` as a lock. Several processes may ask at the same time."""
+    if not path.exists():
+        return False
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def last_stage() -> str | None:
+    """Return the last stage of dvc.yaml: once it has finished, the run is complete."""
+    return next(reversed(graph.stages()), None)
+
+
+def run_name(run: Mapping[str, Any]) -> str:
+    """Return the name that tells a run from those of other rows, corpora and seeds."""
+    return f"{run['row']}-{run.get('corpus')}-s{run.get('seed')}"
+
+
+def present() -> Record | None:
+    """Return the record of the run at work here, by $WMT_RUN or configuration and code; None before `resolve`."""
+    if not CONFIG.exists():
+        return None
+    if name := os.environ.get("WMT_RUN"):
+        return Record(runs_folder() / re.sub(r"[^A-Za-z0-9_-]", "_", name))
+    return next(record for record in same_runs() if not record.is_complete())
+
+
+def same_runs() -> Iterator[Record]:
+    """Yield the records that runs of this configuration and this code of training have, the first run first."""
+    digest = hashlib.sha256(CONFIG.read_bytes() + evidence.training_code().encode()).hexdigest()[:8]
+    name = f"{run_name(yaml.safe_load(CONFIG.read_bytes())['run'])}-{digest}"
+    for number in itertools.count(1):
+        yield Record(runs_folder() / (name if number == 1 else f"{name}-{number}"))
+
+
+def samples(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the first lines of the test set with reference and translation, as a table of MLflow's."""
+    name, target = data["test"]["name"], data["target"]
+    paths = (
+        Path(f"data/raw/test.{name}.{data['source']}"),
+        Path(f"data/raw/test.{name}.{target}"),
+        Path(f"results/translations/{name}.average.{target}"),
+    )
+    texts = (path.read_bytes().decode().removesuffix("\n").split("\n")[:SAMPLES] for path in paths)
+    lines = zip(*texts, strict=True)
+    return {"columns": ["source", "reference", "translation"], "data": [list(line) for line in lines]}
+
+
+def table(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield update and values of every row of a table that `train` wrote; none where there is no such file."""
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                yield int(row.pop("update")), {name: float(value) for name, value in row.items()}
+
+
+def append(path: Path, content: Mapping[str, Any]) -> None:
+    """Append one line of JSON, whole or not at all; raises OSError where it does not fit. One process writes a file."""
+    line = json.dumps(content, ensure_ascii=False).encode() + b"\n"
+    with path.open("ab+", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+            line = b"\n" + line  # The last process was killed while it wrote its line.
+        try:
+            while line:
+                line = line[file.write(line) :]
+        except OSError:
+            file.truncate(end)
+            raise
+
+
+def read(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """Return the lines from byte `offset` on, and where the next begins. A line that is being written is left out."""
+    if not path.exists():
+        return [], 0
+    with path.open("rb") as file:
+        file.seek(offset)
+        content = file.read()
+    whole = content[: content.rfind(b"\n") + 1]
+    lines = []
+    for line in whole.split(b"\n")[:-1]:
+        with suppress(ValueError):  # A kill or a full disk cut it short.
+            lines.append(json.loads(line))
+    return lines, offset + len(whole)
+
+
+def keep(source: Path, target: Path) -> None:
+    """Replace `target` by a copy of the file or folder `source`, with its times; of a model, by hard links.
+
+    Stages replace models and change none in place. On another disk a model is copied, too.
+    """
+
+    def copy(file: str, name: str) -> None:
+        with suppress(OSError):
+            if source == MODEL:
+                os.link(os.path.realpath(file), name)
+                return
+        shutil.copy2(file, name)
+
+    with writing(target) as temporary:
+        if source.is_dir():
+            shutil.copytree(source, temporary, copy_function=copy)
+        else:
+            copy(str(source), str(temporary))
+
+
+def signature(paths: Iterable[Path]) -> str:
+    """Return a hash of names, sizes and times of files, folders opened."""
+    files = [file for path in sorted(paths) for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
+
+def flat(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested mappings, with dotted keys."""
+    if isinstance(content, Mapping) and content:
+        for key, value in content.items():
+            yield from flat(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, content
+
+
+def now() -> int:
+    """Return the time in milliseconds since 1970, as MLflow has it."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,123 @@
+"""A small mirror of WMT14 for tests: archives with the originals' names, formats and members, and other text."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gzip
+import hashlib
+import http.server
+import io
+import re
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from html import escape, unescape
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pipeline.config import catalogs
+
+ROOT = Path(__file__).resolve().parents[1]
+Lines = Callable[[str, str, str], list[str]]
+"""(name of a text in the catalog, pair, language) -> its lines."""
+
+
+def write(folder: Path, lines: Lines) -> None:
+    """Write the archives of the catalogs wmt14 and wmt16-t2t, and SHA256SUMS with lines of `sha256  bytes  path`."""
+    # Archives hold members of other language pairs too.
+    archives: dict[str, dict[str, bytes]] = {
+        "wmt13/training-parallel-europarl-v7.tgz": {"training/europarl-v7.cs-en.cs": "Jiný jazyk.\n".encode()}
+    }
+    with contextlib.chdir(ROOT):
+        contents = [catalogs.load(name) for name in ("wmt14", "wmt16-t2t")]
+    for content in contents:
+        for pair, entry in content.pairs.items():
+            for text in (*entry.train, entry.valid, entry.test):
+                for side, language in ((text.source, "en"), (text.target, pair[-2:])):
+                    path = urlsplit(content.archives[str(side.archive)].url).path.lstrip("/")
+                    archives.setdefault(path, {})[side.member] = _packed(side.member, lines(text.name, pair, language))
+    with (folder / "SHA256SUMS").open("w") as sums:
+        for path, members in archives.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            with tarfile.open(folder / path, "w:gz" if path.endswith(".tgz") else "w:") as archive:
+                for name, packed in members.items():
+                    info = tarfile.TarInfo(name)
+                    info.size = len(packed)
+                    archive.addfile(info, io.BytesIO(packed))
+            packed = (folder / path).read_bytes()
+            sums.write(f"{hashlib.sha256(packed).hexdigest()}  {len(packed)}  {path}\n")
+
+
+def _packed(member: str, lines: list[str]) -> bytes:
+    """Return the lines in the format of the member's name. As in the original, News Commentary 9 holds \\r in lines."""
+    if "news-commentary-v9" in member:
+        lines = [line.replace(" ", " \r", 1) if number % 997 == 0 else line for number, line in enumerate(lines)]
+    if member.endswith(".sgm"):
+        tag = "srcset" if "-src." in member else "refset"
+        segments = [f'<seg id="{number}">{escape(line, quote=False)}</seg>' for number, line in enumerate(lines, 1)]
+        lines = [f'<{tag} setid="newstest2014" srclang="any">', '<doc docid="1">', *segments, "</doc>", f"</{tag}>"]
+    content = "".join(f"{line}\n" for line in lines).encode()
+    return gzip.compress(content, mtime=0) if member.endswith(".gz") else content
+
+
+def sample_lines() -> Lines:
+    """Return the text of the embedded sample, whole for each corpus."""
+    files: dict[str, str] = {}
+    for path in sorted((ROOT / "data/sample").glob("*.tgz")):
+        with tarfile.open(path) as archive:
+            for member in archive:
+                file = archive.extractfile(member)
+                assert file is not None
+                files[member.name] = file.read().decode()
+
+    def lines(name: str, pair: str, language: str) -> list[str]:
+        if name == "newstest2013":
+            return files[f"dev/sampledev.{language}"].split("\n")[:-1]
+        other = pair[-2:]
+        if name == "newstest2014":
+            side = "src" if language == "en" else "ref"
+            content = files[f"test-full/sampletest-{other}en-{side}.{language}.sgm"]
+            return [unescape(line) for line in re.findall(r"<seg[^>]*> *(.*?) *</seg>", content)]
+        return files[f"training/sample.{other}-en.{language}"].split("\n")[:-1]
+
+    return lines
+
+
+def real_lines(folder: Path) -> Lines:
+    """Return real text: newstests, Tatoeba, Multi30k and parts of Europarl and giga-fren from a folder."""
+
+    def read(path: str) -> list[str]:
+        content = (folder / path).read_bytes()
+        return (gzip.decompress(content) if path.endswith(".gz") else content).decode().removesuffix("\n").split("\n")
+
+    def lines(name: str, pair: str, language: str) -> list[str]:
+        if name in {"newstest2013", "newstest2014"}:
+            # newstest2013's English side is the same file for both pairs.
+            shared = "en-de" if name == "newstest2013" and language == "en" else pair
+            return read(f"newstest/{name}.{shared}.{language}")
+        if name.startswith("news-commentary"):
+            years = ("news-test2008", *(f"newstest{year}" for year in range(2009, 2013)))
+            return [line for year in years for line in read(f"newstest/{year}.{pair}.{language}")]
+        captions = f"multi30k/train.{language}"
+        tatoeba = read(f"tatoeba/{'deu' if pair == 'en-de' else 'fra'}-eng.{language}.gz")
+        if pair == "en-de":
+            return read(f"europarl20k/europarl20k.{language}.gz") if name == "europarl-v7" else tatoeba + read(captions)
+        half = len(tatoeba) // 2
+        corpora = {"commoncrawl": lambda: tatoeba[:half], "un": lambda: tatoeba[half:]}
+        corpora["europarl-v7"] = lambda: read(captions)
+        corpora["giga-fren"] = lambda: read(f"gigafren30k/gigafren30k.{language}.gz")
+        return corpora[name]()
+
+    return lines
+
+
+@contextlib.contextmanager
+def serving(folder: Path, handler: type[http.server.SimpleHTTPRequestHandler]) -> Iterator[str]:
+    """Serve a folder on loopback; yields its address."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+        thread.join()
