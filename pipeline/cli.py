@@ -159,19 +159,20 @@ def summary() -> None:
     Example:
       wmt summary
     """
+    from pipeline.config.scorer import scorer
     from pipeline.stage import read_json
 
     scores = read_json(Path("results/metrics.json"))
-    key, title, scorer = ("bleu", "BLEU", "sacreBLEU") if "bleu" in scores else ("f1", "F1", "EVALB")
-    interval = f"95% interval {scores[f'{key}_low']:.1f} to {scores[f'{key}_high']:.1f}"
-    on, signature = scores[f"{key}_set"], scores[f"{key}_signature"]
-    print(f"{title:<7} {scores[key]:.1f} ({interval}) on {on}; {scorer}, {signature}")
+    by = scorer(scores)
+    low, high, name, signature = (scores[f"{by.key}_{part}"] for part in ("low", "high", "set", "signature"))
+    interval = f"95% interval {low:.1f} to {high:.1f}"
+    print(f"{by.title:<7} {scores[by.key]:.1f} ({interval}) on {name}; {by.program}, {signature}")
     print("report  results/report.html\nmodel   models/average")
 
 
 @app.command(rich_help_panel=RUNS)
 def runs() -> None:
-    """List the runs that have a record in work/runs: their settings, status, BLEU, and whether MLflow has all of them.
+    """List the runs that have a record in work/runs: their settings, status, score, and whether MLflow has all of them.
 
     \b
     Example:

@@ -86,8 +86,8 @@ def comparable(data: DataSettings) -> bool:
     return data.valid.name.startswith("newstest2013") and data.test.name.startswith("newstest2014")
 
 
-def results(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -> list[Block]:
-    """Return the scores beside those of the paper's row, and the steps from sacreBLEU to the paper's scoring."""
+def translation(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -> list[Block]:
+    """Return BLEU beside that of the paper's row, and the steps from sacreBLEU to the paper's scoring."""
     name = reference_row(run.row)
     paper = rows.row(name).paper
     table2 = paper.table2.get(run.pair)
@@ -124,6 +124,13 @@ def results(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) ->
         Heading("From sacreBLEU to the paper's way of scoring"),
         Table(("step, on both sides", f"BLEU, {metrics['bleu_set']}"), steps),
     ]
+
+
+def results(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -> list[Block]:
+    """Return the scores beside those of the paper's row."""
+    if "f1" in metrics:
+        return parsing.results(run, reference_row(run.row), metrics)
+    return translation(run, data, metrics)
 
 
 def literature(run: RunSettings, metrics: Mapping[str, Any]) -> list[Block]:
@@ -241,20 +248,6 @@ def text(data: DataSettings, binned: Mapping[str, Any]) -> list[Block]:
     ]
 
 
-def _translation(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -> list[Block]:
-    """Return BLEU beside the paper's row and, on the paper's test sets, Table 2."""
-    return [*results(run, data, metrics), *(literature(run, metrics) if comparable(data) else [])]
-
-
-def _parsing(run: RunSettings, _data: DataSettings, metrics: Mapping[str, Any]) -> list[Block]:
-    """Return F1 beside the paper's row and Table 4."""
-    return parsing.results(run, reference_row(run.row), metrics)
-
-
-SCORED = {"tree": _parsing}
-"""Blocks on the scores, by target; every target that is not listed is a language, scored by BLEU."""
-
-
 def blocks() -> list[Block]:
     """Return the whole report, made from the files of the earlier stages."""
     chosen, data = load_section("run", RunSettings), load_section("data", DataSettings)
@@ -267,7 +260,8 @@ def blocks() -> list[Block]:
     ]
     return [
         Heading(f"{chosen.row}, {chosen.pair} on {chosen.corpus}, seed {chosen.seed}", 1),
-        *SCORED.get(data.target, _translation)(chosen, data, metrics),
+        *results(chosen, data, metrics),
+        *(literature(chosen, metrics) if comparable(data) else []),
         Heading(f"Differences from the paper's {name}"),
         Table(("key", f"the paper's {name}", "this run"), changed) if changed else Paragraph("None in the settings."),
         *([Bullets(explanations(chosen, data, metrics, configuration))] if "bleu" in metrics else []),

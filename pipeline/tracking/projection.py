@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from pipeline.config.scorer import scorer
 from pipeline.config.settings import DataSettings, MemberSettings, ParallelSettings
 from pipeline.corpora import archive_cache
 from pipeline.stage import read_json
@@ -166,10 +167,11 @@ class Publication:
             return
         if self.noted["model"] != (state := signature([self.record.model])):
             configuration = yaml.safe_load(self.record.config.read_bytes())
-            facts = {key: value for key, value in self.scores(str).items() if key.startswith("bleu")}
+            numbers = self.scores(int, float)
+            facts = {key: value for key, value in self.scores(str).items() if key.startswith(scorer(numbers).key)}
             values = {
                 "name": f"wmt-{self.description['pair']}",
-                "metrics": self.scores(int, float),
+                "metrics": numbers,
                 "tags": {key: str(value) for key, value in configuration["run"].items()} | facts,
                 "search": configuration["search"],
                 "time": self.description["created"],
