@@ -61,7 +61,8 @@ def translator(options: TranslationOptions) -> Translator:
     if not options.sample and options.nbest > settings.beam:
         raise InputError(f"--nbest is {options.nbest}, and the beam {settings.beam}: raise --beam to it")
     engine = _engine(options, models)
-    return Translator(models, None, settings, engine, options.longest, split=options.long == "split")
+    split = None if options.long is None else options.long == "split"
+    return Translator(models, None, settings, engine, options.longest, split=split)
 
 
 def _device(name: str) -> torch.device:

@@ -92,11 +92,12 @@ class Translator:
         engine: Engine | None = None,
         longest: int | None = None,
         *,
-        split: bool = True,
+        split: bool | None = None,
     ) -> None:
         """Take at most `longest` subwords of a source; longer lines are split at sentence ends, or refused.
 
-        Raises InputError if folders are incomplete or do not fit together, or the beam is wider than the vocabulary.
+        Trees are never split: the trees of a line's sentences are no tree of the line. Raises InputError if folders are
+        incomplete or do not fit together, or the beam is wider than the vocabulary.
         """
         if not isinstance(folders, Models):
             folders = Models([folders] if isinstance(folders, Path) else folders, device)
@@ -109,7 +110,10 @@ class Translator:
                 "give a beam of at most that"
             )
         self.engine = engine or TorchEngine(self.models)
-        self.longest, self.split = longest, split
+        joins = self.models.target.joins
+        if split and not joins:
+            raise InputError("--long is `split`, but a tree cannot be made of parts: leave it out, or raise --longest")
+        self.longest, self.split = longest, joins if split is None else split
         model = self.description.model
         if model.positions == "learned":
             room = max(1, model.max_positions - self.settings.max_extra - 1)

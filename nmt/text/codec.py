@@ -25,6 +25,9 @@ _SYMBOLS = "vocabulary.txt"
 class Tokenizer(Protocol):
     """One side's raw lines to tokenised ones, and back."""
 
+    joins: bool
+    """Whether the lines of several sentences, joined by spaces, are a line of this side."""
+
     def normalize(self, line: str) -> str:
         """The raw line with its punctuation normalised, where that is asked for."""
 
@@ -41,6 +44,8 @@ class Tokenizer(Protocol):
 class Words:
     """A sentence whose words are separated by spaces; round brackets become -LRB- and -RRB-, as in treebanks."""
 
+    joins = True
+
     def normalize(self, line: str) -> str:
         return line
 
@@ -56,6 +61,8 @@ class Words:
 
 class Trees:
     """A tree in Penn bracketing on one line, linearised without its words. Any linearisation becomes a tree."""
+
+    joins = False
 
     def __init__(self, name: Linearisation) -> None:
         self.name = name

@@ -60,6 +60,8 @@ class Moses:
     `language` is an ISO 639-1 code; one without rules of its own is tokenised as English.
     """
 
+    joins = True
+
     def __init__(self, language: str, settings: TokenizerSettings) -> None:
         from sacremoses import MosesDetokenizer, MosesTokenizer
 

@@ -54,7 +54,9 @@ def translate(
     top_k: Annotated[int, _search("Of --sample: draw among this many likeliest subwords; 0: among all.")] = 0,
     seed: Annotated[int, _search("Of --sample.")] = 1,
     longest: Annotated[int, typer.Option(help="Most subwords of a line that is translated whole.")] = LONGEST,
-    long: Annotated[LongLines, typer.Option(help="Longer lines: split at sentence ends, or refused.")] = "split",
+    long: Annotated[
+        LongLines | None, typer.Option(help="Longer lines: split at sentence ends, or refused, as trees always are.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Write JSON lines: translations, scores, attention.")] = False,
     engine: Annotated[
         EngineName, typer.Option(help="ctranslate2: for a folder of wmt export; its length penalty is not GNMT's.")
@@ -81,7 +83,8 @@ def translate(
 
 PARSE_HELP = """Parse sentences with a model folder of the pair en-tree: a tree in Penn bracketing for each line.
 
-Words are separated by spaces. The options are those of wmt translate.
+Words are separated by spaces. Sentences of more than --longest subwords are refused. The options are those of wmt
+translate.
 
 \b
 Example:
