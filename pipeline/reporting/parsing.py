@@ -11,7 +11,7 @@ from pipeline.reporting.page import Block, Heading, Paragraph, Table
 
 
 def results(run: RunSettings, reference: str, metrics: Mapping[str, Any]) -> list[Block]:
-    """The scores beside those of the paper's row `reference`, and beside Table 4's other systems."""
+    """Return the scores beside those of the paper's row `reference`, and beside Table 4's other systems."""
     paper = rows.row(reference).paper
     lines = []
     for prefix, model in (("f1", "average"), ("f1_valid", "last checkpoint")):

@@ -33,6 +33,8 @@ def test_text_is_tokenised_by_moses() -> None:
 @pytest.mark.parametrize("name", LINEARISATIONS)
 def test_a_tree_comes_back_with_its_words(name: Linearisation) -> None:
     source, target = codec.tokenizers("en", "tree", settings(name))
+    assert source.joins
+    assert not target.joins, "the trees of a line's sentences are no tree of the line"
     assert source.tokenize(source.normalize("  The (dog) barks.")) == "The -LRB-dog-RRB- barks."
     tokens = target.tokenize(target.normalize(TREE))
     expected = TREE if name == "tensor2tensor" else "(S (NP (XX The) (XX dog)) (VP (XX barks)) (XX .))"
