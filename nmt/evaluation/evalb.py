@@ -298,9 +298,9 @@ def read(gold: Path, parsed: Path, rules: Rules = COLLINS, gold_tags: bool = Fal
     return score(trees, others, rules, gold_tags)
 
 
-def report(gold: Path, parsed: Path) -> dict[str, Any]:
-    """The scores of a file as a JSON object."""
-    scores = read(gold, parsed)
+def report(gold: Path, parsed: Path, gold_tags: bool = False) -> dict[str, Any]:
+    """The scores of a file as a JSON object; `gold_tags` as for `score`."""
+    scores = read(gold, parsed, gold_tags=gold_tags)
     tagging = scores.total.tagging is not None
     return {
         "gold": str(gold),

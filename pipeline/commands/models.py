@@ -128,6 +128,9 @@ def score(
 def evalb(
     gold: Annotated[Path, typer.Argument(metavar="GOLD", help="Gold trees, one a line.", show_default=False)],
     parsed: Annotated[Path, typer.Argument(metavar="PARSED", help="A tree for each line.", show_default=False)],
+    gold_tags: Annotated[
+        bool, typer.Option("--gold-tags", help="Take the tags of GOLD, as the pipeline's own scores do.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="An object.")] = False,
 ) -> None:
     """Score constituency trees as EVALB does with COLLINS.prm: labelled F1 and others, by sentence length too.
@@ -138,7 +141,7 @@ def evalb(
     """
     from nmt.evaluation import evalb as scoring
 
-    report = scoring.report(gold, parsed)
+    report = scoring.report(gold, parsed, gold_tags)
     print(json_format.dumps(report, indent=2, ensure_ascii=False) if as_json else scoring.text(report))
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from command_line import wmt
 
 from nmt.config import InputError
 from nmt.evaluation import evalb
@@ -214,3 +216,14 @@ def test_wrong_files_are_refused(tmp_path: Path, gold: list[str], parsed: list[s
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist: give a file of trees"):
         evalb.read(tmp_path / "gold", tmp_path / "parsed")
+
+
+def test_the_command_takes_the_gold_tags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gold, parsed = tmp_path / "gold.mrg", tmp_path / "parsed.mrg"
+    gold.write_text("(S (NP (NN a)) (, ,) (VP (VB b)))\n" * 2)
+    parsed.write_text("(S (NP (NN a)) (NN ,) (VP (VB b)))\n(S (NP (NN a)) (, ,) (VP (VB b)))\n")
+    assert wmt("evalb", str(gold), str(parsed)) == 0
+    assert "line 1" in capsys.readouterr().out
+    assert wmt("evalb", str(gold), str(parsed), "--gold-tags", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["all"]["f1"], found["errors"]) == (100.0, [])
