@@ -54,7 +54,8 @@ DropoutProbability = Annotated[Probability, AfterValidator(_rounds_to_less_than_
 class TokenizerSettings(Settings):
     """How raw lines are split into words."""
 
-    tokenizer: Literal["moses", "none"]
+    tokenizer: Literal["moses", "none", "vinyals", "tensor2tensor"]
+    """The last two: the source is words separated by spaces, the target trees in this linearisation (6.3)."""
     normalize_punctuation: bool
     aggressive_hyphens: bool
     """Moses' `-a`: `well-known` becomes `well @-@ known`."""
@@ -79,6 +80,8 @@ class SubwordSettings(Settings):
     """BPE only: the number of merge operations."""
     vocabulary: Count | None
     """The number of subwords to learn, instead of a number of merges."""
+    target: Literal["joint", "closed"] = "joint"
+    """One vocabulary for both sides, or the source's subwords and all symbols of the target."""
     multiple_of: Count
     """The vocabulary is padded to a multiple of this with rows that no text uses."""
 
@@ -120,6 +123,8 @@ class ModelSettings(Settings):
     """Sines and cosines alternate (the paper), or all sines come first (tensor2tensor)."""
     max_positions: Count
     """Rows of the table of learned positions; sinusoids have no limit."""
+    sharing: Literal["all", "output", "none"] = "all"
+    """One table for source, target and pre-softmax product (3.4), one for the last two, or three tables."""
     projection_biases: bool
     """Biases on the attention's projections: the printed parameter counts need them, the equations show none."""
     initialisation: Literal["glorot", "glorot_fused"]
@@ -160,8 +165,15 @@ class Job(Settings):
     model: ModelSettings
     training: TrainingSettings
     vocabulary: int
+    """Rows of the source's embedding, by default of the target's too."""
+    target_vocabulary: int | None = None
     corpus: str
     """The folder of the binned corpus."""
+
+    @property
+    def output_rows(self) -> int:
+        """Rows of the pre-softmax product."""
+        return self.target_vocabulary or self.vocabulary
 
 
 class SearchSettings(Settings):

@@ -15,8 +15,13 @@ if TYPE_CHECKING:
     import torch
 
 
-def parameters(model: ModelSettings, vocabulary: int) -> int:
-    """Return the number of trainable parameters; both sides and the softmax share an embedding of `vocabulary` rows."""
+def parameters(model: ModelSettings, vocabulary: int, target_vocabulary: int | None = None) -> int:
+    """Return the number of trainable parameters, by default with one embedding of `vocabulary` rows for all (3.4).
+
+    `sharing` adds tables of `target_vocabulary` rows, or of `vocabulary` where there is none. Layer norms and the
+    feed-forward network's biases always count; the attention's biases with `projection_biases`; with
+    `positions: learned`, a table of positions for each embedding.
+    """
     d, heads_k, heads_v = model.d_model, model.h * model.d_k, model.h * model.d_v
     attention = d * (2 * heads_k + heads_v) + heads_v * d
     if model.projection_biases:
@@ -26,7 +31,9 @@ def parameters(model: ModelSettings, vocabulary: int) -> int:
     encoder = attention + feed_forward + 2 * norm
     decoder = 2 * attention + feed_forward + 3 * norm
     positions = model.max_positions * d if model.positions == "learned" else 0
-    return vocabulary * d + model.N * (encoder + decoder) + positions
+    own, embeddings = {"all": (0, 1), "output": (1, 2), "none": (2, 2)}[model.sharing]
+    tables = vocabulary + own * (target_vocabulary or vocabulary)
+    return tables * d + model.N * (encoder + decoder) + embeddings * positions
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,7 @@ def training_flops(model: ModelSettings, vocabulary: int, sums: LengthSums) -> i
 
     The backward pass has twice the forward's: each product has two gradients. The decoder's self-attention counts as
     the full square, which plain products compute. Element-wise operations are not counted, as in FlopCounterMode.
+    `vocabulary` is the target's.
     """
     d, heads_k, heads_v = model.d_model, model.h * model.d_k, model.h * model.d_v
     # Queries and output; keys and values have as many.

@@ -174,7 +174,7 @@ def positional_encoding(length: int, d_model: int, layout: str = "interleaved") 
 
 
 class Embedding(nn.Module):
-    """One table for source, target and the pre-softmax product, times sqrt(d_model), plus positions."""
+    """A table times sqrt(d_model), plus positions. With `sharing: all` it is one for source, target and softmax."""
 
     pe: Tensor
 
@@ -233,13 +233,37 @@ class Dropout(nn.Module):
 class Transformer(nn.Module):
     """Figure 1. Ids are padded with PAD at the end; the decoder's input starts with BOS."""
 
-    def __init__(self, settings: ModelSettings, vocabulary: int) -> None:
+    def __init__(self, settings: ModelSettings, vocabulary: int, target_vocabulary: int | None = None) -> None:
+        """`target_vocabulary`: rows of the target's tables if they are not the source's `vocabulary`.
+
+        Raises InputError where one table should have both.
+        """
         super().__init__()
+        if settings.sharing == "all" and target_vocabulary not in (None, vocabulary):
+            raise InputError(
+                f"model.sharing is all, but the source has {vocabulary:,} rows and the target {target_vocabulary:,}: "
+                "give model.sharing output or none"
+            )
         self.settings = settings
+        rows = target_vocabulary or vocabulary
         self.embedding = Embedding(settings, vocabulary)
         self.encoder = nn.ModuleList(EncoderLayer(settings) for _ in range(settings.N))
+        if settings.sharing != "all":
+            self.own_target_embedding = Embedding(settings, rows)
         self.decoder = nn.ModuleList(DecoderLayer(settings) for _ in range(settings.N))
+        if settings.sharing == "none":
+            self.own_output = nn.Parameter(torch.empty(rows, settings.d_model))
         initialise(self)
+
+    @property
+    def target_embedding(self) -> Embedding:
+        """The target's embedding: with `sharing: all`, the source's."""
+        return self.embedding if self.settings.sharing == "all" else self.own_target_embedding
+
+    @property
+    def output_table(self) -> Tensor:
+        """The table of the pre-softmax product, [target vocabulary, d_model]: the target's unless `sharing: none`."""
+        return self.own_output if self.settings.sharing == "none" else self.target_embedding.table
 
     def forward(
         self, src: Int[Tensor, "batch src"], tgt_in: Int[Tensor, "batch tgt"]
@@ -268,14 +292,14 @@ class Transformer(nn.Module):
         Padding comes last, so no real position attends to it.
         """
         tgt_mask = subsequent_mask(tgt_in.shape[1], tgt_in.device)
-        x = self.embedding(tgt_in)
+        x = self.target_embedding(tgt_in)
         for layer in self.decoder:
             x = layer(x, memory, src_mask, tgt_mask)
         return x
 
     def logits(self, states: Float[Tensor, "... d_model"]) -> Float[Tensor, "... vocabulary"]:
-        """Return the pre-softmax product with the shared embedding (3.4)."""
-        return F.linear(states, self.embedding.table)
+        """Return the pre-softmax product, by default with the shared embedding (3.4)."""
+        return F.linear(states, self.output_table)
 
 
 def padding_mask(ids: Int[Tensor, "batch length"]) -> Bool[Tensor, "batch 1 1 length"]:
@@ -302,9 +326,12 @@ def initialise(model: Transformer) -> None:
         for layer in (*model.encoder, *model.decoder):
             _initialise_fused(layer.self_attention)
     std = model.settings.d_model**-0.5
-    nn.init.normal_(model.embedding.table, std=std)
-    if model.settings.positions == "learned":
-        nn.init.normal_(model.embedding.learned, std=std)
+    for embedding in [model.embedding, *([model.target_embedding] if model.settings.sharing != "all" else [])]:
+        nn.init.normal_(embedding.table, std=std)
+        if model.settings.positions == "learned":
+            nn.init.normal_(embedding.learned, std=std)
+    if model.settings.sharing == "none":
+        nn.init.normal_(model.own_output, std=std)
 
 
 def _initialise_fused(module: MultiHeadAttention) -> None:

@@ -92,8 +92,9 @@ app = typer.Typer(
 )
 app.add_typer(catalog.app, name="catalog", rich_help_panel=DATA)
 app.command(cls=SeveralValues, rich_help_panel=MODELS)(models.translate)
+app.command("parse", cls=SeveralValues, rich_help_panel=MODELS, help=models.PARSE_HELP)(models.translate)
 app.command(cls=SeveralValues, rich_help_panel=MODELS)(models.score)
-for command in (models.bleu, models.attention, models.export):
+for command in (models.evalb, models.bleu, models.attention, models.export):
     app.command(rich_help_panel=MODELS)(command)
 
 
@@ -152,7 +153,7 @@ def rows(
 
 @app.command(rich_help_panel=RUNS)
 def summary() -> None:
-    """Print the BLEU of the finished run, its interval, and where report and model are.
+    """Print the BLEU or F1 of the finished run, its interval, and where report and model are.
 
     \b
     Example:
@@ -160,16 +161,19 @@ def summary() -> None:
     """
     from pipeline.common.paths import METRICS
     from pipeline.common.stage import read_json
+    from pipeline.config.scorer import scorer
 
     scores = read_json(METRICS)
-    interval = f"95% interval {scores['bleu_low']:.1f} to {scores['bleu_high']:.1f}"
-    print(f"BLEU    {scores['bleu']:.1f} ({interval}) on {scores['bleu_set']}; sacreBLEU, {scores['bleu_signature']}")
+    by = scorer(scores)
+    low, high, name, signature = (scores[f"{by.key}_{part}"] for part in ("low", "high", "set", "signature"))
+    interval = f"95% interval {low:.1f} to {high:.1f}"
+    print(f"{by.title:<7} {scores[by.key]:.1f} ({interval}) on {name}; {by.program}, {signature}")
     print("report  results/report.html\nmodel   models/average")
 
 
 @app.command(rich_help_panel=RUNS)
 def runs() -> None:
-    """List the runs that have a record in work/runs: their settings, status, BLEU, and whether MLflow has all of them.
+    """List the runs that have a record in work/runs: their settings, status, score, and whether MLflow has all of them.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""Make the embedded sample: a synthetic English-German and English-French corpus in WMT14's archive formats.
+"""Make the embedded sample: a synthetic English-German and English-French corpus in WMT14's archive formats, and trees.
 
     python data/sample/make_sample.py [OUT]
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from grammar import english, french, german
+from grammar import english, english_trees, french, german
 from grammar.sampling import Sampler
 from grammar.syntax import Sentence, constructions
 from grammar.words import load
@@ -36,6 +36,8 @@ NOVEL = 46
 """The sentences of both with a given pair of constructions never seen together: 23 in each set."""
 OFTEN = 4
 """Every word form of the validation and test sets stands in this many training sentences or more."""
+TREES = 10_000
+"""Training sentences that the archive of trees has: the first ones of the training pairs."""
 LONGEST = 32
 """The longest sentence, in words."""
 LANGUAGES = ("en", "de", "fr")
@@ -52,12 +54,14 @@ HELD_OUT = (
 
 @dataclass(frozen=True)
 class Example:
-    """A sentence in three languages, and the constructions that it combines."""
+    """A sentence in three languages, the constructions that it combines, and the tree of the English sentence."""
 
     en: str
     de: str
     fr: str
     constructions: frozenset[str]
+    tree: str
+    """In Penn bracketing."""
 
     @property
     def is_novel(self) -> bool:
@@ -85,7 +89,13 @@ class _Draft:
 
     def spelled(self) -> Example:
         """The sentence in three languages."""
-        return Example(self.en, german.spell(self.sentence), french.spell(self.sentence), self.constructions)
+        return Example(
+            self.en,
+            german.spell(self.sentence),
+            french.spell(self.sentence),
+            self.constructions,
+            english_trees.tree(self.sentence),
+        )
 
 
 def _drafts(seed: int) -> Iterator[_Draft]:
@@ -173,7 +183,11 @@ def members(parts: Mapping[str, list[Example]]) -> dict[str, dict[str, bytes]]:
         test[f"{name}-ref.en.sgm"] = sgm(parts["test"], "ref", other, "en", "en")
     for language in LANGUAGES:
         dev[f"dev/sampledev.{language}"] = plain(parts["valid"], language)
-    return {"training-parallel-sample.tgz": training, "dev.tgz": dev, "test-full.tgz": test}
+    trees = {
+        f"trees/{name}.mrg": "".join(f"( {each.tree} )\n" for each in examples[:TREES]).encode()
+        for name, examples in parts.items()
+    }
+    return {"training-parallel-sample.tgz": training, "dev.tgz": dev, "test-full.tgz": test, "trees.tgz": trees}
 
 
 def archive(content: Mapping[str, bytes]) -> bytes:
@@ -199,7 +213,7 @@ def main(arguments: list[str]) -> None:
         temporary = folder / f".{name}.tmp"
         temporary.write_bytes(packed)
         temporary.replace(folder / name)
-        # What data/catalog/sample.yaml says of it.
+        # What data/catalog/sample.yaml and sample-trees.yaml say of it.
         print(f"{name}: bytes: {len(packed)}, sha256: {hashlib.sha256(packed).hexdigest()}")
 
 

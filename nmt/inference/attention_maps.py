@@ -68,8 +68,10 @@ def attention(models: Models, source: str, target: str) -> Attention:
     if not ids:
         raise InputError("the source has no text, so there is nothing to look at: give a sentence")
     written = [token for token in models.encode_target(target) if token != EOS]
-    names = models.subwords.symbols
-    return Attention(names(ids), names([BOS, *written]), attention_of(models.members[0], ids, written))
+    names = models.target_subwords.symbols
+    return Attention(
+        models.subwords.symbols(ids), names([BOS, *written]), attention_of(models.members[0], ids, written)
+    )
 
 
 def alignment(

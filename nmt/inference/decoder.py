@@ -57,10 +57,12 @@ class Decoder(Scorer):
         self.model = model
         if model.settings.positions == "sinusoidal":
             # Enlarges the table of positions now: several threads must not do it at the same time.
-            model.embedding(torch.zeros(1, 1, dtype=torch.long, device=model.embedding.table.device), _POSITIONS)
+            zero = torch.zeros(1, 1, dtype=torch.long, device=model.output_table.device)
+            for embedding in (model.embedding, model.target_embedding):
+                embedding(zero, _POSITIONS)
         self.layers = [_Layer.of(cast("DecoderLayer", layer)) for layer in model.decoder]
         # On a CPU the product with a few rows is faster with the transposed copy.
-        self.output = model.embedding.table.t().contiguous()
+        self.output = model.output_table.t().contiguous()
 
     @torch.inference_mode()
     def start(self, src: Int[Tensor, "batch src"]) -> DecodingState:
@@ -137,7 +139,7 @@ class _ModelState(DecodingState):
     @torch.inference_mode()
     def step(self, ids: Int[Tensor, "batch hypotheses"]) -> Float[Tensor, "batch hypotheses vocabulary"]:
         batch, hypotheses = ids.shape
-        x = self.model.embedding(ids.reshape(-1, 1), self.position).view(batch, hypotheses, -1)
+        x = self.model.target_embedding(ids.reshape(-1, 1), self.position).view(batch, hypotheses, -1)
         itself = x.new_full((hypotheses, hypotheses), -math.inf).fill_diagonal_(0.0)
         self.mask = torch.cat((self.mask, itself.expand(batch, -1, -1)), dim=2)
         for projected, nodes, cross in zip(self.layers, self.nodes, self.cross, strict=True):

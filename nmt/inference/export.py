@@ -28,6 +28,11 @@ POSITIONS = 1024
 def check_representable(settings: ModelSettings) -> None:
     """Raise InputError for a model that CTranslate2 cannot represent."""
     d_k, d_v, d_model = settings.d_k, settings.d_v, settings.d_model
+    if settings.sharing != "all":
+        raise InputError(
+            f"the export writes one table of embeddings, but this model has model.sharing {settings.sharing}: "
+            "translate with --engine torch"
+        )
     if d_k != d_v:
         raise InputError(
             f"CTranslate2 has one size for keys and values, but this model has d_k {d_k} and d_v {d_v}: "

@@ -15,8 +15,9 @@ from nmt.inference.decoder import Decoder, Ensemble, Scorer
 from nmt.inference.model_folder import ModelDescription, load_description, load_model
 from nmt.inference.options import Precision
 from nmt.model import Transformer
-from nmt.text import subwords
-from nmt.text.moses import Moses
+from nmt.text import codec
+from nmt.text.codec import Tokenizer
+from nmt.text.subwords import Subwords
 
 PRECISIONS: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -43,12 +44,15 @@ class Models:
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         descriptions = [load_description(folder) for folder in folders]
         self.description = descriptions[0]
-        self.subwords = subwords.load(folders[0] / "subwords")
-        if self.subwords.size != self.description.vocabulary:
-            raise InputError(
-                f"{folders[0]}: the model has {self.description.vocabulary} rows, its subwords {self.subwords.size}: "
-                "the folder was put together of two models"
-            )
+        self.subwords, self.target_subwords = codec.load(folders[0] / "subwords")
+        description = self.description
+        rows = (description.vocabulary, description.target_vocabulary or description.vocabulary)
+        for row_count, vocabulary in zip(rows, (self.subwords, self.target_subwords), strict=True):
+            if vocabulary.size != row_count:
+                raise InputError(
+                    f"{folders[0]}: the model has {row_count} rows, its subwords {vocabulary.size}: "
+                    "the folder was put together of two models"
+                )
         source, target = self.description.source, self.description.target
         if pair is not None and pair != (source, target):
             raise InputError(
@@ -57,8 +61,7 @@ class Models:
             )
         for folder, other in zip(folders[1:], descriptions[1:], strict=True):
             self._check_member(folder, other)
-        self.source = Moses(source, self.description.tokenizer)
-        self.target = Moses(target, self.description.tokenizer)
+        self.source, self.target = codec.tokenizers(source, target, self.description.tokenizer)
         self.members: list[Transformer] = []
         for folder, description in zip(folders, descriptions, strict=True) if weights else ():
             if not (folder / WEIGHTS).exists() and (folder / "model.bin").exists():
@@ -71,8 +74,8 @@ class Models:
         if pair != own_pair:
             raise InputError(f"{folder} translates {pair}, {first} {own_pair}: models of one ensemble share a pair")
         symbols = [
-            vocabulary.symbols(range(vocabulary.size))
-            for vocabulary in (self.subwords, subwords.load(folder / "subwords"))
+            [vocabulary.symbols(range(vocabulary.size)) for vocabulary in both]
+            for both in ((self.subwords, self.target_subwords), codec.load(folder / "subwords"))
         ]
         if other.tokenizer != own.tokenizer or symbols[0] != symbols[1]:
             raise InputError(
@@ -87,19 +90,19 @@ class Models:
 
     def encode(self, line: str) -> list[int]:
         """Return the subword ids of a raw source line, EOS last; none for a line without text."""
-        return self._encode(line, self.source)
+        return self._encode(line, self.source, self.subwords)
 
     def encode_target(self, line: str) -> list[int]:
         """Return the same for a target line."""
-        return self._encode(line, self.target)
+        return self._encode(line, self.target, self.target_subwords)
 
-    def _encode(self, line: str, moses: Moses) -> list[int]:
-        ids = self.subwords.encode(moses.tokenize(moses.normalize(line)))
+    def _encode(self, line: str, tokenizer: Tokenizer, vocabulary: Subwords) -> list[int]:
+        ids = vocabulary.encode(tokenizer.tokenize(tokenizer.normalize(line)))
         return [*ids, EOS] if ids else []
 
-    def decode(self, ids: list[int]) -> str:
-        """Return the detokenised text of a translation."""
-        return self.target.detokenize(self.subwords.decode(ids))
+    def decode(self, ids: list[int], source: str) -> str:
+        """Return the detokenised text of a translation of the raw line `source`."""
+        return self.target.detokenize(self.target_subwords.decode(ids), source)
 
 
 def padded(sentences: Sequence[Sequence[int]], device: torch.device) -> Int[Tensor, "batch longest"]:

@@ -23,6 +23,8 @@ class ModelDescription(Settings):
     source: str
     target: str
     vocabulary: int
+    target_vocabulary: int | None = None
+    """Rows of the target's tables if they are not the source's."""
     tokenizer: TokenizerSettings
     model: ModelSettings
     search: SearchSettings
@@ -35,7 +37,7 @@ def save_model(folder: Path, weights: Mapping[str, Tensor], description: ModelDe
     with writing(folder) as temporary:
         temporary.mkdir()
         save_tensors(temporary / WEIGHTS, weights)
-        config = yaml.safe_dump(description.model_dump(), sort_keys=False, allow_unicode=True)
+        config = yaml.safe_dump(description.model_dump(exclude_defaults=True), sort_keys=False, allow_unicode=True)
         (temporary / "config.yaml").write_text(config, encoding="utf-8")
         shutil.copytree(subwords, temporary / "subwords")
 
@@ -54,8 +56,9 @@ def load_description(folder: Path) -> ModelDescription:
 def load_model(folder: Path, description: ModelDescription) -> Transformer:
     """Return the model in evaluation mode; raise InputError if weights are damaged, not finite or of another shape."""
     weights = load_tensors(folder / WEIGHTS)
+    vocabularies = description.vocabulary, description.target_vocabulary
     with torch.device("meta"):
-        expected = Transformer(description.model, description.vocabulary).state_dict()
+        expected = Transformer(description.model, *vocabularies).state_dict()
     for name in sorted(expected.keys() | weights.keys()):
         shapes = [tensors[name].shape if name in tensors else None for tensors in (weights, expected)]
         if shapes[0] != shapes[1]:
@@ -66,6 +69,6 @@ def load_model(folder: Path, description: ModelDescription) -> Transformer:
     for name, tensor in weights.items():
         if not torch.isfinite(tensor).all():
             raise InputError(f"{folder / WEIGHTS}: tensor `{name}` holds values that are not finite: train it again")
-    model = Transformer(description.model, description.vocabulary)
+    model = Transformer(description.model, *vocabularies)
     model.load_state_dict(weights)
     return model.eval()

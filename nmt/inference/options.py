@@ -43,7 +43,8 @@ class TranslationOptions:
     top_k: int
     seed: int
     longest: int
-    long: LongLines
+    long: LongLines | None
+    """None: split, but trees are refused."""
     json: bool
     engine: EngineName
     device: str | None

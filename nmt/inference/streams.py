@@ -61,7 +61,8 @@ def open_translator(options: TranslationOptions) -> Translator:
     if not options.sample and options.nbest > settings.beam:
         raise InputError(f"--nbest is {options.nbest}, and the beam {settings.beam}: raise --beam to it")
     engine = _engine(options, models)
-    return Translator(models, None, settings, engine, options.longest, split=options.long == "split")
+    split = None if options.long is None else options.long == "split"
+    return Translator(models, None, settings, engine, options.longest, split=split)
 
 
 def _device(name: str) -> torch.device:
@@ -104,7 +105,7 @@ def format_output(translator: Translator, translation: Translation, number: int,
 
 
 def _object(translator: Translator, translation: Translation, number: int) -> dict[str, Any]:
-    names = translator.models.subwords.symbols
+    names = translator.models.target_subwords.symbols
     found = [
         {"text": text, "score": one.score, "log_probability": one.log_probability, "subwords": names(one.ids)}
         for text, one in zip(translation.texts, translation.hypotheses, strict=False)
@@ -117,7 +118,10 @@ def _object(translator: Translator, translation: Translation, number: int) -> di
 
         ids = translation.pieces[0].ids
         weights = alignment(translator.models.members, ids, translation.hypotheses[0].ids).tolist()
-        fields |= {"source_subwords": names(ids), "attention": [[round(w, 4) for w in row] for row in weights]}
+        fields |= {
+            "source_subwords": translator.models.subwords.symbols(ids),
+            "attention": [[round(w, 4) for w in row] for row in weights],
+        }
     return fields
 
 

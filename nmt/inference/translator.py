@@ -32,6 +32,8 @@ class Piece:
     """EOS last."""
     key: tuple[int, int]
     """The number of the line, from 0, and of the sentence in it."""
+    text: str = ""
+    """The raw line, or its part."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class TorchEngine(Engine):
 
     def __init__(self, models: Models, sampling: SamplingSettings | None = None) -> None:
         self.scorer, self.device = models.scorer(), models.device
-        self.subwords, self.sampling = models.subwords.used_rows, sampling
+        self.subwords, self.sampling = models.target_subwords.used_rows, sampling
         # Two workers of one thread each are faster than one of two: no thread waits for another within a product.
         available = torch.get_num_threads()
         self.workers = 1 if self.device.type == "cuda" else min(available, WORKERS)
@@ -90,24 +92,28 @@ class Translator:
         engine: Engine | None = None,
         longest: int | None = None,
         *,
-        split: bool = True,
+        split: bool | None = None,
     ) -> None:
         """Take at most `longest` subwords of a source; longer lines are split at sentence ends, or refused.
 
-        Raises InputError if folders are incomplete or do not fit together, or the beam is wider than the vocabulary.
+        Trees are never split: the trees of a line's sentences are no tree of the line. Raises InputError if folders are
+        incomplete or do not fit together, or the beam is wider than the vocabulary.
         """
         if not isinstance(folders, Models):
             folders = Models([folders] if isinstance(folders, Path) else folders, device)
         self.models, self.description = folders, folders.description
         self.settings = settings or self.description.search
-        rows = self.models.subwords.used_rows
+        rows = self.models.target_subwords.used_rows
         if self.settings.beam > rows:
             raise InputError(
                 f"the search's beam is {self.settings.beam:,}, but the vocabulary has {rows:,} subwords: "
                 "give a beam of at most that"
             )
         self.engine = engine or TorchEngine(self.models)
-        self.longest, self.split = longest, split
+        joins = self.models.target.joins
+        if split and not joins:
+            raise InputError("--long is `split`, but a tree cannot be made of parts: leave it out, or raise --longest")
+        self.longest, self.split = longest, joins if split is None else split
         model = self.description.model
         if model.positions == "learned":
             room = max(1, model.max_positions - self.settings.max_extra - 1)
@@ -152,7 +158,7 @@ class Translator:
         if not ids:
             return []
         if self.longest is None or len(ids) - 1 <= self.longest:
-            return [Piece(ids, (number, 0))]
+            return [Piece(ids, (number, 0), line)]
         sentences = split_sentences(line, self.description.source) if self.split else [line]
         encoded = [self.models.encode(sentence) for sentence in sentences]
         for sentence, ids in zip(sentences, encoded, strict=True):
@@ -162,7 +168,7 @@ class Translator:
                     f"line {number + 1}: {subject} `{sentence[:40]}...` has {len(ids) - 1:,} subwords, and at most "
                     f"{self.longest:,} are translated at once: put its sentences on lines of their own"
                 )
-        return [Piece(ids, (number, part)) for part, ids in enumerate(encoded) if ids]
+        return [Piece(ids, (number, part), sentences[part]) for part, ids in enumerate(encoded) if ids]
 
     def _collect(self, window: _Window) -> Iterator[Translation]:
         found: dict[tuple[int, int], list[Hypothesis]] = {}
@@ -175,13 +181,14 @@ class Translator:
         if not pieces:
             return Translation(line, [], [], [""])
         if len(pieces) == 1:
-            return Translation(line, pieces, found[0], [self.models.decode(best.ids) for best in found[0]])
+            return Translation(line, pieces, found[0], [self.models.decode(best.ids, line) for best in found[0]])
         # The translation of a line that was split joins the best translations of its sentences.
         best = [hypotheses[0] for hypotheses in found]
         total, length = sum(one.log_probability for one in best), sum(len(one.ids) + 1 for one in best)
         ids = [token for one in best for token in one.ids]
+        text = " ".join(self.models.decode(one.ids, piece.text) for one, piece in zip(best, pieces, strict=True))
         joined = Hypothesis(ids, total, total / length_penalty(length, self.settings.alpha))
-        return Translation(line, pieces, [joined], [" ".join(self.models.decode(one.ids) for one in best)])
+        return Translation(line, pieces, [joined], [text])
 
 
 @dataclass(frozen=True)

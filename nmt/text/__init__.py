@@ -1,1 +1,1 @@
-"""Prepare text: parallel files, Moses' tokenizer, byte-pair encoding and word pieces."""
+"""Prepare text: parallel files, Moses' tokenizer, byte-pair encoding, word pieces and constituency trees."""

@@ -13,6 +13,7 @@ One space separates the words of a tokenised line. (tokenizer.perl leaves two be
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from nmt.config import TokenizerSettings
@@ -58,6 +59,8 @@ class Moses:
 
     `language` is an ISO 639-1 code; one without rules of its own is tokenised as English.
     """
+
+    joins = True
 
     def __init__(self, language: str, settings: TokenizerSettings) -> None:
         from sacremoses import MosesDetokenizer, MosesTokenizer
@@ -114,8 +117,12 @@ class Moses:
         self._full_stops(tokens)
         return " ".join(tokens)
 
-    def detokenize(self, line: str) -> str:
-        """Return a tokenised line as it would be written, as far as Moses' rules restore it."""
+    def counts(self) -> Mapping[str, int]:
+        """Return nothing: Moses repairs nothing."""
+        return {}
+
+    def detokenize(self, line: str, source: str = "") -> str:
+        """Return a tokenised line as it would be written, as far as Moses' rules restore it; `source` is not used."""
         if self._settings.tokenizer == "none":
             return line
         detokenized: str = self._detokenizer.detokenize(line.split(), unescape=False)

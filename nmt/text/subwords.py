@@ -69,7 +69,7 @@ class Subwords(ABC):
                 "kind": self.settings.kind,
                 "size": self.size,
                 "unpadded": self.used_rows,
-                "settings": self.settings.model_dump(),
+                "settings": self.settings.model_dump(exclude_defaults=True),
             }
             with (temporary / "subwords.yaml").open("w", encoding="utf-8", newline="\n") as file:
                 yaml.safe_dump(description, file, sort_keys=False)

@@ -60,7 +60,7 @@ class History:
 
     def _speed(self, interval: Interval) -> dict[str, float]:
         """Return operations per second, and their share of the devices' peak if that is known."""
-        done = float(flops.training_flops(self.job.model, self.job.vocabulary, interval.sums))
+        done = float(flops.training_flops(self.job.model, self.job.output_rows, interval.sums))
         name = device_name(self.world.device)
         speed = {"flops_per_second": done / interval.seconds}
         known = flops.hardware(name)
@@ -109,7 +109,7 @@ class History:
             "padding": measured.padding(),
             "loss_valid": measured.valid_loss,
             "ppl_valid": perplexity(measured.valid_loss),
-            "flops_counted": float(flops.training_flops(job.model, job.vocabulary, sums)),
+            "flops_counted": float(flops.training_flops(job.model, job.output_rows, sums)),
             "resumes": measured.resumes,
         }
         with writing(self.folder / "done.json") as temporary:

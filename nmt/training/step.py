@@ -33,7 +33,7 @@ class Trainer:
         """Padded positions per side that go through the model together; halved when memory runs out."""
         self.settings = job.training
         torch.manual_seed(self.settings.seed)
-        self.model = Transformer(job.model, job.vocabulary).to(world.device)
+        self.model = Transformer(job.model, job.vocabulary, job.target_vocabulary).to(world.device)
         self.compiled = compile_layers(self.model, world.device)
         self.parameters = list(self.model.parameters())
         self.gradients = Gradients(self.parameters, world)
@@ -132,7 +132,7 @@ class Trainer:
         if self.settings.precision == "bfloat16":
             # Without this cast the largest product, with the vocabulary, would run in float32, which LayerNorm returns.
             states = states.bfloat16()
-        return smoothed_cross_entropy(states, self.model.embedding.table, batch.labels, eps_ls)
+        return smoothed_cross_entropy(states, self.model.output_table, batch.labels, eps_ls)
 
     def _precision(self) -> Any:
         if self.settings.precision == "bfloat16":

@@ -265,6 +265,8 @@ def run(options: Options) -> str:
             "params.yaml: `overrides` would change the settings of every row: empty them (--updates, --tokens and "
             "others set what all runs share)"
         )
+    if params["pair"] == "en-tree":
+        raise InputError("params.yaml: pair is en-tree, but Table 3's rows are compared by BLEU: set another pair")
     commit = copies.git(Path(), "rev-parse", "HEAD").stdout.decode().strip()
     changed = copies.git(Path(), "diff", commit, "--", ".", ":!params.yaml", ":!dvc.lock").stdout
     training = {

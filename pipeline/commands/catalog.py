@@ -68,6 +68,8 @@ def add_catalog(
 ) -> None:
     """Write a catalog of your own plain text files: UTF-8, one segment per line.
 
+    For en-tree give each treebank, a file in Penn bracketing, as both sides: `--train train.mrg train.mrg`.
+
     \b
     Example:
       wmt catalog add mine --pair en-de --train train.en train.de \\

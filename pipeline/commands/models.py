@@ -1,4 +1,4 @@
-"""The commands of `wmt` that use a model folder: translate, score, bleu, attention, export.
+"""The commands of `wmt` on models and their output: translate, parse, score, evalb, bleu, attention, export.
 
 A parameter is an option, with its help. Everything slow is imported inside the commands, so that `--help` is fast.
 """
@@ -54,7 +54,9 @@ def translate(
     top_k: Annotated[int, _search("--sample draws among this many likeliest subwords; 0: among all.")] = 0,
     seed: Annotated[int, _search("Seed of --sample.")] = 1,
     longest: Annotated[int, typer.Option(help="Most subwords of a line that is translated whole.")] = LONGEST,
-    long: Annotated[LongLines, typer.Option(help="Longer lines: split at sentence ends, or refused.")] = "split",
+    long: Annotated[
+        LongLines | None, typer.Option(help="Longer lines: split at sentence ends, or refused, as trees always are.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Write JSON lines: translations, scores, attention.")] = False,
     engine: Annotated[
         EngineName, typer.Option(help="ctranslate2: for a folder of wmt export; its length penalty is not GNMT's.")
@@ -77,6 +79,17 @@ def translate(
     from nmt.inference import streams
 
     streams.translate(options)
+
+
+PARSE_HELP = """Parse sentences with a model folder of the pair en-tree: a tree in Penn bracketing for each line.
+
+Words are separated by spaces. Sentences of more than --longest subwords are refused. The options are those of wmt
+translate.
+
+\b
+Example:
+  wmt parse models/average --input sentences.txt --output trees.mrg
+"""
 
 
 def score(
@@ -109,6 +122,26 @@ def score(
         print(written(total, lines=lines))
     else:
         print(f"{lines:,} lines, {total.tokens:,} subwords: perplexity {total.perplexity:.4f}", file=sys.stderr)
+
+
+def evalb(
+    gold: Annotated[Path, typer.Argument(metavar="GOLD", help="Gold trees, one a line.", show_default=False)],
+    parsed: Annotated[Path, typer.Argument(metavar="PARSED", help="A tree for each line.", show_default=False)],
+    gold_tags: Annotated[
+        bool, typer.Option("--gold-tags", help="Take the tags of GOLD, as the pipeline's own scores do.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="An object.")] = False,
+) -> None:
+    """Score constituency trees as EVALB does with COLLINS.prm: labelled F1 and others, by sentence length too.
+
+    \b
+    Example:
+      wmt evalb gold.mrg parsed.mrg
+    """
+    from nmt.evaluation import evalb as scoring
+
+    report = scoring.report(gold, parsed, gold_tags)
+    print(json_format.dumps(report, indent=2, ensure_ascii=False) if as_json else scoring.text(report))
 
 
 def bleu(

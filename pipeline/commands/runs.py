@@ -9,23 +9,26 @@ from nmt.config import InputError
 from pipeline.common.paths import CONFIG, METRICS
 from pipeline.common.stage import read_json
 from pipeline.config import graph
+from pipeline.config.scorer import scorer
 from pipeline.tracking.credentials import masked
 from pipeline.tracking.publish import Server, quiet
 from pipeline.tracking.record import Record, records, runs_folder, same_runs
 
-HEADER = ("run", "name", "row", "corpus", "seed", "started", "status", "BLEU", "MLflow")
+HEADER = ("run", "name", "row", "corpus", "seed", "started", "status", "score", "MLflow")
 
 
 def listing() -> str:
-    """Return a table of all records, oldest first: what ran, how it ended, its BLEU, whether MLflow has all of it."""
+    """Return a table of all records, oldest first: what ran, how it ended, its score, whether MLflow has all of it."""
     lines: list[tuple[str, ...]] = [HEADER]
     for record in records(runs_folder()):
         described, metrics = record.description(), record.results / "metrics.json"
         state = "yes" if record.is_published() else "in part" if record.published() else "no"
-        bleu = f"{read_json(metrics)['bleu']:.1f}" if metrics.exists() else "-"
+        scores = read_json(metrics) if metrics.exists() else {}
+        by = scorer(scores)
+        score = f"{by.title} {scores[by.key]:.1f}" if scores else "-"
         started = f"{datetime.fromtimestamp(described['created'] / 1000):%Y-%m-%d %H:%M}"
         facts = (str(described.get(key, "-")) for key in ("name", "row", "corpus", "seed"))
-        lines.append((record.folder.name, *facts, started, record.status().lower(), bleu, state))
+        lines.append((record.folder.name, *facts, started, record.status().lower(), score, state))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines

@@ -25,7 +25,7 @@ from pipeline.common.paths import CONFIG
 REPACKED = "repacked:"
 """Prefix of an address whose archive has the same members but other bytes, and so another checksum."""
 
-Pair = Literal["en-de", "en-fr"]
+Pair = Literal["en-de", "en-fr", "en-tree"]
 Section = TypeVar("Section", bound=Settings)
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Md5 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -75,13 +75,14 @@ class MemberSettings(Settings):
     path: str | None = None  # relative to the repository, or absolute
     sha256: Sha256 | None = None  # of the plain text, and so is md5
     md5: Md5 | None = None
+    lines: Annotated[int, Field(ge=1)] | None = None  # or trees: holds a file of unknown bytes to their number
 
     @model_validator(mode="after")
     def _in_archive_or_file(self) -> MemberSettings:
         in_archive = self.archive is not None and self.member is not None and self.path is None
-        local = self.path is not None and self.sha256 is not None and self.archive is None and self.member is None
-        if not (in_archive or local):
-            raise ValueError("give archive and member, or path and sha256")
+        local = self.path is not None and self.archive is None and self.member is None
+        if not (in_archive or (local and (self.sha256 is not None or self.lines is not None))):
+            raise ValueError("give archive and member, or path and sha256 (or lines)")
         return self
 
 

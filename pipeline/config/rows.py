@@ -34,6 +34,7 @@ class Reported(Settings):
     ppl: float | None = None  # newstest2013, per subword
     bleu: float | None = None  # newstest2013, from the last checkpoint (Table 3)
     params_m: int | None = None  # millions of parameters, as printed
+    f1: float | None = None  # section 23 of the WSJ (Table 4)
     table2: dict[Pair, Result] = Field(default_factory=dict)
 
 
@@ -41,6 +42,8 @@ class Row(Settings):
     """A row: its differences from base, for every pair and for single pairs, and the paper's results."""
 
     about: str
+    pair: Pair = "en-de"
+    """The pair of the paper's results and of the listed parameter count."""
     settings: Differences = Field(default_factory=dict)
     pairs: dict[Pair, Differences] = Field(default_factory=dict)
     paper: Reported = Reported()
@@ -68,6 +71,14 @@ class Other(Settings):
     note: str = ""
 
 
+class Parser(Settings):
+    """Another system's row of Table 4."""
+
+    name: str
+    training: str
+    f1: float
+
+
 class Table(Settings):
     """The content of rows.yaml."""
 
@@ -75,6 +86,7 @@ class Table(Settings):
     pairs: dict[Pair, Differences]
     rows: dict[str, Row]
     literature: list[Literature]
+    parsers: list[Parser]
     others: list[Other]
 
 

@@ -1,4 +1,4 @@
-"""The user's own plain text files as a corpus: linked into data/local/, checked, and described by a catalog."""
+"""The user's own text files or treebanks as a corpus: linked into data/local/, checked, described by a catalog."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import yaml
 
 from nmt.common.files import sha256_of, writing
 from nmt.config import InputError
-from nmt.text.parallel_text import parallel
+from nmt.text.parallel_text import parallel, read_lines
+from nmt.text.trees import read_trees
 from pipeline.common.paths import LOCAL
 from pipeline.common.settings import MemberSettings
 
@@ -26,7 +27,8 @@ def add(
 
     data/local/<name>/ links to the files. Their sha256 is in the catalog, so that later stages notice an edit. Raises
     InputError, having written nothing, where the name is invalid or exists (without `force`), where a file is missing,
-    empty, packed or not UTF-8, and where two sides differ in their number of lines.
+    empty, packed or not UTF-8, where two sides differ in their number of lines, and where a treebank holds no tree or a
+    wrong bracket. For the pair en-tree the two files of a role are one treebank: sentences and trees are made of it.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise InputError(f"`{name}` cannot name a catalog: take letters, digits, `.`, `_` and `-`")
@@ -36,11 +38,12 @@ def add(
             raise InputError(f"{path} exists: choose another name, or replace it with --force")
     links: dict[str, Path] = {}
     content: dict[str, Any] = {}
+    check, sides = (_check_treebank, ["mrg", "mrg"]) if pair == "en-tree" else (_check, pair.split("-"))
     for role, files in texts.items():
-        _check(role, files)
+        check(role, files)
         text: dict[str, Any] = {"name": f"{name}-{role}"}
-        for side, language, file in zip(("source", "target"), pair.split("-"), files, strict=True):
-            link = folder / f"{role}.{language}"
+        for side, ending, file in zip(("source", "target"), sides, files, strict=True):
+            link = folder / f"{role}.{ending}"
             links[link.name] = file.resolve()
             text[side] = {"path": link.as_posix(), "sha256": sha256_of(file)}
         content[role] = [text] if role == "train" else text
@@ -65,6 +68,20 @@ def _check(role: str, sides: tuple[Path, Path]) -> None:
         pass
 
 
+def _check_treebank(role: str, sides: tuple[Path, Path]) -> None:
+    """Raise InputError where the two files are not one treebank in Penn bracketing."""
+    file, other = sides
+    if file.resolve() != other.resolve() or file.suffix != ".mrg":
+        raise InputError(
+            f"--{role} is {file} and {other}: for en-tree give one treebank in Penn bracketing twice, with a name that "
+            "ends in .mrg; sentences and trees are made of it"
+        )
+    if not file.is_file():
+        raise InputError(f"{file}, for --{role}, is no file: give a treebank")
+    if not sum(1 for _ in read_trees(read_lines(file), str(file))):
+        raise InputError(f"{file}, for --{role}, holds no tree: give a treebank in Penn bracketing")
+
+
 def verified(side: MemberSettings) -> Path:
     """Return the local file of one side; raise InputError where it is missing or was edited since it was added."""
     assert side.path is not None
@@ -73,8 +90,9 @@ def verified(side: MemberSettings) -> Path:
         # DVC's experiments run in a copy of the repository; files that git ignores are in the original.
         path = Path(os.environ.get("DVC_ROOT", ".")) / path
     if not path.is_file():
-        raise InputError(f"{side.path} is missing: restore it, or add it again with `wmt catalog add`")
-    if (sha256 := sha256_of(path)) != side.sha256:
+        remedy = "make it as its catalog says" if side.lines else "restore it, or add it again with `wmt catalog add`"
+        raise InputError(f"{side.path} is missing: {remedy}")
+    if side.sha256 is not None and (sha256 := sha256_of(path)) != side.sha256:
         raise InputError(
             f"{side.path} has the sha256 {sha256} where the catalog says {side.sha256}: it was edited; "
             f"add it again with `wmt catalog add --force`, or restore it"

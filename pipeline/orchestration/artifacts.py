@@ -1,4 +1,4 @@
-"""Prefect artifacts of a run: progress of the training, times of the stages, BLEU beside the paper's."""
+"""Prefect artifacts of a run: progress of the training, times of the stages, scores beside the paper's."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from pipeline.common import paths, stage
 from pipeline.common.paths import CONFIG
 from pipeline.common.settings import DataSettings, RunSettings
 from pipeline.config import resolution
+from pipeline.config.scorer import scorer
 from pipeline.reporting import page
 from pipeline.runs.pipeline_run import Run
 from pipeline.stages import report
@@ -116,6 +117,7 @@ def publish_scores(run: Run) -> None:
         return
     config = yaml.safe_load((run.copy / CONFIG).read_text(encoding="utf-8"))
     settings, data = RunSettings.model_validate(config["run"]), DataSettings.model_validate(config["data"])
-    markdown = page.markdown(report.results(settings, data, stage.read_json(metrics)), paths.FIGURES.name)
+    scores = stage.read_json(metrics)
+    markdown, score = page.markdown(report.results(settings, data, scores), paths.FIGURES.name), scorer(scores)
     with failures_logged():
-        create_markdown_artifact(markdown, key(run, "bleu"), f"BLEU of {run.name}")
+        create_markdown_artifact(markdown, key(run, score.key), f"{score.title} of {run.name}")

@@ -1,4 +1,4 @@
-"""The pipeline as Prefect flows, one per language pair: a task for each stage of dvc.yaml.
+"""The pipeline as Prefect flows, one per pair: a task for each stage of dvc.yaml.
 
 `python -m pipeline.orchestration.flow serve` offers the flows as deployments without a work pool; infra/prefect.yaml
 has the deployments of a work pool. A run works in a copy of the repository (pipeline/runs/copies.py), DVC runs its
@@ -65,6 +65,8 @@ Args:
     seed: The seed of weights, order of sentences and dropout.
 """
 """Docstring of the flows; Prefect shows what it says of the parameters."""
+PAIRS = {"wmt-en-de": "en-de", "wmt-en-fr": "en-fr", "parse-en": "en-tree"}
+"""The flows by name, with their pairs."""
 
 
 def run_name() -> str:
@@ -79,7 +81,7 @@ def run_name() -> str:
     # The run itself reports an invalid params.yaml.
     with suppress(InputError):
         row = row or resolution.read_params(ROOT / paths.PARAMS).get("row")
-    pair = str(runtime.flow_run.flow_name).removeprefix("wmt-")
+    pair = PAIRS[str(runtime.flow_run.flow_name)]
     return unique_name(f"{row}-{pair}", str(runtime.flow_run.id))
 
 
@@ -90,8 +92,8 @@ def is_random_name(name: str) -> bool:
     return len(words) == 2 and set(words).issubset(chain(*(one["words"] for one in lists if one["type"] == "words")))
 
 
-def make_flow(pair: str, language: str) -> Flow[..., State[Any]]:
-    """Return the flow that translates from English to `language`."""
+def make_flow(name: str, description: str) -> Flow[..., State[Any]]:
+    """Return the flow of this name, which runs the pipeline of its pair."""
 
     def pipeline(
         row: str | None = None,
@@ -101,18 +103,20 @@ def make_flow(pair: str, language: str) -> Flow[..., State[Any]]:
         corpus: str | None = None,
         seed: int | None = None,
     ) -> State[Any]:
-        changes = {"pair": pair, "row": row, "corpus": corpus, "seed": seed, "overrides": overrides}
+        changes = {"pair": PAIRS[name], "row": row, "corpus": corpus, "seed": seed, "overrides": overrides}
         return run_pipeline({key: value for key, value in changes.items() if value is not None}, target, force)
 
     pipeline.__doc__ = PARAMETERS
     # The name in this module, by which deployments find the flow.
-    pipeline.__name__ = pipeline.__qualname__ = f"wmt_{pair.replace('-', '_')}"
-    return flow(name=f"wmt-{pair}", flow_run_name=run_name, description=f"Raw text to BLEU, English to {language}.")(
-        pipeline
-    )
+    pipeline.__name__ = pipeline.__qualname__ = name.replace("-", "_")
+    return flow(name=name, flow_run_name=run_name, description=description)(pipeline)
 
 
-FLOWS = wmt_en_de, wmt_en_fr = make_flow("en-de", "German"), make_flow("en-fr", "French")
+FLOWS = wmt_en_de, wmt_en_fr, parse_en = (
+    make_flow("wmt-en-de", "Raw text to BLEU, English to German."),
+    make_flow("wmt-en-fr", "Raw text to BLEU, English to French."),
+    make_flow("parse-en", "Treebank to F1, English to constituency trees."),
+)
 
 
 def run_pipeline(changes: Mapping[str, Any], target: str | None, force: bool) -> State[Any]:

@@ -35,7 +35,7 @@ def long_name(arguments: list[str]) -> list[str]:
     if len(command) == 2 and command[0] == "deployment" and command[1] in COMMANDS:
         for index in words[2:]:
             name = arguments[index]
-            if name.startswith("wmt-") and "/" not in name:
+            if name.startswith(("wmt-", "parse-")) and "/" not in name:
                 return [*arguments[:index], f"{name}/{name}", *arguments[index + 1 :]]
     return arguments
 

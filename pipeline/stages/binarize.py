@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from nmt.common.files import sha256_of, writing
 from nmt.config import EOS, UNK, BinningSettings, InputError
-from nmt.text import subwords
+from nmt.text import codec
 from nmt.text.parallel_text import Block, read_parallel_blocks
 from nmt.text.subwords import Subwords
 from pipeline.common import stage
@@ -59,20 +59,20 @@ def _batch(sides: Iterable[tuple[Any, Any]], lines: Any) -> pa.RecordBatch:
 
 
 @lru_cache(maxsize=1)
-def _subwords(folder: Path, _version: str) -> Subwords:
-    """Return the subwords of `folder`: one object per process, because it caches words."""
-    return subwords.load(folder)
+def _vocabularies(folder: Path, _version: str) -> tuple[Subwords, Subwords]:
+    """Return the vocabularies of `folder`: one object per process, because they cache words."""
+    return codec.load(folder)
 
 
 def encode(folder: Path, version: str, uppers: Sequence[int], blocks: tuple[Block, Block]) -> Encoded:
     """Encode a block of pairs and sort it into bins; without uppers every pair is kept, under 0. Runs in a worker."""
-    vocabulary = _subwords(folder, version)
-    code = "H" if vocabulary.size < 2**16 else "I"
+    vocabularies = _vocabularies(folder, version)
+    code = "H" if max(each.size for each in vocabularies) < 2**16 else "I"
     # By upper length: the ids and lengths of both sides, and the lines.
     rows: dict[int, tuple[list[array[int]], list[list[int]], array[int]]] = {}
     counts: Counter[str] = Counter()
     for line, pair in enumerate(zip(blocks[0].lines(), blocks[1].lines(), strict=True), start=blocks[0].first):
-        sides = [[*vocabulary.encode(text), EOS] for text in pair]
+        sides = [[*vocabulary.encode(text), EOS] for vocabulary, text in zip(vocabularies, pair, strict=True)]
         upper = 0
         if uppers:
             if max(map(len, sides)) > uppers[-1]:
@@ -163,9 +163,9 @@ def binarize(
 
     Raises InputError where no training pair is kept.
     """
-    size = subwords.load(vocabulary).size
+    source, target = codec.load(vocabulary)
     # The version changes with the folder's content, so that a worker's cached subwords are the right ones.
-    version = " ".join(sha256_of(path) for path in sorted(vocabulary.iterdir()))
+    version = " ".join(sha256_of(path) for path in sorted(vocabulary.rglob("*")) if path.is_file())
     uppers = bin_uppers(settings)
     encode_block = partial(encode, vocabulary.resolve(), version)
     train, pairs = write_bins(
@@ -180,7 +180,8 @@ def binarize(
     return {
         **{name: train[name] for name in SIZES},
         "dropped": {"too_long": train["too_long"]},
-        "vocabulary": size,
+        "vocabulary": source.size,
+        **({} if target is source else {"target_vocabulary": target.size}),
         "out_of_vocabulary": {"train": _unknown_rate(train), "valid": _unknown_rate(valid)},
         "histogram": {str(upper): pairs.get(upper, 0) for upper in uppers},
         "valid": {name: valid[name] for name in SIZES},

@@ -12,6 +12,9 @@ from pipeline.common.paths import AVERAGE, LAST, RAW, TRANSLATIONS
 from pipeline.common.settings import DataSettings, VersionSettings, load_section
 from pipeline.common.stage import Tracker
 
+REPAIRS = ".repairs.json"
+"""Ends the name of the file that counts repairs of a set's translations, beside them; without repairs, no file."""
+
 
 def run(tracker: Tracker) -> None:
     """Write results/translations: `<validation set>.last.<language>` and `<test set>.average.<language>`."""
@@ -29,12 +32,18 @@ def run(tracker: Tracker) -> None:
         temporary.mkdir()
         for split, name, model in (("valid", data.valid.name, LAST), ("test", data.test.name, AVERAGE)):
             source = RAW / f"{split}.{name}.{data.source}"
-            seconds = translate(model, search, source, temporary / f"{name}.{model.name}.{data.target}")
+            out = temporary / f"{name}.{model.name}.{data.target}"
+            seconds, repairs = translate(model, search, source, out)
             tracker.metrics({f"decode_{split}_seconds": seconds})
+            if repairs:
+                stage.write_json(out.with_name(out.name + REPAIRS), repairs)
 
 
-def translate(model: Path, search: SearchSettings, source: Path, out: Path) -> float:
-    """Translate a file with a model folder, line by line; return the seconds it took, without loading the model."""
+def translate(model: Path, search: SearchSettings, source: Path, out: Path) -> tuple[float, dict[str, int]]:
+    """Translate a file with a model folder, line by line.
+
+    Returns the seconds it took, without loading the model, and what had to be repaired in the output, by name.
+    """
     # Imported here: importing torch takes a second.
     from nmt.inference.translator import Translator
     from nmt.text.parallel_text import read_lines
@@ -44,4 +53,4 @@ def translate(model: Path, search: SearchSettings, source: Path, out: Path) -> f
     with out.open("w", encoding="utf-8", newline="\n") as file:
         for text in translator.translate(read_lines(source)):
             file.write(text + "\n")
-    return time.monotonic() - start
+    return time.monotonic() - start, dict(translator.models.target.counts())

@@ -10,12 +10,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from nmt.common.files import writing
+from nmt.common.files import sha256_of, writing
 from nmt.config import InputError
 from pipeline.common import stage
 from pipeline.common.paths import RAW
 from pipeline.common.settings import DataSettings, MemberSettings, load_section
-from pipeline.corpora import user_text
+from pipeline.corpora import treebanks, user_text
 from pipeline.corpora.archive_cache import obtain
 from pipeline.corpora.archives import Reader, members, plain_chunks
 from pipeline.corpora.disk import explain_full_disk
@@ -60,6 +60,7 @@ def unpack(data: DataSettings, archives: dict[str, Path], folder: Path) -> Stats
                     files[output] = _write(file, side.path, folder / output)
             except Malformed as error:
                 raise InputError(f"{error}; fix it, then add it again with `wmt catalog add`") from error
+    removed = _split_treebanks(data, folder, files)
     pairs: dict[str, int] = {}
     for role, text in data.texts:
         stem = f"{role}.{text.name}"
@@ -70,10 +71,32 @@ def unpack(data: DataSettings, archives: dict[str, Path], folder: Path) -> Stats
                 f"{where[0]} has {source:,} lines and {where[1]} {target:,}: the two sides of {text.name} must have "
                 f"as many, line n of one translating line n of the other"
             )
+        if text.target.lines not in (None, target):
+            raise InputError(
+                f"{where[1]} has {target:,} segments where the catalog says {text.target.lines:,}: make it again"
+            )
         if not source:
             raise InputError(f"{where[0]} and {where[1]} are empty: {text.name} needs at least one line")
         pairs[stem] = source
-    return {"pairs": pairs, "files": {output: files[output] for output in sides}}
+    found = {"pairs": pairs, "files": {output: files[output] for output in sides}}
+    return {**found, "removed": removed} if removed else found
+
+
+def _split_treebanks(data: DataSettings, folder: Path, files: dict[str, Stats]) -> dict[str, dict[str, int]]:
+    """Make sentences and trees of the texts that are treebanks; update `files` and return what was removed by text."""
+    removed: dict[str, dict[str, int]] = {}
+    for role, text in data.texts:
+        treebank = text.target.path or str(text.target.member)
+        if text.source != text.target or not treebank.endswith(treebanks.SUFFIXES):
+            continue
+        paths = [folder / f"{role}.{text.name}.{language}" for language in (data.source, data.target)]
+        trees, counts = treebanks.split(paths[0], paths[1], treebank)
+        removed[f"{role}.{text.name}"] = dict(counts)
+        for path in paths:
+            with path.open("rb") as file:
+                stats: Stats = {"lines": trees, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
+                files[path.name] = {**stats, "md5": hashlib.file_digest(file, "md5").hexdigest()}
+    return removed
 
 
 def _unpack_archive(name: str, path: Path, sides: dict[str, MemberSettings], folder: Path) -> dict[str, Stats]:

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from nmt.config import SubwordSettings
-from nmt.text import subwords
+from nmt.text import codec
 from nmt.text.parallel_text import Block, read_blocks
 from pipeline.common import stage
 from pipeline.common.paths import SUBWORDS, TOKENIZED
@@ -44,9 +44,13 @@ def run(tracker: Tracker) -> None:
     stage.check_versions({"subword_nmt": versions.subword_nmt, "sentencepiece": versions.sentencepiece})
     paths = [TOKENIZED / f"train.{language}" for language in (data.source, data.target)]
     with executor(sum(path.stat().st_size for path in paths)) as pool:
-        counts = count_words(paths, pool)
-    learned = subwords.learn(counts, settings)
+        source, target = (count_words([path], pool) for path in paths)
+    learned, symbols = codec.learn(source, target, settings)
     with explain_full_disk(IN_CACHE, SUBWORDS):
-        learned.save(SUBWORDS)
-    print(f"{learned.used_rows:,} subwords, {learned.size:,} with padding, from {len(counts):,} different words")
-    tracker.metrics({"words": len(counts), "subwords": learned.used_rows, "vocabulary": learned.size})
+        codec.save(SUBWORDS, learned, symbols)
+    words = len(source if symbols else source.keys() | target.keys())
+    print(f"{learned.used_rows:,} subwords, {learned.size:,} with padding, from {words:,} different words")
+    tracker.metrics({"words": words, "subwords": learned.used_rows, "vocabulary": learned.size})
+    if symbols is not None:
+        print(f"{symbols.used_rows:,} symbols of the target, {symbols.size:,} with padding")
+        tracker.metrics({"target_symbols": symbols.used_rows, "target_vocabulary": symbols.size})

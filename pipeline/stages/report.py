@@ -41,7 +41,7 @@ from pipeline.common.settings import (
     load_section,
 )
 from pipeline.config import rows
-from pipeline.reporting import figures, page
+from pipeline.reporting import figures, page, parsing
 from pipeline.reporting.page import Block, Bullets, Figure, Heading, Paragraph, Table
 
 EXAMPLES = 5
@@ -77,8 +77,10 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def reference_row(name: str) -> str:
-    """Return the paper's row that `name` is compared with: itself, or base for rows that are not the paper's."""
-    return name if rows.row(name).paper.bleu is not None else "base"
+    """Return the paper's row that `name` is compared with: itself, or base or parse-wsj for rows not in the paper."""
+    row = rows.row(name)
+    own = row.paper.bleu is not None or row.paper.f1 is not None
+    return name if own else {"en-tree": "parse-wsj"}.get(row.pair, "base")
 
 
 def comparable(data: DataSettings) -> bool:
@@ -86,8 +88,8 @@ def comparable(data: DataSettings) -> bool:
     return data.valid.name.startswith("newstest2013") and data.test.name.startswith("newstest2014")
 
 
-def results(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -> list[Block]:
-    """Return the scores beside those of the paper's row, and the steps from sacreBLEU to the paper's scoring."""
+def translation(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -> list[Block]:
+    """Return BLEU beside that of the paper's row, and the steps from sacreBLEU to the paper's scoring."""
     name = reference_row(run.row)
     paper = rows.row(name).paper
     table2 = paper.table2.get(run.pair)
@@ -124,6 +126,13 @@ def results(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) ->
         Heading("From sacreBLEU to the paper's way of scoring"),
         Table(("step, on both sides", f"BLEU, {metrics['bleu_set']}"), steps),
     ]
+
+
+def results(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -> list[Block]:
+    """Return the scores beside those of the paper's row."""
+    if "f1" in metrics:
+        return parsing.results(run, reference_row(run.row), metrics)
+    return translation(run, data, metrics)
 
 
 def literature(run: RunSettings, metrics: Mapping[str, Any]) -> list[Block]:
@@ -257,7 +266,7 @@ def blocks() -> list[Block]:
         *(literature(chosen, metrics) if comparable(data) else []),
         Heading(f"Differences from the paper's {name}"),
         Table(("key", f"the paper's {name}", "this run"), changed) if changed else Paragraph("None in the settings."),
-        Bullets(explanations(chosen, data, metrics, configuration)),
+        *([Bullets(explanations(chosen, data, metrics, configuration))] if "bleu" in metrics else []),
         *cost_section(metrics, stage.read_json(TRAINING)),
         figures.curves(CURVES, VALIDATION),
         *corpus_section(data, stage.read_json(BINNED_STATS)),

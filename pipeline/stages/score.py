@@ -8,7 +8,7 @@ from typing import Any
 
 from nmt import flops
 from nmt.config import InputError
-from nmt.evaluation import bleu
+from nmt.evaluation import bleu, evalb
 from pipeline.common import stage
 from pipeline.common.paths import AVERAGE, AVERAGING, LAST, METRICS, RAW, TRAINING, TRANSLATIONS
 from pipeline.common.settings import DataSettings, VersionSettings, load_section
@@ -42,6 +42,42 @@ def _read_record(path: Path, keys: Iterable[str], by: str) -> dict[str, Any]:
 
 def quality(data: DataSettings) -> dict[str, Any]:
     """Return the scores of both sets. The test set is scored once, from the average; nothing is selected on it."""
+    return SCORERS.get(data.target, _bleu)(data)
+
+
+def _f1(data: DataSettings) -> dict[str, Any]:
+    """Return EVALB's scores of trees, and the share of outputs that had to be repaired to be trees."""
+    found: dict[str, Any] = {}
+    for prefix, role, name, model in (
+        ("", "test", data.test.name, AVERAGE),
+        ("_valid", "valid", data.valid.name, LAST),
+    ):
+        gold = RAW / f"{role}.{name}.{data.target}"
+        parsed = TRANSLATIONS / f"{name}.{model.name}.{data.target}"
+        # A wrongly tagged comma would drop its sentence: the gold tags say what is punctuation.
+        scores = evalb.read(gold, parsed, gold_tags=True)
+        path = parsed.with_name(parsed.name + ".repairs.json")
+        repairs = stage.read_json(path) if path.exists() else {}
+        total = scores.total
+        found |= {
+            f"f1{prefix}": total.f1,
+            f"f1{prefix}_signature": scores.signature,
+            f"f1{prefix}_set": f"{name}, {total.sentences} lines",
+            f"f1{prefix}_low": scores.low,
+            f"f1{prefix}_high": scores.high,
+            f"f1{prefix}_at_most_{evalb.COLLINS.cutoff}_words": scores.short.f1,
+            f"f1{prefix}_recall": total.recall,
+            f"f1{prefix}_precision": total.precision,
+            f"f1{prefix}_complete_match": total.complete_match,
+            f"f1{prefix}_average_crossing": total.average_crossing,
+            f"f1{prefix}_not_scored": total.errors + total.skipped,
+            f"f1{prefix}_malformed": repairs.get("malformed trees", 0) / max(1, repairs.get("trees", total.sentences)),
+        }
+    return found
+
+
+def _bleu(data: DataSettings) -> dict[str, Any]:
+    """Return BLEU of both sets."""
     test = bleu.read_lines(RAW / f"test.{data.test.name}.{data.target}")
     valid = bleu.read_lines(RAW / f"valid.{data.valid.name}.{data.target}")
     scores = bleu.score(_translations(data.test.name, AVERAGE.name, data.target, len(test)), test, data.target)
@@ -65,6 +101,10 @@ def quality(data: DataSettings) -> dict[str, Any]:
         "bleu_valid_set": f"{data.valid.name}, {len(valid)} lines",
         "bleu_valid_model": "last checkpoint",
     }
+
+
+SCORERS = {"tree": _f1}
+"""How a target that is no language is scored; every other target by BLEU."""
 
 
 def cost(training: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from nmt.common.files import writing
 from nmt.config import FilterSettings, InputError, TokenizerSettings
-from nmt.text.moses import Moses
+from nmt.text.codec import Tokenizer, tokenizers
 from nmt.text.parallel_text import REASONS, Block, drop_reason, read_parallel_blocks
 from pipeline.common import stage
 from pipeline.common.paths import RAW, TOKENIZED
@@ -36,9 +36,9 @@ Work = Callable[[tuple[Block, Block]], Prepared]
 
 
 @lru_cache(maxsize=4)
-def _moses(language: str, settings: TokenizerSettings) -> Moses:
-    """Return a tokenizer: one object per process and language, because it caches words."""
-    return Moses(language, settings)
+def _tokenizers(source: str, target: str, settings: TokenizerSettings) -> tuple[Tokenizer, Tokenizer]:
+    """Return the tokenizers of both sides: one object per process, because they cache words."""
+    return tokenizers(source, target, settings)
 
 
 def _digest(source: str, target: str) -> bytes:
@@ -60,13 +60,13 @@ def prepare(
 
     Without filters every pair is kept. `held_out`: set -> digests of pairs that training should not contain.
     """
-    source_moses, target_moses = (_moses(language, tokenizer) for language in languages)
+    of_source, of_target = _tokenizers(*languages, tokenizer)
     counts = Counter(pairs=len(blocks[0]))
     sources: list[str] = []
     targets: list[str] = []
     for source_line, target_line in zip(blocks[0].lines(), blocks[1].lines(), strict=True):
-        source = source_moses.tokenize(source_moses.normalize(source_line))
-        target = target_moses.tokenize(target_moses.normalize(target_line))
+        source = of_source.tokenize(of_source.normalize(source_line))
+        target = of_target.tokenize(of_target.normalize(target_line))
         reason = drop_reason(source, target, filters) if filters else None
         if reason is not None:
             counts[f"dropped_{reason}"] += 1

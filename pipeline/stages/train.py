@@ -61,8 +61,12 @@ def run(tracker: Tracker, launch: Launch, progress: Callable[[int], AbstractCont
 
     model = load_section("model", ModelSettings)
     training = load_section("training", TrainingSettings)
-    vocabulary = stage.read_json(BINNED_STATS)["vocabulary"]
-    job = Job(model=model, training=training, vocabulary=vocabulary, corpus=str(BINNED.resolve())).model_dump()
+    stats = stage.read_json(BINNED_STATS)
+    vocabularies = {key: stats[key] for key in ("vocabulary", "target_vocabulary") if key in stats}
+    # Without defaults, so that a setting added later leaves the fingerprint of other trainings as it is.
+    job = Job(model=model, training=training, corpus=str(BINNED.resolve()), **vocabularies).model_dump(
+        exclude_defaults=True
+    )
     state = state_folder(job)
     with locked(state):
         write_job(state, job)
@@ -81,7 +85,8 @@ def state_folder(job: Mapping[str, Any]) -> Path:
         ignored -= set(STOPPING)
     training = {key: value for key, value in job["training"].items() if key not in ignored}
     data = {path.name: sha256_of(path) for path in sorted(BINNED.glob("*.arrow"))}
-    inputs = _digest({"model": job["model"], "training": training, "vocabulary": job["vocabulary"], "data": data})
+    vocabularies = {key: job.get(key) for key in ("vocabulary", "target_vocabulary") if job.get(key) is not None}
+    inputs = _digest({"model": job["model"], "training": training, **vocabularies, "data": data})
     code = code_digest()
     root = stage.state_root() / "train"
     chosen = root / f"{inputs}-{code}"

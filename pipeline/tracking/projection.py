@@ -17,6 +17,7 @@ import yaml
 
 from pipeline.common.settings import DataSettings, MemberSettings, ParallelSettings
 from pipeline.common.stage import read_json
+from pipeline.config.scorer import scorer
 from pipeline.corpora import archive_cache
 from pipeline.tracking import registry
 from pipeline.tracking.record import Record, read, signature
@@ -171,10 +172,11 @@ class Publication:
             return
         if self.noted["model"] != (state := signature([self.record.model])):
             configuration = yaml.safe_load(self.record.config.read_bytes())
-            facts = {key: value for key, value in self.scores(str).items() if key.startswith("bleu")}
+            numbers = self.scores(int, float)
+            facts = {key: value for key, value in self.scores(str).items() if key.startswith(scorer(numbers).key)}
             values = {
                 "name": f"wmt-{self.description['pair']}",
-                "metrics": self.scores(int, float),
+                "metrics": numbers,
                 "tags": {key: str(value) for key, value in configuration["run"].items()} | facts,
                 "search": configuration["search"],
                 "time": self.description["created"],

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.config.scorer import Scorer, scorer
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel
@@ -15,11 +17,8 @@ if TYPE_CHECKING:
 
 EXAMPLE = ["The old man doesn't see the dog."]
 BEST = "best"
-PAPERS_SET = "newstest2013, 3000 lines"
-"""The validation set of the paper, as metrics.json names it."""
 NEEDED = ("torch", "numpy", "pydantic", "PyYAML", "safetensors", "sacremoses", "subword-nmt", "sentencepiece", "mlflow")
 """Libraries that a served model imports."""
-SCORES = ("bleu", "bleu_paper_way", "bleu_valid", "bleu_valid_paper_way", "ppl_valid")
 
 
 def register(client: MlflowClient, run: str, folder: Path, values: Mapping[str, Any]) -> None:
@@ -27,7 +26,7 @@ def register(client: MlflowClient, run: str, folder: Path, values: Mapping[str, 
 
     `values`: `name` of the registered model, `metrics` and `tags` of the version, `search` (the folder's settings).
     """
-    name = str(values["name"])
+    name, by = str(values["name"]), scorer(values["metrics"])
     if not client.search_model_versions(f"name = '{name}' and run_id = '{run}'"):
         model = _log(client, run, folder, values)
         _make(client, name)
@@ -35,10 +34,10 @@ def register(client: MlflowClient, run: str, folder: Path, values: Mapping[str, 
             name,
             f"models:/{model.model_id}",
             run_id=run,
-            tags={**values["tags"], **{key: str(values["metrics"][key]) for key in SCORES}},
+            tags={**values["tags"], **{key: str(values["metrics"][key]) for key in by.numbers}},
             model_id=model.model_id,
         )
-    point_best(client, name, str(values["tags"]["bleu_valid_set"]))
+    point_best(client, name, by, str(values["tags"][f"{by.key}_valid_set"]))
 
 
 def _log(client: MlflowClient, run: str, folder: Path, values: Mapping[str, Any]) -> LoggedModel:
@@ -64,7 +63,7 @@ def _log(client: MlflowClient, run: str, folder: Path, values: Mapping[str, Any]
         metrics=[
             # At step 0, as the run's own: two steps would be drawn as a curve.
             Metric(key, float(values["metrics"][key]), now, 0, model_id=model.model_id, run_id=run)
-            for key in SCORES
+            for key in scorer(values["metrics"]).numbers
         ],
     )
     return client.finalize_logged_model(model.model_id, "READY")
@@ -105,31 +104,32 @@ def _make(client: MlflowClient, name: str) -> None:
     from mlflow.exceptions import MlflowException
 
     try:
-        client.create_registered_model(name, description="English sentences to translations; code and model in one.")
+        client.create_registered_model(name, description="English to translations or trees; code and model in one.")
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
 
 
-def point_best(client: MlflowClient, name: str, valid_set: str) -> None:
+def point_best(client: MlflowClient, name: str, by: Scorer, valid_set: str) -> None:
     """Move the alias `best` to the best version, if it is not there."""
-    version = best(client.search_model_versions(f"name = '{name}'"), valid_set)
+    version = best(client.search_model_versions(f"name = '{name}'"), by, valid_set)
     aliases = client.get_registered_model(name).aliases
     if version is not None and str(aliases.get(BEST)) != str(version):
         client.set_registered_model_alias(name, BEST, version)
 
 
-def best(versions: Sequence[ModelVersion], valid_set: str) -> str | None:
-    """Return the version with the highest BLEU on newstest2013 (Table 3's protocol), never on a test set.
+def best(versions: Sequence[ModelVersion], by: Scorer, valid_set: str) -> str | None:
+    """Return the version with the highest score on the paper's validation set, never on a test set.
 
-    Of equals, the first. While no version was scored there, the one with the highest BLEU on `valid_set`: scores on
-    different sets do not compare.
+    That is newstest2013 (Table 3's protocol) or, for trees, section 22. Of equals, the first. While no version was
+    scored there, the one with the highest score on `valid_set`: scores on different sets do not compare.
     """
-    for compared in (PAPERS_SET, valid_set):
+    score = f"{by.key}_valid"
+    for compared in (by.papers_set, valid_set):
         scored = [
-            (float(version.tags["bleu_valid"]), -int(version.version))
+            (float(version.tags[score]), -int(version.version))
             for version in versions
-            if version.tags.get("bleu_valid_set") == compared and "bleu_valid" in version.tags
+            if version.tags.get(f"{score}_set") == compared and score in version.tags
         ]
         if scored:
             return str(-max(scored)[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 import re
 import sys
@@ -15,13 +16,15 @@ import pytest
 import sacrebleu
 import yaml
 
+from nmt.text.trees import LINEARISATIONS, delinearise, linearise, normalise, read_trees
+
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "data/sample"
 sys.path.insert(0, str(SAMPLE))
 
 # E402: they stand in the folder that was put on the path just now.
 import make_sample  # noqa: E402
-from grammar import clauses, english, french, german, sampling  # noqa: E402
+from grammar import clauses, english, english_trees, french, german, sampling  # noqa: E402
 from grammar.numbers import amount, in_words, storeyed, years_old  # noqa: E402
 from grammar.syntax import (  # noqa: E402
     Birth,
@@ -147,6 +150,63 @@ def test_the_seed_decides_the_sentences() -> None:
         return [english.spell(sampler.sentence()) for _ in range(20)]
 
     assert first(1) == first(1) != first(2)
+
+
+# The trees of the English sentences
+
+
+def test_a_tree_holds_the_words_of_its_sentence(splits: Splits) -> None:
+    for example in itertools.chain(*splits.values()):
+        assert english_trees.text(example.tree) == example.en
+
+
+BRACKETED = {
+    "a question in quotes": (
+        "(S (NP (PRP He)) (VP (VBZ asks) (: :) (`` ``) (SQ (VBZ Does) (NP (NNP Anna)) (VP (VB sing)) (. ?)) ('' '')))"
+    ),
+    "quotes": (
+        "(SINV (`` ``) (S (NP (DT The) (NN hero)) (VP (VBZ is) (ADJP (JJ tired)))) (, ,) ('' '') (VP (VBZ whispers)) "
+        "(NP (NNP Anna)) (. .))"
+    ),
+    "which, with agreement of the participle": (
+        "(SBARQ (WHNP (WDT Which) (NNS letters)) (SQ (VBD did) (NP (NNP Anna)) (VP (VB read))) (. ?))"
+    ),
+    "relative clause at the subject": (
+        "(S (NP (NP (DT The) (NN man)) (SBAR (WHNP (WP who)) (S (VP (VBZ waits) "
+        "(PP (IN for) (NP (DT the) (NN bus))))))) (VP (VBZ sings)) (. .))"
+    ),
+    "negation with a definite object, time in front": (
+        "(S (NP (NN Yesterday)) (NP (DT the) (NN girl)) (VP (VBD did) (RB not) (VP (VB open) "
+        "(NP (DT the) (NN window)))) (. .))"
+    ),
+    "genitive": "(S (NP (NP (DT The) (NN child) (POS 's)) (JJ old) (NN cat)) (VP (VBZ sleeps)) (. .))",
+}
+
+
+@pytest.mark.parametrize("phenomenon", BRACKETED)
+def test_trees_worked_by_hand(phenomenon: str) -> None:
+    assert english_trees.tree(GOLDEN[phenomenon][0]) == BRACKETED[phenomenon]
+
+
+def test_trees_are_read_strictly_and_come_back_from_both_linearisations(splits: Splits) -> None:
+    labels: Counter[str] = Counter()
+    tags: set[str] = set()
+    for example in splits["valid"] + splits["test"]:
+        (tree,) = read_trees([f"( {example.tree} )"], "sample")
+        removed: Counter[str] = Counter()
+        assert normalise(tree, removed) == tree
+        assert not +removed
+        tags.update(leaf.label for leaf in tree.leaves())
+        for name in LINEARISATIONS:
+            symbols = linearise(tree, name)
+            back, repairs = delinearise(symbols, tree.words(), name)
+            assert not repairs
+            assert back.retagged(leaf.label for leaf in tree.leaves()) == tree
+            labels.update(symbol[1:] for symbol in symbols if symbol.startswith("("))
+    assert set(labels) == {
+        *("S", "NP", "VP", "PP", "SBAR", "SQ", "SBARQ", "SINV", "ADVP", "ADJP", "PRT", "WHNP", "WHADVP", "WHADJP")
+    }
+    assert not tags & set(labels)
 
 
 # A translator is needed

@@ -21,7 +21,7 @@ import pytest
 from clones import ROOT, SHRUNKEN, STAGES, Clone
 from mlflow import MlflowClient
 
-from pipeline.tracking.registry import SCORES
+from pipeline.config.scorer import BLEU
 
 TEXTS = ("train.sample", "valid.sampledev", "test.sampletest")
 pytestmark = pytest.mark.timeout(600)
@@ -128,7 +128,7 @@ def test_mlflow_holds_the_run_as_the_files_do(finished: Clone) -> None:
         for key in run.data.metrics:
             of_no_update = [point for point in client.get_metric_history(run.info.run_id, key) if point.step == 0]
             # The registered model has its scores of the run's results.
-            assert len(of_no_update) <= (2 if key in SCORES else 1), f"two stages measure {key}"
+            assert len(of_no_update) <= (2 if key in BLEU.numbers else 1), f"two stages measure {key}"
             assert len({point.value for point in of_no_update}) <= 1, key
             assert not of_no_update or key in numbers or key.split("/")[0] in {*STAGES, "system"}, f"whose is {key}?"
         kept = {file.path for file in client.list_artifacts(run.info.run_id)}
@@ -244,6 +244,31 @@ def test_french_runs_the_same_way_with_word_pieces(finished: Clone, tmp_path: Pa
     assert clone.repro() == STAGES
     assert clone.files("data/subwords") == {"data/subwords/subwords.yaml", "data/subwords/wordpieces.model"}
     assert (tmp_path / "results/translations/sampletest.average.fr").exists()
+
+
+def test_trees_run_the_same_way_and_are_scored_by_evalb(tmp_path: Path) -> None:
+    clone = Clone(tmp_path)
+    clone.params(pair="en-tree", row="parse-sample", corpus="sample-trees", overrides=SHRUNKEN)
+    assert clone.repro() == STAGES
+    assert "data/subwords/target/vocabulary.txt" in clone.files("data/subwords")
+    metrics = json.loads((tmp_path / "results/metrics.json").read_text())
+    assert metrics["f1_signature"].startswith("evalb|rules:COLLINS|tags:gold")
+    assert 0 <= metrics["f1_malformed"] <= 1
+    gold, parsed = (
+        (tmp_path / name).read_text().split("\n")
+        for name in ("data/raw/test.sampletreestest.tree", "results/translations/sampletreestest.average.tree")
+    )
+    assert len(gold) == len(parsed) == 501
+    assert "Beside Table 4" in (tmp_path / "results/report.md").read_text()
+    wmt = sys.executable, "-m", "pipeline.cli"
+    assert clone.run(*wmt, "summary").stdout.startswith("F1 ")
+    sentences = (tmp_path / "data/raw/test.sampletreestest.en").read_text().split("\n")[:5]
+    (tmp_path / "sentences.txt").write_text("".join(f"{sentence}\n" for sentence in sentences))
+    (tmp_path / "gold.mrg").write_text("".join(f"{tree}\n" for tree in gold[:5]))
+    result = clone.run(*wmt, "parse", "models/average", "--input", "sentences.txt", "--output", "trees.mrg")
+    assert result.returncode == 0, result.stderr
+    scored = clone.run(*wmt, "evalb", "gold.mrg", "trees.mrg", "--gold-tags", "--json")
+    assert json.loads(scored.stdout)["all"]["sentences"] == 5, scored.stderr
 
 
 def test_queued_rows_run_and_compare(finished: Clone) -> None:

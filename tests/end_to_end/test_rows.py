@@ -86,7 +86,7 @@ def test_a_row_trains_an_update_and_translates_a_sentence(name: str, pieces: Sub
     source = torch.tensor([[*pieces.encode("The old man sees the dog ."), EOS]])
     trainer.model.eval()
     search_settings = SearchSettings(**{**settings["search"], "max_extra": 5})
-    (hypotheses,) = search(trainer.model, source, search_settings, pieces.unpadded)
+    (hypotheses,) = search(trainer.model, source, search_settings, pieces.used_rows)
     assert hypotheses[0].score <= 0
     assert len(hypotheses[0].ids) <= source.shape[1] - 1 + 5
     assert isinstance(pieces.decode(hypotheses[0].ids), str)

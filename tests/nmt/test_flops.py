@@ -35,10 +35,13 @@ SMALL = BASE.model_copy(update={"N": 2, "d_model": 24, "d_ff": 40, "h": 3, "d_k"
     "change",
     [{}, {"projection_biases": False}, {"positions": "learned", "max_positions": 50}, {"h": 5}, {"N": 3, "d_ff": 7}],
 )
-def test_parameters_are_those_of_the_model(change: dict[str, object]) -> None:
-    settings = SMALL.model_copy(update=change)
-    counted = sum(p.numel() for p in Transformer(settings, 97).parameters())
-    assert parameters(settings, 97) == counted
+@pytest.mark.parametrize("sharing", ["all", "output", "none"])
+@pytest.mark.parametrize("target", [None, 31])
+def test_parameters_are_those_of_the_model(change: dict[str, object], sharing: str, target: int | None) -> None:
+    settings = SMALL.model_copy(update={**change, "sharing": sharing})
+    rows = None if sharing == "all" else target
+    counted = sum(p.numel() for p in Transformer(settings, 97, rows).parameters())
+    assert parameters(settings, 97, rows) == counted
 
 
 def test_parameters_of_base_by_hand() -> None:
@@ -51,7 +54,7 @@ def test_parameters_of_base_by_hand() -> None:
 def _counted(settings: ModelSettings, vocabulary: int, source: int, target: int) -> int:
     """What torch counts for one update on one pair, without any data (the meta device)."""
     with torch.device("meta"):
-        model = Transformer(settings, vocabulary)
+        model = Transformer(settings, 600 if settings.sharing != "all" else vocabulary, vocabulary)
         src = torch.ones(1, source, dtype=torch.int64)
         tgt = torch.ones(1, target, dtype=torch.int64)
         with FlopCounterMode(display=False) as counter:
@@ -61,7 +64,14 @@ def _counted(settings: ModelSettings, vocabulary: int, source: int, target: int)
 
 
 @pytest.mark.parametrize(
-    ("settings", "vocabulary", "source", "target"), [(SMALL, 50, 5, 7), (SMALL, 50, 1, 1), (BASE, 37000, 31, 29)]
+    ("settings", "vocabulary", "source", "target"),
+    [
+        (SMALL, 50, 5, 7),
+        (SMALL, 50, 1, 1),
+        (BASE, 37000, 31, 29),
+        (SMALL.model_copy(update={"sharing": "output"}), 64, 6, 40),
+        (SMALL.model_copy(update={"sharing": "none"}), 64, 6, 40),
+    ],
 )
 def test_training_flops_equal_torchs_counter(
     settings: ModelSettings, vocabulary: int, source: int, target: int

@@ -29,6 +29,7 @@ SMALL = ModelSettings(
     initialisation="glorot",
 )  # fmt: skip
 VOCABULARY = 24
+GOLDEN_SUM = 2286.0083973671753
 
 
 def model_of(seed: int = 0, **changes: object) -> Transformer:
@@ -286,6 +287,36 @@ def test_the_embedding_is_one_tensor_with_one_gradient() -> None:
     for row in (5, 9, 20):
         assert gradient[row].abs().sum() > 0
     assert gradient[15].abs().sum() == 0
+
+
+@pytest.mark.parametrize(("sharing", "tables"), [("output", 2), ("none", 3)])
+def test_separate_tables_have_their_own_rows_and_gradients(sharing: str, tables: int) -> None:
+    torch.manual_seed(0)
+    settings = ModelSettings.model_validate({**SMALL.model_dump(), "sharing": sharing})
+    model = Transformer(settings, 30, 11).double().eval()
+    own = [model.embedding.table, model.target_embedding.table, *([model.own_output] if tables == 3 else [])]
+    assert [table.shape[0] for table in own] == [30, 11, 11][:tables]
+    assert model.output_table is own[-1]
+    model.logits(model(ids([25, 2]), ids([1, 9])))[..., 4].sum().backward()
+    reached = [{int(row) for row in table.grad.abs().sum(1).nonzero()} for table in own if table.grad is not None]
+    assert reached == ([{25, 2}, {1, 9, 4}] if tables == 2 else [{25, 2}, {1, 9}, {4}])
+
+
+def test_one_table_cannot_have_two_sizes() -> None:
+    with pytest.raises(
+        InputError, match=r"the source has 30 rows and the target 11: give model.sharing output or none"
+    ):
+        Transformer(SMALL, 30, 11)
+
+
+def test_one_table_for_all_is_the_default_and_initialised_as_ever() -> None:
+    """The sum of a seeded model's weights, from before other ways of sharing existed."""
+    torch.manual_seed(7)
+    model = Transformer(SMALL, VOCABULARY)
+    assert not [name for name in model.state_dict() if "own" in name]
+    assert sum(float(p.detach().double().abs().sum()) for p in model.parameters()) == pytest.approx(
+        GOLDEN_SUM, rel=1e-12
+    )
 
 
 def test_dropout_keeps_the_mean_and_the_share() -> None:

@@ -52,7 +52,9 @@ def test_the_map_of_the_product(capsys: pytest.CaptureFixture[str]) -> None:
     assert sorted(panels) == ["Data", "Models", "Options", "Runs", "Services"]
     assert set(re.findall(r"^│ ([a-z]+) ", output, re.MULTILINE)) == {
         "translate",
+        "parse",
         "score",
+        "evalb",
         "bleu",
         "attention",
         "export",
@@ -97,7 +99,7 @@ def test_options_that_take_several_values() -> None:
 
 
 def test_a_shell_completes_commands_and_values() -> None:
-    for words, completed in (("wmt tr", "translate"), ("wmt catalog add --pair en-", "en-de\nen-fr")):
+    for words, completed in (("wmt tr", "translate"), ("wmt catalog add --pair en-", "en-de\nen-fr\nen-tree")):
         environment = {
             **os.environ,
             "_WMT_COMPLETE": "complete_bash",

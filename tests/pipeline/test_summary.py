@@ -31,3 +31,15 @@ def test_bleu_its_interval_and_where_things_are(
         "report  results/report.html",
         "model   models/average",
     ]
+
+
+def test_trees_are_summed_up_by_f1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("results").mkdir()
+    scores = {"f1": 92.44, "f1_low": 90.0, "f1_high": 94.0, "f1_set": "sampletest, 500 trees", "f1_signature": "rules"}
+    Path("results/metrics.json").write_text(json.dumps(scores))
+    assert wmt("summary") == 0
+    summed = "F1      92.4 (95% interval 90.0 to 94.0) on sampletest, 500 trees; EVALB, rules"
+    assert capsys.readouterr().out.splitlines()[0] == summed

@@ -36,7 +36,17 @@ def model_of(seed: int = 0, **changes: object) -> Transformer:
     return model.double().eval()
 
 
-@pytest.mark.parametrize("changes", [{}, {"d_k": 3, "d_v": 5}, {"projection_biases": False}, {"positions": "learned"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"d_k": 3, "d_v": 5},
+        {"projection_biases": False},
+        {"positions": "learned"},
+        {"sharing": "output"},
+        {"sharing": "none", "positions": "learned"},
+    ],
+)
 def test_step_by_step_equals_all_positions_at_once(changes: dict[str, object]) -> None:
     model = model_of(**changes)
     # More than there is room for at first.

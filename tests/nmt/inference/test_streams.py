@@ -26,6 +26,7 @@ from nmt.config import InputError, SearchSettings
 from nmt.inference import attention_maps, export, streams
 from nmt.inference.loading import Models
 from nmt.inference.translator import Translator, split_sentences
+from nmt.text.moses import Moses
 
 ROOT = Path(__file__).resolve().parents[3]
 LINES = ["the old man sees a dog .", "", "She sleeps well", "we do !", "   ", "He did not see it"]
@@ -103,6 +104,17 @@ def test_the_library_refuses_nothing_that_fits_and_splits_what_does_not(model: P
         list(Translator(whole.models, longest=12, split=False).translate(["we do", long]))
     with pytest.raises(InputError, match="line 1: the line"):
         list(parted.translate([long.replace(".", "")]))
+
+
+def test_a_line_that_becomes_a_tree_is_refused_not_split(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Moses, "joins", False)
+    text = write(tmp_path / "in", ["we do !", "the old man sees a dog. He did not see it."])
+    assert wmt("parse", str(model), "--input", str(text), "--longest", "12") == 1
+    assert "parse: line 2: the line `the old man" in capsys.readouterr().err
+    assert wmt("parse", str(model), "--input", str(text), "--long", "split") == 1
+    assert "--long is `split`, but a tree cannot be made of parts" in capsys.readouterr().err
 
 
 def test_learned_positions_bound_the_line(tmp_path: Path) -> None:

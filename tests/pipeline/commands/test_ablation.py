@@ -84,15 +84,25 @@ def test_a_name_tells_settings_apart() -> None:
     assert not any("." in name for name in names)
 
 
-def test_overrides_in_params_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("pair", "overrides", "message"),
+    [
+        ("en-de", "{model: {P_drop: 0.2}}", "`overrides` would change the settings of every row"),
+        ("en-tree", "{}", "pair is en-tree, but Table 3's rows are compared by BLEU"),
+    ],
+)
+def test_params_that_change_or_score_every_row_otherwise_are_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    pair: str,
+    overrides: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("params.yaml").write_text(
-        "row: base\npair: en-de\ncorpus: sample\nseed: 1\noverrides: {model: {P_drop: 0.2}}\n"
-    )
+    Path("params.yaml").write_text(f"row: base\npair: {pair}\ncorpus: sample\nseed: 1\noverrides: {overrides}\n")
     assert wmt("ablation") == 1
-    assert "params.yaml: `overrides` would change the settings of every row" in capsys.readouterr().err
+    assert f"params.yaml: {message}" in capsys.readouterr().err
 
 
 def test_the_report_says_which_trends_stand() -> None:

@@ -325,6 +325,38 @@ def test_add_refuses_what_is_no_parallel_text(
     assert nothing_written()
 
 
+def treebank(content: bytes) -> list[str]:
+    """The arguments of `add` for treebanks, each given as both sides."""
+    Path("bank.mrg").write_bytes(content)
+    return ["add", "mine", "--pair", "en-tree", *(f"--{role} bank.mrg bank.mrg" for role in ("train", "valid", "test"))]
+
+
+def test_add_takes_treebanks(repository: Path) -> None:
+    arguments = " ".join(treebank(b"( (S (NP (NNP Ann))\n  (VP (VBZ runs))) )\n")).split()
+    assert wmt("catalog", *arguments) == 0
+    data = catalogs.data_settings(catalogs.load("mine"), "en-tree")
+    assert data.valid.source == data.valid.target
+    assert data.valid.source.path == "data/local/mine/valid.mrg"
+    assert Path("data/local/mine/valid.mrg").readlink() == Path.cwd() / "bank.mrg"
+
+
+@pytest.mark.parametrize(
+    ("content", "other", "message"),
+    [
+        (b"(S (NN dog))\n", "bank.tree", "--train is bank.mrg and bank.tree: for en-tree give one treebank"),
+        (b"(S (NN dog))\n(S (NN dog)\n", "bank.mrg", "bank.mrg, line 2: "),
+        (b"\n", "bank.mrg", "bank.mrg, for --train, holds no tree"),
+    ],
+)
+def test_add_refuses_what_is_no_treebank(
+    repository: Path, capsys: pytest.CaptureFixture[str], content: bytes, other: str, message: str
+) -> None:
+    arguments = " ".join(treebank(content)).replace("--train bank.mrg bank.mrg", f"--train bank.mrg {other}").split()
+    assert wmt("catalog", *arguments) == 1
+    assert capsys.readouterr().err.startswith(f"catalog: {message}")
+    assert nothing_written()
+
+
 def test_add_refuses_another_pair(texts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert wmt("catalog", *(text.replace("en-de", "en-xx") for text in texts)) == 2
     assert "'en-xx' is not one of 'en-de', 'en-fr'" in capsys.readouterr().err

@@ -94,13 +94,13 @@ def test_an_emptied_section_overrides_nothing() -> None:
     ("changes", "message"),
     [
         ({"row": "bas"}, "params.yaml, row: `bas` is not a row of rows.yaml; did you mean `base`?"),
-        ({"pair": "en-ge"}, "params.yaml: pair is 'en-ge'; input should be 'en-de' or 'en-fr'"),
+        ({"pair": "en-ge"}, "params.yaml: pair is 'en-ge'; input should be 'en-de', 'en-fr' or 'en-tree'"),
         ({"corpus": "tyny"}, "did you mean `tiny`?"),
         (
             {"overrides": {"model": {"N": 0}, "training": 3}},
             "params.yaml: overrides.training is 3; input should be a valid dictionary",
         ),
-        ({"pair": None}, "params.yaml: pair is None; input should be 'en-de' or 'en-fr'"),
+        ({"pair": None}, "params.yaml: pair is None; input should be 'en-de', 'en-fr' or 'en-tree'"),
         ({"row": 3}, "params.yaml: row is 3; input should be a valid string"),
         ({"corpus": "a b"}, "params.yaml: corpus is 'a b'; string should match pattern"),
         ({"seed": -1}, "params.yaml: seed is -1; input should be greater than or equal to 0"),

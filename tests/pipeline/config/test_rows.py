@@ -50,7 +50,10 @@ def _independent(m: ModelSettings, vocabulary: int) -> int:
 
 def test_every_row_of_table_3_with_what_the_paper_prints() -> None:
     listed = {item["row"]: item for item in command.listing()}
-    assert set(listed) == {*PAPER, "small", "sample"}
+    assert set(listed) == {*PAPER, "small", "sample", "parse-wsj", "parse-semi", "parse-small", "parse-sample"}
+    assert (listed["parse-wsj"]["paper_f1"], listed["parse-semi"]["paper_f1"]) == (91.3, 92.7)
+    semi = ModelSettings.model_validate(rows.settings("parse-semi", "en-tree")["model"])
+    assert (semi.N, semi.d_model, semi.P_drop, semi.attention_dropout) == (4, 1024, 0.1, 0.0)
     for name, (ppl, bleu, *params) in PAPER.items():
         item = listed[name]
         printed = int(params[0]) if params else None

@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_every_pair_has_a_flow_and_every_deployment_one_of_them() -> None:
-    assert [each.name for each in flow.FLOWS] == [f"wmt-{pair}" for pair in get_args(Pair)]
+    assert [each.name for each in flow.FLOWS] == ["wmt-en-de", "wmt-en-fr", "parse-en"] == list(flow.PAIRS)
+    assert tuple(flow.PAIRS.values()) == get_args(Pair)
     deployments = yaml.safe_load((ROOT / "infra/prefect.yaml").read_text())["deployments"]
     for each, deployment in zip(flow.FLOWS, deployments, strict=True):
         assert deployment["name"] == each.name

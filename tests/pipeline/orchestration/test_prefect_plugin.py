@@ -21,6 +21,10 @@ from pipeline.orchestration.services import LOGIN
     ("typed", "meant"),
     [
         ("deployment run wmt-en-de -p row=big", "deployment run wmt-en-de/wmt-en-de -p row=big"),
+        (
+            "deployment run parse-en -p row=parse-sample -p corpus=sample-trees",
+            "deployment run parse-en/parse-en -p row=parse-sample -p corpus=sample-trees",
+        ),
         ("deployment run -p row=big wmt-en-fr", "deployment run -p row=big wmt-en-fr/wmt-en-fr"),
         ("deployment inspect wmt-en-de", "deployment inspect wmt-en-de/wmt-en-de"),
         ("deployment run wmt-en-de/nightly", "deployment run wmt-en-de/nightly"),

@@ -126,7 +126,7 @@ def test_both_folders_are_complete_and_say_where_they_come_from(configuration: C
             "target": "fr",
             "vocabulary": VOCABULARY,
             "tokenizer": configuration.preparation.tokenizer.model_dump(),
-            "model": configuration.model.model_dump(),
+            "model": configuration.model.model_dump(exclude_defaults=True),
             "search": configuration.search.model_dump(),
             "origin": {"row": "C-N2", "pair": "en-fr", "corpus": "sample", "seed": 9, "weights": weights},
         }

@@ -15,6 +15,7 @@ from nmt.config import InputError
 from nmt.evaluation import bleu
 from nmt.flops import hardware
 from pipeline.common.paths import CONFIG
+from pipeline.common.settings import DataSettings
 from pipeline.stages import score
 
 VALID = ["Das Haus ist alt .", "Wir gehen heute nicht ins Kino ."]
@@ -225,3 +226,19 @@ def test_an_incomplete_record_is_refused(path: Path, content: dict[str, Any], ke
         score.run(_Tracker())
     assert str(caught.value) == f"{path} has no `{key}`: run `dvc repro --force --single-item {stage}`"
     assert not score.METRICS.exists()
+
+
+def test_trees_are_scored_by_evalb_and_malformed_ones_reported() -> None:
+    gold = ["(S (NP (PRP He)) (VP (VBD ran)) (. .))", "(NP (DT the) (NN dog))"]
+    parsed = ["(S (NP (XX He)) (VP (XX ran)) (XX .))", "(S (XX the) (XX dog))"]
+    data = data_section("t", valid="dev", test="exam") | {"target": "tree"}
+    for name in ("valid.dev", "test.exam"):
+        _write(f"data/raw/{name}.tree", gold)
+    for name in ("dev.last", "exam.average"):
+        _write(f"results/translations/{name}.tree", parsed)
+    Path("results/translations/exam.average.tree.repairs.json").write_text('{"trees": 2, "malformed trees": 1}')
+    found = score.quality(DataSettings.model_validate(data))
+    assert (found["f1"], found["f1_complete_match"], found["f1_malformed"]) == (75.0, 50.0, 0.5)
+    assert (found["f1_valid"], found["f1_valid_malformed"]) == (75.0, 0.0)
+    assert found["f1_signature"] == "evalb|rules:COLLINS|tags:gold|unscored:excluded|cutoff:40|version:1"
+    assert found["f1_set"] == "exam, 2 lines"

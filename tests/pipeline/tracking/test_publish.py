@@ -23,6 +23,7 @@ import pytest
 from command_line import wmt
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from model_folders import folder_of
 from records import CONFIGURATION, configure, run
 
 from nmt.config import InputError
@@ -262,11 +263,36 @@ def test_runs_are_listed_with_what_mlflow_has_of_them(root: Path, capsys: pytest
     capsys.readouterr()
     assert wmt("runs") == 0
     header, *lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert header == ["run", "name", "row", "corpus", "seed", "started", "status", "BLEU", "MLflow"]
+    assert header == ["run", "name", "row", "corpus", "seed", "started", "status", "score", "MLflow"]
     assert [line[1:5] + line[7:] for line in lines] == [
-        ["base-wmt14-s1", "base", "wmt14", "1", "finished", "27.3", "yes"],
+        ["base-wmt14-s1", "base", "wmt14", "1", "finished", "BLEU", "27.3", "yes"],
         ["big-wmt14-s1", "big", "wmt14", "1", "failed", "-", "no"],
     ]
+
+
+def test_a_run_of_trees_is_registered_by_its_f1_and_listed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    search = {"beam": 4, "alpha": 0.6}
+    configure({"run": {**CONFIGURATION["run"], "row": "parse-small", "pair": "en-tree"}, "search": search})
+    scores = {
+        "f1": 91.04,
+        "f1_valid": 90.0,
+        "f1_valid_set": "wsj22, 1700 lines",
+        "f1_malformed": 0.01,
+        "ppl_valid": 1.1,
+    }
+    Path("results/metrics.json").write_text(json.dumps({**scores, "updates": 10}))
+    folder_of(Path("models/average"))
+    record = present()
+    assert record is not None
+    record.create(CONFIG)
+    record.finish(["average", "score", "report"])
+    assert wmt("publish") == 0
+    with connected(root / "mlflow.db") as client:
+        version = client.get_model_version_by_alias("wmt-en-tree", "best")
+    assert version.tags.items() >= {"f1": "91.04", "f1_valid": "90.0", "f1_valid_set": "wsj22, 1700 lines"}.items()
+    capsys.readouterr()
+    assert wmt("runs") == 0
+    assert "finished  F1 91.0  yes" in capsys.readouterr().out
 
 
 def test_a_finished_run_is_not_reopened_and_another_configuration_is_another_run(root: Path) -> None:

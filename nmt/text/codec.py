@@ -1,0 +1,154 @@
+"""The two sides of a pair, between raw lines and ids: tokenizers and vocabularies of text and of constituency trees.
+
+`tokenizers` and `load` read the settings; what uses their results does not ask whether the target is text or trees.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from nmt.config import UNK, InputError, SubwordSettings, TokenizerSettings
+from nmt.text import subwords
+from nmt.text.moses import Moses
+from nmt.text.subwords import SPECIALS, Subwords
+from nmt.text.trees import Linearisation, delinearise, escape, linearise, read_trees
+
+TARGET = "target"
+"""The folder of a closed target vocabulary, inside the folder of the source's subwords."""
+_SYMBOLS = "vocabulary.txt"
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """One side's raw lines to tokenised ones, and back."""
+
+    joins: bool
+    """Whether the lines of several sentences, joined by spaces, are a line of this side."""
+
+    def normalize(self, line: str) -> str:
+        """The raw line with its punctuation normalised, where that is asked for."""
+
+    def tokenize(self, line: str) -> str:
+        """A normalised line as tokens with one space between."""
+
+    def detokenize(self, line: str, source: str) -> str:
+        """A tokenised line as it is written; `source` is the raw source line that it belongs to."""
+
+    def counts(self) -> Mapping[str, int]:
+        """What had to be repaired in all lines so far, by name."""
+
+
+class Words:
+    """A sentence whose words are separated by spaces; round brackets become -LRB- and -RRB-, as in treebanks."""
+
+    joins = True
+
+    def normalize(self, line: str) -> str:
+        return line
+
+    def tokenize(self, line: str) -> str:
+        return " ".join(escape(word) for word in line.split())
+
+    def detokenize(self, line: str, source: str) -> str:
+        return line
+
+    def counts(self) -> Mapping[str, int]:
+        return {}
+
+
+class Trees:
+    """A tree in Penn bracketing on one line, linearised without its words. Any linearisation becomes a tree."""
+
+    joins = False
+
+    def __init__(self, name: Linearisation) -> None:
+        self.name = name
+        self._repairs: Counter[str] = Counter()
+
+    def normalize(self, line: str) -> str:
+        return line
+
+    def tokenize(self, line: str) -> str:
+        """The symbols of the tree; raises InputError where the line is no tree."""
+        found = list(read_trees([line], "the target"))
+        if len(found) > 1:
+            raise InputError(f"a line of the target holds {len(found)} trees: write one a line")
+        return " ".join(linearise(found[0], self.name)) if found else ""
+
+    def detokenize(self, line: str, source: str) -> str:
+        """The tree over the source's words; an empty line where the source has none."""
+        words = Words().tokenize(source).split()
+        if not words:
+            return ""
+        tree, repairs = delinearise(line.split(), words, self.name)
+        self._repairs += repairs + Counter({"trees": 1, "malformed trees": int(bool(repairs))})
+        return str(tree)
+
+    def counts(self) -> Mapping[str, int]:
+        return self._repairs
+
+
+class Symbols(Subwords):
+    """A closed vocabulary: every token is a symbol of its own, and an unknown one is UNK."""
+
+    def __init__(self, symbols: Sequence[str], settings: SubwordSettings) -> None:
+        """`symbols` are all rows before padding, the specials first."""
+        super().__init__(symbols, settings)
+        self._ids = {symbol: row for row, symbol in enumerate(symbols) if row >= len(SPECIALS)}
+
+    def encode(self, line: str) -> list[int]:
+        """The ids of a tokenised line, without EOS."""
+        return [self._ids.get(token, UNK) for token in line.split()]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The tokenised line that ids stand for; specials and padding rows are skipped."""
+        return " ".join(self._symbols[row] for row in ids if len(SPECIALS) <= row < self.used_rows)
+
+    def _save_model(self, folder: Path) -> None:
+        (folder / _SYMBOLS).write_bytes(("\n".join(self._symbols[: self.used_rows]) + "\n").encode())
+
+
+def tokenizers(source: str, target: str, settings: TokenizerSettings) -> tuple[Tokenizer, Tokenizer]:
+    """The tokenizers of both languages."""
+    if settings.tokenizer in ("vinyals", "tensor2tensor"):
+        return Words(), Trees(settings.tokenizer)
+    return Moses(source, settings), Moses(target, settings)
+
+
+def learn(
+    source: Mapping[str, int], target: Mapping[str, int], settings: SubwordSettings
+) -> tuple[Subwords, Subwords | None]:
+    """Subwords learned from the words of both sides and their counts; with `target: closed`, from one side each.
+
+    Raises InputError where a side has no words.
+    """
+    if settings.target == "joint":
+        return subwords.learn(Counter(source) + Counter(target), settings), None
+    if not target:
+        raise InputError("the training text's target has no symbols: give a corpus that has some")
+    ordered = sorted(target, key=lambda symbol: (-target[symbol], symbol))
+    return subwords.learn(source, settings), Symbols([*SPECIALS, *ordered], settings)
+
+
+def save(folder: Path, source: Subwords, target: Subwords | None) -> None:
+    """Write the folder that `load` reads."""
+    source.save(folder)
+    if target is not None:
+        target.save(folder / TARGET)
+
+
+def load(folder: Path) -> tuple[Subwords, Subwords]:
+    """The vocabularies of source and target, one object where they are joint; raises InputError for damaged files."""
+    source = subwords.load(folder)
+    if source.settings.target == "joint":
+        return source, source
+    try:
+        rows = (folder / TARGET / _SYMBOLS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{folder / TARGET} holds no symbols ({error}): learn the subwords again") from error
+    if tuple(rows[: len(SPECIALS)]) != SPECIALS or len(set(rows)) < len(rows):
+        raise InputError(f"{folder / TARGET / _SYMBOLS} is damaged: learn the subwords again")
+    return source, Symbols(rows, source.settings)

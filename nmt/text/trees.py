@@ -1,0 +1,338 @@
+"""Constituency trees: Penn bracketing, normalisation, and linearisation into symbols and back; section 6.3.
+
+Two linearisations, by name:
+
+- `vinyals` (Vinyals et al. 2015, "Grammar as a Foreign Language"): `(S (NP XX XX )NP (VP XX )VP )S`. Words are left
+  out, part-of-speech tags are XX, closing brackets have labels.
+- `tensor2tensor` (its wsj_parsing.py): `S NP DT NN /NP VP VBZ /VP /S`. Tags stay.
+
+`delinearise` makes a tree of any output of a model. Its rules, each counted by its name in `REPAIRS`:
+
+1. A symbol of no known form is ignored.
+2. A closing bracket closes the innermost open constituent of its label and all those inside it.
+3. A closing bracket whose label is not open is ignored.
+4. Words in excess of the sentence's are ignored.
+5. Constituents still open at the end are closed there.
+6. Words of the sentence that the output lacks follow the last word, in the outermost open constituent.
+7. A constituent without words is left out.
+8. Several trees, or none, become the children of one node TOP, which EVALB does not count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from nmt.config import InputError
+
+Linearisation = Literal["vinyals", "tensor2tensor"]
+LINEARISATIONS: tuple[Linearisation, ...] = get_args(Linearisation)
+TAG = "XX"
+"""The tag of every word where part-of-speech tags are normalised."""
+TRACE = "-NONE-"
+OUTER = frozenset({"TOP", "ROOT", "S1"})
+"""Labels that treebanks and parsers give to the bracket around a tree."""
+REPAIRS = (
+    "unknown symbol",
+    "closing bracket missing inside",
+    "closing bracket surplus",
+    "word surplus",
+    "closing bracket missing at the end",
+    "word missing",
+    "constituent without words",
+    "not one tree",
+)
+
+# The label is what follows `(` without a space. U+00A0 and other Unicode spaces are characters of words.
+_TOKEN = re.compile(r"\(([^ \t\r\n()]*)|\)|[^ \t\r\n()]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A constituent with children, or a word with its part-of-speech tag as the label."""
+
+    label: str
+    children: tuple[Tree, ...] = ()
+    word: str | None = None
+
+    def walk(self) -> Iterator[tuple[Tree, bool]]:
+        """Yield each node in order with False; each constituent again with True after its children."""
+        stack = [(self, False)]
+        while stack:
+            node, closing = stack.pop()
+            yield node, closing
+            if node.word is None and not closing:
+                stack.append((node, True))
+                stack.extend((child, False) for child in reversed(node.children))
+
+    def leaves(self) -> list[Tree]:
+        """The words in order, with their tags."""
+        return [node for node, _ in self.walk() if node.word is not None]
+
+    def words(self) -> list[str]:
+        """The words in order."""
+        return [node.word for node, _ in self.walk() if node.word is not None]
+
+    def retagged(self, tags: Iterable[str]) -> Tree:
+        """The same tree with other tags; raises ValueError unless there is one for each word."""
+        remaining = iter(tags)
+        levels: list[list[Tree]] = [[]]
+        for node, closing in self.walk():
+            if node.word is not None:
+                if (tag := next(remaining, None)) is None:
+                    raise ValueError("there are fewer tags than words")
+                levels[-1].append(Tree(tag, word=node.word))
+            elif closing:
+                children = tuple(levels.pop())
+                levels[-1].append(Tree(node.label, children))
+            else:
+                levels.append([])
+        if next(remaining, None) is not None:
+            raise ValueError("there are more tags than words")
+        return levels[0][0]
+
+    def __str__(self) -> str:
+        """The tree in Penn bracketing, on one line."""
+        parts: list[str] = []
+        for node, closing in self.walk():
+            if closing:
+                parts.append(")")
+            else:
+                parts.append(f" ({node.label}" + (f" {node.word})" if node.word is not None else ""))
+        return "".join(parts).lstrip()
+
+
+@dataclass
+class _Bracket:
+    """An open bracket while a treebank is read."""
+
+    label: str
+    line: int
+    children: list[Tree]
+    word: str | None = None
+
+    def closed(self, is_outermost: bool) -> Tree:
+        """The tree in the bracket; raises ValueError with the rule that it breaks."""
+        if not self.children and self.word is None:
+            raise ValueError(f"the bracket `({self.label})` holds nothing: give each tree words")
+        if self.label:
+            return Tree(self.label, tuple(self.children), self.word)
+        if not is_outermost or self.word is not None:
+            raise ValueError("a bracket has an empty label: write the label directly after `(`")
+        if len(self.children) > 1:
+            raise ValueError(f"the outer bracket without a label holds {len(self.children)} trees: give each its own")
+        return self.children[0]
+
+
+def escape(word: str) -> str:
+    """The word with its round brackets as the Penn Treebank writes them: -LRB- and -RRB-."""
+    return word.replace("(", "-LRB-").replace(")", "-RRB-")
+
+
+class _Reader:
+    """The open brackets of a treebank while it is read."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Bracket] = []
+
+    def check_all_closed(self) -> None:
+        """Raise ValueError where a bracket is open."""
+        if self.stack:
+            line = self.stack[0].line
+            raise ValueError(
+                f"the tree that begins on line {line} lacks {len(self.stack)} of its closing brackets: add them"
+            )
+
+    def add(self, token: re.Match[str], line: int) -> Tree | None:
+        """Read one token; give the tree that it completes. Raises ValueError where it breaks a rule."""
+        if token[1] is not None:
+            if self.stack and self.stack[-1].word is not None:
+                raise ValueError(f"the word `{self.stack[-1].word}` is not alone in its bracket")
+            self.stack.append(_Bracket(token[1], line, []))
+        elif not self.stack:
+            what = "a closing bracket" if token[0] == ")" else f"`{token[0][:40]}`"
+            raise ValueError(f"{what} stands outside a tree: remove it, or add the opening bracket")
+        elif token[0] == ")":
+            tree = self.stack.pop().closed(not self.stack)
+            if not self.stack:
+                return tree
+            self.stack[-1].children.append(tree)
+        elif self.stack[-1].word is not None or self.stack[-1].children:
+            raise ValueError(f"the word `{token[0][:40]}` is not alone in its bracket")
+        else:
+            self.stack[-1].word = token[0]
+        return None
+
+
+def read_trees(lines: Iterable[str], name: str, first: int = 1) -> Iterator[Tree]:
+    r"""Yield the trees of lines in Penn bracketing; `name` and the first line's number are for messages.
+
+    A tree may span lines; a line that begins with `(` begins a tree. The outer bracket may lack its label, as in
+    `( (S ...) )`, or be absent. \r before the end of a line is space. Raises InputError with file and line at
+    unbalanced brackets, an empty label or bracket, and text outside a tree.
+    """
+    reader = _Reader()
+    number = first
+    try:
+        for number, line in enumerate(lines, start=first):
+            if line.startswith("("):
+                reader.check_all_closed()
+            for token in _TOKEN.finditer(line):
+                if (tree := reader.add(token, number)) is not None:
+                    yield tree
+        reader.check_all_closed()
+    except ValueError as error:
+        # The lines' own errors, such as invalid UTF-8, name their file and line already.
+        raise error if isinstance(error, InputError) else InputError(f"{name}, line {number}: {error}") from error
+
+
+def bare(label: str) -> str:
+    """The label without function tags and indices: `NP-SBJ-1` and `NP=2` are NP; -LRB- stays."""
+    return label if label.startswith("-") else re.split("[-=]", label, maxsplit=1)[0]
+
+
+def normalise(tree: Tree, removed: Counter[str]) -> Tree | None:
+    """The tree without traces, constituents of traces alone, function tags and the outer label, or None if empty.
+
+    What is removed is added to `removed` by name.
+    """
+    levels: list[list[Tree]] = [[]]
+    for node, closing in tree.walk():
+        if node.word is not None:
+            if node.label == TRACE:
+                removed["traces"] += 1
+            else:
+                levels[-1].append(node)
+        elif not closing:
+            levels.append([])
+        elif children := levels.pop():
+            label = bare(node.label)
+            removed["function tags"] += label != node.label
+            levels[-1].append(Tree(label, tuple(children)))
+        else:
+            removed["constituents of traces alone"] += 1
+    if not levels[0]:
+        removed["trees of traces alone"] += 1
+        return None
+    top = levels[0][0]
+    while top.label in OUTER and len(top.children) == 1:
+        removed["outer labels"] += 1
+        top = top.children[0]
+    return top
+
+
+def linearise(tree: Tree, name: Linearisation) -> list[str]:
+    """The symbols of a normalised tree, without its words."""
+    opening, end = ("(", ")") if name == "vinyals" else ("", "/")
+    symbols = []
+    for node, closing in tree.walk():
+        if node.word is not None:
+            symbols.append(TAG if name == "vinyals" else node.label)
+        else:
+            symbols.append((end if closing else opening) + node.label)
+    return symbols
+
+
+def _read_symbol(symbol: str, name: Linearisation, known: Collection[str]) -> tuple[str, str]:
+    """What a symbol does, `(`, `)`, `word` or nothing, and its label or tag."""
+    if name == "tensor2tensor":
+        if escape(symbol) != symbol:
+            return "", symbol
+        if symbol.startswith("/") and len(symbol) > 1:
+            return ")", symbol[1:]
+        return ("(" if f"/{symbol}" in known else "word"), symbol
+    if symbol[:1] in ("(", ")") and len(symbol) > 1:
+        return symbol[0], symbol[1:]
+    return ("word" if symbol == TAG else ""), symbol
+
+
+class _Builder:
+    """The open constituents and the remaining words while a model's output becomes a tree."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        # The first level has the trees themselves and is never closed.
+        self.levels: list[tuple[str, list[Tree]]] = [("", [])]
+        self.words = list(reversed(words))
+        self.repairs: Counter[str] = Counter()
+
+    def close(self) -> None:
+        """Close the innermost constituent."""
+        label, children = self.levels.pop()
+        if children:
+            self.levels[-1][1].append(Tree(label, tuple(children)))
+        else:
+            self.repairs["constituent without words"] += 1
+
+    def close_to(self, label: str) -> None:
+        """Close the innermost constituent with the label and those inside it."""
+        if all(label != other for other, _ in self.levels[1:]):
+            self.repairs["closing bracket surplus"] += 1
+            return
+        while self.levels[-1][0] != label:
+            self.repairs["closing bracket missing inside"] += 1
+            self.close()
+        self.close()
+
+    def close_all(self, but: int = 0) -> None:
+        """Close what is open at the end of the output, except the outermost `but` constituents."""
+        while len(self.levels) > 1 + but:
+            self.repairs["closing bracket missing at the end"] += 1
+            self.close()
+
+    def add_word(self, tag: str) -> None:
+        """Add the sentence's next word."""
+        if self.words:
+            self.levels[-1][1].append(Tree(tag, word=self.words.pop()))
+        else:
+            self.repairs["word surplus"] += 1
+
+    def finish(self) -> Tree:
+        """The tree, with all words."""
+        trees = self.levels[0][1]
+        # A single complete tree is reopened for the remaining words.
+        reopen = bool(self.words) and len(self.levels) == 1 and len(trees) == 1 and trees[0].word is None
+        if reopen:
+            only = trees.pop()
+            self.levels.append((only.label, list(only.children)))
+        elif self.words:
+            self.close_all(but=1)
+        self.repairs["word missing"] += len(self.words)
+        while self.words:
+            self.add_word(TAG)
+        if reopen:
+            self.close()
+        self.close_all()
+        if len(trees) == 1:
+            return trees[0]
+        self.repairs["not one tree"] += 1
+        return Tree("TOP", tuple(trees))
+
+
+def delinearise(
+    symbols: Sequence[str], words: Sequence[str], name: Linearisation, vocabulary: Collection[str] = ()
+) -> tuple[Tree, Counter[str]]:
+    """The tree of a model's output over the sentence's words, and how often each of `REPAIRS` was needed.
+
+    A linearised gold tree needs none and comes back with its words (with `vinyals`, every tag is XX). `vocabulary` are
+    the symbols that the model knows: for tensor2tensor they say which bare symbols are labels. Without it, the output
+    itself does. Raises ValueError where there are no words.
+    """
+    if not words:
+        raise ValueError("a tree needs at least one word")
+    known = vocabulary or frozenset(symbols)
+    builder = _Builder(words)
+    for symbol in symbols:
+        does, label = _read_symbol(symbol, name, known)
+        if does == "(":
+            builder.levels.append((label, []))
+        elif does == ")":
+            builder.close_to(label)
+        elif does == "word":
+            builder.add_word(label)
+        else:
+            builder.repairs["unknown symbol"] += 1
+    tree = builder.finish()
+    return tree, +builder.repairs

@@ -1,0 +1,33 @@
+"""The score by which runs are compared: BLEU, or F1 of trees."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import NamedTuple
+
+
+class Scorer(NamedTuple):
+    """A score in results/metrics.json: its keys there begin with `key`."""
+
+    key: str
+    title: str
+    program: str
+    papers_set: str
+    """The validation set of the paper, as metrics.json names it."""
+    numbers: tuple[str, ...]
+    """Keys of the numbers that a registered model has."""
+
+
+BLEU = Scorer(
+    "bleu",
+    "BLEU",
+    "sacreBLEU",
+    "newstest2013, 3000 lines",
+    ("bleu", "bleu_paper_way", "bleu_valid", "bleu_valid_paper_way", "ppl_valid"),
+)
+F1 = Scorer("f1", "F1", "EVALB", "wsj22, 1700 lines", ("f1", "f1_valid", "f1_malformed", "ppl_valid"))
+
+
+def scorer(metrics: Container[str]) -> Scorer:
+    """Return which score a run's metrics hold: F1 where they have it, else BLEU."""
+    return F1 if F1.key in metrics else BLEU

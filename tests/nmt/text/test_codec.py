@@ -1,0 +1,94 @@
+"""Both sides of a pair between raw lines and ids: text with one vocabulary, trees with a closed one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nmt.config import UNK, InputError, SubwordSettings, TokenizerSettings
+from nmt.text import codec
+from nmt.text.moses import Moses
+from nmt.text.trees import LINEARISATIONS, Linearisation
+
+TREE = "(S (NP (DT The) (NN dog)) (VP (VBZ barks)) (. .))"
+WORDS = "The dog barks ."
+CLOSED = SubwordSettings(kind="bpe", merges=5, vocabulary=None, target="closed", multiple_of=64)
+JOINT = SubwordSettings(kind="bpe", merges=5, vocabulary=None, multiple_of=64)
+
+
+def settings(tokenizer: str) -> TokenizerSettings:
+    return TokenizerSettings.model_validate(
+        {"tokenizer": tokenizer, "normalize_punctuation": False, "aggressive_hyphens": False}
+    )
+
+
+def test_text_is_tokenised_by_moses() -> None:
+    source, target = codec.tokenizers("en", "de", settings("moses"))
+    assert isinstance(source, Moses)
+    assert isinstance(target, Moses)
+    assert not target.counts()
+
+
+@pytest.mark.parametrize("name", LINEARISATIONS)
+def test_a_tree_comes_back_with_its_words(name: Linearisation) -> None:
+    source, target = codec.tokenizers("en", "tree", settings(name))
+    assert source.joins
+    assert not target.joins, "the trees of a line's sentences are no tree of the line"
+    assert source.tokenize(source.normalize("  The (dog) barks.")) == "The -LRB-dog-RRB- barks."
+    tokens = target.tokenize(target.normalize(TREE))
+    expected = TREE if name == "tensor2tensor" else "(S (NP (XX The) (XX dog)) (VP (XX barks)) (XX .))"
+    assert target.detokenize(tokens, WORDS) == expected
+    assert target.counts() == {"trees": 1}
+
+
+def test_malformed_trees_are_counted() -> None:
+    _, target = codec.tokenizers("en", "tree", settings("vinyals"))
+    assert target.detokenize("(S XX XX", "a b") == "(S (XX a) (XX b))"
+    assert target.detokenize("", "") == ""
+    assert target.counts() == {"trees": 1, "malformed trees": 1, "closing bracket missing at the end": 1}
+
+
+@pytest.mark.parametrize(("line", "message"), [("(S (NN dog)", "lacks 1"), ("(NN a) (NN b)", "holds 2 trees")])
+def test_what_is_no_tree_is_refused(line: str, message: str) -> None:
+    _, target = codec.tokenizers("en", "tree", settings("vinyals"))
+    with pytest.raises(InputError, match=message):
+        target.tokenize(line)
+
+
+def test_a_closed_vocabulary_has_every_symbol_and_comes_back(tmp_path: Path) -> None:
+    learned = codec.learn({"the": 3, "dog": 2}, {"(S": 2, ")S": 2, "XX": 9}, CLOSED)
+    codec.save(tmp_path / "subwords", *learned)
+    source, target = codec.load(tmp_path / "subwords")
+    assert (target.used_rows, target.size) == (7, 64)
+    line = "(S XX XX )S"
+    assert target.decode(target.encode(line)) == line
+    assert target.encode("(NEW XX") == [UNK, target.encode("XX")[0]]
+    assert target.symbols(target.encode("XX")) == ["XX"]
+    assert source.encode("dog")
+    assert source.used_rows != target.used_rows
+
+
+def test_a_joint_vocabulary_is_one_object(tmp_path: Path) -> None:
+    learned = codec.learn({"the": 3}, {"der": 2}, JOINT)
+    assert learned[1] is None
+    codec.save(tmp_path / "subwords", *learned)
+    source, target = codec.load(tmp_path / "subwords")
+    assert source is target
+    assert UNK not in source.encode("the der")
+
+
+def test_damaged_symbols_are_refused(tmp_path: Path) -> None:
+    codec.save(tmp_path / "subwords", *codec.learn({"the": 3}, {"XX": 2}, CLOSED))
+    path = tmp_path / "subwords/target/vocabulary.txt"
+    path.write_text("XX\n", encoding="utf-8")
+    with pytest.raises(InputError, match="is damaged: learn the subwords again"):
+        codec.load(tmp_path / "subwords")
+    path.unlink()
+    with pytest.raises(InputError, match="holds no symbols"):
+        codec.load(tmp_path / "subwords")
+
+
+def test_a_target_without_symbols_is_refused() -> None:
+    with pytest.raises(InputError, match="has no symbols"):
+        codec.learn({"the": 3}, {}, CLOSED)

@@ -1,0 +1,248 @@
+"""Trees: read strictly, normalised, linearised both ways and back; what a model writes becomes a tree by rules."""
+
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.config import InputError
+from nmt.text.parallel_text import read_lines
+from nmt.text.trees import (
+    LINEARISATIONS,
+    REPAIRS,
+    TAG,
+    Linearisation,
+    Tree,
+    bare,
+    delinearise,
+    escape,
+    linearise,
+    normalise,
+    read_trees,
+)
+
+JOHN = "(S (NP (NNP John)) (VP (VBZ has) (NP (DT a) (NN dog))) (. .))"
+
+
+def read(*lines: str) -> list[Tree]:
+    return list(read_trees(lines, "bank.mrg"))
+
+
+def leaf(tag: str, word: str) -> Tree:
+    return Tree(tag, word=word)
+
+
+words_with_tags = st.builds(
+    leaf,
+    st.sampled_from(["NN", "DT", "XX", ",", "-LRB-", "PRP$"]),
+    st.text("ab-/)(X", min_size=1).map(escape),
+)
+trees = st.recursive(
+    words_with_tags,
+    lambda inner: st.builds(
+        Tree, st.sampled_from(["S", "NP", "VP", "X", "WHNP"]), st.lists(inner, min_size=1).map(tuple)
+    ),
+    max_leaves=20,
+)
+SYMBOLS = ["(S", "(NP", ")S", ")NP", "XX", "S", "NP", "/S", "/NP", "DT", "/", "(", ")", "<unk>"]
+
+
+# Reading
+
+
+def test_a_tree_is_read_and_written() -> None:
+    (tree,) = read(JOHN)
+    assert str(tree) == JOHN
+    assert tree.words() == ["John", "has", "a", "dog", "."]
+    assert [node.label for node in tree.leaves()] == ["NNP", "VBZ", "DT", "NN", "."]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"( {JOHN} )"],
+        [f"({JOHN})\r"],
+        ["", "( (S (NP (NNP John))", "     (VP (VBZ has)", "\t(NP (DT a) (NN dog))) (. .)) )", ""],
+        [JOHN],
+    ],
+)
+def test_the_outer_bracket_may_lack_its_label_or_be_absent(lines: list[str]) -> None:
+    assert [str(tree) for tree in read(*lines)] == [JOHN]
+
+
+def test_a_byte_order_mark_and_crlf_are_read(tmp_path: Path) -> None:
+    bank = tmp_path / "bank.mrg"
+    bank.write_bytes(b"\xef\xbb\xbf" + f"({JOHN})\r\n{JOHN}\r\n".encode())
+    assert [str(tree) for tree in read_trees(read_lines(bank), str(bank))] == [JOHN, JOHN]
+
+
+def test_no_break_spaces_are_characters_of_a_word() -> None:
+    assert read("(CD 2\u00a0000)")[0].word == "2\u00a0000"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["(S (NP (NN dog))", "(S (NN cat))"], "bank.mrg, line 2: the tree that begins on line 1 lacks 1 of its"),
+        (["", "(S (NP (NN dog)"], "line 2: the tree that begins on line 2 lacks 2 of its closing brackets: add them"),
+        (["(S (NN dog)))"], "line 1: a closing bracket stands outside a tree"),
+        (["(S (NN dog)) cat"], "line 1: `cat` stands outside a tree"),
+        (["dog"], "line 1: `dog` stands outside a tree"),
+        (["(S ( dog))"], "line 1: a bracket has an empty label"),
+        (["( dog)"], "a bracket has an empty label"),
+        (["( (S (NN dog)) (S (NN cat)) )"], "the outer bracket without a label holds 2 trees"),
+        (["()"], r"the bracket `\(\)` holds nothing"),
+        (["(S (NP ) (NN dog))"], r"the bracket `\(NP\)` holds nothing"),
+        (["(S (CD 1 1/2))"], "the word `1/2` is not alone in its bracket"),
+        (["(S the (NN dog))"], "the word `the` is not alone in its bracket"),
+        (["(S (NN dog) barks)"], "the word `barks` is not alone in its bracket"),
+    ],
+)
+def test_a_line_that_breaks_the_bracketing_is_named(lines: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read(*lines)
+
+
+def test_trees_before_a_mistake_are_read() -> None:
+    reader = read_trees([JOHN, "(S"], "bank.mrg")
+    assert str(next(reader)) == JOHN
+    with pytest.raises(InputError):
+        next(reader)
+
+
+@given(trees)
+def test_a_tree_comes_back_from_its_bracketing(tree: Tree) -> None:
+    assert read(str(tree)) == [tree]
+
+
+# Normalising
+
+
+def test_traces_function_tags_and_the_outer_label_are_removed_and_counted() -> None:
+    removed: Counter[str] = Counter()
+    bank = (
+        "(TOP (S (NP-SBJ-1 (PRP He)) (VP (VBD was) (VP (VBN seen) (NP (-NONE- *-1))"
+        " (SBAR (-NONE- 0) (S (-NONE- *T*-2))) (PRN=3 (-LRB- -LRB-) (NP-TMP (NN today)) (-RRB- -RRB-)))) (. .)))"
+    )
+    tree = normalise(*read(bank), removed)
+    assert str(tree) == (
+        "(S (NP (PRP He)) (VP (VBD was) (VP (VBN seen) (PRN (-LRB- -LRB-) (NP (NN today)) (-RRB- -RRB-)))) (. .))"
+    )
+    assert removed == {"traces": 3, "constituents of traces alone": 3, "function tags": 3, "outer labels": 1}
+
+
+def test_a_tree_of_traces_alone_is_none() -> None:
+    removed: Counter[str] = Counter()
+    assert normalise(*read("(S (NP (-NONE- *)))"), removed) is None
+    assert removed["trees of traces alone"] == 1
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"), [("NP-SBJ-1", "NP"), ("NP=2", "NP"), ("-LRB-", "-LRB-"), ("PRP$", "PRP$")]
+)
+def test_a_bare_label(label: str, expected: str) -> None:
+    assert bare(label) == expected
+
+
+# Linearising
+
+
+def test_both_linearisations_of_a_tree() -> None:
+    (tree,) = read(JOHN)
+    assert " ".join(linearise(tree, "vinyals")) == "(S (NP XX )NP (VP XX (NP XX XX )NP )VP XX )S"
+    assert " ".join(linearise(tree, "tensor2tensor")) == "S NP NNP /NP VP VBZ NP DT NN /NP /VP . /S"
+
+
+@pytest.mark.parametrize("name", LINEARISATIONS)
+@given(tree=trees)
+def test_every_tree_comes_back_from_its_linearisation(name: Linearisation, tree: Tree) -> None:
+    expected = tree.retagged([TAG] * len(tree.words())) if name == "vinyals" else tree
+    assert delinearise(linearise(tree, name), tree.words(), name) == (expected, Counter())
+
+
+@pytest.mark.parametrize("name", LINEARISATIONS)
+@given(
+    symbols=st.lists(st.sampled_from(SYMBOLS)),
+    words=st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=8),
+)
+def test_every_output_becomes_a_tree_with_all_words(name: Linearisation, symbols: list[str], words: list[str]) -> None:
+    tree, repairs = delinearise(symbols, words, name, {"/S", "/NP"})
+    assert tree.words() == words
+    assert read(str(tree)) == [tree]
+    assert set(repairs) <= set(REPAIRS)
+    assert min(repairs.values(), default=1) > 0
+    if not repairs:
+        assert linearise(tree, name) == symbols
+
+
+@pytest.mark.parametrize(
+    ("symbols", "expected", "repairs"),
+    [
+        ("(S (NP XX )NP (VP XX )VP )S", "(S (NP (XX a)) (VP (XX b)))", {}),
+        ("(S (NP XX )NP what (VP XX )VP )S", "(S (NP (XX a)) (VP (XX b)))", {"unknown symbol": 1}),
+        ("(S (NP XX (VP XX )VP )S", "(S (NP (XX a) (VP (XX b))))", {"closing bracket missing inside": 1}),
+        ("(S (NP XX )NP )PP (VP XX )VP )S", "(S (NP (XX a)) (VP (XX b)))", {"closing bracket surplus": 1}),
+        ("(S XX XX XX )S", "(S (XX a) (XX b))", {"word surplus": 1}),
+        ("(S (VP XX XX", "(S (VP (XX a) (XX b)))", {"closing bracket missing at the end": 2}),
+        ("(S (NP XX )NP )S", "(S (NP (XX a)) (XX b))", {"word missing": 1}),
+        ("(S (NP XX", "(S (NP (XX a)) (XX b))", {"word missing": 1, "closing bracket missing at the end": 2}),
+        ("(S XX XX (NP )NP )S", "(S (XX a) (XX b))", {"constituent without words": 1}),
+        ("(NP XX )NP (VP XX )VP", "(TOP (NP (XX a)) (VP (XX b)))", {"not one tree": 1}),
+        ("", "(TOP (XX a) (XX b))", {"word missing": 2, "not one tree": 1}),
+        ("XX", "(TOP (XX a) (XX b))", {"word missing": 1, "not one tree": 1}),
+    ],
+)
+def test_each_rule_for_malformed_output(symbols: str, expected: str, repairs: dict[str, int]) -> None:
+    tree, found = delinearise(symbols.split(), ["a", "b"], "vinyals")
+    assert (str(tree), found) == (expected, repairs)
+
+
+def test_the_vocabulary_says_which_bare_symbols_are_labels() -> None:
+    known = {"S", "/S", "NP", "/NP", "DT", "NN"}
+    tree, repairs = delinearise(["S", "NP", "DT", "NN"], ["the", "dog"], "tensor2tensor", known)
+    assert str(tree) == "(S (NP (DT the) (NN dog)))"
+    assert repairs == {"closing bracket missing at the end": 2}
+
+
+def test_a_tree_needs_words() -> None:
+    with pytest.raises(ValueError, match="at least one word"):
+        delinearise(["XX"], [], "vinyals")
+
+
+def test_tags_and_words_have_the_same_number() -> None:
+    (tree,) = read(JOHN)
+    for tags in (["A"] * 4, ["A"] * 6):
+        with pytest.raises(ValueError, match="tags than words"):
+            tree.retagged(tags)
+
+
+def test_a_very_deep_tree_is_handled() -> None:
+    symbols = ["(NP"] * 5000 + ["XX"] + [")NP"] * 5000
+    tree, repairs = delinearise(symbols, ["a"], "vinyals")
+    assert not repairs
+    assert linearise(*read(str(tree)), "vinyals") == symbols
+
+
+def test_every_tree_of_craft_comes_back(real: Path) -> None:
+    if not (real / "craft").exists():
+        pytest.skip("the CRAFT treebank (../shared/real/craft) is not here")
+    removed: Counter[str] = Counter()
+    count = 0
+    for part in ("train", "dev"):
+        with gzip.open(real / f"craft/{part}.mrg.gz", "rt", encoding="utf-8", newline="\n") as lines:
+            for raw in read_trees(lines, part):
+                tree = normalise(raw, removed)
+                assert tree is not None
+                words = tree.words()
+                for name in LINEARISATIONS:
+                    back, repairs = delinearise(linearise(tree, name), words, name)
+                    assert not repairs
+                    assert str(back) == str(tree if name == "tensor2tensor" else tree.retagged([TAG] * len(words)))
+                count += 1
+    assert count == 21_731
+    assert removed == {"function tags": 65_604, "traces": 26_292, "constituents of traces alone": 26_202}
