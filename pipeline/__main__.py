@@ -30,10 +30,20 @@ INTERRUPTED = 75
 """The exit status of a stage that was stopped and can be resumed (sysexits' EX_TEMPFAIL)."""
 FROM_THE_MACHINE = frozenset(
     (
-        errno.EACCES, errno.EAGAIN, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOENT,
-        errno.ENOSPC, errno.EPERM, errno.EROFS, errno.ESTALE,
+        errno.EACCES,
+        errno.EAGAIN,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOENT,
+        errno.ENOSPC,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ESTALE,
     )
-)  # fmt: skip
+)
 """Errors of files and disks that one sentence explains; any other OSError is our fault: it keeps its traceback."""
 
 

@@ -13,14 +13,25 @@ TRAIN, VALID, TEST = ({"name": name, "source": MEMBER, "target": MEMBER} for nam
 CONFIGURATION = {
     "run": {"row": "base", "pair": "en-de", "corpus": "wmt14", "seed": 1},
     "data": {
-        "source": "en", "target": "de", "train": [TRAIN], "valid": VALID, "test": TEST,
-        "archives": [{
-            "name": "a", "urls": ["https://example.org/a.tgz"], "bytes": None, "sha256": "0" * 64, "md5": None,
-            "licence": "", "source": "",
-        }],
+        "source": "en",
+        "target": "de",
+        "train": [TRAIN],
+        "valid": VALID,
+        "test": TEST,
+        "archives": [
+            {
+                "name": "a",
+                "urls": ["https://example.org/a.tgz"],
+                "bytes": None,
+                "sha256": "0" * 64,
+                "md5": None,
+                "licence": "",
+                "source": "",
+            }
+        ],
     },
     "model": {"N": 6, "P_drop": 0.2},
-}  # fmt: skip
+}
 
 
 def configure(differences: Mapping[str, Any]) -> None:

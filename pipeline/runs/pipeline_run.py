@@ -137,9 +137,14 @@ class Run:
         with log.open("ab") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "pipeline.runs.supervisor", str(self.folder), str(theirs)],
-                cwd=self.original, env=environment, stdin=subprocess.PIPE, stdout=file, stderr=file,
-                pass_fds=(theirs,), start_new_session=True,
-            )  # fmt: skip
+                cwd=self.original,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=file,
+                pass_fds=(theirs,),
+                start_new_session=True,
+            )
         os.close(theirs)
         return process
 

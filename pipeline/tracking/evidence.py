@@ -21,9 +21,18 @@ NOT_CODE = (":(exclude)dvc.lock", ":(exclude)params.yaml")
 """Tracked files that every run may change, and whose content is recorded elsewhere."""
 
 LIBRARIES = (
-    "torch", "numpy", "pyarrow", "safetensors", "sacremoses", "subword-nmt", "sentencepiece", "sacrebleu",
-    "dvc", "mlflow", "prefect",
-)  # fmt: skip
+    "torch",
+    "numpy",
+    "pyarrow",
+    "safetensors",
+    "sacremoses",
+    "subword-nmt",
+    "sentencepiece",
+    "sacrebleu",
+    "dvc",
+    "mlflow",
+    "prefect",
+)
 
 
 LIMIT = 10.0

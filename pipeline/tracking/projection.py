@@ -41,8 +41,12 @@ class Publication:
         self.client, self.record, self.run, self.id = client, record, run, run.info.run_id
         self.description, self.stages = record.description(), record.stages()
         self.noted: dict[str, Any] = {
-            "history.jsonl": 0, "load.jsonl": 0, "files": {}, "corpora": False, "model": "",
-        }  # fmt: skip
+            "history.jsonl": 0,
+            "load.jsonl": 0,
+            "files": {},
+            "corpora": False,
+            "model": "",
+        }
         self.noted |= json.loads(run.data.tags.get(PUBLISHED, "{}"))
         self.changed = False
 
@@ -109,8 +113,9 @@ class Publication:
             lines, end = read(path, self.noted[path.name])
             points = [
                 Metric(clean(key), float(value), line["time"], line["update"])
-                for line in lines for key, value in line["values"].items()
-            ]  # fmt: skip
+                for line in lines
+                for key, value in line["values"].items()
+            ]
             for start in range(0, len(points), BATCH):
                 part = points[start : start + BATCH]
                 if start + BATCH < len(points):

@@ -36,9 +36,12 @@ INTERVAL = 5.0
 RETRY = 30.0
 """Seconds between two attempts to reach a server that is down."""
 MLFLOW = {
-    "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_LOGGING_LEVEL": "CRITICAL", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-}  # fmt: skip
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
 """Settings of MLflow, where the environment has no others."""
 
 
@@ -81,11 +84,12 @@ class Server:
             state = record.signature()
             run, created = self.run(record)
             published = Publication(self.client, record, run)
-            for part in (
-                published.describe, published.log_numbers, published.log_history, published.log_artifacts,
-                published.log_corpora, published.register_model,
-            ):  # fmt: skip
-                part()
+            published.describe()
+            published.log_numbers()
+            published.log_history()
+            published.log_artifacts()
+            published.log_corpora()
+            published.register_model()
             status = published.set_status()
             note = {"uri": self.address, "run": run.info.run_id, "signature": state, "status": status}
             if record.published() != note:
@@ -108,9 +112,13 @@ class Server:
         # Two runs of a study may create its run at the same time.
         with lock(record.folder / "create.lock"):
             found = self.client.search_runs([experiment], f"tags.`{RECORD}` = '{uuid}'")
-            run = found[0] if found else self.client.create_run(
-                experiment, start_time=described["created"], tags=tags, run_name=described["name"]
-            )  # fmt: skip
+            run = (
+                found[0]
+                if found
+                else self.client.create_run(
+                    experiment, start_time=described["created"], tags=tags, run_name=described["name"]
+                )
+            )
         self.runs[uuid] = run.info.run_id
         return run, not found
 

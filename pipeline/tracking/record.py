@@ -69,9 +69,14 @@ class Record:
             return
         tags = {tag: os.environ[variable] for variable, tag in TAGS.items() if variable in os.environ}
         content = {
-            "name": self.folder.name, "parent": os.environ.get("WMT_PARENT"), "created": now(), "tags": tags,
-            "uuid": uuid.uuid4().hex, "settings": {}, "complete": False,
-        }  # fmt: skip
+            "name": self.folder.name,
+            "parent": os.environ.get("WMT_PARENT"),
+            "created": now(),
+            "tags": tags,
+            "uuid": uuid.uuid4().hex,
+            "settings": {},
+            "complete": False,
+        }
         if config is not None:
             configuration = yaml.safe_load(config.read_bytes())
             run = configuration["run"]

@@ -242,6 +242,16 @@ def test_a_length_that_16_bits_do_not_hold(tmp_path: Path) -> None:
     assert corpus.tokens == 2 * 65_536 + 1
 
 
+def test_an_empty_block_is_no_error(tmp_path: Path) -> None:
+    schema = pa.schema({"src": pa.list_(pa.uint16()), "tgt": pa.list_(pa.uint16()), "line": pa.int64()})
+    path = tmp_path / "train.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as out:
+        for sides in ([], [[5, EOS]]):
+            columns = [pa.array(sides, pa.list_(pa.uint16()))] * 2 + [pa.array(range(len(sides)), pa.int64())]
+            out.write_batch(pa.record_batch(columns, schema=schema))
+    assert Corpus([path]).tgt_lengths.tolist() == [2]
+
+
 def test_the_checksum_is_of_all_that_training_reads(tmp_path: Path) -> None:
     pairs = numbered([(3, 3), (4, 4), (5, 7), (6, 6), (2, 9)])
     checksums = {}
@@ -249,6 +259,7 @@ def test_the_checksum_is_of_all_that_training_reads(tmp_path: Path) -> None:
     for name, changed, block in [
         ("same", pairs, 5), ("in other blocks", pairs, 2), ("an id", [*pairs[:-1], another], 5),
         ("a source id", [([11, *pairs[0][0][1:]], pairs[0][1]), *pairs[1:]], 5), ("a pair less", pairs[1:], 5),
+        ("the end of a block", [*pairs[:3], (pairs[3][0], [6, 6, 6, 6, 7, EOS]), pairs[4]], 5),
         ("ids across pairs", [(pairs[0][0], [6, EOS, 6]), (pairs[1][0], [6, 6, EOS, EOS]), *pairs[2:]], 5),
     ]:  # fmt: skip
         (tmp_path / name).mkdir()

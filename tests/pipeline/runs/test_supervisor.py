@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,25 +12,33 @@ import pytest
 from nmt.config import InputError
 from pipeline.runs import supervisor
 
+ROOT = Path(__file__).resolve().parents[3]
 
-@pytest.mark.filterwarnings("ignore")  # DVC's own.
-def test_a_stage_has_changed_or_not_or_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    subprocess.run(["dvc", "init", "--quiet", "--no-scm"], check=True)
+
+PROGRAM = """
+from pathlib import Path
+from pipeline.runs.supervisor import reproduce
+results = [reproduce("good", False), reproduce("good", False), reproduce("good", True)]
+for content in "ba":  # The second is restored from the run cache: it has changed, but does not run.
+    Path("in").write_text(content)
+    results.append(reproduce("good", False))
+results.append(reproduce("bad", False))
+Path("results").write_text(repr(results))
+"""
+
+
+def test_a_stage_has_changed_or_not_or_fails(tmp_path: Path) -> None:
+    """In a process of its own: DVC logs to the standard output that it finds when it is imported."""
+    subprocess.run(["dvc", "init", "--quiet", "--no-scm"], cwd=tmp_path, check=True)
     stages = "{good: {cmd: cp in out, deps: [in], outs: [out]}, bad: {cmd: exit 3, deps: [in]}}"
-    Path("dvc.yaml").write_text(f"stages: {stages}")
-    Path("in").write_text("a")
-    assert [supervisor.reproduce("good", force=False) for _ in range(2)] == [True, False]
-    assert supervisor.reproduce("good", force=True) is True
-    # Restored from the run cache: it has changed, but does not run.
-    Path("in").write_text("b")
-    assert supervisor.reproduce("good", force=False) is True
-    Path("in").write_text("a")
-    assert supervisor.reproduce("good", force=False) is True
-    assert Path("out").read_text() == "a"
-    assert supervisor.reproduce("bad", force=False) is None
+    (tmp_path / "dvc.yaml").write_text(f"stages: {stages}")
+    (tmp_path / "in").write_text("a")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", PROGRAM]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert (tmp_path / "results").read_text() == "[True, False, True, True, True, None]"
+    assert (tmp_path / "out").read_text() == "a"
+    assert "ERROR: failed to reproduce 'bad'" in result.stderr
 
 
 def test_stages_come_in_order_with_their_direct_predecessors() -> None:

@@ -138,8 +138,12 @@ def test_the_stages_of_one_repro_are_one_run(root: Path) -> None:
     (run,) = recorded(root)
     assert (run.info.run_name, run.info.status) == ("base-wmt14-s1", "FINISHED")
     assert run.data.params == {
-        "row": "base", "pair": "en-de", "corpus": "wmt14", "seed": "1", "model.P_drop": "0.2",
-    }, "of the settings those that differ from the row"  # fmt: skip
+        "row": "base",
+        "pair": "en-de",
+        "corpus": "wmt14",
+        "seed": "1",
+        "model.P_drop": "0.2",
+    }, "of the settings those that differ from the row"
     assert (
         run.data.metrics.items()
         >= {"tokenize/pairs": 20_000.0, "train/pairs": 100_000.0, "bleu": 27.3, "loss": 3.5}.items()
@@ -304,8 +308,11 @@ def test_a_finished_run_is_not_reopened_and_another_configuration_is_another_run
     assert first == second == third
     assert not first.items() & other.items(), "another archive is other text"
     assert [(run.info.run_name, run.data.metrics["bleu"]) for run in runs] == [
-        ("base-wmt14-s1", 1.0), ("base-wmt14-s1", 2.0), ("base-wmt14-s1", 3.0), ("big-wmt14-s1", 4.0),
-    ]  # fmt: skip
+        ("base-wmt14-s1", 1.0),
+        ("base-wmt14-s1", 2.0),
+        ("base-wmt14-s1", 3.0),
+        ("big-wmt14-s1", 4.0),
+    ]
 
 
 def test_an_interrupted_stage_ends_killed_and_continues_in_the_same_run_until_another_fails(root: Path) -> None:
@@ -421,9 +428,12 @@ def test_a_digest_follows_the_bytes_of_both_sides() -> None:
     base = parallel(english, german)
     local = [parallel({"path": "x", "sha256": digit * 64}, german) for digit in "01"]
     others = [
-        parallel({**english, "member": "b.en"}, german), parallel({**english, "archive": "b"}, german),
-        parallel(english, {**german, "archive": "b"}), parallel(german, english), *local,
-    ]  # fmt: skip
+        parallel({**english, "member": "b.en"}, german),
+        parallel({**english, "archive": "b"}, german),
+        parallel(english, {**german, "archive": "b"}),
+        parallel(german, english),
+        *local,
+    ]
     assert len({projection.digest(text, archives) for text in (base, *others)}) == 1 + len(others)
     same = parallel({**english, "archive": "mirror"}, {**german, "archive": "mirror"})
     assert projection.digest(same, archives) == projection.digest(base, archives)
@@ -467,13 +477,24 @@ def leaks(root: Path) -> list[Path]:
 def serving(root: Path, port: int) -> Iterator[None]:
     """An MLflow server on the store of `root`, from its first answer on."""
     command = [
-        "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
-        "--backend-store-uri", f"sqlite:///{root / 'mlflow.db'}", "--artifacts-destination", str(root / "mlartifacts"),
-    ]  # fmt: skip
+        "mlflow",
+        "server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+        "--backend-store-uri",
+        f"sqlite:///{root / 'mlflow.db'}",
+        "--artifacts-destination",
+        str(root / "mlartifacts"),
+    ]
     environment = {
-        **os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-    }  # fmt: skip
+    }
     with (root / "server.log").open("a") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:

@@ -88,9 +88,11 @@ def test_results_and_the_curves_of_a_cached_training_come_from_the_files(root: P
     (record,) = records(root / "runs")
     lines = [(line["update"], line["values"]) for line in read(record.history)[0]]
     assert lines == [
-        (1, {"loss": 5.0, "ppl": 150.0}), (2, {"loss": 4.0, "ppl": 55.0}), (2, {"valid_loss": 4.5}),
+        (1, {"loss": 5.0, "ppl": 150.0}),
+        (2, {"loss": 4.0, "ppl": 55.0}),
+        (2, {"valid_loss": 4.5}),
         (3, {"loss": 3.0, "ppl": 20.0}),
-    ]  # fmt: skip
+    ]
     Path("results/metrics.json").unlink()
     assert json.loads((record.results / "metrics.json").read_text()) == {"bleu": 27.3}
 

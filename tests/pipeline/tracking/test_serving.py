@@ -42,18 +42,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     learned = subwords.learn(dict.fromkeys(" ".join([*SENTENCES, *registry.EXAMPLE]).split(), 3), bpe)
     learned.save(folder / "subwords")
     description = ModelDescription(
-        source="en", target="de", vocabulary=learned.size,
+        source="en",
+        target="de",
+        vocabulary=learned.size,
         tokenizer=TokenizerSettings(tokenizer="moses", normalize_punctuation=False, aggressive_hyphens=False),
         model=ModelSettings(
-            N=1, d_model=16, d_ff=32, h=2, d_k=8, d_v=8, P_drop=0.1, attention_dropout=0.0, relu_dropout=0.0,
-            positions="sinusoidal", position_layout="interleaved", max_positions=64, projection_biases=True,
+            N=1,
+            d_model=16,
+            d_ff=32,
+            h=2,
+            d_k=8,
+            d_v=8,
+            P_drop=0.1,
+            attention_dropout=0.0,
+            relu_dropout=0.0,
+            positions="sinusoidal",
+            position_layout="interleaved",
+            max_positions=64,
+            projection_biases=True,
             initialisation="glorot",
         ),
-        search=SearchSettings(beam=4, alpha=0.6, max_extra=10, stop="exact"), origin={},
-    )  # fmt: skip
+        search=SearchSettings(beam=4, alpha=0.6, max_extra=10, stop="exact"),
+        origin={},
+    )
     torch.manual_seed(1)
-    save_model(folder / "model", Transformer(description.model, learned.size).state_dict(), description,
-               folder / "subwords")  # fmt: skip
+    save_model(
+        folder / "model", Transformer(description.model, learned.size).state_dict(), description, folder / "subwords"
+    )
     return folder / "model"
 
 
