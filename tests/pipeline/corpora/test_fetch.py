@@ -149,6 +149,21 @@ def download(server: Server, folder: Path, size: int | None = len(CONTENT), veri
     return Download(server.url, folder / "file.part", size, verifiable)
 
 
+def test_pauses_double_from_one_second_and_end_at_a_minute(tmp_path: Path, server: Server) -> None:
+    pauses: list[float | None] = []
+
+    class Pauses(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout)
+            return False
+
+    server.misdeeds = [status(500)] * 9
+    watching = Watch(Pauses(), lambda *_: None, lambda _: None)
+    with pytest.raises(FetchError, match="9 times in a row"):
+        fetch.fetch(Download(server.url, tmp_path / "x.part", None, True), watching, Patience(attempts=9))
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+
+
 @pytest.mark.parametrize("size", [len(CONTENT), None])
 def test_fetches_a_file(server: Server, tmp_path: Path, size: int | None) -> None:
     moved: list[tuple[int, int | None]] = []

@@ -137,12 +137,15 @@ def test_every_number_stands_under_its_name() -> None:
 
 
 def test_the_validation_set_is_scored_the_papers_way_too() -> None:
-    translated = ["Das Haus ist neu .", VALID[1]]
+    # The quotes differ, so that the last step changes the score.
+    references, translated = ["Das „alte“ Haus ist alt .", VALID[1]], ['Das "alte" Haus ist neu .', VALID[1]]
+    _write("data/raw/valid.news13.de", references)
     _write("results/translations/news13.last.de", translated)
     score.run(_Tracker())
     written = _metrics()
-    assert written["bleu_valid"] == bleu.sacrebleu(translated, VALID)[0] < 100
-    assert written["bleu_valid_paper_way"] == bleu.paper_way(translated, VALID, "de")[-1].bleu
+    assert written["bleu_valid"] == bleu.sacrebleu(translated, references)[0] < 100
+    steps = bleu.paper_way(translated, references, "de")
+    assert written["bleu_valid_paper_way"] == steps[-1].bleu != steps[-2].bleu
 
 
 def test_utilisation_is_null_where_one_device_of_two_is_not_on_record() -> None:
