@@ -209,6 +209,14 @@ def test_samples_are_those_drawn_by_hand(how: SamplingSettings) -> None:
             assert one.score == pytest.approx(total / ((5 + len(ids) + 1) / 6) ** HOW.alpha, abs=1e-9)
 
 
+def test_a_sample_that_ended_stays_as_it_is() -> None:
+    """The others of its sentence go on."""
+    samples = sample(Decoder(model_of(8)), SRC, HOW, SamplingSettings(seed=1, temperature=50.0), ROWS, [(0,), (1,)], 20)
+    for found in samples:
+        assert len({len(one.ids) for one in found}) > 1
+        assert not any(EOS in one.ids for one in found)
+
+
 def test_one_sample_by_default_and_bounds_of_its_settings() -> None:
     decoder = Decoder(model_of(8))
     assert [len(found) for found in sample(decoder, SRC, HOW, SamplingSettings(seed=1), ROWS, [(0,), (1,)])] == [1, 1]
