@@ -174,13 +174,14 @@ class Change:
     def is_equivalent(self, known: Iterable[Mapping[str, str]]) -> bool:
         """Whether equivalent.yaml says that this change changes nothing.
 
-        An entry names a change by `module`, `before` and `after`, or what every such change takes away by `lost`.
+        An entry names a change by `module`, `before` and `after` (without `after`: every change of that text), or what
+        every such change takes away by `lost`.
         """
         own = {"module": self.mutant.module, "before": self.before, "after": self.after}
         return any(
             entry["lost"] in self.before and entry["lost"] not in self.after
             if "lost" in entry
-            else own.items() <= entry.items()
+            else all(entry.get(key, value) == value for key, value in own.items())
             for entry in known
         )
 
