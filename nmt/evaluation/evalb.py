@@ -3,7 +3,8 @@
 The counting follows EVALB of Sekine and Collins (1997) with its parameter file COLLINS.prm. Two differences:
 
 - EVALB stops after ten sentences that cannot be scored. Here they are all counted and named.
-- Where every parsed tag is XX, the gold tags replace them: EVALB finds punctuation by each side's own tags.
+- Where every parsed tag is XX, the gold tags replace them. Otherwise EVALB, which finds punctuation by
+  each side's own tags, would find none in the parse.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Rules:
     deleted: frozenset[str]
     """Labels whose brackets are not counted, and tags whose words are removed."""
     cutoff: int = 40
-    """The second group of totals has the sentences of at most this many words; only traces are not counted."""
+    """Longest sentence, in words, of the second group of totals. Every word but traces counts, punctuation too."""
     same_label: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Label to the label that it is equal to."""
     same_word: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -124,7 +125,7 @@ def _crossing(gold: Iterable[tuple[int, int, str]], parsed: Iterable[tuple[int, 
 def compare(gold: Sequence[Tree], parsed: Sequence[Tree], rules: Rules = COLLINS) -> Sentence:
     """The counts of one sentence; each side has its trees, commonly one.
 
-    Brackets that stand several times on one side count as often as on the side that has fewer of them.
+    A bracket that occurs m times in gold and n times in the parse matches min(m, n) times.
     """
     length = sum(leaf.label != TRACE for tree in gold for leaf in tree.leaves())
     ours, theirs = _spans(gold, rules), _spans(parsed, rules)

@@ -1,6 +1,6 @@
 """The two sides of a pair, between raw lines and ids: tokenizers and vocabularies of text and of constituency trees.
 
-`tokenizers` and `load` read the settings; what uses their results does not ask whether the target is text or trees.
+`tokenizers` and `load` read the settings; callers need not know whether the target is text or trees.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Tokenizer(Protocol):
     """One side's raw lines to tokenised ones, and back."""
 
     joins: bool
-    """Whether the lines of several sentences, joined by spaces, are a line of this side."""
+    """Whether several lines may be joined with spaces into one valid line: text may, trees may not."""
 
     def normalize(self, line: str) -> str:
         """The raw line with its punctuation normalised, where that is asked for."""
@@ -121,9 +121,9 @@ def tokenizers(source: str, target: str, settings: TokenizerSettings) -> tuple[T
 def learn(
     source: Mapping[str, int], target: Mapping[str, int], settings: SubwordSettings
 ) -> tuple[Subwords, Subwords | None]:
-    """Subwords learned from the words of both sides and their counts; with `target: closed`, from one side each.
+    """Learn one vocabulary from both sides. With `target: closed`, learn subwords from the source alone.
 
-    Raises InputError where a side has no words.
+    Each token of a closed target becomes one symbol. Raises InputError where a side has no words.
     """
     if settings.target == "joint":
         return subwords.learn(Counter(source) + Counter(target), settings), None

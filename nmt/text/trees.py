@@ -13,7 +13,8 @@ Two linearisations, by name:
 3. A closing bracket whose label is not open is ignored.
 4. Words in excess of the sentence's are ignored.
 5. Constituents still open at the end are closed there.
-6. Words of the sentence that the output lacks follow the last word, in the outermost open constituent.
+6. Missing words are appended to the outermost constituent that is still open. A single finished tree is reopened for
+   them.
 7. A constituent without words is left out.
 8. Several trees, or none, become the children of one node TOP, which EVALB does not count.
 """
@@ -195,9 +196,9 @@ def bare(label: str) -> str:
 
 
 def normalise(tree: Tree, removed: Counter[str]) -> Tree | None:
-    """The tree without traces, constituents of traces alone, function tags and the outer label, or None if empty.
+    """Remove traces, constituents that hold only traces, function tags and outer labels.
 
-    What is removed is added to `removed` by name.
+    Returns None if nothing is left. What is removed is added to `removed` by name.
     """
     levels: list[list[Tree]] = [[]]
     for node, closing in tree.walk():
@@ -237,7 +238,7 @@ def linearise(tree: Tree, name: Linearisation) -> list[str]:
 
 
 def _read_symbol(symbol: str, name: Linearisation, known: Collection[str]) -> tuple[str, str]:
-    """What a symbol does, `(`, `)`, `word` or nothing, and its label or tag."""
+    """Return an action and a label. The action is `(`, `)`, `word`, or empty for an unknown symbol."""
     if name == "tensor2tensor":
         if escape(symbol) != symbol:
             return "", symbol
@@ -317,8 +318,8 @@ def delinearise(
     """The tree of a model's output over the sentence's words, and how often each of `REPAIRS` was needed.
 
     A linearised gold tree needs none and comes back with its words (with `vinyals`, every tag is XX). `vocabulary` are
-    the symbols that the model knows: for tensor2tensor they say which bare symbols are labels. Without it, the output
-    itself does. Raises ValueError where there are no words.
+    the symbols that the model knows: in tensor2tensor, X opens a constituent if `/X` is in `vocabulary`, or, without
+    it, in the output; otherwise X is a tag. Raises ValueError where there are no words.
     """
     if not words:
         raise ValueError("a tree needs at least one word")

@@ -61,7 +61,7 @@ def main() -> int:
         hurried = True
 
     signal.signal(signal.SIGTERM, hurry)
-    # Commands that a shell starts in the background ignore SIGINT, and so would the module. Prefect's worker needs it.
+    # A shell's background commands ignore SIGINT and pass that on. Prefect's worker is stopped by SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     adopt_orphans()
     process = subprocess.Popen(

@@ -26,7 +26,7 @@ DVC_ADVICE = ("To push cached outputs", "Updating lock file", "Generating lock f
 RUN_ENVIRONMENT_PREFIXES = ("PREFECT__", "DVC_ROOT", "DVC_STAGE", "DVC_EXP_", "WMT_PARENT")
 """Prefixes of environment variables that belong to another run; not passed on."""
 DIGITS = 8
-"""Last characters of a run's id that its name ends with. Prefect's ids begin with the time."""
+"""A run's name ends with this many last characters of its id: the first ones of Prefect's ids are a time."""
 
 
 def unique_name(name: str, identity: str) -> str:

@@ -1,7 +1,7 @@
 """One run in MLflow, brought to what its record says.
 
-Numbers, tags and status are compared with those of the MLflow run. How much of the history and which artifacts it has,
-it says itself, in the tag `wmt.published`. Every number has its time from the record, and MLflow keeps one of several
+Numbers, tags and status are compared with those of the MLflow run. The MLflow run's tag `wmt.published` notes which
+history lines and artifacts it already has. Every number has its time from the record, and MLflow keeps one of several
 equal points: what was sent, but not noted in the tag, may be sent again.
 """
 

@@ -6,7 +6,7 @@
     stages/<stage>.json  status, start, end, seconds, metrics, tags and evidence
     history.jsonl        what training measured, one line per record
     load.jsonl           the load of the machine while it trained
-    differences/         what the code of a stage differed in from its commit
+    differences/         the diff between the working tree and the commit when a stage ran
     results/             what finished stages wrote there; results/config.yaml is the resolved configuration
     model/               the averaged model, as hard links where the disk allows it
     published.json       the MLflow run, and the state of these files when they were last published
@@ -46,7 +46,7 @@ SAMPLES = 20
 TAGS = {"DVC_EXP_NAME": "DVC_EXP_NAME", "WMT_FLOW_RUN": "prefect.flow_run_id"}
 """Environment variables that orchestrators set, and the tags that hold them."""
 STATUSES = {"running": "KILLED", "failed": "FAILED", "killed": "KILLED", "finished": "FINISHED", "cached": "FINISHED"}
-"""Status of the last stage, of which no process is left -> MLflow's status of the run."""
+"""Recorded status of the last stage, when none of its processes is alive -> MLflow's status of the run."""
 FILES = ("run.json", "dvc.lock", "stages", "differences", "history.jsonl", "load.jsonl", "results", "model")
 """What is published of a record."""
 
@@ -162,7 +162,7 @@ class Record:
         return signature(self.folder / name for name in FILES)
 
     def published(self) -> dict[str, Any]:
-        """Return where and what was published: uri, run, signature, status; empty if nothing was."""
+        """Return published.json (uri, run, signature, status), or an empty mapping if nothing was published."""
         path = self.folder / "published.json"
         return read_json(path) if path.exists() else {}
 
@@ -223,7 +223,10 @@ def run_name(run: Mapping[str, Any]) -> str:
 
 
 def present() -> Record | None:
-    """Return the record of the run at work here, by $WMT_RUN or configuration and code; None before `resolve`."""
+    """Return the current run's record, None before `resolve`.
+
+    It is the one named by $WMT_RUN, else the first incomplete one of this configuration and training code.
+    """
     if not CONFIG.exists():
         return None
     if name := os.environ.get("WMT_RUN"):

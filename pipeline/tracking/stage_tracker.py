@@ -1,9 +1,9 @@
 """Write what a stage measures into the record of its run, and publish the record from a process beside the stage.
 
 Importing mlflow takes two seconds and opening its database one to three. So stages of a few seconds leave publishing to
-a later one: `train` and the last stage publish while they work, others after half a minute, and any that does not
-finish publishes at once. What is not sent within $WMT_TRACKING_PATIENCE seconds stays in the record for the next
-publication: that of any later run, or `wmt publish`.
+a later one: `train` and the last stage publish from their start, other stages once they have run 30 s. A failed or
+killed stage publishes as it ends. What is not sent within $WMT_TRACKING_PATIENCE seconds stays in the record for the
+next publication: that of any later run, or `wmt publish`.
 """
 
 from __future__ import annotations
