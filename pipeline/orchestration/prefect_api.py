@@ -33,7 +33,7 @@ class PrefectClient:
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Return the server's answer. Raises OSError."""
-        request = urllib.request.Request(f"{self.url}/{path}", json.dumps(body).encode(), self.headers)  # noqa: S310
+        request = urllib.request.Request(f"{self.url}/{path}", json.dumps(body).encode(), self.headers)  # noqa: S310 - as below
         with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - http, to this machine
             return json.loads(answer.read())
 

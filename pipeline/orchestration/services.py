@@ -140,7 +140,7 @@ class Services:
                 if service.ended():
                     raise InputError(f"{service.ended()}; see its output above")
             request = urllib.request.Request(url, headers=self.prefect.headers)  # noqa: S310 - http, to this machine
-            with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5):  # noqa: S310
+            with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5):  # noqa: S310 - as above
                 return
             time.sleep(0.1)
         raise InputError(f"{url} does not answer after {PATIENCE:.0f} s")
