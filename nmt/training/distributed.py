@@ -16,6 +16,8 @@ import torch
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # documented, but not exported
 
+from nmt.config import InputError
+
 LOOPBACK = "127.0.0.1"
 TIMEOUT = timedelta(minutes=10)
 """A rank that waits longer than this for another rank fails."""
@@ -74,8 +76,11 @@ class World:
     @staticmethod
     def _swap(sent: torch.Tensor, received: torch.Tensor, partner: int) -> None:
         """Send a tensor to a partner and receive one from it; on GPUs only the current stream waits."""
-        operations = (distributed.isend, sent), (distributed.irecv, received)
-        for work in distributed.batch_isend_irecv([distributed.P2POp(*each, partner) for each in operations]):
+        operations = [
+            distributed.P2POp(distributed.isend, sent, partner),
+            distributed.P2POp(distributed.irecv, received, partner),
+        ]
+        for work in distributed.batch_isend_irecv(operations):
             work.wait()
 
     def any(self, flag: bool) -> bool:
@@ -102,7 +107,16 @@ class World:
 
 def most_processes(available: int, shards: int) -> int:
     """Return the largest number of processes, of those available, among which the shards can be divided evenly."""
-    return 2 ** (min(available, shards).bit_length() - 1)
+    return 1 << (min(available, shards).bit_length() - 1)
+
+
+def check_processes(processes: int, shards: int) -> None:
+    """Raise InputError if the shards of an update cannot be divided among the processes."""
+    if shards % processes:
+        raise InputError(
+            f"{processes} processes cannot train together: training.shards is {shards}, and their number must divide "
+            f"it; use {most_processes(processes, shards)} processes, or change training.shards"
+        )
 
 
 @contextmanager

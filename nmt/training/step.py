@@ -17,7 +17,7 @@ from nmt.model import Transformer
 from nmt.schedule import learning_rate
 from nmt.training.batches import Corpus, MicroBatch, Update, cut, micro_batch
 from nmt.training.compilation import compile_layers
-from nmt.training.distributed import World, most_processes
+from nmt.training.distributed import World, check_processes
 from nmt.training.gradients import Gradients
 from nmt.training.measurements import Measurements
 from nmt.training.state import ResumeConditions, TrainState
@@ -145,15 +145,6 @@ class Trainer:
 def out_of_memory(error: RuntimeError) -> bool:
     """Return whether torch ran out of memory. On a CPU only the message says so."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
-
-
-def check_processes(processes: int, shards: int) -> None:
-    """Raise InputError if the shards of an update cannot be divided among the processes."""
-    if shards % processes:
-        raise InputError(
-            f"{processes} processes cannot train together: training.shards is {shards}, and their number must divide "
-            f"it; use {most_processes(processes, shards)} processes, or change training.shards"
-        )
 
 
 def use_deterministic_kernels() -> None:

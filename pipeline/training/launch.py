@@ -36,27 +36,22 @@ def count_gpus() -> int:
     return int(subprocess.run([sys.executable, "-c", question], check=True, capture_output=True, text=True).stdout)
 
 
-def _positive(name: str, unset: str) -> int | None:
-    """Return an environment variable as a number; `unset` says in the error message what happens without it."""
-    value = os.environ.get(name)
-    if value is not None and (not value.isdecimal() or int(value) < 1):
-        raise InputError(f"{name} is {value!r}: it must be a whole number from 1 on; unset it {unset}")
-    return None if value is None else int(value)
-
-
 def processes(shards: int) -> int:
     """Return `$WMT_PROCESSES`, by default one process per GPU, or one without a GPU; `shards` are divided among them.
 
     Where the shards cannot be divided among all GPUs, fewer are used, and a line says so.
     """
     # Imported here because it imports torch.
-    from nmt.training.distributed import most_processes
-    from nmt.training.step import check_processes
+    from nmt.training.distributed import check_processes, most_processes
 
-    requested = _positive("WMT_PROCESSES", "to have it chosen")
-    if requested:
-        check_processes(requested, shards)
-        return requested
+    requested = os.environ.get("WMT_PROCESSES")
+    if requested is not None:
+        if not requested.isdecimal() or int(requested) < 1:
+            raise InputError(
+                f"WMT_PROCESSES is {requested!r}: it must be a whole number from 1 on; unset it to have it chosen"
+            )
+        check_processes(int(requested), shards)
+        return int(requested)
     gpus = count_gpus()
     count = most_processes(max(1, gpus), shards)
     if count < gpus:

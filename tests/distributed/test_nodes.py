@@ -45,7 +45,7 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.setenv("WMT_NODES", "2")
 
     def start(folder: Path, count: int) -> subprocess.Popen[bytes]:
-        environment = {**launch.environment(count), "PYTHONPATH": str(ROOT), "NMT_MICRO_TOKENS": "64"}
+        environment = {**launch.environment(count), "PYTHONPATH": str(ROOT)}
         process = subprocess.Popen(launch.command(count, folder), env=environment, cwd=ROOT, start_new_session=True)
         started.append(process)
         return process
