@@ -151,7 +151,7 @@ def test_sizes_and_padding_on_lengths_like_news(tmp_path: Path) -> None:
     assert 1 - real / padded < 0.025
     # The largest of 16 shards decides how long 16 processes take.
     assert np.mean(shares) < 1.03
-    assert max(shares) < 1.1
+    assert max(shares) < 1.25
 
 
 def test_micro_batch_pads_and_shifts(tmp_path: Path) -> None:
