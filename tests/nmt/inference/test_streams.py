@@ -97,6 +97,16 @@ def test_8_bit_weights_do_not_depend_on_the_batch(model: Path, tmp_path: Path) -
     assert scores() != pytest.approx(together, abs=1e-6)
 
 
+def test_translating_does_not_import_torchs_compiler(model: Path) -> None:
+    """It takes more than a second."""
+    program = (
+        "import sys, torch; from pathlib import Path; from nmt.inference.translator import Translator;"
+        "list(Translator(Path(sys.argv[1]), torch.device('cpu')).translate(['a line']));"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(model)], check=True)
+
+
 def test_nbest_as_text(model: Path, tmp_path: Path) -> None:
     found = run(model, tmp_path, "--nbest", "2", lines=["we do !", ""])
     assert [line.split(" ||| ")[0] for line in found] == ["1", "1", "2"]
