@@ -97,6 +97,7 @@ class Attempt:
             if not last and trainer.any_stop_requested():
                 self.stop()
                 return False
+        trainer.measured.collect()
         self.save()
         self.history.write_summary(trainer.measured, sum(parameter.numel() for parameter in trainer.parameters))
         return True
