@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 
 class Scorer(NamedTuple):
-    """A score in results/metrics.json: its keys there begin with `key`."""
+    """A score in results/scores.json: its keys there begin with `key`."""
 
     key: str
     title: str
     program: str
     papers_set: str
-    """The validation set of the paper, as metrics.json names it."""
+    """The validation set of the paper, as scores.json names it."""
     numbers: tuple[str, ...]
     """Keys of the numbers that a registered model has."""
 

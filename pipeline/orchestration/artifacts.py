@@ -1,4 +1,4 @@
-"""Prefect artifacts of a run: progress of the training, times of the stages, scores beside the paper's."""
+"""Prefect artifacts of a run: progress of the training, times of the stages, scores beside the paper's, links."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, cast
 from uuid import UUID
 
 import yaml
+from humanize import naturaldelta
 from prefect import get_run_logger
 from prefect.artifacts import (
     create_markdown_artifact,
@@ -44,6 +45,8 @@ class Progress:
     def __init__(self, run: Run) -> None:
         self.run, self.history = run, Record(run.folder).history
         self.offset = self.update = 0
+        self.first: tuple[int, float] | None = None
+        """Update of the first record, and the seconds of training up to it."""
         self.values: dict[str, float] = {}
         self.artifact: UUID | None = None
         self.text = ""
@@ -58,12 +61,13 @@ class Progress:
         for line in lines:
             self.update = int(line["update"])
             self.values.update(line["values"])
+            self.first = self.first or (self.update, self.values.get("seconds", 0.0))
         if not self.update:
             return
         updates = yaml.safe_load((self.run.copy / CONFIG).read_text(encoding="utf-8"))["training"]["updates"]
         percent = 100 * min(1.0, self.update / updates)
         values = [form(self.values[name]) for name, form in FORMATS.items() if name in self.values]
-        text = ", ".join([f"update {self.update:,} of {updates:,}", *values])
+        text = ", ".join([f"update {self.update:,} of {updates:,}", *self.left(updates), *values])
         if text == self.text:
             return
         self.text = text
@@ -73,6 +77,14 @@ class Progress:
                 self.artifact = cast(UUID, create_progress_artifact(percent, key(self.run, "training"), text))
             else:
                 update_progress_artifact(self.artifact, percent, text)
+
+    def left(self, updates: int) -> list[str]:
+        """Return the time that remains, by the updates since the first record; nothing before the second one."""
+        first, seconds = self.first or (self.update, 0.0)
+        if self.update == first or self.update >= updates:
+            return []
+        rate = (self.values.get("seconds", 0.0) - seconds) / (self.update - first)
+        return [f"{naturaldelta(rate * (updates - self.update))} left"]
 
 
 @contextmanager
@@ -112,7 +124,7 @@ def publish_times(run: Run, rows: Sequence[dict[str, Any]]) -> None:
 
 def publish_scores(run: Run) -> None:
     """Write the report's table of results, if the run has scored anything."""
-    metrics = run.copy / paths.METRICS
+    metrics = run.copy / paths.SCORES
     if not metrics.exists():
         return
     config = yaml.safe_load((run.copy / CONFIG).read_text(encoding="utf-8"))
@@ -121,3 +133,17 @@ def publish_scores(run: Run) -> None:
     markdown, score = page.markdown(report.results(settings, data, scores), paths.FIGURES.name), scorer(scores)
     with failures_logged():
         create_markdown_artifact(markdown, key(run, score.key), f"{score.title} of {run.name}")
+
+
+def publish_links(run: Run) -> None:
+    """Write where the run is in MLflow, in DVC and on disk."""
+    record = Record(run.folder)
+    published, report_html = record.published(), record.results / paths.REPORT_HTML.name
+    lines = [f"- log and results: `{run.folder}`", f"- DVC: `dvc exp apply {run.name}`"]
+    if report_html.exists():
+        lines.insert(0, f"- report: `{report_html}`")
+    if str(published.get("uri")).startswith("http"):
+        address = f"{published['uri'].rstrip('/')}/#/runs/{published['run']}"
+        lines.insert(0, f"- MLflow: [the run]({address}), [its report]({address}/artifacts/{report_html.name})")
+    with failures_logged():
+        create_markdown_artifact("\n".join(lines), key(run, "links"), f"Where {run.name} is")

@@ -6,19 +6,14 @@ enough.
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 import sys
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from prefect.plugins import HookContext, SetupResult, register_hook
 
-from pipeline.common.stage import state_root
-from pipeline.orchestration.services import LOGIN
+from pipeline.orchestration.services import ROOT, login
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("run", "inspect", "delete", "schedule")
 """Commands of `prefect deployment` that take a deployment's name."""
 FLAGS = ("--watch", "--all", "--active", "--replace", "--day_or", "--accept-yes", "-y", "--prompt")
@@ -44,23 +39,6 @@ def _belongs_to_option(arguments: list[str], index: int) -> bool:
     before = arguments[index - 1] if index > 1 else ""
     takes_value = before.startswith("-") and before != "-" and "=" not in before and before not in NAMES
     return arguments[index].startswith("-") or (takes_value and before.replace("--no-", "--", 1) not in FLAGS)
-
-
-def login() -> dict[str, str]:
-    """Return the settings of the server of `make serve`, found in the state root or in the repository's work/.
-
-    Empty if no server answers.
-    """
-    for path in (state_root() / LOGIN, ROOT / "work" / LOGIN):
-        try:
-            settings: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-            address = urlsplit(settings["PREFECT_API_URL"])
-            # The file of a killed server is still there.
-            socket.create_connection((str(address.hostname), address.port or 80), timeout=5).close()
-        except OSError:
-            continue
-        return settings
-    return {}
 
 
 @register_hook
