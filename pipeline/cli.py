@@ -161,13 +161,9 @@ def summary() -> None:
     """
     from pipeline.common.paths import SCORES
     from pipeline.common.stage import read_json
-    from pipeline.config.scorer import scorer
+    from pipeline.config import scorer
 
-    scores = read_json(SCORES)
-    by = scorer(scores)
-    low, high, name, signature = (scores[f"{by.key}_{part}"] for part in ("low", "high", "set", "signature"))
-    interval = f"95% interval {low:.1f} to {high:.1f}"
-    print(f"{by.title:<7} {scores[by.key]:.1f} ({interval}) on {name}; {by.program}, {signature}")
+    print(scorer.summary(read_json(SCORES)))
     print("report  results/report.html\nmodel   models/average")
 
 

@@ -10,7 +10,6 @@ from typing import Any, cast
 from uuid import UUID
 
 import yaml
-from humanize import naturaldelta
 from prefect import get_run_logger
 from prefect.artifacts import (
     create_markdown_artifact,
@@ -28,6 +27,7 @@ from pipeline.reporting import page
 from pipeline.runs.pipeline_run import Run
 from pipeline.stages import report
 from pipeline.tracking.record import Record, read
+from pipeline.training.progress import Point, remaining
 
 INTERVAL = 5.0
 """Seconds between two updates of the progress artifact."""
@@ -45,8 +45,7 @@ class Progress:
     def __init__(self, run: Run) -> None:
         self.run, self.history = run, Record(run.folder).history
         self.offset = self.update = 0
-        self.first: tuple[int, float] | None = None
-        """Update of the first record, and the seconds of training up to it."""
+        self.first: Point | None = None
         self.values: dict[str, float] = {}
         self.artifact: UUID | None = None
         self.text = ""
@@ -67,7 +66,9 @@ class Progress:
         updates = yaml.safe_load((self.run.copy / CONFIG).read_text(encoding="utf-8"))["training"]["updates"]
         percent = 100 * min(1.0, self.update / updates)
         values = [form(self.values[name]) for name, form in FORMATS.items() if name in self.values]
-        text = ", ".join([f"update {self.update:,} of {updates:,}", *self.left(updates), *values])
+        last = self.update, self.values.get("seconds", 0.0)
+        left = remaining(self.first or last, last, updates)
+        text = ", ".join([f"update {self.update:,} of {updates:,}", *left, *values])
         if text == self.text:
             return
         self.text = text
@@ -77,14 +78,6 @@ class Progress:
                 self.artifact = cast(UUID, create_progress_artifact(percent, key(self.run, "training"), text))
             else:
                 update_progress_artifact(self.artifact, percent, text)
-
-    def left(self, updates: int) -> list[str]:
-        """Return the time that remains, by the updates since the first record; nothing before the second one."""
-        first, seconds = self.first or (self.update, 0.0)
-        if self.update == first or self.update >= updates:
-            return []
-        rate = (self.values.get("seconds", 0.0) - seconds) / (self.update - first)
-        return [f"{naturaldelta(rate * (updates - self.update))} left"]
 
 
 @contextmanager

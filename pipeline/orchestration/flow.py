@@ -129,7 +129,8 @@ def run_pipeline(changes: Mapping[str, Any], target: str | None, force: bool) ->
         artifacts.publish_times(run, rows)
         if failed is not None:
             artifacts.publish_links(run)
-            return Failed(message=failed.message)
+            # Prefect's pages show the name at the top, and the message under "Details".
+            return Failed(name=f"{rows[-1]['stage']} {rows[-1]['how']}".capitalize(), message=failed.message)
         artifacts.publish_scores(run)
         run.save(stages if target is not None else ())
         artifacts.publish_links(run)

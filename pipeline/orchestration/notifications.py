@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import timedelta
+from typing import cast
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -16,8 +17,8 @@ from nmt.config import InputError
 
 NAME = "wmt-failures"
 """Of the block and of the automation."""
-STATES = ("Failed", "Refused", "Crashed")
-"""Names of the states in which a flow run ends badly; a cancelled run is the user's wish."""
+STATES = ["FAILED", "CRASHED"]
+"""Types of the states in which a flow run ends badly; a cancelled run is the user's wish."""
 SUBJECT = "{{ flow_run.name }}: {{ flow_run.state.name }}"
 BODY = "{{ flow_run.state.message }}\n{{ flow_run|ui_url }}"
 
@@ -30,18 +31,18 @@ def notify(url: str) -> None:
     address = urlsplit(url)
     if address.scheme not in {"http", "https"} or not address.hostname:
         raise InputError(f"{url} is no address of a webhook: it must begin with http:// or https:// and name a host")
-    webhook = CustomWebhookNotificationBlock(name=NAME, url=url, json_data={"text": "{{subject}}\n{{body}}"})
-    # Prefect's methods return coroutines to asynchronous callers only.
-    block = webhook.save(NAME, overwrite=True)
-    assert isinstance(block, UUID)
+    content = {"text": "{{subject}}\n{{body}}"}
+    webhook = CustomWebhookNotificationBlock(name=NAME, url=url, json_data=content, headers=None, cookies=None)
+    # The declared return types include the coroutines that asynchronous callers get.
+    block = cast(UUID, webhook.save(NAME, overwrite=True))
     with suppress(ValueError):  # There is none yet.
-        Automation.read(name=NAME).delete()
+        cast(Automation, Automation.read(name=NAME)).delete()
     Automation(
         name=NAME,
         description="Posts the name, state and message of a run that has failed.",
         trigger=EventTrigger(
-            expect={f"prefect.flow-run.{state}" for state in STATES},
-            match={"prefect.resource.id": "prefect.flow-run.*"},
+            expect={"prefect.flow-run.*"},
+            match={"prefect.resource.id": "prefect.flow-run.*", "prefect.state-type": STATES},
             for_each={"prefect.resource.id"},
             posture=Posture.Reactive,
             threshold=1,

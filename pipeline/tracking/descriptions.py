@@ -14,8 +14,8 @@ LANGUAGES = {"en": "English", "de": "German", "fr": "French", "tree": "constitue
 
 def of_run(described: Mapping[str, Any], stages: Mapping[str, Any], scores: Mapping[str, Any]) -> str:
     """Return a run's scores and cost, or the stage that it has come to, and where its results are."""
-    last = next(reversed(stages.values()), {"status": "cached"})["status"]
-    state = f"Not scored yet. The last stage, `{next(reversed(stages), 'none')}`: {last}."
+    states = [f"The last stage, `{name}`: {stage['status']}." for name, stage in stages.items()]
+    state = " ".join(["Not scored yet.", *states[-1:]])
     settings = ", ".join(f"`{key}` = {value}" for key, value in described["settings"].items())
     lines = [_scores(scores) if scores else state]
     if "train_seconds" in scores:

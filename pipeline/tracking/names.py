@@ -49,6 +49,8 @@ def of_stage(stage: str, key: str) -> str | None:
         return f"train/{key}" if key in OF_TRAINING else None
     if key.endswith("_seconds"):
         return f"seconds/{key.removesuffix('_seconds')}"
+    if key.startswith("raw_pairs"):
+        return None  # The inputs of the run have them.
     return f"data/{stage}_{key}"
 
 

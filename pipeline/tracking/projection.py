@@ -32,6 +32,8 @@ RECORD, PUBLISHED = "wmt.record", "wmt.published"
 """Tags of an MLflow run: the record that it shows, and what it has of it."""
 EVIDENCE = ("run.json", "dvc.lock", "stages", "differences")
 """Files of a record that are artifacts beside its results."""
+FACTS = ("set", "signature", "model", "valid_set")
+"""What tags say of a score. The rest is in scores.json, as the versions of libraries are in the files of stages."""
 CONTEXTS = {"train": "training", "valid": "validation", "test": "test"}
 """Role of a text -> MLflow's name of it."""
 
@@ -69,20 +71,19 @@ class Publication:
 
         scores = self.record.scores()
         named = {key: self.description[key] for key in ("row", "pair", "corpus", "seed") if key in self.description}
+        # With a prefix: MLflow sorts parameters by name, and what names the run comes first.
+        settings = {f"settings.{key}": value for key, value in self.description["settings"].items()}
         sizes = {name: scores[key] for key, name in names.SIZES.items() if key in scores}
-        values = named | self.description["settings"] | sizes
-        params = {clean(key): str(value)[:6000] for key, value in values.items()}
+        params = {clean(key): str(value)[:6000] for key, value in (named | settings | sizes).items()}
         if missing := params.keys() - self.run.data.params.keys():
             self.log(params=[Param(key, params[key]) for key in sorted(missing)])
-        tags = self.description["tags"] | {
-            key: value
-            for key, value in scores.items()
-            if value is not None and key not in names.SIZES | dict.fromkeys(names.LAST_POINTS)
-            if isinstance(value, str) or names.of_score(key) is None
-        }
-        for name, stage in self.stages.items():
-            evidence = stage.get("evidence", {"tags": {}})
-            tags |= evidence["tags"] | stage.get("tags", {}) | {f"status.{name}": stage["status"]}
+        tags = dict(self.description["tags"])
+        for stage in self.stages.values():
+            tags |= stage.get("evidence", {"tags": {}})["tags"] | stage.get("tags", {})
+        tags = {key: value for key, value in tags.items() if key not in params and not key.startswith("version.")}
+        facts = (f"{scorer(scores).key}_{fact}" for fact in FACTS)
+        tags |= {fact: scores[fact] for fact in facts if fact in scores}
+        tags["stages"] = ", ".join(f"{name} {stage['status']}" for name, stage in self.stages.items())
         if (self.record.results / "samples.json").exists():
             tags["mlflow.loggedArtifacts"] = json.dumps([{"path": "samples.json", "type": "table"}])
         tags["mlflow.note.content"] = descriptions.of_run(self.description, self.stages, scores)
@@ -191,16 +192,12 @@ class Publication:
         if self.noted["model"] != (state := signature([self.record.model])):
             configuration = yaml.safe_load(self.record.config.read_bytes())
             scores = self.record.scores()
-            facts = {
-                key: value
-                for key, value in scores.items()
-                if isinstance(value, str) and key.startswith(scorer(numbers).key)
-            }
+            sets = {key: scores[key] for key in scores if key.endswith("_set")}
             values = {
                 "name": f"wmt-{self.description['pair']}",
                 "pair": self.description["pair"],
                 "metrics": numbers,
-                "tags": {key: str(value) for key, value in configuration["run"].items()} | facts,
+                "tags": {key: str(value) for key, value in configuration["run"].items()} | sets,
                 "description": descriptions.of_version(configuration, scores),
                 "search": configuration["search"],
                 "time": self.description["created"],
