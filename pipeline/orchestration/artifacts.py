@@ -26,6 +26,7 @@ from pipeline.config.scorer import scorer
 from pipeline.reporting import page
 from pipeline.runs.pipeline_run import Run
 from pipeline.stages import report
+from pipeline.tracking import views
 from pipeline.tracking.record import Record, read
 from pipeline.training.progress import Point, remaining
 
@@ -136,7 +137,7 @@ def publish_links(run: Run) -> None:
     if report_html.exists():
         lines.insert(0, f"- report: `{report_html}`")
     if str(published.get("uri")).startswith("http"):
-        address = f"{published['uri'].rstrip('/')}/#/runs/{published['run']}"
-        lines.insert(0, f"- MLflow: [the run]({address}), [its report]({address}/artifacts/{report_html.name})")
+        page_, report_ = (views.run_address(published, tab) for tab in ("", f"/artifacts/{report_html.name}"))
+        lines.insert(0, f"- MLflow: [the run]({page_}), [its report]({report_})")
     with failures_logged():
         create_markdown_artifact("\n".join(lines), key(run, "links"), f"Where {run.name} is")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from prefect.plugins import HookContext, SetupResult, register_hook
 
-from pipeline.orchestration.services import ROOT, login
+from pipeline.orchestration import services
 
 COMMANDS = ("run", "inspect", "delete", "schedule")
 """Commands of `prefect deployment` that take a deployment's name."""
@@ -46,9 +46,9 @@ def setup_environment(*, ctx: HookContext) -> SetupResult | None:
     """Change Prefect's command line and settings; Prefect calls this before it reads them."""
     if Path(sys.argv[0]).name not in {"prefect", "flow.py"}:
         return None
-    arguments, settings = long_name(sys.argv), login()
+    arguments, settings = long_name(sys.argv), services.login()
     if ctx.api_url is None and not settings and arguments != sys.argv:
-        sys.exit(f"prefect: no server answers: run `make serve` in {ROOT} first, or set PREFECT_API_URL")
+        sys.exit(f"prefect: no server answers: run `make serve` in {services.ROOT} first, or set PREFECT_API_URL")
     sys.argv[:] = arguments
     if settings and ctx.api_url in {None, settings["PREFECT_API_URL"]} and "PREFECT_API_AUTH_STRING" not in os.environ:
         return SetupResult(env=settings)

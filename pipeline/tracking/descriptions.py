@@ -50,8 +50,8 @@ curl http://127.0.0.1:5001/invocations -H 'Content-Type: application/json' \\
     -d '{{"inputs": ["The old man sees the dog."], "params": {{"beam": 4}}}}'
 ```
 
-The alias `best` is the version with the highest {scored}, never on the test set. Each version has its scores, its data
-and their licences in its own description."""
+The alias `best` is the version with the highest {scored}, never on the test set. The description of each version has \
+its scores, its data and their licences."""
 
 
 def of_version(configuration: Mapping[str, Any], scores: Mapping[str, Any]) -> str:
@@ -69,7 +69,7 @@ def of_version(configuration: Mapping[str, Any], scores: Mapping[str, Any]) -> s
 def _scores(scores: Mapping[str, Any]) -> str:
     """Return the score of the test set with its interval, and that of the validation set."""
     by = scorer(scores)
-    test = f"**{by.title} {scores[by.key]:.1f}**"
+    test = f"{by.title} {scores[by.key]:.1f}"
     if f"{by.key}_low" in scores:
         test += f" (95% interval {scores[f'{by.key}_low']:.1f} to {scores[f'{by.key}_high']:.1f})"
     sentences = [f"{test} on {scores.get(f'{by.key}_set', 'the test set')}, by {by.program}."]

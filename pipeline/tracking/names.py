@@ -15,6 +15,8 @@ LAST_POINTS = ("ppl_valid", "loss_valid", "train_seconds")
 """Numbers that are the last point of a curve: valid/ppl, valid/loss, train/hours."""
 OF_TRAINING = ("pairs", "source_tokens", "target_tokens", "resumes", "flops_counted", "flops_paper")
 """Numbers in the summary of a training that no other name has."""
+OF_DATA = ("pairs_raw", "pairs_kept", "pairs", "source_tokens", "target_tokens", "out_of_vocabulary_valid")
+"""Counts of the texts that runs are compared by. What was dropped, and why, is in the files of the stages."""
 
 
 def of_history(values: Mapping[str, float]) -> dict[str, float]:
@@ -42,16 +44,14 @@ def of_score(key: str) -> str | None:
 
 
 def of_stage(stage: str, key: str) -> str | None:
-    """Return the name of a number that a stage measured; None where the number has another name or is a constant."""
+    """Return the name of a number that a stage measured; None where it has another name or is in the artifacts only."""
     if key == "seconds":
         return f"seconds/{stage}"
     if stage == "train":
         return f"train/{key}" if key in OF_TRAINING else None
     if key.endswith("_seconds"):
         return f"seconds/{key.removesuffix('_seconds')}"
-    if key.startswith("raw_pairs"):
-        return None  # The inputs of the run have them.
-    return f"data/{stage}_{key}"
+    return f"data/{key}" if key in OF_DATA else None
 
 
 def clean(key: str) -> str:

@@ -175,7 +175,7 @@ class Record:
         return signature(self.folder / name for name in FILES)
 
     def published(self) -> dict[str, Any]:
-        """Return published.json (uri, run, signature, status), or an empty mapping if nothing was published."""
+        """Return published.json (uri, experiment, run, signature, status); nothing if nothing was published."""
         path = self.folder / "published.json"
         return read_json(path) if path.exists() else {}
 

@@ -16,9 +16,8 @@ BEST, CURVES = "best-runs", "curves-by-hour"
 """Ids of the saved views."""
 NAMES = {BEST: "Best runs", CURVES: "Curves by hour"}
 DESCRIPTION = (
-    "The list of runs: choose the saved view *Best runs* for scores and cost in front, or *Curves by hour*. Runs are "
-    "named by row, corpus and seed. `valid/` is the last checkpoint on the validation set, `test/` the average on the "
-    "test set: choose by `valid/`."
+    "Compare runs by `valid/`, the last checkpoint on the validation set; `test/` is the average on the test set. "
+    "Views: *Best runs* and *Curves by hour*."
 )
 
 
@@ -49,6 +48,15 @@ def address(server: str, experiment: str) -> str:
     return f"{server}/#/experiments/{experiment}/runs?workflowType=machine_learning&viewStateShareKey={BEST}"
 
 
+def run_address(published: Mapping[str, Any], tab: str = "") -> str:
+    """Return the address of a run's page, or of a tab of it such as `/artifacts/report.html`.
+
+    `published`: what Record.published returns of a run that was published to a server.
+    """
+    run = f"experiments/{published['experiment']}/runs/{published['run']}{tab}"
+    return f"{published['uri'].rstrip('/')}/#/{run}?workflowType=machine_learning"
+
+
 def _best(score: str) -> Mapping[str, Any]:
     """Return the state of the list: scores and cost, what ran, then the rest; the best on the validation set first."""
     columns = [
@@ -65,6 +73,13 @@ def _best(score: str) -> Mapping[str, Any]:
 
 
 def _curves(score: str) -> Mapping[str, Any]:
-    """Return the same with every curve over the hours of training."""
+    """Return the same with every curve over the hours of training; constants and the machine's load are folded."""
     axis = {"xAxisKey": "time-relative-hours", "lineSmoothness": 0, "selectedXAxisMetricKey": ""}
-    return {**_best(score), "globalLineChartConfig": axis}
+    generated = {"isReordered": False, "deleted": False, "isGenerated": True}
+    sections = [
+        {"uuid": name, "name": name, "display": name in {"valid", "train"}, **generated}
+        for name in ("valid", "train", "test", "data", "seconds", "Model metrics", "System metrics")
+    ]
+    # MLflow adds the charts of all metrics to the sections of their prefixes.
+    charts = {"compareRunCharts": [], "compareRunSections": sections, "isAccordionReordered": True}
+    return {**_best(score), **charts, "globalLineChartConfig": axis}
