@@ -46,8 +46,7 @@ class Parameters:
         with suppress(InputError):  # The run itself reports an invalid params.yaml.
             given = resolution.read_params(ROOT / paths.PARAMS)
         self.row, self.corpus = (
-            str(given.get(key)) if given.get(key) in choices else next(name for name in choices if "sample" in name)
-            for key, choices in (("row", self.rows), ("corpus", self.corpora))
+            _default(str(given.get(key)), choices) for key, choices in (("row", self.rows), ("corpus", self.corpora))
         )
         seed = given.get("seed")
         self.seed = seed if isinstance(seed, int) else 1
@@ -71,23 +70,32 @@ class Parameters:
         return DESCRIPTION.format(about=about, rows=listed, corpora=corpora, example=EXAMPLE)
 
 
+def _default(given: str, choices: dict[str, str]) -> str:
+    """Return what params.yaml gives if it is a choice of the pair, else the one for the embedded sample."""
+    return given if given in choices else next((name for name in choices if "sample" in name), next(iter(choices)))
+
+
 def _choice(names: Any) -> Any:
     return cast(Any, Literal)[tuple(names)]
 
 
 def _corpora(pair: str) -> dict[str, str]:
     """Return the catalogs that have texts of a pair, each with its description."""
-    found = {path.stem: _content(path) for path in sorted((ROOT / paths.CATALOGS).glob("*.yaml"))}
+    found = {path.stem: _content(path, ()) for path in sorted((ROOT / paths.CATALOGS).glob("*.yaml"))}
     return {name: str(content.get("description", "")) for name, content in found.items() if pair in content["pairs"]}
 
 
-def _content(path: Path) -> dict[str, Any]:
-    """Return a catalog's description and pairs, with the pairs of what it extends; no pairs where it is unreadable."""
+def _content(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
+    """Return a catalog's content, with the pairs of what it extends; no pairs where a run would refuse it.
+
+    `extending`: the catalogs that led here.
+    """
     content: Any = None
     with suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or path in extending:
         return {"pairs": []}
-    base = content.get("extends")
-    inherited = _content(path.with_name(f"{base}.yaml"))["pairs"] if isinstance(base, str) and base != path.stem else []
-    return {**content, "pairs": [*inherited, *(content.get("pairs") or {})]}
+    base = path.with_name(f"{content['extends']}.yaml") if "extends" in content else None
+    inherited = _content(base, (*extending, path))["pairs"] if base else []
+    own = content.get("pairs")
+    return {**content, "pairs": [*inherited, *(own if isinstance(own, dict) else ())]}

@@ -32,6 +32,7 @@ from pipeline.orchestration.prefect_api import INTERVAL, POOL, WORKER, PrefectCl
 from pipeline.tracking import views
 
 ROOT = Path(__file__).resolve().parents[2]
+"""The repository."""
 LOGIN = "prefect/login.json"
 """File in the state root with the settings of Prefect's clients, while the server runs."""
 PATIENCE = 120.0

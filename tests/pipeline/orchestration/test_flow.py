@@ -63,7 +63,12 @@ def test_the_defaults_are_those_of_params_yaml_where_they_fit_the_pair(
 ) -> None:
     monkeypatch.setattr(parameters, "ROOT", tmp_path)
     (tmp_path / "data/catalog").mkdir(parents=True)
-    for name, content in (("sample", "pairs: {en-de: {}}"), ("mine", "extends: sample"), ("broken", "[")):
+    for name, content in (
+        ("sample", "pairs: {en-de: {}}"),
+        ("mine", "extends: sample"),
+        ("broken", "["),
+        ("a", "extends: a"),
+    ):
         (tmp_path / f"data/catalog/{name}.yaml").write_text(content)
     (tmp_path / "params.yaml").write_text("{row: base, pair: en-de, corpus: mine, seed: 7}")
     found = Parameters("en-de")
