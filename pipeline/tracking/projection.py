@@ -120,7 +120,7 @@ class Publication:
         for path, named in ((self.record.history, names.of_history), (self.record.load, dict)):
             lines, end = read(path, self.noted[path.name])
             points = [
-                Metric(clean(key), float(value), line["time"], line["update"])
+                Metric(clean(key), float(value), self.time(line), line["update"])
                 for line in lines
                 for key, value in named(line["values"]).items()
             ]
@@ -131,6 +131,16 @@ class Publication:
                 else:
                     self.noted[path.name] = end
                     self.note(part)
+
+    def time(self, line: Mapping[str, Any]) -> int:
+        """Return the time of a line of the history, in milliseconds since 1970.
+
+        It is that of the run's creation and the seconds of training, so that MLflow's relative time counts no
+        interruption and is that of the training where DVC restored its curves.
+        """
+        if "seconds" in line["values"]:
+            return int(self.description["created"] + 1000 * line["values"]["seconds"])
+        return int(line["time"])
 
     def log_artifacts(self) -> None:
         """Send the files that are new or have changed: results, configuration, evidence."""

@@ -113,6 +113,12 @@ def scored(bleu: float) -> None:
     Path("results/scores.json").write_text(json.dumps({"bleu": bleu, "bleu_set": "newstest2014, 3003 lines"}))
 
 
+def downloaded() -> None:
+    """What `download` counts in the texts."""
+    Path("data/raw").mkdir(parents=True)
+    Path("data/raw/stats.json").write_text(json.dumps({"pairs": {"train.news": 4, "valid.valid": 2, "test.test": 1}}))
+
+
 def finish(bleu: float, stage: str = "report") -> None:
     """A stage that ends well, with results."""
     scored(bleu)
@@ -137,8 +143,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 200) -> None:
 def test_the_stages_of_one_repro_are_one_run(root: Path) -> None:
     with stage_tracker.open_run("resolve") as tracker:
         tracker.tags({"versions": "locked"})
-    Path("data/raw").mkdir(parents=True)
-    Path("data/raw/stats.json").write_text(json.dumps({"pairs": {"train.news": 4, "valid.valid": 2, "test.test": 1}}))
+    downloaded()
     with stage_tracker.open_run("tokenize") as tracker:
         tracker.metrics({"pairs": 20_000, "dropped_empty": 3})
     assert recorded(root) == [], "short stages do not pay for MLflow"
@@ -224,12 +229,15 @@ def test_publishing_twice_changes_nothing(root: Path, capsys: pytest.CaptureFixt
 
 def test_a_run_with_a_cached_training_has_curves(root: Path) -> None:
     """DVC restored what `train` wrote, without running it."""
-    Path("results/training.csv").write_text("update,loss,ppl\n100,5.0,148.4\n200,4.0,54.6\n")
+    Path("results/training.csv").write_text("update,loss,ppl,seconds\n100,5.0,148.4,60\n200,4.0,54.6,120\n")
     Path("results/validation.csv").write_text("update,valid_loss\n200,4.5\n")
     finish(27.3)
     (run,) = recorded(root)
     assert history(root, run, "train/loss") == [(100, 5.0), (200, 4.0)]
     assert history(root, run, "valid/loss") == [(200, 4.5)]
+    with connected(root / "mlflow.db") as client:
+        first, second = client.get_metric_history(run.info.run_id, "train/loss")
+    assert second.timestamp - first.timestamp == 60_000, "as in the training that DVC restored"
     assert "train cached" in run.data.tags["stages"]
 
 
@@ -369,6 +377,7 @@ def test_an_interrupted_stage_ends_killed_and_continues_in_the_same_run_until_an
     with tarfile.open("a.tgz", "w:gz") as file:
         file.add(__file__, "a.en")
     obtain([ArchiveSettings.model_validate(each) for each in unchecked["archives"]], root, Patience())
+    downloaded()
     with stage_tracker.open_run("train") as tracker:
         # A resumed training reports its history again.
         tracker.metrics({"loss": 5.0}, 1)

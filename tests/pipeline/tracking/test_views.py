@@ -32,9 +32,9 @@ def test_the_best_run_on_the_validation_set_comes_first_with_scores_and_cost_in_
     assert views.tags(pair)["mlflow.experiment.primaryMetric.name"] == f"valid/{by.key}"
 
 
-def test_curves_are_drawn_over_hours_and_open_before_constants() -> None:
-    state = states("en-de")["Curves by hour"]
-    assert state["globalLineChartConfig"]["xAxisKey"] == "time-relative-hours"
+def test_curves_are_drawn_over_time_and_open_before_constants() -> None:
+    state = states("en-de")["Curves by time"]
+    assert state["globalLineChartConfig"]["xAxisKey"] == "time-relative"
     sections = {section["name"]: section["display"] for section in state["compareRunSections"]}
     assert [name for name, is_open in sections.items() if is_open] == list(sections)[:2] == ["valid", "train"]
 
