@@ -345,6 +345,7 @@ def notify(
     from pipeline.orchestration import notifications
 
     notifications.notify(url)
+    print("Prefect posts the name, state and message of every run that fails to this address.")
 
 
 def main() -> None:
