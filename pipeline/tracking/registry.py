@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 EXAMPLE = ["The old man doesn't see the dog."]
 BEST = "best"
+LONGEST = 5000
+"""Characters of a description that MLflow's database takes."""
 NEEDED = ("torch", "numpy", "pydantic", "PyYAML", "safetensors", "sacremoses", "subword-nmt", "sentencepiece", "mlflow")
 """Libraries that a served model imports."""
 
@@ -38,7 +40,7 @@ def register(client: MlflowClient, run: str, folder: Path, values: Mapping[str, 
             run_id=run,
             tags={**values["tags"], **{key: str(values["metrics"][key]) for key in by.numbers}},
             model_id=model.model_id,
-            description=str(values["description"]),
+            description=str(values["description"])[:LONGEST],
         )
     point_best(client, name, by, str(values["tags"][f"{by.key}_valid_set"]))
 
