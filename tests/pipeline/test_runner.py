@@ -100,7 +100,7 @@ def test_a_finished_stage_tells_its_time_what_it_made_and_its_score(
     assert status_of(work) == (0, "done")
     made, score = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"decode: \d+\.\d s: models \(2\.0 kB\), results/scores\.json \(\d+ Bytes\)", made)
-    assert score == "BLEU    27.3 (95% interval 26.5 to 28.1) on wmt14; sacreBLEU, nrefs:1"
+    assert score == "BLEU    27.3 (95% interval 26.5 to 28.1) on newstest2014; sacreBLEU, nrefs:1"
 
 
 def test_a_users_error_is_one_sentence(opened: list[str], capsys: pytest.CaptureFixture[str]) -> None:
