@@ -106,7 +106,6 @@ def weights(clone: Clone) -> dict[str, str]:
 def test_a_job_that_is_requeued_twice_ends_with_the_same_bits(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WMT_PROCESSES", "1")
     clones = [Clone(tmp_path / name) for name in ("undisturbed", "queued")]
     for clone in clones:
         clone.params(overrides=LONG)
@@ -125,9 +124,7 @@ def test_a_job_that_is_requeued_twice_ends_with_the_same_bits(
 
         until(lambda: at(UPDATES // 6), "training", LASTING)
         subprocess.run(["scontrol", "requeue", number], check=True)
-        until(
-            lambda: job(number)["Restarts"] == "1" and job(number)["JobState"] == "RUNNING", "the second try", LASTING
-        )
+        until(lambda: job(number)["Restarts"] == "1" and job(number)["JobState"] == "RUNNING", "a second try", LASTING)
         before = trained(clone)
         assert before < UPDATES
         until(lambda: at(before + UPDATES // 6), "training again", LASTING)
