@@ -11,7 +11,7 @@ from nmt.config import InputError
 
 @dataclass(frozen=True)
 class Rental:
-    """Rented GPUs. `price` is that of all of them for an hour, `utilisation` the share of their peak that is reached."""
+    """Rented GPUs. `price`: of all of them for an hour. `utilisation`: the share of their peak that is reached."""
 
     device: str
     devices: int = 1
