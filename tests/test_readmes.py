@@ -35,6 +35,7 @@ GENERATED = (
     "results/ablation.md",
     "data/catalog/mine.yaml",
     "config.yaml",  # of a model folder
+    "infra/.env",
 )
 """Paths that commands in the READMEs make, beside the outputs of dvc.yaml's stages."""
 SUFFIXES = (".py", ".md", ".yaml", ".yml", ".toml", ".lock")
