@@ -51,12 +51,13 @@ def test_servers_that_are_killed_change_nothing(tmp_path: Path) -> None:
     team = Team(clone, tmp_path / "home")
     with team.started("s3", "mlflow", "prefect", "worker"):
         team.deploy_flows()
-        identity = team.deploy(row="sample")
+        identity, other = team.deploy(row="sample"), team.deploy(row="sample", seed=2, target="binarize")
         for number, name in enumerate(SERVERS):
             until(lambda at=number: team.trained(STEP * at + 1), f"update {STEP * number}", LASTING)
             killed(team, name)
         run = team.ended(identity, LASTING)
         assert run["state_type"] == "COMPLETED", team.messages(identity)
+        assert team.ended(other, LASTING)["state_type"] == "COMPLETED", team.messages(other)
         environment = team.environment()
         for words in (["dvc", "exp", "apply", run["name"]], ["wmt", "publish"]):
             command = ["python", "-m", "pipeline.cli", *words[1:]] if words[0] == "wmt" else words
@@ -65,7 +66,8 @@ def test_servers_that_are_killed_change_nothing(tmp_path: Path) -> None:
         client = MlflowClient(f"http://127.0.0.1:{team.mlflow}")
         experiment = client.get_experiment_by_name("wmt-en-de")
         assert experiment is not None
-        (found,) = client.search_runs([experiment.experiment_id])
+        assert len(client.search_runs([experiment.experiment_id])) == 2
+        (found,) = client.search_runs([experiment.experiment_id], f"tags.`prefect.flow_run_id` = '{identity}'")
         assert found.info.status == "FINISHED"
         metrics = json.loads((clone.folder / "results/metrics.json").read_text())
         assert found.data.metrics["bleu"] == metrics["bleu"]
