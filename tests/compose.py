@@ -192,7 +192,11 @@ class Team(Orchestra):
         """Send a signal, by default that of the compose file, to a service; returns its exit status."""
         process = self.running.pop(name)
         process.send_signal(number or getattr(signal, self.service(name).get("stop_signal", "SIGTERM")))
-        return process.wait(timeout=240)
+        try:
+            return process.wait(timeout=240)
+        finally:
+            if process.stdin is not None:
+                process.stdin.close()
 
     @contextmanager
     def started(self, *names: str) -> Iterator[None]:
