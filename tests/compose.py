@@ -216,7 +216,7 @@ class Team(Orchestra):
                 if process.is_running():
                     process.kill()
             for service in self.running.values():
-                service.wait()
+                service.communicate()
             shutil.rmtree(self.database, ignore_errors=True)
 
 
