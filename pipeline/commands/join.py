@@ -22,8 +22,8 @@ def join(job: Path | None, hours: float) -> int:
 
     Without `job`, wait up to `hours` for a training whose first node has the same $WMT_RENDEZVOUS.
     """
-    number, endpoint = launch.nodes()
-    if number == 1:
+    _, most, endpoint = launch.nodes()
+    if most == 1:
         raise InputError("WMT_NODES is 1: set it and WMT_RENDEZVOUS as on the first node")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("join: stopped by SIGTERM"))
     job = job or _wait_for(str(endpoint), hours)
