@@ -17,9 +17,10 @@ import pytest
 import yaml
 from stores import BUCKET, Store, start_rclone
 
-from nmt.common import tensors
+from nmt.common.tensors import WEIGHTS
 from nmt.config import InputError
 from nmt.training import checkpoint
+from nmt.training.state import MOMENTS
 from pipeline.training import launch, mirror
 from pipeline.training.bucket import Bucket, StoreError
 from pipeline.training.remote_states import RemoteStates
@@ -198,51 +199,46 @@ def test_a_machine_that_lost_its_lease_stops(
     assert RemoteStates(bucket, "0123-4567").updates() == []
 
 
-def start(folder: Path, store: Store, prefix: str) -> subprocess.Popen[bytes]:
-    """Train the job in a folder as the stage does, mirrored in a store."""
-    environment = {
-        **os.environ,
-        **store.environment(),
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "WMT_PROCESSES": "1",
-        "WMT_LEASE_SECONDS": "6",
-        "NMT_MICRO_TOKENS": "64",
-        "WMT_STATE": f"s3://{BUCKET}/{prefix}",
-    }
-    return subprocess.Popen([sys.executable, "-c", STAGE, str(folder)], cwd=ROOT, env=environment)
+VARIABLES = {"OMP_NUM_THREADS": "1", "WMT_PROCESSES": "1", "WMT_LEASE_SECONDS": "6", "NMT_MICRO_TOKENS": "64"}
 
 
-def weights(folder: Path) -> dict[str, Any]:
-    path = checkpoint.latest_resume(folder / "resume")
-    assert path is not None
-    return tensors.load_tensors(path / tensors.WEIGHTS)
+def rank(folder: Path) -> int:
+    """Train the job in a folder as the only rank of torchrun does, without torchrun."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "nmt.training.trainer", str(folder)]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **VARIABLES, **alone}, check=False).returncode
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_bits(
     strict: Store, tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = tiny_job(updates=600, resume_minutes=60, keep_checkpoints=3, checkpoint_every=100)
+    url = f"s3://{BUCKET}/{tmp_path.name}"
+    for name, value in {**VARIABLES, "WMT_STATE": url, "PYTHONPATH": str(ROOT)}.items():
+        monkeypatch.setenv(name, value)
     folders = [tmp_path / name / "0123-4567" for name in ("undisturbed", "here", "there")]
     for folder in folders:
         folder.mkdir(parents=True)
+        job = tiny_job(updates=600, resume_minutes=60, keep_checkpoints=3, checkpoint_every=100)
         (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
     undisturbed, here, there = folders
-    alone = start(undisturbed, strict, "undisturbed")
-    assert alone.wait() == 0
-    stage = start(here, strict, "disturbed")
-    wait_for((here / "history.jsonl").exists)
-    stage.send_signal(signal.SIGTERM)
-    assert stage.wait() == 75
+    stage = subprocess.Popen([sys.executable, "-c", STAGE, str(here)])
+    try:
+        wait_for((here / "history.jsonl").exists, 600)
+        stage.send_signal(signal.SIGTERM)
+        assert stage.wait(300) == 75
+    finally:
+        stage.kill()
+        stage.wait()
     update = checkpoint.trained(here)
     assert 0 < update < 600
-    assert RemoteStates(Bucket(f"s3://{BUCKET}/disturbed"), "0123-4567").updates() == [update]
+    assert RemoteStates(Bucket(url), "0123-4567").updates() == [update]
     shutil.rmtree(here)
-    assert start(there, strict, "disturbed").wait() == 0
-    for path in (undisturbed, there):
-        assert len(checkpoint.checkpoints(path / "checkpoints")) == 3
-    one, other = weights(undisturbed), weights(there)
-    assert all((one[name] == other[name]).all() for name in one)
-    for path in checkpoint.checkpoints(undisturbed / "checkpoints"):
-        assert path.read_bytes() == (there / "checkpoints" / path.name).read_bytes()
+    monkeypatch.setattr(launch, "train", lambda job, _: rank(job))
+    assert mirror.train(there, lambda: None) == 0
+    assert rank(undisturbed) == 0
+    names = [path.name for path in checkpoint.checkpoints(undisturbed / "checkpoints")]
+    assert len(names) == 3
+    state = "resume/update-00000600"
+    for path in (*(f"checkpoints/{name}" for name in names), f"{state}/{WEIGHTS}", f"{state}/{MOMENTS}"):
+        assert (undisturbed / path).read_bytes() == (there / path).read_bytes(), path
