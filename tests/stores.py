@@ -37,13 +37,21 @@ class Store:
         }
 
 
-def start_rclone(folder: Path, port: int = 0) -> Store:
-    """Start `rclone serve s3` on a folder, whose sub-folders are the buckets."""
+IN_ROOM = 'mount -t tmpfs -o "size=$1" none "$2" && mkdir "$2/$3" && shift 3 && exec "$@"'
+"""A server whose disk has so many bytes, in a namespace of its own: the disk ends with it."""
+
+
+def start_rclone(folder: Path, port: int = 0, room: int | None = None) -> Store:
+    """Start `rclone serve s3` on a folder, whose sub-folders are the buckets; on a disk of `room` bytes, if given."""
     (folder / BUCKET).mkdir(parents=True, exist_ok=True)
     log = folder.with_suffix(".log")
     command = ["rclone", "serve", "s3", str(folder), "--addr", f"127.0.0.1:{port}", "--auth-key", f"{KEY},{SECRET}"]
+    command += ["--config", "/dev/null", "-v"]
+    if room is not None:
+        private = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", IN_ROOM, "sh"]
+        command = [*private, str(room), str(folder), BUCKET, *command]
     with log.open("wb") as file:
-        process = subprocess.Popen([*command, "--config", "/dev/null", "-v"], stderr=file)
+        process = subprocess.Popen(command, stderr=file)
     deadline = time.monotonic() + 120
     while (found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text())) is None:
         assert process.poll() is None, log.read_text()
@@ -53,9 +61,9 @@ def start_rclone(folder: Path, port: int = 0) -> Store:
 
 
 @contextmanager
-def rclone(folder: Path) -> Iterator[Store]:
+def rclone(folder: Path, room: int | None = None) -> Iterator[Store]:
     """rclone's server, until the end."""
-    store = start_rclone(folder)
+    store = start_rclone(folder, room=room)
     assert store.process is not None
     try:
         yield store

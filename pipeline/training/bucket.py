@@ -195,4 +195,5 @@ class Bucket:
             return StoreError(errno.EIO, f"the store is full ({code}): free space there", self.url)
         if code in CREDENTIALS or status in {401, 403}:
             return self._wrong_credentials(code)
-        return StoreError(errno.EIO, f"the store failed (status {status}, {code})", self.url)
+        reason = f"the store failed (status {status}, {code}): its log says why; it may be full"
+        return StoreError(errno.EIO, reason, self.url)

@@ -31,7 +31,7 @@ KEPT = 2
 """States that stay in the store: if an object of the newest is damaged, the one before is used."""
 OWNER = "lease-owner"
 """The file in a training's folder that names the owner of its lease."""
-LOCAL = frozenset(("lock", "interrupted", "failed.json", OWNER))
+LOCAL = frozenset(("lock", "interrupted", "failed.json", "rendezvous", OWNER))
 """Files of a training's folder that say something of this machine's attempt only."""
 JOB, DONE = "job.yaml", "done.json"
 Opened = io.BufferedReader | io.BytesIO

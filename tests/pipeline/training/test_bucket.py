@@ -124,3 +124,14 @@ def test_refusals_by_other_stores(strict: Store) -> None:
         assert "the store is full" in str(full.strerror)
     assert isinstance(refusal(403, "Whatever"), InputError)
     assert "status 503, SlowDown" in str(refusal(503, "SlowDown"))
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with rclone(tmp_path / "buckets", room=2**20) as full:
+        for name, value in full.environment().items():
+            monkeypatch.setenv(name, value)
+        bucket = Bucket(f"s3://{BUCKET}/x")
+        bucket.upload("small", io.BytesIO(b"text"))
+        with pytest.raises(StoreError, match=r"failed \(status 500, InternalError\): its log says why; it may be full"):
+            bucket.write("large", bytes(2**21))
+        assert bucket.sizes("") == {"small": 4}
