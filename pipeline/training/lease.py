@@ -65,7 +65,7 @@ class Lease:
                 if self._write(found):
                     break
                 continue
-            host = json.loads(found.content)["host"]
+            host = _holder(found)["host"]
             if waited_for is None:
                 left = max(0.0, self.seconds - found.age)
                 print(
@@ -98,7 +98,7 @@ class Lease:
             self.bucket.delete(self.key)
 
     def _is_ours(self, found: Stored) -> bool:
-        return bool(json.loads(found.content)["owner"] == self.owner)
+        return _holder(found)["owner"] == self.owner
 
     def _write(self, found: Stored | None) -> bool:
         """Write the lease in place of what was found; return False if another machine was faster."""
@@ -108,3 +108,12 @@ class Lease:
     def _content(self) -> bytes:
         # With the number each write has another version.
         return json.dumps({"owner": self.owner, "host": os.uname().nodename, "renewals": self._renewals}).encode()
+
+
+def _holder(found: Stored) -> dict[str, str]:
+    """Return the owner and the host of a lease; of an object that is no lease, nobody's."""
+    try:
+        content = json.loads(found.content)
+        return {name: str(content[name]) for name in ("owner", "host")}
+    except (ValueError, KeyError, TypeError):
+        return {"owner": "", "host": "another machine"}
