@@ -31,6 +31,7 @@ LIBRARIES = ("numpy", "pyarrow", "sacremoses", "sentencepiece", "subword-nmt")
 """Libraries that decide the bytes of a block."""
 CONNECT = "30s"
 """Time for the scheduler to answer."""
+LOOPBACK = "127.0.0.1"
 CODE = Path(__file__).resolve().parents[2]
 Written = tuple[Path, str]
 """A file in the folder of blocks, and the sha256 of its content."""
@@ -48,7 +49,12 @@ class DaskExecutor(Executor):
         self._cluster = None
         if address is None:
             self._cluster = distributed.LocalCluster(
-                n_workers=available_cores(), threads_per_worker=1, host="127.0.0.1", dashboard_address=None
+                n_workers=available_cores(),
+                threads_per_worker=1,
+                host=LOOPBACK,
+                # Otherwise Dask's pages listen on all addresses.
+                dashboard_address=f"{LOOPBACK}:0",
+                worker_dashboard_address=f"{LOOPBACK}:0",
             )
         try:
             self._client = distributed.Client(self._cluster or address, timeout=CONNECT, set_as_default=False)

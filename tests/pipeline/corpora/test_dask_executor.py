@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import distributed
+import psutil
 import pytest
 from data_stages import Recorder, configure, data_section
 
@@ -32,7 +33,7 @@ PREPARATION = {
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[distributed.LocalCluster]:
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, silence_logs=50
+        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
     ) as started:
         yield started
 
@@ -155,3 +156,16 @@ def test_little_text_asks_no_cluster(here: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("WMT_EXECUTOR", "dask://127.0.0.1:1")
     pool: Any = executor(99)
     assert not isinstance(pool, DaskExecutor)
+
+
+@pytest.mark.timeout(600)
+def test_a_cluster_of_this_machines_cores_ends_with_the_stage(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WMT_EXECUTOR", "dask")
+    monkeypatch.setattr(dask_executor, "available_cores", lambda: 1)
+    with executor() as pool:
+        ((_, worker),) = map_in_order(pool, count, [1])
+        assert worker != os.getpid()
+        for process in (psutil.Process(), psutil.Process(worker)):
+            listening = [each for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
+            assert {each.laddr.ip for each in listening} == {"127.0.0.1"}
+    assert not psutil.pid_exists(worker)
