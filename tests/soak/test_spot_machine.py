@@ -32,7 +32,7 @@ from pipeline.training.remote_states import RemoteStates
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 10
-UPDATES = 3000
+UPDATES = 1500
 STAGE = """
 import sys
 from pathlib import Path
@@ -61,7 +61,9 @@ def reached(folder: Path) -> int:
 
 
 @pytest.mark.timeout(7200)
-def test_ten_machines_are_lost(tmp_path: Path, tiny_job: Callable[..., dict[str, Any]]) -> None:
+def test_ten_machines_are_lost(
+    tmp_path: Path, tiny_job: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = tiny_job(updates=UPDATES, resume_minutes=0.0005, keep_checkpoints=4, checkpoint_every=50)
     choice = random.Random("spot")
     with rclone(tmp_path / "buckets") as store:
@@ -77,8 +79,8 @@ def test_ten_machines_are_lost(tmp_path: Path, tiny_job: Callable[..., dict[str,
         undisturbed = tmp_path / "undisturbed/0123-4567"
         assert start(undisturbed, job, {**environment, "WMT_STATE": str(tmp_path / "none")}).wait() == 0
         environment["WMT_STATE"] = f"s3://{BUCKET}/spot"
-        for name, value in environment.items():
-            os.environ[name] = value
+        for name, value in store.environment().items():
+            monkeypatch.setenv(name, value)
         states = RemoteStates(Bucket(environment["WMT_STATE"]), "0123-4567")
         at, lost = 0, []
         for number in range(KILLS):
@@ -90,10 +92,11 @@ def test_ten_machines_are_lost(tmp_path: Path, tiny_job: Callable[..., dict[str,
                 time.sleep(0.01)
             time.sleep(choice.random() * 0.5)
             end_session(process.pid)
+            process.wait()
             saved = max(states.updates(), default=0)
             lost.append(reached(folder) - saved)
+            print(f"machine {number} was lost after update {reached(folder)}, update {saved} was in the store")
             shutil.rmtree(folder.parent)
-            print(f"machine {number} was lost at update {at + lost[-1]}, update {saved} was in the store")
         last = tmp_path / "last/0123-4567"
         assert start(last, job, environment).wait() == 0
     names = [path.name for path in checkpoint.checkpoints(undisturbed / "checkpoints")]
