@@ -22,7 +22,7 @@ from nmt.config import InputError
 from pipeline.common import stage
 from pipeline.common.stage import Interrupted
 from pipeline.config import graph
-from pipeline.tracking import stage_tracker
+from pipeline.tracking import provenance, stage_tracker
 from pipeline.training import launch
 from pipeline.training.progress import TrainingProgress
 
@@ -61,7 +61,10 @@ def further_arguments(name: str) -> dict[str, Any]:
 
     They are passed, not imported, so a change of their code reruns no stage.
     """
-    return {"launch": launch.train, "progress": TrainingProgress} if name == "train" else {}
+    return {
+        "train": {"launch": launch.train, "progress": TrainingProgress},
+        "report": {"provenance": provenance.of_present_run},
+    }.get(name, {})
 
 
 def stop(signum: int, frame: FrameType | None) -> None:

@@ -62,6 +62,11 @@ def code(limit: float = LIMIT) -> dict[str, str]:
     return {"commit": commit.strip(), "differing_files": ", ".join(files.splitlines()) or "none"}
 
 
+def remote() -> str:
+    """Return the address of git's remote `origin`, empty if there is none."""
+    return (_output("git", "remote", "get-url", "origin") or "").strip()
+
+
 def difference() -> str:
     """Return the diff of those files, empty if there is none."""
     return _output("git", "diff", "HEAD", "--", ".", *NOT_CODE) or ""

@@ -91,7 +91,13 @@ class Server:
             published.log_corpora()
             published.register_model()
             status = published.set_status()
-            note = {"uri": self.address, "run": run.info.run_id, "signature": state, "status": status}
+            note = {
+                "uri": self.address,
+                "experiment": run.info.experiment_id,
+                "run": run.info.run_id,
+                "signature": state,
+                "status": status,
+            }
             if record.published() != note:
                 write_json(record.folder / "published.json", note)
             return created or published.changed
