@@ -100,10 +100,11 @@ class Moses:
 
     def javascript_rules(self) -> list[tuple[str, str]]:
         """Return the rules of `normalize` as patterns and replacements of JavaScript, for lines that end in \\n."""
-        return [
-            (rule.pattern.replace(r"\s", r"[ \t\n\r\f\v]"), re.sub(r"\\g<(\d)>", r"$\1", replacement))
-            for rule, replacement in self._normalizing
-        ]
+
+        def pattern(rule: re.Pattern[str]) -> str:
+            return rule.pattern.replace(r"\s", r"[ \t\n\r\f\v]").replace(r"\!", "!")
+
+        return [(pattern(rule), re.sub(r"\\g<(\d)>", r"$\1", text)) for rule, text in self._normalizing]
 
     def tokenize(self, line: str) -> str:
         """A line, once normalised, as words with one space between. Nothing is escaped as XML.

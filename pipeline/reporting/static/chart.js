@@ -152,7 +152,7 @@ function curves({ title, x: xTitle, series }) {
     draw();
   });
   fitted(svg, (next) => { width = next; draw(); });
-  return element("div", { class: "chart" }, element("h3", {}, title), svg, legend, reset);
+  return element("div", { class: "chart" }, element("p", { class: "title" }, title), svg, legend, reset);
 }
 
 /** Named points over a logarithmic x axis. Labels move apart until none covers another. */
@@ -194,7 +194,7 @@ function scatter({ title, x: xTitle, points }) {
     }
   }
   fitted(svg, draw);
-  return element("div", { class: "chart" }, element("h3", {}, title), svg);
+  return element("div", { class: "chart" }, element("p", { class: "title" }, title), svg);
 }
 
 views.chart = (root, { panels }) => {

@@ -163,6 +163,23 @@ function makeBytePairs({ codes, symbols, usedRows }) {
   };
 }
 
+/** Return UTF-8 as text, with U+FFFD for every byte that is not part of a character. */
+function bytesAsText(bytes) {
+  const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+  let text = "";
+  for (let at = 0; at < bytes.length;) {
+    const size = [0x80, 0xe0, 0xf0].filter((lead) => bytes[at] >= lead).length + 1;
+    try {
+      text += decoder.decode(new Uint8Array(bytes.slice(at, at + size)));
+      at += size;
+    } catch {
+      text += "\ufffd";
+      at += 1;
+    }
+  }
+  return text;
+}
+
 /** Word pieces as by sentencepiece's BPE with bytes for unseen characters. Returns {encode, decode}. */
 function makeWordPieces({ symbols, scores, usedRows }) {
   const ids = new Map(symbols.slice(0, usedRows).map((symbol, row) => [symbol, row]));
@@ -194,7 +211,7 @@ function makeWordPieces({ symbols, scores, usedRows }) {
   function decode(tokens) {
     let text = "";
     let pending = [];
-    const flush = () => { text += new TextDecoder().decode(new Uint8Array(pending)); pending = []; };
+    const flush = () => { text += bytesAsText(pending); pending = []; };
     for (const token of tokens) {
       if (token < 4 || token >= usedRows) continue;
       if (bytes.has(token)) pending.push(bytes.get(token));

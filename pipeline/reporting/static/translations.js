@@ -69,12 +69,13 @@ views.translations = (root, { languages, metric, systems, lines }) => {
   const count = element("p", { class: "hint", "aria-live": "polite" });
   const list = element("ol", { class: "lines" });
   const end = element("div");
+  const listing = element("div", { class: "listing", tabindex: 0, role: "region", "aria-label": "lines" }, list, end);
   let found = [];
   let shown = 0;
 
   function row(line) {
     const reference = words(line.reference);
-    const cells = [element("dt", {}, languages[0]), element("dd", { dir: "auto", lang: languages[0] }, line.source)];
+    const cells = [element("dt", {}, "source"), element("dd", { dir: "auto", lang: languages[0] }, line.source)];
     const missed = new Uint8Array(reference.length);
     const outputs = line.outputs.map((output) => {
       const own = words(output);
@@ -102,6 +103,7 @@ views.translations = (root, { languages, metric, systems, lines }) => {
     found = lines.filter((line, index) => keep[state.kind](line) && folded[index].includes(text)).sort(compare[state.order]);
     count.textContent = `${found.length.toLocaleString("en")} of ${lines.length.toLocaleString("en")} lines`;
     list.replaceChildren();
+    listing.scrollTop = 0;
     shown = 0;
     more();
   }
@@ -111,9 +113,9 @@ views.translations = (root, { languages, metric, systems, lines }) => {
     element("div", { class: "controls" }, element("label", {}, "Search", search), order.label, kind.label), count,
     element("p", { class: "hint" }, element("mark", {}, "wavy"), ": not in the reference; ",
       element("span", { class: "missed" }, "dotted"), ": missing in the translation"),
-    list, end,
+    listing,
   );
   show();
-  new IntersectionObserver((entries) => { if (entries.some((entry) => entry.isIntersecting)) more(); }, { rootMargin: "600px" })
+  new IntersectionObserver((entries) => { if (entries.some((entry) => entry.isIntersecting)) more(); }, { root: listing, rootMargin: "600px" })
     .observe(end);
 };
