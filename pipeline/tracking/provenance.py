@@ -13,7 +13,7 @@ from pipeline.tracking import evidence
 from pipeline.tracking.record import Record, last_stage, present, same_runs
 from pipeline.tracking.stage_tracker import FAILURES
 
-_REMOTE = re.compile(r"(?:(?:https?|ssh|git)://)?(?:[^@/]+@)?([\w.-]+)(?::\d+)?[:/](.+?)(?:\.git)?/?")
+_REMOTE = re.compile(r"(?:(?:https?|ssh|git)://)?(?:[^@/]+@)?(\w[\w-]*(?:\.[\w-]+)+)(?::\d+)?[:/](.+?)(?:\.git)?/?")
 """Host and path of a git remote, without its user."""
 
 
@@ -64,7 +64,7 @@ def _links(record: Record) -> Iterator[tuple[str, str, str]]:
 def commit_address(remote: str, commit: str) -> str:
     """Return the page of a commit on the forge of a git remote; an empty string where the remote is no such address."""
     found = _REMOTE.fullmatch(remote)
-    known = found is not None and "." in found[1] and re.fullmatch("[0-9a-f]{40,}", commit)
+    known = re.fullmatch("[0-9a-f]{40,}", commit)
     return f"https://{found[1]}/{found[2]}/commit/{commit}" if found and known else ""
 
 
