@@ -61,10 +61,11 @@ def further_arguments(name: str) -> dict[str, Any]:
 
     They are passed, not imported, so a change of their code reruns no stage.
     """
-    return {
+    arguments: dict[str, dict[str, Any]] = {
         "train": {"launch": launch.train, "progress": TrainingProgress},
         "report": {"provenance": provenance.of_present_run},
-    }.get(name, {})
+    }
+    return arguments.get(name, {})
 
 
 def stop(signum: int, frame: FrameType | None) -> None:

@@ -74,8 +74,8 @@ def difference(first: Compared, second: Compared) -> Difference:
     by = scorer(second.metrics)
     if by.key != "bleu":
         return Difference(by.title, second.metrics[by.key] - first.metrics[by.key], None)
-    outputs = [[line.output for line in run.lines] for run in (first, second)]
-    found = bleu.compare(*outputs, [line.reference for line in first.lines])
+    baseline, system = ([line.output for line in run.lines] for run in (first, second))
+    found = bleu.compare(baseline, system, [line.reference for line in first.lines])
     return Difference(by.title, found.difference, found.p_value)
 
 

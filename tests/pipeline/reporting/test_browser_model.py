@@ -26,6 +26,7 @@ from pipeline.reporting.page import Heading, Paragraph, View
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+ALPHA = 1.5
 STATIC = Path(browser_model.__file__).parent / "static"
 WORDS = (
     *(
@@ -137,7 +138,11 @@ def test_subwords_are_encoded_and_decoded_as_by_nmt(scripts: Page, tmp_path: Pat
 
 
 def bpe_model(folder: Path) -> Path:
-    return folder_of(folder)
+    """Moses, BPE and a beam, with a length penalty that decides between translations."""
+    made = folder_of(folder, seed=2)
+    path = made / "config.yaml"
+    path.write_text(path.read_text().replace("alpha: 0.6", f"alpha: {ALPHA}"))
+    return made
 
 
 def other_model(folder: Path) -> Path:
@@ -164,6 +169,10 @@ def test_the_page_translates_as_wmt_translate(browser: Browser, tmp_path: Path, 
     models = Models([folder])
     models.members[0].load_state_dict(browser_model.dequantized(load_tensors(folder / WEIGHTS)))
     expected = list(Translator(models).translate(lines))
+    if models.description.search.beam > 1:
+        settings = models.description.search.changed({"alpha": 0.0})
+        without = Translator(models, settings=settings).translate(lines)
+        assert sum(one != other for one, other in zip(expected, without, strict=True)) > 100
     path = tmp_path / "page.html"
     path.write_text(page.html([Heading("Model", 1), *browser_model.section(folder, lines[0])]), encoding="utf-8")
     with opened(browser, path) as shown:
