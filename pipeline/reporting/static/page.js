@@ -61,9 +61,9 @@ async function build(root) {
   }
 }
 
-/** Open the section that the address names. */
-function openTarget() {
-  const target = document.getElementById(location.hash.slice(1));
+/** Open the section that an address names by its hash. */
+function openTarget(hash) {
+  const target = document.getElementById(hash.slice(1));
   if (target instanceof HTMLDetailsElement) target.open = true;
 }
 
@@ -74,6 +74,11 @@ function start() {
     if (!section || section.open) build(root);
     else section.addEventListener("toggle", () => build(root), { once: true });
   }
-  addEventListener("hashchange", openTarget);
-  openTarget();
+  // A page inside another one, as MLflow shows it, gets no event when its hash changes.
+  addEventListener("click", (event) => {
+    const link = event.target.closest("a[href^='#']");
+    if (link) openTarget(link.hash);
+  });
+  addEventListener("hashchange", () => openTarget(location.hash));
+  openTarget(location.hash);
 }

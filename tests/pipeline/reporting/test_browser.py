@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -224,6 +225,19 @@ def test_a_link_opens_its_section(browser: Browser, report: Path) -> None:
         shown.get_by_role("link", name="Attention").click()
         shown.wait_for_selector("[data-view=attention][data-ready]")
         assert shown.locator("details[open]").count() == 1
+
+
+def test_it_works_in_a_frame_that_may_only_run_scripts(browser: Browser, report: Path, tmp_path: Path) -> None:
+    """As MLflow shows the HTML files among a run's artifacts."""
+    outer = tmp_path / "outer.html"
+    outer.write_text(
+        f'<meta charset="utf-8"><iframe sandbox="allow-scripts" srcdoc="{escape(report.read_text(encoding="utf-8"))}"></iframe>'
+    )
+    with opened(browser, outer) as shown:
+        frame = shown.frame_locator("iframe")
+        frame.locator("header [data-ready]").wait_for()
+        frame.get_by_role("link", name="Attention").click()
+        frame.locator("[data-view=attention][data-ready]").wait_for()
 
 
 def test_without_javascript_the_page_can_be_read(browser: Browser, report: Path) -> None:
