@@ -62,6 +62,7 @@ bench: setup
 	@$(VENV) python -m tests.bench.preprocessing
 	@$(VENV) python -m tests.bench.training --row small --updates 30
 	@$(VENV) python -m tests.bench.tracking
+	@$(VENV) python -m tests.bench.layers
 
 # Change the code wrongly 600 times, and see whether a test fails. This takes hours; an interrupted run resumes.
 mutants: setup

@@ -16,7 +16,7 @@ def join(job: Path) -> int:
     """Run this node's part of a training that another node started; return torchrun's exit status."""
     if not (job / "job.yaml").exists():
         raise InputError(f"{job} holds no job.yaml: name the folder that the first node trains in")
-    if launch.nodes()[0] == 1:
+    if launch.nodes()[1] == 1:
         raise InputError("WMT_NODES is 1: set it and WMT_RENDEZVOUS as on the first node")
     if job.name.split("-")[1:2] != [code_digest()] and os.environ.get("WMT_RESUME_ACROSS_CODE") != "1":
         raise InputError(f"{job.name} is trained with other code than this machine has: check out the first node's")
