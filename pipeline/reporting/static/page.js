@@ -74,10 +74,14 @@ function start() {
     if (!section || section.open) build(root);
     else section.addEventListener("toggle", () => build(root), { once: true });
   }
-  // A page inside another one, as MLflow shows it, gets no event when its hash changes.
   addEventListener("click", (event) => {
     const link = event.target.closest("a[href^='#']");
-    if (link) openTarget(link.hash);
+    if (!link) return;
+    openTarget(link.hash);
+    if (window === window.top) return;
+    // In a frame, as MLflow shows the page, the link would lead to the outer page.
+    event.preventDefault();
+    document.querySelector(link.hash).scrollIntoView();
   });
   addEventListener("hashchange", () => openTarget(location.hash));
   openTarget(location.hash);
