@@ -9,7 +9,7 @@ import yaml
 from nmt.common.files import writing
 from nmt.config import InputError
 from pipeline.commands.runs import named
-from pipeline.common.paths import METRICS, SENTENCES, VALIDATION
+from pipeline.common.paths import SCORES, SENTENCES, VALIDATION
 from pipeline.common.stage import read_json
 from pipeline.reporting import comparison, page, sentences
 from pipeline.tracking.record import Record, flat, records, runs_folder
@@ -31,12 +31,12 @@ def compare(first: str, second: str, output: Path) -> str:
 
 
 def _compared(record: Record) -> comparison.Compared:
-    if not (record.results / METRICS.name).exists():
+    if not (record.results / SCORES.name).exists():
         raise InputError(f"the run {record.folder.name} has no scores: finish it with `dvc repro`, or choose another")
     return comparison.Compared(
         record.folder.name,
         dict(flat(yaml.safe_load(record.config.read_bytes()))),
-        read_json(record.results / METRICS.name),
+        read_json(record.results / SCORES.name),
         sentences.read(record.results / SENTENCES.name),
         record.results / VALIDATION.name,
     )

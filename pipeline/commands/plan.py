@@ -25,6 +25,7 @@ from humanize import naturalsize, precisedelta
 from nmt.config import InputError
 from nmt.flops import LengthSums, parameters, training_flops
 from pipeline import machine
+from pipeline.commands.rental import Rental
 from pipeline.common import stage
 from pipeline.common.paths import BINNED_STATS, CONFIG
 from pipeline.common.settings import Configuration
@@ -235,8 +236,8 @@ def still_needed(
     return left
 
 
-def report(*, measure: bool) -> bool:
-    """Print the plan, with the time of training if `measure`; return whether disk and memory suffice."""
+def report(*, measure: bool, rental: Rental | None = None) -> bool:
+    """Print the plan, with the time of training here if `measure`; return whether disk and memory suffice."""
     configuration = resolution.resolve(resolution.read_params())
     reasons = stages_to_run(configuration)
     run = configuration.run
@@ -255,6 +256,8 @@ def report(*, measure: bool) -> bool:
     print(f"  training        {needed.flops:.2e} operations in {configuration.training.updates:,} updates")
     if measure:
         report_time(configuration, corpus, needed, reasons, processes if gpus else 1)
+    if rental is not None:
+        print(f"  train, rented   {rental.estimate(needed.flops, configuration.training.precision)}")
     return all(enough)
 
 

@@ -26,7 +26,7 @@ MEASURES = {
     "train_seconds": "training time in seconds",
     "train_flops_counted": "training FLOPs, counted",
 }
-"""Numbers of results/metrics.json that are listed, and what they are."""
+"""Numbers of results/scores.json that are listed, and what they are."""
 
 
 @dataclass(frozen=True)

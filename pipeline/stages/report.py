@@ -26,10 +26,10 @@ from pipeline.common.paths import (
     BINNED_STATS,
     CURVES,
     FIGURES,
-    METRICS,
     RAW,
     REPORT,
     REPORT_HTML,
+    SCORES,
     SENTENCES,
     TOKENIZED,
     TRAINING,
@@ -185,7 +185,7 @@ def blocks(lines: Sequence[sentences.Line], provenance: Provenance) -> list[Bloc
     configuration = {name: load_section(name, kind).model_dump() for name, kind in SECTIONS.items()}
     versions = load_section("versions", VersionSettings).model_dump()
     preparation = PreparationSettings.model_validate(configuration["preparation"])
-    metrics, name = stage.read_json(METRICS), scores.reference_row(chosen.row)
+    metrics, name = stage.read_json(SCORES), scores.reference_row(chosen.row)
     changed = differences(chosen, configuration)
     return [
         Heading(f"{chosen.row}, {chosen.pair} on {chosen.corpus}, seed {chosen.seed}", 1),

@@ -17,6 +17,7 @@ import yaml
 
 from pipeline import machine
 from pipeline.config import graph
+from pipeline.tracking.credentials import masked
 
 NOT_CODE = (":(exclude)dvc.lock", ":(exclude)params.yaml")
 """Tracked files that every run may change, and whose content is recorded elsewhere."""
@@ -65,6 +66,14 @@ def code(limit: float = LIMIT) -> dict[str, str]:
 def remote() -> str:
     """Return the address of git's remote `origin`, empty if there is none."""
     return (_output("git", "remote", "get-url", "origin") or "").strip()
+
+
+def source() -> dict[str, str]:
+    """Return the repository's address, or its folder's name without one, as MLflow's tags of a run's source."""
+    address = masked(remote())
+    is_remote = "://" in address or "@" in address
+    name = address if is_remote else Path(address or Path.cwd()).name
+    return {"mlflow.source.name": name, "mlflow.source.type": "PROJECT" if is_remote else "LOCAL"}
 
 
 def difference() -> str:
@@ -144,7 +153,7 @@ def of(stage: str) -> dict[str, Any]:
     """
     declared = graph.stages().get(stage)
     tags = code()
-    tags["mlflow.source.git.commit"] = tags["commit"]
+    tags |= {"mlflow.source.git.commit": tags["commit"], **source()}
     tags |= {f"version.{name}": version for name, version in versions().items()}
     tags |= {f"hardware.{name}": value for name, value in hardware(bool(declared and declared.uses_gpu)).items()}
     return {"tags": tags, "deps": dependencies(stage)}

@@ -9,7 +9,7 @@ from itertools import takewhile
 
 from pipeline.config import graph
 from pipeline.reporting.provenance import Provenance
-from pipeline.tracking import evidence
+from pipeline.tracking import evidence, views
 from pipeline.tracking.record import Record, last_stage, present, same_runs
 from pipeline.tracking.stage_tracker import FAILURES
 
@@ -75,4 +75,4 @@ def mlflow_address(published: dict[str, str]) -> str:
         server = f"http://127.0.0.1:{os.environ.get('MLFLOW_PORT', '5000')}"
     if "@" in server or "experiment" not in published:  # An address with a masked password leads nowhere.
         return ""
-    return f"{server.rstrip('/')}/#/experiments/{published['experiment']}/runs/{published['run']}"
+    return views.run_address({**published, "uri": server})

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import yaml
 
+from nmt.common.files import writing
 from nmt.common.processes import die_with_parent
 from nmt.config import InputError
 from pipeline.machine import available_cores
@@ -26,6 +27,7 @@ INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # loopback
 GRACE = 45.0  # seconds between SIGTERM and SIGKILL: time to save the state. torchrun itself gives its workers 30
 JOIN = 600  # seconds that a node waits for the others
 RESTARTS = 100  # lost nodes that a training survives
+RENDEZVOUS = "rendezvous"  # file in the folder of a training of several nodes
 KEEP_ALIVE = 600  # seconds between a single node's heartbeats: each makes torchrun's rendezvous file longer
 
 
@@ -122,7 +124,24 @@ def environment(count: int) -> dict[str, str]:
 
 
 def train(job: Path, watch: Callable[[], None]) -> int:
-    """Run torchrun on the job, calling `watch` about once a second; return its exit status.
+    """Run torchrun on the job as the first node, or the only one; as `run_node`.
+
+    While it trains, the file `rendezvous` in the job's folder names where other nodes join (pipeline/commands/join.py).
+    """
+    _, most, endpoint = nodes()
+    if most == 1:
+        return run_node(job, watch)
+    announcement = job / RENDEZVOUS
+    with writing(announcement) as temporary:
+        temporary.write_text(str(endpoint), encoding="utf-8")
+    try:
+        return run_node(job, watch)
+    finally:
+        announcement.unlink(missing_ok=True)
+
+
+def run_node(job: Path, watch: Callable[[], None]) -> int:
+    """Run this node's torchrun on the job, calling `watch` about once a second; return its exit status.
 
     Whatever ends the wait (SIGTERM, Ctrl-C, an error) first ends torchrun and its processes: SIGTERM, time to
     save the state, then SIGKILL.

@@ -33,7 +33,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         run = {"row": "sample", "pair": "en-de", "corpus": "mine", "seed": seed}
         config = {"run": run, "data": {"source": "en", "target": "de"}, "model": {"N": 2}}
         (folder / "results/config.yaml").write_text(yaml.safe_dump(config))
-        (folder / "results/metrics.json").write_text(json.dumps({"bleu": 90.0, **SCORES, **metrics}))
+        (folder / "results/scores.json").write_text(json.dumps({"bleu": 90.0, **SCORES, **metrics}))
         (folder / "results/validation.csv").write_text("update,valid_loss,valid_ppl\n2,7.5,1808.0\n4,6.5,665.1\n")
         outputs = [reference.replace("alten", "<b>") for reference in REFERENCES[:wrong]] + REFERENCES[wrong:]
         lines = [
@@ -83,7 +83,7 @@ def test_a_run_without_results_is_refused(make: Make, capsys: pytest.CaptureFixt
     (folder / "results/sentences.jsonl").unlink()
     assert wmt("compare", "one", "two") == 1
     assert "has no lines of a test set" in capsys.readouterr().err
-    (folder / "results/metrics.json").unlink()
+    (folder / "results/scores.json").unlink()
     assert wmt("compare", "one", "two") == 1
     assert capsys.readouterr().err.startswith("compare: the run two has no scores: finish it with `dvc repro`")
     assert wmt("compare", "one", "three") == 1
