@@ -58,7 +58,10 @@ def test_links_lead_to_commit_mlflow_prefect_and_dvc(monkeypatch: pytest.MonkeyP
         write_json(record.folder / "published.json", published | {"uri": "sqlite:///work/mlflow.db"})
         monkeypatch.setenv("MLFLOW_PORT", "5050")
         links = {label: (text, address) for label, text, address in provenance.of_present_run().links}
-        assert links["MLflow run"] == ("ff", "http://127.0.0.1:5050/#/experiments/3/runs/ff?workflowType=machine_learning")
+        assert links["MLflow run"] == (
+            "ff",
+            "http://127.0.0.1:5050/#/experiments/3/runs/ff?workflowType=machine_learning",
+        )
 
 
 def test_without_a_record_or_with_a_damaged_one_nothing_is_said(root: Path) -> None:
