@@ -73,6 +73,6 @@ def test_servers_that_are_killed_change_nothing(tmp_path: Path) -> None:
         for key in found.data.metrics:
             steps = [(point.step, point.timestamp) for point in client.get_metric_history(found.info.run_id, key)]
             assert len(steps) == len(set(steps)), key
-        losses = [point.step for point in client.get_metric_history(found.info.run_id, "valid_loss")]
+        losses = [point.step for point in client.get_metric_history(found.info.run_id, "valid/loss")]
         assert losses == sorted(set(losses))
         assert losses[-1] == UPDATES
