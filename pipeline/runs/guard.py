@@ -80,7 +80,7 @@ def main() -> int:
     process.send_signal(int(ending))
     end_children(float(grace), lambda: received == signal.SIGTERM)
     if status is None:
-        # Where it asked for the end itself, a cluster must not take the work for done.
+        # A cluster that stops a pod must not take its work for done.
         return 128 + received if received else 0
     return status if status >= 0 else 128 - status
 
