@@ -166,15 +166,11 @@ def summary() -> None:
     Example:
       wmt summary
     """
-    from pipeline.common.paths import METRICS
+    from pipeline.common.paths import SCORES
     from pipeline.common.stage import read_json
-    from pipeline.config.scorer import scorer
+    from pipeline.config import scorer
 
-    scores = read_json(METRICS)
-    by = scorer(scores)
-    low, high, name, signature = (scores[f"{by.key}_{part}"] for part in ("low", "high", "set", "signature"))
-    interval = f"95% interval {low:.1f} to {high:.1f}"
-    print(f"{by.title:<7} {scores[by.key]:.1f} ({interval}) on {name}; {by.program}, {signature}")
+    print(scorer.summary(read_json(SCORES)))
     print("report  results/report.html\nmodel   models/average")
 
 
@@ -338,6 +334,28 @@ def serve() -> None:
     from pipeline.orchestration import services
 
     services.serve(worker=True)
+
+
+@app.command(rich_help_panel=SERVICES)
+def notify(
+    url: Annotated[str, typer.Argument(metavar="URL", help='Gets `{"text": ...}` by POST; Slack and Mattermost do.')],
+) -> None:
+    """Post the name, state and message of every Prefect run that fails to a webhook.
+
+    This makes the block and the automation `wmt-failures` in Prefect's server, or changes their address. Prefect's
+    pages change them to e-mail or another service, and switch them off.
+
+    \b
+    Example:
+      wmt notify https://hooks.slack.com/services/T000/B000/XXXX
+    """
+    from pipeline.orchestration import services
+
+    services.connect()
+    from pipeline.orchestration import notifications
+
+    notifications.notify(url)
+    print("Prefect posts the name, state and message of every run that fails to this address.")
 
 
 def main() -> None:

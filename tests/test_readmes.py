@@ -223,7 +223,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Clone:
         (clone.folder / name).write_text("the old man sees a dog .\nShe sleeps well\n")
     (clone.folder / "results").mkdir()
     scores = {"bleu": 1.0, "bleu_low": 0.5, "bleu_high": 1.5, "bleu_set": "test", "bleu_signature": "nrefs:1"}
-    (clone.folder / "results/metrics.json").write_text(json.dumps(scores))
+    (clone.folder / "results/scores.json").write_text(json.dumps(scores))
     return clone
 
 

@@ -69,6 +69,7 @@ def test_the_map_of_the_product(capsys: pytest.CaptureFixture[str]) -> None:
         "catalog",
         "ui",
         "serve",
+        "notify",
     }
 
 
