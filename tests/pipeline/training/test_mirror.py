@@ -95,13 +95,15 @@ def test_the_next_machine_goes_on_where_this_one_was(
 ) -> None:
     url = f"s3://{BUCKET}/{tmp_path.name}"
     monkeypatch.setenv("WMT_STATE_STORE", url)
-    here, there, seen = training_folder("here"), training_folder("there"), list[int]()
+    here, there, seen, bucket = training_folder("here"), training_folder("there"), list[int](), Bucket(url)
 
     def training(job: Path) -> None:
         seen.append(checkpoint.trained(job))
         for update in range(seen[-1] + 10, seen[-1] + 40, 10):
             save(job, update)
         if checkpoint.trained(job) == 60:
+            # What training writes after its last state is uploaded at the end.
+            wait_for(lambda: RemoteStates(bucket, job.name).updates()[:1] == [60])
             (job / "done.json").write_text("{}")
 
     trains(training)
@@ -115,7 +117,6 @@ def test_the_next_machine_goes_on_where_this_one_was(
     (shorter / "job.yaml").write_text("corpus: x\ntraining: {updates: 20}\n")
     mirror.train(shorter, lambda: None)
     assert seen == [0, 30, 0]
-    bucket = Bucket(url)
     assert RemoteStates(bucket, third.name).updates()[0] == 60
     assert RemoteStates(bucket, f"{third.name}-20").updates()[0] == 30
     assert not [key for key in bucket.sizes("") if "lease" in key], "a lease was not released"
