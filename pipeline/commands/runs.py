@@ -44,7 +44,7 @@ def publish(names: Sequence[str], everything: bool) -> Iterator[str]:
         restored_run()
     found = records(runs_folder())
     server = Server(runs_folder().parent)
-    chosen = [_named(name, found) for name in names] or [
+    chosen = [named(name, found) for name in names] or [
         record for record in found if everything or not record.is_published(server.address)
     ]
     with quiet():
@@ -57,7 +57,8 @@ def publish(names: Sequence[str], everything: bool) -> Iterator[str]:
             yield f"{record.folder.name}: {'published' if changed else 'up to date'}"
 
 
-def _named(name: str, found: Sequence[Record]) -> Record:
+def named(name: str, found: Sequence[Record]) -> Record:
+    """Return the record whose id is `name` or begins so; raise InputError where none or several do."""
     fitting = [record for record in found if record.folder.name == name]
     fitting = fitting or [record for record in found if record.folder.name.startswith(name)]
     if len(fitting) != 1:
