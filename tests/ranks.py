@@ -181,7 +181,10 @@ def training_in_folders_of_their_own(world: Any, job: dict[str, Any], folder: st
 
 
 def gradients_of_an_update(world: Any, job: dict[str, Any], folder: str, bucket: int = 50_000_000) -> dict[str, int]:
-    """Save each rank's gradients after the second update; returns how many buckets there are, and how many began."""
+    """Save each rank's gradients after the second update; returns how many buckets there are and were summed.
+
+    `early`: whether a sum began before all gradients were there.
+    """
     from safetensors.torch import save_file
 
     from nmt.config import Job
@@ -192,20 +195,20 @@ def gradients_of_an_update(world: Any, job: dict[str, Any], folder: str, bucket:
     gradients.BUCKET_BYTES = bucket
     settings = Job.model_validate(job)
     trainer = Trainer(settings, world)
-    begun, finish = [0], trainer.gradients.finish
+    left, start_sum = list[int](), trainer.gradients._start_sum
 
-    def counted() -> Any:
-        begun[0] = len(trainer.gradients._sums)
-        return finish()
+    def watched(bucket: Any) -> None:
+        left.append(sum(other.missing for other in trainer.gradients._buckets))
+        start_sum(bucket)
 
-    trainer.gradients.finish = counted
+    trainer.gradients._start_sum = watched
     corpus = Corpus(train_files(Path(settings.corpus)))
     # Twice: what the first update left is no part of the second.
     for update in updates(corpus, 1, 120, settings.training.shards, world.rank, world.size, 1, 2):
         trainer.step(update)
     found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
     save_file(found, Path(folder) / f"gradients-{world.rank}.safetensors")
-    return {"buckets": len(trainer.gradients._buckets), "begun": begun[0]}
+    return {"buckets": len(trainer.gradients._buckets), "summed": len(left), "early": any(left)}
 
 
 def tree_sums(world: Any, folder: str) -> None:

@@ -107,11 +107,11 @@ def test_any_number_of_processes_trains_the_same_bits(tmp_path: Path, tiny_job: 
 
 @pytest.mark.parametrize(("bucket", "buckets"), [(50_000_000, 1), (2000, 11), (1, 43)])
 def test_summed_gradients_are_those_of_one_rank(tmp_path: Path, tiny_job: MakeJob, bucket: int, buckets: int) -> None:
-    """In one bucket or many, one for each parameter. All sums begin while the last backward pass goes on."""
+    """In one bucket or many, one for each parameter. Sums begin while the last backward pass goes on."""
     (alone,) = ranks.results(1, tmp_path / "alone", ranks.gradients_of_an_update, tiny_job(), str(tmp_path / "alone"))
-    assert alone == {"buckets": 0, "begun": 0}
+    assert alone == {"buckets": 0, "summed": 0, "early": False}
     found = ranks.results(2, tmp_path / "two", ranks.gradients_of_an_update, tiny_job(), str(tmp_path / "two"), bucket)
-    assert found == [{"buckets": buckets, "begun": buckets}] * 2
+    assert found == [{"buckets": buckets, "summed": 2 * buckets, "early": buckets > 1}] * 2
     expected = (tmp_path / "alone/gradients-0.safetensors").read_bytes()
     for rank in range(2):
         assert (tmp_path / f"two/gradients-{rank}.safetensors").read_bytes() == expected

@@ -73,7 +73,6 @@ def test_ten_machines_are_lost(
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
             "WMT_PROCESSES": "1",
-            "NMT_MICRO_TOKENS": "64",
             "WMT_LEASE_SECONDS": "6",
         }
         undisturbed = tmp_path / "undisturbed/0123-4567"

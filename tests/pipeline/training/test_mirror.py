@@ -201,7 +201,7 @@ def test_a_machine_that_lost_its_lease_stops(
     assert RemoteStates(bucket, "0123-4567").updates() == []
 
 
-VARIABLES = {"OMP_NUM_THREADS": "1", "WMT_PROCESSES": "1", "WMT_LEASE_SECONDS": "6", "NMT_MICRO_TOKENS": "64"}
+VARIABLES = {"OMP_NUM_THREADS": "1", "WMT_PROCESSES": "1", "WMT_LEASE_SECONDS": "6"}
 
 
 def rank(folder: Path) -> int:
