@@ -45,7 +45,7 @@ def publish(names: Sequence[str], everything: bool) -> Iterator[str]:
         restored_run()
     found = records(runs_folder())
     server = Server(runs_folder().parent)
-    chosen = [_named(name, found) for name in names] or [
+    chosen = [named(name, found) for name in names] or [
         record for record in found if everything or not record.is_published(server.address)
     ]
     with quiet():
@@ -58,7 +58,8 @@ def publish(names: Sequence[str], everything: bool) -> Iterator[str]:
             yield f"{record.folder.name}: {'published' if changed else 'up to date'}"
 
 
-def _named(name: str, found: Sequence[Record]) -> Record:
+def named(name: str, found: Sequence[Record]) -> Record:
+    """Return the record of that name; a beginning is enough. Raises InputError where it fits none, or several."""
     fitting = [record for record in found if record.folder.name == name]
     fitting = fitting or [record for record in found if record.folder.name.startswith(name)]
     if len(fitting) != 1:

@@ -23,6 +23,7 @@ from pipeline.common import stage
 from pipeline.common.paths import (
     ATTENTION,
     BINNED_STATS,
+    CERTIFICATE,
     CURVES,
     FIGURES,
     METRICS,
@@ -41,7 +42,7 @@ from pipeline.common.settings import (
     load_section,
 )
 from pipeline.config import rows
-from pipeline.reporting import figures, page, parsing
+from pipeline.reporting import certificate, figures, page, parsing
 from pipeline.reporting.page import Block, Bullets, Figure, Heading, Paragraph, Table
 
 EXAMPLES = 5
@@ -57,7 +58,7 @@ SECTIONS: dict[str, type[Settings]] = {
     "averaging": AveragingSettings,
     "search": SearchSettings,
 }
-NOT_COMPARED = {"training.seed", "training.resume_minutes"}
+NOT_COMPARED = {"training.seed", "training.resume_minutes", "training.verify_every", "training.keep_states"}
 """Keys that no row of the paper states or that decide no result."""
 PAPER_SUBWORDS = 37_000
 """The paper's joint vocabulary of "about 37000" (5.1); rows.yaml has the merges of the paper's code instead."""
@@ -271,6 +272,7 @@ def blocks() -> list[Block]:
         figures.curves(CURVES, VALIDATION),
         *corpus_section(data, stage.read_json(BINNED_STATS)),
         *([Heading("Attention"), *maps] if maps else []),
+        *certificate.section(stage.read_json(CERTIFICATE)),
         Heading("How to repeat it"),
         Paragraph(
             "The full configuration is results/config.yaml; libraries that decide bytes: "
