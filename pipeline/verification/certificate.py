@@ -122,7 +122,7 @@ def settings(subject: Subject) -> Finding:
 
 def code(subject: Subject) -> Finding:
     """Compare the modules of training."""
-    was, here = subject.certificate["training"]["code"], train.code_digest()
+    was, here = subject.training.code, train.code_digest()
     if was != here:
         return Finding("code", "differs", f"the training's modules had the hash {was}, here {here}")
     return Finding("code", "equal", f"the training's modules, {here}")

@@ -56,6 +56,7 @@ class Training:
 
     def __init__(self, content: Mapping[str, Any], where: Path) -> None:
         self.job: dict[str, Any] = content["job"]
+        self.code: str = content["code"]
         self.links = chain.parse(content["links"], where)
         self.folder = state_root() / "train" / content["state"]
         self.kept = {

@@ -1,4 +1,4 @@
-"""`wmt verify`: check a run against its certificate. The logic is in pipeline/verification."""
+"""`wmt verify` and `wmt fork`: check a run, and train on from its middle. The logic is in pipeline/verification."""
 
 from __future__ import annotations
 
@@ -53,3 +53,29 @@ def verify(
         found.append(finding)
     print(check.verdict(found))
     raise typer.Exit(1 if any(finding.status == "differs" for finding in found) else 0)
+
+
+def fork(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run of `wmt runs`.", show_default=False)],
+    at: Annotated[int, typer.Option("--at", metavar="UPDATE", help="An update whose state is kept.")],
+    settings: Annotated[
+        list[str], typer.Option("--set", "-S", metavar="KEY=VALUE", help="A setting to change; give it again for more.")
+    ],
+) -> None:
+    """Train on from a kept state of a run with settings changed; everything else is shared.
+
+    Up to the update the fork is the run. After it, the order of sentences is the run's, and so are the dropout masks
+    where shapes agree. So the two differ by the changed settings alone. The fork is a DVC experiment and, in MLflow, a
+    child of the run.
+
+    \b
+    Example:
+      wmt fork sample-sample-s1-3f2a81c0 --at 840 -S training.learning_rate_scale=0.5
+    """
+    from pipeline.commands import runs
+    from pipeline.tracking.record import records, runs_folder
+    from pipeline.verification import fork as forking
+
+    record = runs.named(run, records(runs_folder()))
+    name = forking.fork(record, at, settings)
+    print(f"{name}: {forking.summary(name, record)}")
