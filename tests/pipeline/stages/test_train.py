@@ -167,7 +167,7 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def published() -> dict[str, str]:
     folder = {path.name: path.read_text() for path in train.CHECKPOINTS.iterdir()}
     others = (train.TRAINING, train.CURVES, train.VALIDATION, train.CHAIN)
-    return {**folder, **{path.name: path.read_text() for path in others if path.exists()}}
+    return {**folder, **{path.name: path.read_text() for path in others}}
 
 
 def test_checkpoints_summary_and_curves_are_handed_on(finished: Path) -> None:
@@ -380,6 +380,7 @@ def test_a_run_trains_once_and_hands_on_each_time(
     finished: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: Callable[..., dict[str, Any]]
 ) -> None:
     job = {**tiny_job(), "vocabulary": 77, "corpus": str(train.BINNED.resolve())}
+    (finished / "job.yaml").unlink()
     calls: list[Any] = []
     monkeypatch.setattr(train, "load_section", lambda name, section: section.model_validate(job[name]))
     monkeypatch.setattr(train, "state_folder", lambda job: calls.append(job) or finished)
