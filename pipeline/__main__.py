@@ -72,10 +72,11 @@ def stop(signum: int, frame: FrameType | None) -> None:
 def run(name: str) -> NoReturn:
     """Run a stage. Exit status 0, 1 for an error that the user can fix, 75 when interrupted and resumable."""
     signal.signal(signal.SIGTERM, stop)
-    if "DVC_STAGE" in os.environ:
-        # DVC does not pass signals on.
-        die_with_parent(signal.SIGTERM)
     try:
+        if "DVC_STAGE" in os.environ:
+            # DVC does not pass signals on.
+            supervisor = os.environ.get("WMT_SUPERVISOR")
+            die_with_parent(signal.SIGTERM, None if supervisor is None else int(supervisor))
         report_status(name, "running")
         module = importlib.import_module(f"pipeline.stages.{name}")
         with stage_tracker.open_run(name) as tracker:

@@ -139,6 +139,8 @@ def main() -> int:
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     adopt_orphans()
+    # Inherited by stages: one that starts while this process is killed ends too.
+    os.environ["WMT_SUPERVISOR"] = str(os.getpid())
     with copies.held(folder):
         copies.clean(folder.parent)
         supervisor = Supervisor(folder, Path.cwd())

@@ -102,6 +102,19 @@ def test_sigterm_interrupts(opened: list[str]) -> None:
     assert reported()["message"] == "stopped by SIGTERM"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+def test_a_stage_whose_supervisor_died_before_it_started_ends(
+    opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    monkeypatch.setenv("DVC_STAGE", "decode")
+    monkeypatch.setenv("WMT_SUPERVISOR", str(dead.pid))
+    assert status_of(raising(AssertionError("the stage ran"))) == (runner.INTERRUPTED, "interrupted")
+    monkeypatch.setenv("WMT_SUPERVISOR", str(os.getpid()))
+    assert status_of(lambda _: None) == (0, "done")
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), OSError(errno.EBADF, "Bad file descriptor")])
 def test_faults_of_ours_keep_their_traceback(opened: list[str], error: Exception) -> None:
     with pytest.raises(type(error)):
