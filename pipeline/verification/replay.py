@@ -124,8 +124,11 @@ class Training:
         """Train an interval again; raise ChildProcessError or InputError where the training fails."""
         recorded = [link for link in self.links if interval.start < link.update <= interval.end]
         conditions = recorded[0].conditions
-        # Its own folder under the state root: kept states become hard links there.
-        with tempfile.TemporaryDirectory(prefix=".verify.", dir=state_root()) as scratch, environment(conditions):
+        root = state_root()
+        root.mkdir(parents=True, exist_ok=True)
+        # A folder beside the kept states, so that they become hard links there.
+        scratch_folder = tempfile.TemporaryDirectory(prefix=".verify.", suffix=".tmp", dir=root)
+        with scratch_folder as scratch, environment(conditions):
             folder = Path(scratch)
             self._prepare(folder, interval, recorded[0].updates)
             launch.train(folder, lambda: None)

@@ -84,7 +84,7 @@ def checkpoints(subject: Subject) -> Finding:
             return Finding("checkpoints", "differs", f"{path} does not have the weights that the chain recorded")
     if len(found) < len(subject.certificate["averaged"]):
         missing = len(subject.certificate["averaged"]) - len(found)
-        return Finding("checkpoints", "not here", f"{missing} averaged checkpoints are not in {found or 'models'}")
+        return Finding("checkpoints", "not here", f"{missing} of those averaged are not in {subject.files.checkpoints}")
     return Finding("checkpoints", "equal", f"{len(found)} in {subject.files.checkpoints}")
 
 

@@ -27,7 +27,7 @@ MakeJob = Callable[..., dict[str, Any]]
 
 def run(job: dict[str, Any], folder: Path) -> bool:
     folder.mkdir(exist_ok=True)
-    return train(Job.model_validate(job), folder, ALONE, 64)
+    return train(Job.model_validate(job), folder, ALONE)
 
 
 def links(folder: Path) -> list[chain.Link]:

@@ -22,6 +22,7 @@ from nmt.training import checkpoint, step
 from nmt.training.chain import INTERVAL
 from pipeline.common.paths import AVERAGE, BINNED, CERTIFICATE, CHECKPOINTS, CONFIG, CURVES, LAST, METRICS, TRANSLATIONS
 from pipeline.stages import certify, score
+from pipeline.tracking.record import Record, runs_folder
 from pipeline.verification.replay import Training
 
 STEPS = [
@@ -228,7 +229,6 @@ def test_another_clone_with_the_same_data_checks_the_certificate_alone(
     shutil.move(CERTIFICATE, "theirs.json")
     for path in ("work", "models", "results"):
         shutil.rmtree(path)
-    Path("work").mkdir()
     status, found, last = verify(capsys, "--certificate", "theirs.json")
     absent = ["settings", "losses", "kept states", "checkpoints", "average", "last weights", "translations", "score"]
     assert [step for step, (how, _) in found.items() if how == "not here"] == absent
@@ -241,6 +241,20 @@ def test_another_clone_with_the_same_data_checks_the_certificate_alone(
         "not here",
         "it cannot be trained again without its corpus: data/binned is empty: `dvc repro` makes it",
     )
+
+
+def test_a_recorded_run_is_checked_by_its_record(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """While the folder holds the results of another one. A record keeps no last weights."""
+    record = Record(runs_folder() / "mine")
+    record.create(CONFIG)
+    shutil.copytree("results", record.results, dirs_exist_ok=True)
+    shutil.copytree(AVERAGE, record.model)
+    for path in ("models", "results"):
+        shutil.rmtree(path)
+    status, found, last = verify(capsys, "min")
+    assert (status, last) == (0, "verified, but for what is not here: last weights")
+    assert found["translations"] == ("recomputed", "sampletest and sampledev (by its hash alone)")
+    assert found["checkpoints"][1].startswith("3 in work/train/")
 
 
 def resealed(change: Callable[[dict[str, Any]], None]) -> None:
