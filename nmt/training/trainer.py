@@ -79,6 +79,8 @@ class Attempt:
         state.remove_later_checkpoints(self.folder, trainer.update)
         self.history.remove_after(trainer.update)
         chain.remove_later_states(self.folder, trainer.update)
+        if self.keeps(trainer.update):  # A kill may have come between saving and keeping it.
+            chain.keep_state(self.folder)
         state.print_resume(loaded, trainer.conditions(), self.settings.updates)
 
     def train(self, valid: Corpus, last_update: int) -> bool:
@@ -126,6 +128,10 @@ class Attempt:
         self.history.log_skipped(self.corpus, measured.check_gradients())
         self.history.log_interval(measured, measured.take_interval())
 
+    def keeps(self, update: int) -> bool:
+        """Return whether the state after an update is kept."""
+        return self.keep_every is not None and update % self.keep_every == 0 and update < self.settings.updates
+
     def add_link(self) -> None:
         """Append a link to the chain of hashes on the main rank; keep the state every `keep_every` updates."""
         trainer, update = self.trainer, self.trainer.update
@@ -134,7 +140,7 @@ class Attempt:
         chain.add_link(
             self.folder, self.settings.updates, update, trainer.model, trainer.optimizer, trainer.conditions()
         )
-        if self.keep_every is not None and update % self.keep_every == 0 and update < self.settings.updates:
+        if self.keeps(update):
             self.save()
             chain.keep_state(self.folder)
 

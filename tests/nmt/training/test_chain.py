@@ -107,6 +107,18 @@ def test_kept_states_start_the_training_again(tmp_path: Path, tiny_job: MakeJob)
         assert chain.state_hashes(path) == (before[-1].weights, before[-1].moments)
 
 
+def test_a_state_that_a_kill_left_unkept_is_kept_on_resuming(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tiny_job(updates=20, keep_states=1)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 10)
+        assert not run(job, tmp_path)
+    shutil.rmtree(tmp_path / "states")
+    assert run(job, tmp_path)
+    assert list(chain.kept_states(tmp_path)) == [10]
+
+
 def test_a_training_that_starts_anew_moves_what_it_kept(tmp_path: Path, tiny_job: MakeJob) -> None:
     job = tiny_job(updates=12, keep_states=1)
     assert run(job, tmp_path / "run")
