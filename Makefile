@@ -8,7 +8,7 @@ export MLFLOW_PORT PREFECT_PORT
 # The stages are run as `python -m pipeline <stage>`: the environment's python must be the first one found.
 VENV = PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv"
 
-.PHONY: run setup test lint ui serve bench mutants soak plan clean
+.PHONY: run setup test infra-test lint ui serve bench mutants soak plan clean
 .DEFAULT_GOAL := run
 
 run: setup
@@ -40,6 +40,10 @@ $(STAMP): requirements.lock pyproject.toml infra/prefect-plugins.pth
 test: setup
 	@$(VENV) pytest
 
+# The part of the tests that starts the servers of infra/compose.yaml.
+infra-test: setup
+	@$(VENV) pytest -n 0 tests/infra
+
 lint: setup
 	@$(VENV) ruff check .
 	@$(VENV) ruff format --check .
@@ -62,6 +66,7 @@ bench: setup
 	@$(VENV) python -m tests.bench.preprocessing
 	@$(VENV) python -m tests.bench.training --row small --updates 30
 	@$(VENV) python -m tests.bench.tracking
+	@$(VENV) python -m tests.bench.layers
 
 # Change the code wrongly 600 times, and see whether a test fails. This takes hours; an interrupted run resumes.
 mutants: setup

@@ -31,7 +31,14 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+def _is_power_of_two(number: int) -> int:
+    if number & (number - 1):
+        raise ValueError("It must be a power of two: 1, 2, 4, 8, ...")
+    return number
+
+
 Count = Annotated[int, Field(ge=1)]
+PowerOfTwo = Annotated[Count, AfterValidator(_is_power_of_two)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 DROPOUT_STEPS = 65_536
@@ -146,6 +153,9 @@ class TrainingSettings(Settings):
     updates: Count
     tokens: Count
     """About this many source and this many target tokens per update, over all devices (5.1)."""
+    shards: PowerOfTwo
+    """Parts of an update, each of which goes through the model by itself. The number of processes must divide it, and
+    changes no weight."""
     warmup_steps: Count
     learning_rate_scale: Annotated[float, Field(gt=0.0)]
     """Multiplies Eq. 3; the paper's is 1."""
@@ -155,6 +165,8 @@ class TrainingSettings(Settings):
     eps_ls: Probability
     precision: Literal["float32", "bfloat16"]
     """Of matrix products; weights and optimizer state are always float32."""
+    deterministic: bool = False
+    """On GPUs, use kernels that add in a fixed order, so that another run gives the same weights; on CPUs all do."""
     seed: Annotated[int, Field(ge=0)]
     validate_every: Count
     """Updates between two measurements of the validation perplexity."""

@@ -166,8 +166,9 @@ class FeedForward(nn.Module):
 
 def positional_encoding(length: int, d_model: int, layout: str = "interleaved") -> Float[Tensor, "length d_model"]:
     """Return PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos of the same; `halves`: sines first."""
-    position = torch.arange(length, dtype=torch.float64)[:, None]
-    angle = position / 10000 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
+    # On the CPU by name: on the meta device, where models are made without memory, arange imports torch's compiler.
+    position = torch.arange(length, dtype=torch.float64, device="cpu")[:, None]
+    angle = position / 10000 ** (torch.arange(0, d_model, 2, dtype=torch.float64, device="cpu") / d_model)
     if layout == "interleaved":
         return torch.stack((angle.sin(), angle.cos()), dim=2).flatten(1).float()
     return torch.cat((angle.sin(), angle.cos()), dim=1).float()
@@ -315,8 +316,10 @@ def subsequent_mask(length: int, device: torch.device) -> Bool[Tensor, "length l
 def initialise(model: Transformer) -> None:
     """Initialise as tensor2tensor of June 2017 does: projections Glorot uniform, embeddings N(0, d_model^-0.5).
 
-    The paper gives no method.
+    The paper gives no method. A model on the meta device, whose weights are loaded later, stays as it is.
     """
+    if model.output_table.is_meta:
+        return
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)

@@ -17,11 +17,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from humanize import naturalsize, precisedelta
+
 from nmt.common.processes import INTERRUPTED, die_with_parent
 from nmt.config import InputError
 from pipeline.common import stage
+from pipeline.common.paths import SCORES
 from pipeline.common.stage import Interrupted
-from pipeline.config import graph
+from pipeline.config import graph, scorer
 from pipeline.tracking import stage_tracker
 from pipeline.training import launch
 from pipeline.training.progress import TrainingProgress
@@ -64,6 +67,21 @@ def further_arguments(name: str) -> dict[str, Any]:
     return {"launch": launch.train, "progress": TrainingProgress} if name == "train" else {}
 
 
+def made(name: str, seconds: float) -> str:
+    """Return what a finished stage prints: its time, its outputs with their sizes, and the score where it is one."""
+    declared = graph.stages().get(name)
+    outs = declared.outs if declared else []
+    sizes = ", ".join(f"{out} ({naturalsize(size_of(Path(out)))})" for out in outs if Path(out).exists())
+    time_ = f"{seconds:.1f} s" if seconds < 60 else precisedelta(round(seconds))
+    scores = [scorer.summary(stage.read_json(SCORES))] if str(SCORES) in outs else []
+    return "\n".join([f"{name}: {time_}{': ' if sizes else ''}{sizes}", *scores])
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of the files in a folder."""
+    return sum(file.stat().st_size for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file())
+
+
 def stop(signum: int, frame: FrameType | None) -> None:
     """Handle SIGTERM."""
     raise Interrupted(f"stopped by {signal.Signals(signum).name}")
@@ -79,8 +97,10 @@ def run(name: str) -> NoReturn:
             die_with_parent(signal.SIGTERM, None if supervisor is None else int(supervisor))
         report_status(name, "running")
         module = importlib.import_module(f"pipeline.stages.{name}")
+        started = time.monotonic()
         with stage_tracker.open_run(name) as tracker:
             module.run(tracker, **further_arguments(name))
+        print(made(name, time.monotonic() - started), flush=True)
         report_status(name, "done")
     except (Interrupted, KeyboardInterrupt) as error:
         report_status(name, "interrupted", str(error))

@@ -117,6 +117,10 @@ def wmt() -> None:
 @app.command(rich_help_panel=RUNS)
 def plan(
     no_measure: Annotated[bool, typer.Option("--no-measure", help="Do not measure, and estimate no time.")] = False,
+    on: Annotated[str | None, typer.Option(metavar="GPU", help="Compute the time on rented GPUs: H100, ...")] = None,
+    devices: Annotated[int, typer.Option(help="How many of them.")] = 1,
+    price: Annotated[float | None, typer.Option(help="What all of them cost in an hour, in any currency.")] = None,
+    utilisation: Annotated[float, typer.Option(help="The share of their peak that training reaches.")] = 0.3,
 ) -> None:
     """List the stages that would run, and estimate the disk, memory, operations and time that they need.
 
@@ -127,10 +131,13 @@ def plan(
     \b
     Example:
       wmt plan --no-measure
+      wmt plan --no-measure --on H100 --devices 8 --price 24
     """
     from pipeline.commands import plan as planning
+    from pipeline.commands.rental import Rental
 
-    raise typer.Exit(0 if planning.report(measure=not no_measure) else 1)
+    rental = None if on is None else Rental(on, devices, price, utilisation)
+    raise typer.Exit(0 if planning.report(measure=not no_measure, rental=rental) else 1)
 
 
 @app.command(rich_help_panel=RUNS)
@@ -161,15 +168,11 @@ def summary() -> None:
     Example:
       wmt summary
     """
-    from pipeline.common.paths import METRICS
+    from pipeline.common.paths import SCORES
     from pipeline.common.stage import read_json
-    from pipeline.config.scorer import scorer
+    from pipeline.config import scorer
 
-    scores = read_json(METRICS)
-    by = scorer(scores)
-    low, high, name, signature = (scores[f"{by.key}_{part}"] for part in ("low", "high", "set", "signature"))
-    interval = f"95% interval {low:.1f} to {high:.1f}"
-    print(f"{by.title:<7} {scores[by.key]:.1f} ({interval}) on {name}; {by.program}, {signature}")
+    print(scorer.summary(read_json(SCORES)))
     print("report  results/report.html\nmodel   models/average")
 
 
@@ -242,22 +245,25 @@ def states(
 @app.command(rich_help_panel=RUNS)
 def join(
     state: Annotated[
-        Path,
-        typer.Argument(metavar="STATE", help="The training's folder, work/train/<fingerprint>.", show_default=False),
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="STATE", help="The training's folder; by default the one that begins.", show_default=False
+        ),
+    ] = None,
+    wait: Annotated[float, typer.Option(metavar="HOURS", help="How long to wait for a training to begin.")] = 24.0,
 ) -> None:
-    """Join a training that another machine runs.
+    """Join a training that another machine runs, or wait for one.
 
     All machines share the state root and the repository, and set the same rendezvous: WMT_NODES=2
     WMT_RENDEZVOUS=first-machine:29400.
 
     \b
     Example:
-      wmt join work/train/0123456789abcdef-0123456789abcdef
+      wmt join
     """
     from pipeline.commands import join as joining
 
-    raise typer.Exit(joining.join(state))
+    raise typer.Exit(joining.join(state, wait))
 
 
 @app.command(cls=SeveralValues, rich_help_panel=RUNS)
@@ -330,6 +336,28 @@ def serve() -> None:
     from pipeline.orchestration import services
 
     services.serve(worker=True)
+
+
+@app.command(rich_help_panel=SERVICES)
+def notify(
+    url: Annotated[str, typer.Argument(metavar="URL", help='Gets `{"text": ...}` by POST; Slack and Mattermost do.')],
+) -> None:
+    """Post the name, state and message of every Prefect run that fails to a webhook.
+
+    This makes the block and the automation `wmt-failures` in Prefect's server, or changes their address. Prefect's
+    pages change them to e-mail or another service, and switch them off.
+
+    \b
+    Example:
+      wmt notify https://hooks.slack.com/services/T000/B000/XXXX
+    """
+    from pipeline.orchestration import services
+
+    services.connect()
+    from pipeline.orchestration import notifications
+
+    notifications.notify(url)
+    print("Prefect posts the name, state and message of every run that fails to this address.")
 
 
 def main() -> None:

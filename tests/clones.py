@@ -36,7 +36,7 @@ class Clone:
         for name in listed.split("\0"):
             if name and (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(ROOT / name, folder / name)
+                shutil.copy(ROOT / name, folder / name)  # with its mode
         self._git(folder, "init", "--quiet")
         self._git(folder, "add", "--all")
         self._git(folder, "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "--quiet", "-m", "copy")

@@ -38,7 +38,7 @@ def _rank(rank: int, size: int, folder: Path, store: str, home: Path | None, tar
     torch.set_num_threads(1)
     if home is not None:
         os.chdir(home)
-    with join_world(store=f"file://{folder / store}") as world:
+    with join_world(size, f"file://{folder / store}") as world:
         result = target(world, *given)
     (folder / f"rank-{rank}.json").write_text(json.dumps(result), encoding="utf-8")
 
@@ -114,12 +114,10 @@ def agreements(world: Any) -> dict[str, Any]:
     """All that a world agrees on; each rank gives another value."""
     import torch
 
-    started = torch.tensor([float(world.rank)])
-    world.start_sum(started).wait()
     world.barrier()
     return {
         "rank": world.rank, "size": world.size, "main": world.main, "device": str(world.device),
-        "sum": world.sum(torch.tensor([world.rank + 1.0, 0.5])).tolist(), "started_sum": started.tolist(),
+        "sum": world.sum(torch.tensor([world.rank + 1.0, 0.5])).tolist(),
         "any_of_one": world.any(world.rank == 2), "any_of_none": world.any(False),
         "minimum": world.minimum(5 - 5 * world.rank), "same": world.same(7), "differ": world.same(world.rank),
         "one_differs": world.same(int(world.rank == 1)), "large": world.same(2**40 + 1),
@@ -136,7 +134,7 @@ def training(world: Any, job: dict[str, Any], folder: str, bucket: int | None = 
     if bucket is not None:
         gradients.BUCKET_BYTES = bucket
     try:
-        return train(Job.model_validate(job), Path(folder), world, 64)
+        return train(Job.model_validate(job), Path(folder), world)
     except Exception as error:
         if peer_is_lost(error):
             Path(folder, "lost-the-others").touch()
@@ -182,11 +180,8 @@ def training_in_folders_of_their_own(world: Any, job: dict[str, Any], folder: st
     return training(world, job, f"{folder}-{world.rank}")
 
 
-def gradients_of_an_update(
-    world: Any, job: dict[str, Any], folder: str, bucket: int = 50_000_000, room: int | None = None
-) -> dict[str, int]:
-    """Save each rank's gradients after the first update; the last rank's device may have `room` for less."""
-    from devices import losses_with_room_for
+def gradients_of_an_update(world: Any, job: dict[str, Any], folder: str, bucket: int = 50_000_000) -> dict[str, int]:
+    """Save each rank's gradients after the second update; returns how many buckets there are, and how many began."""
     from safetensors.torch import save_file
 
     from nmt.config import Job
@@ -195,25 +190,37 @@ def gradients_of_an_update(
     from nmt.training.trainer import Trainer
 
     gradients.BUCKET_BYTES = bucket
-    if room is not None and world.rank == world.size - 1:
-        Trainer.losses = losses_with_room_for(room)
     settings = Job.model_validate(job)
-    trainer = Trainer(settings, world, 64)
+    trainer = Trainer(settings, world)
     begun, finish = [0], trainer.gradients.finish
 
     def counted() -> Any:
-        begun[0] = len(trainer.gradients._works)
+        begun[0] = len(trainer.gradients._sums)
         return finish()
 
     trainer.gradients.finish = counted
     corpus = Corpus(train_files(Path(settings.corpus)))
     # Twice: what the first update left is no part of the second.
-    for update in updates(corpus, 1, 120, lambda: 27, world.rank, world.size, 1, 2):
+    for update in updates(corpus, 1, 120, settings.training.shards, world.rank, world.size, 1, 2):
         trainer.step(update)
     found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
     save_file(found, Path(folder) / f"gradients-{world.rank}.safetensors")
-    buckets = trainer.gradients.finish() if world.size > 1 else []
-    return {"buckets": len(buckets), "begun": begun[0], "micro_tokens": trainer.micro_tokens}
+    return {"buckets": len(trainer.gradients._buckets), "begun": begun[0]}
+
+
+def tree_sums(world: Any, folder: str) -> None:
+    """Sum tensors of several lengths; save what each rank has then."""
+    import torch
+    from safetensors.torch import save_file
+
+    found = {}
+    for length in (world.size, 64, 4096):
+        generator = torch.Generator().manual_seed(world.rank)
+        values = torch.randn(length, generator=generator) * 10.0 ** torch.randint(-6, 6, (length,), generator=generator)
+        found[f"given {length}"] = values.clone()
+        world.tree_sum(values)
+        found[f"sum {length}"] = values
+    save_file(found, Path(folder) / f"sums-{world.rank}.safetensors")
 
 
 def main_module(world: Any, folder: str) -> None:
@@ -222,15 +229,3 @@ def main_module(world: Any, folder: str) -> None:
 
     sys.argv = ["trainer", folder] if folder else ["trainer"]
     trainer.main()
-
-
-def chosen_micro_tokens(world: Any, job: dict[str, Any], folder: str, told: list[str | None]) -> int:
-    """How much goes through the model together, where users told ranks different things."""
-    from nmt.config import Job
-    from nmt.training import micro_batch_size
-    from nmt.training.trainer import Trainer
-
-    value = told[world.rank]
-    if value is not None:
-        os.environ["NMT_MICRO_TOKENS"] = value
-    return micro_batch_size.choose_micro_tokens(Trainer(Job.model_validate(job), world, 0), Path(folder), 9)

@@ -35,6 +35,7 @@ GENERATED = (
     "results/ablation.md",
     "data/catalog/mine.yaml",
     "config.yaml",  # of a model folder
+    "infra/.env",
 )
 """Paths that commands in the READMEs make, beside the outputs of dvc.yaml's stages."""
 SUFFIXES = (".py", ".md", ".yaml", ".yml", ".toml", ".lock")
@@ -152,9 +153,9 @@ def test_modules_exist(readme: str) -> None:
 
 @each_readme
 def test_make_targets_exist(readme: str) -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
     for line in code(readme):
-        for words in re.findall(r"(?:^|[;&$] ?)make((?: [a-z]+)+)", line):
+        for words in re.findall(r"(?:^|[;&$] ?)make((?: [a-z-]+)+)", line):
             assert set(words.split()) <= targets, f"{readme}: {line}"
 
 
@@ -222,7 +223,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Clone:
         (clone.folder / name).write_text("the old man sees a dog .\nShe sleeps well\n")
     (clone.folder / "results").mkdir()
     scores = {"bleu": 1.0, "bleu_low": 0.5, "bleu_high": 1.5, "bleu_set": "test", "bleu_signature": "nrefs:1"}
-    (clone.folder / "results/metrics.json").write_text(json.dumps(scores))
+    (clone.folder / "results/scores.json").write_text(json.dumps(scores))
     return clone
 
 

@@ -9,28 +9,34 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from nmt.common.shapes import Float, Int
 from nmt.config import InputError
+from nmt.inference.quantization import Int8Linear, is_quantized
 from nmt.model import DecoderLayer, Transformer, attention, padding_mask
 
 _POSITIONS = 2048
 """Positions that are computed beforehand."""
+_ROWS = 64
+"""Hypotheses whose probabilities are computed together: enough for a product, few enough for the processor's cache."""
 
 
 class DecodingState(ABC):
     """A batch of partly translated sentences, each with the same number of hypotheses of the same length."""
 
     @abstractmethod
-    def step(self, ids: Int[Tensor, "batch hypotheses"]) -> Float[Tensor, "batch hypotheses vocabulary"]:
-        """Return the log-probabilities of the next subword, given every hypothesis' last one (BOS at first)."""
+    def step(self, ids: Int[Tensor, "batch hypotheses"]) -> Iterator[Float[Tensor, "part hypotheses vocabulary"]]:
+        """Return the log-probabilities of the next subword, given every hypothesis' last one (BOS at first).
+
+        They come in parts of some sentences, in order: those of a large batch need not be in memory together.
+        """
 
     @abstractmethod
     def select_hypotheses(self, origin: Int[Tensor, "batch chosen"]) -> None:
@@ -60,9 +66,9 @@ class Decoder(Scorer):
             zero = torch.zeros(1, 1, dtype=torch.long, device=model.output_table.device)
             for embedding in (model.embedding, model.target_embedding):
                 embedding(zero, _POSITIONS)
-        self.layers = [_Layer.of(cast("DecoderLayer", layer)) for layer in model.decoder]
-        # On a CPU the product with a few rows is faster with the transposed copy.
-        self.output = model.output_table.t().contiguous()
+        product = Int8Linear if is_quantized(model) else _Product
+        self.layers = [_Layer.of(cast("DecoderLayer", layer), product) for layer in model.decoder]
+        self.output = product(model.output_table, None)
 
     @torch.inference_mode()
     def start(self, src: Int[Tensor, "batch src"]) -> DecodingState:
@@ -85,11 +91,9 @@ class _EnsembleState(DecodingState):
     def __init__(self, states: Sequence[DecodingState]) -> None:
         self.states = states
 
-    def step(self, ids: Int[Tensor, "batch hypotheses"]) -> Float[Tensor, "batch hypotheses vocabulary"]:
-        total = self.states[0].step(ids)
-        for state in self.states[1:]:
-            total = torch.logaddexp(total, state.step(ids))
-        return total - math.log(len(self.states))
+    def step(self, ids: Int[Tensor, "batch hypotheses"]) -> Iterator[Float[Tensor, "part hypotheses vocabulary"]]:
+        steps = [state.step(ids) for state in self.states]
+        return (reduce(torch.logaddexp, parts) - math.log(len(steps)) for parts in zip(*steps, strict=True))
 
     def select_hypotheses(self, origin: Int[Tensor, "batch chosen"]) -> None:
         for state in self.states:
@@ -100,25 +104,36 @@ class _EnsembleState(DecodingState):
             state.select_sentences(sentences)
 
 
+class _Product:
+    """x W^T + b. On a CPU the product with a few rows is faster with the transposed copy of W."""
+
+    def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, "out"] | None) -> None:
+        self.transposed, self.bias = weight.t().contiguous(), bias
+
+    def __call__(self, x: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
+        product = x @ self.transposed
+        return product if self.bias is None else product + self.bias
+
+
 @dataclass(frozen=True)
 class _Layer:
     """A decoder layer with the three projections of its self-attention as one matrix."""
 
     layer: DecoderLayer
-    qkv: Tensor
+    qkv: Callable[[Tensor], Tensor]
     """The rows of W_Q are divided by sqrt(d_k) here, so that queries need not be at every step."""
-    qkv_bias: Tensor | None
     sizes: list[int]
 
     @classmethod
     @torch.no_grad()
-    def of(cls, layer: DecoderLayer) -> _Layer:
+    def of(cls, layer: DecoderLayer, product: Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]]) -> _Layer:
         own = layer.self_attention
         root = math.sqrt(own.W_Q.out_features // own.h)
         scaled = [(own.W_Q, 1 / root), (own.W_K, 1.0), (own.W_V, 1.0)]
         weight = torch.cat([part.weight * scale for part, scale in scaled])
         biases = [part.bias * scale for part, scale in scaled if part.bias is not None]
-        return cls(layer, weight, torch.cat(biases) if biases else None, [part.out_features for part, _ in scaled])
+        qkv = product(weight, torch.cat(biases) if biases else None)
+        return cls(layer, qkv, [part.out_features for part, _ in scaled])
 
 
 class _ModelState(DecodingState):
@@ -127,8 +142,9 @@ class _ModelState(DecodingState):
         src_mask = padding_mask(src)
         memory = self.model.encode(src, src_mask)
         self.src_mask = memory.new_zeros(src_mask.shape).masked_fill_(~src_mask, -math.inf)
-        self.cross = [projected.layer.cross_attention.keys_values(memory) for projected in self.layers]
-        """Keys and values of the memory in every layer."""
+        both = [projected.layer.cross_attention.keys_values(memory) for projected in self.layers]
+        self.cross = [(K.contiguous(), V.contiguous()) for K, V in both]
+        """Keys and values of the memory in every layer; contiguous, or every product of a step would copy them."""
         empty = memory.new_empty(src.shape[0], 1, 0, 1)
         self.nodes = [[empty, empty] for _ in self.layers]
         """Keys and values of the nodes in every layer, [batch, h, nodes and room for more, d]."""
@@ -137,7 +153,7 @@ class _ModelState(DecodingState):
         self.position = 0
 
     @torch.inference_mode()
-    def step(self, ids: Int[Tensor, "batch hypotheses"]) -> Float[Tensor, "batch hypotheses vocabulary"]:
+    def step(self, ids: Int[Tensor, "batch hypotheses"]) -> Iterator[Float[Tensor, "part hypotheses vocabulary"]]:
         batch, hypotheses = ids.shape
         x = self.model.target_embedding(ids.reshape(-1, 1), self.position).view(batch, hypotheses, -1)
         itself = x.new_full((hypotheses, hypotheses), -math.inf).fill_diagonal_(0.0)
@@ -145,9 +161,16 @@ class _ModelState(DecodingState):
         for projected, nodes, cross in zip(self.layers, self.nodes, self.cross, strict=True):
             x = self._layer(projected, x, nodes, cross)
         self.position += 1
-        logits: Tensor = x @ self.output
+        return map(self._log_probabilities, x.split(batch if x.is_cuda else max(1, _ROWS // hypotheses)))
+
+    @torch.inference_mode()
+    def _log_probabilities(
+        self, x: Float[Tensor, "part hypotheses d_model"]
+    ) -> Float[Tensor, "part hypotheses vocabulary"]:
+        logits = self.output(x)
         # The sum over a vocabulary is too coarse in bfloat16 to rank hypotheses.
-        return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(dim=-1)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return torch.log_softmax(logits, dim=-1, out=logits)
 
     def _layer(
         self,
@@ -157,7 +180,7 @@ class _ModelState(DecodingState):
         cross: tuple[Tensor, Tensor],
     ) -> Float[Tensor, "batch hypotheses d_model"]:
         layer, own = projected.layer, projected.layer.self_attention
-        parts = F.linear(x, projected.qkv, projected.qkv_bias).split(projected.sizes, dim=2)
+        parts = projected.qkv(x).split(projected.sizes, dim=2)
         Q, *new = (own.split_heads(part) for part in parts)
         end = self.mask.shape[2]
         nodes[:] = [_append(old, end - x.shape[1], part) for old, part in zip(nodes, new, strict=True)]

@@ -56,9 +56,9 @@ def load_description(folder: Path) -> ModelDescription:
 def load_model(folder: Path, description: ModelDescription) -> Transformer:
     """Return the model in evaluation mode; raise InputError if weights are damaged, not finite or of another shape."""
     weights = load_tensors(folder / WEIGHTS)
-    vocabularies = description.vocabulary, description.target_vocabulary
     with torch.device("meta"):
-        expected = Transformer(description.model, *vocabularies).state_dict()
+        model = Transformer(description.model, description.vocabulary, description.target_vocabulary)
+    expected = model.state_dict()
     for name in sorted(expected.keys() | weights.keys()):
         shapes = [tensors[name].shape if name in tensors else None for tensors in (weights, expected)]
         if shapes[0] != shapes[1]:
@@ -69,6 +69,5 @@ def load_model(folder: Path, description: ModelDescription) -> Transformer:
     for name, tensor in weights.items():
         if not torch.isfinite(tensor).all():
             raise InputError(f"{folder / WEIGHTS}: tensor `{name}` holds values that are not finite: train it again")
-    model = Transformer(description.model, *vocabularies)
-    model.load_state_dict(weights)
+    model.load_state_dict(weights, assign=True)
     return model.eval()

@@ -49,6 +49,8 @@ class TranslationOptions:
     engine: EngineName
     device: str | None
     precision: Precision
+    quantization: Literal["int8"] | None
+    """int8: 8-bit weights, on a CPU."""
     batch_tokens: int
     """Source positions of a batch, all beams counted."""
     window: int

@@ -7,7 +7,7 @@ of the others stay in the beam, so that a finished hypothesis never displaces an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from nmt.common.shapes import Bool, Float, Int
 from nmt.config import BOS, EOS, PAD, UNK, InputError, SearchSettings
-from nmt.inference.decoder import Decoder, Scorer
+from nmt.inference.decoder import Decoder, DecodingState, Scorer
 from nmt.model import Transformer
 
 _CHUNK = 64
@@ -60,11 +60,15 @@ def search(
     settings.check_nbest(nbest)
     scorer = Decoder(model) if isinstance(model, Transformer) else model
     if settings.beam == 1:
-        return generate(scorer, src, settings, subwords, 1, lambda log_p, sentences, position: log_p.argmax(dim=2))
+        return generate(scorer, src, settings, subwords, 1, _likeliest)
     beam = _Beam(scorer, src, settings, subwords, nbest)
     while len(beam.results) < src.shape[0]:
         beam.step()
     return [beam.results[index] for index in range(src.shape[0])]
+
+
+def _likeliest(log_p: Tensor, sentences: list[int], position: int) -> Tensor:
+    return top_of_rows(log_p, 1)[1][:, :, 0]
 
 
 def generate(
@@ -82,42 +86,64 @@ def generate(
     Raises InputError if the model's probabilities are not finite.
     """
     state, limit = scorer.start(src), length_limits(src, settings)
-    sentences = list(range(src.shape[0]))
-    written: list[list[list[int]]] = [[[] for _ in range(count)] for _ in sentences]
-    totals = [[0.0] * count for _ in sentences]
-    ids = torch.full((len(sentences), 1), BOS, device=src.device)
+    rows = torch.arange(src.shape[0], device=src.device)
+    written = src.new_full((len(rows), count, int(limit.max()) + 1), PAD)
+    totals = torch.zeros(len(rows), count, dtype=torch.float64, device=src.device)
+    ended = torch.zeros(len(rows), count, dtype=torch.bool, device=src.device)
+    ids = src.new_full((len(rows), 1), BOS)
     position = 0
-    while sentences:
-        log_p = state.step(ids)
-        forbid_specials(log_p, subwords)
-        force_eos(log_p, limit <= position)
+    while len(rows):
+        chosen = []
+        for log_p, part in _allowed(state, ids, limit, position, subwords):
+            copies = log_p.expand(-1, count, -1)
+            picked = choose(copies, rows[part].tolist(), position)
+            chosen.append((picked, copies.gather(2, picked[:, :, None])[:, :, 0]))
+        ids, gains = (torch.cat(parts) for parts in zip(*chosen, strict=True))
         if position == 0 and count > 1:
-            state.select_hypotheses(ids.new_zeros(len(sentences), count))
-            log_p = log_p.expand(-1, count, -1)
-        ids = choose(log_p, sentences, position)
-        gains = log_p.gather(2, ids[:, :, None])[:, :, 0].tolist()
+            state.select_hypotheses(ids.new_zeros(len(rows), count))
+        gains = gains.masked_fill(ended, 0.0)
+        if not gains.isfinite().all():
+            raise not_finite_error(position + 1)
+        written[rows, :, position] = ids.masked_fill(ended, PAD)
+        totals[rows] += gains
+        ended |= ids == EOS
         position += 1
-        remaining = []
-        for row, (sentence, tokens) in enumerate(zip(sentences, ids.tolist(), strict=True)):
-            for copy, (own, token, gain) in enumerate(zip(written[sentence], tokens, gains[row], strict=True)):
-                if own[-1:] != [EOS]:
-                    if not math.isfinite(gain):
-                        raise not_finite_error(position)
-                    own.append(token)
-                    totals[sentence][copy] += gain
-            if any(own[-1] != EOS for own in written[sentence]):
-                remaining.append(row)
-        if len(remaining) < len(sentences):
-            rows = torch.tensor(remaining, dtype=torch.long, device=src.device)
-            state.select_sentences(rows)
-            ids, limit, sentences = ids[rows], limit[rows], [sentences[row] for row in remaining]
-    return [
-        [
-            Hypothesis(own[:-1], total, total / length_penalty(len(own), settings.alpha))
-            for own, total in zip(written[sentence], totals[sentence], strict=True)
-        ]
-        for sentence in range(src.shape[0])
-    ]
+        remaining = (~ended.all(1)).nonzero()[:, 0]
+        if len(remaining) < len(rows):
+            state.select_sentences(remaining)
+            ids, limit, rows, ended = ids[remaining], limit[remaining], rows[remaining], ended[remaining]
+    found = []
+    for sentence, sums in zip(written.tolist(), totals.tolist(), strict=True):
+        lengths = [tokens.index(EOS) for tokens in sentence]
+        found.append(
+            [
+                Hypothesis(tokens[:length], total, total / length_penalty(length + 1, settings.alpha))
+                for tokens, length, total in zip(sentence, lengths, sums, strict=True)
+            ]
+        )
+    return found
+
+
+def _allowed(
+    state: DecodingState,
+    ids: Int[Tensor, "batch hypotheses"],
+    limit: Int[Tensor, "batch"],
+    length: int,
+    subwords: int,
+) -> Iterator[tuple[Float[Tensor, "part hypotheses vocabulary"], slice]]:
+    """Yield log-probabilities of the next subword, and of which sentences; those not allowed have -inf.
+
+    `length`: how many subwords the hypotheses have.
+    """
+    full = limit <= length
+    any_full, first = bool(full.any()), 0
+    for log_p in state.step(ids):
+        part = slice(first, first + log_p.shape[0])
+        first = part.stop
+        forbid_specials(log_p, subwords)
+        if any_full:
+            force_eos(log_p, full[part])
+        yield log_p, part
 
 
 def length_limits(src: Int[Tensor, "batch src"], settings: SearchSettings) -> Int[Tensor, "batch"]:
@@ -153,20 +179,19 @@ def not_finite_error(position: int) -> InputError:
 def top_of_rows(
     log_p: Float[Tensor, "*rows vocabulary"], count: int
 ) -> tuple[Float[Tensor, "*rows count"], Int[Tensor, "*rows count"]]:
-    """Return the `count` best of each row and their columns, as `topk`.
+    """Return the `count` best of each row and their columns, as `topk`; all of them if a row has fewer.
 
     Faster on a CPU: only the `count` chunks with the largest maxima are searched.
     """
     vocabulary = log_p.shape[-1]
-    chunks = vocabulary // _CHUNK
+    chunks, count = vocabulary // _CHUNK, min(count, vocabulary)
     if log_p.is_cuda or vocabulary % _CHUNK or chunks < 2 * count:
         return log_p.topk(count, dim=-1)
-    # A chunk is every `chunks`-th column, so that the maxima of all chunks are computed as vectors.
-    folded = log_p.unflatten(-1, (_CHUNK, chunks))
-    chosen = folded.amax(-2).topk(count, dim=-1, sorted=False).indices
-    inside = folded.gather(-1, chosen[..., None, :].expand(*folded.shape[:-1], count))
+    folded = log_p.unflatten(-1, (chunks, _CHUNK))
+    chosen = folded.amax(-1).topk(count, dim=-1, sorted=False).indices
+    inside = folded.gather(-2, chosen[..., None].expand(*chosen.shape, _CHUNK))
     best, indices = inside.flatten(-2).topk(count, dim=-1)
-    return best, indices // count * chunks + chosen.gather(-1, indices % count)
+    return best, chosen.gather(-1, indices // _CHUNK) * _CHUNK + indices % _CHUNK
 
 
 class _Beam:
@@ -182,7 +207,6 @@ class _Beam:
         """The sentence of each row of the tensors, as an index in `src`. Some rows may have results already."""
         self.results: dict[int, list[Hypothesis]] = {}
         self.limit = length_limits(src, settings)
-        self.least_limit = int(self.limit.min())
         self.length = 0
         """Subwords of every unfinished hypothesis."""
         # The search begins with one hypothesis; from the first step on there are k.
@@ -214,16 +238,13 @@ class _Beam:
         self,
     ) -> tuple[Float[Tensor, "batch candidates"], Int[Tensor, "batch candidates"], Int[Tensor, "batch candidates"]]:
         """Return the 2k best: log-probability, last subword, and the index of the hypothesis that each continues."""
-        following = self.state.step(self.tokens[:, :, -1])
-        forbid_specials(following, self.subwords)
-        if self.length >= self.least_limit:
-            force_eos(following, self.limit <= self.length)
+        width = 2 * self.settings.beam
         # The 2k best of all rows are among the 2k best of each.
-        width = min(2 * self.settings.beam, following.shape[2])
-        best, tokens = top_of_rows(following, width)
+        parts = _allowed(self.state, self.tokens[:, :, -1], self.limit, self.length, self.subwords)
+        best, tokens = map(torch.cat, zip(*(top_of_rows(log_p, width) for log_p, _ in parts), strict=True))
         log_p = (best + self.alive[:, :, None]).flatten(1)
-        log_p, indices = log_p.topk(min(2 * self.settings.beam, log_p.shape[1]), dim=1)
-        return log_p, tokens.flatten(1).gather(1, indices), indices // width
+        log_p, indices = log_p.topk(min(width, log_p.shape[1]), dim=1)
+        return log_p, tokens.flatten(1).gather(1, indices), indices // best.shape[2]
 
     def _finish(self, ended: Float[Tensor, "batch candidates"], origin: Int[Tensor, "batch candidates"]) -> None:
         """Keep the k best of the finished and the newly ended hypotheses (-inf: a candidate did not end)."""
@@ -265,7 +286,6 @@ class _Beam:
         rows = torch.tensor(remaining, device=self.alive.device)
         self.state.select_sentences(rows)
         self.limit, self.alive, self.tokens = self.limit[rows], self.alive[rows], self.tokens[rows]
-        self.least_limit = int(self.limit.min())
         self.finished, self.finished_tokens = self.finished[rows], self.finished_tokens[rows]
 
     def _hypotheses(self, row: int) -> list[Hypothesis]:

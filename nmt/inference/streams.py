@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from nmt.config import InputError, first_error
 from nmt.inference.loading import Models
 from nmt.inference.options import TranslationOptions
+from nmt.inference.quantization import quantize
 from nmt.inference.resumable_output import Partial, fingerprint
 from nmt.inference.sampling import SamplingSettings
 from nmt.inference.translator import Engine, TorchEngine, Translation, Translator
@@ -55,7 +56,12 @@ def open_translator(options: TranslationOptions) -> Translator:
         raise InputError(f"--pair is `{options.pair}`: write it as en-de")
     device = _device(options.device) if options.device else None
     folders, weights = [options.model, *options.ensemble], options.engine == "torch"
+    if options.quantization and not weights:
+        raise InputError("a CTranslate2 model is quantized by wmt export: leave out --quantization")
     models = Models(folders, device, options.precision, pair, weights=weights)
+    if options.quantization:
+        for model in models.members:
+            quantize(model)
     given = {key: getattr(options, key) for key in ("beam", "alpha", "max_extra", "stop")}
     settings = models.description.search.changed({key: value for key, value in given.items() if value is not None})
     if not options.sample and options.nbest > settings.beam:

@@ -1,1 +1,1 @@
-"""Train the model, section 5: batches, updates, checkpoints, micro-batches, several processes."""
+"""Train the model, section 5: batches, shards, updates, checkpoints, several processes."""

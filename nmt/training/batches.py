@@ -1,14 +1,14 @@
 """Binned corpus to batches of about 25,000 source and 25,000 target tokens; section 5.1.
 
-What an update trains on is a function of (corpus, seed, update) alone: the same pairs whatever the number of
-ranks and the size of micro-batches, so a resumed run needs no data state.
+What an update trains on, and how its pairs are cut into shards, is a function of (corpus, seed, update) alone: the
+same whatever the number of ranks, so a resumed run needs no data state.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
@@ -28,6 +28,8 @@ _Ids = tuple[NDArray[np.int32], NDArray[np.unsignedinteger]]
 """Offsets of sentences, and the ids of all sentences one after the other."""
 AHEAD = 4
 """Number of updates prepared in advance."""
+ROUNDS = 5
+"""Attempts at cutting an update evenly: on lengths like WMT14's, the largest of 16 shards is 2% above their mean."""
 
 
 class Corpus:
@@ -156,21 +158,6 @@ class MicroBatch:
         tensors = (self.src, self.tgt_in, self.positions, self.labels)
         return MicroBatch(*(tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors))
 
-    def halves(self) -> tuple[MicroBatch, MicroBatch]:
-        """Return the pairs in two halves; raise InputError for a single pair."""
-        rows, width = self.tgt_in.shape
-        if rows == 1:
-            raise InputError(
-                f"a single pair of {self.src.shape[1]} and {width} subwords does not fit into this device's memory: "
-                "lower binning.max_length, or use a larger device"
-            )
-        cut = rows // 2
-        count = int((self.positions < cut * width).sum())
-        return (
-            MicroBatch(self.src[:cut], self.tgt_in[:cut], self.positions[:count], self.labels[:count]),
-            MicroBatch(self.src[cut:], self.tgt_in[cut:], self.positions[count:] - cut * width, self.labels[count:]),
-        )
-
 
 def micro_batch(corpus: Corpus, pairs: Sequence[int] | NDArray[np.integer]) -> MicroBatch:
     """Make a micro-batch of pairs, padded to the longest."""
@@ -192,32 +179,45 @@ def by_length(corpus: Corpus, pairs: NDArray[np.integer]) -> NDArray[np.integer]
     return pairs[np.lexsort((corpus.src_lengths[pairs], corpus.sort_keys(pairs)))]
 
 
-def pack(corpus: Corpus, pairs: NDArray[np.integer], micro_tokens: int) -> list[NDArray[np.integer]]:
-    """Cut pairs into micro-batches of at most `micro_tokens` padded positions per side.
+@dataclass(frozen=True)
+class Cut:
+    """Pairs cut into consecutive parts, some of them possibly empty."""
 
-    A longer pair gets a micro-batch of its own. Two orders are tried, one sorted more finely by source length, one by
-    target length; the one with less padding is used.
+    parts: list[NDArray[np.integer]]
+    padded: int
+    """Positions of all parts, source and target, each part padded to its longest pair."""
+    largest: int
+    """Positions of the largest part."""
+
+
+def cut(corpus: Corpus, pairs: NDArray[np.integer], count: int) -> Cut:
+    """Cut pairs into `count` parts of about equal padded size, by their lengths alone.
+
+    Two orders are tried, one sorted more finely by source length, one by target length, and several cuts of each. The
+    cut is used whose sum and whose largest part are smallest: one process computes all parts, `count` one each.
     """
-
-    def padded(parts: list[NDArray[np.integer]]) -> int:
-        sides = corpus.src_lengths, corpus.tgt_lengths
-        return sum(len(part) * sum(int(lengths[part].max()) for lengths in sides) for part in parts)
-
     finely_by_target = pairs[np.lexsort((corpus.src_lengths[pairs], corpus.tgt_lengths[pairs]))]
+    orders = by_length(corpus, pairs), finely_by_target
     return min(
-        (_cut(corpus, order, micro_tokens) for order in (by_length(corpus, pairs), finely_by_target)), key=padded
+        chain.from_iterable(_cuts(corpus, order, count) for order in orders),
+        key=lambda found: found.padded + count * found.largest,
     )
 
 
-def _cut(corpus: Corpus, order: NDArray[np.integer], micro_tokens: int) -> list[NDArray[np.integer]]:
-    parts, start, longest = [], 0, 0
-    sizes = np.maximum(corpus.src_lengths[order], corpus.tgt_lengths[order]).tolist()
-    for end, size in enumerate(sizes):
-        longest = max(longest, size)
-        if end > start and (end + 1 - start) * longest > micro_tokens:
-            parts.append(order[start:end])
-            start, longest = end, size
-    return [*parts, order[start:]] if len(order) else []
+def _cuts(corpus: Corpus, order: NDArray[np.integer], count: int) -> Iterator[Cut]:
+    """Yield cuts of pairs in the given order: first by their subwords, then by the padded size of the cut before."""
+    src, tgt = (lengths[order].astype(np.int64) for lengths in (corpus.src_lengths, corpus.tgt_lengths))
+    sizes = src + tgt
+    for _ in range(ROUNDS):
+        ends = np.cumsum(sizes)
+        # A pair belongs to the part in which its middle lies. All numbers are integers, so that no rounding decides.
+        starts = np.searchsorted((2 * ends - sizes) * count, 2 * ends[-1] * np.arange(1, count))
+        lengths = np.diff([0, *starts, len(order)])
+        first = np.concatenate(([0], starts))[lengths > 0]
+        widths = np.maximum.reduceat(src, first) + np.maximum.reduceat(tgt, first)
+        # A pair takes as many positions as the longest source and the longest target of its part.
+        sizes = np.repeat(widths, lengths[lengths > 0])
+        yield Cut(np.split(order, starts), int(sizes.sum()), int((widths * lengths[lengths > 0]).max()))
 
 
 class EpochPlan:
@@ -274,36 +274,31 @@ def updates_an_epoch(corpus: Corpus, tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Update:
-    """One rank's share of an update, and the whole update's size."""
+    """One rank's shards of an update, and the whole update's size."""
 
     number: int
-    batches: list[MicroBatch]
+    first: int
+    """The number of this rank's first shard, counted from 0."""
+    shards: list[MicroBatch | None]
+    """None for an empty shard: an update may have fewer pairs than shards."""
     sums: LengthSums
     """Of all ranks' pairs."""
     padded: int
-    """Positions of this rank's micro-batches, source and target, padding included."""
+    """Positions of all ranks' shards, source and target, padding included."""
 
 
 def updates(
-    corpus: Corpus,
-    seed: int,
-    tokens: int,
-    micro_tokens: Callable[[], int],
-    rank: int,
-    size: int,
-    first: int,
-    last: int,
+    corpus: Corpus, seed: int, tokens: int, shards: int, rank: int, size: int, first: int, last: int
 ) -> Iterator[Update]:
     """Yield this rank's share of the updates `first` to `last`, counted from 1, over as many epochs as needed.
 
-    Ranks take the update's pairs in turn, sorted by length, so that each has about the same work. A rank may get none.
-    `micro_tokens` is called for every update, because the size may be lowered.
+    Every update is cut into `shards`, of which each of `size` ranks takes equally many consecutive ones.
     """
-    for number, chosen in pairs_of_updates(corpus, seed, tokens, range(first, last + 1)):
-        pairs = by_length(corpus, chosen)
-        batches = [micro_batch(corpus, part) for part in pack(corpus, pairs[rank::size], micro_tokens())]
-        padded = sum(batch.src.numel() + batch.tgt_in.numel() for batch in batches)
-        yield Update(number, batches, corpus.sums(pairs), padded)
+    own = range(rank * shards // size, (rank + 1) * shards // size)
+    for number, pairs in pairs_of_updates(corpus, seed, tokens, range(first, last + 1)):
+        found = cut(corpus, pairs, shards)
+        batches = [micro_batch(corpus, part) if len(part) else None for part in found.parts[own.start : own.stop]]
+        yield Update(number, own.start, batches, corpus.sums(pairs), found.padded)
 
 
 def ahead(items: Iterator[Update]) -> Iterator[Update]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import platform
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # documented, but not exported
+
+from nmt.config import InputError
 
 LOOPBACK = "127.0.0.1"
 TIMEOUT = timedelta(minutes=10)
@@ -34,15 +38,50 @@ class World:
         """Whether this process writes the files and reports progress."""
         return self.rank == 0
 
+    @property
+    def spare(self) -> bool:
+        """Whether this process only stands by, because the others are as many as can share the work."""
+        return self.rank >= self.size
+
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum over all ranks in place and return the tensor."""
+        """Sum over all ranks in place, in no fixed order, and return the tensor.
+
+        The sum is the same for any number of ranks where at most one rank's number is not 0.
+        """
         if self.size > 1:
             distributed.all_reduce(values)
         return values
 
-    def start_sum(self, values: torch.Tensor) -> distributed.Work:
-        """Start a sum over all ranks in place; call `wait` on the returned work before using the tensor."""
-        return cast("distributed.Work", distributed.all_reduce(values, async_op=True))
+    def tree_sum(self, values: torch.Tensor) -> None:
+        """Sum a flat tensor over all ranks in place, along the binary tree over the ranks' numbers.
+
+        The number of ranks must be a power of two and divide the tensor's length. Recursive halving: with a partner at
+        distance 1, 2, 4, ... each rank adds the halves of what it summed before, so rank 0 is added to 1, 2 to 3, then
+        these sums to each other. Recursive doubling returns the sums. A rank sends as many bytes as in a ring
+        all-reduce, in 2 log2(size) messages.
+        """
+        exchanged = []
+        received, kept, distance = torch.empty_like(values[: len(values) // 2]), values, 1
+        while distance < self.size:
+            halves = kept.chunk(2)
+            upper = bool(self.rank & distance)
+            kept, sent = halves[upper], halves[not upper]
+            self._swap(sent, received[: len(kept)], self.rank ^ distance)
+            kept += received[: len(kept)]
+            exchanged.append((kept, sent, self.rank ^ distance))
+            distance *= 2
+        for mine, theirs, partner in reversed(exchanged):
+            self._swap(mine, theirs, partner)
+
+    @staticmethod
+    def _swap(sent: torch.Tensor, received: torch.Tensor, partner: int) -> None:
+        """Send a tensor to a partner and receive one from it; on GPUs only the current stream waits."""
+        operations = [
+            distributed.P2POp(distributed.isend, sent, partner),
+            distributed.P2POp(distributed.irecv, received, partner),
+        ]
+        for work in distributed.batch_isend_irecv(operations):
+            work.wait()
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is true on any rank, without waiting for GPUs."""
@@ -66,16 +105,34 @@ class World:
             distributed.barrier()
 
 
+def most_processes(available: int, shards: int) -> int:
+    """Return the largest number of processes, of those available, among which the shards can be divided evenly."""
+    return 1 << (min(available, shards).bit_length() - 1)
+
+
+def check_processes(processes: int, shards: int) -> None:
+    """Raise InputError if the shards of an update cannot be divided among the processes."""
+    if shards % processes:
+        raise InputError(
+            f"{processes} processes cannot train together: training.shards is {shards}, and their number must divide "
+            f"it; use {most_processes(processes, shards)} processes, or change training.shards"
+        )
+
+
 @contextmanager
-def join_world(store: str | None = None) -> Iterator[World]:
+def join_world(shards: int, store: str | None = None) -> Iterator[World]:
     """Join the processes of torchrun's RANK, WORLD_SIZE and LOCAL_RANK; without these, a world of one process.
 
-    The backend is NCCL on GPUs and gloo elsewhere. `store` is an init_method such as `file:///...`, used instead of
+    Where the processes are not a power of two, or more than `shards`, the last ones join nothing and are spare. The
+    backend is NCCL on GPUs and gloo elsewhere. `store` is an init_method such as `file:///...`, used instead of
     torchrun's rendezvous.
     """
     rank = int(os.environ.get("RANK", "0"))
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = most_processes(int(os.environ.get("WORLD_SIZE", "1")), shards)
     device = torch.device("cpu")
+    if rank >= size:
+        yield World(rank, size, device)
+        return
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
@@ -110,6 +167,14 @@ def loopback_store(rank: int, size: int) -> TCPStore:
 def device_name(device: torch.device) -> str:
     """Return the GPU's model, or `cpu`."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def processor() -> str:
+    """Return the CPU's model."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text(encoding="utf-8", errors="replace").split("\n") if information.exists() else []
+    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())
 
 
 def peer_is_lost(error: BaseException) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import torch
@@ -26,40 +27,33 @@ class Measurements:
         self.best_loss, self.valid_loss = state.best_loss, state.valid_loss
         self.validations_since_best = state.validations_since_best
         self.last_finite, self.resumes = state.last_finite, state.resumes
-        interval = state.interval
-        # A saved state holds sums over all ranks. Only the main rank takes them, or the next sum would count them once
-        # per rank.
-        totals = [interval.loss, interval.nll, interval.norm, interval.padded] if world.main else [0.0] * 4
-        self.totals = torch.tensor(totals, dtype=torch.float64, device=world.device)
-        """This rank's part of the interval: smoothed loss, negative log-likelihood, gradient norm, padded positions."""
-        self.interval_updates, self.interval_sums = interval.updates, interval.sums
-        self.interval_skipped = interval.skipped
-        self._not_finite: list[tuple[int, Tensor]] = []
-        """Every update since the last check, and 1 if its gradient was not finite."""
+        self._start_interval(state.interval)
+        self._uncollected: list[tuple[int, Tensor, Tensor]] = []
+        """Every update since the last `collect`: its number, the losses of this rank's shards, its gradient norm."""
         self._checked = state.update
+        self._skipped: list[int] = []
+        """Updates since the last check whose gradient was not finite."""
         self._seconds_before, self._device_seconds_before = state.seconds, dict(state.device_seconds)
         self._started = time.monotonic()
-        self._reported = self._started - interval.seconds
+        self._reported = self._started - state.interval.seconds
 
-    def add_losses(self, smoothed: Tensor, negative_log_likelihood: Tensor) -> None:
-        """Add a micro-batch's losses, each summed over its target tokens."""
-        self.totals[0] += smoothed.detach()
-        self.totals[1] += negative_log_likelihood
+    def _start_interval(self, interval: Interval) -> None:
+        self.loss, self.nll, self.norm = interval.loss, interval.nll, interval.norm
+        self.interval_updates, self.interval_sums = interval.updates, interval.sums
+        self.interval_skipped = interval.skipped
 
-    def add_update(self, update: Update, norm: Tensor, not_finite: Tensor) -> None:
-        """Add a finished update, its gradient norm, and whether that was not finite (0 or 1).
+    def add_update(self, update: Update, losses: Tensor, norm: Tensor) -> None:
+        """Add a finished update; does not wait for the device.
 
-        Does not wait for the device.
+        `losses`, [shards of this rank, 2]: smoothed loss and negative log-likelihood of each shard, summed over its
+        target tokens. `norm`: of the gradient summed over all shards.
         """
-        if self.world.main:
-            # The norm is the same on all ranks: count it once.
-            self.totals[2] += norm.nan_to_num(0.0, 0.0, 0.0)
-        self.totals[3] += update.padded
-        self._not_finite.append((update.number, not_finite))
+        self._uncollected.append((update.number, losses, norm))
         self.interval_updates += 1
         self.interval_sums += update.sums
         self.update = update.number
         self.sums += update.sums
+        self.padded += update.padded
 
     def add_validation(self, loss: float) -> None:
         """Add a validation loss."""
@@ -67,14 +61,35 @@ class Measurements:
         self.validations_since_best = 0 if loss < self.best_loss else self.validations_since_best + 1
         self.best_loss = min(self.best_loss, loss)
 
+    def collect(self) -> None:
+        """Sum the losses of the updates since the last call over all shards; every rank must call this.
+
+        Every rank then has the same sums, the same to the bit for any number of ranks.
+        """
+        if not self._uncollected:
+            return
+        numbers, losses, norms = zip(*self._uncollected, strict=True)
+        self._uncollected.clear()
+        own = torch.stack(losses)
+        every = own.new_zeros(len(own), self.world.size, *own.shape[1:])
+        every[:, self.world.rank] = own
+        of_updates = self.world.sum(every).cpu().flatten(1, 2).sum(1).tolist()
+        # One update after the other, so that a stop between two reports changes no sum.
+        for number, (loss, nll), norm in zip(numbers, of_updates, torch.stack(norms).tolist(), strict=True):
+            self.loss += loss
+            self.nll += nll
+            if math.isfinite(norm):
+                self.norm += norm
+            else:
+                self._skipped.append(number)
+
     def check_gradients(self) -> list[int]:
         """Return the updates since the last call whose gradient was not finite; they changed no weight.
 
-        Raises InputError after DIVERGED consecutive such updates.
+        Every rank must call this. Raises InputError after DIVERGED consecutive such updates.
         """
-        flags = torch.stack([flag for _, flag in self._not_finite]).tolist() if self._not_finite else []
-        skipped = [number for (number, _), flag in zip(self._not_finite, flags, strict=True) if flag]
-        self._not_finite.clear()
+        self.collect()
+        skipped, self._skipped = self._skipped, []
         finite = set(range(self._checked + 1, self.update + 1)) - set(skipped)
         self.last_finite = max(finite, default=self.last_finite)
         self._checked = self.update
@@ -86,25 +101,17 @@ class Measurements:
             )
         return skipped
 
-    def sum_interval_over_ranks(self) -> None:
-        """Replace this rank's part by the sums over all ranks, which a saved state holds. Every rank must call this."""
-        self.world.sum(self.totals)
-
     def take_interval(self) -> Interval:
-        """Return the sums over all ranks since the last call, and start a new interval; every rank calls it."""
-        self.sum_interval_over_ranks()
+        """Return the sums since the last call, and start a new interval; every rank must call this."""
+        self.collect()
         now = time.monotonic()
         interval = self._interval(now)
-        self.padded += interval.padded
-        self.totals.zero_()
-        self.interval_updates = self.interval_skipped = 0
-        self.interval_sums = flops.LengthSums.zero()
+        self._start_interval(Interval.empty())
         self._reported = now
         return interval
 
     def _interval(self, now: float) -> Interval:
-        loss, nll, norm, padded = self.totals.tolist()
-        sums = {"loss": loss, "nll": nll, "norm": norm, "padded": padded, "sums": self.interval_sums}
+        sums = {"loss": self.loss, "nll": self.nll, "norm": self.norm, "sums": self.interval_sums}
         counts = {"updates": self.interval_updates, "skipped": self.interval_skipped}
         return Interval.model_validate({**sums, **counts, "seconds": now - self._reported})
 
@@ -119,14 +126,15 @@ class Measurements:
         return {**self._device_seconds_before, name: self._device_seconds_before.get(name, 0.0) + own}
 
     def padding(self) -> float:
-        """Return the share of padding in all positions up to the last report."""
-        return 1 - (self.sums.source + self.sums.target) / max(1.0, self.padded)
+        """Return the share of padding in all positions."""
+        return 1 - (self.sums.source + self.sums.target) / max(1, self.padded)
 
     def state(self, conditions: ResumeConditions) -> TrainState:
-        """Return what a training under these conditions resumes from."""
+        """Return what a training under these conditions resumes from; call `collect` on every rank before."""
         names = ["update", "sums", "padded", "best_loss", "valid_loss", "validations_since_best"]
         names += ["last_finite", "resumes"]
         times = {"seconds": self.seconds(), "device_seconds": self.device_seconds()}
         own = {name: getattr(self, name) for name in names}
         interval = self._interval(time.monotonic())
-        return TrainState.model_validate({**own, **times, "interval": interval, "conditions": conditions})
+        rest = {"interval": interval, "processes": self.world.size, "conditions": conditions}
+        return TrainState.model_validate({**own, **times, **rest})

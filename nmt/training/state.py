@@ -22,7 +22,7 @@ from nmt.config import InputError
 from nmt.flops import LengthSums
 from nmt.model import Transformer
 from nmt.training import checkpoint
-from nmt.training.distributed import World, device_name
+from nmt.training.distributed import World, device_name, processor
 
 MOMENTS = "optimizer.safetensors"
 STATE = "state.json"
@@ -35,32 +35,39 @@ class _Saved(BaseModel):
 
 
 class ResumeConditions(_Saved):
-    """What must be the same for a resumed training to be bit-identical."""
+    """What must be the same for a resumed training to be bit-identical. The number of processes need not be."""
 
-    processes: int
-    threads: int
-    """CPU threads of a process; 0 on GPUs."""
-    micro_tokens: int
     device: str
     """The GPU's model, or `cpu`."""
+    processor: str
+    """The CPU's model; empty on GPUs."""
+    threads: int
+    """CPU threads of a process; 0 on GPUs."""
     compiled: bool
+    deterministic: bool
     torch: str
 
     @classmethod
-    def of(cls, world: World, micro_tokens: int, compiled: bool) -> ResumeConditions:
+    def of(cls, world: World, compiled: bool, deterministic: bool) -> ResumeConditions:
         """Return the conditions of this process."""
+        on_cpu = world.device.type == "cpu"
         return cls(
-            processes=world.size,
-            threads=torch.get_num_threads() if world.device.type == "cpu" else 0,
-            micro_tokens=micro_tokens,
             device=device_name(world.device),
+            processor=processor() if on_cpu else "",
+            threads=torch.get_num_threads() if on_cpu else 0,
             compiled=compiled,
+            deterministic=on_cpu or deterministic,
             torch=torch.__version__,
         )
 
+    def differences(self, now: ResumeConditions) -> list[str]:
+        """Return a phrase for each condition that is different `now`."""
+        both = zip(self, now, strict=True)
+        return [f"{name} was {before!r} and is {after!r}" for (name, before), (_, after) in both if before != after]
+
 
 class Interval(_Saved):
-    """Sums over the updates since the last report, over all ranks."""
+    """Sums over the updates since the last report."""
 
     loss: float
     """Smoothed loss, in nats."""
@@ -68,8 +75,6 @@ class Interval(_Saved):
     """Negative log-likelihood, in nats."""
     norm: float
     """Gradient norms; those that are not finite count as 0."""
-    padded: float
-    """Positions of source and target, padding included."""
     updates: int
     sums: LengthSums
     skipped: int
@@ -89,8 +94,8 @@ class TrainState(_Saved):
     """The last finished update; updates count from 1."""
     sums: LengthSums
     """Over all pairs trained on."""
-    padded: float
-    """Positions up to the last report, padding included."""
+    padded: int
+    """Positions of all shards, padding included."""
     interval: Interval
     best_loss: float
     """The lowest validation loss; infinite before the first validation."""
@@ -105,13 +110,16 @@ class TrainState(_Saved):
     device_seconds: Mapping[str, float]
     """Training time multiplied by devices, by device model: a training may move to other devices."""
     resumes: int
+    processes: int
+    """Processes of the training that saved the state."""
     conditions: ResumeConditions
 
     @classmethod
-    def initial(cls, conditions: ResumeConditions) -> TrainState:
+    def initial(cls, conditions: ResumeConditions, processes: int) -> TrainState:
         """Return the state before the first update."""
         counts = dict.fromkeys(("update", "padded", "validations_since_best", "last_finite", "seconds", "resumes"), 0)
-        rest = {"best_loss": math.inf, "valid_loss": math.inf, "device_seconds": {}, "conditions": conditions}
+        rest = {"best_loss": math.inf, "valid_loss": math.inf, "device_seconds": {}}
+        rest |= {"processes": processes, "conditions": conditions}
         return cls.model_validate({**counts, **rest, "sums": LengthSums.zero(), "interval": Interval.empty()})
 
     def with_lost_time(self, recorded: float) -> TrainState:
@@ -121,7 +129,7 @@ class TrainState(_Saved):
         """
         seconds = max(self.seconds, recorded)
         name = self.conditions.device
-        lost = (seconds - self.seconds) * flops.devices(name, self.conditions.processes)
+        lost = (seconds - self.seconds) * flops.devices(name, self.processes)
         spent = {**self.device_seconds, name: self.device_seconds.get(name, 0.0) + lost}
         return self.model_copy(update={"seconds": seconds, "device_seconds": spent})
 
@@ -224,11 +232,12 @@ def remove_later_checkpoints(folder: Path, update: int) -> None:
 
 def print_resume(state: TrainState, conditions: ResumeConditions, updates: int) -> None:
     """Print where training resumes, and whether its weights will be those of an undisturbed training."""
-    same = state.conditions == conditions
-    exact, reason = False, "GPUs add in no fixed order"
-    if not same:
-        reason = f"the state was saved with {state.conditions.model_dump()}, and this run has {conditions.model_dump()}"
-    elif conditions.device == "cpu":
-        exact, reason = True, "processes, threads, micro-batch and device are the same"
+    differences = state.conditions.differences(conditions)
+    exact = not differences and conditions.deterministic
+    reason = "processor, threads, torch and compilation are the same"
+    if differences:
+        reason = "; ".join(differences)
+    elif not exact:
+        reason = "without training.deterministic GPUs add in no fixed order"
     weights = f"the weights will {'' if exact else 'not '}be bit-identical to an undisturbed run's"
     print(f"resuming after update {state.update:,} of {updates:,}; {weights}: {reason}", flush=True)

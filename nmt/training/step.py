@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
-import sys
+import os
 import zlib
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from nmt.config import Job
+from nmt.config import InputError, Job
 from nmt.loss import smoothed_cross_entropy
 from nmt.model import Transformer
 from nmt.schedule import learning_rate
-from nmt.training.batches import Corpus, MicroBatch, Update, micro_batch, pack
+from nmt.training.batches import Corpus, MicroBatch, Update, cut, micro_batch
 from nmt.training.compilation import compile_layers
-from nmt.training.distributed import World
+from nmt.training.distributed import World, check_processes
 from nmt.training.gradients import Gradients
 from nmt.training.measurements import Measurements
 from nmt.training.state import ResumeConditions, TrainState
+
+VALIDATION_POSITIONS = 2048
+"""Positions a side of a validation batch: enough to fill a matrix product on a CPU."""
 
 
 class Trainer:
     """One rank's model, optimizer, gradients and measurements. `step` is the update."""
 
-    def __init__(self, job: Job, world: World, micro_tokens: int) -> None:
+    def __init__(self, job: Job, world: World) -> None:
         self.job, self.world = job, world
-        self.micro_tokens = micro_tokens
-        """Padded positions per side that go through the model together; halved when memory runs out."""
         self.settings = job.training
+        check_processes(world.size, self.settings.shards)
+        if self.settings.deterministic and world.device.type == "cuda":
+            use_deterministic_kernels()
         torch.manual_seed(self.settings.seed)
         self.model = Transformer(job.model, job.vocabulary, job.target_vocabulary).to(world.device)
         self.compiled = compile_layers(self.model, world.device)
         self.parameters = list(self.model.parameters())
-        self.gradients = Gradients(self.parameters, world)
+        self.gradients = Gradients(self.parameters, world, self.settings.shards // world.size)
         self.optimizer = torch.optim.Adam(
             self.parameters, betas=(self.settings.beta1, self.settings.beta2), eps=self.settings.epsilon, fused=True
         )
-        self.measured = Measurements(world, TrainState.initial(self.conditions()))
+        self.measured = Measurements(world, TrainState.initial(self.conditions(), world.size))
         self.stop_requested = False
 
     @property
@@ -50,79 +53,51 @@ class Trainer:
 
     def conditions(self) -> ResumeConditions:
         """Return what must be the same for a resumed training to be bit-identical."""
-        return ResumeConditions.of(self.world, self.micro_tokens, self.compiled)
+        return ResumeConditions.of(self.world, self.compiled, self.settings.deterministic)
 
     def step(self, update: Update) -> None:
-        """Train on an update: sum gradients over micro-batches and ranks, divide once by all target tokens, step Adam.
+        """Train on an update: sum gradients over shards and ranks, divide once by all target tokens, step Adam.
 
         The learning rate is Eq. 3.
         """
         self.model.train()
-        tokens = update.sums.target
         self.gradients.start()
-        for number, batch in enumerate(update.batches, start=1):
+        losses = torch.zeros(len(update.shards), 2, dtype=torch.float64, device=self.world.device)
+        for number, (shard, own_losses) in enumerate(zip(update.shards, losses, strict=True), start=update.first):
             # Seeded by the position in the training, so that resuming needs no random state.
-            torch.manual_seed(random_seed(self.settings.seed, update.number, self.world.rank, number))
-            self._accumulate(batch.to(self.world.device), tokens, self.parameters, number == len(update.batches))
+            torch.manual_seed(random_seed(self.settings.seed, update.number, number))
+            if shard is None:
+                self.gradients.add_empty_shard()
+            else:
+                own_losses[:] = self._backward(shard.to(self.world.device), update.sums.target)
         norm = torch.nn.utils.get_total_norm(self.gradients.finish())
-        not_finite = (~torch.isfinite(norm)).float()
         # Fused Adam leaves weights and moments unchanged if found_inf is 1, so the host need not wait for the device.
         # GradScaler sets the same attribute, which the class does not declare.
-        self.optimizer.found_inf = not_finite  # type: ignore[attr-defined]
+        self.optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(update.number, self.job.model.d_model, self.settings)
         self.optimizer.step()
-        self.measured.add_update(update, norm, not_finite)
+        self.measured.add_update(update, losses, norm)
 
-    def _accumulate(self, batch: MicroBatch, tokens: int, parameters: Sequence[nn.Parameter], last: bool) -> None:
-        """Add a micro-batch to the gradients of `parameters`, in halves if memory runs out."""
-        self.gradients.expect(parameters, last)
-        if self._try_accumulate(batch, tokens, parameters):
-            return
-        # The failed pass added some gradients in full. The halves add only to the others.
-        pending = list(self.gradients.pending)
-        first, second = batch.halves()
-        self._lower_micro_tokens(max(first.src.numel(), first.tgt_in.numel()))
-        self._accumulate(first, tokens, pending, last=False)
-        self._accumulate(second, tokens, pending, last)
+    def _backward(self, shard: MicroBatch, tokens: int) -> Tensor:
+        """Run forward and backward pass of a shard; return its losses, [2].
 
-    def _try_accumulate(self, batch: MicroBatch, tokens: int, parameters: Sequence[nn.Parameter]) -> bool:
-        """Run forward and backward pass and add the gradients.
-
-        Return False if memory ran out; the failed pass's tensors are then freed.
+        Raises InputError if memory runs out.
         """
+        self.gradients.start_shard()
         try:
-            smoothed, negative_log_likelihood = self.losses(batch, self.settings.eps_ls)
-            (smoothed / tokens).backward(inputs=parameters)
+            smoothed, negative_log_likelihood = self.losses(shard, self.settings.eps_ls)
+            (smoothed / tokens).backward()
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
-            return False
-        self.measured.add_losses(smoothed, negative_log_likelihood)
-        return True
-
-    def _lower_micro_tokens(self, tokens: int) -> None:
-        if self.world.device.type == "cuda":
-            torch.cuda.empty_cache()
-        if tokens < self.micro_tokens:
-            message = (
-                f"rank {self.world.rank} ran out of memory at {self.micro_tokens:,} positions and continues with "
-                f"{tokens:,} at a time; the weights will not be bit-identical to an undisturbed run's"
-            )
-            print(message, file=sys.stderr, flush=True)
-            self.micro_tokens = tokens
-
-    def try_batch(self, batch: MicroBatch) -> None:
-        """Run a forward and a backward pass and discard the gradients; raise torch's error if memory runs out."""
-        try:
-            smoothed, _ = self.losses(batch, self.settings.eps_ls)
-            smoothed.backward()
-        finally:
-            self.gradients.start()
-
-    def moments_bytes(self) -> int:
-        """Return the bytes of Adam's two moments, which the first update allocates."""
-        return 2 * sum(p.numel() * p.element_size() for p in self.parameters)
+            pairs, longest = shard.src.shape
+            raise InputError(
+                f"a shard of {pairs:,} pairs, padded to {longest:,} and {shard.tgt_in.shape[1]:,} subwords, does not "
+                f"fit into this device's memory: raise training.shards, which is {self.settings.shards}, or use a "
+                "larger device or fewer processes on it"
+            ) from error
+        return torch.stack((smoothed.detach(), negative_log_likelihood))
 
     def losses(self, batch: MicroBatch, eps_ls: float) -> tuple[Tensor, Tensor]:
         """Return smoothed loss and negative log-likelihood of a micro-batch, summed over its target tokens."""
@@ -141,15 +116,19 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self, corpus: Corpus) -> float:
-        """Return the unsmoothed negative log-likelihood per target subword, in nats; its exp is the perplexity."""
+        """Return the unsmoothed negative log-likelihood per target subword, in nats; its exp is the perplexity.
+
+        The corpus alone decides the batches. Ranks take them in turn.
+        """
         self.model.eval()
-        indices = np.arange(self.world.rank, len(corpus), self.world.size)
-        total = torch.zeros(2, dtype=torch.float64, device=self.world.device)
-        for part in pack(corpus, indices, self.micro_tokens):
-            _, negative_log_likelihood = self.losses(micro_batch(corpus, part).to(self.world.device), 0.0)
-            total += torch.stack((negative_log_likelihood, total.new_tensor(int(corpus.tgt_lengths[part].sum()))))
-        nll, tokens = self.world.sum(total).tolist()
-        return float(nll / tokens)
+        count = -(-corpus.tokens // (2 * VALIDATION_POSITIONS))
+        parts = cut(corpus, np.arange(len(corpus)), count).parts
+        likelihoods = torch.zeros(count, dtype=torch.float64, device=self.world.device)
+        for number in range(self.world.rank, count, self.world.size):
+            if len(parts[number]):
+                batch = micro_batch(corpus, parts[number]).to(self.world.device)
+                likelihoods[number] = self.losses(batch, 0.0)[1]
+        return float(self.world.sum(likelihoods).sum()) / int(corpus.tgt_lengths.sum(dtype=np.int64))
 
     def weights_checksum(self) -> int:
         """Return the CRC-32 of all weights, which must be the same on every rank."""
@@ -168,10 +147,19 @@ def out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
-def random_seed(seed: int, update: int, rank: int, micro: int) -> int:
-    """Return the seed of a micro-batch's random numbers: distinct for every micro-batch, the same after a resume."""
+def use_deterministic_kernels() -> None:
+    """Make torch use kernels on GPUs that add in a fixed order, and raise an error where it has none."""
+    # cuBLAS reads this when its first handle is made.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # Every element of a new tensor is written before it is read.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # documented
+
+
+def random_seed(seed: int, update: int, shard: int) -> int:
+    """Return the seed of a shard's random numbers: distinct for every shard, the same on any process."""
     mixed = 0
-    for part in (seed, update, rank, micro):
+    for part in (seed, update, shard):
         mixed = ((mixed ^ part) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) % 2**64
         mixed ^= mixed >> 29
     return mixed % 2**63

@@ -9,7 +9,6 @@ torchrun runs `python -m nmt.training.trainer FOLDER` for each device. FOLDER ho
     history.jsonl    one record per interval, one per validation
     chain.jsonl      hashes of the training at intervals
     skipped.jsonl    the lines of updates whose gradient was not finite
-    micro.json       the micro-batch size by device model
     earlier-N/       logs and checkpoints of earlier attempts that no saved state continues
     done.json        at the end, or else `interrupted` (it was asked to stop) or `failed.json` (an error)
 
@@ -31,9 +30,9 @@ import yaml
 
 from nmt.common.processes import INTERRUPTED, die_with_parent
 from nmt.config import InputError, Job
-from nmt.training import chain, checkpoint, micro_batch_size, state
+from nmt.training import chain, checkpoint, state
 from nmt.training.batches import Corpus, ahead, check_positions, train_files, updates
-from nmt.training.distributed import World, device_name, join_world, peer_is_lost
+from nmt.training.distributed import World, join_world, peer_is_lost
 from nmt.training.history import History, record_failure
 from nmt.training.measurements import Measurements
 from nmt.training.state import TrainState
@@ -51,7 +50,6 @@ class Attempt:
         self.history = History(folder, trainer.job, trainer.world)
         self.report_every = max(1, min(100, self.settings.updates // 100))
         self.keep_every = chain.keep_every(self.settings, self.report_every)
-        self._cached_micro_tokens = trainer.micro_tokens
         self._saved = time.monotonic()
 
     def resume(self) -> None:
@@ -59,7 +57,7 @@ class Attempt:
         trainer, world = self.trainer, self.trainer.world
         path = checkpoint.latest_resume(self.folder / "resume")
         if path is None:
-            loaded = TrainState.initial(trainer.conditions())
+            loaded = TrainState.initial(trainer.conditions(), world.size)
         else:
             loaded = state.load_state(path, trainer.model, trainer.optimizer)
         trainer.measured = Measurements(world, loaded.with_lost_time(self.history.last_seconds()))
@@ -87,9 +85,8 @@ class Attempt:
         """Train until `last_update` or until patience ends; return False if a rank was asked to stop before."""
         trainer, settings, world = self.trainer, self.settings, self.trainer.world
         end = trainer.update if self.patience_ended() else last_update
-        sizes = settings.tokens, lambda: trainer.micro_tokens
-        ranks = world.rank, world.size
-        feed = updates(self.corpus, settings.seed, *sizes, *ranks, trainer.update + 1, end)
+        plan = settings.seed, settings.tokens, settings.shards
+        feed = updates(self.corpus, *plan, world.rank, world.size, trainer.update + 1, end)
         for update in ahead(feed):
             trainer.step(update)
             if update.number % settings.checkpoint_every == 0 and world.main:
@@ -111,6 +108,7 @@ class Attempt:
             if not last and trainer.any_stop_requested():
                 self.stop()
                 return False
+        trainer.measured.collect()
         self.add_link()
         self.save()
         self.history.write_summary(trainer.measured, sum(parameter.numel() for parameter in trainer.parameters))
@@ -124,7 +122,6 @@ class Attempt:
     def report(self) -> None:
         """Log the interval since the last report."""
         measured = self.trainer.measured
-        self._agree_on_micro_tokens()
         self.history.log_skipped(self.corpus, measured.check_gradients())
         self.history.log_interval(measured, measured.take_interval())
 
@@ -144,19 +141,9 @@ class Attempt:
             self.save()
             chain.keep_state(self.folder)
 
-    def _agree_on_micro_tokens(self) -> None:
-        """Take the minimum over all ranks; cache a size that was lowered because memory ran out."""
-        trainer = self.trainer
-        trainer.micro_tokens = trainer.world.minimum(trainer.micro_tokens)
-        if trainer.world.main and trainer.micro_tokens < self._cached_micro_tokens:
-            device = device_name(trainer.world.device)
-            micro_batch_size.cache_micro_tokens(self.folder, device, trainer.micro_tokens)
-        self._cached_micro_tokens = trainer.micro_tokens
-
     def stop(self) -> None:
         """Save the state between two reports, with the sums of the unfinished interval; every rank calls it."""
         measured = self.trainer.measured
-        measured.sum_interval_over_ranks()
         skipped = measured.check_gradients()
         self.save()
         self.history.log_skipped(self.corpus, skipped)
@@ -173,26 +160,33 @@ class Attempt:
             state.save_state(self.folder / "resume", saved, trainer.model, trainer.optimizer)
 
 
-def train(job: Job, folder: Path, world: World, micro_tokens: int | None = None) -> bool:
+def train(job: Job, folder: Path, world: World) -> bool:
     """Train until the last update, resuming from the state in `folder`; return False if asked to stop before.
 
     The last update is that of the file `last_update` in `folder` or, without it, `training.updates`.
-
-    `micro_tokens`: padded positions per side that go through the model together; None: as many as the device holds.
     """
     corpus = Corpus(train_files(Path(job.corpus)))
     valid = Corpus([Path(job.corpus) / "valid.arrow"])
     check_positions(job.model, corpus, valid)
-    trainer = Trainer(job, world, micro_tokens or 0)
-    if micro_tokens is None:
-        longest = int(max(corpus.src_lengths.max(), corpus.tgt_lengths.max()))
-        trainer.micro_tokens = micro_batch_size.choose_micro_tokens(trainer, folder, longest)
-    attempt = Attempt(trainer, corpus, folder)
+    attempt = Attempt(Trainer(job, world), corpus, folder)
     attempt.resume()
     earlier_end = folder / "last_update"
     last_update = int(earlier_end.read_text(encoding="utf-8")) if earlier_end.exists() else job.training.updates
-    with stop_on_signals(trainer):
+    with stop_on_signals(attempt.trainer):
         return attempt.train(valid, last_update)
+
+
+def stand_by(folder: Path, world: World) -> bool:
+    """Wait for the end of a training that this process has no part in; return whether it reached its last update.
+
+    torchrun starts all processes anew when one of the others is lost, and then this one may take part.
+    """
+    print(f"process {world.rank} stands by: training.shards lets {world.size} processes train", flush=True)
+    while not (folder / "done.json").exists():
+        if (folder / "interrupted").exists():
+            return False
+        time.sleep(1.0)
+    return True
 
 
 @contextmanager
@@ -224,8 +218,8 @@ def main() -> None:
     torch.set_flush_denormal(True)
     job = Job.model_validate(yaml.safe_load((folder / "job.yaml").read_text(encoding="utf-8")))
     try:
-        with join_world() as world:
-            finished = train(job, folder, world)
+        with join_world(job.training.shards) as world:
+            finished = stand_by(folder, world) if world.spare else train(job, folder, world)
             if not finished and world.main:
                 (folder / "interrupted").touch()
     except InputError as error:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 CHECKPOINTS = 5
 """Checkpoints of each run, all of which are averaged; `big` would ask for 20."""
+SHARD_TOKENS = 2048
+"""Subwords a side of a shard, at most twice as many: enough to fill a matrix product on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,6 +284,7 @@ def run(options: Options) -> str:
     training = {
         "updates": options.updates,
         "tokens": options.tokens,
+        "shards": 1 << (max(1, options.tokens // SHARD_TOKENS).bit_length() - 1),
         "warmup_steps": options.warmup,
         "learning_rate_scale": options.rate,
         "precision": options.precision,

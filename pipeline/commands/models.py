@@ -9,7 +9,7 @@ import json as json_format
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -63,6 +63,9 @@ def translate(
     ] = "torch",
     device: Annotated[str | None, typer.Option(help="cpu, cuda; by default a GPU where there is one.")] = None,
     precision: Annotated[Precision, typer.Option(help="Precision of the weights and the arithmetic.")] = "float32",
+    quantization: Annotated[
+        Literal["int8"] | None, typer.Option(help="8-bit weights: faster on a CPU, slightly less exact.")
+    ] = None,
     batch_tokens: Annotated[int, typer.Option(help="Source positions per batch, all beams counted.")] = 4096,
     window: Annotated[int, typer.Option(help="Lines sorted by length together; 1: line by line.")] = WINDOW,
 ) -> None:

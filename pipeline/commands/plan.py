@@ -25,6 +25,7 @@ from humanize import naturalsize, precisedelta
 from nmt.config import InputError
 from nmt.flops import LengthSums, parameters, training_flops
 from pipeline import machine
+from pipeline.commands.rental import Rental
 from pipeline.common import stage
 from pipeline.common.paths import BINNED_STATS, CONFIG
 from pipeline.common.settings import Configuration
@@ -94,7 +95,7 @@ def corpus_size(configuration: Configuration, prepared: bool) -> Corpus:
     return Corpus(pairs, SUBWORDS, vocabulary, "guessed from the bytes of its archives and files")
 
 
-def needs(configuration: Configuration, corpus: Corpus, micro_tokens: int) -> Needs:
+def needs(configuration: Configuration, corpus: Corpus) -> Needs:
     """Return the disk by purpose, the memory and the operations of training."""
     model, training = configuration.model, configuration.training
     weights = 4 * parameters(model, corpus.vocabulary)
@@ -112,13 +113,14 @@ def needs(configuration: Configuration, corpus: Corpus, micro_tokens: int) -> Ne
         "training state": weights * training.keep_checkpoints + (training.keep_states + 2) * 3 * weights,
     }
     layer = 26 * model.d_model + 4 * model.d_ff + int(6 * model.h * corpus.subwords)
-    activations = micro_tokens * (model.N * layer + 4 * model.d_model) * 4
+    activations = training.tokens // training.shards * (model.N * layer + 4 * model.d_model) * 4
     tokens = training.updates * training.tokens
     squared = int(tokens * corpus.subwords * SPREAD)
     lengths = LengthSums(int(tokens / corpus.subwords), tokens, tokens, squared, squared, squared)
     flops = training_flops(model, corpus.vocabulary, lengths)
-    # Weights, gradients and two moments.
-    return Needs(disk, RESERVE + 4 * weights + activations, flops)
+    # Weights, two moments, and gradients: a process that has all shards keeps as many sums as the tree has levels.
+    gradients = max(1, training.shards.bit_length() - 1)
+    return Needs(disk, RESERVE + (3 + gradients) * weights + activations, flops)
 
 
 def measured_rate(configuration: Configuration, corpus: Corpus, seconds: float = 3.0) -> tuple[float, str]:
@@ -131,14 +133,17 @@ def measured_rate(configuration: Configuration, corpus: Corpus, seconds: float =
     from nmt.training.trainer import Trainer
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    job = Job(model=configuration.model, training=configuration.training, vocabulary=corpus.vocabulary, corpus="none")
-    trainer = Trainer(job, World(0, 1, device), micro_tokens=1)
+    # One shard as large as the row's on a GPU, a smaller one on a CPU, where an update takes long.
+    training = configuration.training.model_copy(update={"shards": 1})
+    job = Job(model=configuration.model, training=training, vocabulary=corpus.vocabulary, corpus="none")
+    trainer = Trainer(job, World(0, 1, device))
     length = max(2, round(corpus.subwords))
-    rows = (8192 if device.type == "cuda" else 512) // length
+    positions = configuration.training.tokens // configuration.training.shards
+    rows = max(1, min(positions, positions if device.type == "cuda" else 512) // length)
     ids = torch.randint(4, corpus.vocabulary, (rows, length))
     batch = MicroBatch(ids, ids, torch.arange(rows * length), ids.flatten())
     sums = sum((LengthSums.of(length, length) for _ in range(rows)), LengthSums.zero())
-    update = Update(number=1, batches=[batch], sums=sums, padded=2 * rows * length)
+    update = Update(number=1, first=0, shards=[batch], sums=sums, padded=2 * rows * length)
     trainer.step(update)  # warms up
     times: list[float] = []
     while sum(times) < seconds:
@@ -231,8 +236,8 @@ def still_needed(
     return left
 
 
-def report(*, measure: bool) -> bool:
-    """Print the plan, with the time of training if `measure`; return whether disk and memory suffice."""
+def report(*, measure: bool, rental: Rental | None = None) -> bool:
+    """Print the plan, with the time of training here if `measure`; return whether disk and memory suffice."""
     configuration = resolution.resolve(resolution.read_params())
     reasons = stages_to_run(configuration)
     run = configuration.run
@@ -241,15 +246,18 @@ def report(*, measure: bool) -> bool:
         print(f"  {name:15} {f'would run ({reason})' if reason else 'unchanged'}")
     print("\n  (Where DVC's cache has the result already, it is restored and nothing runs.)\n")
     corpus = corpus_size(configuration, prepared=not reasons.get("binarize"))
-    needed = needs(configuration, corpus, int(os.environ.get("NMT_MICRO_TOKENS", "4096")))
+    needed = needs(configuration, corpus)
     left, gpus = still_needed(needed, configuration, corpus.vocabulary, reasons), launch.count_gpus()
+    processes = launch.processes(configuration.training.shards)
     enough = [report_disk(needed, left, dvc_cache()), report_memory(needed, gpus)]
     count = parameters(configuration.model, corpus.vocabulary)
     print(f"\n  corpus          {corpus.pairs:,} pairs of {corpus.subwords:.0f} subwords ({corpus.origin})")
     print(f"  parameters      {count:,} with a vocabulary of {corpus.vocabulary:,}")
     print(f"  training        {needed.flops:.2e} operations in {configuration.training.updates:,} updates")
     if measure:
-        report_time(configuration, corpus, needed, reasons, gpus or 1)
+        report_time(configuration, corpus, needed, reasons, processes if gpus else 1)
+    if rental is not None:
+        print(f"  train, rented   {rental.estimate(needed.flops, configuration.training.precision)}")
     return all(enough)
 
 
@@ -277,7 +285,7 @@ def report_disk(needed: Needs, left: Mapping[str, int], cache_folder: Path) -> b
 def report_memory(needed: Needs, gpus: int) -> bool:
     """Print the memory of training; return whether it suffices. With a GPU the machine's memory does not matter."""
     enough = bool(gpus) or needed.memory <= machine.memory()
-    where = "of each GPU; one with less is given smaller micro-batches"
+    where = "of each GPU"
     if not gpus:
         where = f"for a process that trains, {size(machine.memory())} in this machine{'' if enough else ': NOT ENOUGH'}"
     print(f"  memory          {size(needed.memory)} {where}")

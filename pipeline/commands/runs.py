@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from nmt.config import InputError
-from pipeline.common.paths import CONFIG, METRICS
-from pipeline.common.stage import read_json
+from pipeline.common.paths import CONFIG, SCORES
 from pipeline.config import graph
 from pipeline.config.scorer import scorer
 from pipeline.tracking.credentials import masked
@@ -21,9 +20,9 @@ def listing() -> str:
     """Return a table of all records, oldest first: what ran, how it ended, its score, whether MLflow has all of it."""
     lines: list[tuple[str, ...]] = [HEADER]
     for record in records(runs_folder()):
-        described, metrics = record.description(), record.results / "metrics.json"
+        described = record.description()
         state = "yes" if record.is_published() else "in part" if record.published() else "no"
-        scores = read_json(metrics) if metrics.exists() else {}
+        scores = record.scores()
         by = scorer(scores)
         score = f"{by.title} {scores[by.key]:.1f}" if scores else "-"
         started = f"{datetime.fromtimestamp(described['created'] / 1000):%Y-%m-%d %H:%M}"
@@ -72,7 +71,7 @@ def restored_run() -> Record | None:
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
-    if not CONFIG.exists() or not METRICS.exists():
+    if not CONFIG.exists() or not SCORES.exists():
         return None
     try:
         with Repo() as repo:
@@ -82,10 +81,10 @@ def restored_run() -> Record | None:
         return None
     for record in same_runs():
         record.create(CONFIG)
-        scores = record.results / "metrics.json"
+        scores = record.results / SCORES.name
         if not record.is_complete():
             record.finish(list(graph.stages()))
             return record
-        if scores.exists() and scores.read_bytes() == METRICS.read_bytes():
+        if scores.exists() and scores.read_bytes() == SCORES.read_bytes():
             return record
     return None

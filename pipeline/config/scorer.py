@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import NamedTuple
+from collections.abc import Container, Mapping
+from typing import Any, NamedTuple
 
 
 class Scorer(NamedTuple):
-    """A score in results/metrics.json: its keys there begin with `key`."""
+    """A score in results/scores.json: its keys there begin with `key`."""
 
     key: str
     title: str
     program: str
     papers_set: str
-    """The validation set of the paper, as metrics.json names it."""
+    """The validation set of the paper, as scores.json names it."""
     numbers: tuple[str, ...]
     """Keys of the numbers that a registered model has."""
 
@@ -31,3 +31,11 @@ F1 = Scorer("f1", "F1", "EVALB", "wsj22, 1700 lines", ("f1", "f1_valid", "f1_mal
 def scorer(metrics: Container[str]) -> Scorer:
     """Return which score a run's metrics hold: F1 where they have it, else BLEU."""
     return F1 if F1.key in metrics else BLEU
+
+
+def summary(scores: Mapping[str, Any]) -> str:
+    """Return the line that tells the test set's score, its interval and how it was computed."""
+    by = scorer(scores)
+    low, high, name, signature = (scores[f"{by.key}_{part}"] for part in ("low", "high", "set", "signature"))
+    interval = f"95% interval {low:.1f} to {high:.1f}"
+    return f"{by.title:<7} {scores[by.key]:.1f} ({interval}) on {name}; {by.program}, {signature}"

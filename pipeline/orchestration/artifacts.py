@@ -1,4 +1,4 @@
-"""Prefect artifacts of a run: progress of the training, times of the stages, scores beside the paper's."""
+"""Prefect artifacts of a run: progress of the training, times of the stages, scores beside the paper's, links."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from pipeline.config.scorer import scorer
 from pipeline.reporting import page
 from pipeline.runs.pipeline_run import Run
 from pipeline.stages import report
+from pipeline.tracking import views
 from pipeline.tracking.record import Record, read
+from pipeline.training.progress import Point, remaining
 
 INTERVAL = 5.0
 """Seconds between two updates of the progress artifact."""
@@ -44,6 +46,7 @@ class Progress:
     def __init__(self, run: Run) -> None:
         self.run, self.history = run, Record(run.folder).history
         self.offset = self.update = 0
+        self.first: Point | None = None
         self.values: dict[str, float] = {}
         self.artifact: UUID | None = None
         self.text = ""
@@ -58,12 +61,15 @@ class Progress:
         for line in lines:
             self.update = int(line["update"])
             self.values.update(line["values"])
+            self.first = self.first or (self.update, self.values.get("seconds", 0.0))
         if not self.update:
             return
         updates = yaml.safe_load((self.run.copy / CONFIG).read_text(encoding="utf-8"))["training"]["updates"]
         percent = 100 * min(1.0, self.update / updates)
         values = [form(self.values[name]) for name, form in FORMATS.items() if name in self.values]
-        text = ", ".join([f"update {self.update:,} of {updates:,}", *values])
+        last = self.update, self.values.get("seconds", 0.0)
+        left = remaining(self.first or last, last, updates)
+        text = ", ".join([f"update {self.update:,} of {updates:,}", *left, *values])
         if text == self.text:
             return
         self.text = text
@@ -112,7 +118,7 @@ def publish_times(run: Run, rows: Sequence[dict[str, Any]]) -> None:
 
 def publish_scores(run: Run) -> None:
     """Write the report's table of results, if the run has scored anything."""
-    metrics = run.copy / paths.METRICS
+    metrics = run.copy / paths.SCORES
     if not metrics.exists():
         return
     config = yaml.safe_load((run.copy / CONFIG).read_text(encoding="utf-8"))
@@ -121,3 +127,17 @@ def publish_scores(run: Run) -> None:
     markdown, score = page.markdown(report.results(settings, data, scores), paths.FIGURES.name), scorer(scores)
     with failures_logged():
         create_markdown_artifact(markdown, key(run, score.key), f"{score.title} of {run.name}")
+
+
+def publish_links(run: Run) -> None:
+    """Write where the run is in MLflow, in DVC and on disk."""
+    record = Record(run.folder)
+    published, report_html = record.published(), record.results / paths.REPORT_HTML.name
+    lines = [f"- log and results: `{run.folder}`", f"- DVC: `dvc exp apply {run.name}`"]
+    if report_html.exists():
+        lines.insert(0, f"- report: `{report_html}`")
+    if str(published.get("uri")).startswith("http"):
+        page_, report_ = (views.run_address(published, tab) for tab in ("", f"/artifacts/{report_html.name}"))
+        lines.insert(0, f"- MLflow: [the run]({page_}), [its report]({report_})")
+    with failures_logged():
+        create_markdown_artifact("\n".join(lines), key(run, "links"), f"Where {run.name} is")

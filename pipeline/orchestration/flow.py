@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
-from pathlib import Path
 from typing import Any, cast
 
 import coolname.data
@@ -40,11 +39,10 @@ from nmt.config import InputError
 from pipeline.common import paths
 from pipeline.config import graph, resolution
 from pipeline.orchestration import artifacts
+from pipeline.orchestration.parameters import ROOT, Parameters
 from pipeline.runs import copies
 from pipeline.runs.pipeline_run import Run, unique_name
 
-ROOT = Path(__file__).resolve().parents[2]
-"""The repository whose copies the runs work in."""
 RETRY_DELAYS = [10.0, 60.0, 300.0]
 """Seconds before each retry of a failed stage."""
 LEASE = 60.0
@@ -52,19 +50,6 @@ LEASE = 60.0
 NVIDIA_SMI_TIMEOUT = 30.0
 """Seconds."""
 
-EXAMPLE = '{"training": {"updates": 200, "checkpoint_every": 10}}'
-"""Overrides for a short training of any row: it writes at least as many checkpoints as the row averages."""
-PARAMETERS = f"""Run the stages of dvc.yaml. What is not given is as in params.yaml.
-
-Args:
-    row: A row of the paper's tables.
-    overrides: Single values, for example {EXAMPLE}.
-    target: The last stage to run; all stages if none is given.
-    force: Run stages although nothing that they depend on has changed.
-    corpus: A file of data/catalog.
-    seed: The seed of weights, order of sentences and dropout.
-"""
-"""Docstring of the flows; Prefect shows what it says of the parameters."""
 PAIRS = {"wmt-en-de": "en-de", "wmt-en-fr": "en-fr", "parse-en": "en-tree"}
 """The flows by name, with their pairs."""
 
@@ -95,18 +80,21 @@ def is_random_name(name: str) -> bool:
 def make_flow(name: str, description: str) -> Flow[..., State[Any]]:
     """Return the flow of this name, which runs the pipeline of its pair."""
 
+    asked = Parameters(PAIRS[name])
+
     def pipeline(
-        row: str | None = None,
-        overrides: dict[str, Any] | None = None,
-        target: str | None = None,
+        row: str = asked.row,
+        corpus: str = asked.corpus,
+        seed: int = asked.seed,
+        overrides: dict[str, Any] = {},  # noqa: B006 - Prefect's form shows it
+        target: str = asked.stages[-1],
         force: bool = False,
-        corpus: str | None = None,
-        seed: int | None = None,
     ) -> State[Any]:
         changes = {"pair": PAIRS[name], "row": row, "corpus": corpus, "seed": seed, "overrides": overrides}
-        return run_pipeline({key: value for key, value in changes.items() if value is not None}, target, force)
+        return run_pipeline(changes, None if target == asked.stages[-1] else target, force)
 
-    pipeline.__doc__ = PARAMETERS
+    pipeline.__doc__ = asked.docstring(description)
+    pipeline.__annotations__ |= asked.types
     # The name in this module, by which deployments find the flow.
     pipeline.__name__ = pipeline.__qualname__ = name.replace("-", "_")
     return flow(name=name, flow_run_name=run_name, description=description)(pipeline)
@@ -140,9 +128,12 @@ def run_pipeline(changes: Mapping[str, Any], target: str | None, force: bool) ->
         failed = run_stages(run, stages, force, rows)
         artifacts.publish_times(run, rows)
         if failed is not None:
-            return Failed(message=failed.message)
+            artifacts.publish_links(run)
+            # Prefect's pages show the name at the top, and the message under "Details".
+            return Failed(name=f"{rows[-1]['stage']} {rows[-1]['how']}".capitalize(), message=failed.message)
         artifacts.publish_scores(run)
         run.save(stages if target is not None else ())
+        artifacts.publish_links(run)
     run.remove()
     logger.info("`dvc exp show` lists the results, `dvc exp apply %s` brings them here", run.name)
     counts = ", ".join(f"{count} {how}" for how, count in Counter(row["how"] for row in rows).items())

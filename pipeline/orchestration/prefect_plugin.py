@@ -6,19 +6,14 @@ enough.
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 import sys
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from prefect.plugins import HookContext, SetupResult, register_hook
 
-from pipeline.common.stage import state_root
-from pipeline.orchestration.services import LOGIN
+from pipeline.orchestration import services
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("run", "inspect", "delete", "schedule")
 """Commands of `prefect deployment` that take a deployment's name."""
 FLAGS = ("--watch", "--all", "--active", "--replace", "--day_or", "--accept-yes", "-y", "--prompt")
@@ -46,31 +41,14 @@ def _belongs_to_option(arguments: list[str], index: int) -> bool:
     return arguments[index].startswith("-") or (takes_value and before.replace("--no-", "--", 1) not in FLAGS)
 
 
-def login() -> dict[str, str]:
-    """Return the settings of the server of `make serve`, found in the state root or in the repository's work/.
-
-    Empty if no server answers.
-    """
-    for path in (state_root() / LOGIN, ROOT / "work" / LOGIN):
-        try:
-            settings: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-            address = urlsplit(settings["PREFECT_API_URL"])
-            # The file of a killed server is still there.
-            socket.create_connection((str(address.hostname), address.port or 80), timeout=5).close()
-        except OSError:
-            continue
-        return settings
-    return {}
-
-
 @register_hook
 def setup_environment(*, ctx: HookContext) -> SetupResult | None:
     """Change Prefect's command line and settings; Prefect calls this before it reads them."""
     if Path(sys.argv[0]).name not in {"prefect", "flow.py"}:
         return None
-    arguments, settings = long_name(sys.argv), login()
+    arguments, settings = long_name(sys.argv), services.login()
     if ctx.api_url is None and not settings and arguments != sys.argv:
-        sys.exit(f"prefect: no server answers: run `make serve` in {ROOT} first, or set PREFECT_API_URL")
+        sys.exit(f"prefect: no server answers: run `make serve` in {services.ROOT} first, or set PREFECT_API_URL")
     sys.argv[:] = arguments
     if settings and ctx.api_url in {None, settings["PREFECT_API_URL"]} and "PREFECT_API_AUTH_STRING" not in os.environ:
         return SetupResult(env=settings)

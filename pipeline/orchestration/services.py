@@ -20,14 +20,19 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
+from urllib.parse import urlencode, urlsplit
 
 from filelock import FileLock, Timeout
 
 from nmt.common.files import writing
 from nmt.config import InputError
 from pipeline.common.stage import state_root
+from pipeline.config import resolution
 from pipeline.orchestration.prefect_api import INTERVAL, POOL, WORKER, PrefectClient
+from pipeline.tracking import views
 
+ROOT = Path(__file__).resolve().parents[2]
+"""The repository."""
 LOGIN = "prefect/login.json"
 """File in the state root with the settings of Prefect's clients, while the server runs."""
 PATIENCE = 120.0
@@ -225,7 +230,7 @@ def serve(*, worker: bool) -> None:
         if worker:
             services.prefect.close_dead_runs(worker_is_dead=True)
             services.start_worker()
-        print(f"MLflow:  {mlflow}\nPrefect: {prefect}, password {login}", flush=True)
+        print(f"MLflow:  {runs_page(mlflow)}\nPrefect: {prefect}, password {login}", flush=True)
         if worker:
             print("a run: prefect deployment run wmt-en-de -p row=sample", flush=True)
         services.watch()
@@ -234,6 +239,16 @@ def serve(*, worker: bool) -> None:
     finally:
         services.stop()
         (root / LOGIN).unlink(missing_ok=True)
+
+
+def runs_page(server: str) -> str:
+    """Return the address of the list of runs of the pair that params.yaml names, or of all experiments without one."""
+    with contextlib.suppress(InputError, OSError):
+        name = views.experiment_name(str(resolution.read_params().get("pair")))
+        address = f"{server}/api/2.0/mlflow/experiments/get-by-name?{urlencode({'experiment_name': name})}"
+        with urllib.request.urlopen(address, timeout=30) as answer:  # noqa: S310 - http, to this machine
+            return views.address(server, json.loads(answer.read())["experiment"]["experiment_id"])
+    return f"{server}/#/experiments?workflowType=machine_learning"
 
 
 def free_ports(defaults: Mapping[str, int]) -> dict[str, int]:
@@ -255,3 +270,33 @@ def free_ports(defaults: Mapping[str, int]) -> dict[str, int]:
             ) from error
         ports[variable] = int(value)
     return ports
+
+
+def login() -> dict[str, str]:
+    """Return the settings of the server of `make serve`, found in the state root or in the repository's work/.
+
+    Empty if no server answers.
+    """
+    for path in (state_root() / LOGIN, ROOT / "work" / LOGIN):
+        try:
+            settings: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+            address = urlsplit(settings["PREFECT_API_URL"])
+            # The file of a killed server is still there.
+            socket.create_connection((str(address.hostname), address.port or 80), timeout=5).close()
+        except OSError:
+            continue
+        return settings
+    return {}
+
+
+def connect() -> None:
+    """Set the environment of Prefect's client to the server of `make serve`, unless PREFECT_API_URL names another.
+
+    Raises InputError if there is neither. To be called before Prefect is imported.
+    """
+    settings = login()
+    if os.environ.get("PREFECT_API_URL") not in {None, settings.get("PREFECT_API_URL")}:
+        return
+    if not settings:
+        raise InputError(f"no Prefect server answers: run `make serve` in {ROOT} first, or set PREFECT_API_URL")
+    os.environ.update(settings)

@@ -2,7 +2,8 @@
 
 `python -m pipeline.runs.guard SECONDS SIGNAL MODULE ARGUMENTS..` runs `python -m MODULE ARGUMENTS..`. When standard
 input closes, for any reason, the module gets SIGNAL (a number). Then its remaining descendants get SIGTERM, and SIGKILL
-after SECONDS. SIGTERM to this process sends SIGKILL to all of them at once. The exit status is the module's.
+after SECONDS. SIGINT to this process does the same as closing its standard input; SIGTERM sends SIGKILL to all of them
+at once. The exit status is the module's.
 """
 
 from __future__ import annotations
@@ -54,27 +55,27 @@ def end_children(grace: float, hurried: Callable[[], bool] = lambda: False) -> N
 def main() -> int:
     """Run the process."""
     grace, number, *module = sys.argv[1:]
-    hurried = False
+    ended = hurried = False
 
-    def hurry(*_: object) -> None:
-        nonlocal hurried
-        hurried = True
+    def end(received: int, _: object) -> None:
+        nonlocal ended, hurried
+        ended, hurried = True, hurried or received == signal.SIGTERM
 
-    signal.signal(signal.SIGTERM, hurry)
-    # A shell's background commands ignore SIGINT and pass that on. Prefect's worker is stopped by SIGINT.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell's background commands ignore SIGINT and pass that on; a handler is not passed on.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, end)
     adopt_orphans()
     process = subprocess.Popen(
         [sys.executable, "-m", *module],
         stdin=subprocess.DEVNULL,
         preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
     )
-    while process.returncode is None and not hurried and not select.select([0], [], [], POLL)[0]:
+    while process.returncode is None and not ended and not select.select([0], [], [], POLL)[0]:
         with contextlib.suppress(ChildProcessError):
             # Adopted orphans that ended are waited for too; they would stay as zombies.
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                if ended[0] == process.pid:
-                    process.returncode = os.waitstatus_to_exitcode(ended[1])
+            while (child := os.waitpid(-1, os.WNOHANG))[0]:
+                if child[0] == process.pid:
+                    process.returncode = os.waitstatus_to_exitcode(child[1])
     status = process.returncode
     process.send_signal(int(number))
     end_children(float(grace), lambda: hurried)

@@ -11,7 +11,7 @@ from typing import Any
 from nmt.common.files import sha256_of
 from nmt.config import SearchSettings
 from pipeline.common import stage
-from pipeline.common.paths import AVERAGE, AVERAGING, CERTIFICATE, CHAIN, LAST, METRICS, RAW, SUBWORDS, TRANSLATIONS
+from pipeline.common.paths import AVERAGE, AVERAGING, CERTIFICATE, CHAIN, LAST, RAW, SCORES, SUBWORDS, TRANSLATIONS
 from pipeline.common.settings import DataSettings, RunSettings, load_section
 from pipeline.config.scorer import scorer
 
@@ -36,7 +36,7 @@ def run(tracker: stage.Tracker) -> None:
         "search": load_section("search", SearchSettings).model_dump(),
         "translations": hashes(TRANSLATIONS.iterdir()),
         "references": hashes(references),
-        "score": score(stage.read_json(METRICS)),
+        "score": score(stage.read_json(SCORES)),
     }
     stage.write_json(CERTIFICATE, {**content, "seal": seal(content)})
     tracker.tags({"certificate": seal(content)})
@@ -52,10 +52,10 @@ def averaged(record: Mapping[str, Any]) -> list[int]:
     return [int(update.replace(",", "")) for update in str(record["updates"]).split(", ") if update]
 
 
-def score(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the test set's score, its signature and the set from results/metrics.json."""
-    key = scorer(metrics).key
-    return {name: metrics[name] for name in (key, f"{key}_signature", f"{key}_set")}
+def score(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the test set's score, its signature and the set from results/scores.json."""
+    key = scorer(scores).key
+    return {name: scores[name] for name in (key, f"{key}_signature", f"{key}_set")}
 
 
 def seal(content: Mapping[str, Any]) -> str:

@@ -26,10 +26,10 @@ from pipeline.common.paths import (
     CERTIFICATE,
     CURVES,
     FIGURES,
-    METRICS,
     RAW,
     REPORT,
     REPORT_HTML,
+    SCORES,
     TRAINING,
     TRANSLATIONS,
     VALIDATION,
@@ -256,7 +256,7 @@ def blocks() -> list[Block]:
     chosen, data = load_section("run", RunSettings), load_section("data", DataSettings)
     configuration = {name: load_section(name, kind).model_dump() for name, kind in SECTIONS.items()}
     versions = load_section("versions", VersionSettings).model_dump()
-    metrics, name = stage.read_json(METRICS), reference_row(chosen.row)
+    metrics, name = stage.read_json(SCORES), reference_row(chosen.row)
     changed = differences(chosen, configuration)
     maps: list[Block] = [
         Figure(path.read_bytes(), path.stem, f"attention-{path.stem}") for path in sorted(ATTENTION.glob("*.svg"))

@@ -10,15 +10,20 @@ from nmt import flops
 from nmt.config import InputError
 from nmt.evaluation import bleu, evalb
 from pipeline.common import stage
-from pipeline.common.paths import AVERAGE, AVERAGING, LAST, METRICS, RAW, TRAINING, TRANSLATIONS
+from pipeline.common.paths import AVERAGE, AVERAGING, LAST, METRICS, RAW, SCORES, TRAINING, TRANSLATIONS
 from pipeline.common.settings import DataSettings, VersionSettings, load_section
 
 COPIED = ("ppl_valid", "params", "vocabulary", "updates")
-"""Keys that metrics.json takes from results/training.json."""
+"""Keys that scores.json takes from results/training.json."""
 MEASURED = ("train_seconds", "device", "processes", "precision", "flops_counted", "device_seconds", "flops_sustained")
 """Keys of results/training.json that the cost is computed from."""
 AVERAGED = {"weights": "bleu_model", "checkpoints": "averaged_checkpoints"}
-"""Keys of results/averaging.json, and their names in metrics.json."""
+"""Keys of results/averaging.json, and their names in scores.json."""
+COMPARED = (
+    *("bleu", "bleu_paper_way", "f1", "bleu_valid", "f1_valid", "ppl_valid"),
+    *("params", "train_seconds", "train_flops_paper"),
+)
+"""Numbers of scores.json that metrics.json repeats: DVC shows each of them as a column."""
 
 
 def _translations(set_name: str, model: str, lang: str, references: int) -> list[str]:
@@ -132,7 +137,10 @@ def cost(training: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run(tracker: stage.Tracker) -> None:
-    """Write results/metrics.json. The stage `report` logs it, so that a cached `score` is logged too."""
+    """Write results/scores.json, and the numbers of it that DVC compares as results/metrics.json.
+
+    The record of the run takes them from the files, so that a cached `score` is recorded too.
+    """
     data = load_section("data", DataSettings)
     versions = load_section("versions", VersionSettings)
     stage.check_versions({"sacrebleu": versions.sacrebleu, "sacremoses": versions.sacremoses})
@@ -144,4 +152,5 @@ def run(tracker: stage.Tracker) -> None:
         **{key: training[key] for key in COPIED},
         **cost(training),
     }
-    stage.write_json(METRICS, values)
+    stage.write_json(SCORES, values)
+    stage.write_json(METRICS, {key: values[key] for key in COMPARED if key in values})

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -32,11 +33,14 @@ from pipeline.config import graph
 
 COLUMNS = (
     *("update", "loss", "nll", "ppl", "learning_rate", "gradient_norm"),
-    *("tokens_per_second", "flops_per_second", "utilisation", "padding"),
+    *("tokens_per_second", "flops_per_second", "utilisation", "padding", "seconds"),
 )
 """Columns of results/training.csv: a row per logging interval."""
-VALIDATION_COLUMNS = ("update", "valid_loss", "valid_ppl")
+VALIDATION_COLUMNS = ("update", "valid_loss", "valid_ppl", "seconds")
 """Columns of results/validation.csv."""
+
+CURVES_SECONDS = 10.0
+"""Seconds between two versions of the tables while training works, so that `dvc plots show` draws them."""
 
 STOPPING = ("validate_every", "patience")
 """Training settings that decide when a training with a patience stops early."""
@@ -182,9 +186,11 @@ def train(state: Path, tracker: Tracker, launch: Launch, progress: AbstractConte
     Raises Interrupted when it was asked to stop, InputError for a user's error, ChildProcessError when a process died.
     """
     history = HistoryReader(state / "history.jsonl")
+    written = time.monotonic()
     with progress as display:
 
         def watch() -> None:
+            nonlocal written
             raise_if_refused(state)
             if (state / "interrupted").exists():
                 # On several nodes, the others would wait for the stopped one to come back.
@@ -193,6 +199,10 @@ def train(state: Path, tracker: Tracker, launch: Launch, progress: AbstractConte
                 update = int(record["update"])
                 tracker.metrics({k: v for k, v in record.items() if k != "update"}, update)
                 display.show(update, record)
+            if history.position and time.monotonic() - written > CURVES_SECONDS:
+                with contextlib.suppress(OSError):  # A full disk; `publish` writes them in the end.
+                    write_curves(history.path)
+                written = time.monotonic()
 
         launch(state, watch)
         if not (state / "done.json").exists():

@@ -17,6 +17,7 @@ import yaml
 
 from pipeline import machine
 from pipeline.config import graph
+from pipeline.tracking.credentials import masked
 
 NOT_CODE = (":(exclude)dvc.lock", ":(exclude)params.yaml")
 """Tracked files that every run may change, and whose content is recorded elsewhere."""
@@ -60,6 +61,14 @@ def code(limit: float = LIMIT) -> dict[str, str]:
     if commit is None or files is None:
         return {"commit": "unknown", "differing_files": "unknown: git names no commit here"}
     return {"commit": commit.strip(), "differing_files": ", ".join(files.splitlines()) or "none"}
+
+
+def source() -> dict[str, str]:
+    """Return the repository's address, or its folder's name without one, as MLflow's tags of a run's source."""
+    address = masked((_output("git", "remote", "get-url", "origin") or "").strip())
+    remote = "://" in address or "@" in address
+    name = address if remote else Path(address or Path.cwd()).name
+    return {"mlflow.source.name": name, "mlflow.source.type": "PROJECT" if remote else "LOCAL"}
 
 
 def difference() -> str:
@@ -139,7 +148,7 @@ def of(stage: str) -> dict[str, Any]:
     """
     declared = graph.stages().get(stage)
     tags = code()
-    tags["mlflow.source.git.commit"] = tags["commit"]
+    tags |= {"mlflow.source.git.commit": tags["commit"], **source()}
     tags |= {f"version.{name}": version for name, version in versions().items()}
     tags |= {f"hardware.{name}": value for name, value in hardware(bool(declared and declared.uses_gpu)).items()}
     return {"tags": tags, "deps": dependencies(stage)}

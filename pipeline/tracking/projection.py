@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,9 @@ from pipeline.common.settings import DataSettings, MemberSettings, ParallelSetti
 from pipeline.common.stage import read_json
 from pipeline.config.scorer import scorer
 from pipeline.corpora import archive_cache
-from pipeline.tracking import registry
-from pipeline.tracking.record import Record, read, signature
+from pipeline.tracking import descriptions, names, registry
+from pipeline.tracking.names import clean
+from pipeline.tracking.record import CORPORA, Record, read, signature
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -32,6 +32,10 @@ RECORD, PUBLISHED = "wmt.record", "wmt.published"
 """Tags of an MLflow run: the record that it shows, and what it has of it."""
 EVIDENCE = ("run.json", "dvc.lock", "stages", "differences")
 """Files of a record that are artifacts beside its results."""
+FACTS = ("set", "signature", "model", "valid_set")
+"""What tags say of a score. The rest is in scores.json, as the versions of libraries are in the files of stages."""
+CONTEXTS = {"train": "training", "valid": "validation", "test": "test"}
+"""Role of a text -> MLflow's name of it."""
 
 
 class Publication:
@@ -62,59 +66,63 @@ class Publication:
         self.log(metrics=metrics, tags=[RunTag(PUBLISHED, json.dumps(self.noted))])
 
     def describe(self) -> None:
-        """Set parameters (row, pair, corpus, seed and what differs from the row) and tags."""
+        """Set parameters (row, pair, corpus, seed, what differs from the row, sizes), tags and the description."""
         from mlflow.entities import Param, RunTag
 
+        scores = self.record.scores()
         named = {key: self.description[key] for key in ("row", "pair", "corpus", "seed") if key in self.description}
-        params = {clean(key): str(value)[:6000] for key, value in (named | self.description["settings"]).items()}
+        # With a prefix: MLflow sorts parameters by name, and what names the run comes first.
+        settings = {f"settings.{key}": value for key, value in self.description["settings"].items()}
+        sizes = {name: scores[key] for key, name in names.SIZES.items() if key in scores}
+        params = {clean(key): str(value)[:6000] for key, value in (named | settings | sizes).items()}
         if missing := params.keys() - self.run.data.params.keys():
             self.log(params=[Param(key, params[key]) for key in sorted(missing)])
-        tags = self.description["tags"] | self.scores(str)
-        for name, stage in self.stages.items():
-            evidence = stage.get("evidence", {"tags": {}, "deps": {}})
-            tags |= evidence["tags"] | stage.get("tags", {})
-            tags |= {f"deps.{name}": json.dumps(evidence["deps"]), f"status.{name}": stage["status"]}
+        tags = dict(self.description["tags"])
+        for stage in self.stages.values():
+            tags |= stage.get("evidence", {"tags": {}})["tags"] | stage.get("tags", {})
+        tags = {key: value for key, value in tags.items() if key not in params and not key.startswith("version.")}
+        facts = (f"{scorer(scores).key}_{fact}" for fact in FACTS)
+        tags |= {fact: scores[fact] for fact in facts if fact in scores}
+        tags["stages"] = ", ".join(f"{name} {stage['status']}" for name, stage in self.stages.items())
         if (self.record.results / "samples.json").exists():
             tags["mlflow.loggedArtifacts"] = json.dumps([{"path": "samples.json", "type": "table"}])
-        report = self.record.results / "report.md"
-        if report.exists():
-            first = report.read_text(encoding="utf-8").partition("\n## ")[2].partition("\n## ")[0]
-            tags["mlflow.note.content"] = first.partition("\n")[2].strip()
+        tags["mlflow.note.content"] = descriptions.of_run(self.description, self.stages, scores)
         tags = {clean(key): str(value)[:5000] for key, value in tags.items()}
         changed = [RunTag(key, value) for key, value in tags.items() if self.run.data.tags.get(key) != value]
         for start in range(0, len(changed), 100):
             self.log(tags=changed[start : start + 100])
 
-    def scores(self, *types: type) -> dict[str, Any]:
-        """Return the numbers, or the facts, of results/metrics.json."""
-        path = self.record.results / "metrics.json"
-        found = read_json(path) if path.exists() else {}
-        return {key: value for key, value in found.items() if isinstance(value, types)}
-
     def log_numbers(self) -> None:
-        """Set the scores by their names in results/metrics.json, and what a stage measured by `<stage>/<name>`."""
+        """Set the scores, and what the stages measured, by the names of names.py."""
         from mlflow.entities import Metric
 
         created = self.description["created"]
-        numbers = [Metric(key, float(value), created, 0) for key, value in self.scores(int, float).items()]
-        for name, stage in self.stages.items():
-            measured = stage.get("metrics", {}) | {key: stage[key] for key in ("seconds",) if key in stage}
-            time = stage.get("end", stage["start"])
-            numbers += [Metric(clean(f"{name}/{key}"), float(value), time, 0) for key, value in measured.items()]
+        numbers = {
+            name: Metric(name, float(value), created, 0)
+            for key, value in self.record.numbers().items()
+            if (name := names.of_score(key)) is not None
+        }
+        for stage, content in self.stages.items():
+            measured = content.get("metrics", {}) | {key: content[key] for key in ("seconds",) if key in content}
+            time = content.get("end", content["start"])
+            for key, value in measured.items():
+                if (name := names.of_stage(stage, key)) is not None:
+                    numbers.setdefault(clean(name), Metric(clean(name), float(value), time, 0))
         known = self.run.data.metrics
-        if changed := [each for each in numbers if str(each.value) != str(known.get(each.key))]:  # `nan` equals itself.
+        # `nan` equals itself as text.
+        if changed := [each for each in numbers.values() if str(each.value) != str(known.get(each.key))]:
             self.log(metrics=changed)
 
     def log_history(self) -> None:
         """Send the lines of the history and of the machine's load that MLflow has not yet."""
         from mlflow.entities import Metric
 
-        for path in (self.record.history, self.record.load):
+        for path, named in ((self.record.history, names.of_history), (self.record.load, dict)):
             lines, end = read(path, self.noted[path.name])
             points = [
-                Metric(clean(key), float(value), line["time"], line["update"])
+                Metric(clean(key), float(value), self.time(line), line["update"])
                 for line in lines
-                for key, value in line["values"].items()
+                for key, value in named(line["values"]).items()
             ]
             for start in range(0, len(points), BATCH):
                 part = points[start : start + BATCH]
@@ -123,6 +131,16 @@ class Publication:
                 else:
                     self.noted[path.name] = end
                     self.note(part)
+
+    def time(self, line: Mapping[str, Any]) -> int:
+        """Return the time of a line of the history, in milliseconds since 1970.
+
+        It is that of the run's creation and the seconds of training, so that MLflow's relative time counts no
+        interruption and is that of the training where DVC restored its curves.
+        """
+        if "seconds" in line["values"]:
+            return int(self.description["created"] + 1000 * line["values"]["seconds"])
+        return int(line["time"])
 
     def log_artifacts(self) -> None:
         """Send the files that are new or have changed: results, configuration, evidence."""
@@ -134,20 +152,28 @@ class Publication:
                 self.note()
 
     def log_corpora(self) -> None:
-        """Set the corpora as inputs, each once its digest is known: `download` records some checksums."""
+        """Set the corpora as inputs, each once its digest and its number of pairs are known.
+
+        `download` measures them. A complete run without the numbers has its corpora without them.
+        """
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
+        path = self.record.results / CORPORA
         if self.noted["corpora"] or not self.record.config.exists():
             return
+        if not (path.exists() or self.description["complete"]):
+            return
+        pairs = read_json(path)["pairs"] if path.exists() else {}
         data = DataSettings.model_validate(yaml.safe_load(self.record.config.read_bytes())["data"])
-        texts = [("training", text) for text in data.train]
-        texts += [("validation", data.valid), ("test", data.test)]
         logged = self.run.inputs.dataset_inputs if self.run.inputs else []
         known = {corpus.dataset.name for corpus in logged}
         archives = {
             archive.name: archive_cache.known_sha256(archive, self.record.folder.parent.parent)
             for archive in data.archives
         }
+        columns = json.dumps(
+            {"mlflow_colspec": [{"type": "string", "name": key} for key in (data.source, data.target)]}
+        )
         inputs = [
             DatasetInput(
                 Dataset(
@@ -155,29 +181,34 @@ class Publication:
                     digest=found,
                     source_type="local" if text.source.path else "archive",
                     source=json.dumps({"source": text.source.model_dump(), "target": text.target.model_dump()}),
+                    schema=json.dumps({"mlflow_colspec": columns}),
+                    profile=json.dumps({"num_rows": pairs[f"{role}.{text.name}"]}) if pairs else None,
                 ),
-                [InputTag("mlflow.data.context", context)],
+                [InputTag("mlflow.data.context", CONTEXTS[role])],
             )
-            for context, text in texts
+            for role, text in data.texts
             if text.name not in known and (found := digest(text, archives)) is not None
         ]
         if inputs:
             self.client.log_inputs(self.id, datasets=inputs)
-            self.noted["corpora"] = len(known) + len(inputs) == len(texts)
+            self.noted["corpora"] = len(known) + len(inputs) == len(data.texts)
             self.note()
 
     def register_model(self) -> None:
         """Register the model of a complete run that was scored."""
-        if not (self.description["complete"] and self.record.model.exists() and self.scores(int, float)):
+        numbers = self.record.numbers()
+        if not (self.description["complete"] and self.record.model.exists() and numbers):
             return
         if self.noted["model"] != (state := signature([self.record.model])):
             configuration = yaml.safe_load(self.record.config.read_bytes())
-            numbers = self.scores(int, float)
-            facts = {key: value for key, value in self.scores(str).items() if key.startswith(scorer(numbers).key)}
+            scores = self.record.scores()
+            sets = {key: scores[key] for key in scores if key.endswith("_set")}
             values = {
                 "name": f"wmt-{self.description['pair']}",
+                "pair": self.description["pair"],
                 "metrics": numbers,
-                "tags": {key: str(value) for key, value in configuration["run"].items()} | facts,
+                "tags": {key: str(value) for key, value in configuration["run"].items()} | sets,
+                "description": descriptions.of_version(configuration, scores),
                 "search": configuration["search"],
                 "time": self.description["created"],
             }
@@ -211,8 +242,3 @@ def digest(text: ParallelSettings, archives: Mapping[str, str | None]) -> str | 
     if any(one[0] is None for one in sides):
         return None
     return hashlib.sha256(json.dumps(sides).encode()).hexdigest()[:16]
-
-
-def clean(key: str) -> str:
-    """Return a name as MLflow allows it."""
-    return re.sub(r"[^\w.\-/ ]", "_", key)[:250]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from nmt.config import InputError
 from pipeline.common.stage import write_json
+from pipeline.tracking import views
 from pipeline.tracking.credentials import masked
 from pipeline.tracking.monitor import Monitor
 from pipeline.tracking.projection import RECORD, Publication
@@ -91,7 +92,8 @@ class Server:
             published.log_corpora()
             published.register_model()
             status = published.set_status()
-            note = {"uri": self.address, "run": run.info.run_id, "signature": state, "status": status}
+            where = {"uri": self.address, "experiment": run.info.experiment_id, "run": run.info.run_id}
+            note = {**where, "signature": state, "status": status}
             if record.published() != note:
                 write_json(record.folder / "published.json", note)
             return created or published.changed
@@ -104,7 +106,7 @@ class Server:
             run = self.client.get_run(self.runs[uuid])
             if run.info.lifecycle_stage == "active":
                 return run, False
-        experiment = self._experiment(f"wmt-{described['pair']}")
+        experiment = self._experiment(described["pair"])
         tags = {"mlflow.user": user(), RECORD: uuid}
         parent = record.folder.with_name(described["parent"] or record.folder.name)
         if parent != record.folder and (parent / "run.json").exists():
@@ -122,15 +124,18 @@ class Server:
         self.runs[uuid] = run.info.run_id
         return run, not found
 
-    def _experiment(self, name: str) -> str:
-        """Return the id of an experiment, created where it is missing."""
-        client = self.client  # Opening it takes the same lock.
+    def _experiment(self, pair: str) -> str:
+        """Return the id of a pair's experiment, created where it is missing, with its description and its views."""
+        client, name = self.client, views.experiment_name(pair)  # Opening the client takes the same lock.
         with lock(self.root / "mlflow.lock"):
             found = client.get_experiment_by_name(name)
             if found is None:
-                return str(client.create_experiment(name, self.artifacts))
+                return str(client.create_experiment(name, self.artifacts, views.tags(pair)))
             if found.lifecycle_stage != "active":
                 client.restore_experiment(found.experiment_id)
+            for key, value in views.tags(pair).items():
+                if key not in found.tags:
+                    client.set_experiment_tag(found.experiment_id, key, value)
             return str(found.experiment_id)
 
     def publish_waiting(self, runs: Path, own: Path | None = None) -> None:

@@ -7,7 +7,9 @@
     history.jsonl        what training measured, one line per record
     load.jsonl           the load of the machine while it trained
     differences/         the diff between the working tree and the commit when a stage ran
-    results/             what finished stages wrote there; results/config.yaml is the resolved configuration
+    results/             what finished stages wrote there; results/config.yaml is the resolved configuration,
+                         results/corpora.json the lines and checksums of the texts, results/samples.json and
+                         results/translations.csv the test set with its translations
     model/               the averaged model, as hard links where the disk allows it
     published.json       the MLflow run, and the state of these files when they were last published
 
@@ -16,7 +18,6 @@ A run by Prefect or the ablation has its working copy of the repository, its log
 
 from __future__ import annotations
 
-import csv
 import fcntl
 import hashlib
 import itertools
@@ -34,15 +35,16 @@ from typing import Any
 import yaml
 
 from nmt.common.files import writing
-from pipeline.common.paths import CONFIG
+from pipeline.common.paths import CONFIG, RAW, SCORES
 from pipeline.common.stage import read_json, state_root, write_json
 from pipeline.config import graph, rows
 from pipeline.config.resolution import SECTIONS
 from pipeline.tracking import evidence
+from pipeline.tracking.tables import curve, write_translations
 
 MODEL = Path("models/average")
-SAMPLES = 20
-"""Lines of the test set in samples.json. They are the same in all runs, so that runs compare line by line."""
+CORPORA = "corpora.json"
+"""Lines and checksums of the texts, in the results."""
 TAGS = {"DVC_EXP_NAME": "DVC_EXP_NAME", "WMT_FLOW_RUN": "prefect.flow_run_id"}
 """Environment variables that orchestrators set, and the tags that hold them."""
 STATUSES = {"running": "KILLED", "failed": "FAILED", "killed": "KILLED", "finished": "FINISHED", "cached": "FINISHED"}
@@ -93,6 +95,15 @@ class Record:
         """Return the content of run.json."""
         return read_json(self.folder / "run.json")
 
+    def scores(self) -> dict[str, Any]:
+        """Return what `score` has found: numbers and facts; nothing before it has."""
+        path = self.results / SCORES.name
+        return read_json(path) if path.exists() else {}
+
+    def numbers(self) -> dict[str, float]:
+        """Return the numbers among the scores."""
+        return {key: value for key, value in self.scores().items() if isinstance(value, int | float)}
+
     def stages(self) -> dict[str, dict[str, Any]]:
         """Return stage -> content of its file, in the order in which they started."""
         found = {path.stem: read_json(path) for path in self.folder.glob("stages/*.json")}
@@ -133,10 +144,12 @@ class Record:
                 keep(path, self.model if path == MODEL else self.folder / path)
         if Path("dvc.lock").exists():
             keep(Path("dvc.lock"), self.folder / "dvc.lock")
+        if (RAW / "stats.json").exists() and any(str(RAW) in declared[name].outs for name in stages):
+            keep(RAW / "stats.json", self.results / CORPORA)
         if (self.results / "translations").exists():
-            write_json(self.results / "samples.json", samples(yaml.safe_load(self.config.read_bytes())["data"]))
+            write_translations(yaml.safe_load(self.config.read_bytes())["data"], self.results)
         update, names = self.last()
-        records = [row for name in ("training", "validation") for row in table(self.results / f"{name}.csv")]
+        records = [row for name in ("training", "validation") for row in curve(self.results / f"{name}.csv")]
         for step, values in sorted(records, key=lambda row: row[0]):
             if step > update or (step == update and not values.keys() <= names):
                 append(self.history, {"time": now(), "update": step, "values": values})
@@ -162,7 +175,7 @@ class Record:
         return signature(self.folder / name for name in FILES)
 
     def published(self) -> dict[str, Any]:
-        """Return published.json (uri, run, signature, status), or an empty mapping if nothing was published."""
+        """Return published.json (uri, experiment, run, signature, status); nothing if nothing was published."""
         path = self.folder / "published.json"
         return read_json(path) if path.exists() else {}
 
@@ -240,27 +253,6 @@ def same_runs() -> Iterator[Record]:
     name = f"{run_name(yaml.safe_load(CONFIG.read_bytes())['run'])}-{digest}"
     for number in itertools.count(1):
         yield Record(runs_folder() / (name if number == 1 else f"{name}-{number}"))
-
-
-def samples(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the first lines of the test set with reference and translation, as a table of MLflow's."""
-    name, target = data["test"]["name"], data["target"]
-    paths = (
-        Path(f"data/raw/test.{name}.{data['source']}"),
-        Path(f"data/raw/test.{name}.{target}"),
-        Path(f"results/translations/{name}.average.{target}"),
-    )
-    texts = (path.read_bytes().decode().removesuffix("\n").split("\n")[:SAMPLES] for path in paths)
-    lines = zip(*texts, strict=True)
-    return {"columns": ["source", "reference", "translation"], "data": [list(line) for line in lines]}
-
-
-def table(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield update and values of every row of a table that `train` wrote; none where there is no such file."""
-    if path.exists():
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                yield int(row.pop("update")), {name: float(value) for name, value in row.items()}
 
 
 def append(path: Path, content: Mapping[str, Any]) -> None:

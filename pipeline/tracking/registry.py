@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.scorer import Scorer, scorer
+from pipeline.tracking import descriptions, names
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 EXAMPLE = ["The old man doesn't see the dog."]
 BEST = "best"
+LONGEST = 5000
+"""Characters of a description that MLflow's database takes."""
 NEEDED = ("torch", "numpy", "pydantic", "PyYAML", "safetensors", "sacremoses", "subword-nmt", "sentencepiece", "mlflow")
 """Libraries that a served model imports."""
 
@@ -24,18 +27,20 @@ NEEDED = ("torch", "numpy", "pydantic", "PyYAML", "safetensors", "sacremoses", "
 def register(client: MlflowClient, run: str, folder: Path, values: Mapping[str, Any]) -> None:
     """Register a model folder as a version of the run, once, and move `best`.
 
-    `values`: `name` of the registered model, `metrics` and `tags` of the version, `search` (the folder's settings).
+    `values`: `name` and `pair` of the registered model; `metrics`, `tags` and `description` of the version; `search`
+    (the folder's settings).
     """
     name, by = str(values["name"]), scorer(values["metrics"])
     if not client.search_model_versions(f"name = '{name}' and run_id = '{run}'"):
         model = _log(client, run, folder, values)
-        _make(client, name)
+        _make(client, name, descriptions.of_model(name, str(values["pair"])))
         client.create_model_version(
             name,
             f"models:/{model.model_id}",
             run_id=run,
             tags={**values["tags"], **{key: str(values["metrics"][key]) for key in by.numbers}},
             model_id=model.model_id,
+            description=str(values["description"])[:LONGEST],
         )
     point_best(client, name, by, str(values["tags"][f"{by.key}_valid_set"]))
 
@@ -62,8 +67,9 @@ def _log(client: MlflowClient, run: str, folder: Path, values: Mapping[str, Any]
         run,
         metrics=[
             # At step 0, as the run's own: two steps would be drawn as a curve.
-            Metric(key, float(values["metrics"][key]), now, 0, model_id=model.model_id, run_id=run)
+            Metric(name, float(values["metrics"][key]), now, 0, model_id=model.model_id, run_id=run)
             for key in scorer(values["metrics"]).numbers
+            if (name := names.of_score(key)) is not None
         ],
     )
     return client.finalize_logged_model(model.model_id, "READY")
@@ -99,15 +105,16 @@ def requirements() -> list[str]:
     return [f"{name}=={importlib.metadata.version(name).split('+')[0]}" for name in NEEDED]
 
 
-def _make(client: MlflowClient, name: str) -> None:
-    """Create the registered model if it is missing."""
+def _make(client: MlflowClient, name: str, description: str) -> None:
+    """Create the registered model if it is missing, and set its description."""
     from mlflow.exceptions import MlflowException
 
     try:
-        client.create_registered_model(name, description="English to translations or trees; code and model in one.")
+        client.create_registered_model(name, description=description)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
+        client.update_registered_model(name, description)
 
 
 def point_best(client: MlflowClient, name: str, by: Scorer, valid_set: str) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -15,6 +16,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import yaml
+
+from nmt.common.files import writing
 from nmt.common.processes import die_with_parent
 from nmt.config import InputError
 from pipeline.machine import available_cores
@@ -23,37 +27,58 @@ INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # loopback
 GRACE = 45.0  # seconds between SIGTERM and SIGKILL: time to save the state. torchrun itself gives its workers 30
 JOIN = 600  # seconds that a node waits for the others
 RESTARTS = 100  # lost nodes that a training survives
+RENDEZVOUS = "rendezvous"  # file in the folder of a training of several nodes
 KEEP_ALIVE = 600  # seconds between a single node's heartbeats: each makes torchrun's rendezvous file longer
 
 
+@functools.cache
 def count_gpus() -> int:
     """Return the number of GPUs, counted in another process so that this one holds none of their memory."""
     question = "import torch; print(torch.cuda.device_count())"
     return int(subprocess.run([sys.executable, "-c", question], check=True, capture_output=True, text=True).stdout)
 
 
-def _positive(name: str, unset: str) -> int | None:
-    """Return an environment variable as a number; `unset` says in the error message what happens without it."""
-    value = os.environ.get(name)
-    if value is not None and (not value.isdecimal() or int(value) < 1):
-        raise InputError(f"{name} is {value!r}: it must be a whole number from 1 on; unset it {unset}")
-    return None if value is None else int(value)
+def processes(shards: int) -> int:
+    """Return `$WMT_PROCESSES`, by default one process per GPU, or one without a GPU; `shards` are divided among them.
+
+    Where the shards cannot be divided among all GPUs, fewer are used, and a line says so.
+    """
+    # Imported here because it imports torch.
+    from nmt.training.distributed import check_processes, most_processes
+
+    requested = os.environ.get("WMT_PROCESSES")
+    if requested is not None:
+        if not requested.isdecimal() or int(requested) < 1:
+            raise InputError(
+                f"WMT_PROCESSES is {requested!r}: it must be a whole number from 1 on; unset it to have it chosen"
+            )
+        check_processes(int(requested), shards)
+        return int(requested)
+    gpus = count_gpus()
+    count = most_processes(max(1, gpus), shards)
+    if count < gpus:
+        print(f"training uses {count} of {gpus} GPUs: training.shards is {shards}, and the processes must divide it")
+    return count
 
 
-def processes() -> int:
-    """Return `$WMT_PROCESSES`, by default one process per GPU, or one without a GPU."""
-    return _positive("WMT_PROCESSES", "to have it chosen") or max(1, count_gpus())
+def nodes() -> tuple[int, int, str | None]:
+    """Return the least and the most nodes of `$WMT_NODES`, by default 1, and `$WMT_RENDEZVOUS`.
 
-
-def nodes() -> tuple[int, str | None]:
-    """Return `$WMT_NODES`, by default 1, and `$WMT_RENDEZVOUS`: the first node's name and a free port."""
-    number, rendezvous = _positive("WMT_NODES", "for one node") or 1, os.environ.get("WMT_RENDEZVOUS")
-    if number > 1 and not re.fullmatch(r"\S+:\d+", rendezvous or ""):
+    The rendezvous is the first node's name and a free port there.
+    """
+    value, rendezvous = os.environ.get("WMT_NODES", "1"), os.environ.get("WMT_RENDEZVOUS")
+    if not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", value) or int(value.split(":")[0]) > int(value.split(":")[-1]):
         raise InputError(
-            f"WMT_NODES is {number}, so WMT_RENDEZVOUS must name where the nodes meet, as HOST:PORT; it is "
+            f"WMT_NODES is {value!r}: it must be a whole number from 1 on, or the least and the most nodes, as 1:4; "
+            "unset it for one node"
+        )
+    least, most = int(value.split(":")[0]), int(value.split(":")[-1])
+    if most > 1 and not re.fullmatch(r"\S+:\d+", rendezvous or ""):
+        raise InputError(
+            f"WMT_NODES is {value}, so WMT_RENDEZVOUS must name where the nodes meet, as HOST:PORT; it is "
             f"{rendezvous!r}"
         )
-    return number, rendezvous
+    return least, most, rendezvous
 
 
 def command(count: int, job: Path) -> list[str]:
@@ -69,17 +94,17 @@ def arguments(module: str, count: str, job: str, scratch: Path) -> list[str]:
     # Imported here because it imports torch.
     from nmt.training.distributed import LOOPBACK
 
-    number, endpoint = nodes()
+    least, most, endpoint = nodes()
     # On one node a file: torchrun's default store listens without authentication on all addresses of the machine.
     rendezvous = ["--rdzv-endpoint", str(scratch / "rendezvous"), "--rdzv-id", Path(job).name]
     rendezvous += ["--rdzv-conf", f"store_type=file,keep_alive_interval={KEEP_ALIVE}", "--local-addr", LOOPBACK]
-    if number > 1:
-        # A lost node may be replaced: the others wait for it, and all resume from the last saved state.
+    if most > 1:
+        # A lost node may be replaced: the others wait for it if they are too few, and all resume from the last state.
         rendezvous = ["--rdzv-endpoint", str(endpoint), "--rdzv-id", Path(job).name]
         rendezvous += ["--rdzv-conf", f"join_timeout={JOIN}", "--max-restarts", str(RESTARTS)]
     # Without redirected output torchrun's folder for logs in /tmp would stay, empty.
     logs = ["--log-dir", os.devnull]
-    nodes_ = ["--nnodes", str(number), "--rdzv-backend", "c10d"]
+    nodes_ = ["--nnodes", f"{least}:{most}", "--rdzv-backend", "c10d"]
     return [*nodes_, *rendezvous, *logs, "--nproc-per-node", count, "-m", module, job]
 
 
@@ -92,19 +117,37 @@ def environment(count: int) -> dict[str, str]:
         # With a store that outlives rounds, a replacement node never receives the store's address.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
-    if nodes()[0] == 1:
+    if nodes()[1] == 1:
         # Ranks of one machine need no other interface. `=` matches the whole name.
         defaults |= {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": f"={INTERFACE}"}
     return {**defaults, **os.environ}
 
 
 def train(job: Path, watch: Callable[[], None]) -> int:
-    """Run torchrun on the job, calling `watch` about once a second; return its exit status.
+    """Run torchrun on the job as the first node, or the only one; as `run_node`.
+
+    While it trains, the file `rendezvous` in the job's folder names where other nodes join (pipeline/commands/join.py).
+    """
+    _, most, endpoint = nodes()
+    if most == 1:
+        return run_node(job, watch)
+    announcement = job / RENDEZVOUS
+    with writing(announcement) as temporary:
+        temporary.write_text(str(endpoint), encoding="utf-8")
+    try:
+        return run_node(job, watch)
+    finally:
+        announcement.unlink(missing_ok=True)
+
+
+def run_node(job: Path, watch: Callable[[], None]) -> int:
+    """Run this node's torchrun on the job, calling `watch` about once a second; return its exit status.
 
     Whatever ends the wait (SIGTERM, Ctrl-C, an error) first ends torchrun and its processes: SIGTERM, time to
     save the state, then SIGKILL.
     """
-    count = processes()
+    settings = yaml.safe_load((job / "job.yaml").read_text(encoding="utf-8"))
+    count = processes(settings["training"]["shards"])
     process = subprocess.Popen(command(count, job), env=environment(count), start_new_session=True)
     try:
         while True:

@@ -6,10 +6,17 @@ import sys
 import time
 from collections.abc import Mapping
 
+from humanize import naturaldelta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 LOG_SECONDS = 60.0  # between two lines of a log
+VALUES_WIDTH = 120
+"""Characters of a line beside the bar."""
+
+Point = tuple[int, float]
+"""Update of a record, and the seconds of training up to it: those of a resumed training go on."""
 
 
 class TrainingProgress:
@@ -19,11 +26,15 @@ class TrainingProgress:
         self.updates = updates
         console = Console(file=sys.stderr)
         self.live = console.is_terminal
-        columns = TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[values]}")
-        self.bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=not self.live)
+        bar = BarColumn(min(40, max(10, console.width - VALUES_WIDTH)))
+        # On a narrow terminal the last values are cut off, and nothing else.
+        values = TextColumn("{task.fields[values]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+        columns = TextColumn("training"), bar, MofNCompleteColumn(), TimeRemainingColumn(), values
+        self.bar = Progress(*columns, console=console, disable=not self.live, expand=True)
         self.task = self.bar.add_task("training", total=updates, values="")
         self.logged = time.monotonic()
         self.valid = ""
+        self.first: Point | None = None
 
     def __enter__(self) -> TrainingProgress:
         self.bar.start()
@@ -37,11 +48,22 @@ class TrainingProgress:
         if "valid_ppl" in record:
             self.valid = f", validation ppl {record['valid_ppl']:.2f}"
             return
+        point = update, record.get("seconds", 0.0)
+        self.first = self.first or point
         values = (
-            f"loss {record['loss']:.3f}, ppl {record['ppl']:.2f}{self.valid}, "
-            f"{record['tokens_per_second']:,.0f} tokens/s, lr {record['learning_rate']:.2e}"
+            f"loss {record['loss']:.3f}, ppl {record['ppl']:.2f}, {record['tokens_per_second']:,.0f} tokens/s"
+            f"{self.valid}, lr {record['learning_rate']:.2e}"
         )
         self.bar.update(self.task, completed=update, values=values)
         if not self.live and (time.monotonic() - self.logged > LOG_SECONDS or update == self.updates):
             self.logged = time.monotonic()
-            print(f"update {update:,} of {self.updates:,}: {values}", flush=True)
+            left = "".join(f", {time_}" for time_ in remaining(self.first, point, self.updates))
+            print(f"update {update:,} of {self.updates:,}: {values}{left}", flush=True)
+
+
+def remaining(first: Point, last: Point, updates: int) -> list[str]:
+    """Return the time that is left, by the speed between two records; nothing after one record, or at the end."""
+    done, seconds = last[0] - first[0], last[1] - first[1]
+    if not done or last[0] >= updates:
+        return []
+    return [f"{naturaldelta(seconds / done * (updates - last[0]))} left"]

@@ -13,7 +13,7 @@ import yaml
 
 from nmt.common.tensors import WEIGHTS, load_tensors
 from nmt.config import InputError
-from pipeline.common.paths import CERTIFICATE, METRICS
+from pipeline.common.paths import CERTIFICATE, SCORES
 from pipeline.common.settings import Configuration
 from pipeline.common.stage import read_json
 from pipeline.config.resolution import read_params, resolve
@@ -131,7 +131,7 @@ def fork(record: Record, update: int, assignments: Sequence[str]) -> str:
 
 def summary(name: str, record: Record) -> str:
     """Return a line on the scores of a fork beside those of the run that it was made from."""
-    ours, theirs = (read_json(each.results / METRICS.name) for each in (Record(runs_folder() / name), record))
+    ours, theirs = (read_json(each.results / SCORES.name) for each in (Record(runs_folder() / name), record))
     by = scorer(ours)
     pairs = ((by.title, by.key), ("validation perplexity", "ppl_valid"))
     return "; ".join(f"{title} {ours[key]:.2f}, {record.folder.name} {theirs[key]:.2f}" for title, key in pairs)

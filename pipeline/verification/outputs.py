@@ -58,16 +58,15 @@ def other_line(subject: Subject, model: Path, source: Path, translated: Path) ->
 
 
 def score(subject: Subject) -> Finding:
-    """Compare results/metrics.json with the certificate, and score the test set's translations again."""
-    recorded, metrics = subject.certificate["score"], subject.files.results / paths.METRICS.name
+    """Compare the recorded scores with the certificate, and score the test set's translations again."""
+    recorded = subject.certificate["score"]
     key = next(iter(recorded))
-    if metrics.exists():
-        here = certify.score(read_json(metrics))
-        if changed := [name for name in recorded if here.get(name) != recorded[name]]:
-            name = changed[0]
-            return Finding(
-                "score", "differs", f"{metrics}: {name} is {here.get(name)}, the certificate has {recorded[name]}"
-            )
+    for path in (subject.files.results / paths.SCORES.name, subject.files.results / paths.METRICS.name):
+        here = read_json(path) if path.exists() else {}
+        for name in recorded.keys() & here.keys():
+            if here[name] != recorded[name]:
+                found = f"{path}: {name} is {here[name]}, the certificate has {recorded[name]}"
+                return Finding("score", "differs", found)
     name, reference = names(subject, "test")
     target = reference.rpartition(".")[2]
     translated = subject.files.results / paths.TRANSLATIONS.name / f"{name}.{paths.AVERAGE.name}.{target}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from nmt.common.tensors import WEIGHTS, digest, load_tensors
 from nmt.training import chain, checkpoint
 from pipeline.common import paths
-from pipeline.tracking.record import table
+from pipeline.tracking.tables import curve
 from pipeline.verification.certificate import Finding, Subject, code
 from pipeline.verification.replay import Replay
 
@@ -18,7 +18,7 @@ def curves(subject: Subject) -> Finding:
     tables = [subject.files.results / path.name for path in (paths.CURVES, paths.VALIDATION)]
     if not all(path.exists() for path in tables):
         return Finding("losses", "not here", f"{tables[0]} is missing")
-    records = [{"update": update, **values} for path in tables for update, values in table(path)]
+    records = [{"update": update, **values} for path in tables for update, values in curve(path)]
     before = 0
     for link in subject.training.links:
         if chain.losses_hash(records, before, link.update) != link.losses:

@@ -1,7 +1,8 @@
 """How fast we translate, against CTranslate2 on the same lines in one run, and whether the translations are the same.
 
-`python -m tests.bench.decoding --model DIR --src FILE [--json]`; `--shape base` gives the base model's shape random
-weights instead, with the subwords of DIR. Needs ctranslate2. Ratios count, not times: run it on an idle machine.
+`python -m tests.bench.decoding --model DIR --src FILE [--ref FILE] [--json]`. `--shape small` and `--shape base`
+give random weights of these rows' shapes instead, with the subwords of DIR. Needs ctranslate2. The engines take
+turns: ratios count, not times. With `--ref`, BLEU of all engines.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import sacrebleu
 import torch
 
 from nmt.evaluation.forced_scoring import score
@@ -23,20 +27,26 @@ from nmt.inference.ctranslate2_engine import CTranslate2Engine
 from nmt.inference.export import export
 from nmt.inference.loading import Models
 from nmt.inference.model_folder import load_description, save_model
+from nmt.inference.quantization import quantize
 from nmt.inference.translator import Engine, TorchEngine, Translation, Translator
 from nmt.model import Transformer
+from tests.bench.conditions import conditions
 
 TIE = 1e-4
 """Log-probabilities closer than this are a tie in float32."""
+SHAPES = {
+    "small": {"N": 3, "d_model": 256, "d_ff": 1024, "h": 4, "d_k": 64, "d_v": 64},
+    "base": {"N": 6, "d_model": 512, "d_ff": 2048, "h": 8, "d_k": 64, "d_v": 64},
+}
+OURS, QUANTIZED = "ours_float32", "ours_int8"
 
 
-def with_base_shape(folder: Path, out: Path) -> Path:
-    """A folder of the base model's shape with random weights: for speed alone."""
+def with_shape(folder: Path, shape: str, out: Path) -> Path:
+    """A folder of the row's shape with random weights: for speed alone."""
     description = load_description(folder)
-    shape = {"N": 6, "d_model": 512, "d_ff": 2048, "h": 8, "d_k": 64, "d_v": 64}
-    base = description.model_copy(update={"model": description.model.model_copy(update=shape)})
+    shaped = description.model_copy(update={"model": description.model.model_copy(update=SHAPES[shape])})
     torch.manual_seed(1)
-    save_model(out, Transformer(base.model, base.vocabulary).state_dict(), base, folder / "subwords")
+    save_model(out, Transformer(shaped.model, shaped.vocabulary).state_dict(), shaped, folder / "subwords")
     return out
 
 
@@ -47,19 +57,26 @@ def of_one_length(models: Models, lines: list[str]) -> list[str]:
     return [line for line, length in zip(lines, lengths, strict=True) if length == commonest]
 
 
-def timed(models: Models, engine: Engine, lines: list[str], changes: dict[str, Any], repeats: int) -> dict[str, Any]:
-    """The translations and the best of several times; the first, which warms up, does not count."""
-    settings = models.description.search.model_copy(update=changes)
-    ready = Translator(models, None, settings, engine)
-    list(ready.translations(lines[:64]))
-    seconds, found = [], []
+def timed(engines: Mapping[str, Translator], lines: list[str], repeats: int) -> dict[str, dict[str, Any]]:
+    """For each engine its translations and speed: the median of `repeats` and the slowest and fastest."""
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    found: dict[str, list[Translation]] = {}
+    for ready in engines.values():
+        list(ready.translations(lines[:64]))  # Warms up.
     for _ in range(repeats):
-        start = time.perf_counter()
-        found = list(ready.translations(lines))
-        seconds.append(time.perf_counter() - start)
-    tokens = sum(len(translation.hypotheses[0].ids) + 1 for translation in found if translation.hypotheses)
-    best = min(seconds)
-    return {"sentences_per_second": len(lines) / best, "tokens_per_second": tokens / best, "found": found}
+        for name, ready in engines.items():
+            start = time.perf_counter()
+            found[name] = list(ready.translations(lines))
+            seconds[name].append(time.perf_counter() - start)
+    return {
+        name: {
+            "sentences_per_second": len(lines) / median(times),
+            "slowest": len(lines) / max(times),
+            "fastest": len(lines) / min(times),
+            "found": found[name],
+        }
+        for name, times in seconds.items()
+    }
 
 
 def compare(models: Models, ours: list[Translation], theirs: list[Translation]) -> dict[str, Any]:
@@ -77,37 +94,41 @@ def compare(models: Models, ours: list[Translation], theirs: list[Translation]) 
 
 
 def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """Speeds of all engines at alpha 0, ours at the model's alpha too, and the agreement of the translations."""
-    folder = with_base_shape(options.model, scratch / "base") if options.shape == "base" else options.model
-    models = Models([folder], torch.device("cpu"))
+    """Speeds of all engines at alpha 0, ratios to the faster of CTranslate2's, and the agreement of translations."""
+    folder = options.model
+    if options.shape != "model":
+        folder = with_shape(options.model, options.shape, scratch / "shaped")
+    models, quantized = (Models([folder], torch.device("cpu")) for _ in range(2))
+    quantize(quantized.members[0])
     lines = options.src.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     bound = {}
-    if options.shape == "base":
+    if options.shape != "model":
         # Random weights never end a sentence: a bound keeps the work that of real sentences. CTranslate2 has one bound
         # for a whole batch, and what goes beyond a sentence's own is searched again.
         bound = {"max_extra": 0}
         lines = of_one_length(models, lines)
     lines = (lines * -(-options.lines // len(lines)))[: options.lines]
-    report: dict[str, Any] = {"shape": options.shape, "lines": len(lines), "threads": torch.get_num_threads()}
-    engines: dict[str, Engine] = {"ours": TorchEngine(models)}
+    report: dict[str, Any] = {"shape": options.shape, "lines": len(lines), **conditions()}
+    engines: dict[str, Engine] = {OURS: TorchEngine(models), QUANTIZED: TorchEngine(quantized)}
     for name in ("float32", "int8"):
         export(folder, scratch / name, name)
         engines[f"ctranslate2_{name}"] = CTranslate2Engine(scratch / name, models)
-    found = {}
-    for name, engine in engines.items():
-        for beam in (4, 1):
-            key = f"{name}_beam{beam}"
-            report[key] = timed(models, engine, lines, {"alpha": 0.0, "beam": beam, **bound}, options.repeats)
-            found[key] = report[key].pop("found")
-    report["ours_beam4_gnmt"] = timed(models, engines["ours"], lines, {"beam": 4, "alpha": 0.6, **bound},
-                                      options.repeats)  # fmt: skip
-    del report["ours_beam4_gnmt"]["found"]
     for beam in (4, 1):
-        speeds = [report[f"{name}_beam{beam}"]["sentences_per_second"] for name in ("ours", "ctranslate2_float32")]
-        report[f"ratio_beam{beam}"] = speeds[0] / speeds[1]
-        report[f"agreement_beam{beam}"] = compare(
-            models, found[f"ours_beam{beam}"], found[f"ctranslate2_float32_beam{beam}"]
-        )
+        settings = models.description.search.model_copy(update={"alpha": 0.0, "beam": beam, **bound})
+        ready = {name: Translator(models, None, settings, engine) for name, engine in engines.items()}
+        measured = timed(ready, lines, options.repeats)
+        found = {name: values.pop("found") for name, values in measured.items()}
+        report |= {f"{name}_beam{beam}": values for name, values in measured.items()}
+        speed = {name: values["sentences_per_second"] for name, values in measured.items()}
+        theirs = max(speed["ctranslate2_float32"], speed["ctranslate2_int8"])
+        report |= {f"{name}_beam{beam}_ratio": round(speed[name] / theirs, 3) for name in (OURS, QUANTIZED)}
+        report[f"agreement_beam{beam}"] = compare(models, found[OURS], found["ctranslate2_float32"])
+        if options.ref:
+            reference = options.ref.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+            for name, translations in found.items():
+                texts = [translation.texts[0] for translation in translations]
+                score = sacrebleu.corpus_bleu(texts, [reference[: len(texts)]]).score
+                report[f"{name}_beam{beam}_bleu"] = round(score, 2)
     return report
 
 
@@ -116,7 +137,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.decoding", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, metavar="DIR")
     parser.add_argument("--src", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--shape", choices=("model", "base"), default="model")
+    parser.add_argument("--shape", choices=("model", *SHAPES), default="model")
+    parser.add_argument("--ref", type=Path, metavar="FILE")
     parser.add_argument("--lines", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
@@ -132,8 +154,8 @@ def main() -> None:
         return
     for name, value in report.items():
         if isinstance(value, dict) and "sentences_per_second" in value:
-            speed, tokens = value["sentences_per_second"], value["tokens_per_second"]
-            print(f"{name:28s} {speed:8.1f} sentences/s {tokens:8.0f} tokens/s")
+            spread = f"{value['slowest']:.1f} to {value['fastest']:.1f}"
+            print(f"{name:28s} {value['sentences_per_second']:8.1f} sentences/s ({spread})")
         elif isinstance(value, dict):
             print(f"{name:28s} {value['same']} of {value['lines']} lines the same")
             for line in value["differences"]:

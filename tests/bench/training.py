@@ -108,8 +108,9 @@ def job(a: argparse.Namespace, vocabulary: int, corpus: Path) -> dict[str, Any]:
         "updates": a.updates, "precision": a.precision, "seed": 1, "validate_every": 10**9, "checkpoint_every": 10**9,
         "resume_minutes": 10**6,
     }  # fmt: skip
-    if a.tokens is not None:
-        training["tokens"] = a.tokens
+    for name in ("tokens", "shards"):
+        if getattr(a, name) is not None:
+            training[name] = getattr(a, name)
     return {"model": model, "training": training, "vocabulary": vocabulary, "corpus": str(corpus)}
 
 
@@ -167,14 +168,15 @@ def main() -> None:
     for name, default in (("d-model", 256), ("d-ff", 1024), ("heads", 4), ("layers", 3), ("updates", 60)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--tokens", type=int, help="target tokens an update; 4,096, or the row's own")
+    parser.add_argument("--shards", type=int, help="shards an update; 2, or the row's own")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--processes", type=int, help="how many train together; the launcher's choice by default")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     a = parser.parse_args()
     if (a.row is None) == (a.src is None or a.tgt is None):
         parser.error("give either --src and --tgt, or --row")
-    if a.row is None and a.tokens is None:
-        a.tokens = 4096
+    if a.row is None:
+        a.tokens, a.shards = a.tokens or 4096, a.shards or 2
     if a.processes is not None:
         os.environ["WMT_PROCESSES"] = str(a.processes)
     with tempfile.TemporaryDirectory() as work:

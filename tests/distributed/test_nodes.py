@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,61 +12,20 @@ import psutil
 import pytest
 import torch
 import yaml
+from agents import PATIENCE, Start, alive, children, free_port, listened_to, reached, running_agents, wait_for
 
 from nmt.common import tensors
 from nmt.training import checkpoint
-from nmt.training.history import read_history
-from pipeline.training import launch
 
-Start = Callable[[Path, int], subprocess.Popen[bytes]]
 MakeJob = Callable[..., dict[str, Any]]
 UPDATES = 600
-PATIENCE = 200
-"""Seconds that one step of the rehearsal may take on a busy machine."""
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
 def agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Starts torchrun as the launcher does on a node; whatever still runs at the end is killed."""
-    started: list[subprocess.Popen[bytes]] = []
     monkeypatch.setenv("WMT_NODES", "2")
-
-    def start(folder: Path, count: int) -> subprocess.Popen[bytes]:
-        environment = {**launch.environment(count), "PYTHONPATH": str(ROOT), "NMT_MICRO_TOKENS": "64"}
-        process = subprocess.Popen(launch.command(count, folder), env=environment, cwd=ROOT, start_new_session=True)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"not true after {PATIENCE} seconds"
-        time.sleep(0.05)
+    with running_agents() as start:
+        yield start
 
 
 def listening(pid: int) -> set[str]:
@@ -81,16 +34,6 @@ def listening(pid: int) -> set[str]:
     assert len(processes) >= 3, "torchrun and two ranks"
     connections = [each for process in processes for each in process.net_connections("inet")]
     return {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
-
-
-def listened_to(port: int) -> bool:
-    """Whether a process of this machine waits for connections at a port."""
-    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
-    return any(fields[1].endswith(f":{port:04X}") and fields[3] == "0A" for fields in lines)
-
-
-def reached(folder: Path) -> int:
-    return max((int(record["update"]) for record in read_history(folder / "history.jsonl")), default=0)
 
 
 def final_weights(folder: Path) -> dict[str, torch.Tensor]:

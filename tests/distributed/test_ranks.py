@@ -1,4 +1,4 @@
-"""Several gloo processes on one machine: the same training as one, sums that every rank takes part in, exact resume."""
+"""Several gloo processes on one machine: the same bits as one process, also where their number changes on the way."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,7 +16,6 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from nmt.common import tensors
 from nmt.training import checkpoint
 from nmt.training.batches import Corpus, train_files, updates
 from nmt.training.history import read_history
@@ -27,91 +27,93 @@ def losses(folder: Path) -> list[float]:
     return [record["loss"] for record in read_history(folder / "history.jsonl") if "loss" in record]
 
 
-def without_dropout(job: dict[str, Any]) -> dict[str, Any]:
-    job["model"]["P_drop"] = 0.0
-    return job
-
-
 def trained(job: dict[str, Any], folder: Path, size: int, *given: Any, store: str = "store") -> list[float]:
     """The losses of a training on so many ranks."""
     assert ranks.results(size, folder, ranks.training, job, str(folder), *given, store=store) == [True] * size
     return losses(folder)
 
 
-def final_weights(folder: Path) -> dict[str, torch.Tensor]:
+def result(folder: Path) -> dict[str, Any]:
+    """All that must not depend on the processes: weights, moments, checkpoints, what was measured."""
     path = checkpoint.latest_resume(folder / "resume")
     assert path is not None
-    return tensors.load_tensors(path / tensors.WEIGHTS)
+    files = [*path.glob("*.safetensors"), *checkpoint.checkpoints(folder / "checkpoints")]
+    measured = ("update", "loss", "nll", "gradient_norm", "valid_loss", "padding", "tokens")
+    done = json.loads((folder / "done.json").read_text())
+    return {
+        "update": path.name,
+        "files": {file.name: file.read_bytes() for file in files},
+        "curve": [[record.get(key) for key in measured] for record in read_history(folder / "history.jsonl")],
+        "done": {key: done[key] for key in ("updates", "pairs", "target_tokens", "loss_valid", "padding")},
+    }
 
 
 def test_what_ranks_agree_on(tmp_path: Path) -> None:
-    assert ranks.results(3, tmp_path, ranks.agreements) == [
+    assert ranks.results(4, tmp_path, ranks.agreements) == [
         {
-            "rank": rank, "size": 3, "main": rank == 0, "device": "cpu", "sum": [6.0, 0.5 * 3], "started_sum": [3.0],
-            "any_of_one": True, "any_of_none": False, "minimum": -5, "same": True, "differ": False,
+            "rank": rank, "size": 4, "main": rank == 0, "device": "cpu", "sum": [10.0, 0.5 * 4],
+            "any_of_one": True, "any_of_none": False, "minimum": -10, "same": True, "differ": False,
             "one_differs": False, "large": True,
         }
-        for rank in range(3)
+        for rank in range(4)
     ]  # fmt: skip
 
 
-def test_any_number_of_ranks_follows_the_same_losses(tmp_path: Path, tiny_job: MakeJob) -> None:
-    """With dropout 0, on uneven updates of one to a dozen pairs: of eight ranks some often have no sentence."""
-    job = without_dropout(tiny_job(updates=50, tokens=20, warmup_steps=400))
-    curves = {size: trained(job, tmp_path / str(size), size) for size in (1, 2, 8)}
-    assert len(curves[1]) == 50
-    assert curves[2] == pytest.approx(curves[1], rel=1e-4)
-    assert curves[8] == pytest.approx(curves[1], rel=1e-4)
+def test_ranks_sum_along_the_tree(tmp_path: Path) -> None:
+    """Numbers of which no other order of additions gives the same sum."""
+    ranks.results(4, tmp_path, ranks.tree_sums, str(tmp_path))
+    found = [load_file(tmp_path / f"sums-{rank}.safetensors") for rank in range(4)]
+    for length in (4, 64, 4096):
+        given = [one[f"given {length}"] for one in found]
+        expected = (given[0] + given[1]) + (given[2] + given[3])
+        if length == 4096:
+            for other in (given[0] + given[1] + given[2] + given[3], (given[0] + given[2]) + (given[1] + given[3])):
+                assert not torch.equal(other, expected)
+        assert all(torch.equal(one[f"sum {length}"], expected) for one in found)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_any_number_of_processes_trains_the_same_bits(tmp_path: Path, tiny_job: MakeJob, precision: str) -> None:
+    """With dropout, on uneven updates of one to a dozen pairs: some shards are empty.
+
+    Also killed, stopped and resumed on another number of processes each time.
+    """
+    job = tiny_job(tokens=25, precision=precision, resume_minutes=10.0)
+    job["model"] |= {"P_drop": 0.3, "attention_dropout": 0.1, "relu_dropout": 0.1}
     corpus = Corpus(train_files(Path(job["corpus"])))
-    sizes = [update.sums.pairs for update in updates(corpus, 1, 20, lambda: 64, 0, 1, 1, 50)]
-    assert min(sizes) < 8
-    assert len(set(sizes)) > 3
-    done = [json.loads((tmp_path / str(size) / "done.json").read_text()) for size in (1, 8)]
-    assert done[0]["pairs"] == done[1]["pairs"]
-    assert done[0]["ppl_valid"] == pytest.approx(done[1]["ppl_valid"], rel=1e-4)
+    pairs = [update.sums.pairs for update in updates(corpus, 1, 25, 4, 0, 1, 1, 30)]
+    assert min(pairs) < 4 < max(pairs)
+    for size, bucket in [(1, None), (2, 2000), (4, None)]:
+        assert len(trained(job, tmp_path / str(size), size, bucket)) == 30
+    expected = result(tmp_path / "1")
+    assert result(tmp_path / "2") == expected
+    assert result(tmp_path / "4") == expected
+
+    job["training"]["resume_minutes"] = 1e-6  # a state after every update
+    folder, choice = tmp_path / "disturbed", Random(precision)
+    for size, number in [(2, signal.SIGKILL), (4, signal.SIGKILL), (1, signal.SIGTERM), (4, signal.SIGTERM)]:
+        update, rank = checkpoint.trained(folder) + choice.randrange(2, 8), choice.randrange(size)
+        given, store = (job, str(folder), update, rank, number), f"store-{update}"
+        with ranks.ranks(size, folder, ranks.disturbed_training, *given, store=store) as processes:
+            ends = ranks.finished(processes)
+        assert ends[rank] == (-signal.SIGKILL if number == signal.SIGKILL else 0)
+        assert 0 < checkpoint.trained(folder) < 30
+    trained(job, folder, 2, store="last")
+    assert result(folder) == expected
+    assert json.loads((folder / "done.json").read_text())["resumes"] == 4
+    assert "weights will not be" not in ranks.output(folder)
 
 
-@pytest.mark.parametrize(
-    ("bucket", "room", "buckets"), [(50_000_000, None, 1), (2000, None, 11), (1, None, 43), (2000, 9, 11)]
-)
-def test_summed_gradients_are_those_of_one_rank(
-    tmp_path: Path, tiny_job: MakeJob, bucket: int, room: int | None, buckets: int
-) -> None:
-    """In one bucket or many, one for each parameter; and where one rank runs out of memory in a backward pass."""
-    job = without_dropout(tiny_job())
-    (alone,) = ranks.results(1, tmp_path / "alone", ranks.gradients_of_an_update, job, str(tmp_path / "alone"))
-    assert alone == {"buckets": 0, "begun": 0, "micro_tokens": 64}
-    found = ranks.results(2, tmp_path / "two", ranks.gradients_of_an_update, job, str(tmp_path / "two"), bucket, room)
-    assert [one["buckets"] for one in found] == [buckets] * 2
-    # All sums began while the last backward pass went on.
-    assert [one["begun"] for one in found] == [buckets] * 2
-    assert found[0]["micro_tokens"] == 64
-    assert found[1]["micro_tokens"] <= (room or 64)
-    expected = load_file(tmp_path / "alone/gradients-0.safetensors")
+@pytest.mark.parametrize(("bucket", "buckets"), [(50_000_000, 1), (2000, 11), (1, 43)])
+def test_summed_gradients_are_those_of_one_rank(tmp_path: Path, tiny_job: MakeJob, bucket: int, buckets: int) -> None:
+    """In one bucket or many, one for each parameter. All sums begin while the last backward pass goes on."""
+    (alone,) = ranks.results(1, tmp_path / "alone", ranks.gradients_of_an_update, tiny_job(), str(tmp_path / "alone"))
+    assert alone == {"buckets": 0, "begun": 0}
+    found = ranks.results(2, tmp_path / "two", ranks.gradients_of_an_update, tiny_job(), str(tmp_path / "two"), bucket)
+    assert found == [{"buckets": buckets, "begun": buckets}] * 2
+    expected = (tmp_path / "alone/gradients-0.safetensors").read_bytes()
     for rank in range(2):
-        gradients = load_file(tmp_path / f"two/gradients-{rank}.safetensors")
-        assert gradients.keys() == expected.keys()
-        for name, gradient in gradients.items():
-            torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)
-
-
-def test_a_training_goes_on_with_another_number_of_ranks(tmp_path: Path, tiny_job: MakeJob) -> None:
-    alone = trained(without_dropout(tiny_job(updates=40)), tmp_path / "alone", 1)
-    folder = tmp_path / "moved"
-    for size, until in [(2, 15), (3, 30), (1, 40)]:
-        trained(without_dropout(tiny_job(updates=until)), folder, size, 2000, store=f"store-{until}")
-    assert losses(folder) == pytest.approx(alone, rel=1e-4)
-    assert "the weights will not be bit-identical to an undisturbed run's: the state was saved with" in ranks.output(
-        folder
-    )
-    assert json.loads((folder / "done.json").read_text())["resumes"] == 2
-
-
-def test_ranks_in_bfloat16_follow_one_in_bfloat16(tmp_path: Path, tiny_job: MakeJob) -> None:
-    job = without_dropout(tiny_job(updates=10, precision="bfloat16"))
-    alone, two = (trained(job, tmp_path / str(size), size, 2000) for size in (1, 2))
-    # A bfloat16 has 8 bits, the order of sums decides the last, and the differences grow.
-    assert two == pytest.approx(alone, rel=5e-3)
+        assert (tmp_path / f"two/gradients-{rank}.safetensors").read_bytes() == expected
 
 
 def refused(tmp_path: Path, target: ranks.Target, *given: Any, homes: Any = ()) -> str:
@@ -160,48 +162,17 @@ def test_ranks_with_different_states_do_not_train(tmp_path: Path, tiny_job: Make
         assert f"RuntimeError: this rank would resume after update {update}, but another rank after another" in told
 
 
-def test_ranks_that_remember_different_sizes_take_the_least(tmp_path: Path, tiny_job: MakeJob) -> None:
-    """One was told, the other chooses: both must take part in agreeing on it."""
-    given = (tiny_job(), str(tmp_path), [None, "77"])
-    assert ranks.results(2, tmp_path, ranks.chosen_micro_tokens, *given) == [77, 77]
+def test_processes_among_which_shards_cannot_be_divided_do_not_train(tmp_path: Path, tiny_job: MakeJob) -> None:
+    told = refused(tmp_path, ranks.training, tiny_job(shards=1), str(tmp_path / "run"))
+    rule = "InputError: 2 processes cannot train together: training.shards is 1, and their number must divide it; use 1"
+    assert told.count(rule) == 2
 
 
-def test_means_of_an_interval_are_right_after_a_resume_on_fewer_ranks(tmp_path: Path, tiny_job: MakeJob) -> None:
-    """Stopped after 15 of an interval's 20 updates on two ranks, resumed on one: losses, norm and tokens go on."""
-    job = without_dropout(
-        tiny_job(
-            updates=2000, validate_every=2000, checkpoint_every=2000, resume_minutes=10.0, learning_rate_scale=1e-9
-        )
-    )
-    records = {}
-    for name, attempts in (("two, then one", ((2, 15), (1, 21))), ("one", ((1, 21),))):
-        folder = tmp_path / name
-        for size, update in attempts:
-            given, how = (job, str(folder), update, 0, signal.SIGTERM), {"store": f"store-{update}"}
-            assert ranks.results(size, folder, ranks.disturbed_training, *given, **how) == [False] * size
-        (records[name],) = read_history(folder / "history.jsonl")
-    for key in ("loss", "nll", "gradient_norm", "tokens"):
-        assert records["two, then one"][key] == pytest.approx(records["one"][key], rel=1e-4)
-
-
-def test_two_ranks_killed_and_resumed_end_with_the_same_bits(tmp_path: Path, tiny_job: MakeJob) -> None:
-    """One rank is killed, which ends the other; then one is asked to stop, and both do."""
-    job = tiny_job(updates=60, resume_minutes=1e-6)
-    trained(job, tmp_path / "undisturbed", 2)
-    folder = tmp_path / "disturbed"
-    given = (job, str(folder))
-    with ranks.ranks(2, folder, ranks.disturbed_training, *given, 20, 1, signal.SIGKILL, store="killed") as processes:
-        other, killed = ranks.finished(processes)
-    assert killed == -signal.SIGKILL
-    assert other == 1
-    assert (folder / "lost-the-others").exists()
-    how = {"store": "stopped"}
-    assert ranks.results(2, folder, ranks.disturbed_training, *given, 45, 1, signal.SIGTERM, **how) == [False, False]
-    assert checkpoint.latest_resume(folder / "resume") == folder / "resume/update-00000045"
-    trained(job, folder, 2, store="finished")
-    weights = [final_weights(tmp_path / name) for name in ("undisturbed", "disturbed")]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    assert json.loads((folder / "done.json").read_text())["resumes"] == 2
+def test_a_killed_rank_ends_the_others(tmp_path: Path, tiny_job: MakeJob) -> None:
+    given = (tiny_job(), str(tmp_path), 10, 1, signal.SIGKILL)
+    with ranks.ranks(2, tmp_path, ranks.disturbed_training, *given) as processes:
+        assert ranks.finished(processes) == [1, -signal.SIGKILL]
+    assert (tmp_path / "lost-the-others").exists()
 
 
 def test_what_torchrun_runs_leaves_word_of_how_it_ended(tmp_path: Path, tiny_job: MakeJob) -> None:

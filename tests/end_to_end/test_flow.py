@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
+import threading
+import urllib.error
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from clones import SHRUNKEN, STAGES, Clone
@@ -14,6 +19,7 @@ from mlflow import MlflowClient
 from orchestra import Orchestra, until
 
 pytestmark = pytest.mark.timeout(900)
+CATALOG = "data/catalog/mine.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +29,8 @@ def orchestra(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestra]:
     clone.params(overrides=SHRUNKEN)
     path = clone.folder / "nmt/text/parallel_text.py"
     path.write_text(path.read_text() + '\n\nprint("code of", __file__)\n')
+    # Git does not track it, and the flows' form offers it.
+    (clone.folder / CATALOG).write_text("extends: sample\ndescription: Mine.\n")
     # The example of a schedule, but none that starts days of work.
     deployments = clone.folder / "infra/prefect.yaml"
     deployments.write_text(deployments.read_text().replace("# schedules: [{", "schedules: [{active: false, "))
@@ -74,7 +82,8 @@ def test_the_results_come_back_as_an_experiment(orchestra: Orchestra, first: str
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id], f"tags.`prefect.flow_run_id` = '{first}'")
     assert (run.info.run_name, run.info.status) == (f"sample-sample-s1 {name}", "FINISHED")
-    assert run.data.metrics["bleu"] == metrics["bleu"]
+    assert run.data.metrics["test/bleu"] == metrics["bleu"]
+    assert f"/runs/{run.info.run_id}/artifacts/report.html?" in artifacts["wmt-en-de-sample-links"]["data"]
 
 
 def experiments(clone: Clone) -> set[str]:
@@ -119,22 +128,52 @@ def scheduled(orchestra: Orchestra, pair: str) -> list[str]:
 
 
 def test_what_the_user_must_mend_is_one_sentence_and_not_tried_again(orchestra: Orchestra) -> None:
-    path = orchestra.clone.folder / "data/catalog/mine.yaml"
-    path.write_text("extends: sample\ndescription: Mine.\n")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        orchestra.deploy(row="C-N3")
+    assert "'C-N3' is not one of ['base', 'big'," in refused.value.read().decode()
     untracked = orchestra.deploy("my own: 1", corpus="mine", target="download")
-    mistaken = orchestra.deploy(row="C-N3")
-    run = orchestra.ended(mistaken)
-    assert (run["state_type"], "did you mean" in run["state"]["message"]) == ("FAILED", True)
+    with listening() as (url, posted):
+        notified = orchestra.clone.run(sys.executable, "-m", "pipeline.cli", "notify", url)
+        assert notified.returncode == 0, notified.stderr
+        mistaken = orchestra.deploy(overrides={"model": {"P_dropped": 0.1}})
+        run = orchestra.ended(mistaken)
+        assert (run["state_type"], run["state_name"]) == ("FAILED", "Resolve refused")
+        assert "did you mean `P_drop`?" in run["state"]["message"]
+        sent = until(lambda: [text for text in posted if "Resolve refused" in text], "the notification")[0]
+        assert run["name"] in sent
+        assert run["state"]["message"] in sent
     assert {name: (task["state_name"], task["run_count"]) for name, task in orchestra.stages(mistaken).items()} == {
         "resolve": ("Refused", 1)
     }
     run = orchestra.ended(untracked)
     assert run["state_name"] == "Refused"
     assert "`git add data/catalog/mine.yaml`" in run["state"]["message"]
-    subprocess.run(["git", "add", path], cwd=orchestra.clone.folder, check=True)
+    subprocess.run(["git", "add", CATALOG], cwd=orchestra.clone.folder, check=True)
     # By the same name, which does not go on in the copy that the first has left.
     identity = orchestra.deploy("my own: 1", corpus="mine", target="download")
     run = orchestra.ended(identity)
     assert (run["state_type"], run["name"]) == ("COMPLETED", "my own: 1"), orchestra.messages(identity)
     assert f"my_own_1-{identity[-8:]}" in experiments(orchestra.clone)
     assert list(orchestra.how(identity)) == ["resolve", "download"]
+
+
+@contextmanager
+def listening() -> Iterator[tuple[str, list[str]]]:
+    """The address of a webhook on this machine, and what is posted to it."""
+    posted: list[str] = []
+
+    class Webhook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Webhook) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/failed", posted
+        finally:
+            server.shutdown()

@@ -22,6 +22,7 @@ from clones import ROOT, SHRUNKEN, STAGES, Clone
 from mlflow import MlflowClient
 
 from pipeline.config.scorer import BLEU
+from pipeline.tracking import names
 
 TEXTS = ("train.sample", "valid.sampledev", "test.sampletest")
 pytestmark = pytest.mark.timeout(600)
@@ -52,6 +53,7 @@ def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
         *(f"{folder}/{name}" for folder in folders for name in ("config.yaml", "model.safetensors")),
         *(f"{folder}/subwords/{name}" for folder in folders for name in subwords),
         "results/config.yaml", "results/training.json", "results/training.csv", "results/metrics.json",
+        "results/scores.json",
         "results/validation.csv", "results/averaging.json", "results/chain.json", "results/certificate.json",
         "results/translations/sampledev.last.de", "results/translations/sampletest.average.de",
         "results/report.md", "results/report.html", "results/figures/training.svg",
@@ -63,8 +65,8 @@ def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
     assert lines == (finished.folder / "data/raw/test.sampletest.en").read_bytes().count(b"\n") == 500
 
 
-def test_metrics_name_set_and_scorer(finished: Clone) -> None:
-    metrics = json.loads((finished.folder / "results/metrics.json").read_text())
+def test_scores_name_set_and_scorer(finished: Clone) -> None:
+    metrics = json.loads((finished.folder / "results/scores.json").read_text())
     assert {
         "bleu", "bleu_signature", "bleu_set", "bleu_paper_way", "bleu_valid", "ppl_valid", "params", "updates",
         "train_seconds", "train_flops_paper", "train_flops_counted",
@@ -74,8 +76,8 @@ def test_metrics_name_set_and_scorer(finished: Clone) -> None:
     assert metrics["ppl_valid"] > 1
 
 
-def test_the_summary_is_that_of_the_metrics(finished: Clone) -> None:
-    metrics = json.loads((finished.folder / "results/metrics.json").read_text())
+def test_the_summary_is_that_of_the_scores(finished: Clone) -> None:
+    metrics = json.loads((finished.folder / "results/scores.json").read_text())
     result = finished.run(sys.executable, "-m", "pipeline.cli", "summary")
     assert result.returncode == 0, result.stderr
     bleu, *paths = result.stdout.splitlines()
@@ -109,18 +111,23 @@ def mlflow(clone: Clone) -> Iterator[MlflowClient]:
 
 
 def test_mlflow_holds_the_run_as_the_files_do(finished: Clone) -> None:
-    metrics = json.loads((finished.folder / "results/metrics.json").read_text())
+    metrics = json.loads((finished.folder / "results/scores.json").read_text())
     with mlflow(finished) as client:
         experiment = client.get_experiment_by_name("wmt-en-de")
         assert experiment is not None
         (run,) = client.search_runs([experiment.experiment_id])
         assert (run.info.run_name, run.info.status) == ("sample-sample-s1", "FINISHED")
         numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
-        assert {key: run.data.metrics[key] for key in numbers} == pytest.approx(numbers)
+        named = {name: value for key, value in numbers.items() if (name := names.of_score(key)) is not None}
+        assert {key: run.data.metrics[key] for key in named} == pytest.approx(named)
+        assert run.data.metrics["valid/ppl"] == pytest.approx(metrics["ppl_valid"])
+        assert run.data.metrics["train/hours"] == pytest.approx(metrics["train_seconds"] / 3600, rel=0.2)
         assert run.data.tags["bleu_signature"] == metrics["bleu_signature"]
-        over_updates = ["loss", "ppl", "valid_loss", "valid_ppl", "learning_rate", "gradient_norm",
-                        "tokens_per_second", "flops_per_second", "padding"]  # fmt: skip
-        for key in over_updates:
+        curves = {
+            *("train/loss", "train/ppl", "train/learning_rate", "train/gradient_norm", "train/tokens_per_second"),
+            *("train/flops_per_second", "train/padding", "train/hours", "valid/loss", "valid/ppl"),
+        }
+        for key in curves:
             steps = [metric.step for metric in client.get_metric_history(run.info.run_id, key)]
             assert max(steps) == 12, key
             assert min(steps) > 0, key
@@ -128,11 +135,18 @@ def test_mlflow_holds_the_run_as_the_files_do(finished: Clone) -> None:
         for key in run.data.metrics:
             of_no_update = [point for point in client.get_metric_history(run.info.run_id, key) if point.step == 0]
             # The registered model has its scores of the run's results.
-            assert len(of_no_update) <= (2 if key in BLEU.numbers else 1), f"two stages measure {key}"
+            assert len(of_no_update) <= (2 if key in map(names.of_score, BLEU.numbers) else 1), f"two measure {key}"
             assert len({point.value for point in of_no_update}) <= 1, key
-            assert not of_no_update or key in numbers or key.split("/")[0] in {*STAGES, "system"}, f"whose is {key}?"
+            assert key.split("/")[0] in {"train", "valid", "test", "data", "seconds", "system"}, f"whose is {key}?"
+        assert run.inputs is not None
+        pairs = {text.dataset.name: json.loads(text.dataset.profile) for text in run.inputs.dataset_inputs}
+        assert pairs == {
+            "sample": {"num_rows": 24_000},
+            "sampledev": {"num_rows": 500},
+            "sampletest": {"num_rows": 500},
+        }
         kept = {file.path for file in client.list_artifacts(run.info.run_id)}
-        assert {"report.md", "report.html", "figures", "translations", "samples.json"} <= kept
+        assert {"report.md", "report.html", "figures", "translations", "translations.csv", "samples.json"} <= kept
         (version,) = client.search_model_versions("name = 'wmt-en-de'")
         assert client.get_model_version_by_alias("wmt-en-de", "best").version == version.version
         assert (version.run_id, float(version.tags["bleu_valid"])) == (run.info.run_id, metrics["bleu_valid"])
@@ -251,7 +265,7 @@ def test_trees_run_the_same_way_and_are_scored_by_evalb(tmp_path: Path) -> None:
     clone.params(pair="en-tree", row="parse-sample", corpus="sample-trees", overrides=SHRUNKEN)
     assert clone.repro() == STAGES
     assert "data/subwords/target/vocabulary.txt" in clone.files("data/subwords")
-    metrics = json.loads((tmp_path / "results/metrics.json").read_text())
+    metrics = json.loads((tmp_path / "results/scores.json").read_text())
     assert metrics["f1_signature"].startswith("evalb|rules:COLLINS|tags:gold")
     assert 0 <= metrics["f1_malformed"] <= 1
     gold, parsed = (

@@ -73,12 +73,12 @@ def test_a_row_trains_an_update_and_translates_a_sentence(name: str, pieces: Sub
         vocabulary=pieces.size,
         corpus=str(binned),
     )
-    trainer = Trainer(job, World(0, 1, torch.device("cpu")), micro_tokens=1024)
+    trainer = Trainer(job, World(0, 1, torch.device("cpu")))
     assert sum(parameter.numel() for parameter in trainer.parameters) == parameters(model, pieces.size)
     # The biases of keys cancel in the softmax: their gradient is nothing but rounding.
     matrices = [parameter for parameter in trainer.parameters if parameter.dim() > 1]
     before = [matrix.detach().clone() for matrix in matrices]
-    (update,) = updates(Corpus(train_files(binned)), 1, 200, lambda: 1024, 0, 1, 1, 1)
+    (update,) = updates(Corpus(train_files(binned)), 1, 200, job.training.shards, 0, 1, 1, 1)
     trainer.step(update)
     assert trainer.measured.check_gradients() == []
     assert trainer.measured.take_interval().nll > 0

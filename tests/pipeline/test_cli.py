@@ -69,6 +69,7 @@ def test_the_map_of_the_product(capsys: pytest.CaptureFixture[str]) -> None:
         "catalog",
         "ui",
         "serve",
+        "notify",
     }
 
 
@@ -127,7 +128,7 @@ def test_a_closed_pipe_is_no_traceback_of_a_command_with_a_status() -> None:
 import sys
 from pipeline import cli
 from pipeline.commands import plan
-plan.report = lambda measure: print("the plan") is not None
+plan.report = lambda measure, rental: print("the plan") is not None
 sys.argv[1:] = ["plan"]
 cli.main()
 """

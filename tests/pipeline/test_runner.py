@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -75,6 +76,31 @@ def raising(error: BaseException) -> Callable[[Tracker], None]:
 def test_a_stage_that_ends_well(opened: list[str]) -> None:
     assert status_of(lambda _: None) == (0, "done")
     assert opened == ["decode"]
+
+
+def test_a_finished_stage_tells_its_time_what_it_made_and_its_score(
+    opened: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dvc.yaml").write_text("stages: {decode: {cmd: x, outs: [models, results/scores.json, left/out]}}")
+    scores = {
+        "bleu": 27.3,
+        "bleu_low": 26.5,
+        "bleu_high": 28.1,
+        "bleu_set": "newstest2014",
+        "bleu_signature": "nrefs:1",
+    }
+
+    def work(_: Tracker) -> None:
+        for name in ("models/a", "models/b/c"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(bytes(1000))
+        (tmp_path / "results").mkdir()
+        (tmp_path / "results/scores.json").write_text(json.dumps(scores))
+
+    assert status_of(work) == (0, "done")
+    made, score = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"decode: \d+\.\d s: models \(2\.0 kB\), results/scores\.json \(\d+ Bytes\)", made)
+    assert score == "BLEU    27.3 (95% interval 26.5 to 28.1) on newstest2014; sacreBLEU, nrefs:1"
 
 
 def test_a_users_error_is_one_sentence(opened: list[str], capsys: pytest.CaptureFixture[str]) -> None:

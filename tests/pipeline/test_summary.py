@@ -22,9 +22,9 @@ def test_bleu_its_interval_and_where_things_are(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert wmt("summary") == 1
-    assert capsys.readouterr().err.startswith("summary: results/metrics.json cannot be read")
+    assert capsys.readouterr().err.startswith("summary: results/scores.json cannot be read")
     Path("results").mkdir()
-    Path("results/metrics.json").write_text(json.dumps(SCORES))
+    Path("results/scores.json").write_text(json.dumps(SCORES))
     assert wmt("summary") == 0
     assert capsys.readouterr().out.splitlines() == [
         "BLEU    87.9 (95% interval 85.9 to 89.9) on sampletest, 500 lines; sacreBLEU, nrefs:1",
@@ -39,7 +39,7 @@ def test_trees_are_summed_up_by_f1(
     monkeypatch.chdir(tmp_path)
     Path("results").mkdir()
     scores = {"f1": 92.44, "f1_low": 90.0, "f1_high": 94.0, "f1_set": "sampletest, 500 trees", "f1_signature": "rules"}
-    Path("results/metrics.json").write_text(json.dumps(scores))
+    Path("results/scores.json").write_text(json.dumps(scores))
     assert wmt("summary") == 0
     summed = "F1      92.4 (95% interval 90.0 to 94.0) on sampletest, 500 trees; EVALB, rules"
     assert capsys.readouterr().out.splitlines()[0] == summed

@@ -41,7 +41,7 @@ Trainer.step = watched
 threading.Thread(target=sample, daemon=True).start()
 folder = Path(sys.argv[1])
 job = Job.model_validate(yaml.safe_load((folder / "job.yaml").read_text()))
-train(job, folder, World(0, 1, torch.device("cpu")), 64)
+train(job, folder, World(0, 1, torch.device("cpu")))
 """
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, InputError, ModelSettings, SearchSettings
 from nmt.evaluation.forced_scoring import score
-from nmt.inference.decoder import Decoder, Ensemble
+from nmt.inference.decoder import Decoder, DecodingState, Ensemble
 from nmt.inference.sampling import SamplingSettings, _draw, sample
 from nmt.inference.search import search, top_of_rows
 from nmt.model import Transformer
@@ -40,6 +41,11 @@ def model_of(seed: int = 0, **changes: object) -> Transformer:
     return model.double().eval()
 
 
+def step(state: DecodingState, ids: Tensor) -> Tensor:
+    """The log-probabilities of all sentences."""
+    return torch.cat(list(state.step(ids)))
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -59,7 +65,7 @@ def test_step_by_step_equals_all_positions_at_once(changes: dict[str, object]) -
     expected = model.logits(model(SRC, tgt)).log_softmax(2)
     state = Decoder(model).start(SRC)
     for position in range(70):
-        assert torch.allclose(state.step(tgt[:, position : position + 1])[:, 0], expected[:, position], atol=1e-10)
+        assert torch.allclose(step(state, tgt[:, position : position + 1])[:, 0], expected[:, position], atol=1e-10)
 
 
 def test_hypotheses_share_what_came_before_and_nothing_else() -> None:
@@ -72,7 +78,7 @@ def test_hypotheses_share_what_came_before_and_nothing_else() -> None:
     state.step(torch.tensor([[10, 11], [12, 13]]))
     state.select_sentences(torch.tensor([1]))
     state.select_hypotheses(torch.tensor([[1, 0]]))
-    found = state.step(torch.tensor([[14, 15]]))
+    found = step(state, torch.tensor([[14, 15]]))
     for place, ids in enumerate(([BOS, 8, 13, 14], [BOS, 8, 12, 15])):
         expected = model.logits(model(SRC[1:, :2], torch.tensor([ids]))).log_softmax(2)[0, -1]
         assert torch.allclose(found[0, place], expected, atol=1e-10)
@@ -107,8 +113,8 @@ def test_an_ensemble_averages_probabilities_in_search_and_in_scoring() -> None:
     first, second = model_of(1), model_of(2)
     state = Ensemble([Decoder(first), Decoder(second)]).start(SRC)
     begin = torch.full((2, 1), BOS)
-    mean = (Decoder(first).start(SRC).step(begin).exp() + Decoder(second).start(SRC).step(begin).exp()) / 2
-    assert torch.allclose(state.step(begin).exp(), mean, atol=1e-12)
+    mean = (step(Decoder(first).start(SRC), begin).exp() + step(Decoder(second).start(SRC), begin).exp()) / 2
+    assert torch.allclose(step(state, begin).exp(), mean, atol=1e-12)
     best = search(Ensemble([Decoder(first), Decoder(second)]), SRC[:1], HOW, ROWS)[0][0]
     scored = score([first, second], [([5, 6, 7, EOS], [*best.ids, EOS])])[0]
     assert scored.log_probability == pytest.approx(best.log_probability, abs=1e-9)
@@ -130,7 +136,7 @@ def test_samples_follow_the_models_distribution_and_the_seed_alone() -> None:
     how = HOW.model_copy(update={"max_extra": 0})
     src = torch.tensor([[5, EOS]])
     drawn = sample(Decoder(model), src, how, SamplingSettings(seed=1), ROWS, [(0, 0)], 1000)[0]
-    log_p = Decoder(model).start(src).step(torch.full((1, 1), BOS))[0, 0].clone()
+    log_p = step(Decoder(model).start(src), torch.full((1, 1), BOS))[0, 0].clone()
     log_p[[0, 1, 3]] = -math.inf
     expected = log_p.softmax(0)
     counts = Counter(h.ids[0] if h.ids else EOS for h in drawn)
@@ -237,4 +243,4 @@ def test_of_equally_likely_subwords_top_k_draws_all() -> None:
 def test_probabilities_of_a_bfloat16_model_are_float32() -> None:
     for dtype, expected in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
         state = Decoder(model_of().to(dtype)).start(SRC)
-        assert state.step(torch.full((2, 1), BOS)).dtype == expected
+        assert step(state, torch.full((2, 1), BOS)).dtype == expected

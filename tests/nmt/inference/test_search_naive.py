@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from random import Random
 
@@ -162,7 +162,7 @@ class _ByHandState(DecodingState):
     def __init__(self, table: Mapping[str, Mapping[str, float]], batch: int) -> None:
         self.table, self.prefixes = table, [[""] for _ in range(batch)]
 
-    def step(self, ids: Tensor) -> Tensor:
+    def step(self, ids: Tensor) -> Iterator[Tensor]:
         words = dict(enumerate(LETTERS, start=UNK + 1))
         log_p = torch.full((*ids.shape, SUBWORDS + 1), -math.inf, dtype=torch.float64)
         for row, tokens in enumerate(ids.tolist()):
@@ -173,7 +173,8 @@ class _ByHandState(DecodingState):
                 for letter, probability in self.table.get(prefix, {}).items():
                     token = LETTERS.index(letter) + UNK + 1 if letter else EOS
                     log_p[row, place, token] = math.log(probability)
-        return log_p
+        # One part a sentence.
+        return iter(log_p.split(1))
 
     def select_hypotheses(self, origin: Tensor) -> None:
         rows = zip(self.prefixes, origin.tolist(), strict=True)
@@ -241,9 +242,9 @@ class Overflowing(ByHand):
         state, value = super().start(src), self.value
 
         class Broken(_ByHandState):
-            def step(self, ids: Tensor) -> Tensor:
-                log_p = super().step(ids)
-                return log_p.fill_(value) if self.prefixes[0][0] else log_p
+            def step(self, ids: Tensor) -> Iterator[Tensor]:
+                parts = super().step(ids)
+                return (part.fill_(value) if self.prefixes[0][0] else part for part in parts)
 
         broken = Broken({}, 0)
         broken.__dict__.update(state.__dict__)

@@ -87,6 +87,26 @@ def test_json_tells_scores_and_attention(model: Path, tmp_path: Path) -> None:
     assert empty["translations"] == []
 
 
+def test_8_bit_weights_do_not_depend_on_the_batch(model: Path, tmp_path: Path) -> None:
+    def scores(*options: str) -> list[float]:
+        lines = [json.loads(line) for line in run(model, tmp_path, "--json", *options)]
+        return [found["score"] for line in lines for found in line["translations"]]
+
+    together = scores("--quantization", "int8")
+    assert scores("--quantization", "int8", "--window", "1") == pytest.approx(together, abs=1e-3)
+    assert scores() != pytest.approx(together, abs=1e-6)
+
+
+def test_translating_does_not_import_torchs_compiler(model: Path) -> None:
+    """It takes more than a second."""
+    program = (
+        "import sys, torch; from pathlib import Path; from nmt.inference.translator import Translator;"
+        "list(Translator(Path(sys.argv[1]), torch.device('cpu')).translate(['a line']));"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(model)], check=True)
+
+
 def test_nbest_as_text(model: Path, tmp_path: Path) -> None:
     found = run(model, tmp_path, "--nbest", "2", lines=["we do !", ""])
     assert [line.split(" ||| ")[0] for line in found] == ["1", "1", "2"]
@@ -248,6 +268,8 @@ def test_a_disk_that_is_full_is_one_sentence_with_the_file(
         (["--sample", "--top-k", "-1"], "--top-k is -1, but should be greater than or equal to 0: change it"),
         (["--input", "absent"], "translate: absent: No such file or directory"),
         (["--engine", "ctranslate2"], "wmt export"),
+        (["--engine", "ctranslate2", "--quantization", "int8"], "quantized by wmt export: leave out --quantization"),
+        (["--precision", "bfloat16", "--quantization", "int8"], "give --device cpu and --precision float32"),
         (["--device", "nonsense"], "--device is `nonsense`, which torch cannot use here: give cpu, or cuda with a GPU"),
         (["--device", "cuda:99"], "--device is `cuda:99`, which torch cannot use here"),
     ],

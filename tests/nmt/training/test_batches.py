@@ -22,8 +22,9 @@ from nmt.training.batches import (
     EpochPlan,
     Update,
     ahead,
+    cut,
     micro_batch,
-    pack,
+    pairs_of_updates,
     train_files,
     updates,
     updates_an_epoch,
@@ -64,29 +65,34 @@ def numbered(lengths: list[tuple[int, int]]) -> list[Pair]:
 lengths = st.lists(st.tuples(st.integers(2, 30), st.integers(1, 30)), min_size=1, max_size=60)
 
 
-@given(lengths, st.integers(1, 5), st.integers(1, 60), st.integers(1, 80), st.integers(0, 3))
+@given(lengths, st.integers(0, 3), st.integers(0, 2), st.integers(1, 60), st.integers(0, 3))
 def test_an_epoch_holds_every_pair_once_on_any_number_of_ranks(
     tmp_path_factory: pytest.TempPathFactory,
     sizes: list[tuple[int, int]],
-    ranks: int,
+    levels: int,
+    fewer: int,
     tokens: int,
-    micro: int,
     seed: int,
 ) -> None:
     corpus = binned(tmp_path_factory.mktemp("binned"), numbered(sizes))
-    count = updates_an_epoch(corpus, tokens)
+    count, shards = updates_an_epoch(corpus, tokens), 2**levels
     for epoch in range(2):
         first, last = epoch * count + 1, (epoch + 1) * count
-        seen: Counter[int] = Counter()
-        totals = []
-        for rank in range(ranks):
-            for update in updates(corpus, seed, tokens, lambda: micro, rank, ranks, first, last):
-                totals.append((update.number, update.sums))
-                for batch in update.batches:
-                    seen.update(batch.src[:, 0].tolist())
+        found = {}
+        for ranks in {shards, max(1, shards >> fewer)}:
+            each = [list(updates(corpus, seed, tokens, shards, rank, ranks, first, last)) for rank in range(ranks)]
+            # Every rank knows the whole update's size, which its loss is divided by.
+            assert len({(update.number, update.sums, update.padded) for own in each for update in own}) == count
+            for parts in zip(*each, strict=True):
+                assert [part.first for part in parts] == list(range(0, shards, shards // ranks))
+                batches = [batch for part in parts for batch in part.shards]
+                assert len(batches) == shards
+                assert parts[0].padded == sum(batch.src.numel() + batch.tgt_in.numel() for batch in batches if batch)
+                # The same shards, whatever rank has them.
+                content = [None if batch is None else batch.src.tolist() for batch in batches]
+                assert found.setdefault(parts[0].number, content) == content
+        seen = Counter(row[0] for content in found.values() for shard in content if shard for row in shard)
         assert seen == Counter({10 + i: 1 for i in range(len(sizes))})
-        # Every rank knows the whole update's size, which its loss is divided by.
-        assert len(set(totals)) == count
 
 
 @given(lengths, st.integers(1, 40))
@@ -104,12 +110,12 @@ def test_the_same_update_whatever_ranks_and_start(tmp_path: Path) -> None:
 
     def content(rank: int, size: int, first: int) -> dict[int, set[int]]:
         found: dict[int, set[int]] = {}
-        for update in updates(corpus, 7, 100, lambda: 64, rank, size, first, 40):
-            found[update.number] = {int(i) for batch in update.batches for i in batch.src[:, 0]}
+        for update in updates(corpus, 7, 100, 4, rank, size, first, 40):
+            found[update.number] = {int(i) for batch in update.shards if batch is not None for i in batch.src[:, 0]}
         return found
 
     alone, late = content(0, 1, 1), content(0, 1, 25)
-    shared = [content(rank, 3, 1) for rank in range(3)]
+    shared = [content(rank, 4, 1) for rank in range(4)]
     for number in range(1, 41):
         assert alone[number] == set().union(*(part[number] for part in shared))
         if number >= 25:
@@ -119,7 +125,7 @@ def test_the_same_update_whatever_ranks_and_start(tmp_path: Path) -> None:
 
 
 def test_sizes_and_padding_on_lengths_like_news(tmp_path: Path) -> None:
-    """25,000 tokens a side within a tenth, and less than 5% padding, at WMT-like lengths."""
+    """At WMT-like lengths: 25,000 tokens a side within a tenth; 16 shards with 2.5% padding, nearly equally large."""
     rng = np.random.default_rng(0)
     source = np.clip(rng.gamma(3.0, 9.0, 100_000), 2, 98).astype(int)
     target = np.clip(source * rng.normal(1.05, 0.2, 100_000), 2, 98).astype(int)
@@ -135,11 +141,17 @@ def test_sizes_and_padding_on_lengths_like_news(tmp_path: Path) -> None:
     corpus = Corpus(train_files(tmp_path))
     count = updates_an_epoch(corpus, 25_000)
     real = padded = 0
-    for update in updates(corpus, 1, 25_000, lambda: 4096, 0, 1, 1, count):
-        assert update.sums.source + update.sums.target == pytest.approx(50_000, rel=0.1)
-        real += update.sums.source + update.sums.target
-        padded += update.padded
-    assert 1 - real / padded < 0.05
+    shares = []
+    for number, chosen in pairs_of_updates(corpus, 1, 25_000, range(1, count + 1)):
+        sums, found = corpus.sums(chosen), cut(corpus, chosen, 16)
+        assert sums.source + sums.target == pytest.approx(50_000, rel=0.1), number
+        real += sums.source + sums.target
+        padded += found.padded
+        shares.append(16 * found.largest / found.padded)
+    assert 1 - real / padded < 0.025
+    # The largest of 16 shards decides how long 16 processes take.
+    assert np.mean(shares) < 1.03
+    assert max(shares) < 1.25
 
 
 def test_micro_batch_pads_and_shifts(tmp_path: Path) -> None:
@@ -151,13 +163,32 @@ def test_micro_batch_pads_and_shifts(tmp_path: Path) -> None:
     assert batch.labels.tolist() == [9, EOS, 4, 5, 6, EOS]
 
 
-def test_pack_respects_the_limit_and_lets_long_pairs_alone(tmp_path: Path) -> None:
-    corpus = Corpus([write(tmp_path / "a.arrow", numbered([(3, 3), (4, 4), (50, 2), (4, 3)]))])
-    packed = pack(corpus, np.arange(4), 8)
-    assert sorted(int(i) for part in packed for i in part) == [0, 1, 2, 3]
-    for part in packed:
-        longest = max(corpus.src_lengths[part].max(), corpus.tgt_lengths[part].max())
-        assert len(part) * longest <= 8 or len(part) == 1
+def test_a_cut_is_by_padded_size(tmp_path: Path) -> None:
+    """Two pairs of 50 + 50 take as much as twenty of 5 + 5."""
+    corpus = Corpus([write(tmp_path / "a.arrow", numbered([(50, 50), *[(5, 5)] * 20, (50, 50)]))])
+    found = cut(corpus, np.arange(22), 2)
+    assert sorted(found.parts[0].tolist()) == list(range(1, 21))
+    assert sorted(found.parts[1].tolist()) == [0, 21]
+    assert (found.padded, found.largest) == (400, 200)
+
+
+def test_a_cut_is_in_the_order_with_less_padding(tmp_path: Path) -> None:
+    """Sources differ little, targets much: sorted by target, halves have 4 * (11 + 3) and 4 * (11 + 20) positions."""
+    lengths_ = [(10, 3), (10, 20), (10, 3), (10, 20), (11, 3), (11, 20), (11, 3), (11, 20)]
+    (tmp_path / "train.00099.arrow").parent.mkdir(exist_ok=True)
+    write(tmp_path / "train.00001.arrow", numbered([(2, 1)]))
+    write(tmp_path / "train.00099.arrow", numbered(lengths_))
+    corpus = Corpus(train_files(tmp_path))
+    found = cut(corpus, np.arange(1, 9), 2)
+    assert found.padded == 4 * (11 + 3) + 4 * (11 + 20)
+
+
+@pytest.mark.parametrize("pairs", range(1, 9))
+def test_fewer_pairs_than_parts_leave_empty_parts(tmp_path: Path, pairs: int) -> None:
+    corpus = Corpus([write(tmp_path / "a.arrow", numbered([(5, 5)] * pairs))])
+    found = cut(corpus, np.arange(pairs), 8)
+    assert sorted(map(len, found.parts)) == [0] * (8 - pairs) + [1] * pairs
+    assert (found.padded, found.largest) == (10 * pairs, 10)
 
 
 def lengths_in_order(corpus: Corpus, seed: int, epoch: int) -> list[list[int]]:
@@ -278,13 +309,6 @@ def test_the_checksum_is_of_all_that_training_reads(tmp_path: Path) -> None:
     assert one.checksum() != checksums["same"]
 
 
-def test_micro_batches_follow_the_size_that_is_asked_for_at_each_update(tmp_path: Path) -> None:
-    corpus = binned(tmp_path, numbered([(5, 5)] * 80))
-    sizes = iter([100, 10, 100])
-    counts = [len(update.batches) for update in updates(corpus, 1, 100, lambda: next(sizes), 0, 1, 1, 3)]
-    assert counts == [1, 10, 1]
-
-
 def test_an_epochs_updates(tmp_path: Path) -> None:
     """400 tokens a side in all, 8 of 5 + 5: updates of 100 tokens a side, at least one and none without a pair."""
     corpus = binned(tmp_path, numbered([(5, 5)] * 80))
@@ -297,7 +321,7 @@ def test_ahead_keeps_the_order_and_ends_its_thread_when_left() -> None:
     def numbers():
         for number in range(1000):
             asked.append(number)
-            yield Update(number, [], LengthSums.zero(), 0)
+            yield Update(number, 0, [], LengthSums.zero(), 0)
 
     items = ahead(numbers())
     assert [next(items).number for _ in range(3)] == [0, 1, 2]

@@ -35,9 +35,9 @@ from nmt.training.history import interval_means
 from nmt.config import Job
 from nmt.training.trainer import Trainer
 job = Job.model_validate(json.loads(sys.argv[1]))
-trainer = Trainer(job, World(0, 1, torch.device("cpu")), micro_tokens=64)
+trainer = Trainer(job, World(0, 1, torch.device("cpu")))
 losses = []
-for update in updates(Corpus(train_files(Path(job.corpus))), 1, 120, lambda: 64, 0, 1, 1, 20):
+for update in updates(Corpus(train_files(Path(job.corpus))), 1, 120, 4, 0, 1, 1, 20):
     trainer.step(update)
     losses.append(interval_means(trainer.measured.take_interval())["loss"])
 print(json.dumps([losses, counters["stats"]["unique_graphs"], trainer.compiled]))
@@ -79,7 +79,7 @@ def test_without_a_working_compiler_training_continues(
     monkeypatch.setattr(torch, "compile", missing)
     monkeypatch.setenv("NMT_COMPILE", "1")
     job = Job.model_validate(tiny_job())
-    assert not Trainer(job, World(0, 1, CPU), micro_tokens=64).compiled
+    assert not Trainer(job, World(0, 1, CPU)).compiled
     told = capsys.readouterr().err
     assert told == (
         "torch.compile does not work here (No working C++ compiler found): training continues, but slower\n"
@@ -89,4 +89,4 @@ def test_without_a_working_compiler_training_continues(
 def test_anything_but_0_and_1_is_refused(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NMT_COMPILE", "yes")
     with pytest.raises(InputError, match="NMT_COMPILE is 'yes'"):
-        Trainer(Job.model_validate(tiny_job()), World(0, 1, CPU), micro_tokens=64)
+        Trainer(Job.model_validate(tiny_job()), World(0, 1, CPU))

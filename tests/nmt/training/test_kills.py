@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from kills import every_kill, killed
+from kills import every_kill
 
 from nmt.common import tensors
 from nmt.common.files import writing
 from nmt.config import ModelSettings
 from nmt.model import Transformer
-from nmt.training import checkpoint, micro_batch_size
+from nmt.training import checkpoint
 from nmt.training.distributed import World
 from nmt.training.state import ResumeConditions, TrainState, load_state, save_state
 
@@ -162,14 +161,3 @@ def test_a_killed_checkpoint_leaves_those_before_until_it_is_whole(
         save(folder, 3)
         assert names(folder) == ["update-00000002.safetensors", "update-00000003.safetensors"]
     assert seen == {(1, 2), (1, 2, 3), (2, 3)}
-
-
-def test_the_cached_size_of_a_device_outlives_a_kill(tmp_path: Path) -> None:
-    micro_batch_size.cache_micro_tokens(tmp_path, "A100", 5000)
-    at = 1
-    while killed(lambda: micro_batch_size.cache_micro_tokens(tmp_path, "H100", 9000), at):
-        assert micro_batch_size.cached_micro_tokens(tmp_path, "A100") == 5000
-        assert micro_batch_size.cached_micro_tokens(tmp_path, "H100") in (None, 9000)
-        at += 1
-    assert json.loads((tmp_path / "micro.json").read_text()) == {"A100": 5000, "H100": 9000}
-    assert at > 10

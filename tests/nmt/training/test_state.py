@@ -17,11 +17,13 @@ from nmt.flops import LengthSums
 from nmt.model import Transformer
 from nmt.training.distributed import World
 from nmt.training.measurements import Measurements
-from nmt.training.state import Interval, ResumeConditions, TrainState, load_state, read_state, save_state
+from nmt.training.state import Interval, ResumeConditions, TrainState, load_state, print_resume, read_state, save_state
 
 MakeJob = Callable[..., dict[str, Any]]
 ALONE = World(0, 1, torch.device("cpu"))
-CONDITIONS = ResumeConditions(processes=2, threads=1, micro_tokens=64, device="cpu", compiled=False, torch="2.13.0")
+CONDITIONS = ResumeConditions(
+    device="cpu", processor="EPYC", threads=1, compiled=False, deterministic=True, torch="2.13.0"
+)
 
 counts = st.integers(0, 2**60)
 measures = st.floats(0, allow_nan=False, allow_infinity=False)
@@ -31,10 +33,10 @@ states = st.builds(
     TrainState,
     update=st.integers(0, 10**8),
     sums=sums,
-    padded=measures,
+    padded=counts,
     interval=st.builds(
-        Interval, loss=measures, nll=measures, norm=measures, padded=measures, updates=counts, sums=sums,
-        skipped=counts, seconds=measures,
+        Interval, loss=measures, nll=measures, norm=measures, updates=counts, sums=sums, skipped=counts,
+        seconds=measures,
     ),
     best_loss=losses,
     valid_loss=losses,
@@ -43,9 +45,10 @@ states = st.builds(
     seconds=measures,
     device_seconds=st.dictionaries(st.text(max_size=20), measures, max_size=3),
     resumes=counts,
+    processes=st.just(1),
     conditions=st.builds(
-        ResumeConditions, processes=counts, threads=counts, micro_tokens=counts, device=st.text(max_size=20),
-        compiled=st.booleans(), torch=st.text(max_size=20),
+        ResumeConditions, device=st.text(max_size=20), processor=st.text(max_size=20), threads=counts,
+        compiled=st.booleans(), deterministic=st.booleans(), torch=st.text(max_size=20),
     ),
 )  # fmt: skip
 
@@ -101,17 +104,44 @@ def test_measurements_continue_a_state(state: TrainState) -> None:
     )
 
 
-def test_only_the_main_rank_continues_the_sums_of_all_ranks() -> None:
-    interval = Interval.empty().model_copy(update={"loss": 3.0, "nll": 2.0, "norm": 1.0, "padded": 9.0})
-    state = TrainState.initial(CONDITIONS).model_copy(update={"interval": interval})
-    totals = [Measurements(World(rank, 2, ALONE.device), state).totals.tolist() for rank in range(2)]
-    assert totals == [[3.0, 2.0, 1.0, 9.0], [0.0] * 4]
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "processor, threads, torch and compilation are the same"),
+        ({"threads": 2}, "threads was 1 and is 2"),
+        (
+            {"processor": "Xeon", "torch": "2.14.0"},
+            "processor was 'EPYC' and is 'Xeon'; torch was '2.13.0' and is '2.14.0'",
+        ),
+    ],
+)
+def test_a_resume_says_what_is_different_now(
+    capsys: pytest.CaptureFixture[str], changes: dict[str, Any], reason: str
+) -> None:
+    """The number of processes is not among it."""
+    print_resume(TrainState.initial(CONDITIONS, processes=4), CONDITIONS.model_copy(update=changes), 9)
+    assert capsys.readouterr().out == (
+        f"resuming after update 0 of 9; the weights will {'not ' if changes else ''}be bit-identical to an undisturbed "
+        f"run's: {reason}\n"
+    )
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_gpu_is_exact_with_deterministic_kernels_alone(
+    capsys: pytest.CaptureFixture[str], deterministic: bool
+) -> None:
+    gpu = {"device": "NVIDIA H100", "processor": "", "threads": 0, "deterministic": deterministic}
+    conditions = CONDITIONS.model_copy(update=gpu)
+    print_resume(TrainState.initial(conditions, 1), conditions, 9)
+    told = capsys.readouterr().out
+    assert ("will be bit-identical" in told) is deterministic
+    assert ("without training.deterministic GPUs add in no fixed order" in told) is not deterministic
 
 
 def test_time_lost_to_a_kill_counts_for_the_devices_that_saved_the_state() -> None:
     gpu = CONDITIONS.model_copy(update={"device": "NVIDIA H100"})
     times = {"NVIDIA H100": 100.0, "cpu": 7.0}
-    state = TrainState.initial(gpu).model_copy(update={"seconds": 60.0, "device_seconds": times})
+    state = TrainState.initial(gpu, processes=2).model_copy(update={"seconds": 60.0, "device_seconds": times})
     later = state.with_lost_time(recorded=65.0)
     assert (later.seconds, later.device_seconds) == (65.0, {"NVIDIA H100": 110.0, "cpu": 7.0})
     assert state.with_lost_time(recorded=50.0) == state
@@ -144,9 +174,9 @@ def changed(content: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     ],
 )
 def test_unknown_missing_and_wrong_keys_are_refused(tmp_path: Path, key: str, value: Any, problem: str) -> None:
-    content = json.loads(TrainState.initial(CONDITIONS).model_dump_json())
+    content = json.loads(TrainState.initial(CONDITIONS, 1).model_dump_json())
     (tmp_path / "state.json").write_text(json.dumps(content))
-    assert read_state(tmp_path) == TrainState.initial(CONDITIONS)
+    assert read_state(tmp_path) == TrainState.initial(CONDITIONS, 1)
     (tmp_path / "state.json").write_text(json.dumps(changed(content, key, value)))
     with pytest.raises(InputError) as caught:
         read_state(tmp_path)

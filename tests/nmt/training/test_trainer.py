@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import time
@@ -22,16 +23,16 @@ from nmt.training import checkpoint, state
 from nmt.training.batches import Corpus, check_positions, pairs_of_updates, train_files, updates
 from nmt.training.distributed import World
 from nmt.training.history import read_history
-from nmt.training.step import Trainer, random_seed
+from nmt.training.step import Trainer, out_of_memory, random_seed
 from nmt.training.trainer import stop_on_signals, train
 
 ALONE = World(0, 1, torch.device("cpu"))
 MakeJob = Callable[..., dict[str, Any]]
 
 
-def run(make: dict[str, Any], folder: Path, micro_tokens: int = 64) -> bool:
+def run(make: dict[str, Any], folder: Path) -> bool:
     folder.mkdir(exist_ok=True)
-    return train(Job.model_validate(make), folder, ALONE, micro_tokens)
+    return train(Job.model_validate(make), folder, ALONE)
 
 
 def final_weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -70,10 +71,11 @@ def test_without_smoothing_the_loss_is_the_likelihood_that_perplexity_is_of(tmp_
 
 def test_it_learns_to_copy(tmp_path: Path, tiny_job: MakeJob) -> None:
     job = tiny_job(
-        updates=300, validate_every=300, resume_minutes=1.0, tokens=200, warmup_steps=100, learning_rate_scale=0.5
-    )
+        updates=300, validate_every=300, resume_minutes=1.0, tokens=200, warmup_steps=100, learning_rate_scale=0.5,
+        shards=1,
+    )  # fmt: skip
     job["model"].update(d_model=32, d_k=16, d_v=16)
-    assert run(job, tmp_path / "run", micro_tokens=400)
+    assert run(job, tmp_path / "run")
     losses = [r["valid_loss"] for r in read_history(tmp_path / "run/history.jsonl") if "valid_loss" in r]
     # A guess among twelve words and the end has a loss of about 2.5 nats, the mean of the source's words one of 1.7.
     assert losses[-1] < 0.5
@@ -115,15 +117,37 @@ def test_it_keeps_the_newest_checkpoints_and_one_state(tmp_path: Path, tiny_job:
     assert [path.name for path in (tmp_path / "run/resume").iterdir()] == ["update-00000027"]
 
 
-def test_micro_batches_follow_the_same_losses(tmp_path: Path, tiny_job: MakeJob) -> None:
-    job = tiny_job(updates=50, warmup_steps=400)
-    job["model"]["P_drop"] = 0.0
+def test_any_number_of_shards_follows_the_same_losses(tmp_path: Path, tiny_job: MakeJob) -> None:
     curves = []
-    for micro_tokens in (1000, 16):
-        run(job, tmp_path / str(micro_tokens), micro_tokens)
-        curves.append([r["loss"] for r in read_history(tmp_path / str(micro_tokens) / "history.jsonl") if "loss" in r])
+    for shards in (1, 4, 16):
+        job = tiny_job(updates=50, warmup_steps=400, shards=shards)
+        job["model"]["P_drop"] = 0.0
+        run(job, tmp_path / str(shards))
+        curves.append([r["loss"] for r in read_history(tmp_path / str(shards) / "history.jsonl") if "loss" in r])
     assert len(curves[0]) == 50
     assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+    assert curves[0] == pytest.approx(curves[2], rel=1e-4)
+
+
+def test_a_shard_that_does_not_fit_is_one_sentence(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Trainer, batch: Any, eps_ls: float) -> tuple[torch.Tensor, torch.Tensor]:
+        return (torch.empty(2**60, dtype=torch.uint8),) * 2
+
+    monkeypatch.setattr(Trainer, "losses", full)
+    with pytest.raises(InputError) as caught:
+        run(tiny_job(), tmp_path / "run")
+    assert re.fullmatch(
+        r"a shard of \d+ pairs, padded to \d+ and \d+ subwords, does not fit into this device's memory: raise "
+        r"training\.shards, which is 4, or use a larger device or fewer processes on it",
+        str(caught.value),
+    )
+
+
+def test_out_of_memory_is_told_from_other_errors() -> None:
+    assert out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not out_of_memory(RuntimeError("shapes differ"))
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(
@@ -138,8 +162,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
     monkeypatch.setattr(Trainer, "losses", infinite)
     job = Job.model_validate(tiny_job())
     corpus = Corpus(train_files(Path(job.corpus)))
-    one = Trainer(job, ALONE, 64)
-    for update in updates(corpus, 1, 120, lambda: 64, 0, 1, 1, 5):
+    one = Trainer(job, ALONE)
+    for update in updates(corpus, 1, 120, 4, 0, 1, 1, 5):
         before = {name: tensor.clone() for name, tensor in one.model.state_dict().items()}
         moments = one.optimizer.state.get(one.parameters[0], {}).get("exp_avg", torch.zeros(())).clone()
         one.step(update)
@@ -191,8 +215,8 @@ def test_a_state_that_a_kill_between_two_renames_left_is_found(
     assert checkpoint.trained(folder) == 12
     assert run(tiny_job(updates=14), folder)
     assert (
-        "resuming after update 12 of 14; the weights will be bit-identical to an undisturbed run's: processes, "
-        "threads, micro-batch and device are the same\n"
+        "resuming after update 12 of 14; the weights will be bit-identical to an undisturbed run's: processor, "
+        "threads, torch and compilation are the same\n"
     ) in capsys.readouterr().out
     assert [path.name for path in (folder / "resume").iterdir()] == ["update-00000014"]
     assert run(tiny_job(updates=14), tmp_path / "undisturbed")
@@ -369,7 +393,7 @@ def test_time_before_a_stop_counts_and_speed_stays_true(
     assert record["tokens_per_second"] <= record["tokens"] / (19 * slow)
     assert record["seconds"] >= 19 * slow
     # Operations are those of all twenty updates too.
-    numbered = updates(Corpus(train_files(Path(job["corpus"]))), 1, 120, lambda: 64, 0, 1, 1, 20)
+    numbered = updates(Corpus(train_files(Path(job["corpus"]))), 1, 120, 4, 0, 1, 1, 20)
     sums = sum((update.sums for update in numbered), start=LengthSums.zero())
     operations = training_flops(ModelSettings.model_validate(job["model"]), 16, sums)
     assert record["flops_per_second"] / record["tokens_per_second"] == pytest.approx(operations / sums.target)
@@ -409,7 +433,7 @@ def test_learned_positions_are_checked_on_both_sides_of_both_sets(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_ask_for_a_stop_while_training_alone(tiny_job: MakeJob, number: signal.Signals) -> None:
-    trainer = Trainer(Job.model_validate(tiny_job()), ALONE, 64)
+    trainer = Trainer(Job.model_validate(tiny_job()), ALONE)
     before = signal.getsignal(number)
     with stop_on_signals(trainer):
         assert not trainer.any_stop_requested()
@@ -426,7 +450,7 @@ def test_the_summary_says_what_was_trained(tmp_path: Path, tiny_job: MakeJob) ->
     assert done["updates"] == 9
     assert done["params"] == parameters(model, 16)
     corpus = Corpus(train_files(Path(job["corpus"])))
-    sums = [update.sums for update in updates(corpus, 1, 120, lambda: 64, 0, 1, 1, 9)]
+    sums = [update.sums for update in updates(corpus, 1, 120, 4, 0, 1, 1, 9)]
     total = sum(sums[1:], start=sums[0])
     assert (done["pairs"], done["target_tokens"]) == (total.pairs, total.target)
     assert done["flops_counted"] == training_flops(model, 16, total)
@@ -452,8 +476,8 @@ def test_a_full_disk_at_a_checkpoint_leaves_the_one_before(
 
 
 def test_streams_of_random_numbers_are_distinct() -> None:
-    seeds = {random_seed(s, u, r, m) for s in range(3) for u in range(50) for r in range(4) for m in range(4)}
-    assert len(seeds) == 3 * 50 * 4 * 4
+    seeds = {random_seed(s, u, n) for s in range(3) for u in range(50) for n in range(16)}
+    assert len(seeds) == 3 * 50 * 16
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 

@@ -39,7 +39,7 @@ def test_base_on_wmt14_is_what_the_paper_says_it_is() -> None:
     corpus = plan.corpus_size(base, prepared=False)
     assert (corpus.pairs, corpus.origin) == (4_508_785, "known")
     assert 36_000 < corpus.vocabulary < 38_000
-    wanted = plan.needs(base, corpus, micro_tokens=4096)
+    wanted = plan.needs(base, corpus)
     # Six operations a weight and token pair: 6 * 65e6 * 25,000 * 100,000, and attention on top.
     assert wanted.flops == pytest.approx(6 * 65e6 * 2.5e9, rel=0.1)
     assert wanted.disk["downloads"] == 657632379 + 918311367 + 80418416 + 38654961
@@ -50,11 +50,12 @@ def test_more_of_everything_needs_more() -> None:
     base, big = configuration("base", "en-fr"), configuration("big", "en-fr")
     corpus = plan.corpus_size(base, prepared=False)
     assert corpus.pairs == 40_836_715
-    less, more = (plan.needs(row, corpus, 4096) for row in (base, big))
+    less, more = (plan.needs(row, corpus) for row in (base, big))
     assert more.flops > 8 * less.flops
     assert more.memory > 2 * less.memory
     assert more.disk["data/raw"] == less.disk["data/raw"]
-    assert plan.needs(base, corpus, 8192).memory > less.memory
+    fewer = base.model_copy(update={"training": base.training.model_copy(update={"shards": 4})})
+    assert plan.needs(fewer, corpus).memory > less.memory
 
 
 def test_a_prepared_corpus_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +186,7 @@ VOCABULARY = 37_056
 
 def left(asked: Configuration, *made_again: str) -> dict[str, int]:
     """What is still needed where these stages and those after them run."""
-    wanted = plan.needs(asked, plan.Corpus(1_000_000, 28, VOCABULARY, "known"), 2048)
+    wanted = plan.needs(asked, plan.Corpus(1_000_000, 28, VOCABULARY, "known"))
     reasons = {name: "changed" if name in made_again else "" for name in (*plan.MAKERS.values(), "train")}
     missing = plan.still_needed(wanted, asked, VOCABULARY, reasons)
     assert missing.keys() == wanted.disk.keys()
@@ -219,7 +220,7 @@ def test_archives_at_hand_are_not_fetched_again(wmt14: Configuration) -> None:
 
 
 def test_outputs_that_stay_take_no_more_room(wmt14: Configuration) -> None:
-    wanted = plan.needs(wmt14, plan.Corpus(1_000_000, 28, VOCABULARY, "known"), 2048).disk
+    wanted = plan.needs(wmt14, plan.Corpus(1_000_000, 28, VOCABULARY, "known")).disk
     # Where no stage would run, what is not there has to be made or restored all the same.
     put("data/raw/train.europarl-v7.en", 1)
     assert left(wmt14, *ALL[1:]) == {name: wanted[name] for name in ("downloads", "data/raw")}
@@ -274,8 +275,8 @@ def test_every_disk_has_to_hold_its_own_share(
     corpus = plan.Corpus(1_000_000, 28, VOCABULARY, "known")
     with monkeypatch.context() as together:
         together.setenv("WMT_STATE", "state")
-        linked = plan.needs(wmt14, corpus, 2048).disk["models"]
-    assert plan.needs(wmt14, corpus, 2048).disk["models"] > 3 * linked
+        linked = plan.needs(wmt14, corpus).disk["models"]
+    assert plan.needs(wmt14, corpus).disk["models"] > 3 * linked
     free = {path: shutil.disk_usage(path).free for path in (Path(), other_disk)}
     much = disk(training_state=free[other_disk] + 2**30)
     assert not plan.report_disk(much, much.disk, Path(".dvc/cache"))

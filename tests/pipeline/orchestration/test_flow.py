@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import yaml
+from prefect.exceptions import ParameterTypeError
+from prefect.utilities.callables import get_call_parameters
 from prefect.utilities.importtools import import_object
 
+from pipeline.config import graph
 from pipeline.config.rows import Pair
-from pipeline.orchestration import flow
+from pipeline.orchestration import flow, parameters
+from pipeline.orchestration.parameters import Parameters
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -25,9 +28,55 @@ def test_every_pair_has_a_flow_and_every_deployment_one_of_them() -> None:
         assert deployment["name"] == each.name
         assert import_object(deployment["entrypoint"]) is each
         assert deployment["entrypoint"] == f"{each.fn.__module__}.{each.fn.__name__}"
-        assert list(each.parameters.properties) == ["row", "overrides", "target", "force", "corpus", "seed"]
+        assert list(each.parameters.properties) == ["row", "corpus", "seed", "overrides", "target", "force"]
         assert all("description" in parameter for parameter in each.parameters.properties.values())
-        assert not inspect.signature(each.fn).parameters["force"].default
+
+
+def test_the_form_offers_the_rows_corpora_and_stages_of_the_pair_and_has_defaults() -> None:
+    translates, parses = (each.parameters.properties for each in (flow.wmt_en_fr, flow.parse_en))
+    assert {"base", "big", "C-N2", "sample"} < set(translates["row"]["enum"])
+    assert set(parses["row"]["enum"]) == {"parse-wsj", "parse-semi", "parse-small", "parse-sample"}
+    assert {"sample", "wmt14", "wmt16-t2t"} <= set(translates["corpus"]["enum"])
+    assert {"sample-trees", "wsj", "semi"} <= set(parses["corpus"]["enum"])
+    assert not set(translates["corpus"]["enum"]) & set(parses["corpus"]["enum"])
+    assert translates["target"]["enum"] == list(graph.stages(ROOT / "dvc.yaml"))
+    defaults = {name: parameter["default"] for name, parameter in parses.items()}
+    assert defaults == {
+        "row": "parse-sample",
+        "corpus": "sample-trees",
+        "seed": 1,
+        "overrides": {},
+        "target": "report",
+        "force": False,
+    }
+    assert "big: Transformer (big)" in translates["row"]["description"]
+
+
+@pytest.mark.parametrize("wrong", [{"row": "C-N3"}, {"corpus": "wsj"}, {"seed": -1}, {"target": "trian"}])
+def test_a_wrong_value_is_refused_before_the_run_begins(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ParameterTypeError):
+        flow.wmt_en_de.validate_parameters(get_call_parameters(flow.wmt_en_de.fn, (), wrong))
+
+
+def test_the_defaults_are_those_of_params_yaml_where_they_fit_the_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parameters, "ROOT", tmp_path)
+    (tmp_path / "data/catalog").mkdir(parents=True)
+    for name, content in (
+        ("sample", "pairs: {en-de: {}}"),
+        ("mine", "extends: sample"),
+        ("broken", "["),
+        ("a", "extends: a"),
+    ):
+        (tmp_path / f"data/catalog/{name}.yaml").write_text(content)
+    (tmp_path / "params.yaml").write_text("{row: base, pair: en-de, corpus: mine, seed: 7}")
+    found = Parameters("en-de")
+    assert (found.row, found.corpus, found.seed) == ("base", "mine", 7)
+    assert list(found.corpora) == ["mine", "sample"]
+    (tmp_path / "params.yaml").write_text("[")
+    found = Parameters("en-de")
+    assert (found.row, found.corpus, found.seed) == ("sample", "sample", 1)
 
 
 def nvidia_smi(folder: Path, script: str) -> None:

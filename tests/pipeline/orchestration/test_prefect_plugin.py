@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prefect.plugins import HookContext, SetupResult
 
-from pipeline.orchestration import prefect_plugin
+from pipeline.orchestration import prefect_plugin, services
 from pipeline.orchestration.prefect_plugin import COMMANDS, FLAGS, NAMES, long_name
 from pipeline.orchestration.services import LOGIN
 
@@ -63,7 +63,7 @@ def answering(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 def hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str | None, command: str) -> SetupResult | None:
     monkeypatch.setenv("WMT_STATE", str(tmp_path))
-    monkeypatch.setattr(prefect_plugin, "ROOT", tmp_path)
+    monkeypatch.setattr(services, "ROOT", tmp_path)
     monkeypatch.setattr(sys, "argv", command.split())
     return prefect_plugin.setup_environment(ctx=HookContext("3", url, logging.getLogger))
 

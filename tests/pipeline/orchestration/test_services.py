@@ -14,8 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
+from command_line import wmt
 from orchestra import until
 
+from pipeline.orchestration import services
 from pipeline.orchestration.prefect_api import is_dead
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -98,3 +100,22 @@ def test_a_run_whose_process_is_gone_is_dead() -> None:
         process.kill()
         process.wait()
     assert is_dead(run("one", process.pid), worker_is_dead=False)
+
+
+def test_a_webhook_is_for_a_server_that_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without one, Prefect's client would start a server of its own, which ends with the command."""
+    monkeypatch.setenv("WMT_STATE", str(tmp_path))
+    monkeypatch.setattr(services, "ROOT", tmp_path)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    assert wmt("notify", "https://example.org/failed") == 1
+    said = f"notify: no Prefect server answers: run `make serve` in {tmp_path} first, or set PREFECT_API_URL\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_list_of_runs_without_a_server_is_that_of_the_experiments() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        server = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        assert services.runs_page(server) == f"{server}/#/experiments?workflowType=machine_learning"

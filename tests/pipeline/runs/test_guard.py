@@ -57,14 +57,19 @@ def close(guard: subprocess.Popen[bytes]) -> None:
     guard.stdin.close()
 
 
+def interrupt(guard: subprocess.Popen[bytes]) -> None:
+    guard.send_signal(signal.SIGINT)
+
+
 @pytest.mark.parametrize(
     ("on_sigterm", "seconds", "end"),
     [
         ("lambda *_: os._exit(0)", 600, close),
+        ("lambda *_: os._exit(0)", 600, interrupt),
         ("signal.SIG_IGN", 0.5, close),
         ("signal.SIG_IGN", 600, subprocess.Popen.terminate),
     ],
-    ids=["asked", "killed after a while", "killed at once"],
+    ids=["asked", "interrupted", "killed after a while", "killed at once"],
 )
 def test_all_end_when_the_guard_is_asked(
     tmp_path: Path, on_sigterm: str, seconds: float, end: Callable[[subprocess.Popen[bytes]], None]

@@ -66,7 +66,7 @@ def test_tables_hold_a_number_in_every_cell(tmp_path: Path) -> None:
     measured, validated = table(train.CURVES), table(train.VALIDATION)
     assert [int(row["update"]) for row in measured] == list(range(10, 121, 10))
     assert [int(row["update"]) for row in validated] == [25, 50, 75, 100]
-    assert list(validated[0]) == ["update", "valid_loss", "valid_ppl"]
+    assert list(validated[0]) == ["update", "valid_loss", "valid_ppl", "seconds"]
     assert set(measured[0]) == {
         "update",
         "loss",
@@ -77,6 +77,7 @@ def test_tables_hold_a_number_in_every_cell(tmp_path: Path) -> None:
         "tokens_per_second",
         "flops_per_second",
         "padding",
+        "seconds",
     }
     assert all(float(value) >= 0 for row in (*measured, *validated) for value in row.values())
     assert measured[2] == {
@@ -89,8 +90,9 @@ def test_tables_hold_a_number_in_every_cell(tmp_path: Path) -> None:
         "tokens_per_second": "2000.0",
         "flops_per_second": "1000000000.0",
         "padding": "0.1",
+        "seconds": "30",
     }
-    assert validated[1] == {"update": "50", "valid_loss": "7.75", "valid_ppl": str(2.0**7.75)}
+    assert validated[1] == {"update": "50", "valid_loss": "7.75", "valid_ppl": str(2.0**7.75), "seconds": "50"}
 
 
 def test_utilisation_has_a_column_where_every_interval_has_it(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def _stages_before(row: str, pair: str, overrides: dict[str, Any], sets: tuple[s
     _write("data/catalog/news.yaml", _catalog(valid, test))
     params = {"row": row, "pair": pair, "corpus": "news", "seed": 3, "overrides": overrides}
     _write(CONFIG, resolution.text(resolution.resolve(params)))
-    _write(paths.METRICS, json.dumps(METRICS))
+    _write(paths.SCORES, json.dumps(METRICS))
     _write(paths.CERTIFICATE, json.dumps(CERTIFICATE))
     _write(
         paths.TRAINING,
@@ -171,7 +171,7 @@ def test_differences_are_listed_and_explained() -> None:
 def test_an_average_of_fewer_checkpoints_is_explained() -> None:
     assert "averaging.last" not in _written()[0]
     fewer = {**METRICS, "averaged_checkpoints": 4, "bleu_model": "mean of updates 1, 2, 3, 4"}
-    _write(paths.METRICS, json.dumps(fewer))
+    _write(paths.SCORES, json.dumps(fewer))
     assert "The average is the mean of updates 1, 2, 3, 4: averaging.last is 5, but training left 4." in _written()[0]
 
 

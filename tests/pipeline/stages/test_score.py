@@ -37,7 +37,7 @@ AVERAGING = {"requested": 5, "checkpoints": 2, "updates": "5, 10", "weights": "m
 
 
 class _Tracker:
-    """Nobody: the report hands metrics.json on, since a cached stage would tell nothing."""
+    """Nobody: the record takes scores.json, since a cached stage would tell nothing."""
 
     def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
         raise AssertionError(values)
@@ -67,15 +67,15 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     score.AVERAGING.write_text(json.dumps(AVERAGING), encoding="utf-8")
 
 
-def _metrics() -> dict[str, Any]:
-    content = json.loads(score.METRICS.read_text(encoding="utf-8"))
+def _scores() -> dict[str, Any]:
+    content = json.loads(score.SCORES.read_text(encoding="utf-8"))
     assert isinstance(content, dict)
     return content
 
 
 def test_scores_both_sets_with_set_and_scorer_named() -> None:
     score.run(_Tracker())
-    written = _metrics()
+    written = _scores()
     hypotheses = bleu.read_lines(Path("results/translations/news14.average.de"))
     expected, signature = bleu.sacrebleu(hypotheses, TEST)
     assert 50 < expected < 100
@@ -132,7 +132,7 @@ def test_every_number_stands_under_its_name() -> None:
         "train_flops_counted": 1e19,
         "model_flops_utilisation": 1e19 / (302400 * 8 * 10.6e12),
     }
-    assert _metrics() == expected
+    assert _scores() == expected
     assert len({of_test.bleu, valid.bleu, of_test.chrf, *steps[:3]}) > 3
 
 
@@ -142,7 +142,7 @@ def test_the_validation_set_is_scored_the_papers_way_too() -> None:
     _write("data/raw/valid.news13.de", references)
     _write("results/translations/news13.last.de", translated)
     score.run(_Tracker())
-    written = _metrics()
+    written = _scores()
     assert written["bleu_valid"] == bleu.sacrebleu(translated, references)[0] < 100
     steps = bleu.paper_way(translated, references, "de")
     assert written["bleu_valid_paper_way"] == steps[-1].bleu != steps[-2].bleu
@@ -199,11 +199,18 @@ def test_processes_on_a_cpu_are_one_device_of_no_known_peak() -> None:
     assert values["sustained_flops_source"] == "measured by a matrix product"
 
 
+def test_dvc_compares_a_few_numbers_of_the_scores() -> None:
+    score.run(_Tracker())
+    compared = json.loads(score.METRICS.read_text(encoding="utf-8"))
+    assert {"bleu", "bleu_valid", "ppl_valid", "params", "train_seconds"} <= compared.keys() < _scores().keys()
+    assert all(isinstance(value, int | float) and value == _scores()[key] for key, value in compared.items())
+
+
 def test_a_second_run_writes_the_same_bytes() -> None:
     score.run(_Tracker())
-    first = score.METRICS.read_bytes()
+    first = score.SCORES.read_bytes()
     score.run(_Tracker())
-    assert score.METRICS.read_bytes() == first
+    assert score.SCORES.read_bytes() == first
 
 
 @pytest.mark.parametrize(("name", "lines"), [("news14.average", TEST), ("news13.last", VALID)])
@@ -213,7 +220,7 @@ def test_a_missing_or_a_further_translation_is_refused(name: str, lines: list[st
         message = f"{name}.de has {len(wrong)} lines for {len(lines)} references: run `dvc repro` to translate the set"
         with pytest.raises(InputError, match=message):
             score.run(_Tracker())
-    assert not score.METRICS.exists()
+    assert not score.SCORES.exists()
 
 
 @pytest.mark.parametrize(
@@ -228,7 +235,7 @@ def test_an_incomplete_record_is_refused(path: Path, content: dict[str, Any], ke
     with pytest.raises(InputError) as caught:
         score.run(_Tracker())
     assert str(caught.value) == f"{path} has no `{key}`: run `dvc repro --force --single-item {stage}`"
-    assert not score.METRICS.exists()
+    assert not score.SCORES.exists()
 
 
 def test_trees_are_scored_by_evalb_and_malformed_ones_reported() -> None:

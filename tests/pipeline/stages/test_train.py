@@ -346,7 +346,10 @@ def test_why_a_training_ended_is_told(tmp_path: Path, left: dict[str, str], kind
         train.train(tmp_path, Listener(), ended, Silent())
 
 
-def test_what_training_measures_is_handed_on_while_it_runs(tmp_path: Path) -> None:
+def test_what_training_measures_is_handed_on_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the tracker, and to the tables that `dvc plots show` draws."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "CURVES_SECONDS", 0.0)
     tracker, history = Listener(), tmp_path / "history.jsonl"
 
     def torchrun(state: Path, watch: Callable[[], None]) -> int:
@@ -355,6 +358,7 @@ def test_what_training_measures_is_handed_on_while_it_runs(tmp_path: Path) -> No
         history.write_text('{"update": 1, "valid_loss": 3.0, "valid_ppl": 20.1}\n')
         watch()
         assert tracker.heard == [({"valid_loss": 3.0, "valid_ppl": 20.1}, 1)]
+        assert train.VALIDATION.read_text() == "update,valid_loss,valid_ppl\n1,3.0,20.1\n"
         with history.open("a") as file:
             file.write('{"update": 2, "valid_loss": 2.0, "valid_ppl": 7.4}\n')
         (tmp_path / "done.json").touch()

@@ -93,9 +93,30 @@ def history(root: Path, run: Run, key: str) -> list[tuple[int, float]]:
         return sorted((metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, key))
 
 
+SCORES = {
+    "bleu": 27.3,
+    "bleu_set": "newstest2014, 3003 lines",
+    "bleu_low": 26.5,
+    "bleu_high": 28.1,
+    "bleu_valid": 25.8,
+    "bleu_valid_set": "newstest2013, 3000 lines",
+    "ppl_valid": 4.92,
+    "params": 65_000_000,
+    "devices": 8,
+    "train_flops_paper": 3.3e18,
+    "model_flops_utilisation": None,
+}
+
+
 def scored(bleu: float) -> None:
     """The results that `report` finds when it ends."""
-    Path("results/metrics.json").write_text(json.dumps({"bleu": bleu, "bleu_set": "newstest2014, 3003 lines"}))
+    Path("results/scores.json").write_text(json.dumps({"bleu": bleu, "bleu_set": "newstest2014, 3003 lines"}))
+
+
+def downloaded() -> None:
+    """What `download` counts in the texts."""
+    Path("data/raw").mkdir(parents=True)
+    Path("data/raw/stats.json").write_text(json.dumps({"pairs": {"train.news": 4, "valid.valid": 2, "test.test": 1}}))
 
 
 def finish(bleu: float, stage: str = "report") -> None:
@@ -122,17 +143,19 @@ def wait_until(condition: Callable[[], object], seconds: float = 200) -> None:
 def test_the_stages_of_one_repro_are_one_run(root: Path) -> None:
     with stage_tracker.open_run("resolve") as tracker:
         tracker.tags({"versions": "locked"})
+    downloaded()
     with stage_tracker.open_run("tokenize") as tracker:
-        tracker.metrics({"pairs": 20_000})
+        tracker.metrics({"pairs": 20_000, "dropped_empty": 3})
     assert recorded(root) == [], "short stages do not pay for MLflow"
     with stage_tracker.open_run("train") as tracker:
         for update in range(1, 1501):
-            tracker.metrics({"loss": 5 - update / 1000, "learning_rate": 1e-3}, update)
-        tracker.metrics({"pairs": 100_000})
+            tracker.metrics({"loss": 5 - update / 1000, "learning_rate": 1e-3, "seconds": 36.0 * update}, update)
+        tracker.metrics({"valid_loss": 4.0, "seconds": 54_000.0}, 1500)
+        tracker.metrics({"pairs": 100_000, "updates": 1500, "loss_valid": 4.0})
     (between,) = recorded(root)
     assert between.info.status == "FINISHED"
-    scored(27.3)
-    Path("results/report.md").write_text("# Report\n\n## Results\n\nA table.\n\n## More\n")
+    Path("results/scores.json").write_text(json.dumps(SCORES))
+    Path("results/report.md").write_text("# Report\n")
     with stage_tracker.open_run("report"):
         pass
     (run,) = recorded(root)
@@ -142,21 +165,36 @@ def test_the_stages_of_one_repro_are_one_run(root: Path) -> None:
         "pair": "en-de",
         "corpus": "wmt14",
         "seed": "1",
-        "model.P_drop": "0.2",
+        "settings.model.P_drop": "0.2",
+        "parameters": "65000000",
     }, "of the settings those that differ from the row"
     assert (
         run.data.metrics.items()
-        >= {"tokenize/pairs": 20_000.0, "train/pairs": 100_000.0, "bleu": 27.3, "loss": 3.5}.items()
+        >= {"data/pairs": 20_000.0, "train/pairs": 100_000.0, "test/bleu": 27.3, "train/loss": 3.5}.items()
     ), "two stages measure pairs"
-    assert {f"{stage}/seconds" for stage in ("resolve", "tokenize", "train", "report")} <= set(run.data.metrics)
-    assert {"commit", "differing_files", "version.torch", "hardware.cpu", "versions"} <= set(run.data.tags)
-    assert (run.data.tags["mlflow.note.content"], run.data.tags["bleu_set"][:12]) == ("A table.", "newstest2014")
+    assert {f"seconds/{stage}" for stage in ("resolve", "tokenize", "train", "report")} <= set(run.data.metrics)
+    assert {"commit", "differing_files", "hardware.cpu", "mlflow.source.name", "versions"} <= set(run.data.tags)
+    assert run.data.tags["mlflow.note.content"].startswith(
+        "BLEU 27.3 (95% interval 26.5 to 28.1) on newstest2014, 3003 lines, by sacreBLEU. Last checkpoint: "
+        "BLEU 25.8 on newstest2013, 3000 lines. Perplexity per subword of the validation set: 4.92."
+    )
+    assert run.data.tags["bleu_set"] == "newstest2014, 3003 lines"
+    ran = "resolve finished, tokenize finished, train finished, report finished, download cached, "
+    assert run.data.tags["stages"].startswith(ran)
+    assert len([key for key in run.data.tags if not key.startswith("mlflow.")]) < 15, "they are above the description"
+    groups = {key.split("/")[0] for key in run.data.metrics}
+    assert groups - {"system"} == {"train", "valid", "test", "data", "seconds"}
+    assert history(root, run, "train/hours")[-1] == (1500, 15.0)
+    doubled = {"valid/ppl", "train/loss_valid", "train/updates", "data/dropped_empty"}
+    assert not doubled & run.data.metrics.keys(), "curves and constants that have another name"
     assert run.inputs is not None
     contexts = {corpus.dataset.name: corpus.tags[0].value for corpus in run.inputs.dataset_inputs}
     assert contexts == {"news": "training", "valid": "validation", "test": "test"}
-    assert len(history(root, run, "loss")) == 1500
+    profiles = {corpus.dataset.name: json.loads(corpus.dataset.profile) for corpus in run.inputs.dataset_inputs}
+    assert profiles == {"news": {"num_rows": 4}, "valid": {"num_rows": 2}, "test": {"num_rows": 1}}
+    assert len(history(root, run, "train/loss")) == 1500
     (artifacts,) = root.glob("mlartifacts/*/artifacts")
-    assert {"report.md", "config.yaml", "metrics.json", "run.json"} <= {path.name for path in artifacts.iterdir()}
+    assert {"report.md", "config.yaml", "scores.json", "run.json"} <= {path.name for path in artifacts.iterdir()}
     assert all(record.is_published() for record in records(root / "runs"))
 
 
@@ -183,7 +221,7 @@ def test_publishing_twice_changes_nothing(root: Path, capsys: pytest.CaptureFixt
     (after,) = recorded(root)
     assert (after.data.metrics, after.data.params) == (before.data.metrics, before.data.params)
     assert (after.info.status, after.info.end_time) == (before.info.status, before.info.end_time)
-    assert history(root, after, "loss") == [(update, 1 / update) for update in range(1, 1201)]
+    assert history(root, after, "train/loss") == [(update, 1 / update) for update in range(1, 1201)]
     assert set(root.rglob("mlartifacts/**/*")) == files.keys()
     assert wmt("publish", "other") == 1
     assert "'other' is the beginning of 0 runs" in capsys.readouterr().err
@@ -191,13 +229,16 @@ def test_publishing_twice_changes_nothing(root: Path, capsys: pytest.CaptureFixt
 
 def test_a_run_with_a_cached_training_has_curves(root: Path) -> None:
     """DVC restored what `train` wrote, without running it."""
-    Path("results/training.csv").write_text("update,loss,ppl\n100,5.0,148.4\n200,4.0,54.6\n")
+    Path("results/training.csv").write_text("update,loss,ppl,seconds\n100,5.0,148.4,60\n200,4.0,54.6,120\n")
     Path("results/validation.csv").write_text("update,valid_loss\n200,4.5\n")
     finish(27.3)
     (run,) = recorded(root)
-    assert history(root, run, "loss") == [(100, 5.0), (200, 4.0)]
-    assert history(root, run, "valid_loss") == [(200, 4.5)]
-    assert run.data.tags["status.train"] == "cached"
+    assert history(root, run, "train/loss") == [(100, 5.0), (200, 4.0)]
+    assert history(root, run, "valid/loss") == [(200, 4.5)]
+    with connected(root / "mlflow.db") as client:
+        first, second = client.get_metric_history(run.info.run_id, "train/loss")
+    assert second.timestamp - first.timestamp == 60_000, "as in the training that DVC restored"
+    assert "train cached" in run.data.tags["stages"]
 
 
 def test_a_wholly_cached_run_is_a_run_of_mlflow(root: Path) -> None:
@@ -210,7 +251,7 @@ def test_a_wholly_cached_run_is_a_run_of_mlflow(root: Path) -> None:
     record.finish(["resolve", "train", "score", "report"])
     stage_tracker.publish(record, "run")
     (run,) = recorded(root)
-    assert (run.info.status, run.data.metrics) == ("FINISHED", {"bleu": 27.3, "loss": 5.0})
+    assert (run.info.status, run.data.metrics) == ("FINISHED", {"test/bleu": 27.3, "train/loss": 5.0})
 
 
 def test_a_run_whose_publisher_ran_out_of_patience_gets_its_bleu_later(
@@ -228,10 +269,10 @@ def test_a_run_whose_publisher_ran_out_of_patience_gets_its_bleu_later(
     monkeypatch.setenv("WMT_TRACKING_PATIENCE", "200")
     assert recorded(root) == []
     assert wmt("publish", "base") == 0
-    assert [run.data.metrics["bleu"] for run in recorded(root)] == [27.3]
+    assert [run.data.metrics["test/bleu"] for run in recorded(root)] == [27.3]
     configure(run("C-N2"))
     finish(20.0)
-    assert [run.data.metrics["bleu"] for run in recorded(root)] == [27.3, 28.4, 20.0]
+    assert [run.data.metrics["test/bleu"] for run in recorded(root)] == [27.3, 28.4, 20.0]
 
 
 def test_the_runs_of_an_ablation_have_a_parent(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +286,10 @@ def test_the_runs_of_an_ablation_have_a_parent(root: Path, monkeypatch: pytest.M
     assert wmt("publish") == 0
     runs = {run.info.run_name: run for run in recorded(root)}
     parent = runs.pop("ablation-1")
-    assert (parent.data.params, parent.info.status) == ({"pair": "en-de", "corpus": "wmt14", "width": "4"}, "KILLED")
+    assert (parent.data.params, parent.info.status) == (
+        {"pair": "en-de", "corpus": "wmt14", "settings.width": "4"},
+        "KILLED",
+    )
     assert runs.keys() == {"base-wmt14-s1", "base-wmt14-s2"}
     assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
     study.update(complete=True)
@@ -280,7 +324,7 @@ def test_a_run_of_trees_is_registered_by_its_f1_and_listed(root: Path, capsys: p
         "f1_malformed": 0.01,
         "ppl_valid": 1.1,
     }
-    Path("results/metrics.json").write_text(json.dumps({**scores, "updates": 10}))
+    Path("results/scores.json").write_text(json.dumps({**scores, "updates": 10}))
     folder_of(Path("models/average"))
     record = present()
     assert record is not None
@@ -289,6 +333,13 @@ def test_a_run_of_trees_is_registered_by_its_f1_and_listed(root: Path, capsys: p
     assert wmt("publish") == 0
     with connected(root / "mlflow.db") as client:
         version = client.get_model_version_by_alias("wmt-en-tree", "best")
+        model = client.get_registered_model("wmt-en-tree")
+        experiment = client.get_experiment_by_name("wmt-en-tree")
+    assert experiment is not None
+    assert experiment.tags["mlflow.experiment.primaryMetric.name"] == "valid/f1"
+    assert model.description.startswith("Parses English into constituency trees.")
+    assert "F1 91.0 on the test set, by EVALB" in version.description
+    assert "- a:  ()" in version.description, "archives with their licences"
     assert version.tags.items() >= {"f1": "91.04", "f1_valid": "90.0", "f1_valid_set": "wsj22, 1700 lines"}.items()
     capsys.readouterr()
     assert wmt("runs") == 0
@@ -302,12 +353,12 @@ def test_a_finished_run_is_not_reopened_and_another_configuration_is_another_run
             finish(bleu)
     configure(run("big", "en-fr") | {"data": with_archive(sha256="1" * 64)})
     finish(4.0)
-    runs = sorted(recorded(root), key=lambda run: run.data.metrics["bleu"])
+    runs = sorted(recorded(root), key=lambda run: run.data.metrics["test/bleu"])
     first, second, third, other = map(corpora, runs)
     assert first.keys() == {"news", "valid", "test"}
     assert first == second == third
     assert not first.items() & other.items(), "another archive is other text"
-    assert [(run.info.run_name, run.data.metrics["bleu"]) for run in runs] == [
+    assert [(run.info.run_name, run.data.metrics["test/bleu"]) for run in runs] == [
         ("base-wmt14-s1", 1.0),
         ("base-wmt14-s1", 2.0),
         ("base-wmt14-s1", 3.0),
@@ -326,13 +377,14 @@ def test_an_interrupted_stage_ends_killed_and_continues_in_the_same_run_until_an
     with tarfile.open("a.tgz", "w:gz") as file:
         file.add(__file__, "a.en")
     obtain([ArchiveSettings.model_validate(each) for each in unchecked["archives"]], root, Patience())
+    downloaded()
     with stage_tracker.open_run("train") as tracker:
         # A resumed training reports its history again.
         tracker.metrics({"loss": 5.0}, 1)
         tracker.metrics({"loss": 4.0}, 2)
     (run,) = recorded(root)
     assert run.info.status == "FINISHED"
-    assert history(root, run, "loss") == [(1, 5.0), (2, 4.0)]
+    assert history(root, run, "train/loss") == [(1, 5.0), (2, 4.0)]
     assert corpora(run).keys() == {"news", "valid", "test"}
     with pytest.raises(InputError, match="too few"), stage_tracker.open_run("average"):
         raise InputError("too few checkpoints")
@@ -362,7 +414,7 @@ def test_a_stage_that_is_sigkilled_ends_killed(root: Path, publisher_too: bool) 
         assert wmt("publish") == 0
     wait_until(lambda: [run.info.status for run in recorded(root)] == ["KILLED"])
     (run,) = recorded(root)
-    assert run.data.metrics["loss"] == 5.0
+    assert run.data.metrics["train/loss"] == 5.0
 
 
 FAILURES: dict[str, tuple[str, type[BaseException], str]] = {
@@ -410,7 +462,7 @@ def test_the_next_run_publishes_how_earlier_runs_ended(root: Path) -> None:
     configure(run("D-eps0.0"))
     finish(1.0)
     runs = {run.data.params["row"]: run for run in recorded(root)}
-    assert (runs["base"].info.status, runs["base"].data.metrics["loss"]) == ("KILLED", 4.0)
+    assert (runs["base"].info.status, runs["base"].data.metrics["train/loss"]) == ("KILLED", 4.0)
     assert runs["D-eps0.0"].info.status == "FINISHED"
     assert {row: runs[row].info.status for row, _, _ in FAILURES.values()} == {
         row: status for row, _, status in FAILURES.values()
@@ -461,7 +513,7 @@ def test_a_server_that_is_down_stops_nothing_and_gets_everything_later(
     finish(28.4)
     runs = {run.info.run_name: run for run in recorded(root)}
     base = runs["base-wmt14-s1"]
-    assert (base.info.status, base.data.metrics["score/pairs"]) == ("FAILED", 3)
+    assert (base.info.status, base.data.metrics["data/pairs"]) == ("FAILED", 3)
     assert [record.is_complete() for record in records(root / "runs")] == [False, True], "the failed one can continue"
 
 
@@ -585,4 +637,4 @@ def test_a_server_that_is_stopped_for_a_while_loses_nothing(
     assert PASSWORD not in output + "".join(capfd.readouterr())
     assert leaks(root) == []
     assert run.info.status == "FINISHED"
-    assert history(root, run, "loss") == [(update, 1 / update) for update in range(1, 101)]
+    assert history(root, run, "train/loss") == [(update, 1 / update) for update in range(1, 101)]

@@ -78,7 +78,7 @@ def test_results_and_the_curves_of_a_cached_training_come_from_the_files(root: P
     curves = Path("results/training.csv"), Path("results/validation.csv")
     curves[0].write_text("update,loss,ppl\n1,5.0,150.0\n2,4.0,55.0\n3,3.0,20.0\n")
     curves[1].write_text("update,valid_loss\n2,4.5\n")
-    Path("results/metrics.json").write_text('{"bleu": 27.3}')
+    Path("results/scores.json").write_text('{"bleu": 27.3}')
     with stage_tracker.open_run("train") as tracker:
         tracker.metrics({"loss": 5.0, "ppl": 150.0}, 1)
         tracker.metrics({"loss": 4.0, "ppl": 55.0}, 2)
@@ -93,23 +93,23 @@ def test_results_and_the_curves_of_a_cached_training_come_from_the_files(root: P
         (2, {"valid_loss": 4.5}),
         (3, {"loss": 3.0, "ppl": 20.0}),
     ]
-    Path("results/metrics.json").unlink()
-    assert json.loads((record.results / "metrics.json").read_text()) == {"bleu": 27.3}
+    Path("results/scores.json").unlink()
+    assert json.loads((record.results / "scores.json").read_text()) == {"bleu": 27.3}
 
 
 def test_results_of_another_run_that_are_still_there_are_not_collected(root: Path) -> None:
     """DVC removes them when their stage begins: until then they are those of an earlier configuration."""
-    Path("results/metrics.json").write_text('{"bleu": 27.3}')
+    Path("results/scores.json").write_text('{"bleu": 27.3}')
     Path("results/training.csv").write_text("update,loss\n1,5.0\n")
     with stage_tracker.open_run("binarize"):
         pass
     (record,) = records(root / "runs")
-    assert not (record.results / "metrics.json").exists()
+    assert not (record.results / "scores.json").exists()
     assert not record.history.exists()
 
 
 def test_a_run_whose_stages_were_all_cached_is_complete(root: Path) -> None:
-    Path("results/metrics.json").write_text('{"bleu": 27.3}')
+    Path("results/scores.json").write_text('{"bleu": 27.3}')
     with pytest.raises(InputError), stage_tracker.open_run("train"):
         raise InputError("refused")  # And another run of the same configuration trained.
     (record,) = records(root / "runs")
@@ -189,7 +189,7 @@ def test_recording_costs_little() -> None:
 
 
 def test_without_mlflow_one_line_is_printed(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    Path("results/metrics.json").write_text('{"bleu": 27.3}')
+    Path("results/scores.json").write_text('{"bleu": 27.3}')
     with stage_tracker.open_run("report"):
         pass
     lines = capfd.readouterr().err.strip().split("\n")

@@ -37,17 +37,33 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(("asked", "count"), [("1", 1), ("12", 12)])
+@pytest.mark.parametrize(("asked", "count"), [("1", 1), ("8", 8)])
 def test_processes_are_those_asked_for(asked: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WMT_PROCESSES", asked)
     monkeypatch.setattr(launch, "count_gpus", lambda: 3)
-    assert launch.processes() == count
+    assert launch.processes(16) == count
 
 
-@pytest.mark.parametrize(("gpus", "count"), [(0, 1), (1, 1), (8, 8)])
-def test_processes_are_one_a_gpu_and_one_without(gpus: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("asked", "shards"), [("3", 16), ("4", 2), ("32", 16)])
+def test_processes_among_which_shards_cannot_be_divided_are_refused(
+    asked: str, shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WMT_PROCESSES", asked)
+    rule = rf"^{asked} processes cannot train together: training.shards is {shards}, and their number must divide it; "
+    with pytest.raises(InputError, match=rf"{rule}use (2|16) processes, or change training.shards$"):
+        launch.processes(shards)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shards", "count"), [(0, 1, 1), (1, 16, 1), (8, 16, 8), (6, 16, 4), (8, 2, 2), (3, 1, 1)]
+)
+def test_processes_are_one_a_gpu_as_far_as_shards_can_be_divided(
+    gpus: int, shards: int, count: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(launch, "count_gpus", lambda: gpus)
-    assert launch.processes() == count
+    assert launch.processes(shards) == count
+    told = f"training uses {count} of {gpus} GPUs: training.shards is {shards}, and the processes must divide it\n"
+    assert capsys.readouterr().out == ("" if count in (gpus, gpus + 1) else told)
 
 
 def test_gpus_are_what_another_process_counts() -> None:
@@ -57,19 +73,25 @@ def test_gpus_are_what_another_process_counts() -> None:
 
 
 @pytest.mark.parametrize("asked", ["0", "-1", "two", "", "1.5"])
-def test_other_numbers_of_processes_and_nodes_are_refused(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_numbers_of_processes_are_refused(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WMT_PROCESSES", asked)
     with pytest.raises(
         InputError, match=rf"^WMT_PROCESSES is '{asked}': it must be a whole number from 1 on; unset it"
     ):
-        launch.processes()
+        launch.processes(16)
+
+
+@pytest.mark.parametrize("asked", ["0", "-1", "two", "", "1.5", "2:1", "1:", ":2", "0:2", "1:2:3"])
+def test_other_numbers_of_nodes_are_refused(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WMT_NODES", asked)
-    with pytest.raises(InputError, match=rf"^WMT_NODES is '{asked}': it must be a whole number from 1 on; unset it"):
+    with pytest.raises(
+        InputError, match=rf"^WMT_NODES is '{asked}': it must be a whole number from 1 on, or the least"
+    ):
         launch.nodes()
 
 
 def test_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert launch.nodes() == (1, None)
+    assert launch.nodes() == (1, 1, None)
     monkeypatch.setenv("WMT_NODES", "2")
     for wrong in ("first", "first:", ":29400", "first:port", "fir st:29400", "first:29400 "):
         monkeypatch.setenv("WMT_RENDEZVOUS", wrong)
@@ -79,9 +101,11 @@ def test_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="it is None"):
         launch.nodes()
     monkeypatch.setenv("WMT_RENDEZVOUS", "first:29400")
-    assert launch.nodes() == (2, "first:29400")
+    assert launch.nodes() == (2, 2, "first:29400")
+    monkeypatch.setenv("WMT_NODES", "1:4")
+    assert launch.nodes() == (1, 4, "first:29400")
     monkeypatch.setenv("WMT_NODES", "1")
-    assert launch.nodes() == (1, "first:29400")
+    assert launch.nodes() == (1, 1, "first:29400")
 
 
 def test_torchrun_meets_over_a_file_on_one_node_and_over_the_network_on_several(
@@ -94,7 +118,7 @@ def test_torchrun_meets_over_a_file_on_one_node_and_over_the_network_on_several(
     each = ["--log-dir", os.devnull, "--nproc-per-node", "3", "-m", "nmt.training.trainer", str(job)]
     assert launch.arguments("nmt.training.trainer", "3", str(job), scratch) == [
         "--nnodes",
-        "1",
+        "1:1",
         "--rdzv-backend",
         "c10d",
         "--rdzv-endpoint",
@@ -107,11 +131,11 @@ def test_torchrun_meets_over_a_file_on_one_node_and_over_the_network_on_several(
         "127.0.0.1",
         *each,
     ]
-    monkeypatch.setenv("WMT_NODES", "2")
+    monkeypatch.setenv("WMT_NODES", "1:2")
     monkeypatch.setenv("WMT_RENDEZVOUS", "first:29400")
     assert launch.arguments("nmt.training.trainer", "3", str(job), scratch) == [
         "--nnodes",
-        "2",
+        "1:2",
         "--rdzv-backend",
         "c10d",
         "--rdzv-endpoint",
@@ -179,7 +203,6 @@ def test_one_process_listens_nowhere_and_leaves_nothing_where_its_stage_is_kille
         "TMPDIR": str(temporary),
         "OMP_NUM_THREADS": "1",
         "WMT_PROCESSES": "1",
-        "NMT_MICRO_TOKENS": "64",
     }
     stage = subprocess.Popen([sys.executable, "-c", STAGE, str(state)], cwd=tmp_path, env=environment)
     running = [psutil.Process(stage.pid)]
@@ -220,6 +243,7 @@ def test_an_error_in_watching_ends_torchrun_with_time_for_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WMT_PROCESSES", "4")
+    (tmp_path / "job.yaml").write_text("training: {shards: 4}")
     asked: list[tuple[int, Path]] = []
 
     def command(count: int, job: Path) -> list[str]:
@@ -241,6 +265,7 @@ def test_training_returns_torchruns_exit_status_and_gives_it_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WMT_PROCESSES", "1")
+    (tmp_path / "job.yaml").write_text("training: {shards: 1}")
     for code, status in (("pass", 0), ("import sys; sys.exit(3)", 3)):
         says = f"import os, sys; open(sys.argv[1], 'w').write(os.environ['OMP_WAIT_POLICY']); {code}"
         monkeypatch.setattr(

@@ -12,7 +12,7 @@ from command_line import wmt
 from tiny_run import ROOT, after_training, training
 
 from nmt.config import InputError
-from pipeline.common.paths import CERTIFICATE, CHAIN, CONFIG, METRICS, PARAMS
+from pipeline.common.paths import CERTIFICATE, CHAIN, CONFIG, PARAMS, SCORES
 from pipeline.config import resolution
 from pipeline.tracking.record import Record, runs_folder
 from pipeline.verification import fork
@@ -26,7 +26,7 @@ def record(run: Path) -> Record:
     PARAMS.write_text(yaml.safe_dump(content))
     record = Record(runs_folder() / "mine")
     record.create(CONFIG)
-    for path in (CERTIFICATE, METRICS):
+    for path in (CERTIFICATE, SCORES):
         shutil.copyfile(path, record.results / path.name)
     return record
 

