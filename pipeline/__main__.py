@@ -26,7 +26,6 @@ from pipeline.common.paths import SCORES
 from pipeline.common.stage import Interrupted
 from pipeline.config import graph, scorer
 from pipeline.tracking import stage_tracker
-from pipeline.training import launch
 from pipeline.training.progress import TrainingProgress
 
 FROM_THE_MACHINE = frozenset(
@@ -64,7 +63,12 @@ def further_arguments(name: str) -> dict[str, Any]:
 
     They are passed, not imported, so a change of their code reruns no stage.
     """
-    return {"launch": launch.train, "progress": TrainingProgress} if name == "train" else {}
+    if name != "train":
+        return {}
+    # It imports torch.
+    from pipeline.training import mirror
+
+    return {"launch": mirror.train, "progress": TrainingProgress}
 
 
 def made(name: str, seconds: float) -> str:

@@ -6,11 +6,11 @@ tokenizer decides what becomes of it (nmt/text/moses.py). A byte order mark at t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from nmt.config import FilterSettings, InputError
 
@@ -53,9 +53,20 @@ class Block:
         """Return the number of lines; the last one of a file may lack its \\n."""
         return self.content.count(b"\n") + (not self.content.endswith(b"\n"))
 
+    def __reduce__(self) -> tuple[Callable[..., Block], tuple[Any, ...]]:
+        """Pickle the block without its text: another process reads it from the file."""
+        return _read_block, (self.path, self.path.absolute(), self.first, self.offset, len(self.content))
+
     def lines(self) -> list[str]:
         """Return the lines without their \\n; raise InputError if they are not UTF-8."""
         return decode(self.content, self.path, self.first, self.offset)
+
+
+def _read_block(name: Path, path: Path, first: int, offset: int, size: int) -> Block:
+    """Return the block of `size` bytes at `offset` of the file at `path`, which errors call `name`."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return Block(name, first, offset, file.read(size))
 
 
 def read_blocks(path: Path, lines: int) -> Iterator[Block]:

@@ -30,11 +30,22 @@ class Tracker(Protocol):
 def state_root() -> Path:
     """Return the folder of training states, downloads and records of runs, outside DVC's outputs.
 
-    It is `$WMT_STATE`, or else `work/` of the repository in which DVC runs; in a queued experiment, of the original.
+    It is `$WMT_STATE`, if that is a folder, or else `work/` of the repository in which DVC runs; in a queued
+    experiment, of the original.
     """
-    if root := os.environ.get("WMT_STATE"):
+    root = os.environ.get("WMT_STATE")
+    if root and "://" not in root:
         return Path(root)
     return Path(os.environ.get("DVC_ROOT", ".")) / "work"
+
+
+def state_store() -> str | None:
+    """Return the URL of the store that training's states are copied to, if there is one.
+
+    It is `$WMT_STATE_STORE`, or `$WMT_STATE` if that is a URL.
+    """
+    root = os.environ.get("WMT_STATE", "")
+    return os.environ.get("WMT_STATE_STORE") or (root if "://" in root else None)
 
 
 def check_versions(resolved: Mapping[str, str]) -> None:

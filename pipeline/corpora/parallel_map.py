@@ -1,9 +1,10 @@
-"""Parallel work with an Executor: a pool of processes here, or the executor of a cluster."""
+"""Parallel work with an Executor: a pool of processes here, or a Dask cluster (`WMT_EXECUTOR`)."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
 from collections import deque
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import TypeVar
 
+from nmt.config import InputError
 from pipeline.machine import available_cores
 
 Item = TypeVar("Item")
@@ -35,8 +37,22 @@ def _end_after(wait: Callable[[], None]) -> None:
 
 
 def executor(size: int | None = None) -> Executor:
-    """Return an executor for `size` bytes of text: one process per core, or one thread of this one for short texts."""
-    if available_cores() == 1 or (size is not None and size < _SMALL):
+    """Return an executor for `size` bytes of text: one process per core, or one thread of this one for short texts.
+
+    `$WMT_EXECUTOR` chooses Dask instead of processes. Raises InputError for other values, OSError if Dask is away.
+    """
+    chosen = os.environ.get("WMT_EXECUTOR", "")
+    if not re.fullmatch(r"(dask(://[^\s/:]+:\d+)?)?", chosen):
+        raise InputError(f"WMT_EXECUTOR is {chosen!r}: it must be dask, or dask://HOST:PORT; unset it for processes")
+    if size is not None and size < _SMALL:
+        return ThreadPoolExecutor(1)
+    if chosen:
+        # Dask takes half a second to import.
+        from pipeline.corpora.dask_executor import DaskExecutor
+
+        _, _, address = chosen.partition("://")
+        return DaskExecutor(f"tcp://{address}" if address else None)
+    if available_cores() == 1:
         return ThreadPoolExecutor(1)
     # Spawned, not forked: a fork of a process that has threads (Arrow's, tqdm's) can hang.
     return ProcessPoolExecutor(available_cores(), multiprocessing.get_context("spawn"), _start_worker)
@@ -50,7 +66,8 @@ def map_in_order(
     So memory does not grow with the number of items. Raises what `function` raises, and OSError where a worker was
     killed.
     """
-    ahead = 2 * available_cores() if ahead is None else ahead
+    if ahead is None:
+        ahead = int(getattr(pool, "ahead", 2 * available_cores()))
     pending: deque[Future[Result]] = deque()
     try:
         for item in items:

@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 
 from nmt.common.files import writing
 from nmt.config import InputError
-from pipeline.common.stage import state_root
+from pipeline.common.stage import state_root, state_store
 from pipeline.config import resolution
 from pipeline.orchestration.prefect_api import INTERVAL, POOL, WORKER, PrefectClient
 from pipeline.tracking import views
@@ -205,6 +205,7 @@ def serve(*, worker: bool) -> None:
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": prefect_origins,
         "PWD": str(Path.cwd()),
         "WMT_STATE": str(root),
+        **({"WMT_STATE_STORE": url} if (url := state_store()) else {}),
     }
     services = Services(environment, PrefectClient(settings["PREFECT_API_URL"], login))
     lock = FileLock(root / "prefect/services.lock", blocking=False, fallback_to_soft=False)

@@ -3,7 +3,7 @@
 `python -m pipeline.runs.guard SECONDS SIGNAL MODULE ARGUMENTS..` runs `python -m MODULE ARGUMENTS..`. When standard
 input closes, for any reason, the module gets SIGNAL (a number). Then its remaining descendants get SIGTERM, and SIGKILL
 after SECONDS. SIGINT to this process does the same as closing its standard input; SIGTERM sends SIGKILL to all of them
-at once. The exit status is the module's.
+at once. The exit status is the module's, or 128 and the signal's number, or 0 for a closed input.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ def end_children(grace: float, hurried: Callable[[], bool] = lambda: False) -> N
 
 def main() -> int:
     """Run the process."""
-    grace, number, *module = sys.argv[1:]
-    ended = hurried = False
+    grace, ending, *module = sys.argv[1:]
+    received = 0
 
-    def end(received: int, _: object) -> None:
-        nonlocal ended, hurried
-        ended, hurried = True, hurried or received == signal.SIGTERM
+    def end(number: int, _: object) -> None:
+        nonlocal received
+        received = max(received, number)
 
     # A shell's background commands ignore SIGINT and pass that on; a handler is not passed on.
     for each in (signal.SIGINT, signal.SIGTERM):
@@ -70,16 +70,19 @@ def main() -> int:
         stdin=subprocess.DEVNULL,
         preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
     )
-    while process.returncode is None and not ended and not select.select([0], [], [], POLL)[0]:
+    while process.returncode is None and not received and not select.select([0], [], [], POLL)[0]:
         with contextlib.suppress(ChildProcessError):
             # Adopted orphans that ended are waited for too; they would stay as zombies.
             while (child := os.waitpid(-1, os.WNOHANG))[0]:
                 if child[0] == process.pid:
                     process.returncode = os.waitstatus_to_exitcode(child[1])
     status = process.returncode
-    process.send_signal(int(number))
-    end_children(float(grace), lambda: hurried)
-    return 0 if status is None else status if status >= 0 else 128 - status
+    process.send_signal(int(ending))
+    end_children(float(grace), lambda: received == signal.SIGTERM)
+    if status is None:
+        # A cluster that stops a pod must not take its work for done.
+        return 128 + received if received else 0
+    return status if status >= 0 else 128 - status
 
 
 if __name__ == "__main__":

@@ -124,6 +124,7 @@ class Run:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "PYTHONUNBUFFERED": "1",
             "WMT_STATE": str(self.state_root),
+            **({"WMT_STATE_STORE": url} if (url := stage.state_store()) else {}),
             "WMT_STATUS": str(self.status),
             "WMT_RUN": self.name,
             "WMT_FLOW_RUN": self.identity,

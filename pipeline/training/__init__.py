@@ -1,1 +1,1 @@
-"""Start training with torchrun and show its progress."""
+"""Start training with torchrun, show its progress, and copy its states to a store."""

@@ -74,6 +74,7 @@ def test_ranks_sum_along_the_tree(tmp_path: Path) -> None:
         assert all(torch.equal(one[f"sum {length}"], expected) for one in found)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_any_number_of_processes_trains_the_same_bits(tmp_path: Path, tiny_job: MakeJob, precision: str) -> None:
     """With dropout, on uneven updates of one to a dozen pairs: some shards are empty.

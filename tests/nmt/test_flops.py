@@ -55,6 +55,7 @@ def _counted(settings: ModelSettings, vocabulary: int, source: int, target: int)
     """What torch counts for one update on one pair, without any data (the meta device)."""
     with torch.device("meta"):
         model = Transformer(settings, 600 if settings.sharing != "all" else vocabulary, vocabulary)
+        model.to("meta")  # The table of positions is made on the CPU.
         src = torch.ones(1, source, dtype=torch.int64)
         tgt = torch.ones(1, target, dtype=torch.int64)
         with FlopCounterMode(display=False) as counter:

@@ -69,10 +69,10 @@ def test_servers_that_are_killed_change_nothing(tmp_path: Path) -> None:
         (found,) = client.search_runs([experiment.experiment_id], f"tags.`prefect.flow_run_id` = '{identity}'")
         assert found.info.status == "FINISHED"
         metrics = json.loads((clone.folder / "results/metrics.json").read_text())
-        assert found.data.metrics["bleu"] == metrics["bleu"]
+        assert found.data.metrics["test/bleu"] == metrics["bleu"]
         for key in found.data.metrics:
             steps = [(point.step, point.timestamp) for point in client.get_metric_history(found.info.run_id, key)]
             assert len(steps) == len(set(steps)), key
-        losses = [point.step for point in client.get_metric_history(found.info.run_id, "valid_loss")]
+        losses = [point.step for point in client.get_metric_history(found.info.run_id, "valid/loss")]
         assert losses == sorted(set(losses))
         assert losses[-1] == UPDATES

@@ -6,22 +6,48 @@ import pytest
 import torch
 from torch import distributed
 
-from nmt.training.distributed import World, join_world, peer_is_lost
+from nmt.config import InputError
+from nmt.training.distributed import World, check_processes, join_world, most_processes, peer_is_lost
 
 
 def test_a_process_alone_agrees_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with join_world() as world:
+    with join_world(shards=4) as world:
         assert world == World(0, 1, torch.device("cpu"), None)
         assert world.main
         values = torch.tensor([1.0, 2.0])
         assert world.sum(values) is values
         assert values.tolist() == [1.0, 2.0]
         assert (world.any(True), world.any(False), world.minimum(-3), world.same(4)) == (True, False, -3, True)
+        world.tree_sum(values)
+        assert values.tolist() == [1.0, 2.0]
         world.barrier()
     assert not World(1, 2, torch.device("cpu")).main
+
+
+@pytest.mark.parametrize(
+    ("available", "shards", "count"),
+    [(1, 1, 1), (3, 16, 2), (4, 16, 4), (15, 16, 8), (16, 16, 16), (9, 2, 2)],
+)
+def test_most_processes_are_a_power_of_two_and_at_most_the_shards(available: int, shards: int, count: int) -> None:
+    assert most_processes(available, shards) == count
+    check_processes(count, shards)
+    if available != count:
+        with pytest.raises(
+            InputError, match=rf"^{available} processes cannot train together: .*; use {count} processes"
+        ):
+            check_processes(available, shards)
+
+
+def test_processes_too_many_are_spare_and_join_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", "2")
+    with join_world(shards=16) as world:
+        assert (world.spare, world.main, world.size) == (True, False, 2)
+        assert not distributed.is_initialized()
+    assert not World(1, 2, torch.device("cpu")).spare
 
 
 @pytest.mark.parametrize(

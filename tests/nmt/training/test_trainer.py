@@ -24,7 +24,7 @@ from nmt.training.batches import Corpus, check_positions, pairs_of_updates, trai
 from nmt.training.distributed import World
 from nmt.training.history import read_history
 from nmt.training.step import Trainer, out_of_memory, random_seed
-from nmt.training.trainer import stop_on_signals, train
+from nmt.training.trainer import stand_by, stop_on_signals, train
 
 ALONE = World(0, 1, torch.device("cpu"))
 MakeJob = Callable[..., dict[str, Any]]
@@ -440,6 +440,23 @@ def test_signals_ask_for_a_stop_while_training_alone(tiny_job: MakeJob, number: 
         os.kill(os.getpid(), number)
         assert trainer.any_stop_requested()
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize(("outcome", "finished"), [("done.json", True), ("interrupted", False)])
+def test_a_process_that_stands_by_ends_with_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str, finished: bool
+) -> None:
+    """It waits until the others leave word of how it ended."""
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            (tmp_path / outcome).touch()
+
+    monkeypatch.setattr(time, "sleep", wait)
+    assert stand_by(tmp_path, World(2, 2, torch.device("cpu"))) is finished
+    assert len(waits) == 3
 
 
 def test_the_summary_says_what_was_trained(tmp_path: Path, tiny_job: MakeJob) -> None:

@@ -20,6 +20,18 @@ def test_state_root(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stage.state_root() == Path("/state")
 
 
+def test_a_store_is_beside_the_state_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WMT_STATE", "WMT_STATE_STORE", "DVC_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    assert stage.state_store() is None
+    monkeypatch.setenv("WMT_STATE", "s3://bucket/prefix")
+    assert (stage.state_root(), stage.state_store()) == (Path("work"), "s3://bucket/prefix")
+    monkeypatch.setenv("WMT_STATE", "/state")
+    assert stage.state_store() is None
+    monkeypatch.setenv("WMT_STATE_STORE", "s3://bucket/other")
+    assert (stage.state_root(), stage.state_store()) == (Path("/state"), "s3://bucket/other")
+
+
 def test_json_goes_round_whole(tmp_path: Path) -> None:
     path = tmp_path / "numbers.json"
     stage.write_json(path, {"b": 1.5, "a": "ü"})

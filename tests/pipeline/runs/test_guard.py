@@ -62,21 +62,21 @@ def interrupt(guard: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("on_sigterm", "seconds", "end"),
+    ("on_sigterm", "seconds", "end", "status"),
     [
-        ("lambda *_: os._exit(0)", 600, close),
-        ("lambda *_: os._exit(0)", 600, interrupt),
-        ("signal.SIG_IGN", 0.5, close),
-        ("signal.SIG_IGN", 600, subprocess.Popen.terminate),
+        ("lambda *_: os._exit(0)", 600, close, 0),
+        ("lambda *_: os._exit(0)", 600, interrupt, 130),
+        ("signal.SIG_IGN", 0.5, close, 0),
+        ("signal.SIG_IGN", 600, subprocess.Popen.terminate, 143),
     ],
     ids=["asked", "interrupted", "killed after a while", "killed at once"],
 )
 def test_all_end_when_the_guard_is_asked(
-    tmp_path: Path, on_sigterm: str, seconds: float, end: Callable[[subprocess.Popen[bytes]], None]
+    tmp_path: Path, on_sigterm: str, seconds: float, end: Callable[[subprocess.Popen[bytes]], None], status: int
 ) -> None:
     guard, pids = guarded(tmp_path, on_sigterm, seconds)
     end(guard)
-    guard.wait(timeout=240)
+    assert guard.wait(timeout=240) == status
     assert are_gone(pids)
     close(guard)
 

@@ -98,7 +98,7 @@ def test_a_further_machine_has_the_code_of_the_first(folder: Folder, monkeypatch
     with pytest.raises(
         InputError, match="is trained with other code than this machine has: check out the first node's"
     ):
-        join.join(state)
+        join.join(state, 1.0)
 
 
 def test_what_a_process_refuses_is_told_at_once(tmp_path: Path) -> None:

@@ -1,0 +1,81 @@
+"""The lease of a training: one owner, renewed, expiring by the store's clock."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from nmt.config import InputError
+from pipeline.training import lease as module
+from pipeline.training.bucket import Bucket
+from pipeline.training.lease import Lease
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WMT_LEASE_SECONDS", "4")
+    monkeypatch.setattr(module, "SETTLE", 0.5)
+
+
+def test_one_machine_has_it_and_the_next_after_it(bucket: Bucket) -> None:
+    first, second = Lease(bucket, "lease.json", "first"), Lease(bucket, "lease.json", "second")
+    with first.held():
+        with pytest.raises(InputError, match=r"trains this already: wait for its end, or stop it"), second.held():
+            pass
+        assert not first.lost
+        # A machine that was killed, and starts again, is the same owner.
+        with Lease(bucket, "lease.json", "first").held():
+            pass
+    with second.held():
+        assert bucket.read("lease.json") is not None
+    assert bucket.read("lease.json") is None
+
+
+def test_a_dead_machines_lease_expires(bucket: Bucket, capsys: pytest.CaptureFixture[str]) -> None:
+    dead = Lease(bucket, "lease.json", "dead")
+    dead._acquire()
+    began = time.monotonic()
+    with Lease(bucket, "lease.json", "next").held():
+        # Ages are in whole seconds.
+        assert 3 <= time.monotonic() - began < 60
+    assert "had this training's lease" in capsys.readouterr().out
+
+
+def test_a_machine_that_was_away_learns_that_it_lost_it(bucket: Bucket) -> None:
+    lease = Lease(bucket, "lease.json", "first")
+    with lease.held():
+        bucket.write("lease.json", b'{"owner": "second", "host": "there", "renewals": 1}')
+        deadline = time.monotonic() + 60
+        while not lease.lost:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert bucket.read("lease.json") is not None, "another's lease was released"
+
+
+def test_of_two_that_start_at_once_one_has_it(bucket: Bucket) -> None:
+    begun, refused, end = [], [], threading.Event()
+
+    def compete(owner: str) -> None:
+        try:
+            with Lease(bucket, "lease.json", owner).held():
+                begun.append(owner)
+                end.wait(60)
+        except InputError:
+            refused.append(owner)
+            end.set()
+
+    threads = [threading.Thread(target=compete, args=(owner,)) for owner in ("one", "other")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert (len(begun), len(refused)) == (1, 1)
+
+
+@pytest.mark.parametrize("text", ["0", "1", "-5", "ten", "1.5"])
+def test_other_durations_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WMT_LEASE_SECONDS", text)
+    with pytest.raises(InputError, match=f"^WMT_LEASE_SECONDS is '{text}': it must be a whole number from 2 on"):
+        module.seconds()
