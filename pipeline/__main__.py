@@ -25,7 +25,7 @@ from pipeline.common import stage
 from pipeline.common.paths import SCORES
 from pipeline.common.stage import Interrupted
 from pipeline.config import graph, scorer
-from pipeline.tracking import stage_tracker
+from pipeline.tracking import provenance, stage_tracker
 from pipeline.training.progress import TrainingProgress
 
 FROM_THE_MACHINE = frozenset(
@@ -63,6 +63,8 @@ def further_arguments(name: str) -> dict[str, Any]:
 
     They are passed, not imported, so a change of their code reruns no stage.
     """
+    if name == "report":
+        return {"provenance": provenance.of_present_run}
     if name != "train":
         return {}
     # It imports torch.

@@ -190,6 +190,25 @@ def runs() -> None:
 
 
 @app.command(rich_help_panel=RUNS)
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="The baseline's id (a beginning is enough).")],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="The other run's id.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("results/comparison.html"),
+) -> None:
+    """Compare two runs on the same test set, as a page: scores, paired bootstrap, settings, translations side by side.
+
+    `wmt runs` lists the ids.
+
+    \b
+    Example:
+      wmt compare sample-sample-s1-3f2a81c0 sample-sample-s2-77b09d1e
+    """
+    from pipeline.commands import comparison
+
+    print(comparison.compare(first, second, output))
+
+
+@app.command(rich_help_panel=RUNS)
 def publish(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="RUN...", help="Ids of runs (a beginning is enough).")

@@ -33,6 +33,7 @@ GENERATED = (
     "models/a",
     "models/b",
     "results/ablation.md",
+    "results/comparison.html",
     "data/catalog/mine.yaml",
     "config.yaml",  # of a model folder
     "infra/.env",

@@ -135,6 +135,15 @@ def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, s
     return _corpus_score(CHRF(), hypotheses, references)
 
 
+def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
+    """Return chrF2 of each line in percent."""
+    from sacrebleu.metrics.chrf import CHRF
+
+    _check(hypotheses, references)
+    metric, pairs = CHRF(), zip(hypotheses, references, strict=True)
+    return [float(metric.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs]
+
+
 def split_compounds(line: str) -> str:
     """Replace `rich-text` by `rich ##AT##-##AT## text`, as the papers on WMT14 English-German score it."""
     return _COMPOUND.sub(r"\1 ##AT##-##AT## \2", line)

@@ -98,6 +98,14 @@ class Moses:
         # A rule for quotes depends on the \\n at the end of the line.
         return _substitute(self._normalizing, line + "\n").strip()
 
+    def javascript_rules(self) -> list[tuple[str, str]]:
+        """Return the rules of `normalize` as patterns and replacements of JavaScript, for lines that end in \\n."""
+
+        def pattern(rule: re.Pattern[str]) -> str:
+            return rule.pattern.replace(r"\s", r"[ \t\n\r\f\v]").replace(r"\!", "!")
+
+        return [(pattern(rule), re.sub(r"\\g<(\d)>", r"$\1", text)) for rule, text in self._normalizing]
+
     def tokenize(self, line: str) -> str:
         """A line, once normalised, as words with one space between. Nothing is escaped as XML.
 

@@ -87,7 +87,7 @@ class BytePairs(Subwords):
 
     def __init__(self, codes: Sequence[Pair], symbols: Sequence[str], settings: SubwordSettings) -> None:
         super().__init__(symbols, settings)
-        self._codes = codes
+        self.codes = codes
         self._merges = Merges(codes)
         pieces = [_piece(symbol) for symbol in symbols[len(SPECIALS) :]]
         self._ids = {piece: token for token, piece in enumerate(pieces, start=len(SPECIALS))}
@@ -116,7 +116,7 @@ class BytePairs(Subwords):
         return [known.get(piece, UNK) for piece in pieces]
 
     def _save_model(self, folder: Path) -> None:
-        codes = [_VERSION, *(f"{first} {second}" for first, second in self._codes)]
+        codes = [_VERSION, *(f"{first} {second}" for first, second in self.codes)]
         (folder / "codes.bpe").write_bytes(("\n".join(codes) + "\n").encode())
         (folder / "vocabulary.txt").write_bytes(("\n".join(self._symbols) + "\n").encode())
 
@@ -213,6 +213,11 @@ class WordPieces(Subwords):
         text: str = self._processor.decode(tokens)
         # A translation model may produce the byte of \n, which would split the line.
         return text.replace("\n", " ")
+
+    def scores(self) -> list[float]:
+        """Return the score of each row before padding: of two pairs, the one with the higher score is merged first."""
+        scores: list[float] = self._processor.get_score(list(range(self.used_rows)))
+        return scores
 
     def _encode_written_space(self, line: str) -> list[int]:
         """Encode a line that contains U+2581. That character is encoded as bytes, or it would be decoded as a space.

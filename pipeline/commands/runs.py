@@ -58,7 +58,7 @@ def publish(names: Sequence[str], everything: bool) -> Iterator[str]:
 
 
 def named(name: str, found: Sequence[Record]) -> Record:
-    """Return the record of that name; a beginning is enough. Raises InputError where it fits none, or several."""
+    """Return the record whose id is `name` or begins so; raise InputError where none or several do."""
     fitting = [record for record in found if record.folder.name == name]
     fitting = fitting or [record for record in found if record.folder.name.startswith(name)]
     if len(fitting) != 1:

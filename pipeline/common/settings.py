@@ -117,6 +117,13 @@ class PreparationSettings(Settings):
     filters: FilterSettings
 
 
+class AttentionSettings(Settings):
+    """What the stage `attention` looks at."""
+
+    sentences: Annotated[int, Field(ge=1)]
+    """Pairs of the validation set whose attention the report's page holds."""
+
+
 class VersionSettings(Settings):
     """Versions of the libraries that decide the bytes of stages' outputs."""
 
@@ -143,6 +150,7 @@ class Configuration(Settings):
     training: TrainingSettings
     averaging: AveragingSettings
     search: SearchSettings
+    attention: AttentionSettings
     versions: VersionSettings
 
     @property

@@ -21,7 +21,7 @@ from pipeline.config.errors import explain, read_mapping, validated
 
 Layer = tuple[str, Mapping[str, Any]]
 """The origin of values, for messages, and the values: section -> key -> value."""
-Section = Literal["preparation", "subwords", "binning", "model", "training", "averaging", "search"]
+Section = Literal["preparation", "subwords", "binning", "model", "training", "averaging", "search", "attention"]
 SECTIONS = get_args(Section)
 """Sections that rows, catalogs and overrides may set."""
 

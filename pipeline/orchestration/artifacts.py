@@ -24,8 +24,8 @@ from pipeline.common.settings import DataSettings, RunSettings
 from pipeline.config import resolution
 from pipeline.config.scorer import scorer
 from pipeline.reporting import page
+from pipeline.reporting.scores import results
 from pipeline.runs.pipeline_run import Run
-from pipeline.stages import report
 from pipeline.tracking import views
 from pipeline.tracking.record import Record, read
 from pipeline.training.progress import Point, remaining
@@ -124,7 +124,7 @@ def publish_scores(run: Run) -> None:
     config = yaml.safe_load((run.copy / CONFIG).read_text(encoding="utf-8"))
     settings, data = RunSettings.model_validate(config["run"]), DataSettings.model_validate(config["data"])
     scores = stage.read_json(metrics)
-    markdown, score = page.markdown(report.results(settings, data, scores), paths.FIGURES.name), scorer(scores)
+    markdown, score = page.markdown(results(settings, data, scores), paths.FIGURES.name), scorer(scores)
     with failures_logged():
         create_markdown_artifact(markdown, key(run, score.key), f"{score.title} of {run.name}")
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import base64
+import gzip
+import hashlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -51,10 +55,53 @@ class Figure:
     svg: bytes
     caption: str
     name: str
+    only_markdown: bool = False
+    """Leave it out of the page, whose view shows more."""
 
 
-Block = Heading | Paragraph | Bullets | Table | Figure
+@dataclass(frozen=True)
+class Tiles:
+    """The numbers that a reader looks for first: label, value and a note each."""
 
+    items: Sequence[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Named amounts as horizontal bars: name, amount, and the text beside the bar."""
+
+    header: tuple[str, str]
+    rows: Sequence[tuple[str, float, str]]
+
+
+@dataclass(frozen=True)
+class Links:
+    """Facts about the run with their addresses: label, text, and an address or an empty string."""
+
+    items: Sequence[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class View:
+    """A part of the page that needs JavaScript. Without it, and in Markdown, `fallback` is in its place."""
+
+    kind: str
+    """The function in `static/` that builds it."""
+    name: str
+    """Names it within the page."""
+    content: Mapping[str, Any]
+    """What the function gets, as JSON."""
+    blob: bytes = b""
+    """Numbers that JSON would make too large; `content` says what is where."""
+    fallback: Sequence[Block] = ()
+
+
+Plain = Heading | Paragraph | Bullets | Table | Figure
+"""Blocks that Markdown has, too."""
+Block = Plain | Tiles | Bars | Links | View
+
+SCRIPTS = ("page", "chart", "translations", "attention", "text", "transformer", "translate")
+"""Modules of JavaScript in `static/`, in the order in which the page has them."""
 _MARKDOWN_SIGN = re.compile(r"[\\`*_\[\]<&~!#|@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 """Signs with a meaning inside a line of Markdown. GitHub also makes links of bare addresses."""
 _LIST_MARKER = re.compile(r"^([0-9]*)([-+>.)])")
@@ -87,17 +134,83 @@ def _environment() -> Environment:
     environment.filters["kind"] = lambda block: type(block).__name__
     environment.filters["base64"] = lambda content: base64.b64encode(content).decode("ascii")
     environment.filters["line"] = _line
+    environment.filters["packed"] = packed
     return environment
 
 
+def packed(view: View) -> str:
+    """Return a view's content and blob, compressed, in base64: no text in it can end the element that holds it.
+
+    Before compression: the length of the JSON (4 bytes, little-endian), the JSON, the blob.
+    """
+    content = json.dumps(view.content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    whole = len(content).to_bytes(4, "little") + content + view.blob
+    return base64.b64encode(gzip.compress(whole, mtime=0)).decode("ascii")
+
+
+def _static(name: str) -> str:
+    return (files("pipeline.reporting") / "static" / name).read_text(encoding="utf-8")
+
+
+def _inline(text: str) -> tuple[Markup, str]:
+    """Return the text of a script or a style sheet, and its source expression for the content security policy."""
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+    return Markup(text), f"'sha256-{digest}'"  # noqa: S704 - a file of this package
+
+
+def sections(blocks: Sequence[Block]) -> tuple[list[Block], list[tuple[Heading, list[Block]]]]:
+    """Return the blocks before the first heading of level 2, and those below each such heading."""
+    head: list[Block] = []
+    parts: list[tuple[Heading, list[Block]]] = []
+    for block in blocks:
+        if isinstance(block, Heading) and block.level == 2:
+            parts.append((block, []))
+        else:
+            (parts[-1][1] if parts else head).append(block)
+    return head, parts
+
+
 def html(blocks: Sequence[Block]) -> str:
-    """Return the report as one HTML file that needs no other file. Its title is the first heading."""
+    """Return the report as one HTML file that needs no other file and no network. Its title is the first heading."""
     title = next((block.text for block in blocks if isinstance(block, Heading)), "Report")
-    return _environment().get_template("report.html.j2").render(blocks=blocks, title=title)
+    style, style_source = _inline(_static("page.css"))
+    script, script_source = _inline("\n".join(_static(f"{name}.js") for name in SCRIPTS))
+    head, parts = sections(blocks)
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            title=title,
+            head=head,
+            parts=parts,
+            style=style,
+            script=script,
+            policy=f"default-src 'none'; img-src data:; style-src {style_source}; script-src {script_source}; "
+            "base-uri 'none'; form-action 'none'",
+        )
+    )
+
+
+def static_blocks(blocks: Sequence[Block]) -> list[Plain]:
+    """Return the blocks as headings, text, tables and figures: a view becomes its fallback."""
+    found: list[Plain] = []
+    for block in blocks:
+        if isinstance(block, View):
+            found += static_blocks(block.fallback)
+        elif isinstance(block, Tiles):
+            found.append(Table(("", "", ""), block.items))
+        elif isinstance(block, Bars):
+            found.append(Table(block.header, [(name, text) for name, _, text in block.rows]))
+        elif isinstance(block, Links):
+            found.append(Bullets([" ".join(filter(None, item)) for item in block.items]))
+        else:
+            found.append(block)
+    return found
 
 
 def markdown(blocks: Sequence[Block], figures: str) -> str:
     """Return the report as Markdown; its pictures are links to SVG files in the folder `figures`."""
+    blocks = static_blocks(blocks)
     environment = _environment().overlay(autoescape=False, finalize=_escape)
     return environment.get_template("report.md.j2").render(blocks=blocks, figures=figures)
 

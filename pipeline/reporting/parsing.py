@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.common.settings import RunSettings
@@ -10,8 +10,15 @@ from pipeline.config import rows
 from pipeline.reporting.page import Block, Heading, Paragraph, Table
 
 
-def results(run: RunSettings, reference: str, metrics: Mapping[str, Any]) -> list[Block]:
-    """Return the scores beside those of the paper's row `reference`, and beside Table 4's other systems."""
+def beside(paper: str | None, lines: Sequence[tuple[str, str, str, str]]) -> Table:
+    """Return a table of measure, set, the paper's number and this run's; without `paper`, its column is left out."""
+    if paper is None:
+        return Table(("measure", "set and model", "this run"), [(name, of, ours) for name, of, _, ours in lines])
+    return Table(("measure", "set and model", paper, "this run"), lines)
+
+
+def results(run: RunSettings, reference: str, metrics: Mapping[str, Any], *, same_sets: bool) -> list[Block]:
+    """Return the scores, with `same_sets` beside those of the paper's row `reference` and of Table 4's systems."""
     paper = rows.row(reference).paper
     lines = []
     for prefix, model in (("f1", "average"), ("f1_valid", "last checkpoint")):
@@ -34,6 +41,14 @@ def results(run: RunSettings, reference: str, metrics: Mapping[str, Any]) -> lis
         ("training FLOPs, the paper's way", "", "", f"{metrics['train_flops_paper']:.2e}"),
         ("training FLOPs, counted", "", "", f"{metrics['train_flops_counted']:.2e}"),
     ]
+    found: list[Block] = [Heading("Result")]
+    if not same_sets:
+        return [
+            *found,
+            Paragraph("The paper's numbers are of section 23 of the WSJ, which is other text: they are not listed."),
+            beside(None, lines),
+            Paragraph(f"EVALB's signature: {metrics['f1_signature']}."),
+        ]
     listed = [(each.name, each.training, f"{each.f1:.1f}") for each in rows.table().parsers]
     listed += [
         (f"Transformer ({name}), the paper", "", f"{row.paper.f1:.1f}")
@@ -42,11 +57,8 @@ def results(run: RunSettings, reference: str, metrics: Mapping[str, Any]) -> lis
     ]
     listed.append((f"this run ({run.row}, {run.corpus}), {metrics['f1_set']}", "", f"{metrics['f1']:.2f}"))
     return [
-        Heading("Result"),
-        Paragraph(
-            "The paper's numbers are of section 23 of the WSJ. Numbers of other text cannot be compared with them."
-        ),
-        Table(("measure", "set and model", f"the paper's {reference}", "this run"), lines),
+        *found,
+        beside(f"the paper's {reference}", lines),
         Paragraph(f"EVALB's signature: {metrics['f1_signature']}."),
         Heading("Beside Table 4"),
         Table(("parser", "training", "F1"), listed, frozenset([len(listed) - 1])),

@@ -1,41 +1,53 @@
-"""Write the average model's attention for a pair of the validation set: arrays, and pictures for the report."""
+"""Write the average model's attention for pairs of the validation set: arrays for the page, pictures for Markdown."""
 
 from __future__ import annotations
 
+import heapq
 from pathlib import Path
 
+from nmt.common.files import writing
 from nmt.config import InputError
 from pipeline.common import stage
 from pipeline.common.paths import ATTENTION, AVERAGE, RAW
-from pipeline.common.settings import DataSettings, VersionSettings, load_section
+from pipeline.common.settings import AttentionSettings, DataSettings, VersionSettings, load_section
 
 WORDS = range(6, 16)
 """Numbers of words of a source that a picture can show."""
+FIGURES = (
+    (
+        "It is in this spirit that a majority of American governments have passed new laws since 2009 making the "
+        "registration or voting process more difficult."
+    ),
+    "The Law will never be perfect, but its application should be just - this is what we are missing, in my opinion.",
+)
+"""The sources of the paper's figures 3 to 5, which are in newstest2013."""
 
 
-def choose_pair(source: Path, target: Path) -> tuple[str, str]:
-    """Return the first pair whose source has 6 to 15 words, else the first whose source has text.
+def choose_pairs(source: Path, target: Path, count: int) -> list[tuple[str, str]]:
+    """Return at most `count` pairs of raw lines: the paper's sentences, then sources of 6 to 15 words, then any text.
 
     Raises InputError where no source line has text.
     """
     from nmt.text.parallel_text import parallel
 
-    first = None
-    for ours, theirs in parallel(source, target):
-        if len(ours.split()) in WORDS and theirs.strip():
-            return ours, theirs
-        first = first or ((ours, theirs) if ours.strip() else None)
-    if first is None:
+    def rank(pair: tuple[str, str]) -> int:
+        if pair[0].strip() in FIGURES:
+            return FIGURES.index(pair[0].strip())
+        return len(FIGURES) if len(pair[0].split()) in WORDS and pair[1].strip() else len(FIGURES) + 1
+
+    found = heapq.nsmallest(count, (pair for pair in parallel(source, target) if pair[0].strip()), key=rank)
+    if not found:
         raise InputError(f"{source} has no line with text: give a validation set that has")
-    return first
+    return found
 
 
 def run(tracker: stage.Tracker) -> None:
-    """Write results/attention: attention.npz, and pictures in the manner of the paper's figures 3 to 5."""
+    """Write results/attention: sentences.npz, and arrays and pictures of the first pair as `wmt attention` does."""
     # Imported here: importing torch takes a second.
     from nmt.inference import attention_maps
     from nmt.inference.loading import Models
 
+    settings = load_section("attention", AttentionSettings)
     data = load_section("data", DataSettings)
     versions = load_section("versions", VersionSettings)
     stage.check_versions(
@@ -45,6 +57,10 @@ def run(tracker: stage.Tracker) -> None:
             "sentencepiece": versions.sentencepiece,
         }
     )
-    names = [RAW / f"valid.{data.valid.name}.{language}" for language in (data.source, data.target)]
+    source, target = (RAW / f"valid.{data.valid.name}.{language}" for language in (data.source, data.target))
     models = Models([AVERAGE], pair=(data.source, data.target))
-    attention_maps.save(attention_maps.attention(models, *choose_pair(*names)), ATTENTION)
+    found = [attention_maps.attention(models, *pair) for pair in choose_pairs(source, target, settings.sentences)]
+    with writing(ATTENTION) as temporary:
+        temporary.mkdir()
+        attention_maps.write_files(found[0], temporary)
+        attention_maps.write_quantized(found, temporary / "sentences.npz")

@@ -63,12 +63,17 @@ def code(limit: float = LIMIT) -> dict[str, str]:
     return {"commit": commit.strip(), "differing_files": ", ".join(files.splitlines()) or "none"}
 
 
+def remote() -> str:
+    """Return the address of git's remote `origin`, empty if there is none."""
+    return (_output("git", "remote", "get-url", "origin") or "").strip()
+
+
 def source() -> dict[str, str]:
     """Return the repository's address, or its folder's name without one, as MLflow's tags of a run's source."""
-    address = masked((_output("git", "remote", "get-url", "origin") or "").strip())
-    remote = "://" in address or "@" in address
-    name = address if remote else Path(address or Path.cwd()).name
-    return {"mlflow.source.name": name, "mlflow.source.type": "PROJECT" if remote else "LOCAL"}
+    address = masked(remote())
+    is_remote = "://" in address or "@" in address
+    name = address if is_remote else Path(address or Path.cwd()).name
+    return {"mlflow.source.name": name, "mlflow.source.type": "PROJECT" if is_remote else "LOCAL"}
 
 
 def difference() -> str:

@@ -61,11 +61,24 @@ def kill_worker(nannies: psutil.Process, killed: list[int]) -> None:
         killed.append(workers[0].pid)
 
 
-def run_stages(folder: Path, cores: list[int], executor: str) -> tuple[dict[str, float], dict[str, str]]:
-    """Run the stages with an executor; return the seconds of each, and the checksums of their outputs."""
+def cpu_seconds(process: psutil.Process) -> float:
+    """Processor time of a process and its living descendants."""
+    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
+
+
+def run_stages(
+    folder: Path, cores: list[int], executor: str, nannies: psutil.Process
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Run the stages with an executor; return their time and processor time, and the checksums of their outputs."""
     os.environ["WMT_EXECUTOR"] = executor
-    seconds = {stage: float(in_child(stage, folder, cores)["seconds"]) for stage in STAGES}
-    return seconds, digests(folder / "data/tokenized") | digests(folder / "data/binned")
+    before = cpu_seconds(nannies)
+    measured = {stage: in_child(stage, folder, cores) for stage in STAGES}
+    result = {stage: float(each["seconds"]) for stage, each in measured.items()}
+    result["total"] = sum(result.values())
+    # A busy machine changes the processor time less.
+    result["cpu"] = sum(each["cpu_seconds"] for each in measured.values()) + cpu_seconds(nannies) - before
+    return result, digests(folder / "data/tokenized") | digests(folder / "data/binned")
 
 
 def measure(folder: Path, pairs: int, merges: int, rounds: int) -> dict[str, Any]:
@@ -80,7 +93,7 @@ def measure(folder: Path, pairs: int, merges: int, rounds: int) -> dict[str, Any
     with cluster(folder, cores) as (address, nannies):
         for _ in range(rounds):
             for name, executor in (("processes", ""), ("dask", address)):
-                taken, checksums = run_stages(folder, cores, executor)
+                taken, checksums = run_stages(folder, cores, executor, nannies)
                 seconds[name].append(taken)
                 made.append(checksums)
         os.environ["WMT_EXECUTOR"], killed, with_kill = address, list[int](), {}
@@ -90,12 +103,14 @@ def measure(folder: Path, pairs: int, merges: int, rounds: int) -> dict[str, Any
             with_kill[stage] = float(in_child(stage, folder, cores)["seconds"])
             thread.join()
         made.append(digests(folder / "data/tokenized") | digests(folder / "data/binned"))
-    rates = {name: [pairs / sum(each.values()) for each in runs] for name, runs in seconds.items()}
+    rates = {name: [pairs / each["total"] for each in runs] for name, runs in seconds.items()}
+    cpu = {name: statistics.median(each["cpu"] for each in runs) for name, runs in seconds.items()}
     return {
         "pairs": pairs,
         "seconds": seconds,
         "pairs_a_second": rates,
         "ratio": statistics.median(rates["dask"]) / statistics.median(rates["processes"]),
+        "cpu_ratio": cpu["processes"] / cpu["dask"],
         "with_killed_workers": {"killed": len(killed), "seconds": with_kill},
         "same_bytes": all(one == made[0] for one in made),
     }

@@ -56,8 +56,8 @@ def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
         "results/scores.json",
         "results/validation.csv", "results/averaging.json", "results/chain.json", "results/certificate.json",
         "results/translations/sampledev.last.de", "results/translations/sampletest.average.de",
-        "results/report.md", "results/report.html", "results/figures/training.svg",
-        "results/attention/attention.npz",
+        "results/report.md", "results/report.html", "results/sentences.jsonl", "results/figures/training.svg",
+        "results/figures/loss.svg", "results/attention/attention.npz", "results/attention/sentences.npz",
         *(f"results/{place}{kind}-{what}.svg" for place in ("attention/", "figures/attention-")
           for kind in ("encoder", "decoder", "cross") for what in ("all-heads", "layer-1")),
     }  # fmt: skip
@@ -227,7 +227,7 @@ def test_a_finished_run_is_pushed_pulled_and_compared(finished: Clone, tmp_path:
 def test_a_comment_in_the_search_reruns_decoding_and_an_edit_of_the_model_trains_anew(finished: Clone) -> None:
     for module, stages in [
         ("inference/search", {"decode", "attention"}),
-        ("model", {"train", "average", "decode", "attention"}),
+        ("model", {"train", "average", "decode", "attention", "report"}),
     ]:
         path = finished.folder / f"nmt/{module}.py"
         before = path.read_text()
@@ -274,7 +274,9 @@ def test_trees_run_the_same_way_and_are_scored_by_evalb(tmp_path: Path) -> None:
         for name in ("data/raw/test.sampletreestest.tree", "results/translations/sampletreestest.average.tree")
     )
     assert len(gold) == len(parsed) == 501
-    assert "Beside Table 4" in (tmp_path / "results/report.md").read_text()
+    report = (tmp_path / "results/report.md").read_text()
+    assert "| F1 (95% interval) | sampletreestest, 500 lines; average |" in report
+    assert "| words | sentences | F1 |" in report
     wmt = sys.executable, "-m", "pipeline.cli"
     assert clone.run(*wmt, "summary").stdout.startswith("F1 ")
     sentences = (tmp_path / "data/raw/test.sampletreestest.en").read_text().split("\n")[:5]

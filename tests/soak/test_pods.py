@@ -15,7 +15,10 @@ from orchestra import free_port, until
 
 pytestmark = pytest.mark.timeout(3600)
 UPDATES = 200
-LONG: dict[str, Any] = {**SHRUNKEN, "training": {**SHRUNKEN["training"], "updates": UPDATES, "checkpoint_every": 50}}
+LONG: dict[str, Any] = {
+    **SHRUNKEN,
+    "training": {**SHRUNKEN["training"], "updates": UPDATES, "checkpoint_every": 50, "shards": 2},
+}
 LASTING = 900.0
 """Seconds that a step may take on a busy machine."""
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+from model_folders import folder_of
 
 from pipeline.common import paths
 from pipeline.common.paths import CONFIG
 from pipeline.common.settings import DataSettings, RunSettings, load_section
 from pipeline.config import resolution
-from pipeline.reporting import figures
+from pipeline.reporting import figures, scores
+from pipeline.reporting.provenance import Provenance
 from pipeline.stages import report
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -122,12 +126,24 @@ def _stages_before(row: str, pair: str, overrides: dict[str, Any], sets: tuple[s
     _write(f"data/raw/test.{test}.{source}", "A <b> | c\nTwo\n")
     _write(f"data/raw/test.{test}.{target}", "Ein *b* | c\nZwei\n")
     _write(f"results/translations/{test}.average.{target}", "Ein b\r | c\nZwei\n")
+    _write(f"data/tokenized/train.{target}", "Zwei Ein c\nZwei\n")
+    paths.ATTENTION.mkdir(parents=True, exist_ok=True)
+    words = {"source.0": np.array(["Two", "</s>"]), "target.0": np.array(["<s>"])}
+    weights = {"encoder.0": (2, 2), "decoder.0": (1, 1), "cross.0": (1, 2)}
+    arrays: dict[str, Any] = words | {name: np.zeros((1, 2, *shape), np.uint8) for name, shape in weights.items()}
+    np.savez(paths.ATTENTION / "sentences.npz", **arrays)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of(tmp_path_factory.mktemp("model") / "average")
 
 
 @pytest.fixture(autouse=True)
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     """A folder to run in, where base was trained with a change in dropout."""
     monkeypatch.chdir(tmp_path)
+    shutil.copytree(model, paths.AVERAGE)
     _stages_before("base", "en-de", {"model": {"P_drop": 0.2}}, ("newstest2013", "newstest2014"))
 
 
@@ -179,14 +195,19 @@ def test_scores_of_other_sets_are_not_in_table_2() -> None:
     _stages_before("sample", "en-fr", {}, ("dev", "held-out"))
     markdown, _ = _written()
     assert "this run's are of dev and held-out, which is other text" in markdown
+    assert "27.3" not in markdown
+    assert "| measure | set and model | this run |" in markdown
     assert "BLEU below the paper's" not in markdown
     assert "sentencepiece stands in" in markdown
     # Table 2 and its picture hold scores of newstest2014 only.
     assert "## Beside Table 2" not in markdown
     assert "GNMT" not in markdown
-    assert [path.name for path in paths.FIGURES.iterdir()] == ["training.svg"]
-    # Table 3 is English-German: no number of it beside a French run.
-    assert "| perplexity per subword | newstest2013, 3,000 lines; last checkpoint |  | 4.97 |" in markdown
+    assert {path.name for path in paths.FIGURES.iterdir()} == {"loss.svg", "training.svg"}
+
+
+def test_table_3_is_of_english_german() -> None:
+    _stages_before("base", "en-fr", {}, ("newstest2013", "newstest2014"))
+    assert "| perplexity per subword | newstest2013, 3,000 lines; last checkpoint |  | 4.97 |" in _written()[0]
 
 
 def test_table_2_is_that_of_the_pair() -> None:
@@ -242,7 +263,6 @@ class _Links(HTMLParser):
         self.targets: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag != "script"
         self.targets += [value for key, value in attrs if key in ("src", "href") and value is not None]
 
 
@@ -250,9 +270,9 @@ def test_the_page_needs_no_other_file_and_is_the_same_each_time() -> None:
     _, html = _written()
     parser = _Links()
     parser.feed(html)
-    assert len(parser.targets) == 2
-    assert all(target.startswith("data:image/svg+xml;base64,") for target in parser.targets)
-    assert {path.name for path in paths.FIGURES.iterdir()} == {"training.svg", "cost.svg"}
+    assert len([target for target in parser.targets if target.startswith("data:image/svg+xml;base64,")]) == 3
+    assert all(target.startswith(("data:image/svg+xml;base64,", "#section-")) for target in parser.targets)
+    assert {path.name for path in paths.FIGURES.iterdir()} == {"loss.svg", "training.svg", "cost.svg"}
     pictures = [base64.b64decode(data).decode() for data in re.findall(r"base64,([^\"]+)", html)]
     assert all(picture.rstrip().endswith("</svg>") for picture in pictures)
     assert _written()[1] == html
@@ -268,20 +288,17 @@ def test_a_picture_shows_the_points_it_was_given() -> None:
 
 
 def test_rows_that_are_not_the_papers_stand_beside_base() -> None:
-    assert report.reference_row("small") == "base"
-    assert report.reference_row("C-N2") == "C-N2"
+    assert scores.reference_row("small") == "base"
+    assert scores.reference_row("C-N2") == "C-N2"
 
 
 def test_comparable_sets() -> None:
-    assert report.comparable(load_section("data", DataSettings))
+    assert scores.comparable(load_section("data", DataSettings))
     assert load_section("run", RunSettings).target == "de"
 
 
-def test_the_certificate_is_a_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    _stages_before("base", "en-de", {}, ("newstest2013", "newstest2014"))
-    report.run(_Tracker())
-    section = paths.REPORT.read_text(encoding="utf-8").split("## Certificate")[1].split("\n## ")[0]
+def test_the_certificate_is_a_section() -> None:
+    section = _written()[0].split("## Certificate")[1].split("\n## ")[0]
     lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")][2:]
     found = {cells[0]: cells[1:] for cells in lines}
     assert list(found) == ["corpus", "settings", "code", "training", "average", "translations", "score", "certificate"]
@@ -289,3 +306,40 @@ def test_the_certificate_is_a_section(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found["average"] == ["updates 94,000, 100,000", "a" * 16]
     assert found["code"][1] == "0123456789ab"
     assert found["certificate"][1] == "c" * 16
+
+
+def test_the_top_has_the_scores_and_the_papers_beside_them() -> None:
+    lines = _written()[0].split("\n")
+    assert "| BLEU | 26.5 | 25.9 to 27.1 (95%); newstest2014, 2 lines |" in lines
+    assert "| BLEU, the paper's way | 27.1 | Moses tokens; the paper's base: 27.3 |" in lines
+    assert "| perplexity | 4.97 | per subword; newstest2013; the paper's base: 4.92 |" in lines
+    assert "| cost in FLOPs | 9.5e+17 | counted; the paper's way 3.3e+18, the paper's base 3.3e+18 |" in lines
+    assert lines.index("| parameters | 63.1 million | 100,000 updates |") < lines.index("## Result")
+
+
+def test_lines_are_kept_with_their_scores_and_grouped() -> None:
+    markdown, _ = _written()
+    kept = [json.loads(line) for line in paths.SENTENCES.read_text(encoding="utf-8").splitlines()]
+    assert [line["source"] for line in kept] == ["A <b> | c", "Two"]
+    assert kept[1] == {"source": "Two", "reference": "Zwei", "output": "Zwei", "score": 100.0}
+    lines = markdown.split("\n")
+    at = lines.index("### By frequency of words")
+    # `Zwei` occurs twice in the training text, `Ein` and `c` once, `*`, `b` and `|` never.
+    assert lines[at + 4 :][:5] == [
+        "| times in the training text | words | found in the translation | right where translated so |",
+        "| --- | --- | --- | --- |",
+        "| 0 | 4 | 50% | 100% |",
+        "| 1 | 2 | 100% | 100% |",
+        "| 2 to 4 | 1 | 100% | 100% |",
+    ]
+
+
+def test_what_the_runner_knows_is_shown() -> None:
+    stages = (("download", 3.0, True), ("train", 90.0, False), ("average", None, False))
+    report.run(_Tracker(), lambda: Provenance(stages, (("commit", "abc", "https://example.org/abc"),)))
+    markdown, html = paths.REPORT.read_text(encoding="utf-8"), paths.REPORT_HTML.read_text(encoding="utf-8")
+    assert "| download | 3.0 seconds |" in markdown
+    assert "| train | 1 minute and 30 seconds in an earlier run, whose result DVC had |" in markdown
+    assert "| average | not run again: DVC had its result |" in markdown
+    assert '<a href="https://example.org/abc" rel="noreferrer">abc</a>' in html
+    assert '<rect width="100.0%"' in html

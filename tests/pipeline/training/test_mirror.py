@@ -21,7 +21,7 @@ from nmt.common.tensors import WEIGHTS
 from nmt.config import InputError
 from nmt.training import checkpoint
 from nmt.training.state import MOMENTS
-from pipeline.training import launch, mirror
+from pipeline.training import launch, lease, mirror
 from pipeline.training.bucket import Bucket, StoreError
 from pipeline.training.remote_states import RemoteStates
 
@@ -68,6 +68,7 @@ def trains(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Path], None]]
     """Puts a function of the job's folder in the place of torchrun."""
     monkeypatch.setattr(mirror, "POLL", 0.1)
     monkeypatch.setattr(mirror, "RETRY", 0.1)
+    monkeypatch.setattr(lease, "SETTLE", 0.1)
 
     def replace(training: Callable[[Path], None]) -> None:
         def train(job: Path, watch: Callable[[], None]) -> int:
@@ -94,13 +95,15 @@ def test_the_next_machine_goes_on_where_this_one_was(
 ) -> None:
     url = f"s3://{BUCKET}/{tmp_path.name}"
     monkeypatch.setenv("WMT_STATE_STORE", url)
-    here, there, seen = training_folder("here"), training_folder("there"), list[int]()
+    here, there, seen, bucket = training_folder("here"), training_folder("there"), list[int](), Bucket(url)
 
     def training(job: Path) -> None:
         seen.append(checkpoint.trained(job))
         for update in range(seen[-1] + 10, seen[-1] + 40, 10):
             save(job, update)
         if checkpoint.trained(job) == 60:
+            # What training writes after its last state is uploaded at the end.
+            wait_for(lambda: RemoteStates(bucket, job.name).updates()[:1] == [60])
             (job / "done.json").write_text("{}")
 
     trains(training)
@@ -114,7 +117,6 @@ def test_the_next_machine_goes_on_where_this_one_was(
     (shorter / "job.yaml").write_text("corpus: x\ntraining: {updates: 20}\n")
     mirror.train(shorter, lambda: None)
     assert seen == [0, 30, 0]
-    bucket = Bucket(url)
     assert RemoteStates(bucket, third.name).updates()[0] == 60
     assert RemoteStates(bucket, f"{third.name}-20").updates()[0] == 30
     assert not [key for key in bucket.sizes("") if "lease" in key], "a lease was not released"
@@ -219,7 +221,7 @@ def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_
     folders = [tmp_path / name / "0123-4567" for name in ("undisturbed", "here", "there")]
     for folder in folders:
         folder.mkdir(parents=True)
-        job = tiny_job(updates=600, resume_minutes=60, keep_checkpoints=3, checkpoint_every=100)
+        job = tiny_job(updates=400, resume_minutes=60, keep_checkpoints=3, checkpoint_every=100)
         (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
     undisturbed, here, there = folders
     stage = subprocess.Popen([sys.executable, "-c", STAGE, str(here)])
@@ -231,7 +233,7 @@ def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_
         stage.kill()
         stage.wait()
     update = checkpoint.trained(here)
-    assert 0 < update < 600
+    assert 0 < update < 400
     assert RemoteStates(Bucket(url), "0123-4567").updates() == [update]
     shutil.rmtree(here)
     monkeypatch.setattr(launch, "train", lambda job, _: rank(job))
@@ -239,6 +241,6 @@ def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_
     assert rank(undisturbed) == 0
     names = [path.name for path in checkpoint.checkpoints(undisturbed / "checkpoints")]
     assert len(names) == 3
-    state = "resume/update-00000600"
+    state = "resume/update-00000400"
     for path in (*(f"checkpoints/{name}" for name in names), f"{state}/{WEIGHTS}", f"{state}/{MOMENTS}"):
         assert (undisturbed / path).read_bytes() == (there / path).read_bytes(), path

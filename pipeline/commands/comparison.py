@@ -1,0 +1,42 @@
+"""Compare two runs by their records; `wmt compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from nmt.common.files import writing
+from nmt.config import InputError
+from pipeline.commands.runs import named
+from pipeline.common.paths import SCORES, SENTENCES, VALIDATION
+from pipeline.common.stage import read_json
+from pipeline.reporting import comparison, page, sentences
+from pipeline.tracking.record import Record, flat, records, runs_folder
+
+
+def compare(first: str, second: str, output: Path) -> str:
+    """Write the page that compares two runs, named by the beginnings of their ids; return a sentence on the difference.
+
+    Raises InputError if a name fits no run or several, a run has no results, or the runs have different test sets.
+    """
+    found = records(runs_folder())
+    one, other = (_compared(named(name, found)) for name in (first, second))
+    comparison.check(one, other)
+    difference = comparison.difference(one, other)
+    with writing(output) as temporary:
+        content = page.html(comparison.blocks(one, other, difference))
+        temporary.write_text(content, encoding="utf-8", newline="\n")
+    return f"{other.name} against {one.name}: {difference}\npage    {output}"
+
+
+def _compared(record: Record) -> comparison.Compared:
+    if not (record.results / SCORES.name).exists():
+        raise InputError(f"the run {record.folder.name} has no scores: finish it with `dvc repro`, or choose another")
+    return comparison.Compared(
+        record.folder.name,
+        dict(flat(yaml.safe_load(record.config.read_bytes()))),
+        read_json(record.results / SCORES.name),
+        sentences.read(record.results / SENTENCES.name),
+        record.results / VALIDATION.name,
+    )

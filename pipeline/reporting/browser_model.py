@@ -1,0 +1,168 @@
+"""A model folder as data for the page, which translates with it: 8-bit weights, subwords, tables of the tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nmt.config import TokenizerSettings
+from nmt.text import subwords
+from nmt.text.moses import Moses
+from nmt.text.subwords import BytePairs, WordPieces
+from pipeline.reporting.page import Block, Heading, Paragraph, View
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LARGEST = 25_000_000
+"""Bytes of 8-bit weights that a page may hold."""
+LONGEST = 256
+"""Subwords of a line that the page translates: as `wmt translate`."""
+STEPS = 127
+"""A row's largest weight in steps of its scale."""
+
+
+def quantize(weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Return a matrix as int8, and the scale of each row by which that is multiplied, float32."""
+    matrix = weights.float().numpy()
+    scales = (np.abs(matrix).max(axis=1) / STEPS).astype(np.float32)
+    divisors = np.where(scales > 0, scales, 1)[:, None]
+    return np.round(matrix / divisors).astype(np.int8), scales
+
+
+def dequantized(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights that the page computes with: matrices rounded to 8 bits, vectors as they are."""
+    import torch
+
+    found = dict(weights)
+    for name, tensor in weights.items():
+        if tensor.dim() == 2:
+            steps, scales = quantize(tensor)
+            found[name] = torch.from_numpy(steps.astype(np.float32) * scales[:, None])
+    return found
+
+
+def _pack(weights: Mapping[str, Tensor]) -> tuple[list[dict[str, Any]], bytes]:
+    """Return where each tensor is, and the blob: all float32 numbers, then all int8 numbers, counted in their units."""
+    floats: list[np.ndarray] = []
+    matrices: list[tuple[dict[str, Any], np.ndarray]] = []
+    tensors: list[dict[str, Any]] = []
+    used = 0
+    for name, tensor in sorted(weights.items()):
+        entry: dict[str, Any] = {"name": name, "shape": list(tensor.shape)}
+        if tensor.dim() == 2:
+            steps, numbers = quantize(tensor)
+            entry["scales"] = used
+            matrices.append((entry, steps))
+        else:
+            numbers = tensor.float().numpy()
+            entry["at"] = used
+        floats.append(numbers)
+        used += numbers.size
+        tensors.append(entry)
+    at = 4 * used
+    for entry, steps in matrices:
+        entry["at"] = at
+        at += steps.size
+    return tensors, b"".join(part.tobytes() for part in (*floats, *(steps for _, steps in matrices)))
+
+
+def _ranges(characters: Iterable[str]) -> list[list[int]]:
+    """Return the code points of characters as closed ranges."""
+    found: list[list[int]] = []
+    for code in sorted(set(map(ord, characters))):
+        if found and code == found[-1][1] + 1:
+            found[-1][1] = code
+        else:
+            found.append([code, code])
+    return found
+
+
+def tokenizer_tables(language: str, settings: TokenizerSettings) -> dict[str, Any]:
+    """Return what the page's tokenizer of `language` needs: classes of characters, abbreviations, rules."""
+    if settings.tokenizer == "none":
+        return {"tokenizer": "none"}
+    from sacremoses import MosesTokenizer
+
+    moses = MosesTokenizer(language)
+    names = {"alnum": "IsAlnum", "alpha": "IsAlpha", "number": "IsN", "lower": "IsLower"}
+    return {
+        "tokenizer": "moses",
+        "language": language,
+        "normalizing": Moses(language, settings).javascript_rules() if settings.normalize_punctuation else [],
+        "aggressiveHyphens": settings.aggressive_hyphens,
+        "classes": {name: _ranges(getattr(moses, attribute)) for name, attribute in names.items()},
+        "prefixes": sorted(set(moses.NONBREAKING_PREFIXES)),
+        "numericPrefixes": sorted(set(moses.NUMERIC_ONLY_PREFIXES)),
+    }
+
+
+def detokenizer_tables(language: str, settings: TokenizerSettings) -> dict[str, Any]:
+    """Return what the page's detokenizer of `language` needs."""
+    if settings.tokenizer == "none":
+        return {"tokenizer": "none"}
+    from sacremoses import MosesDetokenizer
+    from sacremoses.util import CJKChars
+
+    return {
+        "tokenizer": "moses",
+        "language": language,
+        "classes": {"alpha": _ranges(MosesDetokenizer.IsAlpha), "currency": _ranges(MosesDetokenizer.IsSc)},
+        "cjk": CJKChars().ranges,
+    }
+
+
+def subword_tables(folder: Path) -> dict[str, Any]:
+    """Return what the page needs to encode and decode subwords."""
+    vocabulary = subwords.load(folder)
+    tables = {"symbols": vocabulary.symbols(range(vocabulary.size)), "usedRows": vocabulary.used_rows}
+    if isinstance(vocabulary, BytePairs):
+        return {"kind": "bpe", "codes": [f"{first} {second}" for first, second in vocabulary.codes], **tables}
+    assert isinstance(vocabulary, WordPieces)
+    return {"kind": "wordpieces", "scores": vocabulary.scores(), **tables}
+
+
+def section(folder: Path, example: str) -> list[Block]:
+    """Return the section of the report in which one translates, or that says how to, without or with a large model."""
+    # Imported here: importing torch takes a second.
+    from nmt.common.tensors import WEIGHTS, load_tensors
+    from nmt.inference.model_folder import load_description
+
+    heading = Heading("Translate with this model")
+    description = load_description(folder)
+    by_command = Paragraph(f"At a terminal: wmt translate {folder} (or wmt parse, for trees).")
+    if description.target == "tree":
+        return [heading, by_command]
+    weights = load_tensors(folder / WEIGHTS)
+    size = sum(tensor.numel() for tensor in weights.values())
+    if size > LARGEST:
+        serving = (
+            f"The 8-bit weights would take {size / 1e6:,.0f} MB, and a page holds at most {LARGEST / 1e6:.0f} MB. "
+            f"To serve the model over HTTP: mlflow models serve --env-manager local -m "
+            f"models:/wmt-{description.source}-{description.target}@best -p 5001."
+        )
+        return [heading, Paragraph(serving), by_command]
+    tensors, blob = _pack(weights)
+    content = {
+        "languages": [description.source, description.target],
+        "settings": description.model.model_dump(include={"N", "h", "d_model", "d_k", "d_v", "position_layout"}),
+        "tensors": tensors,
+        "searching": description.search.model_dump(),
+        "subwords": subword_tables(folder / "subwords"),
+        "tokenizer": tokenizer_tables(description.source, description.tokenizer),
+        "detokenizer": detokenizer_tables(description.target, description.tokenizer),
+        "longest": _longest(description.model.positions, description.model.max_positions, description.search.max_extra),
+        "example": example,
+    }
+    about = Paragraph(
+        "The run's averaged model with weights rounded to 8 bits, computed in this page: nothing is sent anywhere. "
+        "Its translations may differ from those of the model in full precision."
+    )
+    return [heading, about, View("translate", "translate", content, blob, fallback=[by_command])]
+
+
+def _longest(positions: str, max_positions: int, max_extra: int) -> int:
+    return min(LONGEST, max(1, max_positions - max_extra - 1)) if positions == "learned" else LONGEST

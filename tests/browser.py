@@ -1,0 +1,67 @@
+"""Chromium, for tests of pages."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+OPTIONS = [
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+PATIENCE = 60_000
+"""Milliseconds that a page may take to do what a test waits for, on a busy machine."""
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """The system's Chromium; skips the test where there is none."""
+    program = next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
+        pytest.skip("Chromium is not installed: `apt-get install chromium`, or another of " + ", ".join(NAMES))
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=OPTIONS)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened(browser: Browser, path: Path, **options: Any) -> Iterator[Page]:
+    """The page of a file. Fails afterwards if a script failed or was refused, or if anything else was requested."""
+    address = path.as_uri()
+    context = browser.new_context(**options)
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.on("dialog", lambda dialog: problems.append(dialog.message))
+    page.on("request", lambda request: problems.append(request.url) if is_foreign(request.url, address) else None)
+    page.goto(address)
+    yield page
+    context.close()
+    assert not problems, problems
+
+
+def is_foreign(url: str, address: str) -> bool:
+    """Whether a request is for anything but the page and what it holds."""
+    return not url.startswith((address, "data:image/svg+xml", "blob:", "about:srcdoc"))
+
+
+def open_sections(page: Page) -> None:
+    """Open all sections and wait until their views are built."""
+    from playwright.sync_api import expect
+
+    page.evaluate("document.querySelectorAll('details').forEach((section) => { section.open = true; })")
+    expect(page.locator("[data-ready]")).to_have_count(page.locator("[data-view]").count(), timeout=PATIENCE)

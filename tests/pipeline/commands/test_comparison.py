@@ -1,0 +1,98 @@
+"""`wmt compare`: two runs side by side, by their records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from browser import PATIENCE, chromium, open_sections, opened
+from command_line import wmt
+
+from pipeline.reporting import sentences
+from pipeline.reporting.sentences import Line
+
+REFERENCES = [f"der Mann {number} sieht einen alten Hund im Garten" for number in range(60)]
+SCORES = {"bleu_low": 1.0, "bleu_high": 99.0, "bleu_set": "test, 60 lines", "ppl_valid": 5.0}
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Make the record of a run: `wrong` of its lines are translated wrongly."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WMT_STATE", str(tmp_path / "work"))
+
+    def made(name: str, wrong: int, seed: int, prefix: str = "", **metrics: Any) -> Path:
+        folder = tmp_path / "work/runs" / name
+        (folder / "results").mkdir(parents=True)
+        (folder / "run.json").write_text(json.dumps({"name": name, "created": seed}))
+        run = {"row": "sample", "pair": "en-de", "corpus": "mine", "seed": seed}
+        config = {"run": run, "data": {"source": "en", "target": "de"}, "model": {"N": 2}}
+        (folder / "results/config.yaml").write_text(yaml.safe_dump(config))
+        (folder / "results/scores.json").write_text(json.dumps({"bleu": 90.0, **SCORES, **metrics}))
+        (folder / "results/validation.csv").write_text("update,valid_loss,valid_ppl\n2,7.5,1808.0\n4,6.5,665.1\n")
+        outputs = [reference.replace("alten", "<b>") for reference in REFERENCES[:wrong]] + REFERENCES[wrong:]
+        lines = [
+            Line(f"{prefix}source {number}", reference, output, 100.0 if reference == output else 50.0)
+            for number, (reference, output) in enumerate(zip(REFERENCES, outputs, strict=True))
+        ]
+        sentences.write(lines, folder / "results/sentences.jsonl")
+        return folder
+
+    return made
+
+
+def test_two_runs_are_compared_line_by_line(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make("one-s1-aaaa", wrong=40, seed=1)
+    make("one-s2-bbbb", wrong=0, seed=2, bleu=95.0)
+    assert wmt("compare", "one-s1", "one-s2", "--output", "pages/compared.html") == 0
+    said = capsys.readouterr().out
+    assert said.startswith("one-s2-bbbb against one-s1-aaaa: +")
+    assert "p = 0.001 (paired bootstrap)" in said
+    with chromium() as browser, opened(browser, tmp_path / "pages/compared.html") as shown:
+        open_sections(shown)
+        rows = shown.locator(".lines > li")
+        assert rows.first.locator("mark").all_text_contents() == ["<b>"], "the largest gain comes first"
+        assert rows.first.locator("dt").all_text_contents() == ["source", "reference", "one-s1-aaaa", "one-s2-bbbb"]
+        shown.get_by_role("combobox", name="Lines").select_option("differ")
+        shown.get_by_text("40 of 60 lines").wait_for(timeout=PATIENCE)
+        settings = shown.locator("details").last.locator("tbody tr").all_text_contents()
+        assert settings == ["run.seed12"]
+        scores = shown.locator("details", has_text="Scores").locator("tbody").first.locator("tr").all_text_contents()
+        assert scores[:2] == ["BLEU, sacreBLEU9095", "perplexity per subword, validation set55"]
+
+
+def test_runs_on_other_lines_are_refused(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    make("one", wrong=4, seed=1)
+    make("two", wrong=4, seed=2, prefix="another ")
+    assert wmt("compare", "one", "two") == 1
+    assert capsys.readouterr().err == (
+        "compare: the runs were scored on different lines (one: test, 60 lines and two: test, 60 lines): "
+        "compare two runs of one test set\n"
+    )
+    assert not Path("results").exists()
+
+
+def test_a_run_without_results_is_refused(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    make("one", wrong=4, seed=1)
+    folder = make("two", wrong=4, seed=2)
+    (folder / "results/sentences.jsonl").unlink()
+    assert wmt("compare", "one", "two") == 1
+    assert "has no lines of a test set" in capsys.readouterr().err
+    (folder / "results/scores.json").unlink()
+    assert wmt("compare", "one", "two") == 1
+    assert capsys.readouterr().err.startswith("compare: the run two has no scores: finish it with `dvc repro`")
+    assert wmt("compare", "one", "three") == 1
+    assert "`wmt runs` lists them" in capsys.readouterr().err
+
+
+def test_trees_are_compared_without_a_bootstrap_of_bleu(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = {"f1_low": 1.0, "f1_high": 99.0, "f1_set": "trees, 60 lines"}
+    make("one", wrong=40, seed=1, f1=80.0, **scores)
+    make("two", wrong=0, seed=2, f1=82.5, **scores)
+    assert wmt("compare", "one", "two") == 0
+    assert capsys.readouterr().out.startswith("two against one: +2.50 F1\n")

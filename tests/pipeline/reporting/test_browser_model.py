@@ -1,0 +1,224 @@
+"""The model in the page translates as `wmt translate` does with the same 8-bit weights; its text code is nmt's."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from browser import PATIENCE, chromium, open_sections, opened
+from model_folders import folder_of
+
+from nmt.common.tensors import WEIGHTS, load_tensors
+from nmt.config import SubwordSettings, TokenizerSettings
+from nmt.inference.loading import Models
+from nmt.inference.model_folder import load_description, save_model
+from nmt.inference.translator import Translator
+from nmt.model import Transformer
+from nmt.text import codec, subwords
+from pipeline.reporting import browser_model, page
+from pipeline.reporting.page import Heading, Paragraph, View
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+ALPHA = 1.5
+STATIC = Path(browser_model.__file__).parent / "static"
+WORDS = (
+    *(
+        [
+            "the",
+            "old",
+            "man",
+            "sees",
+            "a",
+            "dog",
+            ".",
+            "He",
+            "did",
+            "not",
+            "see",
+            "it",
+            "She",
+            "sleeps",
+            "well",
+            ",",
+            "and",
+            "we",
+            "do",
+            "!",
+        ]
+    ),
+    *("don't", '"it\'s"', "1,000", "Mr.", "x@@y"),
+)
+UNICODE = [
+    *("It's the dogs' U.S. house, isn't it?", "He said: 'no'.", "It was 'so.'", "", "the end.'", "' '", "DOTMULTI x"),
+    *(
+        "“Quoted” „so“ «là» ‚x‘ – and — ´acute´ …",
+        "3,000 or a,b or ,x, 1,",
+        "...dots.. and. more.",
+        "a-b well-known x-",
+    ),
+    *("No. 5 and no. Five; Mr. Smith vs. Art. 3", "e.g. i.e. z.B. usw. Nr. 3", "@-@ a @-@ b", "' single ' quotes '"),
+    *("\u00a0no\u2009break\u3000spaces\u0085next\u2028line\ufeffbom", "tab\tcontrol\x01\x1f\x7f"),
+    *(
+        "l'homme d'Aujourd'hui c'est",
+        "中文 漢字 日本語テスト 한국어",
+        "¿qué? ¡sí! $5 €7 (x) [y] {z}",
+        "naïve Ünïcödé ẞ ǅ ﬁ",
+    ),
+    *("💡 emoji 👩\u200d👩\u200d👧", "100 % sure : yes ; no !", "\u2581 under \u2581score", "<a href='x'>&amp;</a>"),
+    *("١٢٣,٤٥٦ ½,x", "x'y 's s' 5's", "\"\"\" ''' ``` `x`"),
+]
+
+
+def sentences(count: int) -> list[str]:
+    chosen = random.Random(3)
+    return [" ".join(chosen.choices(WORDS, k=chosen.randrange(1, 9))) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def scripts(browser: Browser) -> Page:
+    """A page with the text code as globals."""
+    made = browser.new_page()
+    made.add_script_tag(content=(STATIC / "text.js").read_text(encoding="utf-8"))
+    return made
+
+
+def word_pieces(folder: Path) -> subwords.Subwords:
+    settings = SubwordSettings(kind="wordpieces", merges=None, vocabulary=320, multiple_of=8)
+    learned = subwords.learn(dict.fromkeys(WORDS, 3), settings)
+    learned.save(folder)
+    return learned
+
+
+@pytest.mark.parametrize("language", ["en", "de", "fr"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"normalize_punctuation": True, "aggressive_hyphens": True}, {"tokenizer": "none"}]
+)
+def test_tokenizer_and_detokenizer_are_moses(scripts: Page, language: Any, changes: dict[str, Any]) -> None:
+    plain = {"tokenizer": "moses", "normalize_punctuation": False, "aggressive_hyphens": False}
+    settings = TokenizerSettings.model_validate(plain | changes)
+    ours, _ = codec.tokenizers(language, "de", settings)
+    lines = [*UNICODE, *sentences(100)]
+    expected = [ours.tokenize(ours.normalize(line)) for line in lines]
+    program = "([tables, lines]) => { const run = makeTokenizer(tables); return lines.map(run); }"
+    found = scripts.evaluate(program, [browser_model.tokenizer_tables(language, settings), lines])
+    assert found == expected
+    program = program.replace("makeTokenizer", "makeDetokenizer")
+    detokenized = scripts.evaluate(program, [browser_model.detokenizer_tables(language, settings), expected])
+    assert detokenized == [ours.detokenize(line, "") for line in expected]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpieces"])
+def test_subwords_are_encoded_and_decoded_as_by_nmt(scripts: Page, tmp_path: Path, kind: str) -> None:
+    if kind == "bpe":
+        settings = SubwordSettings(kind="bpe", merges=60, vocabulary=None, multiple_of=8)
+        ours = subwords.learn(dict.fromkeys(WORDS, 3), settings)
+        ours.save(tmp_path / "subwords")
+    else:
+        ours = word_pieces(tmp_path / "subwords")
+    lines = [*(" ".join(line.split()) for line in UNICODE), *sentences(100)]
+    make = "makeBytePairs" if kind == "bpe" else "makeWordPieces"
+    both = "lines.map((line) => [of.encode(line), of.decode(of.encode(line))])"
+    program = f"([tables, lines]) => {{ const of = {make}(tables); return {both}; }}"
+    found = scripts.evaluate(program, [browser_model.subword_tables(tmp_path / "subwords"), lines])
+    expected = [(ids := ours.encode(line), ours.decode(ids)) for line in lines]
+    assert [tuple(each) for each in found] == expected
+
+
+def bpe_model(folder: Path) -> Path:
+    """Moses, BPE and a beam, with a length penalty that decides between translations."""
+    made = folder_of(folder, seed=2)
+    path = made / "config.yaml"
+    path.write_text(path.read_text().replace("alpha: 0.6", f"alpha: {ALPHA}"))
+    return made
+
+
+def other_model(folder: Path) -> Path:
+    """Everything else: word pieces, raw text, learned positions, three tables, no biases, greedy search."""
+    made = folder_of(folder, target="fr", positions="learned", sharing="none", projection_biases=False, d_k=4, h=3)
+    description = load_description(made)
+    pieces = word_pieces(folder.parent / "pieces")
+    changed = description.model_copy(
+        update={
+            "vocabulary": pieces.size,
+            "tokenizer": description.tokenizer.model_copy(update={"tokenizer": "none"}),
+            "search": description.search.model_copy(update={"beam": 1}),
+        }
+    )
+    torch.manual_seed(2)
+    save_model(made, Transformer(changed.model, pieces.size).state_dict(), changed, folder.parent / "pieces")
+    return made
+
+
+@pytest.mark.parametrize("make", [bpe_model, other_model])
+def test_the_page_translates_as_wmt_translate(browser: Browser, tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    folder = make(tmp_path / "model")
+    lines = sentences(200)
+    models = Models([folder])
+    models.members[0].load_state_dict(browser_model.dequantized(load_tensors(folder / WEIGHTS)))
+    expected = list(Translator(models).translate(lines))
+    if models.description.search.beam > 1:
+        settings = models.description.search.changed({"alpha": 0.0})
+        without = Translator(models, settings=settings).translate(lines)
+        assert sum(one != other for one, other in zip(expected, without, strict=True)) > 100
+    path = tmp_path / "page.html"
+    path.write_text(page.html([Heading("Model", 1), *browser_model.section(folder, lines[0])]), encoding="utf-8")
+    with opened(browser, path) as shown:
+        open_sections(shown)
+        shown.locator("textarea").fill("\n".join(lines))
+        shown.get_by_role("button", name="Translate").click()
+        output = shown.locator(".translation[data-lines]")
+        output.wait_for(timeout=4 * PATIENCE)
+        assert json.loads(output.get_attribute("data-lines") or "") == expected
+        assert len(set(expected)) > 20, "the model tells lines apart"
+        # The attention below is that of the last line.
+        ids = models.encode(lines[-1])
+        assert shown.locator(".keys .word").all_text_contents() == models.subwords.symbols(ids)
+
+
+def test_a_line_that_is_too_long_is_refused_and_nothing_hostile_runs(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    content = browser_model.section(folder_of(tmp_path / "model"), "</textarea><img src=x onerror=alert(1)>")
+    path.write_text(page.html([Heading("Model", 1), *content]), encoding="utf-8")
+    with opened(browser, path) as shown:
+        open_sections(shown)
+        area, button = shown.locator("textarea"), shown.get_by_role("button", name="Translate")
+        assert area.input_value() == "</textarea><img src=x onerror=alert(1)>"
+        button.click()
+        shown.locator(".translation[data-lines]").wait_for()
+        area.fill("dog " * 300)
+        button.click()
+        refused = shown.locator(".translation .error")
+        refused.wait_for()
+        assert "at most 256 are translated" in (refused.text_content() or "")
+
+
+def test_a_large_model_and_a_parser_are_not_in_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_of(tmp_path / "model")
+    assert any(isinstance(block, View) for block in browser_model.section(folder, ""))
+    monkeypatch.setattr(browser_model, "LARGEST", 1000)
+    blocks = browser_model.section(folder, "")
+    assert not any(isinstance(block, View) for block in blocks)
+    [why, command] = [block.text for block in blocks if isinstance(block, Paragraph)]
+    assert "mlflow models serve --env-manager local -m models:/wmt-en-de@best" in why
+    assert "wmt translate" in command
+
+
+def test_weights_are_rounded_by_at_most_half_a_step() -> None:
+    weights = torch.randn(5, 7) * torch.tensor([[1e-3], [1.0], [50.0], [0.0], [1.0]])
+    rounded = browser_model.dequantized({"w": weights, "b": weights[0]})
+    steps = weights.abs().amax(1, keepdim=True) / 127
+    assert ((rounded["w"] - weights).abs() <= steps * 0.5001).all()
+    assert torch.equal(rounded["b"], weights[0])

@@ -1,0 +1,62 @@
+"""Which pairs' attention the report shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nmt.config import InputError
+from nmt.inference.attention_maps import Attention, draw_lines, draw_matrices, write_quantized
+from pipeline.stages.attention import FIGURES, choose_pairs
+
+
+def pairs(tmp_path: Path, sources: list[str], targets: list[str] | None = None) -> tuple[Path, Path]:
+    paths = tmp_path / "valid.en", tmp_path / "valid.de"
+    for path, lines in zip(paths, (sources, targets or ["ein Satz"] * len(sources)), strict=True):
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return paths
+
+
+def test_the_papers_sentences_come_first_then_those_of_a_readable_length(tmp_path: Path) -> None:
+    long, short, fitting = "word " * 30, "one word", [f"a sentence of six words {n}" for n in range(3)]
+    files = pairs(tmp_path, [long, "", short, *fitting, FIGURES[1], " ", FIGURES[0]])
+    chosen = [source for source, _ in choose_pairs(*files, 5)]
+    assert chosen == [*FIGURES, *fitting]
+    assert [source for source, _ in choose_pairs(*files, 100)] == [*FIGURES, *fitting, long, short]
+
+
+def test_a_source_without_text_is_never_chosen(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no line with text"):
+        choose_pairs(*pairs(tmp_path, ["", "  "]), 2)
+    # A pair without a target is the last resort.
+    files = pairs(tmp_path, ["a sentence of six words here", "short"], ["", "kurz"])
+    assert choose_pairs(*files, 1) == [("a sentence of six words here", "")]
+
+
+def attention(layers: int, heads: int, words: int) -> Attention:
+    names = [f"$w{number}@@" for number in range(words)]
+    shapes = {name: torch.rand(layers, heads, words, words).softmax(-1) for name in ("encoder", "decoder", "cross")}
+    return Attention(names, names, shapes)
+
+
+def test_weights_are_kept_to_half_a_255th(tmp_path: Path) -> None:
+    found = [attention(2, 3, 4), attention(2, 3, 5)]
+    write_quantized(found, tmp_path / "sentences.npz")
+    with np.load(tmp_path / "sentences.npz", allow_pickle=False) as arrays:
+        assert arrays["source.1"].tolist() == found[1].source
+        kept = torch.from_numpy(arrays["cross.1"]).float() / 255
+    assert (kept - found[1].weights["cross"]).abs().max() <= 0.5 / 255 + 1e-6
+
+
+def test_pictures_name_the_words_and_have_at_most_four_heads_side_by_side() -> None:
+    def width(svg: bytes) -> float:
+        return float(svg.split(b'width="')[1].split(b"pt")[0])
+
+    few, many = attention(1, 4, 20), attention(1, 8, 20)
+    assert width(draw_lines(many, "cross", 0)) == width(draw_lines(few, "cross", 0))
+    # Ticks for the words at the left and the lower edge, and none at inner matrices.
+    assert draw_matrices(few, "cross").count(b'id="ytick_') == 20
+    assert draw_matrices(few, "cross").count(b'id="xtick_') == 4 * 20
