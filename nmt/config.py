@@ -138,6 +138,15 @@ class ModelSettings(Settings):
     """Each projection by itself, or W_Q, W_K and W_V of self-attention as one matrix (tensor2tensor)."""
 
 
+class ForkSettings(Settings):
+    """The state that a forked training starts from."""
+
+    update: Count
+    """The last update that both trainings share."""
+    link: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """The hash of the shared training up to that update, from its chain of hashes."""
+
+
 class TrainingSettings(Settings):
     """The training regime of section 5."""
 
@@ -169,6 +178,12 @@ class TrainingSettings(Settings):
     """Minutes between two saved states for resuming; changes no result."""
     patience: Count | None
     """Stop after this many validations without a better perplexity; null: train all updates, as the paper does."""
+    verify_every: Count | None = None
+    """Updates between two links of the chain of hashes, which `wmt verify` compares; checkpoints have a link anyway."""
+    keep_states: Annotated[int, Field(ge=0)] = 0
+    """How many states to keep, evenly spaced, that `wmt verify` and `wmt fork` train from. Changes no result."""
+    fork: ForkSettings | None = None
+    """The state of another training to start from; null: start at update 1."""
 
 
 class Job(Settings):

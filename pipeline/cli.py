@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from nmt.inference.options import Precision
-from pipeline.commands import catalog, models
+from pipeline.commands import catalog, models, verification
 
 MODELS, RUNS, DATA, SERVICES = "Models", "Runs", "Data", "Services"
 """Panels of the help."""
@@ -94,6 +94,8 @@ app.add_typer(catalog.app, name="catalog", rich_help_panel=DATA)
 app.command(cls=SeveralValues, rich_help_panel=MODELS)(models.translate)
 app.command("parse", cls=SeveralValues, rich_help_panel=MODELS, help=models.PARSE_HELP)(models.translate)
 app.command(cls=SeveralValues, rich_help_panel=MODELS)(models.score)
+app.command(cls=SeveralValues, rich_help_panel=RUNS)(verification.verify)
+app.command(rich_help_panel=RUNS)(verification.fork)
 for command in (models.evalb, models.bleu, models.attention, models.export):
     app.command(rich_help_panel=MODELS)(command)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -29,6 +33,20 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path} cannot be read as weights ({error}): make it again") from error
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the sha256 of names, dtypes, shapes and bytes of tensors, in hexadecimal, whatever their order."""
+
+    def of_bytes(name: str) -> list[object]:
+        tensor = tensors[name].detach().cpu().contiguous()
+        content = hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().data).hexdigest()
+        return [name, str(tensor.dtype), list(tensor.shape), content]
+
+    # hashlib releases Python's lock, so threads hash several tensors at a time.
+    with ThreadPoolExecutor() as threads:
+        found = list(threads.map(of_bytes, sorted(tensors)))
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
 def shape_text(shape: Sequence[int] | None) -> str:

@@ -19,6 +19,9 @@ from nmt.training.distributed import World, device_name
 from nmt.training.measurements import Measurements
 from nmt.training.state import Interval
 
+CHAIN = "chain.jsonl"
+"""The file of the chain of hashes (nmt/training/chain.py)."""
+
 
 class History:
     """Appends to `history.jsonl` and `skipped.jsonl` on the main rank; does nothing on the others."""
@@ -26,6 +29,7 @@ class History:
     def __init__(self, folder: Path, job: Job, world: World) -> None:
         self.folder, self.job, self.world = folder, job, world
         self.records_path, self.skipped_path = folder / "history.jsonl", folder / "skipped.jsonl"
+        self.paths = self.records_path, self.skipped_path, folder / CHAIN
 
     def last_seconds(self) -> float:
         """Return the training time at the latest record, 0 without one."""
@@ -33,7 +37,7 @@ class History:
 
     def remove_after(self, update: int) -> None:
         """Remove the records of later updates: a training that resumes after `update` measures them again."""
-        for path in (self.records_path, self.skipped_path):
+        for path in self.paths:
             if path.exists():
                 remaining = [record for record in read_history(path) if record["update"] <= update]
                 with writing(path) as temporary:

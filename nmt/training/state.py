@@ -139,32 +139,36 @@ def save_state(folder: Path, state: TrainState, model: Transformer, optimizer: t
 
     An existing state is never rewritten, so a complete newest state exists at every moment.
     """
-    moments = {
-        f"{key}.{name}": value
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state[parameter].items()
-    }
     path = folder / f"update-{state.update:08d}"
     if not path.exists():
         with writing(path) as temporary:
             temporary.mkdir()
             save_tensors(temporary / WEIGHTS, model.state_dict())
-            save_tensors(temporary / MOMENTS, moments)
+            save_tensors(temporary / MOMENTS, moments(model, optimizer))
             (temporary / STATE).write_text(state.model_dump_json(indent=2), encoding="utf-8")
     for other in (*folder.glob("update-*"), *folder.glob(".update-*")):
         if other != path:
             shutil.rmtree(other)
 
 
+def moments(model: Transformer, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return the optimizer's values of every parameter by the names that a saved state has."""
+    return {
+        f"{key}.{name}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state[parameter].items()
+    }
+
+
 def load_state(path: Path, model: Transformer, optimizer: torch.optim.Optimizer) -> TrainState:
     """Load weights and optimizer moments from the state in folder `path`; return its TrainState."""
     state = read_state(path)
     model.load_state_dict(load_tensors(path / WEIGHTS))
-    moments = load_tensors(path / MOMENTS)
+    saved = load_tensors(path / MOMENTS)
     for name, parameter in model.named_parameters():
         optimizer.state[parameter] = {
             # Fused Adam keeps its step count on the parameter's device.
-            key: moments[f"{key}.{name}"].to(parameter.device)
+            key: saved[f"{key}.{name}"].to(parameter.device)
             for key in ("step", "exp_avg", "exp_avg_sq")
         }
     return state

@@ -1,11 +1,13 @@
 """Training as section 5 describes it: the loop around `Trainer.step`; resumable at any update.
 
-torchrun runs `python -m nmt.training.trainer FOLDER` for each device. FOLDER holds `job.yaml` (a Job). The training
-writes there:
+torchrun runs `python -m nmt.training.trainer FOLDER` for each device. FOLDER holds `job.yaml` (a Job), and
+`last_update` where the attempt ends before `training.updates`. The training writes there:
 
     resume/          the last complete state
     checkpoints/     weights for averaging
+    states/          states kept to train parts of the training again
     history.jsonl    one record per interval, one per validation
+    chain.jsonl      hashes of the training at intervals
     skipped.jsonl    the lines of updates whose gradient was not finite
     earlier-N/       logs and checkpoints of earlier attempts that no saved state continues
     done.json        at the end, or else `interrupted` (it was asked to stop) or `failed.json` (an error)
@@ -28,7 +30,7 @@ import yaml
 
 from nmt.common.processes import INTERRUPTED, die_with_parent
 from nmt.config import InputError, Job
-from nmt.training import checkpoint, state
+from nmt.training import chain, checkpoint, state
 from nmt.training.batches import Corpus, ahead, check_positions, train_files, updates
 from nmt.training.distributed import World, join_world, peer_is_lost
 from nmt.training.history import History, record_failure
@@ -47,6 +49,7 @@ class Attempt:
         self.settings = trainer.settings
         self.history = History(folder, trainer.job, trainer.world)
         self.report_every = max(1, min(100, self.settings.updates // 100))
+        self.keep_every = chain.keep_every(self.settings, self.report_every)
         self._saved = time.monotonic()
 
     def resume(self) -> None:
@@ -69,16 +72,19 @@ class Attempt:
         # All ranks have started again, so an earlier failure no longer counts.
         (self.folder / "failed.json").unlink(missing_ok=True)
         if path is None:
-            state.move_earlier_files(self.folder, (self.history.records_path, self.history.skipped_path))
+            state.move_earlier_files(self.folder, (*self.history.paths, *chain.kept_states(self.folder).values()))
             return
         state.remove_later_checkpoints(self.folder, trainer.update)
         self.history.remove_after(trainer.update)
+        chain.remove_later_states(self.folder, trainer.update)
+        if self.keeps(trainer.update):  # A kill may have come between saving and keeping it.
+            chain.keep_state(self.folder)
         state.print_resume(loaded, trainer.conditions(), self.settings.updates)
 
-    def train(self, valid: Corpus) -> bool:
-        """Train until the last update or until patience ends; return False if a rank was asked to stop before."""
+    def train(self, valid: Corpus, last_update: int) -> bool:
+        """Train until `last_update` or until patience ends; return False if a rank was asked to stop before."""
         trainer, settings, world = self.trainer, self.settings, self.trainer.world
-        end = trainer.update if self.patience_ended() else settings.updates
+        end = trainer.update if self.patience_ended() else last_update
         plan = settings.seed, settings.tokens, settings.shards
         feed = updates(self.corpus, *plan, world.rank, world.size, trainer.update + 1, end)
         for update in ahead(feed):
@@ -90,14 +96,20 @@ class Attempt:
             if update.number % settings.validate_every == 0 or last:
                 trainer.measured.add_validation(trainer.validate(valid))
                 self.history.log_validation(trainer.measured)
-            if update.number % self.report_every == 0 or last:
+            reported = update.number % self.report_every == 0 or last
+            if reported:
                 self.report()
+            if chain.is_link(settings, update.number):
+                self.add_link()
+            if reported and time.monotonic() - self._saved > 60 * settings.resume_minutes:
+                self.save()
             if self.patience_ended():
                 break
             if not last and trainer.any_stop_requested():
                 self.stop()
                 return False
         trainer.measured.collect()
+        self.add_link()
         self.save()
         self.history.write_summary(trainer.measured, sum(parameter.numel() for parameter in trainer.parameters))
         return True
@@ -108,12 +120,26 @@ class Attempt:
         return patience is not None and self.trainer.measured.validations_since_best >= patience
 
     def report(self) -> None:
-        """Log the interval since the last report; save the state if `resume_minutes` have passed."""
-        trainer, measured = self.trainer, self.trainer.measured
+        """Log the interval since the last report."""
+        measured = self.trainer.measured
         self.history.log_skipped(self.corpus, measured.check_gradients())
         self.history.log_interval(measured, measured.take_interval())
-        if time.monotonic() - self._saved > 60 * trainer.settings.resume_minutes:
+
+    def keeps(self, update: int) -> bool:
+        """Return whether the state after an update is kept."""
+        return self.keep_every is not None and update % self.keep_every == 0 and update < self.settings.updates
+
+    def add_link(self) -> None:
+        """Append a link to the chain of hashes on the main rank; keep the state every `keep_every` updates."""
+        trainer, update = self.trainer, self.trainer.update
+        if not trainer.world.main:
+            return
+        chain.add_link(
+            self.folder, self.settings.updates, update, trainer.model, trainer.optimizer, trainer.conditions()
+        )
+        if self.keeps(update):
             self.save()
+            chain.keep_state(self.folder)
 
     def stop(self) -> None:
         """Save the state between two reports, with the sums of the unfinished interval; every rank calls it."""
@@ -135,14 +161,19 @@ class Attempt:
 
 
 def train(job: Job, folder: Path, world: World) -> bool:
-    """Train until the last update, resuming from the state in `folder`; return False if asked to stop before."""
+    """Train until the last update, resuming from the state in `folder`; return False if asked to stop before.
+
+    The last update is that of the file `last_update` in `folder` or, without it, `training.updates`.
+    """
     corpus = Corpus(train_files(Path(job.corpus)))
     valid = Corpus([Path(job.corpus) / "valid.arrow"])
     check_positions(job.model, corpus, valid)
     attempt = Attempt(Trainer(job, world), corpus, folder)
     attempt.resume()
+    earlier_end = folder / "last_update"
+    last_update = int(earlier_end.read_text(encoding="utf-8")) if earlier_end.exists() else job.training.updates
     with stop_on_signals(attempt.trainer):
-        return attempt.train(valid)
+        return attempt.train(valid, last_update)
 
 
 def stand_by(folder: Path, world: World) -> bool:

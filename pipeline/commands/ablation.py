@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-import statistics
 import subprocess
 import sys
 import threading
@@ -18,10 +16,15 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from nmt.common.files import writing
 from nmt.config import InputError
+from nmt.evaluation.paired import line_statistics
+from pipeline.commands.differences import ConfidenceInterval, paired, table
+from pipeline.common.paths import CONFIG, RAW, TRANSLATIONS
 from pipeline.common.settings import Pair
 from pipeline.config import rows
 from pipeline.config.resolution import read_params, resolve
@@ -31,37 +34,15 @@ from pipeline.runs.pipeline_run import Run
 from pipeline.tracking import stage_tracker
 from pipeline.tracking.record import Record, keep, lock, runs_folder
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 CHECKPOINTS = 5
 """Checkpoints of each run, all of which are averaged; `big` would ask for 20."""
 SHARD_TOKENS = 2048
 """Subwords a side of a shard, at most twice as many: enough to fill a matrix product on a CPU."""
-
-
-@dataclass(frozen=True)
-class ConfidenceInterval:
-    """A mean and its 95% interval, by Student's t over seeds; unbounded for a single seed."""
-
-    mean: float
-    low: float
-    high: float
-
-    @staticmethod
-    def of(values: Sequence[float]) -> ConfidenceInterval:
-        """Return the interval of one value per seed."""
-        mean = statistics.fmean(values)
-        if len(values) < 2:
-            return ConfidenceInterval(mean, -math.inf, math.inf)
-        from scipy.stats import t
-
-        half = float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
-        return ConfidenceInterval(mean, mean - half, mean + half)
-
-    def text(self, digits: int, sign: str = "") -> str:
-        """Return the mean, then the bounds in parentheses."""
-        if math.isinf(self.low):
-            return f"{self.mean:{sign}.{digits}f} (one seed)"
-        return f"{self.mean:{sign}.{digits}f} ({self.low:{sign}.{digits}f} to {self.high:{sign}.{digits}f})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +192,30 @@ def results(
     return measured
 
 
+def lines_of(names: Mapping[str, tuple[str, int]]) -> dict[str, list[NDArray[np.int64]]]:
+    """Return by row, one for each seed, what BLEU sums over the lines of the validation set (nmt/evaluation/paired.py).
+
+    Raises InputError where DVC's cache no longer has an experiment's translations.
+    """
+    from dvc.api import DVCFileSystem
+    from dvc.exceptions import DvcException
+
+    found: dict[str, list[NDArray[np.int64]]] = {}
+    for name, (row, _) in names.items():
+        try:
+            files = DVCFileSystem(rev=name)
+            data = yaml.safe_load(files.read_bytes(str(CONFIG)))["data"]
+            valid, target = data["valid"]["name"], data["target"]
+            paths = (TRANSLATIONS / f"{valid}.last.{target}", RAW / f"valid.{valid}.{target}")
+            texts = [files.read_bytes(str(path)).decode().removesuffix("\n").split("\n") for path in paths]
+        except (DvcException, OSError) as error:
+            raise InputError(
+                f"{name}: DVC's cache has no translations of it ({error}): `dvc exp remove {name}`, and run this again"
+            ) from error
+        found.setdefault(row, []).append(line_statistics(*texts))
+    return found
+
+
 def trend(row: str, kind: str, differences: ConfidenceInterval, paper: float | None) -> str:
     """Return a sentence on a row's difference from base, beside the paper's difference."""
     measure, digits = ("perplexity", 2) if kind == "ppl" else ("BLEU", 1)
@@ -224,8 +229,13 @@ def trend(row: str, kind: str, differences: ConfidenceInterval, paper: float | N
     return f"{row}: {measure} {found}{theirs}: a difference from base, {agrees}."
 
 
-def report(plan: Plan, measured: Mapping[str, Mapping[str, Sequence[float]]], seeds: int) -> str:
-    """Return the table and a sentence on every difference from base, in Markdown."""
+def report(
+    plan: Plan,
+    measured: Mapping[str, Mapping[str, Sequence[float]]],
+    lines_by_row: Mapping[str, Sequence[NDArray[np.int64]]],
+    seeds: int,
+) -> str:
+    """Return the tables and a sentence on every difference from base, in Markdown."""
     budget = ", ".join(f"{key} {value}" for key, value in plan.training.items())
     caption = (
         f"Corpus {plan.corpus}, {plan.pair}, validation set, last checkpoint; widths divided by {plan.width}, layers "
@@ -244,11 +254,11 @@ def report(plan: Plan, measured: Mapping[str, Mapping[str, Sequence[float]]], se
         if row == "base" or "base" not in measured:
             continue
         for kind, theirs, of_base in (("ppl", paper.ppl, base.ppl), ("bleu", paper.bleu, base.bleu)):
-            pairs = zip(values[kind], measured["base"][kind], strict=True)
             difference = None if theirs is None or of_base is None else theirs - of_base
-            interval = ConfidenceInterval.of([ours - other for ours, other in pairs])
+            interval = paired(values[kind], measured["base"][kind])
             sentences.append(f"- {trend(row, kind, interval, difference)}")
-    return "\n".join([*lines, "", *sentences]) + "\n"
+    differences = table(measured, lines_by_row) if "base" in measured and len(measured) > 1 else []
+    return "\n".join([*lines, "", *differences, *sentences]) + "\n"
 
 
 def vocabulary_key(pair: Pair) -> str:
@@ -299,7 +309,7 @@ def run(options: Options) -> str:
     except KeyboardInterrupt:
         print("ablation: stopped; the same command resumes it", file=sys.stderr)
         raise
-    text = report(plan, results(finished(commit), names), len(options.seeds))
+    text = report(plan, results(finished(commit), names), lines_of(names), len(options.seeds))
     with writing(options.out) as temporary:
         temporary.write_text(text, encoding="utf-8")
     keep(options.out, study.results / "ablation.md")

@@ -109,8 +109,8 @@ def needs(configuration: Configuration, corpus: Corpus) -> Needs:
         "data/tokenized": int(1.1 * text),
         "data/binned": int(corpus.pairs * (2 * corpus.subwords * id_bytes + 16)),
         "models": weights * (2 + copies),
-        # The checkpoints, and weights and both moments of two states: the last and the one being written.
-        "training state": weights * training.keep_checkpoints + 2 * 3 * weights,
+        # The checkpoints, and weights and both moments of the kept states, the last and the one being written.
+        "training state": weights * training.keep_checkpoints + (training.keep_states + 2) * 3 * weights,
     }
     layer = 26 * model.d_model + 4 * model.d_ff + int(6 * model.h * corpus.subwords)
     activations = training.tokens // training.shards * (model.N * layer + 4 * model.d_model) * 4

@@ -24,6 +24,7 @@ from pipeline.common.paths import (
     ATTENTION,
     AVERAGE,
     BINNED_STATS,
+    CERTIFICATE,
     CURVES,
     FIGURES,
     RAW,
@@ -44,7 +45,7 @@ from pipeline.common.settings import (
     load_section,
 )
 from pipeline.config import rows
-from pipeline.reporting import attention, browser_model, figures, page, scores, sentences
+from pipeline.reporting import attention, browser_model, certificate, figures, page, scores, sentences
 from pipeline.reporting.page import Block, Bullets, Figure, Heading, Paragraph, Table
 from pipeline.reporting.provenance import Provenance
 
@@ -59,7 +60,7 @@ SECTIONS: dict[str, type[Settings]] = {
     "averaging": AveragingSettings,
     "search": SearchSettings,
 }
-NOT_COMPARED = {"training.seed", "training.resume_minutes"}
+NOT_COMPARED = {"training.seed", "training.resume_minutes", "training.verify_every", "training.keep_states"}
 """Keys that no row of the paper states or that decide no result."""
 PAPER_SUBWORDS = 37_000
 """The paper's joint vocabulary of "about 37000" (5.1); rows.yaml has the merges of the paper's code instead."""
@@ -207,6 +208,7 @@ def blocks(lines: Sequence[sentences.Line], provenance: Provenance) -> list[Bloc
         Heading("Curves of the training"),
         figures.curves(CURVES, VALIDATION),
         *corpus_section(data, stage.read_json(BINNED_STATS)),
+        *certificate.section(stage.read_json(CERTIFICATE)),
         Heading("How to repeat it"),
         Paragraph(
             "The full configuration is results/config.yaml; libraries that decide bytes: "

@@ -24,9 +24,9 @@ from filelock import FileLock, Timeout
 
 from nmt import flops
 from nmt.common.files import sha256_of, writing
-from nmt.config import InputError, ModelSettings, TrainingSettings
+from nmt.config import ForkSettings, InputError, ModelSettings, TrainingSettings
 from pipeline.common import stage
-from pipeline.common.paths import BINNED, BINNED_STATS, CHECKPOINTS, CURVES, TRAINING, VALIDATION
+from pipeline.common.paths import BINNED, BINNED_STATS, CHAIN, CHECKPOINTS, CURVES, TRAINING, VALIDATION
 from pipeline.common.settings import load_section
 from pipeline.common.stage import Interrupted, Tracker
 from pipeline.config import graph
@@ -44,7 +44,7 @@ CURVES_SECONDS = 10.0
 
 STOPPING = ("validate_every", "patience")
 """Training settings that decide when a training with a patience stops early."""
-NOT_IN_FINGERPRINT = ("updates", "resume_minutes", *STOPPING)
+NOT_IN_FINGERPRINT = ("updates", "resume_minutes", "verify_every", "keep_states", *STOPPING)
 """Training settings that do not change the weights after a given update."""
 
 Launch = Callable[[Path, Callable[[], None]], int]
@@ -74,6 +74,8 @@ def run(tracker: Tracker, launch: Launch, progress: Callable[[int], AbstractCont
     state = state_folder(job)
     with locked(state):
         write_job(state, job)
+        if training.fork is not None:
+            begin_fork(state, training.fork)
         if not (state / "done.json").exists():
             train(state, tracker, launch, progress(training.updates))
         publish(state, tracker)
@@ -84,14 +86,7 @@ def state_folder(job: Mapping[str, Any]) -> Path:
     # Imported here: importing torch takes a second.
     from nmt.training import checkpoint
 
-    ignored = set(NOT_IN_FINGERPRINT)
-    if job["training"]["patience"] is not None:
-        ignored -= set(STOPPING)
-    training = {key: value for key, value in job["training"].items() if key not in ignored}
-    data = {path.name: sha256_of(path) for path in sorted(BINNED.glob("*.arrow"))}
-    vocabularies = {key: job.get(key) for key in ("vocabulary", "target_vocabulary") if job.get(key) is not None}
-    inputs = _digest({"model": job["model"], "training": training, **vocabularies, "data": data})
-    code = code_digest()
+    inputs, code = _digest({**deciding_settings(job), "data": data_hashes()}), code_digest()
     root = stage.state_root() / "train"
     chosen = root / f"{inputs}-{code}"
     if os.environ.get("WMT_RESUME_ACROSS_CODE") == "1" and not checkpoint.trained(chosen):
@@ -105,6 +100,48 @@ def state_folder(job: Mapping[str, Any]) -> Path:
         print(f"train: {chosen.name} is at update {trained:,} already: a training of {updates:,} starts beside it")
         chosen = chosen.with_name(f"{chosen.name}-{updates}")
     return chosen
+
+
+def deciding_settings(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a job that decide its weights after a given update."""
+    ignored = set(NOT_IN_FINGERPRINT)
+    if job["training"]["patience"] is not None:
+        ignored -= set(STOPPING)
+    training = {key: value for key, value in job["training"].items() if key not in ignored}
+    vocabularies = {key: job.get(key) for key in ("vocabulary", "target_vocabulary") if job.get(key) is not None}
+    return {"model": job["model"], "training": training, **vocabularies}
+
+
+def data_hashes() -> dict[str, str]:
+    """Return the sha256 of every file of the binned corpus by its name."""
+    return {path.name: sha256_of(path) for path in sorted(BINNED.glob("*.arrow"))}
+
+
+def begin_fork(state: Path, fork: ForkSettings) -> None:
+    """Put the state that a fork starts from into `state`, with what was recorded up to it, unless it has begun.
+
+    Raises InputError where no training under the state root keeps the state.
+    """
+    from nmt.training import chain, checkpoint, history
+
+    if checkpoint.latest_resume(state / "resume") is not None:
+        return
+    for origin in sorted(state.parent.glob("*/")):
+        links = chain.read_chain(origin / history.CHAIN)
+        kept = chain.kept_states(origin).get(fork.update)
+        if kept is not None and any((link.update, link.link) == (fork.update, fork.link) for link in links):
+            break
+    else:
+        raise InputError(
+            f"training.fork: no training in {state.parent} keeps the state after update {fork.update:,} with the hash "
+            f"{fork.link[:12]}: run `wmt fork` where the training was run"
+        )
+    for name in ("history.jsonl", history.CHAIN):
+        earlier = [record for record in history.read_history(origin / name) if record["update"] <= fork.update]
+        with writing(state / name) as temporary:
+            temporary.write_text("".join(json.dumps(record) + "\n" for record in earlier), encoding="utf-8")
+    for folder in ("states", "resume"):  # The last one makes the fork complete.
+        chain.copy_state(kept, state / folder / kept.name)
 
 
 def _digest(content: Mapping[str, Any]) -> str:
@@ -238,6 +275,7 @@ def publish(state: Path, tracker: Tracker) -> None:
     summary["flops_paper"] = sum(flops.paper_cost(times[name], 1, sustained[name]) for name in times)
     stage.write_json(TRAINING, summary)
     write_curves(state / "history.jsonl")
+    write_chain(state)
     # Metrics with a curve are logged by update; a point without an update would distort the curve.
     tracker.metrics({k: v for k, v in summary.items() if isinstance(v, int | float) and k not in COLUMNS})
     tracker.tags({"device": device, "precision": summary["precision"]})
@@ -256,6 +294,16 @@ def write_curves(history: Path) -> None:
     records = list(HistoryReader(history).new())
     _write_table(CURVES, COLUMNS, [record for record in records if "loss" in record])
     _write_table(VALIDATION, VALIDATION_COLUMNS, [record for record in records if "valid_loss" in record])
+
+
+def write_chain(state: Path) -> None:
+    """Write the chain of hashes with what decided the weights: settings, data and code."""
+    from nmt.training import history
+
+    job = yaml.safe_load((state / "job.yaml").read_text(encoding="utf-8"))
+    del job["corpus"]  # In other copies of the repository the same corpus has another path.
+    content = {"state": state.name, "job": job, "data": data_hashes(), "code": state.name.split("-")[1]}
+    stage.write_json(CHAIN, {**content, "links": history.read_history(state / history.CHAIN)})
 
 
 def _write_table(path: Path, columns: Sequence[str], records: Sequence[Mapping[str, float]]) -> None:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from nmt.training import checkpoint
 from nmt.training.batches import Corpus, train_files, updates
+from nmt.training.chain import read_chain
 from nmt.training.history import read_history
 
 MakeJob = Callable[..., dict[str, Any]]
@@ -43,6 +44,7 @@ def result(folder: Path) -> dict[str, Any]:
     return {
         "update": path.name,
         "files": {file.name: file.read_bytes() for file in files},
+        "chain": [link.link for link in read_chain(folder / "chain.jsonl")],
         "curve": [[record.get(key) for key in measured] for record in read_history(folder / "history.jsonl")],
         "done": {key: done[key] for key in ("updates", "pairs", "target_tokens", "loss_valid", "padding")},
     }

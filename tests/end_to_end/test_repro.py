@@ -54,7 +54,7 @@ def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
         *(f"{folder}/subwords/{name}" for folder in folders for name in subwords),
         "results/config.yaml", "results/training.json", "results/training.csv", "results/metrics.json",
         "results/scores.json",
-        "results/validation.csv", "results/averaging.json",
+        "results/validation.csv", "results/averaging.json", "results/chain.json", "results/certificate.json",
         "results/translations/sampledev.last.de", "results/translations/sampletest.average.de",
         "results/report.md", "results/report.html", "results/sentences.jsonl", "results/figures/training.svg",
         "results/figures/loss.svg", "results/attention/attention.npz", "results/attention/sentences.npz",

@@ -52,7 +52,7 @@ def test_killed_it_goes_on_and_compares(tmp_path: Path) -> None:
     (missing,) = re.findall(r"^(\d) runs of 4 to do", result.stdout, re.MULTILINE)
     assert int(missing) < 4
     table = (clone.folder / "results/ablation.md").read_text()
-    assert re.findall(r"^\| `(.+?)`", table, re.MULTILINE) == ["base", "C-N2"]
+    assert re.findall(r"^\| `(.+?)`", table, re.MULTILINE) == ["base", "C-N2", "C-N2", "C-N2"]
     assert len(re.findall("^- C-N2: ", table, re.MULTILINE)) == 2
 
     shown = json.loads(clone.run("dvc", "exp", "show", "--json").stdout)

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from command_line import wmt
 
 from nmt.config import InputError
 from pipeline.commands import ablation
-from pipeline.commands.ablation import ConfidenceInterval, Plan
+from pipeline.commands.ablation import Plan
 from pipeline.config import resolution, rows
 
 ROOT = Path(__file__).resolve().parents[3]
 
 PLAN = Plan("en-de", "sample", width=4, depth=2, training={"updates": 10}, subwords={"merges": 400}, repository="a")
-
-
-def test_an_interval_is_students() -> None:
-    # By hand: the standard deviation is 1, t of 2 degrees of freedom 4.3027, and 4.3027 / sqrt(3) = 2.4841.
-    interval = ConfidenceInterval.of([1.0, 2.0, 3.0])
-    assert interval.mean == 2.0
-    assert (interval.low, interval.high) == pytest.approx((2 - 2.4841, 2 + 2.4841), abs=1e-4)
-    assert ConfidenceInterval.of([2.0]) == ConfidenceInterval(2.0, -math.inf, math.inf)
-    assert ConfidenceInterval.of([2.0]).text(1) == "2.0 (one seed)"
 
 
 def test_rows_are_scaled_together() -> None:
@@ -111,7 +102,10 @@ def test_the_report_says_which_trends_stand() -> None:
         "C-N2": {"ppl": [12.0, 12.1, 11.9], "bleu": [30.5, 29.5, 30.0], "params": [5e5] * 3},
         "D-pdrop0.0": {"ppl": [9.0, 9.1, 8.9], "bleu": [28.0, 28.2, 27.8], "params": [1e6] * 3},
     }
-    text = ablation.report(PLAN, measured, 3)
+    lines = {row: [np.tile([5, 4, 3, 2, 6, 5, 4, 3, 6, 6], (4, 1))] * 3 for row in measured}
+    text = ablation.report(PLAN, measured, lines, 3)
+    assert "| `C-N2` | PPL | +2.00 (+1.77 to +2.23) | +2.00 (+2.00 to +2.00) | +2.00 (+2.00 to +2.00) |  |" in text
+    assert "| `D-pdrop0.0` | BLEU | " in text
     assert "| `base` | 1.00 M | 10.00 (9.75 to 10.25) | 30.0 (29.5 to 30.5) | 4.92 | 25.8 |" in text
     sentences = [line for line in text.split("\n") if line.startswith("- ")]
     assert sentences[0] == (

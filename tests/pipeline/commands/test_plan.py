@@ -129,7 +129,7 @@ def test_nothing_would_run_after_a_finished_run(finished: Configuration) -> None
 def test_a_training_value_reruns_training_and_what_follows(finished: Configuration) -> None:
     training = finished.training.model_copy(update={"updates": 7})
     changed = finished.model_copy(update={"training": training})
-    assert list(runs(changed)) == ["train", "average", "decode", "score", "attention", "report"]
+    assert list(runs(changed)) == ["train", "average", "decode", "score", "certify", "attention", "report"]
     assert runs(changed)["train"] == "settings changed: training"
 
 

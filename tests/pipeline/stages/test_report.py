@@ -59,6 +59,21 @@ METRICS: dict[str, Any] = {
 }
 
 
+CERTIFICATE: dict[str, Any] = {
+    "training": {
+        "data": {"train.00008.arrow": "d" * 64},
+        "job": {"vocabulary": 8},
+        "code": "0123456789ab",
+        "links": [{"update": 500, "link": "1" * 64}, {"update": 1000, "link": "2" * 64}],
+    },
+    "averaged": [94_000, 100_000],
+    "average": "a" * 64,
+    "translations": {"newstest2014.average.de": "b" * 64},
+    "score": {"bleu": 26.51, "bleu_signature": "nrefs:1"},
+    "seal": "c" * 64,
+}
+
+
 class _Tracker:
     """Ignores everything: the results of a run are the files that it leaves."""
 
@@ -85,6 +100,7 @@ def _stages_before(row: str, pair: str, overrides: dict[str, Any], sets: tuple[s
     params = {"row": row, "pair": pair, "corpus": "news", "seed": 3, "overrides": overrides}
     _write(CONFIG, resolution.text(resolution.resolve(params)))
     _write(paths.SCORES, json.dumps(METRICS))
+    _write(paths.CERTIFICATE, json.dumps(CERTIFICATE))
     _write(
         paths.TRAINING,
         json.dumps(
@@ -279,6 +295,17 @@ def test_rows_that_are_not_the_papers_stand_beside_base() -> None:
 def test_comparable_sets() -> None:
     assert scores.comparable(load_section("data", DataSettings))
     assert load_section("run", RunSettings).target == "de"
+
+
+def test_the_certificate_is_a_section() -> None:
+    section = _written()[0].split("## Certificate")[1].split("\n## ")[0]
+    lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")][2:]
+    found = {cells[0]: cells[1:] for cells in lines}
+    assert list(found) == ["corpus", "settings", "code", "training", "average", "translations", "score", "certificate"]
+    assert found["training"] == ["update 1,000, 2 links", "2" * 16]
+    assert found["average"] == ["updates 94,000, 100,000", "a" * 16]
+    assert found["code"][1] == "0123456789ab"
+    assert found["certificate"][1] == "c" * 16
 
 
 def test_the_top_has_the_scores_and_the_papers_beside_them() -> None:

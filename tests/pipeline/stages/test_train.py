@@ -52,7 +52,8 @@ def test_more_updates_go_on_and_other_settings_start_anew(folder: Folder) -> Non
     state = folder()
     came_to(state, 100)
     assert folder(updates=200) == state
-    assert folder(validate_every=20, resume_minutes=9) == state
+    assert folder(validate_every=20, resume_minutes=9, verify_every=3, keep_states=1) == state
+    assert folder(fork={"update": 3, "link": "0" * 64}) != state
     assert folder(tokens=20) != state
 
 
@@ -97,7 +98,7 @@ def test_a_further_machine_has_the_code_of_the_first(folder: Folder, monkeypatch
     with pytest.raises(
         InputError, match="is trained with other code than this machine has: check out the first node's"
     ):
-        join.join(state)
+        join.join(state, 1.0)
 
 
 def test_what_a_process_refuses_is_told_at_once(tmp_path: Path) -> None:
@@ -156,13 +157,17 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         {"update": 12, "valid_loss": 2.0, "valid_ppl": 7.4},
         {"update": 12, "loss": 2.5},
     ]
+    (state / "job.yaml").write_text(yaml.safe_dump(job(updates=12)))
+    links = [{"update": 6, "link": "a"}, {"update": 12, "link": "b"}]
+    (state / "chain.jsonl").write_text("".join(json.dumps(link) + "\n" for link in links))
     (state / "history.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records) + '{"upd')
     return state
 
 
 def published() -> dict[str, str]:
     folder = {path.name: path.read_text() for path in train.CHECKPOINTS.iterdir()}
-    return {**folder, **{path.name: path.read_text() for path in (train.TRAINING, train.CURVES, train.VALIDATION)}}
+    others = (train.TRAINING, train.CURVES, train.VALIDATION, train.CHAIN)
+    return {**folder, **{path.name: path.read_text() for path in others}}
 
 
 def test_checkpoints_summary_and_curves_are_handed_on(finished: Path) -> None:
@@ -176,12 +181,17 @@ def test_checkpoints_summary_and_curves_are_handed_on(finished: Path) -> None:
         "training.json",
         "training.csv",
         "validation.csv",
+        "chain.json",
     }
     assert found["last.safetensors"] == "resume/update-00000012/model.safetensors"
     assert found["update-00000006.safetensors"] == "checkpoints/update-00000006.safetensors"
     assert (train.CHECKPOINTS / "last.safetensors").samefile(finished / "resume/update-00000012/model.safetensors")
     assert found["training.csv"] == "update,loss\n6,3.0\n12,2.5\n"
     assert found["validation.csv"] == "update,valid_loss,valid_ppl\n12,2.0,7.4\n"
+    chain = json.loads(found["chain.json"])
+    assert (chain["state"], chain["code"], chain["data"]) == ("abc-def", "def", {})
+    assert "corpus" not in chain["job"]
+    assert [link["update"] for link in chain["links"]] == [6, 12]
     summary = json.loads(found["training.json"])
     sustained = flops.sustained("NVIDIA H100 80GB HBM3")
     assert summary["flops_sustained"] == {"NVIDIA H100 80GB HBM3": sustained}
@@ -374,6 +384,7 @@ def test_a_run_trains_once_and_hands_on_each_time(
     finished: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: Callable[..., dict[str, Any]]
 ) -> None:
     job = {**tiny_job(), "vocabulary": 77, "corpus": str(train.BINNED.resolve())}
+    (finished / "job.yaml").unlink()
     calls: list[Any] = []
     monkeypatch.setattr(train, "load_section", lambda name, section: section.model_validate(job[name]))
     monkeypatch.setattr(train, "state_folder", lambda job: calls.append(job) or finished)

@@ -1,0 +1,177 @@
+"""A chain of hashes over a training, and the states kept to train parts of it again.
+
+`chain.jsonl` holds a link for every `training.verify_every` updates, every checkpoint and the last update. A link
+hashes weights, optimizer moments and the losses recorded since the link before it, together with that link's hash. So
+whoever trains the updates between two links again, from a kept state, can compare the result to the bit, and no link
+can be changed without changing all later ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from nmt.common.files import writing
+from nmt.common.tensors import WEIGHTS, digest, load_tensors
+from nmt.config import InputError, TrainingSettings
+from nmt.model import Transformer
+from nmt.training import state
+from nmt.training.checkpoint import latest_resume, update_of
+from nmt.training.history import CHAIN, read_history
+from nmt.training.state import ResumeConditions
+
+INTERVAL = ("loss", "nll", "ppl", "learning_rate", "gradient_norm")
+"""What a link hashes of the history's records of intervals; results/training.csv has these columns, too."""
+VALIDATION = ("valid_loss", "valid_ppl")
+"""What a link hashes of the history's records of validations; results/validation.csv has these columns, too."""
+
+
+class Link(BaseModel):
+    """The hashes of a training after an update, all sha256 in hexadecimal."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    update: int
+    updates: int
+    """`training.updates` at that time: it decides how often losses are recorded."""
+    weights: str
+    moments: str
+    losses: str
+    """Of what was recorded since the link before."""
+    conditions: dict[str, str | int | bool]
+    """What must be the same for equal bits (ResumeConditions). Not hashed, because it may differ where bits agree."""
+    link: str
+    """Of the four values above and the previous link's hash."""
+
+    def follows(self, previous: Link | None) -> bool:
+        """Return whether the link's own hash is that of its content after `previous`, None for the first link."""
+        return self.link == link_hash(previous, self.update, self.weights, self.moments, self.losses)
+
+
+def link_hash(previous: Link | None, *content: int | str) -> str:
+    """Return the hash of a link's update, weights, moments and losses after the previous link."""
+    return hashlib.sha256(json.dumps([previous.link if previous else "", *content]).encode()).hexdigest()
+
+
+def losses_hash(records: Iterable[Mapping[str, Any]], after: int, last: int) -> str:
+    """Return the hash of the losses recorded from update `after` + 1 to `last`; times and speeds are left out."""
+    rows = [
+        (int(record["update"]), number, [float(record[key]) for key in keys])
+        for record in records
+        for number, keys in enumerate((VALIDATION, INTERVAL))
+        if keys[0] in record and after < record["update"] <= last
+    ]
+    return hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()
+
+
+def read_chain(path: Path) -> list[Link]:
+    """Return the links of a chain file, the first update first."""
+    return parse(read_history(path), path)
+
+
+def parse(content: Sequence[Mapping[str, Any]], where: Path) -> list[Link]:
+    """Return links from their JSON; raise InputError where a key or a value is wrong."""
+    try:
+        return [Link.model_validate(entry) for entry in content]
+    except ValidationError as error:
+        raise InputError(f"{where} holds no chain of hashes ({error.errors()[0]['msg']}): train again") from error
+
+
+def broken(links: Sequence[Link]) -> Link | None:
+    """Return the first link whose hash does not follow from its content and the link before; None if all do."""
+    return next(
+        (link for link, previous in zip(links, [None, *links], strict=False) if not link.follows(previous)), None
+    )
+
+
+def add_link(
+    folder: Path,
+    updates: int,
+    update: int,
+    model: Transformer,
+    optimizer: torch.optim.Optimizer,
+    conditions: ResumeConditions,
+) -> None:
+    """Append the link after `update` to the chain of the training in `folder`, unless it is there already."""
+    links = read_chain(folder / CHAIN)
+    previous = links[-1] if links else None
+    if previous is not None and previous.update >= update:
+        return
+    records = read_history(folder / "history.jsonl")
+    hashes = (
+        digest(model.state_dict()),
+        digest(state.moments(model, optimizer)),
+        losses_hash(records, previous.update if previous else 0, update),
+    )
+    link = Link(
+        update=update,
+        updates=updates,
+        **dict(zip(("weights", "moments", "losses"), hashes, strict=True)),
+        conditions=conditions.model_dump(),
+        link=link_hash(previous, update, *hashes),
+    )
+    with (folder / CHAIN).open("a", encoding="utf-8") as file:
+        file.write(link.model_dump_json() + "\n")
+
+
+def is_link(settings: TrainingSettings, update: int) -> bool:
+    """Return whether the chain has a link after this update, the last one of a training apart."""
+    intervals = (settings.checkpoint_every, settings.verify_every)
+    return any(every is not None and update % every == 0 for every in intervals)
+
+
+def keep_every(settings: TrainingSettings, report_every: int) -> int | None:
+    """Return how many updates lie between two kept states; None where none is kept.
+
+    States are kept where the chain has a link and where no interval of the history is unfinished.
+    """
+    if settings.keep_states == 0:
+        return None
+    step = math.lcm(report_every, settings.verify_every or settings.checkpoint_every)
+    return step * math.ceil(settings.updates / (settings.keep_states + 1) / step)
+
+
+def kept_states(folder: Path) -> dict[int, Path]:
+    """Return the kept states of the training in `folder` by update."""
+    return {update_of(path): path for path in sorted((folder / "states").glob("update-*"))}
+
+
+def keep_state(folder: Path) -> None:
+    """Keep the newest saved state of the training in `folder`."""
+    saved = latest_resume(folder / "resume")
+    assert saved is not None
+    copy_state(saved, folder / "states" / saved.name)
+
+
+def remove_later_states(folder: Path, update: int) -> None:
+    """Remove the kept states after `update`: a training that resumes there keeps them again."""
+    for later, path in kept_states(folder).items():
+        if later > update:
+            shutil.rmtree(path)
+
+
+def copy_state(source: Path, target: Path) -> None:
+    """Copy a state, whole or not at all, by hard links where the disk allows it. States are never changed in place."""
+
+    def link(one: str, other: str) -> None:
+        try:
+            os.link(one, other)
+        except OSError:
+            shutil.copyfile(one, other)
+
+    with writing(target) as temporary:
+        shutil.copytree(source, temporary, copy_function=link)
+
+
+def state_hashes(path: Path) -> tuple[str, str]:
+    """Return the hashes of a saved state's weights and moments; raise InputError for a damaged file."""
+    return digest(load_tensors(path / WEIGHTS)), digest(load_tensors(path / state.MOMENTS))

@@ -1,0 +1,128 @@
+"""A run beside its certificate, and the checks of what the training began with: corpus, subwords, settings, code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nmt.config import InputError, Job, ModelSettings, SearchSettings, TrainingSettings
+from nmt.training import chain
+from pipeline.common import paths
+from pipeline.common.settings import RunSettings, load_section
+from pipeline.stages import certify, train
+from pipeline.tracking.record import flat, run_name
+from pipeline.verification.replay import Training
+
+Status = Literal["recomputed", "equal", "differs", "not here"]
+"""Made again with the same result, compared by its hash alone, changed, or absent and so unchecked."""
+NO_RESULT = ("training.resume_minutes", "training.verify_every", "training.keep_states")
+"""Settings that change no result."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A step of a run, and how it compares with the certificate."""
+
+    step: str
+    status: Status
+    detail: str
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where the files of a run are: this repository's, or those of a run's record."""
+
+    results: Path
+    average: Path
+    last: Path
+    checkpoints: Path
+
+    def translation(self, name: str) -> Path:
+        """Return the path of a file of translations."""
+        return self.results / paths.TRANSLATIONS.name / name
+
+
+HERE = Files(paths.CONFIG.parent, paths.AVERAGE, paths.LAST, paths.CHECKPOINTS)
+
+
+class Subject:
+    """A run and its certificate. Raises InputError where the two are of different runs."""
+
+    def __init__(self, certificate: Path, files: Files) -> None:
+        self.path, self.files = certificate, files
+        self.certificate = load(certificate)
+        self.training = Training(self.certificate["training"], certificate)
+        self.config = files.results / paths.CONFIG.name
+        if self.config.exists():
+            here, run = load_section("run", RunSettings, self.config).model_dump(), self.certificate["run"]
+            if here != run:
+                raise InputError(
+                    f"{certificate} is the certificate of the run {run_name(run)}, {run['pair']}, but {self.config} is "
+                    f"of {run_name(here)}, {here['pair']}: set params.yaml as that run has it, and run `dvc repro`"
+                )
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Return a certificate; raise InputError for a file that is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}): name a results/certificate.json") from error
+    needed = {"run", "training", "subwords", "averaged", "average", "last", "search", "translations", "references"}
+    if not isinstance(content, dict) or not {*needed, "score", "seal"} <= content.keys():
+        raise InputError(f"{path} is no certificate: name a results/certificate.json")
+    if not content["training"]["links"]:
+        raise InputError(f"{path}: its training has no chain of hashes, so nothing can be checked: train again")
+    return content
+
+
+def seal(subject: Subject) -> Finding:
+    """Check the certificate itself: its hash, and that every link of the chain follows the one before."""
+    content = {key: value for key, value in subject.certificate.items() if key != "seal"}
+    if certify.seal(content) != subject.certificate["seal"]:
+        return Finding("certificate", "differs", f"{subject.path} was edited: its hash is not that of its content")
+    if (link := chain.broken(subject.training.links)) is not None:
+        return Finding("certificate", "differs", f"the chain breaks at update {link.update:,}: a link was changed")
+    links = subject.training.links
+    return Finding("certificate", "recomputed", f"{len(links):,} links, the last at update {links[-1].update:,}")
+
+
+def hashes(step: str, recorded: Mapping[str, str], folder: Path, pattern: str) -> Finding:
+    """Compare the hashes of a folder's files."""
+    if not any(folder.glob(pattern)):
+        return Finding(step, "not here", f"{folder} is empty: `dvc repro` makes it")
+    here = certify.hashes(folder.glob(pattern))
+    if changed := sorted(name for name in recorded.keys() | here.keys() if recorded.get(name) != here.get(name)):
+        return Finding(step, "differs", f"{folder}: {', '.join(changed[:3])} differ from the run's")
+    return Finding(step, "equal", f"{len(here)} files of {folder}")
+
+
+def settings(subject: Subject) -> Finding:
+    """Compare the settings of model, training and search."""
+    if not subject.config.exists():
+        return Finding("settings", "not here", f"{subject.config} is missing")
+    job = subject.certificate["training"]["job"]
+    ours = Job(
+        model=load_section("model", ModelSettings, subject.config),
+        training=load_section("training", TrainingSettings, subject.config),
+        corpus="",
+        **{key: job[key] for key in ("vocabulary", "target_vocabulary") if key in job},
+    ).model_dump(exclude_defaults=True, exclude={"corpus"})
+    search = load_section("search", SearchSettings, subject.config).model_dump()
+    theirs = dict(flat({**job, "search": subject.certificate["search"]}))
+    here = dict(flat({**ours, "search": search}))
+    for key in sorted((theirs.keys() | here.keys()) - {*NO_RESULT}):
+        if theirs.get(key) != here.get(key):
+            return Finding("settings", "differs", f"{key} was {theirs.get(key)}, here {here.get(key)}")
+    return Finding("settings", "equal", f"{len(theirs)} of model, training and search")
+
+
+def code(subject: Subject) -> Finding:
+    """Compare the modules of training."""
+    was, here = subject.training.code, train.code_digest()
+    if was != here:
+        return Finding("code", "differs", f"the training's modules had the hash {was}, here {here}")
+    return Finding("code", "equal", f"the training's modules, {here}")

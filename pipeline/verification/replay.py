@@ -1,0 +1,208 @@
+"""Train parts of a training again, from the states that it kept, and compare the result to the bit."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nmt.config import InputError
+from nmt.training import chain, history, state
+from nmt.training.chain import Link
+from pipeline.common.paths import BINNED
+from pipeline.common.stage import read_json, state_root
+from pipeline.training import launch
+
+HASHES = ("weights", "moments", "losses")
+"""What two trainings of the same updates are compared by, in the order of messages."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The updates after `start` up to `end`, both of which have a link (or `start` is 0)."""
+
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.start:,} to {self.end:,}"
+
+
+@dataclass(frozen=True)
+class Replay:
+    """An interval that was trained again."""
+
+    interval: Interval
+    seconds: float
+    """Training time, without the start of the processes."""
+    parted: str | None
+    """What differs from the record, and between which updates; None where all is equal."""
+    conditions: tuple[str, ...]
+    """Recorded conditions that are others here."""
+
+
+class Training:
+    """A recorded training: its job and chain from the certificate, and what its folder under the state root keeps."""
+
+    def __init__(self, content: Mapping[str, Any], where: Path) -> None:
+        self.job: dict[str, Any] = content["job"]
+        self.code: str = content["code"]
+        self.links = chain.parse(content["links"], where)
+        self.folder = state_root() / "train" / content["state"]
+        self.kept = {
+            update: path
+            for update, path in chain.kept_states(self.folder).items()
+            if any(link.update == update for link in self.links)
+        }
+        fork = self.job["training"].get("fork")
+        self.begin: int = fork["update"] if fork else 0
+        """The update before the first that is this training's own."""
+
+    def link(self, update: int) -> Link:
+        """Return the link after an update that has one."""
+        return next(link for link in self.links if link.update == update)
+
+    def changed_states(self) -> list[str]:
+        """Return what differs between the kept states and the chain; take such states out of `kept`."""
+        found = []
+        for update, path in list(self.kept.items()):
+            link = self.link(update)
+            recorded = {"weights": link.weights, "moments": link.moments}
+            here = dict(zip(recorded, chain.state_hashes(path), strict=True))
+            if changed := [name for name in recorded if here[name] != recorded[name]]:
+                found.append(f"the {' and '.join(changed)} of the kept state after update {update:,} were changed")
+                del self.kept[update]
+        return found
+
+    def starts(self) -> list[int]:
+        """Return the updates after which the training can begin again, in order."""
+        return sorted({*self.kept, *([0] if self.begin == 0 else [])})
+
+    def choose(self, share: float, chance: random.Random) -> list[Interval]:
+        """Return random intervals that begin where a state is kept and cover `share` of the updates, up to a link."""
+        if not 0 < share <= 1:
+            raise InputError(f"--share is {share:g}: it must be above 0 and at most 1")
+        starts, last = self.starts(), self.links[-1].update
+        spans = [Interval(*bounds) for bounds in pairwise([*starts, last]) if bounds[0] < bounds[1]]
+        left, chosen = math.ceil(share * (last - self.begin)), []
+        for span in chance.sample(spans, len(spans)):
+            ends = [link.update for link in self.links if span.start < link.update <= span.end]
+            end = next((end for end in ends if end - span.start >= left), span.end)
+            chosen.append(Interval(span.start, end))
+            left -= end - span.start
+            if left <= 0:
+                break
+        return sorted(chosen, key=lambda interval: interval.start)
+
+    def named(self, text: str) -> Interval:
+        """Return the interval that covers `A:B`, from a kept state to a link; raise InputError where none does."""
+        match = re.fullmatch(r"(\d+):(\d+)", text)
+        last = self.links[-1].update
+        if match is None or not self.begin <= int(match[1]) < int(match[2]) <= last:
+            raise InputError(f"--updates is {text!r}: it must be A:B with {self.begin} <= A < B <= {last}, as 0:20")
+        first, end = int(match[1]), int(match[2])
+        start = max((start for start in self.starts() if start <= first), default=None)
+        planned = self.job["training"].get("keep_states", 0)
+        if start is None or (start == 0 and first > 0 and planned and not self.kept):
+            raise InputError(
+                f"{self.folder} keeps no state before update {first:,} any more, so this part cannot be trained again: "
+                f"name updates from {self.begin} on, as --updates {self.begin}:{self.links[0].update}"
+            )
+        return Interval(start, next(link.update for link in self.links if link.update >= end))
+
+    def retrain(self, interval: Interval) -> Replay:
+        """Train an interval again; raise ChildProcessError or InputError where the training fails."""
+        recorded = [link for link in self.links if interval.start < link.update <= interval.end]
+        conditions = recorded[0].conditions
+        root = state_root()
+        root.mkdir(parents=True, exist_ok=True)
+        # A folder beside the kept states, so that they become hard links there.
+        scratch_folder = tempfile.TemporaryDirectory(prefix=".verify.", suffix=".tmp", dir=root)
+        with scratch_folder as scratch, environment(conditions):
+            folder = Path(scratch)
+            self._prepare(folder, interval, recorded[0].updates)
+            launch.train(folder, lambda: None)
+            again = [link for link in chain.read_chain(folder / history.CHAIN) if link.update > interval.start]
+            if not (folder / "done.json").exists():
+                failed = folder / "failed.json"
+                reason = f": {read_json(failed)['error']}" if failed.exists() else "; its output is above"
+                raise ChildProcessError(f"training updates {interval} again failed{reason}")
+            parted = self._compare(recorded, again, history.read_history(folder / "history.jsonl"), interval.start)
+            before = state.read_state(self.kept[interval.start]).seconds if interval.start else 0.0
+            seconds = float(read_json(folder / "done.json")["train_seconds"]) - before
+        others = [
+            f"{key} was {value}, here {again[0].conditions.get(key)}"
+            for key, value in conditions.items()
+            if again[0].conditions.get(key) != value
+        ]
+        return Replay(interval, seconds, parted, tuple(others))
+
+    def _prepare(self, folder: Path, interval: Interval, updates: int) -> None:
+        """Write the job and the start of an interval into an empty folder."""
+        training = {**self.job["training"], "updates": updates, "keep_states": 0}
+        job = {**self.job, "training": training, "corpus": str(BINNED.resolve())}
+        (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
+        (folder / "last_update").write_text(str(interval.end), encoding="utf-8")
+        if interval.start:
+            kept = self.kept[interval.start]
+            chain.copy_state(kept, folder / "resume" / kept.name)
+            before = [link for link in self.links if link.update <= interval.start]
+            (folder / history.CHAIN).write_text("".join(link.model_dump_json() + "\n" for link in before))
+
+    def _compare(
+        self, recorded: Sequence[Link], again: Sequence[Link], records: Sequence[Mapping[str, Any]], start: int
+    ) -> str | None:
+        """Return what differs first, between which updates; None where everything is equal."""
+        before = start
+        for link, other in zip(recorded, again, strict=False):
+            # A training that was extended recorded its losses at other updates before that.
+            names = [name for name in HASHES if name != "losses" or link.updates == other.updates]
+            if changed := [name for name in names if getattr(link, name) != getattr(other, name)]:
+                loss = self._first_other_loss(records)
+                return f"{', '.join(changed)} part between updates {before:,} and {link.update:,}{loss}"
+            before = link.update
+        if len(again) != len(recorded):
+            return f"the record has {len(recorded)} links there, training again gives {len(again)}"
+        return None
+
+    def _first_other_loss(self, records: Sequence[Mapping[str, Any]]) -> str:
+        """Return, as the end of a sentence, the first recorded loss that differs, where the history is here."""
+        known = {
+            (record["update"], key): record[key]
+            for record in history.read_history(self.folder / "history.jsonl")
+            for key in (*chain.VALIDATION, *chain.INTERVAL)
+            if key in record
+        }
+        for record in records:
+            for key in (*chain.VALIDATION, *chain.INTERVAL):
+                place = (record["update"], key)
+                if key in record and place in known and known[place] != record[key]:
+                    return f"; {key} at update {place[0]:,} was recorded as {known[place]!r} and is {record[key]!r}"
+        return ""
+
+
+@contextmanager
+def environment(conditions: Mapping[str, Any]) -> Iterator[None]:
+    """Set the threads, and what else the launcher takes from the environment, to the recorded conditions."""
+    names = {"threads": "OMP_NUM_THREADS", "processes": "WMT_PROCESSES", "micro_tokens": "NMT_MICRO_TOKENS"}
+    changes = {name: str(conditions[key]) for key, name in names.items() if conditions.get(key)}
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,191 @@
+"""The chain of hashes: a function of the training alone, unbroken by kills, changed by any change of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nmt.common import tensors
+from nmt.config import InputError, Job, TrainingSettings
+from nmt.training import chain, checkpoint
+from nmt.training.distributed import World
+from nmt.training.history import read_history
+from nmt.training.step import Trainer
+from nmt.training.trainer import train
+
+ALONE = World(0, 1, torch.device("cpu"))
+MakeJob = Callable[..., dict[str, Any]]
+
+
+def run(job: dict[str, Any], folder: Path) -> bool:
+    folder.mkdir(exist_ok=True)
+    return train(Job.model_validate(job), folder, ALONE)
+
+
+def links(folder: Path) -> list[chain.Link]:
+    return chain.read_chain(folder / "chain.jsonl")
+
+
+def hashes(folder: Path) -> list[tuple[int, str]]:
+    return [(link.update, link.link) for link in links(folder)]
+
+
+def stop_after(patch: pytest.MonkeyPatch, number: int) -> None:
+    step = Trainer.step
+
+    def watched(self: Trainer, update: Any) -> None:
+        step(self, update)
+        if update.number == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    patch.setattr(Trainer, "step", watched)
+
+
+def test_checkpoints_chosen_updates_and_the_end_have_links(tmp_path: Path, tiny_job: MakeJob) -> None:
+    assert run(tiny_job(updates=17, verify_every=4), tmp_path / "run")
+    found = links(tmp_path / "run")
+    assert [link.update for link in found] == [4, 5, 8, 10, 12, 15, 16, 17]
+    assert chain.broken(found) is None
+    for path in checkpoint.checkpoints(tmp_path / "run/checkpoints"):
+        (link,) = [link for link in found if link.update == checkpoint.update_of(path)]
+        assert tensors.digest(tensors.load_tensors(path)) == link.weights
+    last = checkpoint.latest_resume(tmp_path / "run/resume")
+    assert last is not None
+    assert chain.state_hashes(last) == (found[-1].weights, found[-1].moments)
+
+
+def test_a_stopped_training_has_the_chain_of_an_undisturbed_one(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tiny_job(updates=20, verify_every=3, keep_states=2)
+    assert run(job, tmp_path / "undisturbed")
+    for number in (6, 11):
+        with monkeypatch.context() as patch:
+            stop_after(patch, number)
+            assert not run(job, tmp_path / "disturbed")
+    # A kill, after a state was saved: the links and kept states that came later go.
+    lost = tmp_path / "disturbed/states/update-00000015"
+    shutil.copytree(tmp_path / "undisturbed/states/update-00000009", lost)
+    shutil.copyfile(tmp_path / "undisturbed/chain.jsonl", tmp_path / "disturbed/chain.jsonl")
+    shutil.copyfile(tmp_path / "undisturbed/history.jsonl", tmp_path / "disturbed/history.jsonl")
+    assert run(job, tmp_path / "disturbed")
+    assert hashes(tmp_path / "undisturbed") == hashes(tmp_path / "disturbed")
+    assert list(chain.kept_states(tmp_path / "disturbed")) == [9, 18]
+    assert not lost.exists()
+
+
+def test_every_change_of_the_training_changes_the_chain(tmp_path: Path, tiny_job: MakeJob) -> None:
+    for name, change in {"one": {}, "same": {}, "seed": {"seed": 2}, "rate": {"learning_rate_scale": 1.01}}.items():
+        assert run(tiny_job(updates=5, **change), tmp_path / name)
+    assert hashes(tmp_path / "one") == hashes(tmp_path / "same")
+    assert len({hashes(tmp_path / name)[-1][1] for name in ("one", "seed", "rate")}) == 3
+
+
+def test_kept_states_start_the_training_again(tmp_path: Path, tiny_job: MakeJob) -> None:
+    """From each of them, up to the next link, it gives the same link."""
+    assert run(tiny_job(updates=30, verify_every=4, keep_states=2), tmp_path / "run")
+    recorded = links(tmp_path / "run")
+    kept = chain.kept_states(tmp_path / "run")
+    assert list(kept) == [12, 24]
+    for update, path in kept.items():
+        again = tmp_path / f"again-{update}"
+        chain.copy_state(path, again / "resume" / path.name)
+        before = [link for link in recorded if link.update <= update]
+        (again / "chain.jsonl").write_text("".join(link.model_dump_json() + "\n" for link in before))
+        (again / "last_update").write_text(str(update + 3))
+        assert run(tiny_job(updates=30, verify_every=4, keep_states=2), again)
+        assert links(again)[: len(before) + 1] == recorded[: len(before) + 1]
+        # Shared with the run by hard links, and still whole there.
+        assert chain.state_hashes(path) == (before[-1].weights, before[-1].moments)
+
+
+def test_a_state_that_a_kill_left_unkept_is_kept_on_resuming(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tiny_job(updates=20, keep_states=1)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 10)
+        assert not run(job, tmp_path)
+    shutil.rmtree(tmp_path / "states")
+    assert run(job, tmp_path)
+    assert list(chain.kept_states(tmp_path)) == [10]
+
+
+def test_a_training_that_starts_anew_moves_what_it_kept(tmp_path: Path, tiny_job: MakeJob) -> None:
+    job = tiny_job(updates=12, keep_states=1)
+    assert run(job, tmp_path / "run")
+    first = hashes(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/resume")
+    assert run(job, tmp_path / "run")
+    assert hashes(tmp_path / "run") == first
+    assert {path.name for path in (tmp_path / "run/earlier-1").iterdir()} >= {"chain.jsonl", "update-00000010"}
+
+
+def test_the_hash_of_losses_covers_numbers_and_not_times() -> None:
+    interval = {"loss": 1.5, "nll": 1.0, "ppl": 2.7, "learning_rate": 1e-3, "gradient_norm": 0.5}
+    records = [
+        {"update": 2, "seconds": 1.0, **interval},
+        {"update": 3, "seconds": 2.0, "valid_loss": 2.0, "valid_ppl": 7.4},
+        {"update": 4, "seconds": 3.0, **interval},
+    ]
+    whole = chain.losses_hash(records, 0, 4)
+    assert chain.losses_hash([{**record, "seconds": 9.0} for record in reversed(records)], 0, 4) == whole
+    assert chain.losses_hash(records, 2, 4) != whole
+    assert chain.losses_hash(records, 2, 4) == chain.losses_hash(records[1:], 0, 9)
+    for number, record in enumerate(records):
+        for key in record.keys() - {"update", "seconds"}:
+            changed = [*records[:number], {**record, key: record[key] + 1e-9}, *records[number + 1 :]]
+            assert chain.losses_hash(changed, 0, 4) != whole, key
+
+
+def test_a_link_that_was_changed_breaks_the_chain(tmp_path: Path, tiny_job: MakeJob) -> None:
+    assert run(tiny_job(updates=15), tmp_path)
+    found = links(tmp_path)
+    for key in ("weights", "moments", "losses", "link"):
+        changed = [found[0], found[1].model_copy(update={key: "0" * 64}), found[2]]
+        assert chain.broken(changed) == changed[1]
+    assert chain.broken(found[1:]) == found[1]
+    with pytest.raises(InputError, match=r"chain.jsonl holds no chain of hashes"):
+        chain.parse([{"update": 1}], tmp_path / "chain.jsonl")
+
+
+def test_the_digest_of_tensors_covers_name_dtype_shape_and_bytes() -> None:
+    one = {"a": torch.zeros(2, 3), "b": torch.ones(4)}
+    same = {"b": torch.ones(4), "a": torch.zeros(3, 2).T.contiguous()}
+    assert tensors.digest(one) == tensors.digest(same)
+    others = [
+        {"a": torch.zeros(3, 2), "b": torch.ones(4)},
+        {"a": torch.zeros(2, 3), "c": torch.ones(4)},
+        {"a": torch.zeros(2, 3).to(torch.int32), "b": torch.ones(4)},
+        {"a": torch.zeros(2, 3), "b": torch.nextafter(torch.ones(4), torch.zeros(4))},
+    ]
+    assert len({tensors.digest(each) for each in [one, *others]}) == 5
+    # A view of every second value, as it is and copied.
+    assert tensors.digest({"a": torch.arange(6.0)[::2]}) == tensors.digest({"a": torch.tensor([0.0, 2.0, 4.0])})
+
+
+def test_states_are_kept_where_links_and_records_meet(tiny_job: MakeJob) -> None:
+    def every(report_every: int, **changes: Any) -> int | None:
+        return chain.keep_every(TrainingSettings.model_validate(tiny_job(**changes)["training"]), report_every)
+
+    assert every(14, updates=1450, verify_every=20, keep_states=3) == 420
+    assert every(100, updates=100_000, verify_every=500, keep_states=3) == 25_000
+    assert every(1, updates=30, keep_states=1) == 15
+    assert every(1, updates=30) is None
+
+
+def test_histories_name_the_losses_that_links_hash(tmp_path: Path, tiny_job: MakeJob) -> None:
+    """The hash would miss a name that the history no longer has."""
+    assert run(tiny_job(updates=10), tmp_path)
+    records = read_history(tmp_path / "history.jsonl")
+    assert {key for record in records for key in record} >= {*chain.INTERVAL, *chain.VALIDATION}
+    assert links(tmp_path)[-1].losses == chain.losses_hash(records, 5, 10)
+    assert json.loads((tmp_path / "chain.jsonl").read_text().splitlines()[0])["update"] == 5

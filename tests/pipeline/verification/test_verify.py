@@ -1,0 +1,346 @@
+"""`wmt verify`: an honest run passes, every tampering is found and named, wrong input is refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from command_line import wmt
+from tiny_run import Silent, after_training, training
+
+from nmt.common import tensors
+from nmt.common.tensors import WEIGHTS
+from nmt.training import checkpoint, step
+from nmt.training.chain import INTERVAL
+from pipeline.common.paths import (
+    AVERAGE,
+    BINNED,
+    CERTIFICATE,
+    CHECKPOINTS,
+    CONFIG,
+    CURVES,
+    LAST,
+    METRICS,
+    SCORES,
+    TRANSLATIONS,
+)
+from pipeline.stages import certify, score
+from pipeline.tracking.record import Record, runs_folder
+from pipeline.verification.replay import Training
+
+STEPS = [
+    *("certificate", "corpus", "subwords", "settings", "code", "losses", "kept states", "training", "checkpoints"),
+    *("average", "last weights", "translations", "score"),
+]
+AGAIN = {"certificate", "training", "average", "translations", "score"}
+"""The steps that are made again, not only compared by their hashes."""
+
+
+def verify(capsys: pytest.CaptureFixture[str], *options: object) -> tuple[int, dict[str, tuple[str, str]], str]:
+    """`wmt verify`: its exit status, the status and detail of every step, and the last line."""
+    capsys.readouterr()
+    status = wmt("verify", *options)
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    lines = [line for line in printed.out.splitlines() if not line.startswith("resuming after")]
+    found = [re.fullmatch(r"(.{13}) (.{11}) (.*)", line) for line in lines[:-1]]
+    return status, {match[1].strip(): (match[2].strip(), match[3]) for match in found if match}, lines[-1]
+
+
+def test_an_honest_run_passes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    status, found, last = verify(capsys, "--share", 1)
+    assert list(found) == STEPS
+    assert {step: how for step, (how, _) in found.items()} == {
+        step: "recomputed" if step in AGAIN else "equal" for step in STEPS
+    }
+    assert (status, last) == (0, "verified")
+    assert found["training"][1].startswith("24 of 24 updates (100.0%: 0 to 8, 8 to 16, 16 to 24) in ")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.5])
+def test_a_share_of_the_updates_is_trained_again(run: Path, capsys: pytest.CaptureFixture[str], share: float) -> None:
+    status, found, _ = verify(capsys, "--share", share, "--no-translate")
+    assert status == 0
+    (updates,) = re.findall(r"^(\d+) of 24 updates", found["training"][1])
+    assert share * 24 <= int(updates) <= share * 24 + 2
+    assert found["translations"][0] == "equal"
+
+
+def test_named_updates_are_trained_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, found, _ = verify(capsys, "--updates", "9:11", "1:2", "--no-translate")
+    assert found["training"][1].startswith("6 of 24 updates (25.0%: 8 to 12, 0 to 2) in ")
+
+
+def replaced(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Change a file of tensors and leave others that share its bytes by hard links."""
+    weights = tensors.load_tensors(path)
+    change(weights)
+    path.unlink()
+    tensors.save_tensors(path, weights)
+
+
+def one_weight(weights: dict[str, torch.Tensor]) -> None:
+    table = weights["embedding.table"]
+    table[3, 2] = torch.nextafter(table[3, 2], torch.tensor(9.0))
+
+
+def other_seed(weights: dict[str, torch.Tensor]) -> None:
+    torch.manual_seed(77)
+    for tensor in weights.values():
+        tensor.copy_(torch.randn_like(tensor) * tensor.std())
+
+
+def swap_pairs() -> None:
+    """The targets of two pairs change places."""
+    path = next(path for path in sorted(BINNED.glob("train.*.arrow")) if pa.ipc.open_file(path).read_all().num_rows > 1)
+    table = pa.ipc.open_file(path).read_all()
+    targets = table.column("tgt").to_pylist()
+    targets[:2] = targets[1::-1]
+    table = table.set_column(1, "tgt", pa.array(targets, table.schema.field("tgt").type))
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
+        out.write_table(table)
+
+
+def change_state() -> None:
+    (path,) = Path("work/train").glob("*/states/update-00000016")
+    replaced(path / WEIGHTS, one_weight)
+
+
+def average_another() -> None:
+    replaced(checkpoint.checkpoint_path(CHECKPOINTS, 20), other_seed)
+    after_training()
+
+
+def average_another_in_secret() -> None:
+    """The checkpoint has its own weights again after the average was made."""
+    path = checkpoint.checkpoint_path(CHECKPOINTS, 20)
+    shutil.copyfile(path, "kept")
+    average_another()
+    path.unlink()
+    shutil.move("kept", path)
+
+
+def edit_translation() -> None:
+    path = TRANSLATIONS / "sampletest.average.de"
+    lines = path.read_text().split("\n")
+    lines[1] = f"{lines[1]} dog"
+    path.write_text("\n".join(lines))
+
+
+def edit_translation_and_certify() -> None:
+    edit_translation()
+    score.run(Silent())
+    certify.run(Silent())
+
+
+def edit_bleu(path: Path = METRICS) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), "bleu": 99.0}))
+
+
+def edit_bleu_and_certify() -> None:
+    edit_bleu()
+    edit_bleu(SCORES)
+    certify.run(Silent())
+
+
+def edit_loss() -> None:
+    lines = CURVES.read_text().split("\n")
+    cells = lines[5].split(",")
+    cells[lines[0].split(",").index(INTERVAL[0])] = "0.5"
+    lines[5] = ",".join(cells)
+    CURVES.write_text("\n".join(lines))
+
+
+TAMPERING: list[tuple[Callable[[], None], str, str]] = [
+    (swap_pairs, "corpus", r"data/binned: train\.\d+\.arrow differ from the run's"),
+    (change_state, "kept states", "the weights of the kept state after update 16 were changed"),
+    (
+        average_another,
+        "checkpoints",
+        r".*update-00000020\.safetensors does not have the weights .* chain recorded",
+    ),
+    (average_another_in_secret, "average", "the checkpoints' mean is not the averaged model: others were averaged"),
+    (lambda: replaced(AVERAGE / WEIGHTS, one_weight), "average", r"models/average/.* was changed.*"),
+    (lambda: replaced(LAST / WEIGHTS, one_weight), "last weights", r"models/last/.* was changed.*"),
+    (edit_translation, "translations", r"results/translations: sampletest\.average\.de differ from the run's"),
+    (edit_translation_and_certify, "translations", r".*sampletest\.average\.de: .* 1 lines otherwise, .* is line 2"),
+    (edit_bleu, "score", r"results/metrics\.json: bleu is 99\.0, the certificate has .*"),
+    (lambda: edit_bleu(SCORES), "score", r"results/scores\.json: bleu is 99\.0, the certificate has .*"),
+    (edit_bleu_and_certify, "score", r"bleu was recorded as 99\.0 \(.*\), but the translations have .*"),
+    (edit_loss, "losses", r"results/training\.csv or validation\.csv was edited within updates 4 to 6"),
+]
+
+
+@pytest.mark.parametrize(("tamper", "step", "detail"), TAMPERING, ids=[str(n) for n in range(len(TAMPERING))])
+def test_tampering_is_found_and_named(
+    run: Path, capsys: pytest.CaptureFixture[str], tamper: Callable[[], None], step: str, detail: str
+) -> None:
+    tamper()
+    status, found, last = verify(capsys, *([] if step == "translations" else ["--no-translate"]))
+    assert found[step][0] == "differs"
+    assert re.fullmatch(detail, found[step][1])
+    assert (status, step in last) == (1, True)
+
+
+@contextmanager
+def faster(first: int, last: int) -> Iterator[None]:
+    """The learning rate is higher from update `first` to `last`; the history has the one of the schedule."""
+    original = step.learning_rate
+
+    def changed(update: int, *settings: Any) -> float:
+        return original(update, *settings) * (1.01 if first <= update <= last else 1.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step, "learning_rate", changed)
+        yield
+
+
+def test_another_learning_rate_for_ten_updates_is_found(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All files agree with each other, and the certificate is that of this training."""
+    shutil.rmtree("work")
+    with faster(9, 18):
+        training()
+    after_training()
+    status, found, last = verify(capsys, "--updates", "0:8", "--no-translate")
+    assert (status, last) == (0, "verified")
+    status, found, last = verify(capsys, "--updates", "8:24", "--no-translate")
+    assert (status, last) == (1, "not verified: training differs")
+    assert re.fullmatch(
+        r"weights, moments, losses part between updates 8 and 10; loss at update 10 was recorded as \S+ and is \S+: "
+        "settings, data, code and conditions are the recorded ones, so the recorded weights are not what they give",
+        found["training"][1],
+    )
+
+
+def test_what_differs_here_is_named_where_bits_part(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version of torch that adds in another order, and other code."""
+    Path("code.py").write_text("2")
+    monkeypatch.setattr(torch, "__version__", "9.9.0")
+    status, found, _ = verify(capsys, "--share", 1, "--no-translate")
+    assert (status, found["training"][0], found["code"][0]) == (1, "recomputed", "differs")
+    with faster(1, 24):
+        status, found, _ = verify(capsys, "--share", 1, "--no-translate")
+    assert (status, found["training"][0]) == (1, "differs")
+    assert re.search(r": the training's code differs; torch was \S+, here 9\.9\.0$", found["training"][1])
+
+
+def test_another_clone_with_the_same_data_checks_the_certificate_alone(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.move(CERTIFICATE, "theirs.json")
+    for path in ("work", "models", "results"):
+        shutil.rmtree(path)
+    status, found, last = verify(capsys, "--certificate", "theirs.json")
+    absent = ["settings", "losses", "kept states", "checkpoints", "average", "last weights", "translations", "score"]
+    assert [step for step, (how, _) in found.items() if how == "not here"] == absent
+    assert [step for step, (how, _) in found.items() if how == "recomputed"] == ["certificate", "training"]
+    assert "updates (" in found["training"][1]
+    assert (status, last) == (0, f"verified, but for what is not here: {', '.join(absent)}")
+    shutil.rmtree(BINNED)
+    status, found, _ = verify(capsys, "--certificate", "theirs.json")
+    assert found["training"] == (
+        "not here",
+        "it cannot be trained again without its corpus: data/binned is empty: `dvc repro` makes it",
+    )
+
+
+def test_a_recorded_run_is_checked_by_its_record(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """While the folder holds the results of another one. A record keeps no last weights."""
+    record = Record(runs_folder() / "mine")
+    record.create(CONFIG)
+    shutil.copytree("results", record.results, dirs_exist_ok=True)
+    shutil.copytree(AVERAGE, record.model)
+    for path in ("models", "results"):
+        shutil.rmtree(path)
+    status, found, last = verify(capsys, "min")
+    assert (status, last) == (0, "verified, but for what is not here: last weights")
+    assert found["translations"] == ("recomputed", "sampletest and sampledev (by its hash alone)")
+    assert found["checkpoints"][1].startswith("3 in work/train/")
+
+
+def resealed(change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the certificate, and its hash with it."""
+    content = json.loads(CERTIFICATE.read_text())
+    del content["seal"]
+    change(content)
+    CERTIFICATE.write_text(json.dumps({**content, "seal": certify.seal(content)}))
+
+
+def test_an_edited_certificate_is_found(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    resealed(lambda content: content["training"]["links"][3].update(weights="0" * 64))
+    _, found, last = verify(capsys, "--no-translate")
+    assert found["certificate"] == ("differs", "the chain breaks at update 8: a link was changed")
+    assert last.startswith("not verified: certificate")
+    CERTIFICATE.write_text(CERTIFICATE.read_text().replace('"beam": 2', '"beam": 3'))
+    _, found, _ = verify(capsys, "--no-translate")
+    assert found["certificate"][1] == "results/certificate.json was edited: its hash is not that of its content"
+
+
+def other_run() -> None:
+    resealed(lambda content: content["run"].update(seed=2))
+
+
+def freed() -> None:
+    shutil.rmtree(next(Path("work/train").glob("*/states")))
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "sentence"),
+    [
+        (other_run, [], "results/certificate.json is the certificate of the run sample-sample-s2, en-de, but results"),
+        (freed, ["--updates", "12:14"], "keeps no state before update 12 any more, so this part cannot be trained ag"),
+        (lambda: CERTIFICATE.write_text("{}"), [], "results/certificate.json is no certificate: name a"),
+        (CERTIFICATE.unlink, [], "results/certificate.json cannot be read"),
+        (lambda: None, ["--updates", "12"], "--updates is '12': it must be A:B with 0 <= A < B <= 24, as 0:20"),
+        (lambda: None, ["--updates", "20:25"], "it must be A:B with 0 <= A < B <= 24"),
+        (lambda: None, ["--share", "0"], "--share is 0: it must be above 0 and at most 1"),
+        (lambda: None, ["nobody"], "'nobody' is the beginning of 0 runs: `wmt runs` lists them"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_checked_is_refused_in_a_sentence(
+    run: Path, capsys: pytest.CaptureFixture[str], change: Callable[[], object], options: list[str], sentence: str
+) -> None:
+    change()
+    assert wmt("verify", "--no-translate", *options) == 1
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def test_freed_states_leave_the_beginning_to_be_checked(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree("work/train")
+    status, found, last = verify(capsys, "--no-translate")
+    assert (status, last) == (0, "verified, but for what is not here: kept states")
+    assert found["training"][1].startswith("2 of 24 updates (8.3%: 0 to 2)")
+
+
+def test_other_settings_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    CONFIG.write_text(CONFIG.read_text().replace("eps_ls: 0.1", "eps_ls: 0.2"))
+    _, found, _ = verify(capsys, "--no-translate")
+    assert found["settings"] == ("differs", "training.eps_ls was 0.1, here 0.2")
+    # The certificate has the settings that its training had.
+    assert found["training"][0] == "recomputed"
+
+
+def test_a_failed_training_is_an_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = json.loads(CERTIFICATE.read_text())["training"]
+    recorded = Training(content, CERTIFICATE)
+    monkeypatch.setattr(
+        "pipeline.training.launch.train",
+        lambda folder, watch: (folder / "failed.json").write_text('{"state": "failed", "error": "a bug"}'),
+    )
+    with pytest.raises(ChildProcessError, match="training updates 8 to 10 again failed: a bug"):
+        recorded.retrain(recorded.named("8:9"))
+    assert not list(Path("work").glob(".verify.*"))
