@@ -70,7 +70,7 @@ def fork(
 
     \b
     Example:
-      wmt fork sample-sample-s1-3f2a81c0 --at 840 -S training.learning_rate_scale=0.5
+      wmt fork sample-sample-s1-3f2a81c0 --at 840 -S training.eps_ls=0
     """
     from pipeline.commands import runs
     from pipeline.tracking.record import records, runs_folder
