@@ -47,7 +47,6 @@ def run(tracker: stage.Tracker) -> None:
     from nmt.inference import attention_maps
     from nmt.inference.loading import Models
 
-    settings = load_section("attention", AttentionSettings)
     data = load_section("data", DataSettings)
     versions = load_section("versions", VersionSettings)
     stage.check_versions(
@@ -57,6 +56,7 @@ def run(tracker: stage.Tracker) -> None:
             "sentencepiece": versions.sentencepiece,
         }
     )
+    settings = load_section("attention", AttentionSettings)
     source, target = (RAW / f"valid.{data.valid.name}.{language}" for language in (data.source, data.target))
     models = Models([AVERAGE], pair=(data.source, data.target))
     found = [attention_maps.attention(models, *pair) for pair in choose_pairs(source, target, settings.sentences)]

@@ -9,7 +9,8 @@ import uuid
 import pytest
 
 from pipeline.config import resolution, rows
-from pipeline.orchestration.flow import EXAMPLE, ROOT, is_random_name, wmt_en_de
+from pipeline.orchestration.flow import ROOT, is_random_name, wmt_en_de
+from pipeline.orchestration.parameters import EXAMPLE
 from pipeline.runs.pipeline_run import unique_name
 
 ONE, OTHER = (f"019aa123-4567-7abc-9def-0123{end}" for end in ("456789ab", "456789ac"))

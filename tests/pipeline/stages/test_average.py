@@ -139,9 +139,9 @@ def test_a_shortened_training_comes_through(
 ) -> None:
     """Real checkpoints of a training that leaves fewer than averaging.last, as the stage `train` hands them on."""
     job = tiny_job(updates=updates)
-    state = tmp_path / "state"
-    state.mkdir()
-    assert train_job(Job.model_validate(job), state, World(0, 1, torch.device("cpu")), 64)
+    state = tmp_path / "0123abcd-4567cdef"
+    train.write_job(state, job)
+    assert train_job(Job.model_validate(job), state, World(0, 1, torch.device("cpu")))
     train.publish(state, _Tracker())
     average.run(_Tracker())
     assert json.loads(average.AVERAGING.read_text(encoding="utf-8"))["weights"] == averaged
