@@ -16,7 +16,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from nmt.inference.options import Precision
-from pipeline.commands import catalog, models, services, verification
+from pipeline.commands import catalog, models, verification
+from pipeline.orchestration import commands
 
 MODELS, RUNS, DATA, SERVICES = "Models", "Runs", "Data", "Services"
 """Panels of the help."""
@@ -326,7 +327,7 @@ def ablation(
     print(study.run(study.Options(**options)))
 
 
-for service in services.ui, services.serve, services.notify:
+for service in commands.ui, commands.serve, commands.notify:
     app.command(rich_help_panel=SERVICES)(service)
 
 
