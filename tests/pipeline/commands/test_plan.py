@@ -143,7 +143,8 @@ def test_code_of_search_reruns_decoding_and_what_follows(finished: Configuration
         "decode": "changed: nmt/inference",
         "score": "changed: the command",
         "attention": "changed: nmt/inference",
-        "report": "follows attention, decode, score",
+        "certify": "follows decode, score",
+        "report": "follows attention, certify, decode, score",
     }
 
 
@@ -153,9 +154,9 @@ def test_adding_a_corpus_leaves_the_download_of_another_up_to_date(finished: Con
     assert runs(finished) == {"resolve": "changed: data/catalog, data/local"}
 
 
-def test_the_version_of_sacrebleu_decides_scores_alone(finished: Configuration) -> None:
+def test_the_version_of_sacrebleu_decides_scores_and_their_certificate_alone(finished: Configuration) -> None:
     versions = finished.versions.model_copy(update={"sacrebleu": "0.0.1"})
-    assert list(runs(finished.model_copy(update={"versions": versions}))) == ["score", "report"]
+    assert list(runs(finished.model_copy(update={"versions": versions}))) == ["score", "certify", "report"]
 
 
 def test_before_the_first_run_every_stage_would_run(finished: Configuration) -> None:
