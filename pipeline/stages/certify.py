@@ -43,8 +43,14 @@ def run(tracker: stage.Tracker) -> None:
 
 
 def hashes(paths: Iterable[Path]) -> dict[str, str]:
-    """Return the sha256 of files by their names."""
-    return {path.name: sha256_of(path) for path in sorted(paths)}
+    """Return the sha256 of files by their names, and of the files of folders by their paths."""
+    found: dict[str, str] = {}
+    for path in sorted(paths):
+        if path.is_dir():
+            found |= {f"{path.name}/{name}": value for name, value in hashes(path.iterdir()).items()}
+        else:
+            found[path.name] = sha256_of(path)
+    return found
 
 
 def averaged(record: Mapping[str, Any]) -> list[int]:

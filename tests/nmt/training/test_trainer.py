@@ -240,13 +240,13 @@ def test_without_a_state_nothing_is_removed(
     assert f"is in {folder / 'resume'}: training starts at update 1" in message
     assert message.endswith(f"were moved to {aside}")
     assert sorted(path.name for path in aside.iterdir()) == [
-        "history.jsonl", "skipped.jsonl", "update-00000005.safetensors", "update-00000010.safetensors",
+        "chain.jsonl", "history.jsonl", "skipped.jsonl", "update-00000005.safetensors", "update-00000010.safetensors",
     ]  # fmt: skip
     assert (aside / "history.jsonl").read_text() == history
     assert len(read_history(folder / "history.jsonl")) == len(history.splitlines())
     # An attempt that left only an empty history has nothing to move either.
     shutil.rmtree(folder / "resume")
-    for path in (*checkpoint.checkpoints(folder / "checkpoints"), folder / "history.jsonl"):
+    for path in (*checkpoint.checkpoints(folder / "checkpoints"), folder / "history.jsonl", folder / "chain.jsonl"):
         path.unlink()
     (folder / "history.jsonl").touch()
     assert run(job, folder)
