@@ -116,6 +116,14 @@ def writing(path: Path) -> Iterator[Path]:
         _remove(temporary)
 
 
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Make a hard link or, where the disk has none, a copy. Only for files that are never changed in place."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def sha256_of(path: Path) -> str:
     """Return the sha256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:

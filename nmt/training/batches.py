@@ -141,7 +141,7 @@ def check_positions(model: ModelSettings, corpus: Corpus, valid: Corpus) -> None
 
 
 @dataclass(frozen=True)
-class MicroBatch:
+class Batch:
     """Pairs that go through the model together, padded with PAD at the end."""
 
     src: Int[Tensor, "batch src"]
@@ -151,16 +151,16 @@ class MicroBatch:
     """Indices of the real targets in the flattened [batch, tgt]."""
     labels: Int[Tensor, "tokens"]
 
-    def to(self, device: torch.device) -> MicroBatch:
+    def to(self, device: torch.device) -> Batch:
         """Copy to a device without blocking the host."""
         if device.type == "cpu":
             return self
         tensors = (self.src, self.tgt_in, self.positions, self.labels)
-        return MicroBatch(*(tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors))
+        return Batch(*(tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors))
 
 
-def micro_batch(corpus: Corpus, pairs: Sequence[int] | NDArray[np.integer]) -> MicroBatch:
-    """Make a micro-batch of pairs, padded to the longest."""
+def make_batch(corpus: Corpus, pairs: Sequence[int] | NDArray[np.integer]) -> Batch:
+    """Make a batch of pairs, padded to the longest."""
     sides = [corpus.pair(int(index)) for index in pairs]
     src = np.full((len(sides), max(len(s) for s, _ in sides)), PAD, dtype=np.int64)
     tgt = np.full((len(sides), max(len(t) for _, t in sides)), PAD, dtype=np.int64)
@@ -171,7 +171,7 @@ def micro_batch(corpus: Corpus, pairs: Sequence[int] | NDArray[np.integer]) -> M
         tgt[row, : len(t)] = t
         tgt_in[row, 1 : len(t)] = t[:-1]
     positions = np.flatnonzero(tgt != PAD)
-    return MicroBatch(*map(torch.from_numpy, (src, tgt_in, positions, tgt.reshape(-1)[positions])))
+    return Batch(*map(torch.from_numpy, (src, tgt_in, positions, tgt.reshape(-1)[positions])))
 
 
 def by_length(corpus: Corpus, pairs: NDArray[np.integer]) -> NDArray[np.integer]:
@@ -279,7 +279,7 @@ class Update:
     number: int
     first: int
     """The number of this rank's first shard, counted from 0."""
-    shards: list[MicroBatch | None]
+    shards: list[Batch | None]
     """None for an empty shard: an update may have fewer pairs than shards."""
     sums: LengthSums
     """Of all ranks' pairs."""
@@ -297,7 +297,7 @@ def updates(
     own = range(rank * shards // size, (rank + 1) * shards // size)
     for number, pairs in pairs_of_updates(corpus, seed, tokens, range(first, last + 1)):
         found = cut(corpus, pairs, shards)
-        batches = [micro_batch(corpus, part) if len(part) else None for part in found.parts[own.start : own.stop]]
+        batches = [make_batch(corpus, part) if len(part) else None for part in found.parts[own.start : own.stop]]
         yield Update(number, own.start, batches, corpus.sums(pairs), found.padded)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from nmt.common.files import writing
+from nmt.common.files import link_or_copy, writing
 from nmt.common.tensors import WEIGHTS, digest, load_tensors
 from nmt.config import InputError, TrainingSettings
 from nmt.model import Transformer
@@ -162,14 +161,8 @@ def remove_later_states(folder: Path, update: int) -> None:
 def copy_state(source: Path, target: Path) -> None:
     """Copy a state, whole or not at all, by hard links where the disk allows it. States are never changed in place."""
 
-    def link(one: str, other: str) -> None:
-        try:
-            os.link(one, other)
-        except OSError:
-            shutil.copyfile(one, other)
-
     with writing(target) as temporary:
-        shutil.copytree(source, temporary, copy_function=link)
+        shutil.copytree(source, temporary, copy_function=link_or_copy)
 
 
 def state_hashes(path: Path) -> tuple[str, str]:

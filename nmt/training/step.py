@@ -15,7 +15,7 @@ from nmt.config import InputError, Job
 from nmt.loss import smoothed_cross_entropy
 from nmt.model import Transformer
 from nmt.schedule import learning_rate
-from nmt.training.batches import Corpus, MicroBatch, Update, cut, micro_batch
+from nmt.training.batches import Batch, Corpus, Update, cut, make_batch
 from nmt.training.compilation import compile_layers
 from nmt.training.distributed import World, check_processes
 from nmt.training.gradients import Gradients
@@ -73,13 +73,13 @@ class Trainer:
         norm = torch.nn.utils.get_total_norm(self.gradients.finish())
         # Fused Adam leaves weights and moments unchanged if found_inf is 1, so the host need not wait for the device.
         # GradScaler sets the same attribute, which the class does not declare.
-        self.optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
+        self.optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined] # not declared
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(update.number, self.job.model.d_model, self.settings)
         self.optimizer.step()
         self.measured.add_update(update, losses, norm)
 
-    def _backward(self, shard: MicroBatch, tokens: int) -> Tensor:
+    def _backward(self, shard: Batch, tokens: int) -> Tensor:
         """Run forward and backward pass of a shard; return its losses, [2].
 
         Raises InputError if memory runs out.
@@ -99,8 +99,8 @@ class Trainer:
             ) from error
         return torch.stack((smoothed.detach(), negative_log_likelihood))
 
-    def losses(self, batch: MicroBatch, eps_ls: float) -> tuple[Tensor, Tensor]:
-        """Return smoothed loss and negative log-likelihood of a micro-batch, summed over its target tokens."""
+    def losses(self, batch: Batch, eps_ls: float) -> tuple[Tensor, Tensor]:
+        """Return smoothed loss and negative log-likelihood of a batch, summed over its target tokens."""
         with self._precision():
             states = self.model(batch.src, batch.tgt_in)
         states = states.flatten(0, 1).index_select(0, batch.positions)
@@ -126,7 +126,7 @@ class Trainer:
         likelihoods = torch.zeros(count, dtype=torch.float64, device=self.world.device)
         for number in range(self.world.rank, count, self.world.size):
             if len(parts[number]):
-                batch = micro_batch(corpus, parts[number]).to(self.world.device)
+                batch = make_batch(corpus, parts[number]).to(self.world.device)
                 likelihoods[number] = self.losses(batch, 0.0)[1]
         return float(self.world.sum(likelihoods).sum()) / int(corpus.tgt_lengths.sum(dtype=np.int64))
 

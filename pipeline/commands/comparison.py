@@ -11,8 +11,9 @@ from nmt.config import InputError
 from pipeline.commands.runs import named
 from pipeline.common.paths import SCORES, SENTENCES, VALIDATION
 from pipeline.common.stage import read_json
+from pipeline.config.rows import flat
 from pipeline.reporting import comparison, page, sentences
-from pipeline.tracking.record import Record, flat, records, runs_folder
+from pipeline.tracking.record import Record, records, runs_folder
 
 
 def compare(first: str, second: str, output: Path) -> str:

@@ -128,7 +128,7 @@ def measured_rate(configuration: Configuration, corpus: Corpus, seconds: float =
     import torch
 
     from nmt.config import Job
-    from nmt.training.batches import MicroBatch, Update
+    from nmt.training.batches import Batch, Update
     from nmt.training.distributed import World
     from nmt.training.trainer import Trainer
 
@@ -141,7 +141,7 @@ def measured_rate(configuration: Configuration, corpus: Corpus, seconds: float =
     positions = configuration.training.tokens // configuration.training.shards
     rows = max(1, min(positions, positions if device.type == "cuda" else 512) // length)
     ids = torch.randint(4, corpus.vocabulary, (rows, length))
-    batch = MicroBatch(ids, ids, torch.arange(rows * length), ids.flatten())
+    batch = Batch(ids, ids, torch.arange(rows * length), ids.flatten())
     sums = sum((LengthSums.of(length, length) for _ in range(rows)), LengthSums.zero())
     update = Update(number=1, first=0, shards=[batch], sums=sums, padded=2 * rows * length)
     trainer.step(update)  # warms up

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,15 @@ def row(name: str) -> Row:
     if name not in rows:
         raise InputError(f"params.yaml, row: `{name}` is not a row of {ROWS.name}; {nearest(name, rows)}")
     return rows[name]
+
+
+def flat(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested mappings, with dotted keys."""
+    if isinstance(content, Mapping) and content:
+        for key, value in content.items():
+            yield from flat(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, content
 
 
 def merge(base: Mapping[str, Any], differences: Mapping[str, Any]) -> dict[str, Any]:

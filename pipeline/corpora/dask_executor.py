@@ -118,12 +118,12 @@ class _BlockFuture(Future[Any]):
         return self._task.cancel()
 
 
-def run_block(wanted: str, function: Written, item: object) -> Written:
+def run_block(expected: str, function: Written, item: object) -> Written:
     """Write the result of a function for a block beside the function's own file. Runs in a worker.
 
     Raises InputError if the worker has other code, or other versions of libraries, than the stage.
     """
-    if environment() != wanted:
+    if environment() != expected:
         raise InputError(
             f"the Dask worker on {os.uname().nodename} has other code or libraries than this machine: check out the "
             "same commit and install the locked versions there, then start the worker again"

@@ -42,6 +42,7 @@ class Supervisor:
         self.folder, self.original = folder, original
         self.commands: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
         self.stopping = threading.Lock()
+        self.stopped = threading.Event()
 
     def listen(self, stream: IO[str]) -> None:
         """Queue commands until the other side closes the pipe, then stop."""
@@ -55,6 +56,7 @@ class Supervisor:
             return
         self.commands.put(None)
         end_children(GRACE)
+        self.stopped.set()
         # DVC itself may be computing the checksum of a large file. It is not waited for: the next run repeats it.
         time.sleep(5.0)
         os._exit(1)
@@ -148,6 +150,8 @@ def main() -> int:
         threading.Thread(target=supervisor.listen, args=(commands,), daemon=True).start()
         with contextlib.suppress(BrokenPipeError):
             supervisor.work(replies)
+        # DVC may return from a stage whose processes are still saving.
+        supervisor.stopped.wait()
     return 0
 
 

@@ -66,28 +66,20 @@ PAPER_SUBWORDS = 37_000
 """The paper's joint vocabulary of "about 37000" (5.1); rows.yaml has the merges of the paper's code instead."""
 
 
-def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested mappings as one mapping with dotted keys: `model.N` -> 6."""
-    found: dict[str, Any] = {}
-    for key, value in content.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
-
-
 def differences(run: RunSettings, configuration: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return keys, the values of the paper's row and the values of this run, where they differ."""
     reference = rows.settings(scores.reference_row(run.row), run.pair)
     if reference["subwords"]["merges"] is not None and configuration["subwords"]["merges"] is None:
         # The paper gives the vocabulary's size and its code the merges: a run is compared in the unit that it uses.
         reference = rows.merge(reference, {"subwords": {"vocabulary": PAPER_SUBWORDS}})
-    paper = flat(reference)
+    paper = dict(rows.flat(reference))
 
     def text(value: Any) -> str:
         return "null" if value is None else str(value)
 
     return [
         (key, text(paper.get(key)), text(value))
-        for key, value in flat(configuration).items()
+        for key, value in rows.flat(configuration)
         if value != paper.get(key) and key not in NOT_COMPARED
     ]
 
@@ -140,7 +132,7 @@ def corpus_section(data: DataSettings, binned: Mapping[str, Any]) -> list[Block]
     }
     counts = [
         (key, f"{value:,}" if isinstance(value, int) else f"{value:.4g}")
-        for key, value in flat(short).items()
+        for key, value in rows.flat(short)
         if isinstance(value, int | float)
     ]
     return [

@@ -23,7 +23,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from nmt import flops
-from nmt.common.files import sha256_of, writing
+from nmt.common.files import link_or_copy, sha256_of, writing
 from nmt.config import ForkSettings, InputError, ModelSettings, TrainingSettings
 from pipeline.common import stage
 from pipeline.common.paths import BINNED, BINNED_STATS, CHAIN, CHECKPOINTS, CURVES, TRAINING, VALIDATION
@@ -265,8 +265,8 @@ def publish(state: Path, tracker: Tracker) -> None:
     with writing(CHECKPOINTS) as temporary:
         temporary.mkdir()
         for path in sorted((state / "checkpoints").glob("update-*.safetensors")):
-            _link(path, temporary / path.name)
-        _link(resume / "model.safetensors", temporary / "last.safetensors")
+            link_or_copy(path, temporary / path.name)
+        link_or_copy(resume / "model.safetensors", temporary / "last.safetensors")
     summary = stage.read_json(state / "done.json")
     device, times = summary["device"], summary["device_seconds"]
     # The speed of an unknown device is measured, which is possible only for the device of this machine.
@@ -279,14 +279,6 @@ def publish(state: Path, tracker: Tracker) -> None:
     # Metrics with a curve are logged by update; a point without an update would distort the curve.
     tracker.metrics({k: v for k, v in summary.items() if isinstance(v, int | float) and k not in COLUMNS})
     tracker.tags({"device": device, "precision": summary["precision"]})
-
-
-def _link(source: Path, target: Path) -> None:
-    """Make a hard link or, on another disk, a copy. Checkpoints are never changed in place."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def write_curves(history: Path) -> None:

@@ -34,7 +34,7 @@ from typing import Any
 
 import yaml
 
-from nmt.common.files import writing
+from nmt.common.files import link_or_copy, writing
 from pipeline.common.paths import CONFIG, RAW, SCORES
 from pipeline.common.stage import read_json, state_root, write_json
 from pipeline.config import graph, rows
@@ -82,8 +82,8 @@ class Record:
         if config is not None:
             configuration = yaml.safe_load(config.read_bytes())
             run = configuration["run"]
-            of_row = dict(flat(rows.settings(run["row"], run["pair"])))
-            chosen = flat({section: configuration[section] for section in SECTIONS if section in configuration})
+            of_row = dict(rows.flat(rows.settings(run["row"], run["pair"])))
+            chosen = rows.flat({section: configuration[section] for section in SECTIONS if section in configuration})
             content |= run
             content["name"] = " ".join(filter(None, [run_name(run), tags.get("DVC_EXP_NAME")]))
             content["settings"] = {
@@ -292,11 +292,10 @@ def keep(source: Path, target: Path) -> None:
     """
 
     def copy(file: str, name: str) -> None:
-        with suppress(OSError):
-            if source == MODEL:
-                os.link(os.path.realpath(file), name)
-                return
-        shutil.copy2(file, name)
+        if source == MODEL:
+            link_or_copy(os.path.realpath(file), name)
+        else:
+            shutil.copy2(file, name)
 
     with writing(target) as temporary:
         if source.is_dir():
@@ -310,15 +309,6 @@ def signature(paths: Iterable[Path]) -> str:
     files = [file for path in sorted(paths) for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
-
-
-def flat(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of nested mappings, with dotted keys."""
-    if isinstance(content, Mapping) and content:
-        for key, value in content.items():
-            yield from flat(value, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, content
 
 
 def now() -> int:

@@ -86,14 +86,14 @@ class RemoteStates:
             described = {name: _File(size=_size(file), sha256=self._sha256(file)) for name, file in files.items()}
             stored = self.bucket.sizes(f"{self.name}/objects/")
             for name, file in files.items():
-                wanted = described[name]
-                if stored.get(wanted.sha256) == wanted.size:
+                needed = described[name]
+                if stored.get(needed.sha256) == needed.size:
                     continue
                 if give_up(update):
                     return None
                 file.seek(0)
-                self.bucket.upload(self._object(wanted), file)
-                stored[wanted.sha256] = wanted.size
+                self.bucket.upload(self._object(needed), file)
+                stored[needed.sha256] = needed.size
         content = Manifest(update=update, files=described).model_dump_json(indent=1)
         self.bucket.write(self._manifest(update), content.encode())
         return update

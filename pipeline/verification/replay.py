@@ -193,16 +193,12 @@ class Training:
 
 @contextmanager
 def environment(conditions: Mapping[str, Any]) -> Iterator[None]:
-    """Set the threads, and what else the launcher takes from the environment, to the recorded conditions."""
-    names = {"threads": "OMP_NUM_THREADS", "processes": "WMT_PROCESSES", "micro_tokens": "NMT_MICRO_TOKENS"}
-    changes = {name: str(conditions[key]) for key, name in names.items() if conditions.get(key)}
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
+    """Set the threads of a process, which the launcher takes from the environment, to the recorded number."""
+    before = dict(os.environ)
+    if conditions["threads"]:
+        os.environ["OMP_NUM_THREADS"] = str(conditions["threads"])
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        os.environ.pop("OMP_NUM_THREADS", None)
+        os.environ.update(before)

@@ -22,11 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "data/sample"
 sys.path.insert(0, str(SAMPLE))
 
-# E402: they stand in the folder that was put on the path just now.
-import make_sample  # noqa: E402
-from grammar import clauses, english, english_trees, french, german, sampling  # noqa: E402
-from grammar.numbers import amount, in_words, storeyed, years_old  # noqa: E402
-from grammar.syntax import (  # noqa: E402
+import make_sample  # noqa: E402 - from the path above
+from grammar import clauses, english, english_trees, french, german, sampling  # noqa: E402 - from the path above
+from grammar.numbers import amount, in_words, storeyed, years_old  # noqa: E402 - from the path above
+from grammar.syntax import (  # noqa: E402 - from the path above
     Birth,
     Clause,
     Comparison,
@@ -41,7 +40,7 @@ from grammar.syntax import (  # noqa: E402
     Subordination,
     constructions,
 )
-from grammar.words import Adjective, Name, Noun, Phrase, Verb, load  # noqa: E402
+from grammar.words import Adjective, Name, Noun, Phrase, Verb, load  # noqa: E402 - from the path above
 
 LEXICON = load()
 Splits = dict[str, list[make_sample.Example]]

@@ -23,7 +23,7 @@ from nmt.training.batches import (
     Update,
     ahead,
     cut,
-    micro_batch,
+    make_batch,
     pairs_of_updates,
     train_files,
     updates,
@@ -154,9 +154,9 @@ def test_sizes_and_padding_on_lengths_like_news(tmp_path: Path) -> None:
     assert max(shares) < 1.25
 
 
-def test_micro_batch_pads_and_shifts(tmp_path: Path) -> None:
+def test_make_batch_pads_and_shifts(tmp_path: Path) -> None:
     corpus = Corpus([write(tmp_path / "a.arrow", [([7, 8, EOS], [9, EOS]), ([7, EOS], [4, 5, 6, EOS])])])
-    batch = micro_batch(corpus, [0, 1])
+    batch = make_batch(corpus, [0, 1])
     assert batch.src.tolist() == [[7, 8, EOS], [7, EOS, PAD]]
     assert batch.tgt_in.tolist() == [[BOS, 9, PAD, PAD], [BOS, 4, 5, 6]]
     assert batch.positions.tolist() == [0, 1, 4, 5, 6, 7]
@@ -353,4 +353,4 @@ def test_missing_damaged_and_empty_corpora(tmp_path: Path) -> None:
 
 def test_tensors_are_64_bit_ids(tmp_path: Path) -> None:
     corpus = Corpus([write(tmp_path / "a.arrow", numbered([(3, 3)]))])
-    assert micro_batch(corpus, [0]).src.dtype == torch.int64
+    assert make_batch(corpus, [0]).src.dtype == torch.int64

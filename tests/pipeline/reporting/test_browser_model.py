@@ -12,6 +12,7 @@ import pytest
 import torch
 from browser import PATIENCE, chromium, open_sections, opened
 from model_folders import folder_of
+from tiny_run import WORDS
 
 from nmt.common.tensors import WEIGHTS, load_tensors
 from nmt.config import SubwordSettings, TokenizerSettings
@@ -28,33 +29,7 @@ if TYPE_CHECKING:
 
 ALPHA = 1.5
 STATIC = Path(browser_model.__file__).parent / "static"
-WORDS = (
-    *(
-        [
-            "the",
-            "old",
-            "man",
-            "sees",
-            "a",
-            "dog",
-            ".",
-            "He",
-            "did",
-            "not",
-            "see",
-            "it",
-            "She",
-            "sleeps",
-            "well",
-            ",",
-            "and",
-            "we",
-            "do",
-            "!",
-        ]
-    ),
-    *("don't", '"it\'s"', "1,000", "Mr.", "x@@y"),
-)
+VOCABULARY = (*WORDS, *("don't", '"it\'s"', "1,000", "Mr.", "x@@y"))
 UNICODE = [
     *("It's the dogs' U.S. house, isn't it?", "He said: 'no'.", "It was 'so.'", "", "the end.'", "' '", "DOTMULTI x"),
     *(
@@ -78,7 +53,7 @@ UNICODE = [
 
 def sentences(count: int) -> list[str]:
     chosen = random.Random(3)
-    return [" ".join(chosen.choices(WORDS, k=chosen.randrange(1, 9))) for _ in range(count)]
+    return [" ".join(chosen.choices(VOCABULARY, k=chosen.randrange(1, 9))) for _ in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +72,7 @@ def scripts(browser: Browser) -> Page:
 
 def word_pieces(folder: Path) -> subwords.Subwords:
     settings = SubwordSettings(kind="wordpieces", merges=None, vocabulary=320, multiple_of=8)
-    learned = subwords.learn(dict.fromkeys(WORDS, 3), settings)
+    learned = subwords.learn(dict.fromkeys(VOCABULARY, 3), settings)
     learned.save(folder)
     return learned
 
@@ -124,7 +99,7 @@ def test_tokenizer_and_detokenizer_are_moses(scripts: Page, language: Any, chang
 def test_subwords_are_encoded_and_decoded_as_by_nmt(scripts: Page, tmp_path: Path, kind: str) -> None:
     if kind == "bpe":
         settings = SubwordSettings(kind="bpe", merges=60, vocabulary=None, multiple_of=8)
-        ours = subwords.learn(dict.fromkeys(WORDS, 3), settings)
+        ours = subwords.learn(dict.fromkeys(VOCABULARY, 3), settings)
         ours.save(tmp_path / "subwords")
     else:
         ours = word_pieces(tmp_path / "subwords")

@@ -44,7 +44,7 @@ def test_a_stage_has_changed_or_not_or_fails(tmp_path: Path) -> None:
 def test_stages_come_in_order_with_their_direct_predecessors() -> None:
     found = supervisor.stages(None)
     assert list(found)[:2] == ["resolve", "download"]
-    assert (found["decode"], found["report"]) == (["average"], ["score", "attention"])
+    assert (found["decode"], found["report"]) == (["average"], ["certify", "attention"])
     assert list(supervisor.stages("train")) == [
         "resolve",
         "download",

@@ -156,7 +156,9 @@ def test_before_there_is_a_configuration_nothing_is_tracked(root: Path) -> None:
 def test_a_run_is_named_by_its_orchestrator_where_there_is_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = present()
     monkeypatch.setenv("WMT_RUN", "../flow/1")
-    assert present().folder == root / "runs/___flow_1"  # type: ignore[union-attr]
+    named = present()
+    assert named is not None
+    assert named.folder == root / "runs/___flow_1"
     assert alone is not None
     assert alone.folder.parent == root / "runs"
 
