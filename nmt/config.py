@@ -11,6 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+Precision = Literal["float32", "bfloat16"]
+"""Of matrix products."""
+
 PAD, BOS, EOS, UNK = range(4)
 """The ids of padding, begin and end of a sentence, and text without a subword."""
 
@@ -163,7 +166,7 @@ class TrainingSettings(Settings):
     beta2: Probability
     epsilon: Annotated[float, Field(gt=0.0)]
     eps_ls: Probability
-    precision: Literal["float32", "bfloat16"]
+    precision: Precision
     """Of matrix products; weights and optimizer state are always float32."""
     deterministic: bool = False
     """On GPUs, use kernels that add in a fixed order, so that another run gives the same weights; on CPUs all do."""

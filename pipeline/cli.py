@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from nmt.inference.options import Precision
+from nmt.config import Precision
 from pipeline.commands import catalog, models, verification
 from pipeline.orchestration import commands
 

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from nmt.common.shapes import Int
 from nmt.common.tensors import WEIGHTS
-from nmt.config import EOS, PAD, InputError
+from nmt.config import EOS, PAD, InputError, Precision
 from nmt.inference.decoder import Decoder, Ensemble, Scorer
 from nmt.inference.model_folder import ModelDescription, load_description, load_model
-from nmt.inference.options import Precision
 from nmt.model import Transformer
 from nmt.text import codec
 from nmt.text.codec import Tokenizer

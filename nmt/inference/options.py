@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from nmt.config import Precision
+
 WINDOW = 2048
 """Lines sorted by length together; memory grows with this, not with the input."""
 LONGEST = 256
 """The most subwords of a line that is translated whole: the paper's code trained on no longer ones."""
-Precision = Literal["bfloat16", "float32"]
 EngineName = Literal["torch", "ctranslate2"]
 LongLines = Literal["split", "refuse"]
 Quantization = Literal["int8", "int8_float32", "int16", "float16", "bfloat16", "float32"]

@@ -13,6 +13,7 @@ from pydantic import Field
 from nmt.config import InputError, ModelSettings, Settings
 from pipeline.common.settings import Pair
 from pipeline.config.errors import nearest
+from pipeline.machine import fastest_precision
 
 ROWS = Path(__file__).with_name("rows.yaml")
 PAPER_VOCABULARY = 40960
@@ -92,8 +93,13 @@ class Table(Settings):
 
 @cache
 def table() -> Table:
-    """Return the content of rows.yaml, read once."""
-    return Table.model_validate(yaml.safe_load(ROWS.read_text(encoding="utf-8")))
+    """Return the content of rows.yaml, read once, with this machine's precision for `auto`."""
+    content = Table.model_validate(yaml.safe_load(ROWS.read_text(encoding="utf-8")))
+    for entry in content.rows.values():
+        training = entry.settings.get("training", {})
+        if training.get("precision") == "auto":
+            training["precision"] = fastest_precision()
+    return content
 
 
 def row(name: str) -> Row:

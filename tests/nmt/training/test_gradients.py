@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from itertools import product
 from queue import Queue
 
 import numpy as np
@@ -31,7 +31,8 @@ def tree(values: list[np.ndarray]) -> np.ndarray:
 
 def linked_worlds(size: int) -> list[World]:
     """Ranks of this process, which send each other tensors through queues."""
-    sent: defaultdict[tuple[int, int], Queue[Tensor]] = defaultdict(Queue)
+    # Made here: two threads that ask a defaultdict for a new key at once may get two queues.
+    sent: dict[tuple[int, int], Queue[Tensor]] = {pair: Queue() for pair in product(range(size), repeat=2)}
 
     class Linked(World):
         def _swap(self, own: Tensor, received: Tensor, partner: int) -> None:
