@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from nmt.config import Precision
 from nmt.inference.options import (
     LONGEST,
     WINDOW,
     EngineName,
     LongLines,
-    Precision,
     Quantization,
     TranslationOptions,
 )
