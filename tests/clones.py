@@ -64,9 +64,9 @@ class Clone:
         content = yaml.safe_load(path.read_text())
         path.write_text(yaml.safe_dump({**content, **changes}))
 
-    def repro(self) -> list[str]:
-        """The stages that `dvc repro` ran."""
-        result = self.run("dvc", "repro")
+    def repro(self, *target: str) -> list[str]:
+        """The stages that `dvc repro` ran, up to a target."""
+        result = self.run("dvc", "repro", *target)
         assert result.returncode == 0, result.stdout + result.stderr
         return re.findall(r"Running stage '(\w+)'", result.stdout)
 

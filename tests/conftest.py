@@ -26,6 +26,12 @@ for number in (signal.SIGHUP, signal.SIGINT):
 jaxtyping.install_import_hook("nmt", "typechecking.checked")
 
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
+# A mutant that fails is killed; the smallest example that shows it is not searched for.
+hypothesis.settings.register_profile(
+    "mutants",
+    parent=hypothesis.settings.get_profile("deterministic"),
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+)
 hypothesis.settings.load_profile("deterministic")
 
 

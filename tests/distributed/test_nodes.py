@@ -18,7 +18,7 @@ from nmt.common import tensors
 from nmt.training import checkpoint
 
 MakeJob = Callable[..., dict[str, Any]]
-UPDATES = 600
+UPDATES = 400
 
 
 @pytest.fixture

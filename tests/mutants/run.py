@@ -36,7 +36,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -47,6 +47,10 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 WORK = ROOT / "work/mutants"
 Span = tuple[tuple[int, int], tuple[int, int]]
+UNCHANGED = "unchanged"
+"""The key of the records of runs without a change."""
+NOT_RUN = 70
+"""The exit status of a process in which pytest failed, not a test."""
 LINES = 3
 """Lines of a change that are shown and hashed."""
 
@@ -228,7 +232,7 @@ def run_tests(copy: Path, tests: Sequence[str], limit: float) -> tuple[str, floa
             os._exit(child(copy, tests, output))
         except BaseException:
             traceback.print_exc()
-            os._exit(70)
+            os._exit(NOT_RUN)
     status = None
     while status is None and time.monotonic() - started < limit:
         finished, code = os.waitpid(process, os.WNOHANG)
@@ -241,6 +245,8 @@ def run_tests(copy: Path, tests: Sequence[str], limit: float) -> tuple[str, floa
         os.killpg(process, signal.SIGKILL)
     if status is None:
         os.waitpid(process, 0)
+    if status == NOT_RUN:
+        sys.exit(f"pytest did not run:\n{output.read_text(errors='replace')}")
     verdict = "timeout" if status is None else "survived" if status == 0 else "killed"
     return verdict, time.monotonic() - started, output.read_text(errors="replace")[-2000:]
 
@@ -260,7 +266,12 @@ def child(copy: Path, tests: Sequence[str], output: Path) -> int:
         os.dup2(number, target)
     files = [str(Path("tests") / name) for name in tests]
     order = SlowLast(copy.with_name("durations.json"))
-    status = int(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header", *files], [order]))
+    status = int(
+        pytest.main(
+            ["-x", "-q", "-n", "0", "--hypothesis-profile=mutants", "-p", "no:cacheprovider", "--no-header", *files],
+            [order],
+        )
+    )
     sys.stdout.flush()
     return status
 
@@ -338,24 +349,27 @@ def main() -> int:
     print(f"{len(drawn):,} mutants; {len(sample):,} to try, {left_out} left out as equivalent", flush=True)
     states = {module: state_of(module) for module in TESTS}
     lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
-    verdicts = {(line["key"], line["state"]): line["verdict"] for line in map(json.loads, lines)}
-    waiting = [change for change in sample if (change.mutant.key, states[change.mutant.module]) not in verdicts]
+    records = {(line["key"], line["state"]): line for line in map(json.loads, lines)}
+    waiting = [change for change in sample if (change.mutant.key, states[change.mutant.module]) not in records]
+    seconds = {module: records[UNCHANGED, state]["seconds"] for module, state in states.items()
+               if (UNCHANGED, state) in records}  # fmt: skip
     with kept.open("a", encoding="utf-8") as file:
-        for change, verdict, seconds in tried(waiting, asked.jobs):
-            state = states[change.mutant.module]
-            verdicts[change.mutant.key, state] = verdict
-            record = {"state": state, "verdict": verdict, "seconds": round(seconds, 1), **asdict(change.mutant)}
+        for facts in tried(waiting, asked.jobs, seconds):
+            record = {"state": states[facts["module"]], **facts}
+            records[record["key"], record["state"]] = record
             file.write(json.dumps(record) + "\n")
             file.flush()
+    verdicts = {identity: record["verdict"] for identity, record in records.items()}
     text = report([(each, verdicts[each.mutant.key, states[each.mutant.module]]) for each in sample], left_out)
     (WORK / "report.md").write_text(text + "\n", encoding="utf-8")
     print(text)
     return 0
 
 
-def tried(changes: Sequence[Change], jobs: int) -> Iterator[tuple[Change, str, float]]:
-    """Try the changes, some at a time; yields each with its verdict and the seconds that it took.
+def tried(changes: Sequence[Change], jobs: int, known: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+    """Try the changes, some at a time; yield the facts of each: verdict, seconds, mutant.
 
+    The unchanged code comes first, but for the modules whose seconds are `known`: its time gives the time limits.
     Exits where the tests of a module fail without a change.
     """
     # Threads gain nothing on tiny models; torch reads this when it is imported.
@@ -364,15 +378,16 @@ def tried(changes: Sequence[Change], jobs: int) -> Iterator[tuple[Change, str, f
     for name in ("pyarrow", "pytest", "sacrebleu", "torch"):
         importlib.import_module(name)
     copies = Copies(jobs)
-    modules = sorted({change.mutant.module for change in changes})
-    limits = {}
+    modules = sorted({change.mutant.module for change in changes} - set(known))
+    limits = {module: limit(seconds) for module, seconds in known.items()}
     with ThreadPoolExecutor(jobs) as pool:
         unchanged = pool.map(lambda module: copies.tried(module, None, 1800), modules)
         for module, (verdict, seconds, output) in zip(modules, unchanged, strict=True):
             if verdict != "survived":
                 sys.exit(f"{module}: its tests fail without a change: mend them first\n{output}")
-            limits[module] = 60 + 5 * seconds
+            limits[module] = limit(seconds)
             print(f"{module}: {seconds:.1f} s unchanged", flush=True)
+            yield {"verdict": verdict, "seconds": round(seconds, 1), "module": module, "key": UNCHANGED}
         started = time.monotonic()
         answers = pool.map(
             lambda each: copies.tried(each.mutant.module, each.text, limits[each.mutant.module]), changes
@@ -383,7 +398,12 @@ def tried(changes: Sequence[Change], jobs: int) -> Iterator[tuple[Change, str, f
                 f"{number}/{len(changes)} {change.mutant.module}:{change.mutant.line} {verdict}, {left:.0f} min left",
                 flush=True,
             )
-            yield change, verdict, seconds
+            yield {"verdict": verdict, "seconds": round(seconds, 1), **asdict(change.mutant)}
+
+
+def limit(seconds: float) -> float:
+    """The seconds that a mutant may take where the unchanged code takes so many."""
+    return 60 + 5 * seconds
 
 
 if __name__ == "__main__":

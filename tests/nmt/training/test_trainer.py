@@ -120,11 +120,11 @@ def test_it_keeps_the_newest_checkpoints_and_one_state(tmp_path: Path, tiny_job:
 def test_any_number_of_shards_follows_the_same_losses(tmp_path: Path, tiny_job: MakeJob) -> None:
     curves = []
     for shards in (1, 4, 16):
-        job = tiny_job(updates=50, warmup_steps=400, shards=shards)
+        job = tiny_job(updates=25, warmup_steps=400, shards=shards)
         job["model"]["P_drop"] = 0.0
         run(job, tmp_path / str(shards))
         curves.append([r["loss"] for r in read_history(tmp_path / str(shards) / "history.jsonl") if "loss" in r])
-    assert len(curves[0]) == 50
+    assert len(curves[0]) == 25
     assert curves[0] == pytest.approx(curves[1], rel=1e-4)
     assert curves[0] == pytest.approx(curves[2], rel=1e-4)
 

@@ -221,7 +221,7 @@ def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_
     folders = [tmp_path / name / "0123-4567" for name in ("undisturbed", "here", "there")]
     for folder in folders:
         folder.mkdir(parents=True)
-        job = tiny_job(updates=400, resume_minutes=60, keep_checkpoints=3, checkpoint_every=100)
+        job = tiny_job(updates=200, resume_minutes=60, keep_checkpoints=3, checkpoint_every=50)
         (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
     undisturbed, here, there = folders
     stage = subprocess.Popen([sys.executable, "-c", STAGE, str(here)])
@@ -233,7 +233,7 @@ def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_
         stage.kill()
         stage.wait()
     update = checkpoint.trained(here)
-    assert 0 < update < 400
+    assert 0 < update < 200
     assert RemoteStates(Bucket(url), "0123-4567").updates() == [update]
     shutil.rmtree(here)
     monkeypatch.setattr(launch, "train", lambda job, _: rank(job))
@@ -241,6 +241,6 @@ def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_
     assert rank(undisturbed) == 0
     names = [path.name for path in checkpoint.checkpoints(undisturbed / "checkpoints")]
     assert len(names) == 3
-    state = "resume/update-00000400"
+    state = "resume/update-00000200"
     for path in (*(f"checkpoints/{name}" for name in names), f"{state}/{WEIGHTS}", f"{state}/{MOMENTS}"):
         assert (undisturbed / path).read_bytes() == (there / path).read_bytes(), path
