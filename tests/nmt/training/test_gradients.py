@@ -37,7 +37,7 @@ def linked_worlds(size: int) -> list[World]:
     class Linked(World):
         def _swap(self, own: Tensor, received: Tensor, partner: int) -> None:
             sent[self.rank, partner].put(own.clone())
-            received.copy_(sent[partner, self.rank].get(timeout=60))
+            received.copy_(sent[partner, self.rank].get(timeout=20))
 
     return [Linked(rank, size, CPU) for rank in range(size)]
 

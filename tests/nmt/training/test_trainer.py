@@ -186,7 +186,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
 def test_a_stop_between_two_reports_loses_no_measurement(
     tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = tiny_job(updates=200, validate_every=200, checkpoint_every=200, resume_minutes=10.0)
+    job = tiny_job(updates=200, shards=1, validate_every=200, checkpoint_every=200, resume_minutes=10.0)
     assert run(job, tmp_path / "undisturbed")
     with monkeypatch.context() as patch:
         stop_after(patch, 7)
@@ -363,7 +363,7 @@ def diverging(patch: pytest.MonkeyPatch, since: int, but: int = 0) -> None:
 def test_a_training_that_diverges_is_ended_however_often_it_stops(
     tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = tiny_job(updates=400, validate_every=400, checkpoint_every=400, resume_minutes=10.0)
+    job = tiny_job(updates=400, shards=1, validate_every=400, checkpoint_every=400, resume_minutes=10.0)
     diverging(monkeypatch, since=6, but=19)
     for number in (9, 59, 60):
         with monkeypatch.context() as patch:
