@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import fcntl
 import json
 import os
@@ -10,6 +11,7 @@ import pty
 import select
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import termios
@@ -271,6 +273,16 @@ class Orchestra:
     def cancel(self, identity: str) -> None:
         """What the button in Prefect's pages does."""
         self.call(f"flow_runs/{identity}/set_state", {"state": {"type": "CANCELLING"}})
+
+    def on_disk(self, identity: str) -> tuple[str, str]:
+        """The type and the message of a run's state, from what the server left on disk."""
+        with contextlib.closing(sqlite3.connect(self.clone.folder / "work/prefect/prefect.db")) as connection:
+            query = (
+                "SELECT state_type, message FROM flow_run_state state JOIN flow_run run ON state_id = state.id "
+                "WHERE replace(run.id, '-', '') = ?"
+            )
+            kind, message = connection.execute(query, [identity.replace("-", "")]).fetchone()
+        return str(kind), str(message)
 
     def trained(self, updates: int, states: set[Path] = frozenset()) -> Path | None:
         """The folder of a training, none of `states`, that has come to that many updates."""

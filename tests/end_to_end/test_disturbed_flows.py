@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from clones import SHRUNKEN, Clone
-from orchestra import Orchestra, until, with_suppressed
+from orchestra import Orchestra, Terminal, until, with_suppressed
 
 from pipeline.orchestration.services import SHORT
 
@@ -25,21 +25,33 @@ ENDLESS = {**SHRUNKEN["training"], "updates": 100_000, "checkpoint_every": 50_00
 TRAINER = "nmt.training.trainer"
 
 
+Services = tuple[Orchestra, "subprocess.Popen[bytes]", Terminal]
+
+
 @pytest.fixture(scope="module")
-def orchestra(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestra]:
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    """The services, started in a terminal, which the last test closes."""
     clone = Clone(tmp_path_factory.mktemp("clone"))
     clone.params(overrides={**SHRUNKEN, "training": ENDLESS})
     module = clone.folder / "pipeline/orchestration/flow.py"
     module.write_text(module.read_text().replace("RETRY_DELAYS = [10.0, 60.0, 300.0]", "RETRY_DELAYS = [0.5] * 3"))
     orchestra = Orchestra(clone, tmp_path_factory.mktemp("home"))
+    terminal = Terminal(orchestra.log)
     # The runs restore the stages before training from DVC's cache.
     command, quiet = ["dvc", "repro", "binarize"], subprocess.DEVNULL
-    with (
-        subprocess.Popen(command, cwd=clone.folder, env=clone.environment(), stdout=quiet) as corpus,
-        orchestra.serving(),
-    ):
-        assert corpus.wait() == 0
-        yield orchestra
+    with subprocess.Popen(command, cwd=clone.folder, env=clone.environment(), stdout=quiet) as corpus:
+        process = orchestra.start(terminal)
+        try:
+            assert corpus.wait() == 0
+            yield orchestra, process, terminal
+        finally:
+            terminal.close()
+            orchestra.kill(process)
+
+
+@pytest.fixture(scope="module")
+def orchestra(services: Services) -> Orchestra:
+    return services[0]
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +114,15 @@ def test_a_run_whose_worker_is_killed_saves_its_training_and_reports(
     assert not [psutil.Process(pid).as_dict(["ppid", "cmdline", "status"]) for pid in orchestra.at_work(TRAINER)]
     assert (other / "interrupted").exists()
     until(lambda: orchestra.at_work("-m prefect worker start"), "another worker")
+
+
+def test_a_terminal_that_closes_gives_runs_the_time_to_save_and_to_report(services: Services) -> None:
+    orchestra, process, terminal = services
+    before = set((orchestra.clone.folder / "work/train").glob("*"))
+    identity = orchestra.deploy(target="train", seed=3)
+    state = until(lambda: orchestra.trained(5, before), "training to begin")
+    assert orchestra.ends(process, terminal.close) == 0
+    kind, message = orchestra.on_disk(identity)
+    # The flow reported it: its process was not killed.
+    assert (kind, "ended without a report" in message) == ("CRASHED", False)
+    assert (state / "interrupted").exists()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import os
 import re
 import signal
-import sqlite3
 import stat
 import subprocess
 import sys
@@ -16,7 +14,7 @@ import time
 import psutil
 import pytest
 from clones import SHRUNKEN, Clone
-from orchestra import Orchestra, Terminal, until
+from orchestra import Orchestra, until
 
 from pipeline.orchestration.services import SHORT
 
@@ -57,20 +55,6 @@ def typed_elsewhere(orchestra: Orchestra, *words: str) -> subprocess.CompletedPr
         text=True,
         check=False,
     )
-
-
-def database(orchestra: Orchestra, identity: str) -> str:
-    """The type of a run's state, from what the server left on disk."""
-    with contextlib.closing(sqlite3.connect(orchestra.clone.folder / "work/prefect/prefect.db")) as connection:
-        states = dict(connection.execute("SELECT replace(id, '-', ''), state_type FROM flow_run").fetchall())
-    return str(states[identity.replace("-", "")])
-
-
-def message(orchestra: Orchestra, identity: str) -> str:
-    """The message of a run's state, from the same."""
-    with contextlib.closing(sqlite3.connect(orchestra.clone.folder / "work/prefect/prefect.db")) as connection:
-        query = "SELECT message FROM flow_run_state state JOIN flow_run run ON state_id = state.id WHERE run.id LIKE ?"
-        return str(connection.execute(query, [f"{identity[:8]}%{identity[-12:]}"]).fetchone()[0])
 
 
 def test_who_may_use_them_and_a_second_ctrl_c_does_not_wait(orchestra: Orchestra) -> None:
@@ -117,7 +101,7 @@ def test_who_may_use_them_and_a_second_ctrl_c_does_not_wait(orchestra: Orchestra
 
         assert orchestra.ends(process, twice) == 0
         assert not login.exists()
-        assert database(orchestra, identity) == "RUNNING"
+        assert orchestra.on_disk(identity)[0] == "RUNNING"
         typed = typed_elsewhere(orchestra, "deployment", "run", "wmt-en-de")
         assert (typed.returncode, typed.stdout) == (1, "")
         assert re.fullmatch(r"prefect: no server answers: run `make serve` in .*\n", typed.stderr)
@@ -143,21 +127,4 @@ def test_a_start_reports_what_died_a_worker_ends_its_runs_and_a_kill_leaves_noth
 
         assert orchestra.ends(process, process.kill) == -signal.SIGKILL
     finally:
-        orchestra.kill(process)
-
-
-def test_a_terminal_that_closes_gives_runs_the_time_to_save_and_to_report(orchestra: Orchestra) -> None:
-    terminal = Terminal(orchestra.log)
-    process = orchestra.start(terminal)
-    try:
-        before = set((orchestra.clone.folder / "work/train").glob("*"))
-        identity = orchestra.deploy(target="train", seed=2)
-        state = until(lambda: orchestra.trained(5, before), "training to begin")
-        assert orchestra.ends(process, terminal.close) == 0
-        assert database(orchestra, identity) == "CRASHED"
-        # The flow reported it: its process was not killed.
-        assert "ended without a report" not in message(orchestra, identity)
-        assert (state / "interrupted").exists()
-    finally:
-        terminal.close()
         orchestra.kill(process)
