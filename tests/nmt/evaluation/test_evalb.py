@@ -118,6 +118,7 @@ def test_its_own_sample_in_all(tmp_path: Path) -> None:
     for name, numbers in expected.items():
         found = dataclasses.astuple(getattr(scores, name))
         assert [round(number, 2) for number in found] == list(numbers), name
+    assert scores.total.average_crossing == pytest.approx(1 / 17)
     assert scores.low < scores.total.f1 < scores.high
     assert scores.signature == "evalb|rules:sample|tags:own|unscored:excluded|cutoff:40|version:1"
 
@@ -193,6 +194,7 @@ def test_the_report_names_sentences_that_cannot_be_scored(tmp_path: Path) -> Non
     assert short == {"line": 3, "reason": "3 words in GOLD and 1 in PARSED, without punctuation by its tags"}
     text = evalb.text(found)
     assert "F1 100.00" in text
+    assert "  all: 3 sentences, recall 100.00, precision 100.00, F1 100.00, complete match 100.00, average cr" in text
     assert "not scored: 2 with an error, 0 without a parse" in text
     assert "line 3: 3 words in GOLD" in text
 

@@ -90,6 +90,7 @@ def test_no_break_spaces_are_characters_of_a_word() -> None:
     ("lines", "message"),
     [
         (["(S (NP (NN dog))", "(S (NN cat))"], "bank.mrg, line 2: the tree that begins on line 1 lacks 1 of its"),
+        (["(S (NP (NN dog)", " (VP (VBZ barks)"], "the tree that begins on line 1 lacks 3 of its closing brackets"),
         (["", "(S (NP (NN dog)"], "line 2: the tree that begins on line 2 lacks 2 of its closing brackets: add them"),
         (["(S (NN dog)))"], "line 1: a closing bracket stands outside a tree"),
         (["(S (NN dog)) cat"], "line 1: `cat` stands outside a tree"),

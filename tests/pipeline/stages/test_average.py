@@ -133,6 +133,15 @@ def test_both_folders_are_complete_and_say_where_they_come_from(configuration: C
         assert (written["model"]["N"], written["search"]["beam"], written["tokenizer"]["tokenizer"]) == (2, 7, "none")
 
 
+def test_a_target_with_a_table_of_its_own_has_its_own_vocabulary() -> None:
+    tables = {"embedding.table": torch.zeros(VOCABULARY, WIDTH), "own_target_embedding.table": torch.zeros(9, WIDTH)}
+    average.CHECKPOINTS.mkdir(parents=True)
+    tensors.save_tensors(average.CHECKPOINTS / "last.safetensors", tables)
+    average.run(_Tracker())
+    written = yaml.safe_load((average.LAST / "config.yaml").read_text(encoding="utf-8"))
+    assert (written["vocabulary"], written["target_vocabulary"]) == (VOCABULARY, 9)
+
+
 @pytest.mark.parametrize(("updates", "averaged"), [(13, "mean of updates 5, 10"), (3, "last update")])
 def test_a_shortened_training_comes_through(
     updates: int, averaged: str, tiny_job: Callable[..., dict[str, Any]], tmp_path: Path
