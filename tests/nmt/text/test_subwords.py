@@ -96,8 +96,9 @@ def test_word_pieces_give_back_any_line(word_pieces: Subwords, line: str) -> Non
 
 
 @pytest.mark.skipif(not REAL.exists(), reason=f"the real text of {REAL} is missing")
-@pytest.mark.parametrize(("pair", "target"), [("en-de", "de"), ("en-fr", "fr")])
-@pytest.mark.parametrize("kind", [bpe(merges=300), pieces(2000)])
+@pytest.mark.parametrize(
+    ("kind", "pair", "target"), [(bpe(merges=300), "en-de", "de"), (pieces(2000), "en-fr", "fr")], ids=["bpe", "pieces"]
+)
 def test_real_lines_come_back(pair: str, target: str, kind: SubwordSettings) -> None:
     """Every line of newstest2013: by word pieces as it was, by BPE tokenised and without an unknown symbol."""
     years = [*(f"newstest{year}" for year in range(2009, 2013)), "news-test2008"]
