@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -128,6 +129,8 @@ def test_all_scores_of_a_system_are_those_asked_for_one_by_one(monkeypatch: pyte
     assert found.interval == bleu.confidence(HYPOTHESES, REFERENCES)
     assert found.paper_way == bleu.paper_way(HYPOTHESES, REFERENCES, "de")
     assert found.bleu_paper_way == found.paper_way[3].bleu != found.paper_way[0].bleu
+    steps = [dataclasses.replace(step, bleu=float(number)) for number, step in enumerate(found.paper_way)]
+    assert dataclasses.replace(found, paper_way=steps).bleu_paper_way == len(steps) - 1
     assert (found.lines, found.set) == (2, "a known set")
     assert [step.name for step in bleu.score(HYPOTHESES, REFERENCES, "fr").paper_way][-1] == "Moses tokens"
 

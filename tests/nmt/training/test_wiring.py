@@ -273,6 +273,7 @@ def test_a_report_is_of_the_updates_since_the_last(tiny_job: MakeJob) -> None:
     empty = together.measured.take_interval()
     assert empty == Interval.empty().model_copy(update={"seconds": empty.seconds})
     assert interval_means(empty) == {"loss": 0, "nll": 0, "gradient_norm": 0, "tokens": 1}
+    assert interval_means(empty.model_copy(update={"updates": 1, "norm": 3.0}))["gradient_norm"] == 3.0
 
 
 GOLDEN = [3.386721, 2.764068, 2.797607, 2.796533, 2.725303, 2.782631, 2.734423, 2.712844, 2.695598, 2.640848]

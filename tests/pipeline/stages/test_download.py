@@ -378,3 +378,20 @@ def test_a_mirror_of_wmt14(mirror: tuple[Path, str], base: str, pair: str, pairs
             assert side.md5 in (None, stats["files"][f"{stem}.{language}"]["md5"])
             real = (SHARED / f"real/newstest/{stem.split('.')[1]}.{pair}.{language}").read_bytes()
             assert Path(f"data/raw/{stem}.{language}").read_bytes() == real
+
+
+def test_a_treebank_becomes_sentences_and_trees() -> None:
+    bank = b"( (S (NP-SBJ (PRP He)) (VP (VBD ran) (NP (-NONE- *T*-1)))) )\n(NP (DT a) (NN dog))\n"
+    data = packed({f"{role}.mrg": bank for role in ("train", "valid", "test")}) | {"target": "tree"}
+    for role in ("train", "valid", "test"):
+        side = {"archive": "all", "member": f"{role}.mrg"}
+        text = {"name": role, "source": side, "target": side}
+        data[role] = [text] if role == "train" else text
+    configure(data)
+    tracker = Tracker()
+    download.run(tracker)
+    assert Path("data/raw/train.train.en").read_text() == "He ran\na dog\n"
+    assert Path("data/raw/train.train.tree").read_text() == "(S (NP (PRP He)) (VP (VBD ran)))\n(NP (DT a) (NN dog))\n"
+    stats = json.loads(Path("data/raw/stats.json").read_text())
+    assert stats["files"]["test.test.tree"]["lines"] == 2
+    assert stats["removed"]["valid.valid"]["traces"] == 1

@@ -252,3 +252,14 @@ def test_trees_are_scored_by_evalb_and_malformed_ones_reported() -> None:
     assert (found["f1_valid"], found["f1_valid_malformed"]) == (75.0, 0.0)
     assert found["f1_signature"] == "evalb|rules:COLLINS|tags:gold|unscored:excluded|cutoff:40|version:1"
     assert found["f1_set"] == "exam, 2 lines"
+
+
+def test_the_gold_tags_say_what_is_punctuation() -> None:
+    """A parser that writes tags, and takes a comma for a noun, loses nothing by that."""
+    data = data_section("t", valid="dev", test="exam") | {"target": "tree"}
+    for name in ("valid.dev", "test.exam"):
+        _write(f"data/raw/{name}.tree", ["(S (NP (PRP He)) (, ,) (VP (VBD ran)))"])
+    for name in ("dev.last", "exam.average"):
+        _write(f"results/translations/{name}.tree", ["(S (NP (PRP He)) (NN ,) (VP (VBD ran)))"])
+    found = score.quality(DataSettings.model_validate(data))
+    assert (found["f1"], found["f1_not_scored"]) == (100.0, 0)
