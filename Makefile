@@ -61,12 +61,19 @@ ui: setup
 serve: setup
 	@$(VENV) wmt serve
 
-# The benchmarks that need no text and no model; `python -m tests.bench.decoding --help` has the options of another.
+# All benchmarks, in sizes for two cores; `python -m tests.bench.decoding --help` has the options of one.
 bench: setup
-	@$(VENV) python -m tests.bench.preprocessing
-	@$(VENV) python -m tests.bench.training --row small --updates 30
-	@$(VENV) python -m tests.bench.tracking
+	@$(VENV) python -m tests.bench.preprocessing --pairs 20000 --merges 8000
+	@$(VENV) python -m tests.bench.training --row small --updates 20 --precision float32 bfloat16 --rounds 2
+	@$(VENV) python -m tests.bench.growth
+	@$(VENV) python -m tests.bench.decoding --shape small --lines 200
 	@$(VENV) python -m tests.bench.layers
+	@$(VENV) python -m tests.bench.chain
+	@$(VENV) python -m tests.bench.tracking --minutes 1
+	@$(VENV) python -m tests.bench.state_store --rounds 1 --updates 40
+	@$(VENV) python -m tests.bench.cluster --pairs 20000 --rounds 1
+	@$(VENV) python -m tests.bench.pcfg --limit 100
+	@$(VENV) python -m tests.bench.page
 
 # Change the code wrongly 600 times, and see whether a test fails. This takes hours; an interrupted run resumes.
 mutants: setup

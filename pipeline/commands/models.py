@@ -22,6 +22,7 @@ from nmt.inference.options import (
     Quantization,
     TranslationOptions,
 )
+from pipeline.imports import collection_paused
 
 Model = Annotated[
     Path, typer.Argument(metavar="MODEL_DIR", help="A model folder, such as models/average.", show_default=False)
@@ -79,7 +80,8 @@ def translate(
       wmt translate models/average --json --nbest 4 < in.en
     """
     options = TranslationOptions(**locals())  # The parameters have the names of its fields.
-    from nmt.inference import streams
+    with collection_paused():
+        from nmt.inference import streams
 
     streams.translate(options)
 
@@ -112,7 +114,8 @@ def score(
     Example:
       wmt score models/average in.en out.de
     """
-    from nmt.evaluation import forced_scoring
+    with collection_paused():
+        from nmt.evaluation import forced_scoring
 
     def written(scored: forced_scoring.Scored, **more: int) -> str:
         return json_format.dumps({**more, **asdict(scored), "perplexity": scored.perplexity})
@@ -165,7 +168,8 @@ def bleu(
       wmt bleu out.de ref.de --lang de
       wmt bleu base.de other.de ref.de --lang de --json
     """
-    from nmt.evaluation import bleu as scoring
+    with collection_paused():
+        from nmt.evaluation import bleu as scoring
 
     reports = scoring.score_systems(hypotheses, reference, lang)
     if as_json:
@@ -190,7 +194,8 @@ def attention(
     """
     if output.exists():
         raise typer.BadParameter(f"{output} exists: give a new folder", param_hint="--output")
-    from nmt.inference import attention_maps
+    with collection_paused():
+        from nmt.inference import attention_maps
 
     attention_maps.write_attention(model, source, target, output)
 
@@ -210,6 +215,7 @@ def export(
     """
     if out.exists() and not (out / "model.bin").exists():
         raise typer.BadParameter(f"{out} exists and is no CTranslate2 model: give another folder", param_hint="OUT")
-    from nmt.inference import export as exporting
+    with collection_paused():
+        from nmt.inference import export as exporting
 
     exporting.export(model, out, quantization)

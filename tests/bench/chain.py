@@ -14,6 +14,7 @@ import torch
 from nmt.common.tensors import digest
 from nmt.flops import parameters
 from pipeline.config import rows
+from tests.bench.conditions import announce
 
 
 def main() -> None:
@@ -23,6 +24,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=37_000)
     parser.add_argument("--times", type=int, default=5)
     a = parser.parse_args()
+    announce(parser.prog)
     count = parameters(rows.model(a.row), a.vocabulary)
     # A hundred tensors for weights and each moment, as a model of this size has.
     tensors = {f"{number:03}": torch.rand(count // 100) for number in range(300)}

@@ -24,6 +24,7 @@ from typing import Any
 
 import psutil
 
+from tests.bench.conditions import announce, conditions
 from tests.bench.preprocessing import digests, in_child, prepare, start
 
 STAGES = ("tokenize", "count", "binarize")
@@ -106,6 +107,7 @@ def measure(folder: Path, pairs: int, merges: int, rounds: int) -> dict[str, Any
     rates = {name: [pairs / each["total"] for each in runs] for name, runs in seconds.items()}
     cpu = {name: statistics.median(each["cpu"] for each in runs) for name, runs in seconds.items()}
     return {
+        **conditions(),
         "pairs": pairs,
         "seconds": seconds,
         "pairs_a_second": rates,
@@ -123,6 +125,7 @@ def main() -> int:
     parser.add_argument("--merges", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
+    announce(parser.prog)
     with tempfile.TemporaryDirectory(prefix="cluster-") as folder:
         result = measure(Path(folder), options.pairs, options.merges, options.rounds)
     print(json.dumps(result, indent=2))

@@ -1,8 +1,11 @@
-"""What a measurement was made on, as every benchmark reports it."""
+"""What a measurement was made on, as every benchmark reports it, and the numbers of those that compare."""
 
 from __future__ import annotations
 
 import os
+import statistics
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,3 +28,19 @@ def conditions() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 2),
     }
+
+
+def announce(name: str) -> None:
+    """Print the conditions at the start of a benchmark, on standard error: standard output may be JSON."""
+    found = conditions()
+    print(
+        f"{name}: {found['processor']} ({found['vector_units']}), {found['cores']} cores, {found['threads']} threads, "
+        f"load {found['load']}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """The median of several measurements, and the least and the largest."""
+    return {"median": statistics.median(values), "least": min(values), "largest": max(values)}

@@ -1,8 +1,8 @@
 """How fast we translate, against CTranslate2 on the same lines in one run, and whether the translations are the same.
 
 `python -m tests.bench.decoding --model DIR --src FILE [--ref FILE] [--json]`. `--shape small` and `--shape base`
-give random weights of these rows' shapes instead, with the subwords of DIR. Needs ctranslate2. The engines take
-turns: ratios count, not times. With `--ref`, BLEU of all engines.
+give random weights of these rows' shapes instead, with the subwords of DIR, or without DIR and FILE those of WMT-like
+text. Needs ctranslate2. The engines take turns: ratios count, not times. With `--ref`, BLEU of all engines.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from nmt.inference.model_folder import load_description, save_model
 from nmt.inference.quantization import quantize
 from nmt.inference.translator import Engine, TorchEngine, Translation, Translator
 from nmt.model import Transformer
-from tests.bench.conditions import conditions
+from tests.bench import growth
+from tests.bench.conditions import announce, conditions
 
 TIE = 1e-4
 """Log-probabilities closer than this are a tie in float32."""
@@ -38,6 +39,8 @@ SHAPES = {
     "small": {"N": 3, "d_model": 256, "d_ff": 1024, "h": 4, "d_k": 64, "d_v": 64},
     "base": {"N": 6, "d_model": 512, "d_ff": 2048, "h": 8, "d_k": 64, "d_v": 64},
 }
+LIKE_PAIRS, LIKE_MERGES = 5000, 8000
+"""WMT-like text for a vocabulary of a size like row small's."""
 OURS, QUANTIZED = "ours_float32", "ours_int8"
 
 
@@ -135,16 +138,22 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.decoding", description=__doc__)
-    parser.add_argument("--model", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--src", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--model", type=Path, metavar="DIR")
+    parser.add_argument("--src", type=Path, metavar="FILE")
     parser.add_argument("--shape", choices=("model", *SHAPES), default="model")
     parser.add_argument("--ref", type=Path, metavar="FILE")
     parser.add_argument("--lines", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if (options.model is None) != (options.src is None) or (options.model is None and options.shape == "model"):
+        parser.error("give --model and --src, or --shape small or base")
+    announce(parser.prog)
     scratch = Path(tempfile.mkdtemp())
     try:
+        if options.model is None:
+            growth.write_text_and_model(scratch / "like", LIKE_PAIRS, LIKE_MERGES)
+            options.model, options.src = scratch / "like/model", scratch / "like/data/raw/train.like.en"
         report = measure(options, scratch)
     finally:
         shutil.rmtree(scratch)

@@ -2,9 +2,9 @@
 
 `python -m tests.bench.layers [--longest 4096] [--figure layers.svg]` runs forward and backward passes of one sequence
 of n = 16, 32, ... positions of d = 512 through self-attention (Eq. 1 with 8 heads, without projections), self-attention
-that is restricted to blocks (r), torch's LSTM and a convolution of width k, on one thread. Printed: milliseconds,
-FLOPs, bytes that the backward pass keeps, the exponents of n that fit the longer half, beside the paper's, and the
-lengths from which on another layer is faster than self-attention.
+that is restricted to blocks (r), torch's LSTM and a convolution of width k, in turn, on one thread. Printed:
+milliseconds of processor time, FLOPs, bytes that the backward pass keeps, the exponents of n that fit the longer half,
+beside the paper's, and the lengths from which on another layer is faster than self-attention.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from nmt.model import attention
-from tests.bench.conditions import conditions
+from tests.bench.conditions import announce, conditions, spread
 
 D_MODEL, HEADS = 512, 8
 R = 64
@@ -32,7 +31,7 @@ R = 64
 K = 3
 """Width of the convolution."""
 SECONDS = 0.5
-"""Least time of a measurement."""
+"""Least processor time of a measurement, in seconds."""
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -102,15 +101,21 @@ def once(layer: Layer, n: int) -> None:
     layer(x).sum().backward()
 
 
-def milliseconds(layer: Layer, n: int) -> float:
-    """The median of as many passes as fill SECONDS, at least three after one that warms up."""
-    once(layer, n)
-    times: list[float] = []
-    while len(times) < 3 or sum(times) < SECONDS:
-        start = time.perf_counter()
+def milliseconds(compared: Mapping[str, Layer], n: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of processor time of a pass through each layer: the layers in turn, after one pass that warms up.
+
+    As many rounds as fill SECONDS for every layer, at least three.
+    """
+    times: dict[str, list[float]] = {name: [] for name in compared}
+    for layer in compared.values():
         once(layer, n)
-        times.append(time.perf_counter() - start)
-    return 1000 * median(times)
+    while any(unfinished := [len(line) < 3 or sum(line) < 1000 * SECONDS for line in times.values()]):
+        for (name, layer), more in zip(compared.items(), unfinished, strict=True):
+            if more:
+                start = time.process_time()
+                once(layer, n)
+                times[name].append(1000 * (time.process_time() - start))
+    return {name: spread(values) for name, values in times.items()}
 
 
 def kept_bytes(layer: Layer, n: int) -> int:
@@ -152,16 +157,18 @@ def crossing(lengths: list[int], attention_ms: list[float], other_ms: list[float
 
 def measure(longest: int) -> dict[str, Any]:
     """Every layer at every length."""
-    torch.set_num_threads(1)
     lengths = [n for n in (2**power for power in range(4, 20)) if n <= longest]
+    compared = layers()
+    times = [milliseconds(compared, n) for n in lengths]
     table: dict[str, Any] = {}
-    for name, layer in layers().items():
+    for name, layer in compared.items():
         values = {
-            "ms": [milliseconds(layer, n) for n in lengths],
+            "ms": [each[name]["median"] for each in times],
             "flops": [float(multiplications(layer, n)) for n in lengths],
             "kept_bytes": [float(kept_bytes(layer, n)) for n in lengths],
         }
-        table[name] = values | {"exponents": {key: round(exponent(lengths, line), 2) for key, line in values.items()}}
+        exponents = {key: round(exponent(lengths, line), 2) for key, line in values.items()}
+        table[name] = values | {"spread": [each[name] for each in times], "exponents": exponents}
     ours = table["self-attention"]["ms"]
     crossings = {name: crossing(lengths, ours, row["ms"]) for name, row in table.items() if name != "self-attention"}
     return {**conditions(), "d_model": D_MODEL, "r": R, "k": K, "n": lengths, "layers": table, "faster_from": crossings}
@@ -175,7 +182,7 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
     axes = figure.add_subplot()
     for name, row in report["layers"].items():
         axes.plot(report["n"], row["ms"], marker="o", markersize=3, label=f"{name}: n^{row['exponents']['ms']:.2f}")
-    axes.set(xscale="log", yscale="log", xlabel="n", ylabel="milliseconds, forward and backward")
+    axes.set(xscale="log", yscale="log", xlabel="n", ylabel="milliseconds of processor time,\nforward and backward")
     axes.set_xticks(report["n"], [str(n) for n in report["n"]], fontsize=7)
     axes.minorticks_off()
     axes.legend(fontsize=8)
@@ -189,6 +196,8 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, metavar="FILE")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    torch.set_num_threads(1)
+    announce(parser.prog)
     report = measure(options.longest)
     if options.figure:
         draw(report, options.figure)
@@ -203,6 +212,9 @@ def main() -> None:
             print(
                 f"{name if key == 'ms' else '  ' + key + ' / 1e6':30s}{values}  {row['exponents'][key]}, {PAPER[name]}"
             )
+            if key == "ms":
+                for bound in ("least", "largest"):
+                    print(f"{'  ' + bound:30s}" + "".join(f"{each[bound]:9.2f}" for each in row["spread"]))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from pipeline.reporting import attention, figures, page, sentences
 from pipeline.reporting.page import Heading, Tiles
 from pipeline.reporting.sentences import Line
 from tests.bench import wmt_like
+from tests.bench.conditions import announce
 
 LAYERS, HEADS, PAIRS, LINES, POINTS = 6, 8, 20, 3003, 1000
 CONCENTRATION = 0.05
@@ -92,9 +93,10 @@ def measure(path: Path) -> None:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.page", description=__doc__)
     parser.add_argument("--page", type=Path, help="measure this page instead")
     chosen = parser.parse_args().page
+    announce(parser.prog)
     with tempfile.TemporaryDirectory() as folder:
         measure(chosen.absolute() if chosen else base_sized(Path(folder)))
 

@@ -1,7 +1,8 @@
 """A baseline for parsers: an unlexicalised PCFG read off the training trees, searched exactly by CKY.
 
-`python -m tests.bench.pcfg --train FILE --test FILE --output FILE [--limit N] [--jobs N]` reads treebanks in Penn
-bracketing (.gz too), writes the best tree of each test sentence and prints its EVALB scores. Rules are binarised from
+`python -m tests.bench.pcfg [--train FILE --test FILE] [--output FILE] [--limit N] [--jobs N]` reads treebanks in Penn
+bracketing (.gz too), by default the embedded one, writes the best tree of each test sentence and prints its EVALB
+scores. Rules are binarised from
 the left with a memory of `--markov` siblings. Words that training has at most `RARE` times share a class by their
 form. A sentence that no derivation covers, or of more than `LONGEST` words, gets one flat tree; both are counted.
 """
@@ -15,6 +16,8 @@ import itertools
 import json
 import math
 import re
+import tarfile
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -28,7 +31,9 @@ import numpy.typing as npt
 
 from nmt.evaluation.evalb import by_length, score
 from nmt.text.trees import TAG, Tree, normalise, read_trees
+from tests.bench.conditions import announce, conditions
 
+SAMPLE = Path(__file__).resolve().parents[2] / "data/sample/trees.tgz"
 RARE = 1
 LONGEST = 120
 SUFFIXES = re.compile(r"(?:s|ed|ing|ion|er|est|ly|ity|al|ic|ous|ive|able|ment|ness|or|ase|in)$")
@@ -224,26 +229,36 @@ def parse(grammar: Grammar, words: list[str]) -> tuple[Tree, bool]:
 
 def main() -> None:
     """Train, parse and score as the arguments say."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", type=Path, required=True)
-    parser.add_argument("--test", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.pcfg", description=__doc__)
+    parser.add_argument("--train", type=Path)
+    parser.add_argument("--test", type=Path)
+    parser.add_argument("--output", type=Path)
     parser.add_argument("--markov", type=int, default=2)
     parser.add_argument("--limit", type=int, help="only this many test sentences, evenly drawn")
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
-    begin = time.perf_counter()
-    grammar = Grammar(read(options.train), options.markov)
-    gold = list(read(options.test))
+    if (options.train is None) != (options.test is None):
+        parser.error("give both --train and --test, or neither")
+    announce(parser.prog)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.train is None:
+            with tarfile.open(SAMPLE) as archive:
+                archive.extractall(folder, filter="data")
+            options.train, options.test = (Path(folder) / f"trees/{name}.mrg" for name in ("train", "test"))
+        begin = time.perf_counter()
+        grammar = Grammar(read(options.train), options.markov)
+        gold = list(read(options.test))
     gold = gold[:: max(1, len(gold) // options.limit)] if options.limit else gold
     trained = time.perf_counter()
     with ProcessPoolExecutor(options.jobs) as pool:
         found = list(pool.map(partial(parse, grammar), [tree.words() for tree in gold], chunksize=8))
     seconds = time.perf_counter() - trained
-    options.output.write_text("".join(f"{tree}\n" for tree, _ in found), encoding="utf-8")
+    if options.output:
+        options.output.write_text("".join(f"{tree}\n" for tree, _ in found), encoding="utf-8")
     # Gold tags find the punctuation, as they do for a parser that writes none.
     scores = score([[tree] for tree in gold], [[tree.retagged([TAG] * len(tree.words()))] for tree, _ in found])
     report = {
+        **conditions(),
         "symbols": len(grammar.symbols),
         "binary rules": len(grammar.rule),
         "training seconds": round(trained - begin, 1),

@@ -1,8 +1,8 @@
 """How fast, and in how much memory, WMT-like text goes from raw lines to bins: python -m tests.bench.preprocessing
 
 Text of `--pairs` pairs is made (wmt_like.py) and put through the production stages tokenize, learn_subwords and
-binarize, each in a process of its own, first on one core, then on two; learning is done once, on two. The plain pipe
-`sacremoses normalize tokenize | subword-nmt apply-bpe` does the same work on the same number of cores.
+binarize, each in a process of its own, on one core and on two; learning is done once, on two. The plain pipe
+`sacremoses normalize tokenize | subword-nmt apply-bpe` does the same work on both cores. The three take turns.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import re
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from pipeline.common.settings import load_section
 from pipeline.corpora.parallel_map import executor
 from pipeline.stages import learn_subwords
 from tests.bench import wmt_like
+from tests.bench.conditions import announce, conditions, spread
 
 ROOT = Path(__file__).resolve().parents[2]
 HELD_OUT = 3000
@@ -166,48 +168,57 @@ def piped(folder: Path, pairs: int, cores: list[int]) -> float:
     return seconds
 
 
-def prepare(folder: Path, pairs: int, merges: int) -> float:
-    """Write the text and the configuration; the seconds that took."""
+def prepare(folder: Path, pairs: int, merges: int, held_out: int = HELD_OUT) -> float:
+    """Write the text and the configuration; the seconds that took. `held_out`: pairs of validation and test each."""
     started = time.perf_counter()
     for name in ("data/raw", "results"):
         (folder / name).mkdir(parents=True)
     (folder / "results/config.yaml").write_text(yaml.safe_dump(configuration(merges)), encoding="utf-8")
     with executor() as pool:
         for seed, (name, count) in enumerate(
-            {"train.like": pairs, "valid.dev": HELD_OUT, "test.exam": HELD_OUT}.items()
+            {"train.like": pairs, "valid.dev": held_out, "test.exam": held_out}.items()
         ):
             wmt_like.write(str(folder / "data/raw" / name), count, seed, pool)
     return time.perf_counter() - started
 
 
-def measure(folder: Path, pairs: int, merges: int, pipe: int) -> dict[str, Any]:
-    """Everything, for one size."""
+def stages_of(folder: Path, cores: list[int]) -> dict[str, dict[str, Any]]:
+    """Run what is measured on some cores: each stage but the learning."""
+    return {name: in_child(name, folder, cores) for name in ("tokenize", "count", "binarize")}
+
+
+def measure(folder: Path, pairs: int, merges: int, pipe: int, rounds: int) -> dict[str, Any]:
+    """Everything, for one size: one worker, two and the pipe in turn."""
     cores = sorted(os.sched_getaffinity(0))[:2]
-    result: dict[str, Any] = {"pairs": pairs, "merges": merges, "generated_seconds": prepare(folder, pairs, merges)}
-    rates, made = {}, {}
-    for count in range(1, len(cores) + 1):
-        stages = {"tokenize": in_child("tokenize", folder, cores[:count])}
-        if count == 1:
-            result["learn"] = in_child("learn", folder, cores)
-        stages |= {name: in_child(name, folder, cores[:count]) for name in ("count", "binarize")}
-        made[count] = digests(folder / "data/tokenized") | digests(folder / "data/binned")
-        for stage in stages.values():
-            stage["pairs_a_second"] = pairs / stage["seconds"]
-        rates[count] = pairs / sum(stage["seconds"] for stage in stages.values())
-        spent = sum(stage["cpu_seconds"] for stage in stages.values())
-        result[f"workers_{count}"] = {**stages, "pairs_a_second": rates[count], "pairs_a_cpu_second": pairs / spent}
-    best = max(rates)
-    result["speedup"] = rates[best] / rates[1]
-    result["same_bytes"] = all(one == made[1] for one in made.values())
+    result: dict[str, Any] = {**conditions(), "pairs": pairs, "merges": merges}
+    result["generated_seconds"] = prepare(folder, pairs, merges)
+    in_child("tokenize", folder, cores)
+    result["learn"] = in_child("learn", folder, cores)
+    counts, made = range(1, len(cores) + 1), list[dict[str, str]]()
+    rates: dict[int, list[float]] = {count: [] for count in counts}
+    of_pipe: list[float] = []
+    for _ in range(rounds):
+        for count in counts:
+            stages = stages_of(folder, cores[:count])
+            made.append(digests(folder / "data/tokenized") | digests(folder / "data/binned"))
+            for stage in stages.values():
+                stage["pairs_a_second"] = pairs / stage["seconds"]
+            rates[count].append(pairs / sum(stage["seconds"] for stage in stages.values()))
+            spent = sum(stage["cpu_seconds"] for stage in stages.values())
+            result[f"workers_{count}"] = {
+                **stages, "pairs_a_second": spread(rates[count]), "pairs_a_cpu_second": pairs / spent
+            }  # fmt: skip
+        if pipe:
+            of_pipe.append(min(pairs, pipe) / piped(folder, min(pairs, pipe), cores))
+    best = max(counts)
+    result["speedup"] = statistics.median(rates[best]) / statistics.median(rates[1])
+    result["same_bytes"] = all(one == made[0] for one in made)
     result["peak_bytes"] = max(stage["peak_bytes"] for stage in (*stages.values(), result["learn"]))
     result["peak_bytes_without_learning"] = max(stage["peak_bytes"] for stage in stages.values())
     if pipe:
-        result["pipe"] = {
-            "pairs": min(pairs, pipe),
-            "pairs_a_second": min(pairs, pipe) / piped(folder, min(pairs, pipe), cores),
-        }
+        result["pipe"] = {"pairs": min(pairs, pipe), "pairs_a_second": spread(of_pipe)}
         # The pipe neither counts nor filters nor sorts into bins.
-        result["over_pipe"] = rates[best] / result["pipe"]["pairs_a_second"]
+        result["over_pipe"] = statistics.median(rates[best]) / statistics.median(of_pipe)
     for language in (wmt_like.ENGLISH, wmt_like.GERMAN):
         result[f"types_{language.code}"] = curve(folder, language, pairs)
     return result
@@ -219,14 +230,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--pairs", type=int, default=50_000)
     parser.add_argument("--merges", type=int, default=37_000)
     parser.add_argument("--pipe", type=int, default=PIPED, help="pairs that the pipe is measured on; 0: none")
+    parser.add_argument("--rounds", type=int, default=2, help="times that one worker, two and the pipe take turns")
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument("--stage", choices=("tokenize", "count", "learn", "binarize"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.stage:
         print(json.dumps(run_stage(options.stage)))
         return 0
+    announce(parser.prog)
     with tempfile.TemporaryDirectory(prefix="preprocessing-") as folder:
-        result = measure(Path(folder), options.pairs, options.merges, options.pipe)
+        result = measure(Path(folder), options.pairs, options.merges, options.pipe, options.rounds)
     print(json.dumps(result, indent=None if options.json else 2))
     return 0 if result["same_bytes"] else 1
 

@@ -27,6 +27,7 @@ from nmt.training.history import read_history
 from pipeline.training.bucket import Bucket
 from pipeline.training.remote_states import RemoteStates
 from tests.bench import training
+from tests.bench.conditions import announce, conditions, spread
 from tests.stores import BUCKET, rclone
 
 PARAMETERS = {"tiny": 200_000, "small": 9_000_000, "base": 63_000_000}
@@ -88,7 +89,8 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--minutes", type=float, default=0.25, help="between two states of these trainings")
     options = parser.parse_args()
-    result: dict[str, Any] = {}
+    announce(parser.prog)
+    result: dict[str, Any] = conditions()
     with tempfile.TemporaryDirectory(prefix="states-") as scratch, rclone(Path(scratch) / "buckets") as store:
         os.environ |= {**store.environment(), "WMT_PROCESSES": "1"}
         for name, parameters in PARAMETERS.items():
@@ -107,7 +109,7 @@ def main() -> None:
                 rates[kind].append(trained(job, Path(scratch) / f"{kind}-{number}/0123-4567", environment))
                 print(kind, rates[kind][-1], file=sys.stderr, flush=True)
         if options.rounds:
-            result["seconds_per_update"] = rates
+            result["seconds_per_update"] = {kind: spread(values) for kind, values in rates.items()}
             result["ratio"] = statistics.median(rates["mirrored"]) / statistics.median(rates["alone"])
     print(json.dumps(result, indent=2))
 

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import yaml
 
+from tests.bench.conditions import announce, conditions
+
 MEMBER = {"archive": "a", "member": "a.en", "path": None}
 ARCHIVE = {
     "name": "a", "urls": ["https://example.org/a.tgz"], "bytes": None, "sha256": "0" * 64, "md5": None, "licence": "",
@@ -86,18 +88,20 @@ def isolated(seconds: float) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.tracking", description=__doc__)
     parser.add_argument("--minutes", type=float, default=2.0, help="length of the longer of the two runs")
     parser.add_argument("--json", action="store_true", help="print numbers for programs")
     arguments = parser.parse_args()
-    cores = len(os.sched_getaffinity(0))
+    announce(parser.prog)
+    measured_on = conditions()
+    cores = measured_on["cores"]
     longer = 60 * arguments.minutes
     short, long = isolated(longer / 4), isolated(longer)
     total = {name: run["stage"] + run["beside"] for name, run in (("short", short), ("long", long))}
     slope = max(0.0, (total["long"] - total["short"]) / (longer - longer / 4))
     once = max(0.0, total["long"] - slope * longer)
     result = {
-        "cores": cores,
+        **measured_on,
         "stage_ms_per_record": 1000 * long["stage"] / long["updates"],
         "processor_seconds_once": once,
         "processor_seconds_per_hour": 3600 * slope,
@@ -109,7 +113,8 @@ def main() -> None:
         print()
         return
     for name, value in result.items():
-        print(f"{name:28} {value:.3%}" if name.startswith("share") else f"{name:28} {value:.3g}")
+        if name not in measured_on:
+            print(f"{name:28} {value:.3%}" if name.startswith("share") else f"{name:28} {value:.3g}")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 `python -m tests.bench.training --src F --tgt F --json` takes two files of subwords separated by spaces, a sentence a
 line; `--row base --pair en-de` makes pairs with lengths like WMT14's and trains that row of the paper's tables.
 Printed: target tokens a second (the median of the intervals after the first), padding, peak memory of a process, the
-loss after the last update, and the share of the machine's matrix peaks, which are measured first. The weights are
-thrown away. Needs torch, numpy, pyarrow, safetensors, PyYAML and pydantic alone.
+loss after the last update, and the share of the machine's matrix peaks, which are measured before each training.
+Several precisions (`--precision float32 bfloat16 --rounds 3`) take turns. The weights are thrown away. Needs torch,
+numpy, pyarrow, safetensors, PyYAML and pydantic alone.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from nmt import flops
 from nmt.config import EOS
 from nmt.training.history import read_history
 from pipeline.training import launch
+from tests.bench.conditions import announce, conditions, spread
 
 Ids = list[list[int]]
 ROWS = Path(__file__).resolve().parents[2] / "pipeline/config/rows.yaml"
@@ -122,13 +124,31 @@ def prepare(a: argparse.Namespace, folder: Path) -> int:
     return vocabulary
 
 
-def measure(a: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """Train in `work`, and say how fast it went."""
+def compare(a: argparse.Namespace, work: Path) -> dict[str, dict[str, Any]]:
+    """Train with each precision in turn; the last round's measurements, and the spread of all."""
     # In a process of its own: what this one has taken would be the least peak of those that it starts.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         vocabulary = pool.submit(prepare, a, work / "corpus").result()
-    settings = job(a, vocabulary, work / "corpus")
-    state = work / "state"
+    found: dict[str, list[dict[str, Any]]] = {precision: [] for precision in a.precision}
+    for number in range(a.rounds):
+        for precision, rounds in found.items():
+            one = argparse.Namespace(**{**vars(a), "precision": precision})
+            rounds.append(measure(one, work / "corpus", vocabulary, work / f"{precision}-{number}"))
+    return {
+        precision: {
+            **rounds[-1],
+            "target_tokens_per_s": spread([each["target_tokens_per_s"] for each in rounds]),
+            "share_of_peak": {
+                name: spread([each["share_of_peak"][name] for each in rounds]) for name in rounds[-1]["peaks"]
+            },
+        }
+        for precision, rounds in found.items()
+    }
+
+
+def measure(a: argparse.Namespace, corpus: Path, vocabulary: int, state: Path) -> dict[str, Any]:
+    """Train in the folder `state`, and say how fast it went."""
+    settings = job(a, vocabulary, corpus)
     state.mkdir()
     (state / "job.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -159,7 +179,7 @@ def measure(a: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure once and print."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.training", description=__doc__)
     parser.add_argument("--src", type=Path, help="subwords of the source, separated by spaces")
     parser.add_argument("--tgt", type=Path, help="subwords of the target")
@@ -169,7 +189,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--tokens", type=int, help="target tokens an update; 4,096, or the row's own")
     parser.add_argument("--shards", type=int, help="shards an update; 2, or the row's own")
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), nargs="+", default=["float32"])
+    parser.add_argument("--rounds", type=int, default=1, help="trainings with each precision, in turn")
     parser.add_argument("--processes", type=int, help="how many train together; the launcher's choice by default")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     a = parser.parse_args()
@@ -179,9 +200,10 @@ def main() -> None:
         a.tokens, a.shards = a.tokens or 4096, a.shards or 2
     if a.processes is not None:
         os.environ["WMT_PROCESSES"] = str(a.processes)
+    announce(parser.prog)
     with tempfile.TemporaryDirectory() as work:
-        result = measure(a, Path(work))
-    print(json.dumps(result) if a.json else "\n".join(f"{key}: {value}" for key, value in result.items()))
+        result = {**conditions(), **compare(a, Path(work))}
+    print(json.dumps(result, indent=None if a.json else 2))
 
 
 if __name__ == "__main__":
