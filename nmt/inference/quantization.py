@@ -32,6 +32,8 @@ class Int8Linear(nn.Module):
         self.scales = (weight.abs().amax(1) / _LEVELS).clamp_min(torch.finfo(torch.float32).tiny)
         self.rounded = (weight / self.scales[:, None]).round().to(torch.int8)
         self._zeros = torch.zeros(len(weight), dtype=torch.int32)
+        # oneDNN is fast for unsigned x alone: zero is moved to `levels` + 1, and 1/2 makes the cast round.
+        self._shift = torch.tensor(self.levels + 1.5)
         self._packed = torch.ops.onednn.qlinear_prepack(self.rounded, None)
 
     @property
@@ -42,13 +44,10 @@ class Int8Linear(nn.Module):
     def forward(self, x: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
         # Large tensors are written over where possible: fetching new memory takes longer than the arithmetic.
         scaled = x.abs()
-        steps = scaled.amax(-1, keepdim=True).div_(self.levels).clamp_min_(torch.finfo(torch.float32).tiny)
-        torch.mul(x, steps.reciprocal(), out=scaled).round_()
-        # oneDNN is fast for unsigned x alone, but torch casts to signed integers 8 times faster: bytes then add modulo
-        # 256, and zero becomes `levels` + 1.
-        zero = self.levels + 1
+        steps = scaled.amax(-1, keepdim=True).clamp_min_(torch.finfo(torch.float32).tiny).div_(self.levels)
+        torch.addcmul(self._shift, x, steps.reciprocal(), out=scaled)
         product: Tensor = torch.ops.onednn.qlinear_pointwise(
-            *(scaled.to(torch.int8).view(torch.uint8).add_(zero), 1.0, zero),
+            *(scaled.to(torch.uint8), 1.0, self.levels + 1),
             *(self._packed, self.scales, self._zeros, None),
             *(1.0, 0, torch.float32),
             *("none", [], ""),
