@@ -30,6 +30,9 @@ function choice(label, options, change) {
   return { label: element("label", {}, label, select), select };
 }
 
+/** Return the value of a `lang` attribute, none for trees. */
+const languageTag = (language) => (language === "tree" ? null : language);
+
 const colour = (index) => `var(--c${index % 8})`;
 
 /** Return a function that calls `run` once no call has come for `delay` milliseconds. */
