@@ -86,6 +86,12 @@ function start() {
     event.preventDefault();
     document.querySelector(link.hash).scrollIntoView();
   });
+  if (window !== window.top && window.origin === "null") {
+    // A sandboxed frame, as MLflow's, cannot follow a link to another page: it would turn blank.
+    for (const link of document.querySelectorAll("a:not([href^='#'])")) {
+      link.replaceWith(element("span", {}, link.textContent, " ", element("code", {}, link.href)));
+    }
+  }
   addEventListener("hashchange", () => openTarget(location.hash));
   openTarget(location.hash);
 }
