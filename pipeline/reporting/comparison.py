@@ -102,7 +102,7 @@ def blocks(first: Compared, second: Compared, found: Difference) -> list[Block]:
         Heading(f"{second.name} against {first.name}", 1),
         Tiles(tiles),
         figures.chart([panel], "Validation", "validation"),
-        Heading("Translations side by side"),
+        Heading(f"{'Translations' if by.key == 'bleu' else 'Parses'} side by side"),
         sentences.view(systems, *first.languages),
         Heading("Scores"),
         Table(("measure", *names), measured),

@@ -112,7 +112,7 @@ views.translations = (root, { languages, metric, systems, lines }) => {
   root.append(
     element("div", { class: "controls" }, element("label", {}, "Search", search), order.label, kind.label), count,
     element("p", { class: "hint" }, element("mark", {}, "wavy"), ": not in the reference; ",
-      element("span", { class: "missed" }, "dotted"), ": missing in the translation"),
+      element("span", { class: "missed" }, "dotted"), `: missing in the ${languages[1] === "tree" ? "parse" : "translation"}`),
     listing,
   );
   show();

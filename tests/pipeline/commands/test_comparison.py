@@ -26,12 +26,12 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WMT_STATE", str(tmp_path / "work"))
 
-    def made(name: str, wrong: int, seed: int, prefix: str = "", **metrics: Any) -> Path:
+    def made(name: str, wrong: int, seed: int, prefix: str = "", target: str = "de", **metrics: Any) -> Path:
         folder = tmp_path / "work/runs" / name
         (folder / "results").mkdir(parents=True)
         (folder / "run.json").write_text(json.dumps({"name": name, "created": seed}))
         run = {"row": "sample", "pair": "en-de", "corpus": "mine", "seed": seed}
-        config = {"run": run, "data": {"source": "en", "target": "de"}, "model": {"N": 2}}
+        config = {"run": run, "data": {"source": "en", "target": target}, "model": {"N": 2}}
         (folder / "results/config.yaml").write_text(yaml.safe_dump(config))
         (folder / "results/scores.json").write_text(json.dumps({"bleu": 90.0, **SCORES, **metrics}))
         (folder / "results/validation.csv").write_text("update,valid_loss,valid_ppl\n2,7.5,1808.0\n4,6.5,665.1\n")
@@ -99,7 +99,7 @@ def test_parses_are_compared_by_f1_with_a_paired_bootstrap(
     )
     scores = {"f1_low": 1.0, "f1_high": 99.0, "f1_set": "trees, 60 lines"}
     for name, wrong, f1 in (("one", 40, 80.0), ("two", 0, 100.0)):
-        folder = make(name, wrong=wrong, seed=1, f1=f1, **scores)
+        folder = make(name, wrong=wrong, seed=1, target="tree", f1=f1, **scores)
         parsed = [flat] * wrong + [gold] * (60 - wrong)
         lines = [Line("the dog sees a man", gold, tree, 100.0 if tree == gold else 200 / 3) for tree in parsed]
         sentences.write(lines, folder / "results/sentences.jsonl")
@@ -108,6 +108,10 @@ def test_parses_are_compared_by_f1_with_a_paired_bootstrap(
     assert capsys.readouterr().out.startswith("two against one: +20.00 F1, p = 0.001 (paired bootstrap)\n")
     with chromium() as browser, opened(browser, tmp_path / "results/comparison.html") as shown:
         open_sections(shown)
+        assert shown.locator("h2", has_text="Parses side by side").count() == 1
+        assert shown.get_by_text("missing in the parse").count() == 1
+        assert shown.locator("[lang=tree]").count() == 0, "which names no language"
+        assert shown.locator(".lines > li").first.locator("[lang=en]").count() == 1
         tile = shown.locator(".tiles div", has_text="difference")
         assert tile.locator("dd").all_text_contents() == ["+20.00", "p = 0.001, paired bootstrap of 1,000 resamples"]
         groups = shown.locator("h3", has_text="F1 by length").locator("xpath=following-sibling::*[1]")
