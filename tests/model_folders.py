@@ -8,11 +8,18 @@ from typing import Any
 import torch
 
 from nmt.config import ModelSettings, SearchSettings, SubwordSettings, TokenizerSettings
-from nmt.inference.model_folder import ModelDescription, save_model
+from nmt.inference.model_folder import ModelDescription, load_description, save_model
 from nmt.model import Transformer
-from nmt.text import subwords
+from nmt.text import codec, subwords
+from nmt.text.trees import Linearisation, linearise, read_trees
 
 WORDS = "the old man sees a dog . He did not see it She sleeps well , and we do !"
+
+TREES = [
+    "(S (NP (DT the) (JJ old) (NN man)) (VP (VBZ sees) (NP (DT a) (NN dog))) (. .))",
+    "(S (NP (PRP He)) (VP (VBD did) (RB not) (VP (VB see) (NP (PRP it)))))",
+    "(S (S (NP (PRP She)) (VP (VBZ sleeps) (ADVP (RB well)))) (, ,) (CC and) (S (NP (PRP we)) (VP (VBP do))) (. !))",
+]
 
 
 def folder_of(folder: Path, seed: int = 1, target: str = "de", words: str = WORDS, **model: Any) -> Path:
@@ -50,5 +57,29 @@ def folder_of(folder: Path, seed: int = 1, target: str = "de", words: str = WORD
     built = Transformer(description.model, learned.size)
     with torch.no_grad():
         built.embedding.table.mul_(3.0)
+    save_model(folder, built.state_dict(), description, folder.parent / f"{folder.name}.subwords")
+    return folder
+
+
+def parser_of(folder: Path, linearisation: Linearisation, seed: int = 3, **model: Any) -> Path:
+    """A parser's model folder with random weights, which has a closed vocabulary of the symbols of TREES."""
+    base = load_description(folder_of(folder.parent / f"{folder.name}.text", **model))
+    settings = SubwordSettings(kind="bpe", merges=60, vocabulary=None, target="closed", multiple_of=64)
+    symbols = [symbol for tree in read_trees(TREES, "TREES") for symbol in linearise(tree, linearisation)]
+    source, target = codec.learn(dict.fromkeys(WORDS.split(), 3), dict.fromkeys(symbols, 3), settings)
+    assert target is not None
+    codec.save(folder.parent / f"{folder.name}.subwords", source, target)
+    changed = {
+        "target": "tree",
+        "vocabulary": source.size,
+        "target_vocabulary": target.size,
+        "tokenizer": base.tokenizer.model_copy(update={"tokenizer": linearisation}),
+    }
+    description = base.model_copy(update=changed)
+    torch.manual_seed(seed)
+    built = Transformer(description.model, source.size, target.size)
+    with torch.no_grad():
+        for table in {built.target_embedding.table, built.output_table}:
+            table.mul_(3.0)
     save_model(folder, built.state_dict(), description, folder.parent / f"{folder.name}.subwords")
     return folder

@@ -83,7 +83,7 @@ class Comparison:
     """A system compared with a baseline by paired bootstrap resampling."""
 
     difference: float
-    """In points of BLEU; positive if the system is better."""
+    """In points of the score; positive if the system is better."""
     p_value: float
     """The probability of a difference at least as large by chance."""
 

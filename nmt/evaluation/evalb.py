@@ -278,25 +278,36 @@ def score(
     )
 
 
-def read(gold: Path, parsed: Path, rules: Rules = COLLINS, gold_tags: bool = False) -> Scores:
-    """The scores of a file of parsed trees against the gold file, one sentence a line.
+def score_lines(
+    gold: Iterable[str],
+    parsed: Iterable[str],
+    rules: Rules = COLLINS,
+    gold_tags: bool = False,
+    names: tuple[str, str] = ("GOLD", "PARSED"),
+) -> Scores:
+    """The scores of lines of parsed trees against those of gold trees, one sentence a line; `names` are for messages.
 
-    A parsed line that breaks the bracketing is a sentence that cannot be scored. Raises InputError with file and line
+    A parsed line that breaks the bracketing is a sentence that cannot be scored. Raises InputError with name and line
     where GOLD breaks it, and where `score` does.
     """
     trees: list[list[Tree]] = []
     others: list[list[Tree] | str] = []
+    for number, (line, other) in enumerate(zip_longest(gold, parsed), start=1):
+        if line is not None:
+            trees.append(list(read_trees([line], names[0], number)))
+        if other is not None:
+            others.append(_parsed(other, names[1], number))
+    if not trees:
+        raise InputError(f"{names[0]} is empty: there is no tree to score against")
+    return score(trees, others, rules, gold_tags)
+
+
+def read(gold: Path, parsed: Path, rules: Rules = COLLINS, gold_tags: bool = False) -> Scores:
+    """The scores of two files, as of `score_lines`; raises InputError also where one is missing."""
     for path in (gold, parsed):
         if not path.is_file():
             raise InputError(f"{path} does not exist: give a file of trees in Penn bracketing, one a line")
-    for number, (line, other) in enumerate(zip_longest(read_lines(gold), read_lines(parsed)), start=1):
-        if line is not None:
-            trees.append(list(read_trees([line], str(gold), number)))
-        if other is not None:
-            others.append(_parsed(other, str(parsed), number))
-    if not trees:
-        raise InputError(f"{gold} is empty: there is no tree to score against")
-    return score(trees, others, rules, gold_tags)
+    return score_lines(read_lines(gold), read_lines(parsed), rules, gold_tags, (str(gold), str(parsed)))
 
 
 def report(gold: Path, parsed: Path, gold_tags: bool = False) -> dict[str, Any]:

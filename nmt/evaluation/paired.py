@@ -1,4 +1,4 @@
-"""Differences of BLEU between systems trained in pairs, under resampling of the lines that all of them translated."""
+"""Differences of BLEU or F1 between systems, under resampling of the lines that all of them translated or parsed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nmt.config import InputError
+from nmt.evaluation import evalb
+from nmt.evaluation.bleu import Comparison
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,3 +59,36 @@ def mean_difference(
     resamples = chance.multinomial(lines, np.full(lines, 1 / lines), size=SAMPLES)
     low, high = np.percentile([difference(weights) for weights in resamples], [2.5, 97.5])
     return difference(np.ones(lines, dtype=np.int64)), float(low), float(high)
+
+
+def tree_statistics(parsed: Sequence[str], gold: Sequence[str]) -> NDArray[np.int64]:
+    """Return what F1 (EVALB, gold tags) sums over sentences, [sentences, 2]: matched brackets; gold and parsed ones.
+
+    `parsed`, `gold`: trees in Penn bracketing, one a line. A sentence that cannot be scored has zeros, as EVALB leaves
+    it out. Raises InputError where `evalb.score_lines` does.
+    """
+    sentences = evalb.score_lines(gold, parsed, gold_tags=True).sentences
+    return np.array([(each.matched, each.gold + each.parsed) for each in sentences], dtype=np.int64)
+
+
+def f1_of(sums: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return F1 in percent of summed tree statistics, [..., 2] to [...]; 0 without brackets."""
+    return np.asarray(200.0 * sums[..., 0] / np.maximum(sums[..., 1], 1))
+
+
+def compare_trees(baseline: Sequence[str], system: Sequence[str], gold: Sequence[str]) -> Comparison:
+    """Compare the F1 of `system` with that of `baseline` by paired bootstrap resampling of the sentences.
+
+    Arguments are trees, one a line. The p-value is sacreBLEU's, of which `bleu.compare` makes use: resampled absolute
+    differences, less their mean, are compared with the difference found. Raises InputError as `tree_statistics` does.
+    """
+    first, second = (tree_statistics(parsed, gold) for parsed in (baseline, system))
+    difference = float(f1_of(second.sum(axis=0)) - f1_of(first.sum(axis=0)))
+    if not difference:
+        return Comparison(0.0, 1.0)
+    sentences = len(first)
+    chance = np.random.default_rng(SEED)
+    weights = chance.multinomial(sentences, np.full(sentences, 1 / sentences), size=SAMPLES)
+    resampled = np.abs(f1_of(weights @ second) - f1_of(weights @ first))
+    exceeding = int((resampled - resampled.mean() > abs(difference)).sum())
+    return Comparison(difference, (exceeding + 1) / (SAMPLES + 1))

@@ -1,4 +1,4 @@
-"""A model folder as data for the page, which translates with it: 8-bit weights, subwords, tables of the tokenizer."""
+"""A model folder as data for the page, which translates or parses with it: 8-bit weights, subwords, tokenizers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nmt.config import TokenizerSettings
-from nmt.text import subwords
+from nmt.text import codec
 from nmt.text.moses import Moses
-from nmt.text.subwords import BytePairs, WordPieces
+from nmt.text.subwords import BytePairs, Subwords, WordPieces
 from pipeline.reporting.page import Block, Heading, Paragraph, View
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LARGEST = 25_000_000
 """Bytes of 8-bit weights that a page may hold."""
 LONGEST = 256
-"""Subwords of a line that the page translates: as `wmt translate`."""
+"""Subwords of a line that the page translates: as `wmt translate` and `wmt parse`."""
 STEPS = 127
 """A row's largest weight in steps of its scale."""
 
@@ -82,9 +82,12 @@ def _ranges(characters: Iterable[str]) -> list[list[int]]:
 
 
 def tokenizer_tables(language: str, settings: TokenizerSettings) -> dict[str, Any]:
-    """Return what the page's tokenizer of `language` needs: classes of characters, abbreviations, rules."""
-    if settings.tokenizer == "none":
-        return {"tokenizer": "none"}
+    """Return what the page's tokenizer of `language` needs: classes of characters, abbreviations, rules.
+
+    Parsers' sentences need none of them: their words are separated by spaces.
+    """
+    if settings.tokenizer != "moses":
+        return {"tokenizer": settings.tokenizer}
     from sacremoses import MosesTokenizer
 
     moses = MosesTokenizer(language)
@@ -102,8 +105,8 @@ def tokenizer_tables(language: str, settings: TokenizerSettings) -> dict[str, An
 
 def detokenizer_tables(language: str, settings: TokenizerSettings) -> dict[str, Any]:
     """Return what the page's detokenizer of `language` needs."""
-    if settings.tokenizer == "none":
-        return {"tokenizer": "none"}
+    if settings.tokenizer != "moses":
+        return {"tokenizer": settings.tokenizer}
     from sacremoses import MosesDetokenizer
     from sacremoses.util import CJKChars
 
@@ -115,27 +118,26 @@ def detokenizer_tables(language: str, settings: TokenizerSettings) -> dict[str, 
     }
 
 
-def subword_tables(folder: Path) -> dict[str, Any]:
-    """Return what the page needs to encode and decode subwords."""
-    vocabulary = subwords.load(folder)
+def subword_tables(vocabulary: Subwords) -> dict[str, Any]:
+    """Return what the page needs to encode and decode subwords; a closed vocabulary is only decoded."""
     tables = {"symbols": vocabulary.symbols(range(vocabulary.size)), "usedRows": vocabulary.used_rows}
     if isinstance(vocabulary, BytePairs):
         return {"kind": "bpe", "codes": [f"{first} {second}" for first, second in vocabulary.codes], **tables}
-    assert isinstance(vocabulary, WordPieces)
-    return {"kind": "wordpieces", "scores": vocabulary.scores(), **tables}
+    if isinstance(vocabulary, WordPieces):
+        return {"kind": "wordpieces", "scores": vocabulary.scores(), **tables}
+    return tables
 
 
 def section(folder: Path, example: str) -> list[Block]:
-    """Return the section of the report in which one translates, or that says how to, without or with a large model."""
+    """Return the section of the report in which one translates or parses, or which says how to, for a large model."""
     # Imported here: importing torch takes a second.
     from nmt.common.tensors import WEIGHTS, load_tensors
     from nmt.inference.model_folder import load_description
 
-    heading = Heading("Translate with this model")
     description = load_description(folder)
-    by_command = Paragraph(f"At a terminal: wmt translate {folder} (or wmt parse, for trees).")
-    if description.target == "tree":
-        return [heading, by_command]
+    verb, outputs = ("parse", "trees") if description.target == "tree" else ("translate", "translations")
+    heading = Heading(f"{verb.capitalize()} with this model")
+    by_command = Paragraph(f"At a terminal: wmt {verb} {folder}")
     weights = load_tensors(folder / WEIGHTS)
     size = sum(tensor.numel() for tensor in weights.values())
     if size > LARGEST:
@@ -146,12 +148,14 @@ def section(folder: Path, example: str) -> list[Block]:
         )
         return [heading, Paragraph(serving), by_command]
     tensors, blob = _pack(weights)
+    source, target = codec.load(folder / "subwords")
     content = {
         "languages": [description.source, description.target],
         "settings": description.model.model_dump(include={"N", "h", "d_model", "d_k", "d_v", "position_layout"}),
         "tensors": tensors,
         "searching": description.search.model_dump(),
-        "subwords": subword_tables(folder / "subwords"),
+        "subwords": subword_tables(source),
+        "targetSymbols": None if target is source else subword_tables(target),
         "tokenizer": tokenizer_tables(description.source, description.tokenizer),
         "detokenizer": detokenizer_tables(description.target, description.tokenizer),
         "longest": _longest(description.model.positions, description.model.max_positions, description.search.max_extra),
@@ -159,7 +163,7 @@ def section(folder: Path, example: str) -> list[Block]:
     }
     about = Paragraph(
         "The run's averaged model with weights rounded to 8 bits, computed in this page: nothing is sent anywhere. "
-        "Its translations may differ from those of the model in full precision."
+        f"Its {outputs} may differ from those of the model in full precision."
     )
     return [heading, about, View("translate", "translate", content, blob, fallback=[by_command])]
 

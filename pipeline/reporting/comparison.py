@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config import InputError
-from nmt.evaluation import bleu
+from nmt.evaluation import bleu, evalb, paired
 from pipeline.config.scorer import scorer
 from pipeline.reporting import figures, sentences
 from pipeline.reporting.page import Block, Heading, Paragraph, Table, Tiles
@@ -53,12 +53,11 @@ class Difference:
 
     title: str
     value: float
-    p_value: float | None
-    """By paired bootstrap resampling; None for F1."""
+    p_value: float
+    """By paired bootstrap resampling."""
 
     def __str__(self) -> str:
-        by = "" if self.p_value is None else f", p = {self.p_value:.3f} (paired bootstrap)"
-        return f"{self.value:+.2f} {self.title}{by}"
+        return f"{self.value:+.2f} {self.title}, p = {self.p_value:.3f} (paired bootstrap)"
 
 
 def check(first: Compared, second: Compared) -> None:
@@ -72,10 +71,9 @@ def check(first: Compared, second: Compared) -> None:
 def difference(first: Compared, second: Compared) -> Difference:
     """Return by how much the second run is better."""
     by = scorer(second.metrics)
-    if by.key != "bleu":
-        return Difference(by.title, second.metrics[by.key] - first.metrics[by.key], None)
+    compare = bleu.compare if by.key == "bleu" else paired.compare_trees
     baseline, system = ([line.output for line in run.lines] for run in (first, second))
-    found = bleu.compare(baseline, system, [line.reference for line in first.lines])
+    found = compare(baseline, system, [line.reference for line in first.lines])
     return Difference(by.title, found.difference, found.p_value)
 
 
@@ -84,8 +82,7 @@ def blocks(first: Compared, second: Compared, found: Difference) -> list[Block]:
     runs, names = (first, second), (first.name, second.name)
     by = scorer(second.metrics)
     tiles = [(f"{by.title}: {run.name}", f"{run.metrics[by.key]:.1f}", _interval(run, by.key)) for run in runs]
-    resamples = f"paired bootstrap of {bleu.SAMPLES:,} resamples"
-    certain = "" if found.p_value is None else f"p = {found.p_value:.3f}, {resamples}"
+    certain = f"p = {found.p_value:.3f}, paired bootstrap of {bleu.SAMPLES:,} resamples"
     tiles.append(("difference", f"{found.value:+.2f}", certain))
     curves = {run.name: figures.series(run.validation, "valid_loss") for run in runs}
     panel = figures.Panel("Cross-entropy of the validation set, nats per subword", "update", curves)
@@ -105,11 +102,11 @@ def blocks(first: Compared, second: Compared, found: Difference) -> list[Block]:
         Heading(f"{second.name} against {first.name}", 1),
         Tiles(tiles),
         figures.chart([panel], "Validation", "validation"),
-        Heading("Translations side by side"),
+        Heading(f"{'Translations' if by.key == 'bleu' else 'Parses'} side by side"),
         sentences.view(systems, *first.languages),
         Heading("Scores"),
         Table(("measure", *names), measured),
-        *(_by_length(systems) if by.key == "bleu" else []),
+        *_by_length(systems, is_text=by.key == "bleu"),
         Heading("Settings that differ"),
         Table(("key", *names), changed) if changed else Paragraph("None."),
     ]
@@ -124,10 +121,19 @@ def _number(value: float) -> str:
     return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
 
 
-def _by_length(systems: Mapping[str, Sequence[sentences.Line]]) -> list[Block]:
-    groups = [sentences.groups_by_length(lines) for lines in systems.values()]
+def _by_length(systems: Mapping[str, Sequence[sentences.Line]], *, is_text: bool) -> list[Block]:
+    """Return BLEU, or F1 of trees, by the number of words of the source."""
+    groups: list[dict[str, tuple[int, float]]] = []
+    for lines in systems.values():
+        if is_text:
+            texts = sentences.groups_by_length(lines).items()
+            groups.append({name: (len(group), sentences.corpus_bleu(group)) for name, group in texts})
+        else:
+            gold, parsed = [line.reference for line in lines], [line.output for line in lines]
+            trees = evalb.by_length(evalb.score_lines(gold, parsed, gold_tags=True).sentences).items()
+            groups.append({name: (total.sentences, total.f1) for name, total in trees})
     rows = [
-        (name, f"{len(lines):,}", *(f"{sentences.corpus_bleu(each[name]):.1f}" for each in groups))
-        for name, lines in groups[0].items()
+        (name, f"{count:,}", *(f"{each[name][1]:.1f}" for each in groups)) for name, (count, _) in groups[0].items()
     ]
-    return [Heading("BLEU by length", 3), Table(("words of the source", "lines", *systems), rows)]
+    header = ("words of the source", "lines") if is_text else ("words", "sentences")
+    return [Heading(f"{'BLEU' if is_text else 'F1'} by length", 3), Table((*header, *systems), rows)]

@@ -53,7 +53,11 @@ def headline(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -
     return Tiles(
         [
             *items,
-            ("perplexity", f"{metrics['ppl_valid']:.2f}", f"per subword; {data.valid.name}{printed}"),
+            (
+                "perplexity",
+                f"{metrics['ppl_valid']:.2f}",
+                f"per {'symbol' if data.target == 'tree' else 'subword'}; {data.valid.name}{printed}",
+            ),
             (
                 "training time",
                 naturaldelta(metrics["train_seconds"]),

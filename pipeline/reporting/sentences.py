@@ -172,8 +172,3 @@ def by_frequency(lines: Sequence[Line], tokenizer: Tokenizer, counts: Mapping[st
 
 def _percent(total: Mapping[str, int], side: str) -> str:
     return f"{total['both'] / total[side]:.0%}" if total[side] else ""
-
-
-def section(systems: Mapping[str, Sequence[Line]], source: str, target: str, more: Sequence[Block]) -> list[Block]:
-    """Return the section of the report on the test set's lines."""
-    return [Heading("Translations of the test set"), view(systems, source, target), *more]

@@ -275,6 +275,9 @@ def test_trees_run_the_same_way_and_are_scored_by_evalb(tmp_path: Path) -> None:
     report = (tmp_path / "results/report.md").read_text()
     assert "| F1 (95% interval) | sampletreestest, 500 lines; average |" in report
     assert "| words | sentences | F1 |" in report
+    assert "## Parses of the test set" in report
+    assert "## Parse with this model" in report
+    assert "wmt parse models/average" in report
     wmt = sys.executable, "-m", "pipeline.cli"
     assert clone.run(*wmt, "summary").stdout.startswith("F1 ")
     sentences = (tmp_path / "data/raw/test.sampletreestest.en").read_text().split("\n")[:5]

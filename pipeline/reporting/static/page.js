@@ -30,6 +30,9 @@ function choice(label, options, change) {
   return { label: element("label", {}, label, select), select };
 }
 
+/** Return the value of a `lang` attribute, none for trees. */
+const languageTag = (language) => (language === "tree" ? null : language);
+
 const colour = (index) => `var(--c${index % 8})`;
 
 /** Return a function that calls `run` once no call has come for `delay` milliseconds. */
@@ -83,6 +86,12 @@ function start() {
     event.preventDefault();
     document.querySelector(link.hash).scrollIntoView();
   });
+  if (window !== window.top && window.origin === "null") {
+    // A sandboxed frame, as MLflow's, cannot follow a link to another page: it would turn blank.
+    for (const link of document.querySelectorAll("a:not([href^='#'])")) {
+      link.replaceWith(element("span", {}, link.textContent, " ", element("code", {}, link.href)));
+    }
+  }
   addEventListener("hashchange", () => openTarget(location.hash));
   openTarget(location.hash);
 }

@@ -1,25 +1,28 @@
-// A box that translates with the run's own model, in the page.
+// A box that translates, or parses, with the run's own model, in the page.
 
 const YIELD = 40; // milliseconds of computing after which the page may answer
 
 views.translate = (root, content, blob) => {
-  const { languages, subwords, tokenizer, detokenizer, settings, searching, longest, example } = content;
+  const { languages, subwords, targetSymbols, tokenizer, detokenizer, settings, searching, longest, example } = content;
+  const parses = languages[1] === "tree";
   const model = new Transformer(content, blob);
   const vocabulary = (subwords.kind === "bpe" ? makeBytePairs : makeWordPieces)(subwords);
-  const tokenize = makeTokenizer(tokenizer);
-  const detokenize = makeDetokenizer(detokenizer);
+  const [written, target] = targetSymbols ? [makeSymbols(targetSymbols), targetSymbols] : [vocabulary, subwords];
+  const tokenize = parses ? makeWords() : makeTokenizer(tokenizer);
+  const detokenize = parses ? makeTrees(tokenizer.tokenizer) : makeDetokenizer(detokenizer);
+  const text = (ids, source) => detokenize(written.decode(ids), source);
   const input = element("textarea", { rows: 3, lang: languages[0], dir: "auto", spellcheck: "false" });
   input.value = example;
-  const output = element("div", { class: "translation", lang: languages[1], dir: "auto", "aria-live": "polite", role: "status" });
+  const output = element("div", { class: "translation", lang: languageTag(languages[1]), dir: "auto", "aria-live": "polite", role: "status" });
   const said = element("p", { class: "hint" });
-  const button = element("button", { type: "button", onclick: () => run() }, "Translate");
+  const button = element("button", { type: "button", onclick: () => run() }, parses ? "Parse" : "Translate");
   const looked = element("div");
   let show = null;
   let turn = 0; // a later request ends an earlier one
 
   const encode = (line) => {
     const ids = vocabulary.encode(tokenize(line));
-    if (ids.length > longest) throw new Error(`a line has ${ids.length} subwords, and at most ${longest} are translated: split it`);
+    if (ids.length > longest) throw new Error(`a line has ${ids.length} subwords, and at most ${longest} are ${parses ? "parsed" : "translated: split it"}`);
     return ids.length ? [...ids, EOS] : [];
   };
 
@@ -28,23 +31,23 @@ views.translate = (root, content, blob) => {
     const start = performance.now();
     let rested = start;
     const done = [];
-    said.textContent = "translating";
+    said.textContent = parses ? "parsing" : "translating";
     output.replaceChildren();
     try {
       let last = null;
       for (const line of input.value.split("\n")) {
         const source = encode(line);
         if (!source.length) { done.push(""); continue; }
-        const target = await search(model, source, searching, subwords.usedRows, async (ids) => {
+        const found = await search(model, source, searching, target.usedRows, async (ids) => {
           if (performance.now() - rested < YIELD) return true;
-          output.textContent = [...done, detokenize(vocabulary.decode(ids))].join("\n");
+          output.textContent = [...done, text(ids, line)].join("\n");
           await new Promise((resume) => { setTimeout(resume); });
           rested = performance.now();
           return own === turn;
         });
         if (own !== turn) return;
-        done.push(detokenize(vocabulary.decode(target)));
-        last = { source, target };
+        done.push(text(found, line));
+        last = { source, found };
       }
       output.replaceChildren(...done.flatMap((line, i) => (i ? [element("br"), line] : [line])));
       output.dataset.lines = JSON.stringify(done);
@@ -56,18 +59,20 @@ views.translate = (root, content, blob) => {
     }
   }
 
-  function look({ source, target }) {
-    const names = (ids) => ids.map((id) => subwords.symbols[id]);
+  function look({ source, found }) {
+    const names = (ids, { symbols }) => ids.map((id) => symbols[id]);
     show ??= attentionView(looked, [], { layers: settings.N, heads: settings.h });
-    const written = [BOS, ...target];
-    show([{ title: "", source: names(source), target: names(written), ...model.attention(source, written) }]);
+    const all = [BOS, ...found];
+    show([{ title: "", source: names(source, subwords), target: names(all, target), ...model.attention(source, all) }]);
   }
 
   input.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run();
   });
   root.append(
-    element("label", {}, `${languages[0]}, one sentence a line; Ctrl-Enter translates`, input), button, said, output, looked,
+    element("label", {}, parses
+      ? `${languages[0]}, one sentence a line, spaces between words and punctuation; Ctrl-Enter parses`
+      : `${languages[0]}, one sentence a line; Ctrl-Enter translates`, input), button, said, output, looked,
   );
 };
 

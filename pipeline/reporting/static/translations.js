@@ -84,9 +84,9 @@ views.translations = (root, { languages, metric, systems, lines }) => {
       return marked(own, inReference, (text) => element("mark", {}, text));
     });
     const shownReference = marked(reference, missed, (text) => element("span", { class: "missed" }, text));
-    cells.push(element("dt", {}, "reference"), element("dd", { dir: "auto", lang: languages[1] }, ...shownReference));
+    cells.push(element("dt", {}, "reference"), element("dd", { dir: "auto", lang: languageTag(languages[1]) }, ...shownReference));
     outputs.forEach((output, i) => {
-      cells.push(element("dt", {}, systems[i]), element("dd", { dir: "auto", lang: languages[1] }, ...output));
+      cells.push(element("dt", {}, systems[i]), element("dd", { dir: "auto", lang: languageTag(languages[1]) }, ...output));
     });
     const scores = line.scores.map((score) => (score === null ? "not scored" : score.toFixed(1))).join(" and ");
     return element("li", {}, element("div", { class: "meta" }, `line ${line.number}, ${metric} ${scores}`), element("dl", {}, ...cells));
@@ -112,7 +112,7 @@ views.translations = (root, { languages, metric, systems, lines }) => {
   root.append(
     element("div", { class: "controls" }, element("label", {}, "Search", search), order.label, kind.label), count,
     element("p", { class: "hint" }, element("mark", {}, "wavy"), ": not in the reference; ",
-      element("span", { class: "missed" }, "dotted"), ": missing in the translation"),
+      element("span", { class: "missed" }, "dotted"), `: missing in the ${languages[1] === "tree" ? "parse" : "translation"}`),
     listing,
   );
   show();

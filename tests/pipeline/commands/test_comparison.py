@@ -26,12 +26,12 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WMT_STATE", str(tmp_path / "work"))
 
-    def made(name: str, wrong: int, seed: int, prefix: str = "", **metrics: Any) -> Path:
+    def made(name: str, wrong: int, seed: int, prefix: str = "", target: str = "de", **metrics: Any) -> Path:
         folder = tmp_path / "work/runs" / name
         (folder / "results").mkdir(parents=True)
         (folder / "run.json").write_text(json.dumps({"name": name, "created": seed}))
         run = {"row": "sample", "pair": "en-de", "corpus": "mine", "seed": seed}
-        config = {"run": run, "data": {"source": "en", "target": "de"}, "model": {"N": 2}}
+        config = {"run": run, "data": {"source": "en", "target": target}, "model": {"N": 2}}
         (folder / "results/config.yaml").write_text(yaml.safe_dump(config))
         (folder / "results/scores.json").write_text(json.dumps({"bleu": 90.0, **SCORES, **metrics}))
         (folder / "results/validation.csv").write_text("update,valid_loss,valid_ppl\n2,7.5,1808.0\n4,6.5,665.1\n")
@@ -90,9 +90,29 @@ def test_a_run_without_results_is_refused(make: Make, capsys: pytest.CaptureFixt
     assert "`wmt runs` lists them" in capsys.readouterr().err
 
 
-def test_trees_are_compared_without_a_bootstrap_of_bleu(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parses_are_compared_by_f1_with_a_paired_bootstrap(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gold, flat = (
+        "(S (NP (D the) (N dog)) (VP (V sees) (NP (D a) (N man))))",
+        "(S (NP (D the) (N dog)) (V sees) (D a) (N man))",
+    )
     scores = {"f1_low": 1.0, "f1_high": 99.0, "f1_set": "trees, 60 lines"}
-    make("one", wrong=40, seed=1, f1=80.0, **scores)
-    make("two", wrong=0, seed=2, f1=82.5, **scores)
+    for name, wrong, f1 in (("one", 40, 80.0), ("two", 0, 100.0)):
+        folder = make(name, wrong=wrong, seed=1, target="tree", f1=f1, **scores)
+        parsed = [flat] * wrong + [gold] * (60 - wrong)
+        lines = [Line("the dog sees a man", gold, tree, 100.0 if tree == gold else 200 / 3) for tree in parsed]
+        sentences.write(lines, folder / "results/sentences.jsonl")
     assert wmt("compare", "one", "two") == 0
-    assert capsys.readouterr().out.startswith("two against one: +2.50 F1\n")
+    # Of 60 * 4 gold brackets, 40 * 2 + 20 * 4 of as many parsed ones match: F1 is 2 * 160 / (240 + 160).
+    assert capsys.readouterr().out.startswith("two against one: +20.00 F1, p = 0.001 (paired bootstrap)\n")
+    with chromium() as browser, opened(browser, tmp_path / "results/comparison.html") as shown:
+        open_sections(shown)
+        assert shown.locator("h2", has_text="Parses side by side").count() == 1
+        assert shown.get_by_text("missing in the parse").count() == 1
+        assert shown.locator("[lang=tree]").count() == 0, "which names no language"
+        assert shown.locator(".lines > li").first.locator("[lang=en]").count() == 1
+        tile = shown.locator(".tiles div", has_text="difference")
+        assert tile.locator("dd").all_text_contents() == ["+20.00", "p = 0.001, paired bootstrap of 1,000 resamples"]
+        groups = shown.locator("h3", has_text="F1 by length").locator("xpath=following-sibling::*[1]")
+        assert groups.locator("tbody tr").all_text_contents() == ["1 to 106080.0100.0"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +110,7 @@ def test_hostile_text_is_shown_as_it_is_and_axe_finds_nothing_serious(
     with opened(browser, report, color_scheme=scheme, viewport=viewport, bypass_csp=True) as shown:
         open_sections(shown)
         assert shown.locator("h1").text_content() == HOSTILE[0]
+        assert shown.locator(".links a").count() == 1
         cells = shown.locator("main table").first.locator("tbody tr td:first-child").all_text_contents()
         assert cells == HOSTILE
         assert shown.locator("script").count() == 5, "the script, and the data of four views"
@@ -228,15 +229,19 @@ def test_a_link_opens_its_section(browser: Browser, report: Path) -> None:
 
 
 def test_it_works_in_a_frame_that_may_only_run_scripts(browser: Browser, report: Path, tmp_path: Path) -> None:
-    """As MLflow shows the HTML files among a run's artifacts."""
-    outer, inner = tmp_path / "outer.html", escape(report.read_text(encoding="utf-8"))
-    frame = f'<meta charset="utf-8"><iframe sandbox="allow-scripts" srcdoc="{inner}"></iframe>'
-    outer.write_text(frame, encoding="utf-8")
+    """As MLflow shows the HTML files among a run's artifacts: from a blob, where a link elsewhere leads to nothing."""
+    outer, inner = tmp_path / "outer.html", json.dumps(report.read_text(encoding="utf-8")).replace("<", "\\u003c")
+    source = f"URL.createObjectURL(new Blob([{inner}], {{ type: 'text/html' }}))"
+    frame = '<meta charset="utf-8"><iframe sandbox="allow-scripts"></iframe>'
+    outer.write_text(f"{frame}<script>document.querySelector('iframe').src = {source}</script>", encoding="utf-8")
     with opened(browser, outer) as shown:
         inside = shown.frame_locator("iframe")
         inside.locator("header [data-ready]").wait_for()
         inside.get_by_role("link", name="Attention").click()
         inside.locator("[data-view=attention][data-ready]").wait_for()
+        assert inside.locator(".links a").count() == 0
+        address = "http://127.0.0.1:5000/#/a?b=%22%3E%3Cscript%3Ealert(1)%3C/script%3E"
+        assert inside.locator(".links li").last.text_content() == f"run there {address}"
 
 
 def test_without_javascript_the_page_can_be_read(browser: Browser, report: Path) -> None:

@@ -1,9 +1,10 @@
-"""The model in the page translates as `wmt translate` does with the same 8-bit weights; its text code is nmt's."""
+"""The page's model does what `wmt translate` and `wmt parse` do with the same 8-bit weights; its text code is nmt's."""
 
 from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from browser import PATIENCE, chromium, open_sections, opened
-from model_folders import folder_of
+from command_line import wmt
+from model_folders import TREES, folder_of, parser_of
 from tiny_run import WORDS
 
 from nmt.common.tensors import WEIGHTS, load_tensors
@@ -21,6 +23,7 @@ from nmt.inference.model_folder import load_description, save_model
 from nmt.inference.translator import Translator
 from nmt.model import Transformer
 from nmt.text import codec, subwords
+from nmt.text.trees import LINEARISATIONS, TAG, Linearisation, delinearise, linearise, read_trees
 from pipeline.reporting import browser_model, page
 from pipeline.reporting.page import Heading, Paragraph, View
 
@@ -66,7 +69,8 @@ def browser() -> Iterator[Browser]:
 def scripts(browser: Browser) -> Page:
     """A page with the text code as globals."""
     made = browser.new_page()
-    made.add_script_tag(content=(STATIC / "text.js").read_text(encoding="utf-8"))
+    for name in ("text.js", "trees.js"):
+        made.add_script_tag(content=(STATIC / name).read_text(encoding="utf-8"))
     return made
 
 
@@ -100,14 +104,13 @@ def test_subwords_are_encoded_and_decoded_as_by_nmt(scripts: Page, tmp_path: Pat
     if kind == "bpe":
         settings = SubwordSettings(kind="bpe", merges=60, vocabulary=None, multiple_of=8)
         ours = subwords.learn(dict.fromkeys(VOCABULARY, 3), settings)
-        ours.save(tmp_path / "subwords")
     else:
         ours = word_pieces(tmp_path / "subwords")
     lines = [*(" ".join(line.split()) for line in UNICODE), *sentences(100)]
     make = "makeBytePairs" if kind == "bpe" else "makeWordPieces"
     both = "lines.map((line) => [of.encode(line), of.decode(of.encode(line))])"
     program = f"([tables, lines]) => {{ const of = {make}(tables); return {both}; }}"
-    found = scripts.evaluate(program, [browser_model.subword_tables(tmp_path / "subwords"), lines])
+    found = scripts.evaluate(program, [browser_model.subword_tables(ours), lines])
     expected = [(ids := ours.encode(line), ours.decode(ids)) for line in lines]
     assert [tuple(each) for each in found] == expected
 
@@ -163,6 +166,66 @@ def test_the_page_translates_as_wmt_translate(browser: Browser, tmp_path: Path, 
         assert shown.locator(".keys .word").all_text_contents() == models.subwords.symbols(ids)
 
 
+@pytest.mark.parametrize("name", LINEARISATIONS)
+def test_any_output_becomes_the_tree_that_nmt_makes_of_it(scripts: Page, name: Linearisation) -> None:
+    known = sorted({symbol for tree in read_trees(TREES, "TREES") for symbol in linearise(tree, name)})
+    chosen = random.Random(5)
+    symbols = [*known, TAG, "NP", "/NP", "(NP", ")NP", "/", "(", ")", "a(b"]
+    pairs = [(" ".join(linearise(tree, name)), " ".join(tree.words())) for tree in read_trees(TREES, "TREES")]
+    for _ in range(2000):
+        line = chosen.choices(symbols, k=chosen.randrange(12))
+        pairs.append(
+            (
+                " ".join(line),
+                " ".join(chosen.choices(["the", "(dog)", "\u00a0Ünïcödé\U0001f600"], k=chosen.randrange(6))),
+            )
+        )
+    source, target = codec.tokenizers(
+        "en", "tree", TokenizerSettings(tokenizer=name, normalize_punctuation=False, aggressive_hyphens=False)
+    )
+    assert source.tokenize("a (b)  c\u2003d\x1ce") == scripts.evaluate("makeWords()('a (b)  c\u2003d\x1ce')")
+    program = (
+        "([name, pairs]) => { const run = makeTrees(name); return pairs.map(([line, source]) => run(line, source)); }"
+    )
+    assert scripts.evaluate(program, [name, pairs]) == [target.detokenize(*pair) for pair in pairs]
+    repairs = [repair for line, words in pairs if words for repair in delinearise(line.split(), words.split(), name)[1]]
+    assert len(set(repairs)) == 8, "every rule is needed"
+
+
+@pytest.mark.parametrize(("name", "sharing", "seed"), [("vinyals", "output", 3), ("tensor2tensor", "none", 9)])
+def test_the_page_parses_as_wmt_parse(
+    browser: Browser, tmp_path: Path, name: Linearisation, sharing: str, seed: int
+) -> None:
+    folder = parser_of(tmp_path / "model", name, seed, sharing=sharing)
+    lines = [*sentences(48), "the (old) man", ""]
+    rounded = browser_model.dequantized(load_tensors(folder / WEIGHTS))
+    save_model(tmp_path / "rounded", rounded, load_description(folder), folder / "subwords")
+    (tmp_path / "lines").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    assert wmt("parse", tmp_path / "rounded", "--input", tmp_path / "lines", "--output", tmp_path / "trees") == 0
+    expected = (tmp_path / "trees").read_text(encoding="utf-8").split("\n")[:-1]
+    assert len(expected) == 50
+    assert len({re.sub(r"[^() ]+\)", ")", tree) for tree in expected}) > 15, "the model tells sentences apart"
+    assert sum("(S " in tree for tree in expected) > 20
+    path = tmp_path / "page.html"
+    path.write_text(page.html([Heading("Model", 1), *browser_model.section(folder, lines[0])]), encoding="utf-8")
+    with opened(browser, path) as shown:
+        open_sections(shown)
+        shown.locator("textarea").fill("\n".join(lines))
+        shown.get_by_role("button", name="Parse").click()
+        output = shown.locator(".translation[data-lines]")
+        output.wait_for(timeout=4 * PATIENCE)
+        assert json.loads(output.get_attribute("data-lines") or "") == expected
+        shown.locator("textarea").fill(lines[0])
+        shown.get_by_role("button", name="Parse").click()
+        queries = shown.locator(".queries .word")
+        models = Models([folder])
+        queries.first.wait_for()
+        assert shown.locator(".keys .word").all_text_contents() == models.subwords.symbols(models.encode(lines[0]))
+        assert set(queries.all_text_contents()[1:]) <= set(
+            models.target_subwords.symbols(range(4, models.target_subwords.used_rows))
+        )
+
+
 def test_a_line_that_is_too_long_is_refused_and_nothing_hostile_runs(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     content = browser_model.section(folder_of(tmp_path / "model"), "</textarea><img src=x onerror=alert(1)>")
@@ -180,15 +243,24 @@ def test_a_line_that_is_too_long_is_refused_and_nothing_hostile_runs(browser: Br
         assert "at most 256 are translated" in (refused.text_content() or "")
 
 
-def test_a_large_model_and_a_parser_are_not_in_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = folder_of(tmp_path / "model")
+@pytest.mark.parametrize(
+    ("make", "pair", "command"),
+    [
+        (folder_of, "en-de", "wmt translate"),
+        (lambda folder: parser_of(folder, "vinyals", sharing="output"), "en-tree", "wmt parse"),
+    ],
+)
+def test_a_large_model_is_not_in_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path], pair: str, command: str
+) -> None:
+    folder = make(tmp_path / "model")
     assert any(isinstance(block, View) for block in browser_model.section(folder, ""))
     monkeypatch.setattr(browser_model, "LARGEST", 1000)
     blocks = browser_model.section(folder, "")
     assert not any(isinstance(block, View) for block in blocks)
-    [why, command] = [block.text for block in blocks if isinstance(block, Paragraph)]
-    assert "mlflow models serve --env-manager local -m models:/wmt-en-de@best" in why
-    assert "wmt translate" in command
+    [why, by_command] = [block.text for block in blocks if isinstance(block, Paragraph)]
+    assert f"mlflow models serve --env-manager local -m models:/wmt-{pair}@best" in why
+    assert by_command == f"At a terminal: {command} {folder}"
 
 
 def test_weights_are_rounded_by_at_most_half_a_step() -> None:
