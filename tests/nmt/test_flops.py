@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -165,8 +167,14 @@ def test_utilisation_is_one_at_the_peak() -> None:
     assert flops.utilisation(6e12, 2.0, 3, 1e12) == 1.0
 
 
-def test_a_cpu_is_measured() -> None:
+def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert flops.measure("cpu", seconds=0.01) > 1e7
+    # A clock that goes on by half a second between two looks at it: one product takes that long.
+    clock = itertools.count(0.0, 0.5)
+    monkeypatch.setattr(flops.time, "perf_counter", lambda: next(clock))
+    with FlopCounterMode(display=False) as counter:
+        speed = flops.measure("cpu", seconds=0.1)
+    assert speed == counter.get_total_flops() / 0.5
 
 
 def test_sustained_is_on_record_or_measured(monkeypatch: pytest.MonkeyPatch) -> None:

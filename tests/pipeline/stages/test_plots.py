@@ -64,6 +64,7 @@ def table(path: Path) -> list[dict[str, str]]:
 def test_tables_hold_a_number_in_every_cell(tmp_path: Path) -> None:
     curves(tmp_path, history())
     measured, validated = table(train.CURVES), table(train.VALIDATION)
+    assert b"\r" not in train.CURVES.read_bytes() + train.VALIDATION.read_bytes()
     assert [int(row["update"]) for row in measured] == list(range(10, 121, 10))
     assert [int(row["update"]) for row in validated] == [25, 50, 75, 100]
     assert list(validated[0]) == ["update", "valid_loss", "valid_ppl", "seconds"]
