@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -169,3 +170,16 @@ def test_a_cluster_of_this_machines_cores_ends_with_the_stage(here: Path, monkey
             listening = [each for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
             assert {each.laddr.ip for each in listening} == {"127.0.0.1"}
     assert not psutil.pid_exists(worker)
+
+
+def test_a_scheduler_that_is_lost_is_one_sentence(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with distributed.LocalCluster(
+        n_workers=0, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
+    ) as without_workers:
+        monkeypatch.setenv("WMT_EXECUTOR", without_workers.scheduler_address.replace("tcp", "dask"))
+        with executor() as pool:
+            end = threading.Timer(1.0, without_workers.close)
+            end.start()
+            with pytest.raises(OSError, match="the Dask scheduler was lost: start it and run again"):
+                list(map_in_order(pool, count, [1]))
+            end.join()
