@@ -151,9 +151,9 @@ class Team(Orchestra):
             capture_output=True,
         )
 
-    def psql(self, statement: str, database: str = "postgres") -> str:
+    def psql(self, statement: str, database: str = "postgres", password: str = PASSWORD) -> str:
         """The answer to a statement."""
-        environment = {**self.variables("postgres"), "PGPASSWORD": PASSWORD}
+        environment = {**self.variables("postgres"), "PGPASSWORD": password}
         words = ["psql", "--username=wmt", f"--dbname={database}", "--no-align", "--tuples-only"]
         result = subprocess.run(
             [*words, f"--command={statement}"], env=environment, check=True, capture_output=True, text=True
@@ -212,12 +212,13 @@ class Team(Orchestra):
                 start_new_session=True,
             )
         if "test" in service["healthcheck"]:
-            until(lambda: process.poll() is not None or self.is_healthy(name), f"{name} to be healthy")
+            # Asking takes processor time that the start needs.
+            until(lambda: process.poll() is not None or self.is_healthy(name), f"{name} to be healthy", every=0.5)
             assert process.poll() is None, self.log.read_text()[-5000:]
 
     def is_healthy(self, name: str) -> bool:
         """Whether the health check of a service passes."""
-        # The check is a process of its own: it would take the start's time while the service does not listen yet.
+        # The check is a process of its own, which is not started in vain.
         if not any(is_listening(process) for process in tree(self.running[name].pid)):
             return False
         check = self.service(name)["healthcheck"]["test"][1:]

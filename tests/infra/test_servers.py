@@ -76,6 +76,13 @@ def test_prometheus_reads_both_servers(team: Team, finished: str) -> None:
     assert b"prefect_" in get(f"http://127.0.0.1:{team.prefect}/api/metrics", Authorization=team.authorization())
 
 
+def test_a_wrong_password_of_the_database_is_said(team: Team) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        team.psql("SELECT 1", "mlflow", "a-wrong-password")
+    assert 'password authentication failed for user "wmt"' in refused.value.stderr
+    assert PASSWORD not in refused.value.stderr
+
+
 def test_another_machine_pulls_the_run_and_repeats_nothing(team: Team, finished: str, tmp_path: Path) -> None:
     mine = team.clone
     environment = team.environment()

@@ -43,10 +43,13 @@ def use_small_blocks(clone: Clone) -> None:
 
 def killed(team: Team, name: str) -> None:
     """Kill a server with all of its processes, as a machine that fails does, and start it again."""
-    for process in tree(team.running.pop(name).pid):
+    service = team.running.pop(name)
+    for process in tree(service.pid):
         if process.is_running():
             process.kill()
             process.wait()
+    # Close its pipe, too.
+    service.communicate()
     team.start_service(name)
 
 
