@@ -13,7 +13,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from clones import ROOT, Clone
 from orchestra import Json, Orchestra, free_port, until
 
 VARIABLE = re.compile(r"\$\$|\$\{(?P<name>\w+)(?::(?P<how>[-?])(?P<word>[^}]*))?\}")
+PORTS = ("POSTGRES_PORT", "S3_PORT", "PREFECT_WORKER_PORT", "DASK_PORT", "DASK_DASHBOARD_PORT")
 PASSWORD = "not-a-real-password"
 BUCKET = "wmt"
 
@@ -77,9 +80,7 @@ class Team(Orchestra):
             shutil.chown(self.database, self.owner)
         self.objects = home / "objects"
         (self.objects / BUCKET).mkdir(parents=True)
-        self.ports = {
-            name: str(free_port()) for name in ("POSTGRES_PORT", "S3_PORT", "PREFECT_WORKER_PORT", "DASK_PORT")
-        }
+        self.ports = {name: str(free_port()) for name in PORTS}
         self.values = {
             **self.ports,
             "MLFLOW_PORT": str(self.mlflow),
@@ -89,7 +90,9 @@ class Team(Orchestra):
             "WMT_FOLDER": str(clone.folder),
             "S3_FOLDER": str(self.objects),
             "S3_ENDPOINT": f"http://127.0.0.1:{self.ports['S3_PORT']}",
+            "WMT_EXECUTOR": f"dask://127.0.0.1:{self.ports['DASK_PORT']}",
             "METRICS_FOLDER": str(home / "metrics"),
+            "DASK_FOLDER": str(home / "dask"),
             "PREFECT_FOLDER": str(home / "server"),
             "PREFECT_WORKER_FOLDER": str(home / "prefect"),
             **dict.fromkeys(("POSTGRES_HOST", "MLFLOW_HOST", "PREFECT_HOST", "DASK_HOST"), "127.0.0.1"),
@@ -98,9 +101,14 @@ class Team(Orchestra):
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def service(self, name: str) -> Json:
-        """A service of the compose file, with this machine's values."""
-        found: Json = interpolated(read()["services"][name], self.values)
+        """A service of the compose file, or of one of its containers, with this machine's values."""
+        found: Json = interpolated(read()["services"][re.sub(r"-\d+$", "", name)], self.values)
         return found
+
+    def containers(self, name: str) -> list[str]:
+        """The names of a service's containers, numbered where there are several."""
+        replicas = self.service(name).get("deploy", {}).get("replicas")
+        return [f"{name}-{number}" for number in range(1, replicas + 1)] if replicas else [name]
 
     def variables(self, name: str) -> dict[str, str]:
         """The environment of a service."""
@@ -143,17 +151,48 @@ class Team(Orchestra):
             capture_output=True,
         )
 
-    def psql(self, statement: str, database: str = "postgres") -> str:
+    def psql(self, statement: str, database: str = "postgres", password: str = PASSWORD) -> str:
         """The answer to a statement."""
-        environment = {**self.variables("postgres"), "PGPASSWORD": PASSWORD}
+        environment = {**self.variables("postgres"), "PGPASSWORD": password}
         words = ["psql", "--username=wmt", f"--dbname={database}", "--no-align", "--tuples-only"]
         result = subprocess.run(
             [*words, f"--command={statement}"], env=environment, check=True, capture_output=True, text=True
         )
         return result.stdout.strip()
 
+    def needs(self, name: str) -> list[str]:
+        """The services that must be healthy before another starts."""
+        return list(self.service(name).get("depends_on", ()))
+
+    def start(self, *names: str) -> None:
+        """Start services and all that they need, each as soon as these are healthy, side by side."""
+        graph: dict[str, list[str]] = {}
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop()
+            graph[name] = self.needs(name)
+            waiting += graph[name]
+        started: dict[str, Future[None]] = {}
+        with ThreadPoolExecutor(len(graph)) as threads:
+            for name in TopologicalSorter(graph).static_order():
+                started[name] = threads.submit(self.start_after, [started[other] for other in graph[name]], name)
+        for future in started.values():
+            future.result()
+
+    def start_after(self, before: list[Future[None]], name: str) -> None:
+        """Start all containers of a service once those before it are healthy."""
+        for future in before:
+            future.result()
+        if name == "postgres":
+            self.make_database()
+        elif name == "deploy":
+            self.deploy_flows()
+        else:
+            for container in self.containers(name):
+                self.start_service(container)
+
     def start_service(self, name: str) -> None:
-        """Start a service and wait until its health check passes."""
+        """Start a container of a service, and wait until its health check passes, if it has one."""
         service, environment = self.service(name), self.variables(name)
         words = [*service.get("entrypoint", ()), *service["command"]]
         words[0] = str(shutil.which(words[0], path=environment["PATH"]))
@@ -172,11 +211,16 @@ class Team(Orchestra):
                 group=owner,
                 start_new_session=True,
             )
-        until(lambda: process.poll() is not None or self.is_healthy(name), f"{name} to be healthy")
-        assert process.poll() is None, self.log.read_text()[-5000:]
+        if "test" in service["healthcheck"]:
+            # Asking takes processor time that the start needs.
+            until(lambda: process.poll() is not None or self.is_healthy(name), f"{name} to be healthy", every=0.5)
+            assert process.poll() is None, self.log.read_text()[-5000:]
 
     def is_healthy(self, name: str) -> bool:
         """Whether the health check of a service passes."""
+        # The check is a process of its own, which is not started in vain.
+        if not any(is_listening(process) for process in tree(self.running[name].pid)):
+            return False
         check = self.service(name)["healthcheck"]["test"][1:]
         return subprocess.run(check, env=self.variables(name), capture_output=True, check=False).returncode == 0
 
@@ -200,12 +244,10 @@ class Team(Orchestra):
 
     @contextmanager
     def started(self, *names: str) -> Iterator[None]:
-        """The services, in this order; nothing of them is left at the end."""
+        """The services and all that they depend on; nothing of them is left at the end."""
         family: set[psutil.Process] = set()
         try:
-            self.make_database()
-            for name in names:
-                self.start_service(name)
+            self.start(*names)
             yield
             for name in reversed(list(self.running)):
                 family.update(psutil.Process(self.running[name].pid).children(recursive=True))
@@ -220,6 +262,24 @@ class Team(Orchestra):
             shutil.rmtree(self.database, ignore_errors=True)
 
 
+def use_dask_for_short_texts(clone: Clone) -> None:
+    """Change a clone so that the data stages give texts of any size to `WMT_EXECUTOR`, as the sample's."""
+    path = clone.folder / "pipeline/corpora/parallel_map.py"
+    before = path.read_text()
+    after = before.replace("_SMALL = 16 * 2**20", "_SMALL = 0")
+    assert after != before
+    path.write_text(after)
+
+
+def blocks_by_worker(team: Team) -> list[int]:
+    """The number of blocks that each Dask worker has computed since it started."""
+    import distributed
+
+    with distributed.Client(f"tcp://127.0.0.1:{team.ports['DASK_PORT']}", set_as_default=False) as client:
+        computed: dict[str, int] = client.run(lambda dask_worker: dask_worker.state.executed_count)
+    return list(computed.values())
+
+
 def tree(pid: int) -> list[psutil.Process]:
     """A process and its descendants."""
     try:
@@ -227,3 +287,11 @@ def tree(pid: int) -> list[psutil.Process]:
         return [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def is_listening(process: psutil.Process) -> bool:
+    """Whether a process accepts connections."""
+    try:
+        return any(found.status == psutil.CONN_LISTEN for found in process.net_connections("inet"))
+    except psutil.Error:
+        return False

@@ -38,14 +38,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def until(find: Callable[[], Found | None], what: str, patience: float = PATIENCE) -> Found:
-    """What `find` finds, which it may take a while to."""
+def until(find: Callable[[], Found | None], what: str, patience: float = PATIENCE, every: float = 0.2) -> Found:
+    """What `find` finds, which it may take a while to; it is called again after `every` seconds."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         found = find()
         if found:
             return found
-        time.sleep(0.2)
+        time.sleep(every)
     raise AssertionError(f"waited {patience:.0f} s in vain for {what}")
 
 

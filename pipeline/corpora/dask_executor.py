@@ -82,7 +82,9 @@ class DaskExecutor(Executor):
         if self._function is None or self._function[0] is not fn:
             # Once for all blocks: it may hold the digests of thousands of sentences.
             self._function = fn, _write(self._folder, fn)
-        return _BlockFuture(self._tasks.submit(run_block, environment(), self._function[1], item))
+        # As bytes: Dask's scheduler unpickles what it passes on, and a block would be read there.
+        pickled = pickle.dumps(item, protocol=5)
+        return _BlockFuture(self._tasks.submit(run_block, environment(), self._function[1], pickled))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Disconnect; end the cluster if it is this process' own."""
@@ -118,17 +120,26 @@ class _BlockFuture(Future[Any]):
         return self._task.cancel()
 
 
-def run_block(expected: str, function: Written, item: object) -> Written:
-    """Write the result of a function for a block beside the function's own file. Runs in a worker.
+def run_block(expected: str, function: Written, pickled: bytes) -> Written:
+    """Write the result of a function for a pickled block beside the function's own file. Runs in a worker.
 
-    Raises InputError if the worker has other code, or other versions of libraries, than the stage.
+    Raises InputError if the worker has other code, or other versions of libraries, than the stage, or does not see its
+    files.
     """
     if environment() != expected:
         raise InputError(
             f"the Dask worker on {os.uname().nodename} has other code or libraries than this machine: check out the "
             "same commit and install the locked versions there, then start the worker again"
         )
-    return _write(function[0].parent, _function(*function)(item))
+    try:
+        work = _function(*function)
+        item = pickle.loads(pickled)  # noqa: S301 - it came from the stage, over Dask's own connection
+    except FileNotFoundError as error:
+        raise InputError(
+            f"the Dask worker on {os.uname().nodename} does not see {error.filename}: it must see this folder and the "
+            "state root under the paths that they have here"
+        ) from error
+    return _write(function[0].parent, work(item))
 
 
 @lru_cache(maxsize=2)

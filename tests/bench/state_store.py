@@ -2,15 +2,19 @@
 
 For states of three sizes (a tiny model, row `small`, row `base`): seconds and processor time to upload a state to an S3
 server on this machine, first with all that belongs to it, then as the next state, whose checkpoints are there already;
-and their share of the time between two states. Then short trainings with and without a store, in turn: seconds per
-update. The server's processor time is not counted: elsewhere it is another machine.
+and their share of the time between two states. Then short trainings of row `small` with and without a store, in turn:
+seconds per update and processor time, with more states than the row saves; the share of the time at the row's own
+interval follows from them. The server's processor time is not counted: elsewhere it is another machine. On the cores of
+this machine it slows the training down, though.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import resource
 import statistics
 import sys
 import tempfile
@@ -27,13 +31,13 @@ from nmt.training.history import read_history
 from pipeline.training.bucket import Bucket
 from pipeline.training.remote_states import RemoteStates
 from tests.bench import training
-from tests.bench.conditions import announce, conditions, spread
+from tests.bench.conditions import announce, conditions
 from tests.stores import BUCKET, rclone
 
 PARAMETERS = {"tiny": 200_000, "small": 9_000_000, "base": 63_000_000}
 CHECKPOINTS = 5
-MINUTES = 10.0
-"""Between two states: `training.resume_minutes` of every row of the paper."""
+MINUTES = {"tiny": 1.0, "small": 5.0, "base": 10.0}
+"""Between two states: `training.resume_minutes` of the rows `sample`, `small` and `base`."""
 
 
 def save(folder: Path, update: int, parameters: int) -> None:
@@ -49,8 +53,8 @@ def save(folder: Path, update: int, parameters: int) -> None:
     (folder / "history.jsonl").write_text('{"update": 1}\n' * update)
 
 
-def uploads(folder: Path, parameters: int, url: str) -> dict[str, float]:
-    """Measure the first upload of a training, and the next one."""
+def uploads(folder: Path, parameters: int, minutes: float, url: str) -> dict[str, float]:
+    """Measure the first upload of a training, and the next one, `minutes` later."""
     states, result = RemoteStates(Bucket(url), "0123-4567"), {}
     for update in range(1, CHECKPOINTS):
         save(folder, update, parameters)
@@ -62,12 +66,18 @@ def uploads(folder: Path, parameters: int, url: str) -> dict[str, float]:
         result[f"{name}_seconds"] = time.perf_counter() - started
         result[f"{name}_cpu_seconds"] = time.process_time() - cpu
     result["state_megabytes"] = 12e-6 * parameters
-    result["cpu_share"] = result["next_cpu_seconds"] / (60 * MINUTES)
+    result["cpu_share"] = result["next_cpu_seconds"] / (60 * minutes)
     return result
 
 
-def trained(job: Mapping[str, Any], folder: Path, environment: Mapping[str, str]) -> float:
-    """Train a job; return the seconds per update after the first tenth."""
+def cpu_seconds() -> float:
+    """Processor time of this process and of its own that have ended."""
+    used = [resource.getrusage(kind) for kind in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def trained(job: Mapping[str, Any], folder: Path, environment: Mapping[str, str]) -> dict[str, float]:
+    """Train a job; return seconds, the seconds per update after the first tenth, and processor time."""
     from pipeline.training import mirror
 
     folder.mkdir(parents=True)
@@ -75,15 +85,42 @@ def trained(job: Mapping[str, Any], folder: Path, environment: Mapping[str, str]
     for name in ("WMT_STATE", "WMT_STATE_STORE"):
         os.environ.pop(name, None)
     os.environ |= environment
+    cpu = cpu_seconds()
     mirror.train(folder, lambda: None)
     assert checkpoint.trained(folder) == job["training"]["updates"]
     records = [record for record in read_history(folder / "history.jsonl") if "loss" in record]
     first, last = records[len(records) // 10], records[-1]
-    return float((last["seconds"] - first["seconds"]) / (last["update"] - first["update"]))
+    return {
+        "seconds": float(last["seconds"]),
+        "per_update": float((last["seconds"] - first["seconds"]) / (last["update"] - first["update"])),
+        "cpu_seconds": cpu_seconds() - cpu,
+    }
+
+
+def shares(alone: list[dict[str, float]], mirrored: list[dict[str, float]], minutes: float) -> dict[str, Any]:
+    """Return what the store costs, as a share of the training without it, each round against its own."""
+
+    def mean(values: list[float]) -> list[float]:
+        return [statistics.mean(values), statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else math.nan]
+
+    rounds = list(zip(alone, mirrored, strict=True))
+    # The last state is uploaded at the end, too.
+    states = [each["seconds"] / (60 * minutes) + 1 for each in mirrored]
+    extra = [(store["cpu_seconds"] - without["cpu_seconds"]) for without, store in rounds]
+    slower = [store["per_update"] / without["per_update"] - 1 for without, store in rounds]
+    usual = MINUTES["small"]
+    return {
+        "cpu_seconds_a_state": mean([spent / count for spent, count in zip(extra, states, strict=True)]),
+        "cpu_share_at_the_rows_interval": mean(
+            [spent / count / (60 * usual) for spent, count in zip(extra, states, strict=True)]
+        ),
+        "time_share_here": mean(slower),
+        "time_share_at_the_rows_interval": mean([each * minutes / usual for each in slower]),
+    }
 
 
 def main() -> None:
-    """Print the measurements."""
+    """Print the measurements; where two numbers stand together, the second one is the standard error."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.state_store", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="trainings with and without a store; 0: none")
     parser.add_argument("--updates", type=int, default=100)
@@ -94,23 +131,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="states-") as scratch, rclone(Path(scratch) / "buckets") as store:
         os.environ |= {**store.environment(), "WMT_PROCESSES": "1"}
         for name, parameters in PARAMETERS.items():
-            result[name] = uploads(Path(scratch) / name / "0123-4567", parameters, f"s3://{BUCKET}/{name}")
+            result[name] = uploads(
+                Path(scratch) / name / "0123-4567", parameters, MINUTES[name], f"s3://{BUCKET}/{name}"
+            )
             print(name, json.dumps(result[name]), file=sys.stderr, flush=True)
-        rates: dict[str, list[float]] = {"alone": [], "mirrored": []}
+        rounds: dict[str, list[dict[str, float]]] = {"alone": [], "mirrored": []}
         if options.rounds:
             row = argparse.Namespace(
-                row="small", pair="en-de", updates=options.updates, precision="float32", tokens=2000
+                row="small", pair="en-de", updates=options.updates, precision="float32", tokens=2000, shards=None
             )
             vocabulary = training.prepare(row, Path(scratch) / "corpus")
             job = training.job(row, vocabulary, Path(scratch) / "corpus")
             job["training"]["resume_minutes"] = options.minutes
         for number in range(options.rounds):
             for kind, environment in (("alone", {}), ("mirrored", {"WMT_STATE": f"s3://{BUCKET}/{number}"})):
-                rates[kind].append(trained(job, Path(scratch) / f"{kind}-{number}/0123-4567", environment))
-                print(kind, rates[kind][-1], file=sys.stderr, flush=True)
+                rounds[kind].append(trained(job, Path(scratch) / f"{kind}-{number}/0123-4567", environment))
+                print(kind, rounds[kind][-1], file=sys.stderr, flush=True)
         if options.rounds:
-            result["seconds_per_update"] = {kind: spread(values) for kind, values in rates.items()}
-            result["ratio"] = statistics.median(rates["mirrored"]) / statistics.median(rates["alone"])
+            result["trainings"] = rounds | shares(rounds["alone"], rounds["mirrored"], options.minutes)
     print(json.dumps(result, indent=2))
 
 

@@ -44,7 +44,7 @@ def test_the_example_names_every_variable_and_no_password() -> None:
     assert {name for name, value in example if not value} == {name for name, must in needed.items() if must}
     inside = {"WMT_BIND", "WMT_FOLDER", "S3_FOLDER", "METRICS_FOLDER", "PREFECT_FOLDER", "PREFECT_WORKER_FOLDER",
               "PREFECT_WORKER_PORT", "MLFLOW_WORKERS", "MLFLOW_HOST", "PREFECT_HOST", "DASK_HOST", "DASK_PORT",
-              "DASK_DASHBOARD_PORT"}  # fmt: skip
+              "DASK_DASHBOARD_PORT", "DASK_FOLDER"}  # fmt: skip
     assert {name for name, _ in example} == needed.keys() - inside
     with pytest.raises(ValueError, match=r"is not set: set it in infra/\.env"):
         interpolated(read()["services"], {})

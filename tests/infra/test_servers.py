@@ -1,4 +1,4 @@
-"""The servers of infra/compose.yaml for real: Postgres, S3, MLflow and Prefect on both, a worker, and DVC's remote."""
+"""The servers of infra/compose.yaml for real: Postgres, S3, MLflow and Prefect on both, workers, and DVC's remote."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 from clones import SHRUNKEN, Clone
-from compose import BUCKET, PASSWORD, Team, skip_without_servers
+from compose import BUCKET, PASSWORD, Team, blocks_by_worker, skip_without_servers, use_dask_for_short_texts
 from mlflow import MlflowClient
 
 pytestmark = pytest.mark.timeout(900)
+LASTING = 600.0
+"""Seconds that the run may take on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -22,14 +24,17 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
     clone = Clone(tmp_path_factory.mktemp("clone"))
     clone.params(overrides={**SHRUNKEN, "training": {**SHRUNKEN["training"], "updates": 8}})
     team = Team(clone, tmp_path_factory.mktemp("home"))
-    with team.started("s3", "mlflow", "prefect", "worker"):
-        team.deploy_flows()
+    use_dask_for_short_texts(clone)
+    with team.started("deploy", "dask-worker"):
         yield team
 
 
 @pytest.fixture(scope="module")
 def finished(team: Team) -> str:
-    return team.completed()
+    # The short name of the command line is tried in tests/end_to_end/test_flow.py.
+    identity = team.deploy(row="sample")
+    assert team.ended(identity, LASTING)["state_type"] == "COMPLETED", team.messages(identity)
+    return identity
 
 
 def get(url: str, **headers: str) -> bytes:
@@ -57,9 +62,25 @@ def test_a_run_is_in_prefect_and_in_mlflow_with_its_artifacts_in_the_store(team:
     assert PASSWORD not in text
 
 
+def test_the_data_stages_ran_on_both_dask_workers(team: Team, finished: str) -> None:
+    """Blocks of 24,000 pairs: 3 in tokenize and in binarize, 2 in learn_subwords; 4 more of the held-out texts."""
+    computed = blocks_by_worker(team)
+    assert sum(computed) == 12
+    assert len(computed) == 2
+    assert min(computed) > 0
+    assert not list((team.clone.folder / "work/blocks").iterdir())
+
+
 def test_prometheus_reads_both_servers(team: Team, finished: str) -> None:
     assert b"mlflow_http_request_total" in get(f"http://127.0.0.1:{team.mlflow}/metrics")
     assert b"prefect_" in get(f"http://127.0.0.1:{team.prefect}/api/metrics", Authorization=team.authorization())
+
+
+def test_a_wrong_password_of_the_database_is_said(team: Team) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        team.psql("SELECT 1", "mlflow", "a-wrong-password")
+    assert 'password authentication failed for user "wmt"' in refused.value.stderr
+    assert PASSWORD not in refused.value.stderr
 
 
 def test_another_machine_pulls_the_run_and_repeats_nothing(team: Team, finished: str, tmp_path: Path) -> None:

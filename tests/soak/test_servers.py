@@ -1,4 +1,4 @@
-"""The servers of infra/compose.yaml are killed in turn, and come back, while a run works on them."""
+"""The servers of infra/compose.yaml and a Dask worker are killed in turn, and come back, while a run works on them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from clones import SHRUNKEN, Clone
-from compose import Team, skip_without_servers, tree
+from compose import Team, blocks_by_worker, skip_without_servers, tree, use_dask_for_short_texts
 from mlflow import MlflowClient
 from orchestra import until
 
@@ -32,12 +32,24 @@ def weights(clone: Clone) -> dict[str, str]:
     return {path.parent.name: sha256_of(path) for path in (clone.folder / "models").glob("*/model.safetensors")}
 
 
+def use_small_blocks(clone: Clone) -> None:
+    """Change a clone so that the sample's 24,000 pairs are hundreds of blocks for tokenize."""
+    path = clone.folder / "pipeline/stages/tokenize.py"
+    before = path.read_text()
+    after = before.replace("PAIRS = 8192", "PAIRS = 64")
+    assert after != before
+    path.write_text(after)
+
+
 def killed(team: Team, name: str) -> None:
     """Kill a server with all of its processes, as a machine that fails does, and start it again."""
-    for process in tree(team.running.pop(name).pid):
+    service = team.running.pop(name)
+    for process in tree(service.pid):
         if process.is_running():
             process.kill()
             process.wait()
+    # Close its pipe, too.
+    service.communicate()
     team.start_service(name)
 
 
@@ -48,10 +60,14 @@ def test_servers_that_are_killed_change_nothing(tmp_path: Path) -> None:
     for one in (undisturbed, clone):
         one.params(overrides=LONG)
     undisturbed.repro()
+    use_dask_for_short_texts(clone)
+    use_small_blocks(clone)
     team = Team(clone, tmp_path / "home")
-    with team.started("s3", "mlflow", "prefect", "worker"):
-        team.deploy_flows()
+    with team.started("deploy", "dask-worker"):
         identity, other = team.deploy(row="sample"), team.deploy(row="sample", seed=2, target="binarize")
+        until(lambda: min(blocks_by_worker(team), default=0) > 20, "blocks from both Dask workers", LASTING)
+        killed(team, "dask-worker-1")
+        assert list((clone.folder / "work/blocks").iterdir()), "no data stage was at work when the worker was killed"
         for number, name in enumerate(SERVERS):
             until(lambda at=number: team.trained(STEP * at + 1), f"update {STEP * number}", LASTING)
             killed(team, name)
@@ -62,6 +78,7 @@ def test_servers_that_are_killed_change_nothing(tmp_path: Path) -> None:
         for words in (["python", "-m", "pipeline.cli", "publish"], ["dvc", "exp", "apply", run["name"]]):
             subprocess.run(words, cwd=clone.folder, env=team.environment(), check=True)
         assert weights(clone) == weights(undisturbed)
+        assert len(blocks_by_worker(team)) == 2
         client = MlflowClient(f"http://127.0.0.1:{team.mlflow}")
         experiment = client.get_experiment_by_name("wmt-en-de")
         assert experiment is not None

@@ -6,8 +6,10 @@ import json
 import os
 import pickle
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,33 @@ def test_a_killed_worker_costs_its_block_only(here: Path) -> None:
     assert set(done) == set(map(str, range(40)))
 
 
+@dataclass(frozen=True)
+class Noted:
+    """An item that notes the processes in which it is unpickled, as a block is read there."""
+
+    folder: Path
+
+    def __reduce__(self) -> tuple[Callable[[Path], Noted], tuple[Path]]:
+        return note, (self.folder,)
+
+
+def note(folder: Path) -> Noted:
+    (folder / f"unpickled.{os.getpid()}").touch()
+    return Noted(folder)
+
+
+def process_of(_: Noted) -> int:
+    return os.getpid()
+
+
+@pytest.mark.timeout(600)
+def test_a_block_is_read_by_its_worker_and_not_by_the_scheduler(here: Path) -> None:
+    """The scheduler may have another working folder, and no text. Here it is a thread of this process."""
+    with executor() as pool:
+        (worker,) = map_in_order(pool, process_of, [Noted(here)])
+    assert {path.suffix for path in here.glob("unpickled.*")} == {f".{worker}"}
+
+
 @pytest.mark.timeout(600)
 def test_errors_come_back_and_other_code_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dead = here / f"work/blocks/{os.uname().nodename}.999999999.x"
@@ -126,6 +155,20 @@ def test_a_block_travels_without_its_text(tmp_path: Path, monkeypatch: pytest.Mo
     assert copy == second
     assert copy.lines()[0] == "line 600"
     assert first.lines()[-1] == "line 599"
+
+
+@pytest.mark.parametrize("missing", ["text", "function"])
+def test_a_worker_that_does_not_see_the_files_is_refused(tmp_path: Path, missing: str) -> None:
+    (tmp_path / "text").write_text("line\n")
+    (block,) = read_blocks(tmp_path / "text", 1)
+    function, pickled = dask_executor._write(tmp_path, len), pickle.dumps(block)
+    path, _ = dask_executor.run_block(dask_executor.environment(), function, pickled)
+    assert pickle.loads(path.read_bytes()) == 1
+    dask_executor._function.cache_clear()
+    lost = tmp_path / "text" if missing == "text" else function[0]
+    lost.unlink()
+    with pytest.raises(InputError, match=f"the Dask worker on .* does not see {lost}: it must see this folder and"):
+        dask_executor.run_block(dask_executor.environment(), function, pickled)
 
 
 def test_a_damaged_block_is_refused(tmp_path: Path) -> None:
@@ -169,3 +212,16 @@ def test_a_cluster_of_this_machines_cores_ends_with_the_stage(here: Path, monkey
             listening = [each for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
             assert {each.laddr.ip for each in listening} == {"127.0.0.1"}
     assert not psutil.pid_exists(worker)
+
+
+def test_a_scheduler_that_is_lost_is_one_sentence(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with distributed.LocalCluster(
+        n_workers=0, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
+    ) as without_workers:
+        monkeypatch.setenv("WMT_EXECUTOR", without_workers.scheduler_address.replace("tcp", "dask"))
+        with executor() as pool:
+            end = threading.Timer(1.0, without_workers.close)
+            end.start()
+            with pytest.raises(OSError, match="the Dask scheduler was lost: start it and run again"):
+                list(map_in_order(pool, count, [1]))
+            end.join()
