@@ -10,7 +10,7 @@ from pipeline import machine
 from pipeline.config import resolution, rows
 
 EPYC = "processor\t: 0\nmodel name\t: AMD EPYC 9R14\nflags\t\t: fpu sse4_2 avx2 avx512f{}\n\nprocessor\t: 1\n"
-PARAMS = {"row": "sample", "pair": "en-de", "corpus": "sample", "seed": 1}
+PARAMS = {"row": "small", "pair": "en-de", "corpus": "sample", "seed": 1}
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_rows_for_cpus_multiply_in_what_the_processor_is_fastest_in(
     described.write_text(EPYC.format(flags))
     assert resolution.resolve(PARAMS).training.precision == precision
     # The row is the same everywhere: its settings differ nowhere from the configuration.
-    assert rows.settings("sample", "en-de")["training"]["precision"] == precision
+    assert rows.settings("small", "en-de")["training"]["precision"] == precision
     assert resolution.resolve({**PARAMS, "row": "base"}).training.precision == "bfloat16"
     asked = {**PARAMS, "overrides": {"training": {"precision": "float32"}}}
     assert resolution.resolve(asked).training.precision == "float32"
