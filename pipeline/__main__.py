@@ -25,7 +25,6 @@ from pipeline.common import stage
 from pipeline.common.paths import SCORES
 from pipeline.common.stage import Interrupted
 from pipeline.config import graph, scorer
-from pipeline.imports import collection_paused
 from pipeline.tracking import provenance, stage_tracker
 from pipeline.training.progress import TrainingProgress
 
@@ -103,8 +102,7 @@ def run(name: str) -> NoReturn:
             supervisor = os.environ.get("WMT_SUPERVISOR")
             die_with_parent(signal.SIGTERM, None if supervisor is None else int(supervisor))
         report_status(name, "running")
-        with collection_paused():
-            module = importlib.import_module(f"pipeline.stages.{name}")
+        module = importlib.import_module(f"pipeline.stages.{name}")
         started = time.monotonic()
         with stage_tracker.open_run(name) as tracker:
             module.run(tracker, **further_arguments(name))

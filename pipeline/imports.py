@@ -1,4 +1,4 @@
-"""Imports of large libraries without Python's garbage collector, which takes longer than a third of a short command."""
+"""Imports of large libraries without Python's garbage collector, which takes a fifth of a short command's time."""
 
 from __future__ import annotations
 

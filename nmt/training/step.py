@@ -157,9 +157,10 @@ def use_deterministic_kernels() -> None:
 
 
 def seed_dropout(device: torch.device, seed: int) -> None:
-    """Seed the random numbers of a device, as `torch.manual_seed` does for all kinds of devices.
+    """Seed the random numbers of a device.
 
-    That takes 2 ms on a machine without a GPU, as long as some of the smallest models' layers.
+    `torch.manual_seed` does so for all kinds of devices, which takes 2 ms on a machine without a GPU: it formats the
+    stack for each kind that is not there.
     """
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
