@@ -21,6 +21,20 @@ OPTIONS = [
 PATIENCE = 60_000
 """Milliseconds that a page may take to do what a test waits for, on a busy machine."""
 
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "<!--<script>",
+    "]]>{{ 7 * 7 }}${alert(1)}",
+    "\u202eright to left \u2067\u05d0\u05d1\u05d2",
+    "line\u2028separator\u2029",
+    "javascript:alert(1)",
+    "x" * 10_000,
+    "&lt;b&gt; &amp; \"quoted\" 'quoted'",
+    "\U0001f600 \U0010ffff",
+]
+"""Text that a page must show and never run."""
+
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
@@ -65,3 +79,11 @@ def open_sections(page: Page) -> None:
 
     page.evaluate("document.querySelectorAll('details').forEach((section) => { section.open = true; })")
     expect(page.locator("[data-ready]")).to_have_count(page.locator("[data-view]").count(), timeout=PATIENCE)
+
+
+def serious(page: Page) -> list[tuple[str, str]]:
+    """The serious and critical findings of axe: rule and element. The page has to be opened with bypass_csp."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+    return [(each["id"], each["nodes"][0]["html"][:200]) for each in found if each["impact"] in ("serious", "critical")]

@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 from torch import Tensor
 
-from nmt.common.files import writing
+from nmt.common.files import read_yaml, writing
 from nmt.common.tensors import WEIGHTS, load_tensors, save_tensors, shape_text
 from nmt.config import InputError, ModelSettings, SearchSettings, Settings, TokenizerSettings
 from nmt.model import Transformer
@@ -46,7 +46,7 @@ def load_description(folder: Path) -> ModelDescription:
     """Return config.yaml of a model folder; raise InputError if it is missing or wrong."""
     path = folder / "config.yaml"
     try:
-        return ModelDescription.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return ModelDescription.model_validate(read_yaml(path))
     except OSError as error:
         raise InputError(f"{folder} is no model folder: {path} cannot be read ({error.strerror})") from error
     except (ValidationError, yaml.YAMLError) as error:

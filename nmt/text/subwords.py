@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from nmt.common.files import writing
+from nmt.common.files import read_yaml, writing
 from nmt.config import BOS, EOS, PAD, UNK, InputError, SubwordSettings
 from nmt.text.bpe import INSIDE, Merges, Pair, learn_merges
 from nmt.text.word_cache import WordCache
@@ -295,7 +295,7 @@ def load(folder: Path) -> Subwords:
 
 
 def _read(folder: Path) -> Subwords:
-    description = yaml.safe_load((folder / "subwords.yaml").read_text(encoding="utf-8"))
+    description = read_yaml(folder / "subwords.yaml")
     settings = SubwordSettings.model_validate(description["settings"])
     size, used_rows = description["size"], description["unpadded"]
     subwords: Subwords

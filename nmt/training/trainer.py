@@ -26,8 +26,8 @@ from pathlib import Path
 from types import FrameType
 
 import torch
-import yaml
 
+from nmt.common.files import read_yaml
 from nmt.common.processes import INTERRUPTED, die_with_parent
 from nmt.config import InputError, Job
 from nmt.training import chain, checkpoint, state
@@ -216,7 +216,7 @@ def main() -> None:
     die_with_parent()
     folder = Path(sys.argv[1])
     torch.set_flush_denormal(True)
-    job = Job.model_validate(yaml.safe_load((folder / "job.yaml").read_text(encoding="utf-8")))
+    job = Job.model_validate(read_yaml(folder / "job.yaml"))
     try:
         with join_world(job.training.shards) as world:
             finished = stand_by(folder, world) if world.spare else train(job, folder, world)

@@ -18,9 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from nmt.common.files import writing
+from nmt.common.files import parse_yaml, writing
 from nmt.config import InputError
 from nmt.evaluation.paired import line_statistics
 from pipeline.commands.differences import ConfidenceInterval, paired, table
@@ -204,7 +202,7 @@ def lines_of(names: Mapping[str, tuple[str, int]]) -> dict[str, list[NDArray[np.
     for name, (row, _) in names.items():
         try:
             files = DVCFileSystem(rev=name)
-            data = yaml.safe_load(files.read_bytes(str(CONFIG)))["data"]
+            data = parse_yaml(files.read_bytes(str(CONFIG)))["data"]
             valid, target = data["valid"]["name"], data["target"]
             paths = (TRANSLATIONS / f"{valid}.last.{target}", RAW / f"valid.{valid}.{target}")
             texts = [files.read_bytes(str(path)).decode().removesuffix("\n").split("\n") for path in paths]

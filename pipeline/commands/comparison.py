@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
-
-from nmt.common.files import writing
+from nmt.common.files import read_yaml, writing
 from nmt.config import InputError
 from pipeline.commands.runs import named
 from pipeline.common.paths import SCORES, SENTENCES, VALIDATION
@@ -36,7 +34,7 @@ def _compared(record: Record) -> comparison.Compared:
         raise InputError(f"the run {record.folder.name} has no scores: finish it with `dvc repro`, or choose another")
     return comparison.Compared(
         record.folder.name,
-        dict(flat(yaml.safe_load(record.config.read_bytes()))),
+        dict(flat(read_yaml(record.config))),
         read_json(record.results / SCORES.name),
         sentences.read(record.results / SENTENCES.name),
         record.results / VALIDATION.name,

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from filelock import FileLock, Timeout
 
+from nmt.common.files import read_yaml
 from nmt.config import InputError
 
 DAY = 86_400.0
@@ -54,7 +54,7 @@ def _state(path: Path) -> TrainingFolder:
         sum({file.st_ino: file.st_size for file in files}.values()),
         max((file.st_mtime for file in files), default=path.stat().st_mtime),
         json.loads(saved[-1].read_text(encoding="utf-8"))["update"] if saved else 0,
-        yaml.safe_load(job.read_text(encoding="utf-8"))["training"]["updates"] if job.exists() else 0,
+        read_yaml(job)["training"]["updates"] if job.exists() else 0,
         (path / "done.json").exists(),
         _locked(path / "lock"),
     )

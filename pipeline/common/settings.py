@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from nmt.common.files import read_yaml
 from nmt.config import (
     AveragingSettings,
     BinningSettings,
@@ -203,7 +203,7 @@ def load_section(name: str, section: type[Section], path: Path = CONFIG) -> Sect
     """Return the section `name` of the resolved configuration; raise InputError where it is missing or invalid."""
     if not path.exists():
         raise InputError(f"{path} is missing: run `dvc repro`, or `python -m pipeline resolve`, first")
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content = read_yaml(path)
     if not isinstance(content, dict) or name not in content:
         raise InputError(f"{path} has no section `{name}`: run `python -m pipeline resolve` again")
     try:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from nmt.common.files import read_yaml
 from nmt.config import InputError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -68,7 +69,7 @@ def valid_keys(model: Any, location: Sequence[int | str]) -> list[str]:
 def read_mapping(path: Path, keys: str) -> dict[str, Any]:
     """Return the mapping in a YAML file; raise InputError where it is unreadable or holds none, naming its `keys`."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path)
     except FileNotFoundError as error:
         raise InputError(f"{path} is missing: run from the repository's root, or restore it with git") from error
     except UnicodeDecodeError as error:

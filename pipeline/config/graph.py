@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from nmt.common.files import read_yaml
 from pipeline.common.paths import DVC_YAML
 
 
@@ -42,7 +41,7 @@ class Stage:
 
 def stages(path: Path = DVC_YAML) -> dict[str, Stage]:
     """Return every stage by its name, in dvc.yaml's order; none where the file does not exist."""
-    content = yaml.safe_load(path.read_bytes()) if path.exists() else None
+    content = read_yaml(path) if path.exists() else None
     return {name: _stage(name, entry) for name, entry in ((content or {}).get("stages") or {}).items()}
 
 

@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field
 
+from nmt.common.files import read_yaml
 from nmt.config import InputError, ModelSettings, Settings
 from pipeline.common.settings import Pair
 from pipeline.config.errors import nearest
@@ -94,7 +94,7 @@ class Table(Settings):
 @cache
 def table() -> Table:
     """Return the content of rows.yaml, read once, with this machine's precision for `auto`."""
-    content = Table.model_validate(yaml.safe_load(ROWS.read_text(encoding="utf-8")))
+    content = Table.model_validate(read_yaml(ROWS))
     for entry in content.rows.values():
         training = entry.settings.get("training", {})
         if training.get("precision") == "auto":

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any, cast
 from uuid import UUID
 
-import yaml
 from prefect import get_run_logger
 from prefect.artifacts import (
     create_markdown_artifact,
@@ -18,6 +17,7 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
+from nmt.common.files import read_yaml
 from pipeline.common import paths, stage
 from pipeline.common.paths import CONFIG
 from pipeline.common.settings import DataSettings, RunSettings
@@ -64,7 +64,7 @@ class Progress:
             self.first = self.first or (self.update, self.values.get("seconds", 0.0))
         if not self.update:
             return
-        updates = yaml.safe_load((self.run.copy / CONFIG).read_text(encoding="utf-8"))["training"]["updates"]
+        updates = read_yaml(self.run.copy / CONFIG)["training"]["updates"]
         percent = 100 * min(1.0, self.update / updates)
         values = [form(self.values[name]) for name, form in FORMATS.items() if name in self.values]
         last = self.update, self.values.get("seconds", 0.0)
@@ -121,7 +121,7 @@ def publish_scores(run: Run) -> None:
     metrics = run.copy / paths.SCORES
     if not metrics.exists():
         return
-    config = yaml.safe_load((run.copy / CONFIG).read_text(encoding="utf-8"))
+    config = read_yaml(run.copy / CONFIG)
     settings, data = RunSettings.model_validate(config["run"]), DataSettings.model_validate(config["data"])
     scores = stage.read_json(metrics)
     markdown, score = page.markdown(results(settings, data, scores), paths.FIGURES.name), scorer(scores)

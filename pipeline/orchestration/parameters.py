@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, cast
 import yaml
 from pydantic import Field
 
+from nmt.common.files import read_yaml
 from nmt.config import InputError
 from pipeline.common import paths
 from pipeline.config import graph, resolution, rows
@@ -92,7 +93,7 @@ def _content(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
     """
     content: Any = None
     with suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path)
     if not isinstance(content, dict) or path in extending:
         return {"pairs": []}
     base = path.with_name(f"{content['extends']}.yaml") if "extends" in content else None

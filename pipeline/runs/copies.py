@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
+from nmt.common.files import read_yaml
 from nmt.config import InputError
 from pipeline.common.paths import CATALOGS, LOCAL, PARAMS
 from pipeline.config.resolution import read_params
@@ -108,8 +109,8 @@ def _check_tracked(original: Path, copy: Path) -> None:
     while isinstance(name, str):
         path = CATALOGS / f"{name}.yaml"
         try:
-            content = yaml.safe_load((original / path).read_bytes())
-        except (OSError, yaml.YAMLError):
+            content = read_yaml(original / path)
+        except (OSError, UnicodeDecodeError, yaml.YAMLError):
             content = None
         if not isinstance(content, dict):
             # The stage `resolve` reports what is wrong with it.

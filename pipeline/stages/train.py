@@ -23,7 +23,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from nmt import flops
-from nmt.common.files import link_or_copy, sha256_of, writing
+from nmt.common.files import link_or_copy, read_yaml, sha256_of, writing
 from nmt.config import ForkSettings, InputError, ModelSettings, TrainingSettings
 from pipeline.common import stage
 from pipeline.common.paths import BINNED, BINNED_STATS, CHAIN, CHECKPOINTS, CURVES, TRAINING, VALIDATION
@@ -172,7 +172,7 @@ def write_job(state: Path, job: Mapping[str, Any]) -> None:
         # Left by a kill while a checkpoint was written. The state is locked, so no other process writes here.
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     if path.exists():
-        before = yaml.safe_load(path.read_text(encoding="utf-8"))
+        before = read_yaml(path)
         # In other copies of the repository the same corpus has another path.
         if {**before, "corpus": ""} != {**job, "corpus": ""}:
             (state / "done.json").unlink(missing_ok=True)
@@ -292,7 +292,7 @@ def write_chain(state: Path) -> None:
     """Write the chain of hashes with what decided the weights: settings, data and code."""
     from nmt.training import history
 
-    job = yaml.safe_load((state / "job.yaml").read_text(encoding="utf-8"))
+    job = read_yaml(state / "job.yaml")
     del job["corpus"]  # In other copies of the repository the same corpus has another path.
     content = {"state": state.name, "job": job, "data": data_hashes(), "code": state.name.split("-")[1]}
     stage.write_json(CHAIN, {**content, "links": history.read_history(state / history.CHAIN)})

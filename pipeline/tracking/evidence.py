@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from nmt.common.files import read_yaml
 from pipeline import machine
 from pipeline.config import graph
 from pipeline.tracking.credentials import masked
@@ -97,7 +96,7 @@ def dependencies(stage: str, ran: bool = True) -> dict[str, str]:
     made have their hashes in dvc.lock.
     """
     stages, path = graph.stages(), Path("dvc.lock")
-    lock = ((yaml.safe_load(path.read_bytes()) if path.exists() else None) or {}).get("stages") or {}
+    lock = ((read_yaml(path) if path.exists() else None) or {}).get("stages") or {}
     if stage not in stages or not ran:
         return {entry["path"]: entry.get("md5", "") for entry in lock.get(stage, {}).get("deps", ())}
     made = {entry["path"]: entry.get("md5", "") for each in lock.values() for entry in each.get("outs", ())}

@@ -12,8 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from nmt.common.files import read_yaml
 from pipeline.common.settings import DataSettings, MemberSettings, ParallelSettings
 from pipeline.common.stage import read_json
 from pipeline.config.scorer import scorer
@@ -164,7 +163,7 @@ class Publication:
         if not (path.exists() or self.description["complete"]):
             return
         pairs = read_json(path)["pairs"] if path.exists() else {}
-        data = DataSettings.model_validate(yaml.safe_load(self.record.config.read_bytes())["data"])
+        data = DataSettings.model_validate(read_yaml(self.record.config)["data"])
         logged = self.run.inputs.dataset_inputs if self.run.inputs else []
         known = {corpus.dataset.name for corpus in logged}
         archives = {
@@ -200,7 +199,7 @@ class Publication:
         if not (self.description["complete"] and self.record.model.exists() and numbers):
             return
         if self.noted["model"] != (state := signature([self.record.model])):
-            configuration = yaml.safe_load(self.record.config.read_bytes())
+            configuration = read_yaml(self.record.config)
             scores = self.record.scores()
             sets = {key: scores[key] for key in scores if key.endswith("_set")}
             values = {

@@ -32,9 +32,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from nmt.common.files import link_or_copy, writing
+from nmt.common.files import link_or_copy, read_yaml, writing
 from pipeline.common.paths import CONFIG, RAW, SCORES
 from pipeline.common.stage import read_json, state_root, write_json
 from pipeline.config import graph, rows
@@ -80,7 +78,7 @@ class Record:
             "complete": False,
         }
         if config is not None:
-            configuration = yaml.safe_load(config.read_bytes())
+            configuration = read_yaml(config)
             run = configuration["run"]
             of_row = dict(rows.flat(rows.settings(run["row"], run["pair"])))
             chosen = rows.flat({section: configuration[section] for section in SECTIONS if section in configuration})
@@ -147,7 +145,7 @@ class Record:
         if (RAW / "stats.json").exists() and any(str(RAW) in declared[name].outs for name in stages):
             keep(RAW / "stats.json", self.results / CORPORA)
         if (self.results / "translations").exists():
-            write_translations(yaml.safe_load(self.config.read_bytes())["data"], self.results)
+            write_translations(read_yaml(self.config)["data"], self.results)
         update, names = self.last()
         records = [row for name in ("training", "validation") for row in curve(self.results / f"{name}.csv")]
         for step, values in sorted(records, key=lambda row: row[0]):
@@ -250,7 +248,7 @@ def present() -> Record | None:
 def same_runs() -> Iterator[Record]:
     """Yield the records that runs of this configuration and this code of training have, the first run first."""
     digest = hashlib.sha256(CONFIG.read_bytes() + evidence.training_code().encode()).hexdigest()[:8]
-    name = f"{run_name(yaml.safe_load(CONFIG.read_bytes())['run'])}-{digest}"
+    name = f"{run_name(read_yaml(CONFIG)['run'])}-{digest}"
     for number in itertools.count(1):
         yield Record(runs_folder() / (name if number == 1 else f"{name}-{number}"))
 

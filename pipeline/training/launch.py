@@ -15,9 +15,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import yaml
-
-from nmt.common.files import writing
+from nmt.common.files import read_yaml, writing
 from nmt.common.processes import die_with_parent
 from nmt.config import InputError
 from pipeline.machine import available_cores
@@ -146,7 +144,7 @@ def run_node(job: Path, watch: Callable[[], None]) -> int:
     Whatever ends the wait (SIGTERM, Ctrl-C, an error) first ends torchrun and its processes: SIGTERM, time to
     save the state, then SIGKILL.
     """
-    settings = yaml.safe_load((job / "job.yaml").read_text(encoding="utf-8"))
+    settings = read_yaml(job / "job.yaml")
     count = processes(settings["training"]["shards"])
     process = subprocess.Popen(command(count, job), env=environment(count), start_new_session=True)
     try:

@@ -15,9 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import yaml
-
-from nmt.common.files import writing
+from nmt.common.files import read_yaml, writing
 from nmt.config import InputError
 from nmt.training import checkpoint
 from pipeline.common import stage
@@ -64,7 +62,7 @@ def train(job: Path, watch: Callable[[], None]) -> int:
 
 def _name(bucket: Bucket, job: Path) -> str:
     """Return the training's name in the store; a shorter training does not take a longer one's state."""
-    updates = int(yaml.safe_load((job / JOB).read_text(encoding="utf-8"))["training"]["updates"])
+    updates = int(read_yaml(job / JOB)["training"]["updates"])
     shorter = f"{job.name}-{updates}"
     return shorter if max(RemoteStates(bucket, job.name).updates(), default=0) > updates else job.name
 

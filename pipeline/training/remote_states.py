@@ -20,10 +20,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from nmt.common.files import writing
+from nmt.common.files import read_yaml, writing
 from nmt.training import checkpoint
 from pipeline.training.bucket import Bucket
 
@@ -218,4 +217,4 @@ def _place(scratch: Path, folder: Path) -> None:
 
 def _job(path: Path) -> object:
     """Return a job without its corpus, whose path differs between machines."""
-    return {**yaml.safe_load(path.read_text(encoding="utf-8")), "corpus": ""} if path.exists() else None
+    return {**read_yaml(path), "corpus": ""} if path.exists() else None

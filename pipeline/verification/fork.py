@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from nmt.common.files import parse_yaml, read_yaml
 from nmt.common.tensors import WEIGHTS, load_tensors
 from nmt.config import InputError
 from pipeline.common.paths import CERTIFICATE, SCORES
@@ -40,7 +39,7 @@ def changes(assignments: Sequence[str]) -> dict[str, Any]:
                 f"-S {assignment}: a fork changes SECTION.KEY=VALUE of {', '.join(CHANGEABLE)}, as "
                 "-S training.learning_rate_scale=0.5; for another corpus or seed run `dvc exp run`"
             )
-        found.setdefault(section, {})[key] = yaml.safe_load(value)
+        found.setdefault(section, {})[key] = parse_yaml(value)
     return found
 
 
@@ -62,7 +61,7 @@ def params(record: Record, update: int, changed: Mapping[str, Any]) -> dict[str,
     if update not in training.kept:
         kept = ", ".join(f"{each:,}" for each in training.kept) or "none: they were freed"
         raise InputError(f"--at is {update}, but states are kept after these updates: {kept} ({training.folder})")
-    described, resolved = record.description(), yaml.safe_load(record.config.read_bytes())
+    described, resolved = record.description(), read_yaml(record.config)
     overrides: dict[str, Any] = {}
     for name, value in described["settings"].items():
         _set(overrides, name, value)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from browser import PATIENCE, chromium, open_sections, opened
+from browser import HOSTILE, PATIENCE, chromium, open_sections, opened, serious
 from command_line import wmt
 from model_folders import TREES, folder_of, parser_of
 from tiny_run import WORDS
@@ -23,9 +23,10 @@ from nmt.inference.model_folder import load_description, save_model
 from nmt.inference.translator import Translator
 from nmt.model import Transformer
 from nmt.text import codec, subwords
-from nmt.text.trees import LINEARISATIONS, TAG, Linearisation, delinearise, linearise, read_trees
-from pipeline.reporting import browser_model, page
+from nmt.text.trees import LINEARISATIONS, TAG, Linearisation, delinearise, escape, linearise, read_trees
+from pipeline.reporting import browser_model, comparison, page
 from pipeline.reporting.page import Heading, Paragraph, View
+from pipeline.reporting.sentences import Line
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -224,6 +225,58 @@ def test_the_page_parses_as_wmt_parse(
         assert set(queries.all_text_contents()[1:]) <= set(
             models.target_subwords.symbols(range(4, models.target_subwords.used_rows))
         )
+
+
+def compared(name: str, outputs: list[str], gold: list[str], sources: list[str], folder: Path) -> comparison.Compared:
+    """A finished run of a parser, with hostile text in its settings, too."""
+    metrics = {"f1": 50.0, "f1_low": 40.0, "f1_high": 60.0, "f1_set": HOSTILE[2]}
+    (folder / "validation.csv").write_text("update,valid_loss\n1,2.0\n2,1.0\n")
+    lines = [Line(*fields, 50.0) for fields in zip(sources, gold, outputs, strict=True)]
+    configuration = {"data.source": "en", "data.target": "tree", HOSTILE[3]: name}
+    return comparison.Compared(name, configuration, metrics, lines, folder / "validation.csv")
+
+
+@pytest.mark.parametrize(("scheme", "size"), [("dark", (390, 844)), ("light", (1280, 900))], ids=["phone", "desktop"])
+def test_two_parsers_side_by_side_with_hostile_words(
+    browser: Browser, tmp_path: Path, scheme: Any, size: tuple[int, int]
+) -> None:
+    from playwright.sync_api import expect
+
+    sources = [" ".join(text.split()) for text in HOSTILE]
+    leaves = [" ".join(f"(NN {escape(word)})" for word in text.split()) for text in sources]
+    gold, flat = [f"(S (NP {words}))" for words in leaves], [f"(S {words})" for words in leaves]
+    first, second = (compared(HOSTILE[n], trees, gold, sources, tmp_path) for n, trees in enumerate((flat, gold)))
+    comparison.check(first, second)
+    blocks = comparison.blocks(first, second, comparison.difference(first, second))
+    model = browser_model.section(parser_of(tmp_path / "model", "vinyals", sharing="output"), HOSTILE[0])
+    path = tmp_path / "page.html"
+    path.write_text(page.html([*blocks, Heading("Model"), *model]), encoding="utf-8")
+    viewport: Any = {"width": size[0], "height": size[1]}
+    with opened(browser, path, color_scheme=scheme, viewport=viewport, bypass_csp=True) as shown:
+        open_sections(shown)
+        assert shown.locator("h1").text_content() == f"{HOSTILE[1]} against {HOSTILE[0]}"
+        section = shown.locator("[data-view=translations]")
+        section.get_by_role("searchbox").fill(sources[1])
+        row = section.locator(".lines > li")
+        expect(row).to_have_count(1)
+        assert all(tree in (row.text_content() or "") for tree in (gold[1], flat[1]))
+        area, short = shown.locator("textarea"), [text for text in sources if len(text) < 100]
+        assert area.input_value() == HOSTILE[0]
+        area.fill("\n".join(short))
+        shown.get_by_role("button", name="Parse").click()
+        output = shown.locator(".translation[data-lines]")
+        output.wait_for(timeout=4 * PATIENCE)
+        parsed = json.loads(output.get_attribute("data-lines") or "")
+        assert len(parsed) == len(short)
+        assert all(escape(word) in tree for text, tree in zip(short, parsed, strict=True) for word in text.split())
+        shown.locator(".queries .word").first.wait_for()
+        assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        header = shown.get_by_role("columnheader", name="sentences")
+        rows = "const text = new Range(); text.selectNode(cell.firstChild); return text.getClientRects().length;"
+        assert header.evaluate(f"(cell) => {{ {rows} }}") == 1, (
+            "a header's word is not broken where the table can scroll"
+        )
+        assert serious(shown) == []
 
 
 def test_a_line_that_is_too_long_is_refused_and_nothing_hostile_runs(browser: Browser, tmp_path: Path) -> None:
