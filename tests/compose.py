@@ -25,7 +25,7 @@ import yaml
 from clones import ROOT, Clone
 from orchestra import Json, Orchestra, free_port, until
 
-VARIABLE = re.compile(r"\$\$|\$\{(?P<name>\w+)(?::(?P<how>[-?])(?P<word>[^}]*))?\}")
+VARIABLE = re.compile(r"\$\$|\$\{(?P<name>\w+)(?::(?P<how>[-?])(?P<word>(?:\$\{[^}]*\}|[^}])*))?\}")
 PORTS = ("POSTGRES_PORT", "S3_PORT", "PREFECT_WORKER_PORT", "DASK_PORT", "DASK_DASHBOARD_PORT")
 PASSWORD = "not-a-real-password"
 BUCKET = "wmt"
@@ -52,7 +52,7 @@ def _value(found: re.Match[str], values: Mapping[str, str]) -> str:
     value = values.get(found["name"], "")
     if not value and found["how"] == "?":
         raise ValueError(f"{found['name']} is not set: {found['word']}")
-    return value or found["word"] or ""
+    return value or str(interpolated(found["word"] or "", values))
 
 
 def skip_without_servers() -> None:

@@ -198,10 +198,10 @@ class Orchestra:
 
         return json.loads(until(answer, f"an answer to {path}"))
 
-    def type(self, *options: str) -> str:
+    def type(self, *options: str, pair: str = "en-de") -> str:
         """`prefect deployment run` with a short name, as a user types it; returns the flow run's id."""
         result = subprocess.run(
-            ["prefect", "deployment", "run", *options, "wmt-en-de"],
+            ["prefect", "deployment", "run", *options, f"wmt-{pair}"],
             cwd=self.clone.folder,
             env=self.environment(),
             capture_output=True,
@@ -224,9 +224,9 @@ class Orchestra:
         found: Json = self.call(f"flow_runs/{identity}")
         return found
 
-    def completed(self, *options: str) -> str:
+    def completed(self, *options: str, pair: str = "en-de") -> str:
         """The id of a run by the short name that came to its end."""
-        identity = self.type("-p", "row=sample", *options, "--watch")
+        identity = self.type("-p", "row=sample", *options, "--watch", pair=pair)
         run = self.run(identity)
         assert run["state_type"] == "COMPLETED", self.messages(identity)
         return identity

@@ -41,13 +41,14 @@ def orchestra(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestra]:
 
 @pytest.fixture(scope="module")
 def first(orchestra: Orchestra) -> str:
-    overrides = {"training": {"updates": 8, "checkpoint_every": 4}}
-    return orchestra.completed("-p", f"overrides={json.dumps(overrides)}")
+    """The id of a finished run into French, with word pieces."""
+    overrides = {"training": {"updates": 8, "checkpoint_every": 4}, "subwords": {"vocabulary": 600}}
+    return orchestra.completed("-p", f"overrides={json.dumps(overrides)}", pair="en-fr")
 
 
 def test_every_stage_is_a_task_that_says_that_it_ran(orchestra: Orchestra, first: str) -> None:
     assert list(orchestra.how(first).items()) == [(name, "Ran") for name in STAGES]
-    assert orchestra.run(first)["name"] == f"sample-en-de-{first[-8:]}"
+    assert orchestra.run(first)["name"] == f"sample-en-fr-{first[-8:]}"
     until(lambda: "dvc exp apply" in orchestra.messages(first), "the last line of the log")
     assert re.findall(r"^Running stage '(\w+)':$", orchestra.messages(first), re.MULTILINE) == STAGES
 
@@ -55,36 +56,38 @@ def test_every_stage_is_a_task_that_says_that_it_ran(orchestra: Orchestra, first
 def test_code_runs_from_the_copy_with_changes_that_are_not_committed(orchestra: Orchestra, first: str) -> None:
     found = set(re.findall(r"code of (\S+)", orchestra.messages(first)))
     assert found == {
-        str(orchestra.clone.folder / f"work/runs/sample-en-de-{first[-8:]}/repository/nmt/text/parallel_text.py")
+        str(orchestra.clone.folder / f"work/runs/sample-en-fr-{first[-8:]}/repository/nmt/text/parallel_text.py")
     }
 
 
 def test_the_results_come_back_as_an_experiment(orchestra: Orchestra, first: str) -> None:
     """The same BLEU in metrics.json, Prefect and MLflow; the copy is gone, the record stays."""
-    name = f"sample-en-de-{first[-8:]}"
+    name = f"sample-en-fr-{first[-8:]}"
     clone = orchestra.clone
     assert not (clone.folder / "work/runs" / name / "repository").exists()
     assert (clone.folder / "work/runs" / name / "stages/report.json").exists()
     assert name in experiments(clone)
     applied = clone.run("dvc", "exp", "apply", name)
     assert applied.returncode == 0, applied.stderr
+    assert clone.files("data/subwords") == {"data/subwords/subwords.yaml", "data/subwords/wordpieces.model"}
+    assert (clone.folder / "results/translations/sampletest.average.fr").exists()
     metrics = json.loads((clone.folder / "results/metrics.json").read_text())
     artifacts = orchestra.artifacts(first)
-    assert artifacts["wmt-en-de-sample-training"]["data"] == 100
-    assert "update 8 of 8" in artifacts["wmt-en-de-sample-training"]["description"]
-    table = json.loads(artifacts["wmt-en-de-sample-stages"]["data"])
+    assert artifacts["wmt-en-fr-sample-training"]["data"] == 100
+    assert "update 8 of 8" in artifacts["wmt-en-fr-sample-training"]["description"]
+    table = json.loads(artifacts["wmt-en-fr-sample-stages"]["data"])
     assert [row["stage"] for row in table] == STAGES
-    markdown = artifacts["wmt-en-de-sample-bleu"]["data"]
+    markdown = artifacts["wmt-en-fr-sample-bleu"]["data"]
     assert f"{metrics['bleu']:.2f} (" in markdown
     # The paper scored other text.
-    assert "| 27.3 |" not in markdown
+    assert "| 38.1 |" not in markdown
     client = MlflowClient(f"http://127.0.0.1:{orchestra.mlflow}")
-    experiment = client.get_experiment_by_name("wmt-en-de")
+    experiment = client.get_experiment_by_name("wmt-en-fr")
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id], f"tags.`prefect.flow_run_id` = '{first}'")
     assert (run.info.run_name, run.info.status) == (f"sample-sample-s1 {name}", "FINISHED")
     assert run.data.metrics["test/bleu"] == metrics["bleu"]
-    assert f"/runs/{run.info.run_id}/artifacts/report.html?" in artifacts["wmt-en-de-sample-links"]["data"]
+    assert f"/runs/{run.info.run_id}/artifacts/report.html?" in artifacts["wmt-en-fr-sample-links"]["data"]
 
 
 def experiments(clone: Clone) -> set[str]:

@@ -51,6 +51,13 @@ def test_the_example_names_every_variable_and_no_password() -> None:
     assert subprocess.run(["git", "check-ignore", "--quiet", "infra/.env"], cwd=ROOT, check=False).returncode == 0
 
 
+def test_a_bucket_and_a_port_of_ones_own() -> None:
+    given = {"POSTGRES_PASSWORD": "p", "PREFECT_PASSWORD": "p", "S3_ACCESS_KEY": "k", "S3_SECRET_KEY": "k"}
+    services = interpolated(read(), {**given, "S3_BUCKET": "mine", "S3_PORT": "9001"})["services"]
+    assert "self:wmt" in services["s3"]["healthcheck"]["test"], "its only bucket; the others wait for it"
+    assert services["mlflow"]["environment"]["AWS_ENDPOINT_URL"] == "http://s3:9001"
+
+
 def test_ports_are_published_on_loopback_and_no_password_is_in_a_command() -> None:
     for name, service in read()["services"].items():
         for port in service.get("ports", ()):
