@@ -132,8 +132,13 @@ HARDWARE = (
 
 
 def hardware(device: str) -> Hardware | None:
-    """Return the entry for a device as torch names it (`NVIDIA H100 80GB HBM3`), or None."""
+    """Return the entry for a device as torch names it (`NVIDIA H100 80GB HBM3`), or None.
+
+    A part of a GPU (MIG) and a laptop's GPU have the name of a faster one in theirs, and no entry.
+    """
     words = set(device.replace("-", " ").replace("_", " ").split())
+    if words & {"MIG", "Laptop"}:
+        return None
     return next((entry for entry in HARDWARE if set(entry.name.split()) <= words), None)
 
 

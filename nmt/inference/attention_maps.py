@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,9 +47,12 @@ def attention_of(model: Transformer, source: list[int], target: list[int]) -> di
     """Return the weights of every layer and head by name; `source` ends in EOS, `target` has neither BOS nor EOS."""
     device = model.embedding.table.device
     found: dict[str, list[Tensor]] = {name: [] for name in ATTENTIONS}
+    caller = threading.get_ident()
 
     def record_weights(name: str) -> Any:
         def hook(module: MultiHeadAttention, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
+            if threading.get_ident() != caller:
+                return  # A search in another thread uses the same modules.
             x, context, mask = inputs
             Q, K = module.split_heads(module.W_Q(x)), module.split_heads(module.W_K(context))
             found[name].append(attention_weights(Q, K, mask)[0].float().cpu())

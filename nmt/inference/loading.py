@@ -60,7 +60,9 @@ class Models:
             )
         for folder, other in zip(folders[1:], descriptions[1:], strict=True):
             self._check_member(folder, other)
-        self.source, self.target = codec.tokenizers(source, target, self.description.tokenizer)
+        closed = self.target_subwords if self.subwords.settings.target == "closed" else None
+        symbols = closed.symbols(range(closed.used_rows)) if closed else ()
+        self.source, self.target = codec.tokenizers(source, target, self.description.tokenizer, symbols)
         self.members: list[Transformer] = []
         for folder, description in zip(folders, descriptions, strict=True) if weights else ():
             if not (folder / WEIGHTS).exists() and (folder / "model.bin").exists():
@@ -96,7 +98,8 @@ class Models:
         return self._encode(line, self.target, self.target_subwords)
 
     def _encode(self, line: str, tokenizer: Tokenizer, vocabulary: Subwords) -> list[int]:
-        ids = vocabulary.encode(tokenizer.tokenize(tokenizer.normalize(line)))
+        # Subwords of raw text would keep the spaces of a blank line.
+        ids = vocabulary.encode(tokenizer.tokenize(tokenizer.normalize(line))) if line.strip() else []
         return [*ids, EOS] if ids else []
 
     def decode(self, ids: list[int], source: str) -> str:

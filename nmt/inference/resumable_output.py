@@ -1,6 +1,7 @@
 """An output file that appears when it is complete; an interrupted one can be continued.
 
-Until then its text is in `.NAME.part`, and `.NAME.part.json` records how many lines and bytes of that are complete.
+Until then its text is in `.NAME.part`, and `.NAME.part.json` records how many lines and bytes of that are complete, and
+the hash of the source's lines that they belong to. Later lines of the source may change before it is continued.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +25,11 @@ _NO_EFFECT = {"output", "resume", "batch_tokens", "window", "device", "input", "
 """Options that do not change the text, or that are fingerprinted by the content of their files."""
 
 
-def fingerprint(options: Mapping[str, Any], folders: Sequence[Path], source: Path | None) -> str:
-    """Return a hash of all that an output is a function of: options, models and the text."""
+def fingerprint(options: Mapping[str, Any], folders: Sequence[Path]) -> str:
+    """Return a hash of all that an output is a function of, but the text: options and models."""
     parts = [f"{key}={value}" for key, value in sorted(options.items()) if key not in _NO_EFFECT]
     for folder in folders:
         parts += [f"{file.name} {sha256_of(file)}" for file in sorted(folder.rglob("*")) if file.is_file()]
-    if source is not None:
-        parts.append(sha256_of(source))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -36,49 +37,71 @@ class Partial:
     """An incomplete output file."""
 
     def __init__(self, path: Path, identity: str) -> None:
-        """Name the files of the output `path`; `identity` is its fingerprint. `begin` opens them."""
+        """Name the files of the output `path`; `identity` is its fingerprint. `begin` opens them.
+
+        Raises InputError where `path` is a device, a pipe or a folder, which a complete file would replace.
+        """
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} is no regular file, which --output writes: leave it out and redirect the output")
+        path = path.resolve()
         self.path, self.identity = path, identity
         self.part = path.with_name(f".{path.name}.part")
         self.record = path.with_name(f".{path.name}.part.json")
 
-    def begin(self, *, resume: bool) -> int:
-        """Return how many lines of the source are done, 0 if not resumed; raise InputError for another identity."""
+    def begin(self, source: Iterator[str], *, resume: bool) -> int:
+        """Return how many lines of the source are done, 0 if not resumed, and take them from `source`.
+
+        Raises InputError where options or models have changed, or these lines.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        done = size = 0
+        done, size, text = 0, 0, hashlib.sha256()
         if resume and self.record.exists() and self.part.exists():
             try:
                 recorded = json.loads(self.record.read_text(encoding="utf-8"))
             except ValueError as error:
                 raise InputError(f"{self.record} is damaged: leave --resume out to begin anew") from error
-            if recorded["identity"] != self.identity:
+            done, size = int(recorded["lines"]), int(recorded["bytes"])
+            for line in islice(source, done):
+                text.update(line.encode() + b"\n")
+            if (recorded["identity"], recorded.get("text")) != (self.identity, text.hexdigest()):
                 raise InputError(
                     f"{self.part} was begun from another text, model or options: "
                     "give those again, or leave --resume out to begin anew"
                 )
-            done, size = int(recorded["lines"]), int(recorded["bytes"])
         else:
             self.record.unlink(missing_ok=True)
         self.file = self.part.open("r+b" if done else "wb")
         # Text after the last record may end within a line.
         self.file.truncate(size)
         self.file.seek(size)
+        self.complete = done, size, text
+        """Lines of the source that are done, bytes of their text, and the hash of these lines."""
         self.recorded_at = time.monotonic()
         return done
 
     def close(self) -> None:
-        """Close the file and leave it for a later `begin`."""
-        self.file.close()
+        """Record what is complete, unless `finish` was called, and close the file for a later `begin`."""
+        if not self.file.closed:
+            # A disk that is full keeps the record before this one.
+            with suppress(OSError), self.file:
+                self._record()
 
-    def write(self, text: str) -> int:
-        """Append text."""
-        return self.file.write(text.encode())
+    def write(self, source: str, output: str) -> None:
+        """Append the output for the next line of the source. Every SECONDS, record how many are done."""
+        self.file.write(output.encode())
+        done, _, text = self.complete
+        text = text.copy()
+        text.update(source.encode() + b"\n")
+        # One assignment: an interrupt comes before it or after it.
+        self.complete = done + 1, self.file.tell(), text
+        if time.monotonic() - self.recorded_at >= SECONDS:
+            self._record()
 
-    def line(self, number: int) -> None:
-        """Record that `number` lines of the source are done, if SECONDS have passed since the last record."""
-        if time.monotonic() - self.recorded_at < SECONDS:
-            return
+    def _record(self) -> None:
+        done, size, text = self.complete
+        self.file.truncate(size)  # A write that failed may have left a part of its output.
         self._flush()
-        state = {"identity": self.identity, "lines": number, "bytes": self.file.tell()}
+        state = {"identity": self.identity, "lines": done, "bytes": size, "text": text.hexdigest()}
         with writing(self.record) as temporary:
             temporary.write_text(json.dumps(state), encoding="utf-8")
         self.recorded_at = time.monotonic()

@@ -9,7 +9,7 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,11 @@ def translate(options: TranslationOptions) -> None:
     elif options.input is None and sys.stdin.isatty():
         _converse(translator, options)
     else:
-        for text in _records(translator, options, 0):
-            sys.stdout.write(text)
+        with _lines(options.input) as lines:
+            for number, translation in enumerate(_translations(translator, options, lines, 0), start=1):
+                sys.stdout.write(format_output(translator, translation, number, options))
+                if options.window == 1:
+                    sys.stdout.flush()  # Another program may wait for this line before it sends the next one.
 
 
 def open_translator(options: TranslationOptions) -> Translator:
@@ -132,23 +135,27 @@ def _object(translator: Translator, translation: Translation, number: int) -> di
 
 
 def _translate_to_file(translator: Translator, options: TranslationOptions, output: Path) -> None:
-    partial = Partial(output, fingerprint(asdict(options), translator.models.folders, options.input))
-    done = partial.begin(resume=options.resume)
-    with closing(partial):
-        for number, text in enumerate(_records(translator, options, done), start=done + 1):
-            partial.write(text)
-            partial.line(number)
-        partial.finish()
+    partial = Partial(output, fingerprint(asdict(options), translator.models.folders))
+    with _lines(options.input) as lines:
+        done = partial.begin(lines, resume=options.resume)
+        with closing(partial):
+            for number, translation in enumerate(_translations(translator, options, lines, done), start=done + 1):
+                partial.write(translation.source, format_output(translator, translation, number, options))
+            partial.finish()
 
 
-def _records(translator: Translator, options: TranslationOptions, done: int) -> Iterator[str]:
-    """Yield the output for each line after the first `done`."""
-    with options.input.open("rb") if options.input is not None else nullcontext(sys.stdin.buffer) as stream:
-        lines = itertools.islice(read_stream(stream, str(options.input or "standard input")), done, None)
-        counted = _counted(lines, done)
-        found = translator.translations(counted, options.nbest, options.batch_tokens, options.window, done)
-        for number, translation in enumerate(found, start=done + 1):
-            yield format_output(translator, translation, number, options)
+@contextmanager
+def _lines(path: Path | None) -> Iterator[Iterator[str]]:
+    """Open the lines of a file, or of standard input."""
+    with path.open("rb") if path is not None else nullcontext(sys.stdin.buffer) as stream:
+        yield read_stream(stream, str(path or "standard input"))
+
+
+def _translations(
+    translator: Translator, options: TranslationOptions, lines: Iterator[str], done: int
+) -> Iterator[Translation]:
+    """Yield the translations of lines, of which `done` came before."""
+    return translator.translations(_counted(lines, done), options.nbest, options.batch_tokens, options.window, done)
 
 
 def _counted(lines: Iterator[str], done: int) -> Iterator[str]:

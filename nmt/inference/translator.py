@@ -21,7 +21,9 @@ from nmt.inference.search import Hypothesis, length_penalty, search
 
 WORKERS = 16
 """The largest number of batches that are searched at the same time."""
-_SENTENCE_END = re.compile(r"(\S*)[.!?\u2026][\"'\u201c\u201d\u2019\u00bb)\]]*\s+(?=[\"'\u201c\u201e\u00ab(\[]*(\w))")
+_SENTENCE_END = re.compile(
+    r"(?<!\S)(\S*)[.!?\u2026][\"'\u201c\u201d\u2019\u00bb)\]]*\s+(?=[\"'\u201c\u201e\u00ab(\[]*(\w))"
+)
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,14 @@ class Translator:
         wide = max(self.settings.beam, nbest)
         with _Pool(self.engine) as pool:
             waiting: deque[_Window] = deque()
-            while some := list(itertools.islice(numbered, window)):
-                pieces = [self.pieces(line, number) for number, line in some]
+            failure: InputError | None = None
+            while not failure and (some := list(itertools.islice(numbered, window))):
+                pieces: list[list[Piece]] = []
+                try:
+                    for number, line in some:
+                        pieces.append(self.pieces(line, number))
+                except InputError as error:
+                    failure, some = error, some[: len(pieces)]  # The lines before this one are translated.
                 flat = [piece for line_pieces in pieces for piece in line_pieces]
                 groups = batches([piece.ids for piece in flat], max(1, batch_tokens // wide))
                 parts = [[flat[index] for index in group] for group in groups]
@@ -148,6 +156,8 @@ class Translator:
                     yield from self._collect(waiting.popleft())
             while waiting:
                 yield from self._collect(waiting.popleft())
+            if failure:
+                raise failure
 
     def pieces(self, line: str, number: int = 0) -> list[Piece]:
         """Return the pieces of a line to translate: the line, none without text, its sentences if it is too long.

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -14,7 +14,7 @@ from nmt.config import UNK, InputError, SubwordSettings, TokenizerSettings
 from nmt.text import subwords
 from nmt.text.moses import Moses
 from nmt.text.subwords import SPECIALS, Subwords
-from nmt.text.trees import Linearisation, delinearise, escape, linearise, read_trees
+from nmt.text.trees import Linearisation, delinearise, escape, linearise, read_trees, words_of
 
 TARGET = "target"
 """The folder of a closed target vocabulary, inside the folder of the source's subwords."""
@@ -42,7 +42,10 @@ class Tokenizer(Protocol):
 
 
 class Words:
-    """A sentence whose words are separated by spaces; round brackets become -LRB- and -RRB-, as in treebanks."""
+    r"""A sentence whose words are separated by spaces; round brackets become -LRB- and -RRB-, as in treebanks.
+
+    Spaces are those of a treebank: ` `, \t, \r and \n. A no-break space is a character of a word.
+    """
 
     joins = True
 
@@ -50,7 +53,7 @@ class Words:
         return line
 
     def tokenize(self, line: str) -> str:
-        return " ".join(escape(word) for word in line.split())
+        return " ".join(escape(word) for word in words_of(line))
 
     def detokenize(self, line: str, source: str) -> str:
         return line
@@ -64,8 +67,9 @@ class Trees:
 
     joins = False
 
-    def __init__(self, name: Linearisation) -> None:
-        self.name = name
+    def __init__(self, name: Linearisation, symbols: Collection[str] = ()) -> None:
+        """`symbols`: those of the model's vocabulary, if it is closed; a tree needs them where a bracket is missing."""
+        self.name, self.symbols = name, frozenset(symbols)
         self._repairs: Counter[str] = Counter()
 
     def normalize(self, line: str) -> str:
@@ -80,10 +84,10 @@ class Trees:
 
     def detokenize(self, line: str, source: str) -> str:
         """The tree over the source's words; an empty line where the source has none."""
-        words = Words().tokenize(source).split()
+        words = [escape(word) for word in words_of(source)]
         if not words:
             return ""
-        tree, repairs = delinearise(line.split(), words, self.name)
+        tree, repairs = delinearise(line.split(), words, self.name, self.symbols)
         self._repairs += repairs + Counter({"trees": 1, "malformed trees": int(bool(repairs))})
         return str(tree)
 
@@ -111,10 +115,12 @@ class Symbols(Subwords):
         (folder / _SYMBOLS).write_bytes(("\n".join(self._symbols[: self.used_rows]) + "\n").encode())
 
 
-def tokenizers(source: str, target: str, settings: TokenizerSettings) -> tuple[Tokenizer, Tokenizer]:
-    """The tokenizers of both languages."""
+def tokenizers(
+    source: str, target: str, settings: TokenizerSettings, symbols: Collection[str] = ()
+) -> tuple[Tokenizer, Tokenizer]:
+    """The tokenizers of both languages. `symbols`: those of a closed target vocabulary, for detokenising."""
     if settings.tokenizer in ("vinyals", "tensor2tensor"):
-        return Words(), Trees(settings.tokenizer)
+        return Words(), Trees(settings.tokenizer, symbols)
     return Moses(source, settings), Moses(target, settings)
 
 

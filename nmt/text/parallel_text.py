@@ -91,7 +91,8 @@ def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
     """Yield the lines of a byte stream as soon as each is read; raise InputError if one is not UTF-8."""
     offset = 0
     for number, line in enumerate(stream):
-        yield decode(line, name, number, offset)[0]
+        start = len(_BOM) if not number and line.startswith(_BOM) else 0
+        yield decode(line[start:], name, number, offset + start)[0]
         offset += len(line)
 
 

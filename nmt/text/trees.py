@@ -128,6 +128,11 @@ class _Bracket:
         return self.children[0]
 
 
+def words_of(line: str) -> list[str]:
+    """The words of a sentence between a treebank's spaces; U+00A0 and other Unicode spaces are characters of words."""
+    return [word for word in re.split(r"[ \t\r\n]+", line) if word]
+
+
 def escape(word: str) -> str:
     """The word with its round brackets as the Penn Treebank writes them: -LRB- and -RRB-."""
     return word.replace("(", "-LRB-").replace(")", "-RRB-")

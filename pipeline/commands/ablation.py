@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,17 +120,7 @@ def run_of(plan: Plan, name: str) -> Run:
     return Run(Path.cwd(), name, name, lambda line: None, plan.study)
 
 
-def copied_run(plan: Plan, name: str, row: str, seed: int) -> Run:
-    """Return a run in a copy of the repository made now, so that later edits do not change the ablation.
-
-    `dvc exp run --temp` would be shorter, but of several such processes one takes the experiment that another queued.
-    """
-    run = run_of(plan, name)
-    copies.make(run.original, run.folder, plan.params(row, seed))
-    return run
-
-
-def run_experiment(run: Run, stopped: threading.Event) -> None:
+def run_experiment(run: Run, params: Mapping[str, Any], stopped: threading.Event) -> None:
     """Run all stages and save the experiment. Raises InputError where a stage fails, InterruptedError if stopped."""
 
     def stop() -> None:
@@ -137,7 +128,7 @@ def run_experiment(run: Run, stopped: threading.Event) -> None:
             raise InterruptedError(f"{run.name} was stopped")
 
     try:
-        run.begin({}, None)
+        run.begin(params, None)
         if run.dvc("repro", tick=stop) != 0:
             raise InputError(
                 f"{run.name} failed: read {run.folder / 'log'}, fix the cause and run this again to resume"
@@ -149,7 +140,11 @@ def run_experiment(run: Run, stopped: threading.Event) -> None:
 
 
 def run_all(plan: Plan, names: Mapping[str, tuple[str, int]], known: Collection[str], jobs: int) -> None:
-    """Run the missing experiments, `jobs` at a time. Raises InputError where one fails, after the running ones end."""
+    """Run the missing experiments, `jobs` at a time. Raises InputError where one fails, after the running ones end.
+
+    All copies are made first, so that later edits do not change the ablation. `dvc exp run --temp` would be shorter,
+    but of several such processes one takes the experiment that another queued.
+    """
     # Earlier calls leave copies: of a failed run, with its old code, or of a killed run, which may still be ending.
     for left in (run_of(plan, name) for name in names):
         with copies.held(left.folder):
@@ -158,10 +153,15 @@ def run_all(plan: Plan, names: Mapping[str, tuple[str, int]], known: Collection[
     print(f"{len(missing)} runs of {len(names)} to do", flush=True)
     # Simultaneous runs share the cores; the launcher would give each run all of them.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // jobs)))
-    runs = [copied_run(plan, name, *names[name]) for name in missing]
+    runs = {name: run_of(plan, name) for name in missing}
+    params = {name: plan.params(*names[name]) for name in missing}
     started, stopped = time.monotonic(), threading.Event()
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(run_experiment, run, stopped) for run in runs]
+    with ExitStack() as owned, ThreadPoolExecutor(jobs) as pool:
+        for name, run in runs.items():
+            # A run that begins removes old copies that nobody owns, also those that wait here.
+            owned.enter_context(copies.held(run.folder, "owner"))
+            copies.make(run.original, run.folder, params[name])
+        futures = [pool.submit(run_experiment, run, params[name], stopped) for name, run in runs.items()]
         try:
             for done, future in enumerate(as_completed(futures), start=1):
                 future.result()
@@ -171,7 +171,7 @@ def run_all(plan: Plan, names: Mapping[str, tuple[str, int]], known: Collection[
             pool.shutdown(wait=False, cancel_futures=True)
             if not isinstance(error, InputError):
                 stopped.set()
-            for run, future in zip(runs, futures, strict=True):
+            for run, future in zip(runs.values(), futures, strict=True):
                 if future.cancelled():
                     run.remove()
             raise

@@ -51,6 +51,8 @@ class Run:
         self.folder = self.state_root / "runs" / name
         self.copy = copies.repository(self.folder)
         self.status = self.folder / "status"
+        self.changes: Mapping[str, Any] = {}
+        """What `begin` sets in the copy's params.yaml."""
         self.logged = 0
         """Bytes of the log that were passed on."""
         self.process: subprocess.Popen[bytes] | None = None
@@ -60,6 +62,7 @@ class Run:
 
         Raises InputError if the user must change something.
         """
+        self.changes = changes
         reply = self._ask({"copy": changes, "target": target}, lambda: None)
         found: dict[str, list[str]] = reply["stages"]
         return found
@@ -152,7 +155,7 @@ class Run:
     def _ask_again(self, command: Mapping[str, Any], tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """As `_ask`, in the same copy, after the supervisor may have died: a new one takes its place."""
         if self.process is not None and self.process.poll() is not None:
-            self.begin({}, None)
+            self.begin(self.changes, None)
         return self._ask(command, tick)
 
     def _ask(self, command: Mapping[str, Any], tick: Callable[[], None]) -> dict[str, Any]:

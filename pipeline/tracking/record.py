@@ -233,6 +233,11 @@ def run_name(run: Mapping[str, Any]) -> str:
     return f"{run['row']}-{run.get('corpus')}-s{run.get('seed')}"
 
 
+def folder_name(name: str) -> str:
+    """Return a run's name as that of its folder, which may also be a DVC experiment's."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)
+
+
 def present() -> Record | None:
     """Return the current run's record, None before `resolve`.
 
@@ -241,7 +246,7 @@ def present() -> Record | None:
     if not CONFIG.exists():
         return None
     if name := os.environ.get("WMT_RUN"):
-        return Record(runs_folder() / re.sub(r"[^A-Za-z0-9_-]", "_", name))
+        return Record(runs_folder() / folder_name(name))
     return next(record for record in same_runs() if not record.is_complete())
 
 

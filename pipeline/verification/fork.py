@@ -18,9 +18,10 @@ from pipeline.common.stage import read_json
 from pipeline.config.resolution import read_params, resolve
 from pipeline.config.rows import merge
 from pipeline.config.scorer import scorer
+from pipeline.runs import copies
 from pipeline.runs.pipeline_run import Run
 from pipeline.stages import train
-from pipeline.tracking.record import Record, runs_folder
+from pipeline.tracking.record import Record, folder_name, runs_folder
 from pipeline.verification.certificate import load
 from pipeline.verification.replay import Training
 
@@ -115,16 +116,22 @@ def fork(record: Record, update: int, assignments: Sequence[str]) -> str:
     content = params(record, update, changes(assignments))
     identity = json.dumps([content, train.code_digest()], sort_keys=True).encode()
     digest = hashlib.sha256(identity).hexdigest()[:6]
-    name = f"fork-{record.folder.name}-{update}-{digest}"
+    name = folder_name(f"fork-{record.folder.name}-{update}-{digest}")
     run = Run(Path.cwd(), name, name, lambda line: print(line, flush=True), record.folder.name)
-    try:
-        run.begin(content, None)
-        if run.dvc("repro") != 0:
-            raise InputError(f"{name} failed: read {run.folder / 'log'}, fix the cause and run this again to resume")
-        run.save(())
-    finally:
-        run.close()
-    run.remove()
+    # A fork that failed has left a copy with the code of that time. What it trained is outside the copy.
+    with copies.held(run.folder):
+        run.remove()
+    with copies.held(run.folder, "owner"):
+        try:
+            run.begin(content, None)
+            if run.dvc("repro") != 0:
+                raise InputError(
+                    f"{name} failed: read {run.folder / 'log'}, fix the cause and run this again to resume"
+                )
+            run.save(())
+        finally:
+            run.close()
+        run.remove()
     return name
 
 

@@ -151,6 +151,9 @@ def test_every_gpu_on_record_is_in_a_test() -> None:
 def test_unknown_hardware_has_no_entry() -> None:
     assert hardware("cpu") is None
     assert hardware("NVIDIA A1000") is None
+    assert hardware("NVIDIA H100 80GB HBM3 MIG 1g.10gb") is None, "a part of it"
+    assert hardware("NVIDIA GeForce RTX 4090 Laptop GPU") is None
+    assert hardware("NVIDIA GeForce RTX 4090") is not None
 
 
 def test_peak_depends_on_precision() -> None:

@@ -9,7 +9,7 @@ views.translate = (root, content, blob) => {
   const vocabulary = (subwords.kind === "bpe" ? makeBytePairs : makeWordPieces)(subwords);
   const [written, target] = targetSymbols ? [makeSymbols(targetSymbols), targetSymbols] : [vocabulary, subwords];
   const tokenize = parses ? makeWords() : makeTokenizer(tokenizer);
-  const detokenize = parses ? makeTrees(tokenizer.tokenizer) : makeDetokenizer(detokenizer);
+  const detokenize = parses ? makeTrees(tokenizer.tokenizer, target.symbols.slice(0, target.usedRows)) : makeDetokenizer(detokenizer);
   const text = (ids, source) => detokenize(written.decode(ids), source);
   const input = element("textarea", { rows: 3, lang: languages[0], dir: "auto", spellcheck: "false" });
   input.value = example;
@@ -21,7 +21,7 @@ views.translate = (root, content, blob) => {
   let turn = 0; // a later request ends an earlier one
 
   const encode = (line) => {
-    const ids = vocabulary.encode(tokenize(line));
+    const ids = split(line).length ? vocabulary.encode(tokenize(line)) : [];
     if (ids.length > longest) throw new Error(`a line has ${ids.length} subwords, and at most ${longest} are ${parses ? "parsed" : "translated: split it"}`);
     return ids.length ? [...ids, EOS] : [];
   };

@@ -2,9 +2,15 @@
 
 const TAG = "XX"; // the tag of a word where the output has none
 
-/** Return `tokenize` of sentences whose words are separated by spaces; round brackets become -LRB- and -RRB-. */
+/** Return the words between a treebank's spaces, with round brackets as -LRB- and -RRB-. */
+function wordsOf(line) {
+  const words = line.split(/[ \t\r\n]+/u).filter(Boolean);
+  return words.map((word) => word.replaceAll("(", "-LRB-").replaceAll(")", "-RRB-"));
+}
+
+/** Return `tokenize` of sentences whose words are separated by spaces. */
 function makeWords() {
-  return (line) => split(line).map((word) => word.replaceAll("(", "-LRB-").replaceAll(")", "-RRB-")).join(" ");
+  return (line) => wordsOf(line).join(" ");
 }
 
 /** Return what a symbol does and its label: "(" opens a constituent, ")" closes one, "word" is a tag, "" is unknown. */
@@ -22,14 +28,13 @@ function bracketed({ label, word, children }) {
   return `(${label} ${children ? children.map(bracketed).join(" ") : word})`;
 }
 
-/** Return `detokenize(symbols, source)`: any output becomes a tree over the words of the raw line `source`. */
-function makeTrees(linearisation) {
-  const tokenize = makeWords();
+/** Return `detokenize(symbols, source)`: any output of the vocabulary becomes a tree over the words of `source`. */
+function makeTrees(linearisation, vocabulary) {
+  const known = new Set(vocabulary);
   return (line, source) => {
-    const words = split(tokenize(source));
+    const words = wordsOf(source);
     if (!words.length) return "";
     const symbols = split(line);
-    const known = new Set(symbols);
     const levels = [{ label: "", children: [] }]; // The first has the trees themselves and is never closed.
     const trees = levels[0].children;
     let used = 0;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,55 +12,81 @@ from nmt.inference import resumable_output
 from nmt.inference.resumable_output import Partial, fingerprint
 
 
+def begun(path: Path, *lines: str, identity: str = "a") -> Partial:
+    """An output that has the lines in capitals."""
+    one = Partial(path, identity)
+    assert one.begin(iter(lines), resume=False) == 0
+    for line in lines:
+        one.write(line, f"{line.upper()}\n")
+    return one
+
+
 def test_it_goes_on_from_the_last_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resumable_output, "SECONDS", 0.0)
-    one = Partial(tmp_path / "out", "a")
-    assert one.begin(resume=False) == 0
-    one.write("first\n")
-    one.line(1)
-    one.write("half of the sec")
-    one.close()
+    killed = begun(tmp_path / "out", "first")
+    killed.file.write(b"HALF OF THE SEC")
+    killed.file.close()
     again = Partial(tmp_path / "out", "a")
-    assert again.begin(resume=True) == 1
-    again.write("second\n")
+    rest = iter(["first", "second"])
+    assert again.begin(rest, resume=True) == 1
+    again.write(next(rest), "SECOND\n")
     again.finish()
-    assert (tmp_path / "out").read_text() == "first\nsecond\n"
+    assert (tmp_path / "out").read_text() == "FIRST\nSECOND\n"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_begun_anew_and_killed_early_it_remembers_nothing_of_the_attempt_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resumable_output, "SECONDS", 0.0)
-    old = Partial(tmp_path / "out", "a")
-    old.begin(resume=False)
-    old.write("first\n")
-    old.line(1)
-    old.close()
-    anew = Partial(tmp_path / "out", "a")
-    anew.begin(resume=False)
-    anew.close()
+def test_closed_early_it_records_what_is_complete(tmp_path: Path) -> None:
+    one = begun(tmp_path / "out", "first", "second")
+    one.file.write(b"HALF OF THE TH")
+    one.close()
+    again = Partial(tmp_path / "out", "a")
+    assert again.begin(iter(["first", "second", "third"]), resume=True) == 2
+    again.finish()
+    assert (tmp_path / "out").read_text() == "FIRST\nSECOND\n"
+
+
+def test_begun_anew_and_killed_early_it_remembers_nothing_of_the_attempt_before(tmp_path: Path) -> None:
+    begun(tmp_path / "out", "first").close()
+    begun(tmp_path / "out").file.close()
     last = Partial(tmp_path / "out", "a")
-    assert last.begin(resume=True) == 0
+    assert last.begin(iter(["first"]), resume=True) == 0
     last.finish()
     assert (tmp_path / "out").read_bytes() == b""
 
 
-def test_another_identity_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resumable_output, "SECONDS", 0.0)
-    one = Partial(tmp_path / "out", "a")
-    one.begin(resume=False)
-    one.line(1)
-    one.close()
+@pytest.mark.parametrize(
+    ("identity", "lines"), [("b", ["first", "second"]), ("a", ["first", "other"]), ("a", ["first"])]
+)
+def test_other_options_or_another_text_are_refused(tmp_path: Path, identity: str, lines: list[str]) -> None:
+    begun(tmp_path / "out", "first", "second").close()
     with pytest.raises(InputError, match="begun from another text, model or options"):
-        Partial(tmp_path / "out", "b").begin(resume=True)
+        Partial(tmp_path / "out", identity).begin(iter(lines), resume=True)
+
+
+def test_later_lines_may_have_changed(tmp_path: Path) -> None:
+    begun(tmp_path / "out", "first").close()
+    again = Partial(tmp_path / "out", "a")
+    assert again.begin(iter(["first", "mended"]), resume=True) == 1
+    again.close()
+
+
+def test_a_link_leads_to_the_output_and_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").symlink_to("elsewhere/out")
+    begun(tmp_path / "out", "first").finish()
+    assert (tmp_path / "out").is_symlink()
+    assert (tmp_path / "elsewhere/out").read_text() == "FIRST\n"
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path / "elsewhere", Path(os.devnull)):
+        with pytest.raises(InputError, match="is no regular file"):
+            Partial(path, "a")
 
 
 def test_every_file_of_a_model_decides(tmp_path: Path) -> None:
     (tmp_path / "model/subwords").mkdir(parents=True)
     (tmp_path / "model/config.yaml").write_text("a")
     (tmp_path / "model/subwords/codes.bpe").write_text("a b")
-    before = fingerprint({"beam": 4}, [tmp_path / "model"], None)
-    assert before == fingerprint({"beam": 4, "output": "elsewhere"}, [tmp_path / "model"], None)
+    before = fingerprint({"beam": 4}, [tmp_path / "model"])
+    assert before == fingerprint({"beam": 4, "output": "elsewhere"}, [tmp_path / "model"])
     (tmp_path / "model/subwords/codes.bpe").write_text("b a")
-    assert before != fingerprint({"beam": 4}, [tmp_path / "model"], None)
+    assert before != fingerprint({"beam": 4}, [tmp_path / "model"])

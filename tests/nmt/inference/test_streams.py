@@ -6,11 +6,13 @@ import io
 import json
 import os
 import resource
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,11 @@ from command_line import wmt
 from model_folders import WORDS, folder_of
 
 from nmt.common.tensors import load_tensors, save_tensors
-from nmt.config import InputError, SearchSettings
+from nmt.config import EOS, PAD, InputError, SearchSettings, TokenizerSettings
 from nmt.inference import attention_maps, export, streams
 from nmt.inference.loading import Models
 from nmt.inference.translator import Translator, split_sentences
+from nmt.text import codec
 from nmt.text.moses import Moses
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -107,6 +110,73 @@ def test_translating_does_not_import_torchs_compiler(model: Path) -> None:
     subprocess.run([sys.executable, "-c", program, str(model)], check=True)
 
 
+def test_a_search_in_another_thread_does_not_change_attention(model: Path) -> None:
+    """As `--json` looks at one window's lines while workers search the next."""
+    member = Models([model]).members[0]
+    source, target = [5, 6, 7, EOS], [8, 9]
+    expected = attention_maps.attention_of(member, source, target)
+    other = torch.tensor([[5, 6, 7, 8, 9, EOS]])
+
+    def search(*_: object) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(member.encode, other, (other != PAD)[:, None, None, :]).result()
+
+    handle = member.decoder[0].register_forward_pre_hook(search)
+    found = attention_maps.attention_of(member, source, target)
+    handle.remove()
+    assert all(torch.equal(found[name], expected[name]) for name in attention_maps.ATTENTIONS)
+
+
+def test_a_blank_line_has_no_subwords_whatever_the_tokenizer(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Word pieces of raw text would encode the space."""
+    models = Models([model])
+    monkeypatch.setattr(models.subwords, "encode", lambda line: [5] * len(line))
+    settings = TokenizerSettings(tokenizer="none", normalize_punctuation=False, aggressive_hyphens=False)
+    models.source, _ = codec.tokenizers("en", "de", settings)
+    assert [models.encode(line) for line in ("", " ", "\r", "\u2003\t")] == [[]] * 4
+    assert models.encode(" a")
+
+
+def test_a_byte_order_mark_is_no_text(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "marked").write_bytes(b"\xef\xbb\xbf" + write(tmp_path / "in", LINES).read_bytes())
+    assert wmt("translate", model, "--input", tmp_path / "marked", "--output", tmp_path / "found") == 0
+    assert (tmp_path / "found").read_text().split("\n")[:-1] == run(model, tmp_path)
+
+
+def test_lines_before_one_that_is_too_long_are_translated_and_kept(model: Path, tmp_path: Path) -> None:
+    lines = [LINES[0]] * 11
+    text, out = write(tmp_path / "in", [*lines, "dog " * 40, "we do !"]), tmp_path / "out"
+    command = ["translate", model, "--input", text, "--output", out, "--longest", "20", "--window", "4"]
+    assert wmt(*command) == 1
+    assert json.loads((tmp_path / ".out.part.json").read_text())["lines"] == 11
+    write(text, [*lines, "dog", "we do !"])
+    assert wmt(*command, "--resume") == 0
+    assert out.read_text().split("\n")[:-1] == run(model, tmp_path, lines=[*lines, "dog", "we do !"])
+
+
+def test_a_pipe_is_read_once(model: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    content = write(tmp_path / "in", LINES).read_bytes()
+    with ThreadPoolExecutor(1) as writer:
+        writer.submit((tmp_path / "pipe").write_bytes, content)
+        assert wmt("translate", model, "--input", tmp_path / "pipe", "--output", tmp_path / "found") == 0
+    assert (tmp_path / "found").read_text().split("\n")[:-1] == run(model, tmp_path)
+
+
+def test_line_by_line_another_program_gets_its_answer_at_once(model: Path) -> None:
+    command = [sys.executable, "-m", "pipeline.cli", "translate", str(model), "--beam", "1", "--window", "1"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stdout
+        for line in LINES[:2]:
+            process.stdin.write(f"{line}\n".encode())
+            process.stdin.flush()
+            assert select.select([process.stdout], [], [], 200)[0], "no answer"
+            assert process.stdout.readline().endswith(b"\n")
+        process.stdin.close()
+    assert process.returncode == 0
+
+
 def test_nbest_as_text(model: Path, tmp_path: Path) -> None:
     found = run(model, tmp_path, "--nbest", "2", lines=["we do !", ""])
     assert [line.split(" ||| ")[0] for line in found] == ["1", "1", "2"]
@@ -155,6 +225,8 @@ def test_sentences_are_split_where_they_end() -> None:
         "Ok",
     ]
     assert split_sentences("no end", "xx") == ["no end"]
+    # In linear time: this would take an hour if every character could begin a word.
+    assert split_sentences(f"{'a' * 300_000} b. C", "en") == [f"{'a' * 300_000} b.", "C"]
 
 
 def test_an_interrupted_output_is_gone_on_with(

@@ -49,6 +49,23 @@ def test_malformed_trees_are_counted() -> None:
     assert target.counts() == {"trees": 1, "malformed trees": 1, "closing bracket missing at the end": 1}
 
 
+def test_a_missing_bracket_is_found_by_the_symbols_of_the_vocabulary() -> None:
+    tree = "(S (NP (DT the) (NN man)) (VP (VBZ sees) (NP (DT a) (NN dog))))"
+    known = ["S", "/S", "NP", "/NP", "VP", "/VP", "DT", "NN", "VBZ"]
+    _, target = codec.tokenizers("en", "tree", settings("tensor2tensor"), known)
+    assert target.detokenize("S NP DT NN /NP VP VBZ NP DT NN /NP", "the man sees a dog") == tree
+    assert target.counts() == {"trees": 1, "malformed trees": 1, "closing bracket missing at the end": 2}
+
+
+@pytest.mark.parametrize("name", LINEARISATIONS)
+def test_a_no_break_space_is_a_character_of_a_word(name: Linearisation) -> None:
+    tree = "(S (XX 10\u00a0000) (XX men))"
+    source, target = codec.tokenizers("en", "tree", settings(name))
+    assert source.tokenize("10\u00a0000 \t men\r") == "10\u00a0000 men"
+    assert target.detokenize(target.tokenize(tree), "10\u00a0000 men") == tree
+    assert target.counts() == {"trees": 1}
+
+
 @pytest.mark.parametrize(("line", "message"), [("(S (NN dog)", "lacks 1"), ("(NN a) (NN b)", "holds 2 trees")])
 def test_what_is_no_tree_is_refused(line: str, message: str) -> None:
     _, target = codec.tokenizers("en", "tree", settings("vinyals"))

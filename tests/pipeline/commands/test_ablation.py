@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from clones import Clone
 from command_line import wmt
 
 from nmt.config import InputError
 from pipeline.commands import ablation
 from pipeline.commands.ablation import Plan
 from pipeline.config import resolution, rows
+from pipeline.runs import copies
+from pipeline.runs.pipeline_run import Run
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -64,6 +67,31 @@ def test_wrong_settings_are_refused_before_the_first_run(
     for name in ("--width", "--depth", "--jobs"):
         assert wmt("ablation", name, "0") == 2
         assert f"Invalid value for '{name}'" in capsys.readouterr().err
+
+
+def test_copies_that_wait_keep_their_rows_when_another_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where earlier runs of the same names are recorded: their folders look like those of runs that are over."""
+    clone = Clone(tmp_path)
+    monkeypatch.chdir(clone.folder)
+    monkeypatch.delenv("WMT_STATE", raising=False)
+    names = {PLAN.name(row, 1): (row, 1) for row in ("base", "A-h1", "A-h4", "A-h16", "A-h32")}
+    for name in names:
+        folder = clone.folder / "work/runs" / name
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text("{}")
+    found = {}
+
+    def run_experiment(run: Run, params: dict[str, Any], stopped: object) -> None:
+        copies.clean(run.folder.parent)  # As its supervisor does first.
+        assert params == PLAN.params(*names[run.name])
+        monkeypatch.chdir(run.copy)
+        found[run.name] = resolution.read_params()["row"]
+
+    monkeypatch.setattr(ablation, "run_experiment", run_experiment)
+    ablation.run_all(PLAN, names, set(), jobs=1)
+    assert found == {name: row for name, (row, _) in names.items()}
 
 
 def test_a_name_tells_settings_apart() -> None:

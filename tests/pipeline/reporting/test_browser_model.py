@@ -182,14 +182,23 @@ def test_any_output_becomes_the_tree_that_nmt_makes_of_it(scripts: Page, name: L
             )
         )
     source, target = codec.tokenizers(
-        "en", "tree", TokenizerSettings(tokenizer=name, normalize_punctuation=False, aggressive_hyphens=False)
+        "en",
+        "tree",
+        TokenizerSettings(tokenizer=name, normalize_punctuation=False, aggressive_hyphens=False),
+        known,
     )
     assert source.tokenize("a (b)  c\u2003d\x1ce") == scripts.evaluate("makeWords()('a (b)  c\u2003d\x1ce')")
     program = (
-        "([name, pairs]) => { const run = makeTrees(name); return pairs.map(([line, source]) => run(line, source)); }"
+        "([name, known, pairs]) => "
+        "{ const run = makeTrees(name, known); return pairs.map(([line, source]) => run(line, source)); }"
     )
-    assert scripts.evaluate(program, [name, pairs]) == [target.detokenize(*pair) for pair in pairs]
-    repairs = [repair for line, words in pairs if words for repair in delinearise(line.split(), words.split(), name)[1]]
+    assert scripts.evaluate(program, [name, known, pairs]) == [target.detokenize(*pair) for pair in pairs]
+    repairs = [
+        repair
+        for line, words in pairs
+        if words
+        for repair in delinearise(line.split(), words.split(), name, frozenset(known))[1]
+    ]
     assert len(set(repairs)) == 8, "every rule is needed"
 
 
@@ -206,7 +215,7 @@ def test_the_page_parses_as_wmt_parse(
     expected = (tmp_path / "trees").read_text(encoding="utf-8").split("\n")[:-1]
     assert len(expected) == 50
     assert len({re.sub(r"[^() ]+\)", ")", tree) for tree in expected}) > 15, "the model tells sentences apart"
-    assert sum("(S " in tree for tree in expected) > 20
+    assert sum("(S " in tree for tree in expected) > 10
     path = tmp_path / "page.html"
     path.write_text(page.html([Heading("Model", 1), *browser_model.section(folder, lines[0])]), encoding="utf-8")
     with opened(browser, path) as shown:

@@ -14,7 +14,8 @@ from tiny_run import ROOT, after_training, training
 from nmt.config import InputError
 from pipeline.common.paths import CERTIFICATE, CHAIN, CONFIG, PARAMS, SCORES
 from pipeline.config import resolution
-from pipeline.tracking.record import Record, runs_folder
+from pipeline.runs.pipeline_run import Run
+from pipeline.tracking.record import Record, present, runs_folder
 from pipeline.verification import fork
 
 
@@ -99,6 +100,34 @@ def test_what_a_fork_cannot_change_is_refused(
     with pytest.raises(InputError) as refused:
         fork.params(record, update, fork.changes(assignments))
     assert sentence in str(refused.value)
+
+
+def test_a_fork_that_failed_begins_again_with_the_present_code_in_the_folder_of_its_record(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dotted = Record(shutil.copytree(record.folder, runs_folder() / "D-eps0.0-mine"))
+    begun = []
+
+    class Failing(Run):
+        def begin(self, changes: object, target: str | None) -> dict[str, list[str]]:
+            begun.append((self.name, self.copy.exists()))
+            self.copy.mkdir(parents=True)
+            return {}
+
+        def dvc(self, *arguments: str, **options: object) -> int:
+            return 1
+
+    monkeypatch.setattr(fork, "Run", Failing)
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"failed: read .*, fix the cause and run this again"):
+            fork.fork(dotted, 8, ["training.learning_rate_scale=0.5"])
+    (name, *others) = {name for name, _ in begun}
+    assert others == []
+    assert [left for _, left in begun] == [False, False]
+    monkeypatch.setenv("WMT_RUN", name)
+    found = present()
+    assert found is not None
+    assert found.folder.name == name
 
 
 def test_a_state_that_is_gone_or_was_changed_is_no_start(record: Record) -> None:
