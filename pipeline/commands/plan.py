@@ -31,7 +31,7 @@ from pipeline.common.paths import BINNED_STATS, CONFIG
 from pipeline.common.settings import Configuration
 from pipeline.config import graph, resolution
 from pipeline.corpora.archive_cache import missing_bytes
-from pipeline.stages.train import state_folder
+from pipeline.stages.train import job_settings, state_folder
 from pipeline.training import launch
 
 MAKERS = {"data/raw": "download", "data/tokenized": "tokenize", "data/binned": "binarize", "models": "average"}
@@ -47,6 +47,7 @@ KNOWN_PAIRS = {
 LINE = 150  # bytes of a line of raw text
 COMPRESSION = 3  # bytes of plain text per byte of its archive
 SUBWORDS = 28  # of a sentence, EOS included
+SYMBOLS = 128  # of a closed vocabulary of trees
 SPREAD = 1.5  # mean of squared lengths over the square of the mean length
 LINES_PER_SECOND = 14_000  # that sacremoses tokenises on one core
 RESERVE = 700 * 2**20  # bytes of a process before it trains: torch and its libraries
@@ -62,6 +63,18 @@ class Corpus:
     subwords: float  # mean length of a target sentence
     vocabulary: int
     origin: str  # of these numbers, for the printed plan
+    target_vocabulary: int | None = None  # where the target has its own
+
+    @property
+    def vocabularies(self) -> dict[str, int]:
+        """Return the arguments of a job."""
+        own = {} if self.target_vocabulary is None else {"target_vocabulary": self.target_vocabulary}
+        return {"vocabulary": self.vocabulary, **own}
+
+    @property
+    def output_rows(self) -> int:
+        """Return the rows of the pre-softmax product."""
+        return self.target_vocabulary or self.vocabulary
 
 
 @dataclass(frozen=True)
@@ -79,26 +92,33 @@ def corpus_size(configuration: Configuration, prepared: bool) -> Corpus:
     if prepared and BINNED_STATS.exists():
         stats = stage.read_json(BINNED_STATS)
         pairs = int(stats["pairs"])
-        return Corpus(pairs, stats["target_tokens"] / pairs, int(stats["vocabulary"]), f"counted in {BINNED_STATS}")
+        return Corpus(
+            pairs,
+            stats["target_tokens"] / pairs,
+            int(stats["vocabulary"]),
+            f"counted in {BINNED_STATS}",
+            stats.get("target_vocabulary"),
+        )
     # Characters and unmerged pieces add to the merges: 32,000 give about 37,000.
     learned = subwords.vocabulary or int(1.15 * (subwords.merges or 0))
     vocabulary = -(-learned // subwords.multiple_of) * subwords.multiple_of
+    symbols = SYMBOLS if subwords.target == "closed" else None
     texts = (configuration.run.pair, *sorted(text.name for text in configuration.data.train))
     if texts in KNOWN_PAIRS:
-        return Corpus(KNOWN_PAIRS[texts], SUBWORDS, vocabulary, "known")
+        return Corpus(KNOWN_PAIRS[texts], SUBWORDS, vocabulary, "known", symbols)
     local = [Path(text.source.path) for text in configuration.data.train if text.source.path is not None]
     bytes_ = sum(path.stat().st_size for path in local if path.exists())
     used = {text.source.archive for text in configuration.data.train}
     packed = sum(archive.bytes or 0 for archive in configuration.data.archives if archive.name in used)
     # An archive contains both sides.
     pairs = max(1, (bytes_ + packed * COMPRESSION // 2) // LINE)
-    return Corpus(pairs, SUBWORDS, vocabulary, "guessed from the bytes of its archives and files")
+    return Corpus(pairs, SUBWORDS, vocabulary, "guessed from the bytes of its archives and files", symbols)
 
 
 def needs(configuration: Configuration, corpus: Corpus) -> Needs:
     """Return the disk by purpose, the memory and the operations of training."""
     model, training = configuration.model, configuration.training
-    weights = 4 * parameters(model, corpus.vocabulary)
+    weights = 4 * parameters(model, **corpus.vocabularies)
     text = 2 * LINE * corpus.pairs
     # The checkpoints in models/ are links into the training state, or copies if that is on another disk.
     copies = 0 if disk_of(stage.state_root()) == disk_of(Path("models")) else training.keep_checkpoints
@@ -117,7 +137,7 @@ def needs(configuration: Configuration, corpus: Corpus) -> Needs:
     tokens = training.updates * training.tokens
     squared = int(tokens * corpus.subwords * SPREAD)
     lengths = LengthSums(int(tokens / corpus.subwords), tokens, tokens, squared, squared, squared)
-    flops = training_flops(model, corpus.vocabulary, lengths)
+    flops = training_flops(model, corpus.output_rows, lengths)
     # Weights, two moments, and gradients: a process that has all shards keeps as many sums as the tree has levels.
     gradients = max(1, training.shards.bit_length() - 1)
     return Needs(disk, RESERVE + (3 + gradients) * weights + activations, flops)
@@ -135,12 +155,12 @@ def measured_rate(configuration: Configuration, corpus: Corpus, seconds: float =
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # One shard as large as the row's on a GPU, a smaller one on a CPU, where an update takes long.
     training = configuration.training.model_copy(update={"shards": 1})
-    job = Job(model=configuration.model, training=training, vocabulary=corpus.vocabulary, corpus="none")
+    job = Job(model=configuration.model, training=training, corpus="none", **corpus.vocabularies)
     trainer = Trainer(job, World(0, 1, device))
     length = max(2, round(corpus.subwords))
     positions = configuration.training.tokens // configuration.training.shards
     rows = max(1, min(positions, positions if device.type == "cuda" else 512) // length)
-    ids = torch.randint(4, corpus.vocabulary, (rows, length))
+    ids = torch.randint(4, min(corpus.vocabulary, corpus.output_rows), (rows, length))
     batch = Batch(ids, ids, torch.arange(rows * length), ids.flatten())
     sums = sum((LengthSums.of(length, length) for _ in range(rows)), LengthSums.zero())
     update = Update(number=1, first=0, shards=[batch], sums=sums, padded=2 * rows * length)
@@ -153,7 +173,7 @@ def measured_rate(configuration: Configuration, corpus: Corpus, seconds: float =
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     name = torch.cuda.get_device_name() if device.type == "cuda" else machine.processor()
-    return training_flops(configuration.model, corpus.vocabulary, sums) / min(times), name
+    return training_flops(configuration.model, corpus.output_rows, sums) / min(times), name
 
 
 def stages_to_run(configuration: Configuration) -> dict[str, str]:
@@ -218,7 +238,7 @@ def disk_of(path: Path) -> int:
 
 
 def still_needed(
-    needed: Needs, configuration: Configuration, vocabulary: int, reasons: Mapping[str, str]
+    needed: Needs, configuration: Configuration, corpus: Corpus, reasons: Mapping[str, str]
 ) -> dict[str, int]:
     """Return the bytes of `needed.disk` that do not exist yet. Files of other runs do not count."""
     # An output that is made again needs its room again: DVC's cache keeps the old one.
@@ -229,7 +249,7 @@ def still_needed(
     left["training state"] = needed.disk["training state"] if reasons["train"] else 0
     if reasons["train"] and "data/binned" in kept:
         # A state's name contains the hash of the data, so it can only be looked up where they exist.
-        state = state_folder({**configuration.model_dump(include={"model", "training"}), "vocabulary": vocabulary})
+        state = state_folder(job_settings(configuration.model, configuration.training, corpus.vocabularies))
         files = [path.stat() for path in state.rglob("*") if path.is_file()]
         saved = sum({file.st_ino: file.st_size for file in files}.values())
         left["training state"] = max(0, left["training state"] - saved)
@@ -247,12 +267,13 @@ def report(*, measure: bool, rental: Rental | None = None) -> bool:
     print("\n  (Where DVC's cache has the result already, it is restored and nothing runs.)\n")
     corpus = corpus_size(configuration, prepared=not reasons.get("binarize"))
     needed = needs(configuration, corpus)
-    left, gpus = still_needed(needed, configuration, corpus.vocabulary, reasons), launch.count_gpus()
+    left, gpus = still_needed(needed, configuration, corpus, reasons), launch.count_gpus()
     processes = launch.processes(configuration.training.shards)
     enough = [report_disk(needed, left, dvc_cache()), report_memory(needed, gpus)]
-    count = parameters(configuration.model, corpus.vocabulary)
+    count = parameters(configuration.model, **corpus.vocabularies)
+    own = f", {corpus.target_vocabulary:,} of the target" if corpus.target_vocabulary else ""
     print(f"\n  corpus          {corpus.pairs:,} pairs of {corpus.subwords:.0f} subwords ({corpus.origin})")
-    print(f"  parameters      {count:,} with a vocabulary of {corpus.vocabulary:,}")
+    print(f"  parameters      {count:,} with a vocabulary of {corpus.vocabulary:,}{own}")
     print(f"  training        {needed.flops:.2e} operations in {configuration.training.updates:,} updates")
     if measure:
         report_time(configuration, corpus, needed, reasons, processes if gpus else 1)

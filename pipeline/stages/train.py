@@ -60,17 +60,11 @@ class Progress(Protocol):
 
 def run(tracker: Tracker, launch: Launch, progress: Callable[[int], AbstractContextManager[Progress]]) -> None:
     """Train, or resume training, and publish the checkpoints. `progress` is called with the number of updates."""
-    # Not from nmt.config: tests/test_graph.py derives the stage's deps from its imports, and torchrun runs the trainer.
-    from nmt.training.trainer import Job
-
     model = load_section("model", ModelSettings)
     training = load_section("training", TrainingSettings)
     stats = stage.read_json(BINNED_STATS)
-    vocabularies = {key: stats[key] for key in ("vocabulary", "target_vocabulary") if key in stats}
-    # Without defaults, so that a setting added later leaves the fingerprint of other trainings as it is.
-    job = Job(model=model, training=training, corpus=str(BINNED.resolve()), **vocabularies).model_dump(
-        exclude_defaults=True
-    )
+    vocabularies: dict[str, int] = {key: stats[key] for key in ("vocabulary", "target_vocabulary") if key in stats}
+    job = job_settings(model, training, vocabularies)
     state = state_folder(job)
     with locked(state):
         write_job(state, job)
@@ -79,6 +73,15 @@ def run(tracker: Tracker, launch: Launch, progress: Callable[[int], AbstractCont
         if not (state / "done.json").exists():
             train(state, tracker, launch, progress(training.updates))
         publish(state, tracker)
+
+
+def job_settings(model: ModelSettings, training: TrainingSettings, vocabularies: Mapping[str, int]) -> dict[str, Any]:
+    """Return a training's job without defaults: a setting added later leaves the fingerprint of others as it is."""
+    # Not from nmt.config: tests/test_graph.py derives the stage's deps from its imports, and torchrun runs the trainer.
+    from nmt.training.trainer import Job
+
+    job = Job(model=model, training=training, corpus=str(BINNED.resolve()), **vocabularies)
+    return job.model_dump(exclude_defaults=True)
 
 
 def state_folder(job: Mapping[str, Any]) -> Path:

@@ -7,12 +7,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from clones import STAGES
 from command_line import wmt
 
+from nmt import flops
 from nmt.config import InputError
 from pipeline import machine
 from pipeline.commands import plan
@@ -187,9 +190,10 @@ VOCABULARY = 37_056
 
 def left(asked: Configuration, *made_again: str) -> dict[str, int]:
     """What is still needed where these stages and those after them run."""
-    wanted = plan.needs(asked, plan.Corpus(1_000_000, 28, VOCABULARY, "known"))
+    corpus = plan.Corpus(1_000_000, 28, VOCABULARY, "known")
+    wanted = plan.needs(asked, corpus)
     reasons = {name: "changed" if name in made_again else "" for name in (*plan.MAKERS.values(), "train")}
-    missing = plan.still_needed(wanted, asked, VOCABULARY, reasons)
+    missing = plan.still_needed(wanted, asked, corpus, reasons)
     assert missing.keys() == wanted.disk.keys()
     return {name: wanted.disk[name] - number for name, number in missing.items() if number != wanted.disk[name]}
 
@@ -233,8 +237,20 @@ def test_outputs_that_stay_take_no_more_room(wmt14: Configuration) -> None:
 
 def test_an_interrupted_training_has_its_state_already(wmt14: Configuration) -> None:
     put("data/binned/train.arrow", 100)
-    settings = wmt14.model_dump(include={"model", "training"})
-    state = train.state_folder({**settings, "vocabulary": VOCABULARY})
+    CONFIG.parent.mkdir()
+    CONFIG.write_text(resolution.text(wmt14))
+    Path("data/binned/stats.json").write_text(json.dumps({"vocabulary": VOCABULARY}))
+    begun: list[Path] = []
+    nothing: Any = None  # Nothing is measured before a training begins.
+
+    def begin(folder: Path, watch: object) -> int:
+        begun.append(folder)
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        train.run(nothing, begin, lambda updates: nullcontext(nothing))
+    (state,) = begun
+    (state / "job.yaml").unlink()
     put(f"{state}/checkpoints/update-000000500.safetensors", 1000)
     put(f"{state}/resume/update-000000500/model.safetensors", 3000)
     assert left(wmt14, "download", "tokenize", "train", "average")["training state"] == 4000
@@ -242,6 +258,20 @@ def test_an_interrupted_training_has_its_state_already(wmt14: Configuration) -> 
     assert "training state" not in left(wmt14, *ALL)
     put(f"{state}/resume/update-{wmt14.training.updates + 1:09}/model.safetensors", 3000)
     assert "training state" not in left(wmt14, "download", "tokenize", "train", "average")
+
+
+def test_a_parser_is_counted_with_its_own_table_of_symbols(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    params = {"row": "parse-sample", "pair": "en-tree", "corpus": "sample-trees", "seed": 1, "overrides": {}}
+    asked = resolution.resolve(params)
+    assert plan.corpus_size(asked, prepared=False).target_vocabulary == 128
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WMT_STATE", "state")
+    Path("data/binned").mkdir(parents=True)
+    stats = {"pairs": 10, "target_tokens": 500, "vocabulary": 2048, "target_vocabulary": 64}
+    Path("data/binned/stats.json").write_text(json.dumps(stats))
+    corpus = plan.corpus_size(asked, prepared=True)
+    assert plan.needs(asked, corpus).disk["models"] == 2 * 4 * flops.parameters(asked.model, 2048, 64)
+    assert plan.measured_rate(asked, corpus, seconds=0.1)[0] > 0
 
 
 def disk(**bytes_: int) -> plan.Needs:
