@@ -23,5 +23,14 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL, ancestor: int | Non
         PR_SET_PDEATHSIG = 1
         parent = os.getppid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
-        if os.getppid() != parent or (ancestor is not None and not Path(f"/proc/{ancestor}").exists()):
+        if os.getppid() != parent or (ancestor is not None and _is_dead(ancestor)):
             os.kill(os.getpid(), number)
+
+
+def _is_dead(process: int) -> bool:
+    """Return whether a process has ended, waited for or not."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True
+    return status.rpartition(")")[2].split()[0] in "ZX"

@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import getitem
@@ -30,6 +31,7 @@ from pipeline.common import stage
 from pipeline.common.paths import BINNED_STATS, CONFIG
 from pipeline.common.settings import Configuration
 from pipeline.config import graph, resolution
+from pipeline.corpora import user_text
 from pipeline.corpora.archive_cache import missing_bytes
 from pipeline.stages.train import job_settings, state_folder
 from pipeline.training import launch
@@ -259,11 +261,15 @@ def still_needed(
 def report(*, measure: bool, rental: Rental | None = None) -> bool:
     """Print the plan, with the time of training here if `measure`; return whether disk and memory suffice."""
     configuration = resolution.resolve(resolution.read_params())
+    with suppress(InputError):  # Where a local file is missing, `resolve` says so.
+        configuration = configuration.model_copy(update={"data": user_text.identified(configuration.data)})
     reasons = stages_to_run(configuration)
     run = configuration.run
     print(f"{run.pair}, row {run.row}, corpus {run.corpus}, seed {run.seed}\n")
     for name, reason in reasons.items():
         print(f"  {name:15} {f'would run ({reason})' if reason else 'unchanged'}")
+    if not reasons["resolve"] and any("versions." in reason for reason in reasons.values()):
+        print("\n  (DVC does not see that a library changed: run `dvc repro --force --single-item resolve` first.)")
     print("\n  (Where DVC's cache has the result already, it is restored and nothing runs.)\n")
     corpus = corpus_size(configuration, prepared=not reasons.get("binarize"))
     needed = needs(configuration, corpus)

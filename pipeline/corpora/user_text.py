@@ -15,7 +15,7 @@ from nmt.config import InputError
 from nmt.text.parallel_text import parallel, read_lines
 from nmt.text.trees import read_trees
 from pipeline.common.paths import LOCAL
-from pipeline.common.settings import MemberSettings
+from pipeline.common.settings import DataSettings, MemberSettings, ParallelSettings
 
 _PACKED = (".gz", ".tgz", ".zip", ".bz2", ".xz", ".zst", ".tar", ".sgm", ".sgml")
 
@@ -36,6 +36,8 @@ def add(
     for path in (catalog, folder):
         if path.exists() and not force:
             raise InputError(f"{path} exists: choose another name, or replace it with --force")
+    if owned := sorted(str(path) for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
+        raise InputError(f"{owned[0]} is a file, not a link to one, and --force would delete it: move it elsewhere")
     links: dict[str, Path] = {}
     content: dict[str, Any] = {}
     check, sides = (_check_treebank, ["mrg", "mrg"]) if pair == "en-tree" else (_check, pair.split("-"))
@@ -82,6 +84,25 @@ def _check_treebank(role: str, sides: tuple[Path, Path]) -> None:
         raise InputError(f"{file}, for --{role}, holds no tree: give a treebank in Penn bracketing")
 
 
+def identified(data: DataSettings) -> DataSettings:
+    """Return the settings with the sha256 of every local file; raise InputError where one is missing or was edited.
+
+    A catalog need not know the bytes of a file that its user makes; later stages have to see when they change.
+    """
+
+    def side(member: MemberSettings) -> MemberSettings:
+        if member.path is None:
+            return member
+        return member.model_copy(update={"sha256": sha256_of(verified(member))})
+
+    def text(parallel_text: ParallelSettings) -> ParallelSettings:
+        sides = {"source": side(parallel_text.source), "target": side(parallel_text.target)}
+        return parallel_text.model_copy(update=sides)
+
+    held_out = {"valid": text(data.valid), "test": text(data.test)}
+    return data.model_copy(update={"train": [text(each) for each in data.train], **held_out})
+
+
 def verified(side: MemberSettings) -> Path:
     """Return the local file of one side; raise InputError where it is missing or was edited since it was added."""
     assert side.path is not None
@@ -93,8 +114,6 @@ def verified(side: MemberSettings) -> Path:
         remedy = "make it as its catalog says" if side.lines else "restore it, or add it again with `wmt catalog add`"
         raise InputError(f"{side.path} is missing: {remedy}")
     if side.sha256 is not None and (sha256 := sha256_of(path)) != side.sha256:
-        raise InputError(
-            f"{side.path} has the sha256 {sha256} where the catalog says {side.sha256}: it was edited; "
-            f"add it again with `wmt catalog add --force`, or restore it"
-        )
+        remedy = "run again" if side.lines else "add it again with `wmt catalog add --force`, or restore it"
+        raise InputError(f"{side.path} has the sha256 {sha256}, not {side.sha256}: it was edited; {remedy}")
     return path

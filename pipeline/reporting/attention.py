@@ -15,7 +15,9 @@ KINDS = ("encoder", "decoder", "cross")
 
 def title(subwords: Sequence[str]) -> str:
     """Return the sentence that subwords with a final EOS are of, for people."""
-    return " ".join(subwords[:-1]).replace("@@ ", "").replace(" \u2581", " ").strip("\u2581 ")
+    if subwords[0].startswith("\u2581"):  # Word pieces, which have their spaces in front.
+        return "".join(subwords[:-1]).replace("\u2581", " ").strip()
+    return " ".join(subwords[:-1]).replace("@@ ", "")
 
 
 def view(path: Path, pictures: Sequence[Figure]) -> View:

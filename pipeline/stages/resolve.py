@@ -13,10 +13,8 @@ def run(tracker: Tracker) -> None:
     """Write results/config.yaml; raise InputError where a setting is wrong or a local file of the corpus was edited."""
     configuration = resolution.resolve(resolution.read_params())
     # Checked here, so that only this stage depends on data/local: another corpus added there reruns no download.
-    for _, text in configuration.data.texts:
-        for side in (text.source, text.target):
-            if side.path is not None:
-                user_text.verified(side)
+    data = user_text.identified(configuration.data)
+    configuration = configuration.model_copy(update={"data": data})
     if shortage := resolution.checkpoint_shortage(configuration):
         instead = "those are averaged" if configuration.checkpoints else "the last weights take the average's place"
         print(f"resolve: {shortage}; the run was shortened by its overrides, so {instead}")

@@ -6,7 +6,7 @@ import re
 
 _USER_INFO = re.compile(r"://(?:[^\s/?#]*|[^\s/:@]*:[^\s@]*)@")
 """Before the host. The second form: database URIs may hold a password with an unescaped slash."""
-_QUERY = re.compile(r"([?&;](?:password|passwd|pwd|token|secret)=)[^\s&;#]*", re.IGNORECASE)
+_QUERY = re.compile(r"([?&;][^\s=&;#]*(?:password|passwd|pwd|token|secret|key)[^\s=&;#]*=)[^\s&;#]*", re.IGNORECASE)
 
 
 def masked(text: str) -> str:

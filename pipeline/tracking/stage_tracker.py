@@ -26,7 +26,7 @@ from pipeline.common.paths import CONFIG
 from pipeline.common.stage import Interrupted, Tracker, write_json
 from pipeline.config import graph
 from pipeline.tracking import evidence
-from pipeline.tracking.record import Record, append, last_stage, lock, now, present
+from pipeline.tracking.record import Record, append, is_locked, last_stage, lock, now, present
 
 TRAIN = "train"
 PUBLISH_AFTER = 30.0
@@ -70,6 +70,8 @@ class StageTracker:
             if record is None:
                 return
             record.create(CONFIG)
+            if is_locked(record.stage_lock):
+                print(f"{self.stage}: waiting for another process of this run ({record.folder.name})", file=sys.stderr)
             self.held.enter_context(lock(record.stage_lock))
             record.update(complete=False)
             self.last, self.record = record.last(), record

@@ -84,7 +84,7 @@ def command(count: int, job: Path) -> list[str]:
     # Imported here because torch takes a second to import; imported at all so that the import graph has the trainer.
     from nmt.training import trainer
 
-    return [sys.executable, "-m", __name__, trainer.__name__, str(count), str(job)]
+    return [sys.executable, "-m", __name__, trainer.__name__, str(count), str(job), str(os.getpid())]
 
 
 def arguments(module: str, count: str, job: str, scratch: Path) -> list[str]:
@@ -170,11 +170,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def main() -> None:
     """Run torchrun; send it SIGTERM, and so time to save the state, when its parent process dies."""
+    module, count, job, parent = sys.argv[1:]
+    # Before anything is imported: the parent may die meanwhile, and another process then begins in the same folder.
+    die_with_parent(signal.SIGTERM, int(parent))
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
-    die_with_parent(signal.SIGTERM)
-    module, count, job = sys.argv[1:]
     # In the job's folder, where the stage removes what a SIGKILL leaves.
     with tempfile.TemporaryDirectory(prefix=".torchrun.", suffix=".tmp", dir=job) as scratch:
         try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from nmt.common.files import read_yaml
 from nmt.config import InputError, Job, ModelSettings, SearchSettings, TrainingSettings
 from nmt.training import chain
 from pipeline.common import paths
@@ -19,6 +20,8 @@ from pipeline.verification.replay import Training
 
 Status = Literal["recomputed", "equal", "differs", "not here"]
 """Made again with the same result, compared by its hash alone, changed, or absent and so unchecked."""
+CORPUS_SECTIONS = ("data", "preparation", "subwords", "binning")
+"""Sections of the configuration that decide what is in data/."""
 NO_RESULT = ("training.resume_minutes", "training.verify_every", "training.keep_states")
 """Settings that change no result."""
 
@@ -65,6 +68,13 @@ class Subject:
                     f"of {run_name(here)}, {here['pair']}: set params.yaml as that run has it, and run `dvc repro`"
                 )
 
+    def has_corpus(self) -> bool:
+        """Return whether data/ is that of this run, as far as the configurations say."""
+        if self.config == paths.CONFIG or not (self.config.exists() and paths.CONFIG.exists()):
+            return True
+        ours, theirs = read_yaml(paths.CONFIG), read_yaml(self.config)
+        return all(ours.get(name) == theirs.get(name) for name in CORPUS_SECTIONS)
+
 
 def load(path: Path) -> dict[str, Any]:
     """Return a certificate; raise InputError for a file that is none."""
@@ -99,6 +109,13 @@ def hashes(step: str, recorded: Mapping[str, str], folder: Path, pattern: str) -
     if changed := sorted(name for name in recorded.keys() | here.keys() if recorded.get(name) != here.get(name)):
         return Finding(step, "differs", f"{folder}: {', '.join(changed[:3])} differ from the run's")
     return Finding(step, "equal", f"{len(here)} files of {folder}")
+
+
+def data(subject: Subject, step: str, recorded: Mapping[str, str], folder: Path, pattern: str) -> Finding:
+    """Compare the hashes of a folder of data/, which may hold another run's by now."""
+    if not subject.has_corpus():
+        return Finding(step, "not here", f"{folder} is another run's: set params.yaml as this run has it, `dvc repro`")
+    return hashes(step, recorded, folder, pattern)
 
 
 def settings(subject: Subject) -> Finding:

@@ -19,9 +19,9 @@ def findings(path: Path, files: Files, named: Sequence[str], share: float, trans
     subject = Subject(path, files)
     recorded = subject.certificate
     yield certificate.seal(subject)
-    corpus = certificate.hashes("corpus", recorded["training"]["data"], paths.BINNED, "*.arrow")
+    corpus = certificate.data(subject, "corpus", recorded["training"]["data"], paths.BINNED, "*.arrow")
     yield corpus
-    yield certificate.hashes("subwords", recorded["subwords"], paths.SUBWORDS, "*")
+    yield certificate.data(subject, "subwords", recorded["subwords"], paths.SUBWORDS, "*")
     yield certificate.settings(subject)
     yield certificate.code(subject)
     yield weights.curves(subject)

@@ -34,7 +34,7 @@ def translations(subject: Subject, again: bool) -> Finding:
         target = reference.rpartition(".")[2]
         source = paths.RAW / f"{role}.{name}.{subject.certificate['run']['pair'].split('-')[0]}"
         translated = folder / f"{name}.{paths.LAST.name if role == 'valid' else paths.AVERAGE.name}.{target}"
-        if not source.exists() or not model.exists():
+        if not source.exists() or not model.exists() or not subject.has_corpus():
             left.append(name)
             continue
         if (other := other_line(subject, model, source, translated)) is not None:
@@ -70,6 +70,8 @@ def score(subject: Subject) -> Finding:
     name, reference = names(subject, "test")
     target = reference.rpartition(".")[2]
     translated = subject.files.results / paths.TRANSLATIONS.name / f"{name}.{paths.AVERAGE.name}.{target}"
+    if not subject.has_corpus():
+        return Finding("score", "not here", f"{paths.RAW} is another run's")
     if missing := [path for path in (translated, paths.RAW / reference) if not path.exists()]:
         return Finding("score", "not here", f"{missing[0]} is missing")
     if certify.hashes([paths.RAW / reference])[reference] != subject.certificate["references"][reference]:

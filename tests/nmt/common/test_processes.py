@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -22,6 +23,21 @@ PARENT = """
 import subprocess, sys
 subprocess.run([sys.executable, "-c", *sys.argv[1:]])
 """
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone sends a signal when a parent dies")
+@pytest.mark.parametrize("waited_for", [True, False])
+def test_a_launcher_whose_parent_died_while_it_started_does_not_train(tmp_path: Path, waited_for: bool) -> None:
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as dead:
+        if waited_for:
+            dead.wait()
+        else:
+            os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+        command = [sys.executable, "-m", "pipeline.training.launch", "this", "1", str(tmp_path), str(dead.pid)]
+        root = Path(__file__).resolve().parents[3]
+        result = subprocess.run(command, cwd=root, capture_output=True, check=False)
+    assert (result.returncode, result.stderr) == (-signal.SIGTERM, b"")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone sends a signal when a parent dies")

@@ -157,9 +157,18 @@ def test_adding_a_corpus_leaves_the_download_of_another_up_to_date(finished: Con
     assert runs(finished) == {"resolve": "changed: data/catalog, data/local"}
 
 
-def test_the_version_of_sacrebleu_decides_scores_and_their_certificate_alone(finished: Configuration) -> None:
-    versions = finished.versions.model_copy(update={"sacrebleu": "0.0.1"})
-    assert list(runs(finished.model_copy(update={"versions": versions}))) == ["score", "certify", "report"]
+def test_the_version_of_sacrebleu_decides_scores_and_their_certificate_alone(
+    finished: Configuration, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    upgraded = finished.model_copy(update={"versions": finished.versions.model_copy(update={"sacrebleu": "0.0.1"})})
+    assert list(runs(upgraded)) == ["score", "certify", "report"]
+    monkeypatch.setattr(resolution, "read_params", dict)
+    monkeypatch.setattr(resolution, "resolve", lambda _: upgraded)
+    plan.report(measure=False)
+    assert "a library changed: run `dvc repro --force --single-item resolve` first" in capsys.readouterr().out
+    monkeypatch.setattr(resolution, "resolve", lambda _: finished)
+    plan.report(measure=False)
+    assert "a library changed" not in capsys.readouterr().out
 
 
 def test_before_the_first_run_every_stage_would_run(finished: Configuration) -> None:

@@ -305,6 +305,19 @@ def test_add_takes_no_name_that_is_taken(texts: list[str], capsys: pytest.Captur
     assert catalogs.load("mine") != before
 
 
+def test_files_of_ones_own_are_not_deleted_by_force(texts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Catalogs of treebanks tell their users to put files into data/local."""
+    own = Path("data/local/mine/train.en")
+    own.parent.mkdir(parents=True)
+    own.write_bytes(Path("elsewhere/train.en").read_bytes())
+    given = [word.replace("elsewhere/train.en", str(own)) for word in texts]
+    assert wmt("catalog", *given, "--force") == 1
+    said = "data/local/mine/train.en is a file, not a link to one, and --force would delete it: move it elsewhere"
+    assert said in capsys.readouterr().err
+    assert own.read_bytes() == Path("elsewhere/train.en").read_bytes()
+    assert not own.is_symlink()
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [

@@ -281,11 +281,28 @@ def test_stage_writes_a_file_that_stages_can_read(repository: Path) -> None:
     assert [path.name for path in CONFIG.parent.iterdir()] == ["config.yaml"]
 
 
+def test_a_local_file_without_a_checksum_in_the_catalog_is_known_by_its_bytes(repository: Path) -> None:
+    """So that the stages after this one see that a file with as many lines was made anew."""
+    catalog = Path("data/catalog/tiny.yaml")
+    content = yaml.safe_load(catalog.read_text())
+    content["pairs"]["en-de"]["train"][0]["source"] = {"path": "train.en", "lines": 1}
+    catalog.write_text(yaml.safe_dump(content))
+    Path("params.yaml").write_text(yaml.safe_dump(PARAMS))
+    found = set()
+    for text in ("a\n", "b\n"):
+        Path("train.en").write_text(text)
+        resolve.run(_Tracker())
+        side = yaml.safe_load(CONFIG.read_text())["data"]["train"][0]["source"]
+        assert side["sha256"] == sha256(text.encode()).hexdigest()
+        found.add(CONFIG.read_bytes())
+    assert len(found) == 2
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (None, "params.yaml is missing: run from the repository's root, or restore it with git"),
-        (b"row: [", "params.yaml is not valid YAML: while parsing a flow node expected the node content, but found"),
+        (b"row: [", "params.yaml is not valid YAML: while parsing a flow node did not find expected"),
         (b"- 1\n", "params.yaml holds no mapping: it needs the keys row, pair, corpus, seed and overrides"),
         (b"row: \xff", "params.yaml is not UTF-8 (byte 5): save it as UTF-8"),
     ],

@@ -6,6 +6,7 @@ import json
 import resource
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -206,3 +207,20 @@ def test_a_patience_that_is_no_number_is_refused_before_the_stage_begins(monkeyp
     monkeypatch.setenv("WMT_TRACKING_PATIENCE", "a minute")
     with pytest.raises(InputError, match="WMT_TRACKING_PATIENCE is 'a minute'"), stage_tracker.open_run("score"):
         pytest.fail("the stage began")
+
+
+def test_a_second_process_of_a_run_says_that_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = StageTracker("train"), StageTracker("train")
+    first.open()
+    assert first.record is not None
+    with ThreadPoolExecutor(1) as other:
+        opened = other.submit(second.open)
+        said, end = "", time.monotonic() + 60
+        while "\n" not in said and time.monotonic() < end:
+            time.sleep(0.05)
+            said += capsys.readouterr().err
+        assert said == f"train: waiting for another process of this run ({first.record.folder.name})\n"
+        assert not opened.done()
+        first.close("finished")
+        opened.result(60)
+        second.close("finished")

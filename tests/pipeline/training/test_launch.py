@@ -113,7 +113,8 @@ def test_torchrun_meets_over_a_file_on_one_node_and_over_the_network_on_several(
 ) -> None:
     job = tmp_path / "0123-4567"
     command = launch.command(3, job)
-    assert command == [sys.executable, "-m", "pipeline.training.launch", "nmt.training.trainer", "3", str(job)]
+    words = [sys.executable, "-m", "pipeline.training.launch", "nmt.training.trainer", "3", str(job), str(os.getpid())]
+    assert command == words
     scratch = tmp_path / "scratch"
     each = ["--log-dir", os.devnull, "--nproc-per-node", "3", "-m", "nmt.training.trainer", str(job)]
     assert launch.arguments("nmt.training.trainer", "3", str(job), scratch) == [

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
+import yaml
 from command_line import wmt
 from tiny_run import Silent, after_training, training
 
@@ -268,6 +269,27 @@ def test_a_recorded_run_is_checked_by_its_record(run: Path, capsys: pytest.Captu
     assert (status, last) == (0, "verified, but for what is not here: last weights")
     assert found["translations"] == ("recomputed", "sampletest and sampledev (by its hash alone)")
     assert found["checkpoints"][1].startswith("3 in work/train/")
+
+
+def test_a_recorded_run_whose_corpus_was_replaced_is_no_other_run(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = Record(runs_folder() / "mine")
+    record.create(CONFIG)
+    shutil.copytree("results", record.results, dirs_exist_ok=True)
+    shutil.copytree(AVERAGE, record.model)
+    for path in ("models", BINNED, "data/subwords"):
+        shutil.rmtree(path)
+    BINNED.mkdir()
+    (BINNED / "valid.arrow").write_bytes(b"Another corpus.")
+    configuration = yaml.safe_load(CONFIG.read_text())
+    configuration["subwords"]["merges"] = 5
+    CONFIG.write_text(yaml.safe_dump(configuration))
+    status, found, last = verify(capsys, "min")
+    absent = ["corpus", "subwords", "training", "last weights", "score"]
+    assert [step for step, (how, _) in found.items() if how == "not here"] == absent
+    assert "data/binned is another run's" in found["corpus"][1]
+    assert (status, last) == (0, f"verified, but for what is not here: {', '.join(absent)}")
 
 
 def resealed(change: Callable[[dict[str, Any]], None]) -> None:
