@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +22,7 @@ DAY = 86_400.0
 """Seconds without a change after which another machine's temporary file counts as abandoned."""
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Flush the file or folder at `path` to disk, so that a later rename never becomes durable before its content."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -111,13 +112,13 @@ def writing(path: Path) -> Iterator[Path]:
         yield temporary
         if temporary.is_dir():
             for child in temporary.rglob("*"):
-                _flush(child)
-            _flush(temporary)
+                flush(child)
+            flush(temporary)
             _put(temporary, path)
         else:
-            _flush(temporary)
+            flush(temporary)
             os.replace(temporary, path)
-        _flush(path.parent)
+        flush(path.parent)
     finally:
         _remove(temporary)
 
@@ -144,3 +145,29 @@ def parse_yaml(content: str | bytes) -> Any:
 def read_yaml(path: Path) -> Any:
     """Return the content of a YAML file in UTF-8; raise OSError, UnicodeDecodeError or yaml.YAMLError."""
     return parse_yaml(path.read_text(encoding="utf-8"))
+
+
+@contextmanager
+def sharing(path: Path) -> Iterator[None]:
+    """Hold `path` as a shared lock, as other processes may do at the same time; the system releases it at any end.
+
+    Where the disk has no locks it is not held.
+    """
+    import fcntl
+
+    with path.open("a") as file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def wait_for_sharers(path: Path, message: str) -> None:
+    """Wait until no process holds `path` by `sharing`; print `message` if there is one."""
+    import fcntl
+
+    with path.open("a") as file, suppress(OSError):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(message, file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)

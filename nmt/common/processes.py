@@ -10,6 +10,8 @@ from pathlib import Path
 
 INTERRUPTED = 75
 """The exit status of a process that was stopped and can be resumed (sysexits' EX_TEMPFAIL)."""
+TRAINERS = "trainers.lock"
+"""The file in a training's folder that all of its processes hold by `nmt.common.files.sharing`."""
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL, ancestor: int | None = None) -> None:

@@ -49,7 +49,9 @@ class Link(BaseModel):
     conditions: dict[str, str | int | bool]
     """What must be the same for equal bits (ResumeConditions). Not hashed, because it may differ where bits agree."""
     link: str
-    """Of the four values above and the previous link's hash."""
+    """Of update, weights, moments, losses and the previous link's hash."""
+    validate_every: int | None = None
+    """Of the training at that time; not hashed. None where the code that wrote the link did not record it."""
 
     def follows(self, previous: Link | None) -> bool:
         """Return whether the link's own hash is that of its content after `previous`, None for the first link."""
@@ -94,7 +96,7 @@ def broken(links: Sequence[Link]) -> Link | None:
 
 def add_link(
     folder: Path,
-    updates: int,
+    settings: TrainingSettings,
     update: int,
     model: Transformer,
     optimizer: torch.optim.Optimizer,
@@ -113,7 +115,8 @@ def add_link(
     )
     link = Link(
         update=update,
-        updates=updates,
+        updates=settings.updates,
+        validate_every=settings.validate_every,
         **dict(zip(("weights", "moments", "losses"), hashes, strict=True)),
         conditions=conditions.model_dump(),
         link=link_hash(previous, update, *hashes),

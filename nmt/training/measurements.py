@@ -55,9 +55,11 @@ class Measurements:
         self.sums += update.sums
         self.padded += update.padded
 
-    def add_validation(self, loss: float) -> None:
-        """Add a validation loss."""
+    def add_validation(self, loss: float, *, counts: bool) -> None:
+        """Add a validation loss; it `counts` for patience unless a longer training has no validation there."""
         self.valid_loss = loss
+        if not counts:
+            return
         self.validations_since_best = 0 if loss < self.best_loss else self.validations_since_best + 1
         self.best_loss = min(self.best_loss, loss)
 

@@ -27,8 +27,8 @@ from types import FrameType
 
 import torch
 
-from nmt.common.files import read_yaml
-from nmt.common.processes import INTERRUPTED, die_with_parent
+from nmt.common.files import flush, read_yaml, sharing
+from nmt.common.processes import INTERRUPTED, TRAINERS, die_with_parent
 from nmt.config import InputError, Job
 from nmt.training import chain, checkpoint, state
 from nmt.training.batches import Corpus, ahead, check_positions, train_files, updates
@@ -65,6 +65,11 @@ class Attempt:
             checksums = self.corpus.checksum(), trainer.weights_checksum()
             state.check_ranks_agree(world, trainer.job.corpus, checksums[0], trainer.update, checksums[1])
         world.barrier()
+        if path is None and self.settings.fork is not None:
+            raise InputError(
+                f"this training is a fork, but no state is in {self.folder / 'resume'}: run `wmt fork` where the run "
+                "is that it was made from"
+            )
         if path is not None:
             trainer.measured.resumes += 1
         if not world.main:
@@ -93,8 +98,9 @@ class Attempt:
                 folder = self.folder / "checkpoints"
                 checkpoint.save_checkpoint(folder, update.number, trainer.model, settings.keep_checkpoints)
             last = update.number == settings.updates
-            if update.number % settings.validate_every == 0 or last:
-                trainer.measured.add_validation(trainer.validate(valid))
+            planned = update.number % settings.validate_every == 0
+            if planned or last:
+                trainer.measured.add_validation(trainer.validate(valid), counts=planned)
                 self.history.log_validation(trainer.measured)
             reported = update.number % self.report_every == 0 or last
             if reported:
@@ -134,9 +140,7 @@ class Attempt:
         trainer, update = self.trainer, self.trainer.update
         if not trainer.world.main:
             return
-        chain.add_link(
-            self.folder, self.settings.updates, update, trainer.model, trainer.optimizer, trainer.conditions()
-        )
+        chain.add_link(self.folder, self.settings, update, trainer.model, trainer.optimizer, trainer.conditions())
         if self.keeps(update):
             self.save()
             chain.keep_state(self.folder)
@@ -156,6 +160,9 @@ class Attempt:
         self._saved = time.monotonic()
         trainer = self.trainer
         if trainer.world.main:
+            # On disk before the state: what they hold up to it is never written again.
+            for path in filter(Path.exists, self.history.paths):
+                flush(path)
             saved = trainer.measured.state(trainer.conditions())
             state.save_state(self.folder / "resume", saved, trainer.model, trainer.optimizer)
 
@@ -218,7 +225,7 @@ def main() -> None:
     torch.set_flush_denormal(True)
     job = Job.model_validate(read_yaml(folder / "job.yaml"))
     try:
-        with join_world(job.training.shards) as world:
+        with sharing(folder / TRAINERS), join_world(job.training.shards) as world:
             finished = stand_by(folder, world) if world.spare else train(job, folder, world)
             if not finished and world.main:
                 (folder / "interrupted").touch()

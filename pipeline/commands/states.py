@@ -105,11 +105,14 @@ def listing(found: Sequence[TrainingFolder], now: float) -> str:
 def free_chosen(root: Path, names: Sequence[str], older: float | None) -> Iterator[TrainingFolder]:
     """Delete the states of `chosen`; yield each after its deletion. Raises InputError for one that is being trained."""
     for state in chosen(states(root), names, older, time.time()):
-        if state.running:
-            raise InputError(f"{state.name} is being trained: stop it first")
         # Renamed first, so that an interrupted deletion leaves no incomplete state; the next call completes it.
         gone = state.path.with_name(f".{state.name}.{os.getpid()}.tmp")
-        os.replace(state.path, gone)
+        try:
+            # A training may have begun since the states were listed.
+            with FileLock(state.path / "lock", timeout=0):
+                os.replace(state.path, gone)
+        except Timeout as error:
+            raise InputError(f"{state.name} is being trained: stop it first") from error
         shutil.rmtree(gone)
         yield state
     # Interrupted deletions.

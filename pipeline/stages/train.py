@@ -23,7 +23,8 @@ import yaml
 from filelock import FileLock, Timeout
 
 from nmt import flops
-from nmt.common.files import link_or_copy, read_yaml, sha256_of, writing
+from nmt.common.files import link_or_copy, read_yaml, sha256_of, wait_for_sharers, writing
+from nmt.common.processes import TRAINERS
 from nmt.config import ForkSettings, InputError, ModelSettings, TrainingSettings
 from pipeline.common import stage
 from pipeline.common.paths import BINNED, BINNED_STATS, CHAIN, CHECKPOINTS, CURVES, TRAINING, VALIDATION
@@ -67,6 +68,8 @@ def run(tracker: Tracker, launch: Launch, progress: Callable[[int], AbstractCont
     job = job_settings(model, training, vocabularies)
     state = state_folder(job)
     with locked(state):
+        # A stage that was killed leaves its processes the time to save.
+        wait_for_sharers(state / TRAINERS, f"train: waiting for the processes of an earlier attempt ({state.name})")
         write_job(state, job)
         if training.fork is not None:
             begin_fork(state, training.fork)
@@ -123,7 +126,7 @@ def data_hashes() -> dict[str, str]:
 def begin_fork(state: Path, fork: ForkSettings) -> None:
     """Put the state that a fork starts from into `state`, with what was recorded up to it, unless it has begun.
 
-    Raises InputError where no training under the state root keeps the state.
+    Raises InputError where no training under the state root keeps the state, and no store may have the fork's own.
     """
     from nmt.training import chain, checkpoint, history
 
@@ -135,6 +138,8 @@ def begin_fork(state: Path, fork: ForkSettings) -> None:
         if kept is not None and any((link.update, link.link) == (fork.update, fork.link) for link in links):
             break
     else:
+        if stage.state_store() is not None:
+            return  # A fork that another machine began resumes from its own state in the store.
         raise InputError(
             f"training.fork: no training in {state.parent} keeps the state after update {fork.update:,} with the hash "
             f"{fork.link[:12]}: run `wmt fork` where the training was run"
@@ -143,6 +148,11 @@ def begin_fork(state: Path, fork: ForkSettings) -> None:
         earlier = [record for record in history.read_history(origin / name) if record["update"] <= fork.update]
         with writing(state / name) as temporary:
             temporary.write_text("".join(json.dumps(record) + "\n" for record in earlier), encoding="utf-8")
+    # Those that the fork's average shares with its run's.
+    for path in checkpoint.checkpoints(origin / "checkpoints"):
+        if checkpoint.update_of(path) <= fork.update:
+            with writing(state / "checkpoints" / path.name) as temporary:
+                link_or_copy(path, temporary)
     for folder in ("states", "resume"):  # The last one makes the fork complete.
         chain.copy_state(kept, state / folder / kept.name)
 

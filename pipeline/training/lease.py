@@ -92,6 +92,13 @@ class Lease:
                     return
                 self._write(found)
 
+    def confirm(self) -> bool:
+        """Return whether the lease is ours by what the store has now: this machine may have been suspended."""
+        found = self.bucket.read(self.key)
+        ours = found is not None and self._is_ours(found)
+        self.lost = self.lost or (found is not None and not ours)
+        return ours
+
     def _release(self) -> None:
         found = self.bucket.read(self.key)
         if found is not None and self._is_ours(found):

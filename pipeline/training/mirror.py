@@ -119,10 +119,11 @@ class Uploads:
         """Upload the newest state unless that is done; the last one again, with what training wrote after it."""
         try:
             if last or checkpoint.trained(self.job) != self.uploaded:
-                update = self.states.push(self.job, self._is_superseded)
+                update = self.states.push(self.job, self._is_superseded, self.lease.confirm)
                 if update is not None:
                     self.uploaded = update
-                    self.states.prune()
+                    if self.lease.confirm():  # Another machine may be uploading what this one would delete.
+                        self.states.prune()
         except (StoreError, InputError) as error:
             text = error.strerror if isinstance(error, StoreError) else str(error)
             if text != self._failing:

@@ -23,6 +23,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nmt.common.files import read_yaml, writing
+from nmt.common.processes import TRAINERS
 from nmt.training import checkpoint
 from pipeline.training.bucket import Bucket
 
@@ -30,7 +31,7 @@ KEPT = 2
 """States that stay in the store: if an object of the newest is damaged, the one before is used."""
 OWNER = "lease-owner"
 """The file in a training's folder that names the owner of its lease."""
-LOCAL = frozenset(("lock", "interrupted", "failed.json", "rendezvous", OWNER))
+LOCAL = frozenset(("lock", "interrupted", "failed.json", "rendezvous", OWNER, TRAINERS))
 """Files of a training's folder that say something of this machine's attempt only."""
 JOB, DONE = "job.yaml", "done.json"
 Opened = io.BufferedReader | io.BytesIO
@@ -72,10 +73,15 @@ class RemoteStates:
             (int(found[1]) for name in names if (found := re.fullmatch(r"update-(\d+)\.json", name))), reverse=True
         )
 
-    def push(self, folder: Path, give_up: Callable[[int], bool] = lambda _: False) -> int | None:
+    def push(
+        self,
+        folder: Path,
+        give_up: Callable[[int], bool] = lambda _: False,
+        confirm: Callable[[], bool] = lambda: True,
+    ) -> int | None:
         """Upload the newest state of a training's folder; return its update, or None if nothing was uploaded.
 
-        `give_up` is called with the state's update before each file.
+        `give_up` is called with the state's update before each file, `confirm` before the state appears.
         """
         with ExitStack() as stack:
             opened = _open_newest(folder, stack)
@@ -93,6 +99,8 @@ class RemoteStates:
                 file.seek(0)
                 self.bucket.upload(self._object(needed), file)
                 stored[needed.sha256] = needed.size
+        if not confirm():
+            return None
         content = Manifest(update=update, files=described).model_dump_json(indent=1)
         self.bucket.write(self._manifest(update), content.encode())
         return update
@@ -130,20 +138,33 @@ class RemoteStates:
         return None
 
     def _download(self, update: int, scratch: Path) -> None:
-        """Download a state's files and check their hashes. Raises DamagedError."""
+        """Download a state's files and check their hashes; leave out a damaged checkpoint. Raises DamagedError."""
         for name, file in self._read(update).files.items():
             target = scratch / name
             target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._download_file(update, name, file, target)
+            except DamagedError as error:
+                # States share checkpoints, which training does not need.
+                if not name.startswith("checkpoints/"):
+                    raise
+                target.unlink()
+                print(f"train: {error}: the average will be without it", flush=True)
+
+    def _download_file(self, update: int, name: str, file: _File, target: Path) -> None:
+        for attempt in (1, 2):
             with target.open("w+b") as opened:
                 try:
                     self.bucket.download(self._object(file), opened)
                 except FileNotFoundError as error:
                     raise DamagedError(f"update {update:,} in {self.bucket.url} lacks {name}") from error
                 opened.seek(0)
-                if hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
-                    # Deleted, so that the next push writes it again.
-                    self.bucket.delete(self._object(file))
-                    raise DamagedError(f"update {update:,} in {self.bucket.url} has a damaged {name}")
+                if hashlib.file_digest(opened, "sha256").hexdigest() == file.sha256:
+                    return
+            if attempt == 2:
+                # Deleted, so that the next push writes it again.
+                self.bucket.delete(self._object(file))
+                raise DamagedError(f"update {update:,} in {self.bucket.url} has a damaged {name}")
 
     def _read(self, update: int) -> Manifest:
         found = self.bucket.read(self._manifest(update))

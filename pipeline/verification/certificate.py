@@ -97,7 +97,10 @@ def seal(subject: Subject) -> Finding:
         return Finding("certificate", "differs", f"{subject.path} was edited: its hash is not that of its content")
     if (link := chain.broken(subject.training.links)) is not None:
         return Finding("certificate", "differs", f"the chain breaks at update {link.update:,}: a link was changed")
-    links = subject.training.links
+    links, training = subject.training.links, subject.training.job["training"]
+    if training.get("patience") is None and links[-1].update != training["updates"]:
+        end = f"the chain ends at update {links[-1].update:,}, the training at update {training['updates']:,}"
+        return Finding("certificate", "differs", end)
     return Finding("certificate", "recomputed", f"{len(links):,} links, the last at update {links[-1].update:,}")
 
 

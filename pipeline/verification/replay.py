@@ -163,16 +163,23 @@ class Training:
         self, recorded: Sequence[Link], again: Sequence[Link], records: Sequence[Mapping[str, Any]], start: int
     ) -> str | None:
         """Return what differs first, between which updates; None where everything is equal."""
-        before = start
-        for link, other in zip(recorded, again, strict=False):
-            # A training that was extended recorded its losses at other updates before that.
-            names = [name for name in HASHES if name != "losses" or link.updates == other.updates]
+        # A training that was extended may have had its links and its losses at other updates before that.
+        before = {link.update: last for last, link in pairwise([None, *again]) if link is not None}
+        here = {link.update: link for link in again}
+        last: Link | None = None
+        for link in recorded:
+            if (other := here.get(link.update)) is None:
+                last = link
+                continue
+            starts = [each.update if each else start for each in (last, before[link.update])]
+            told = link.updates == other.updates and link.validate_every in (None, other.validate_every)
+            names = [name for name in HASHES if name != "losses" or (told and starts[0] == starts[1])]
             if changed := [name for name in names if getattr(link, name) != getattr(other, name)]:
                 loss = self._first_other_loss(records)
-                return f"{', '.join(changed)} part between updates {before:,} and {link.update:,}{loss}"
-            before = link.update
-        if len(again) != len(recorded):
-            return f"the record has {len(recorded)} links there, training again gives {len(again)}"
+                return f"{', '.join(changed)} part between updates {starts[0]:,} and {link.update:,}{loss}"
+            last = link
+        if recorded[-1].update not in here:
+            return f"training again did not come to update {recorded[-1].update:,}"
         return None
 
     def _first_other_loss(self, records: Sequence[Mapping[str, Any]]) -> str:

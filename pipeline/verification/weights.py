@@ -25,6 +25,8 @@ def curves(subject: Subject) -> Finding:
             where = f"updates {before:,} to {link.update:,}"
             return Finding("losses", "differs", f"{tables[0]} or {tables[1].name} was edited within {where}")
         before = link.update
+    if any(int(record["update"]) > before for record in records):
+        return Finding("losses", "differs", f"{tables[0]} or {tables[1].name} goes on after update {before:,}")
     return Finding("losses", "equal", f"{len(records)} records of {tables[0]} and {tables[1].name}")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import re
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +17,13 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from nmt.common import tensors
+from nmt.common.processes import TRAINERS
 from nmt.config import InputError, Job, ModelSettings
 from nmt.flops import LengthSums, parameters, training_flops
-from nmt.training import checkpoint, state
+from nmt.training import checkpoint, state, trainer
 from nmt.training.batches import Corpus, check_positions, pairs_of_updates, train_files, updates
 from nmt.training.distributed import World
 from nmt.training.history import read_history
@@ -304,6 +308,55 @@ def test_early_stopping_ends_when_patience_does(
     monkeypatch.setattr(Trainer, "validate", lambda self, corpus: next(measured))
     assert run(tiny_job(updates=50, patience=2), tmp_path / "run")
     assert checkpoint.latest_resume(tmp_path / "run/resume") == tmp_path / "run/resume/update-00000040"
+
+
+def test_the_validation_at_an_early_end_does_not_count_for_the_patience_of_a_longer_training(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = {4: 3.0, 8: 2.0, 10: 2.5, 12: 1.5, 16: 1.2, 20: 1.0}
+    monkeypatch.setattr(Trainer, "validate", lambda self, corpus: losses[self.update])
+    settings = {"validate_every": 4, "patience": 1}
+    assert run(tiny_job(updates=10, **settings), tmp_path / "run")
+    assert json.loads((tmp_path / "run/done.json").read_text())["loss_valid"] == 2.5
+    assert run(tiny_job(updates=20, **settings), tmp_path / "run")
+    assert json.loads((tmp_path / "run/done.json").read_text())["updates"] == 20
+
+
+def test_what_is_logged_is_on_disk_before_the_state(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power failure a state whose logs are cut would never get them back."""
+    order: list[str] = []
+    flushed, saved = trainer.flush, state.save_state
+    monkeypatch.setattr(trainer, "flush", lambda path: (order.append(path.name), flushed(path)))
+    monkeypatch.setattr(state, "save_state", lambda *given: (order.append("state"), saved(*given)))
+    assert run(tiny_job(updates=10), tmp_path / "run")
+    saves = " ".join(order).split("state")
+    assert len(saves) > 2
+    assert all("history.jsonl" in before for before in saves[:-1])
+    assert saves[-2].split() == ["history.jsonl", "chain.jsonl"]
+
+
+def test_the_processes_of_a_training_hold_its_folder(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job()))
+
+    def held(*_: object) -> bool:
+        with (tmp_path / TRAINERS).open("a") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+
+    monkeypatch.setattr(trainer, "train", held)
+    monkeypatch.setattr(trainer, "die_with_parent", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["trainer", str(tmp_path)])
+    trainer.main()
+    assert not (tmp_path / "failed.json").exists()
+
+
+def test_a_fork_without_its_state_does_not_train_from_the_beginning(tmp_path: Path, tiny_job: MakeJob) -> None:
+    with pytest.raises(InputError, match="this training is a fork, but no state is in"):
+        run(tiny_job(fork={"update": 5, "link": "0" * 64}), tmp_path / "run")
 
 
 def test_a_stop_where_patience_ends_changes_nothing(

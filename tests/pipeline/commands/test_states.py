@@ -82,3 +82,14 @@ def test_one_in_training_is_left_alone(root: Path, capsys: pytest.CaptureFixture
         assert wmt("states", "--free", "bbbb") == 1
     assert "bbbb-1111 is being trained: stop it first" in capsys.readouterr().err
     assert len(left(root)) == 3
+
+
+def test_one_whose_training_began_after_it_was_listed_is_left_alone(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pipeline.commands.states._locked", lambda _: False)
+    with (root / "train/bbbb-1111/lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert wmt("states", "--free", "bbbb") == 1
+    assert "bbbb-1111 is being trained: stop it first" in capsys.readouterr().err
+    assert len(left(root)) == 3

@@ -46,7 +46,10 @@ def test_a_dead_machines_lease_expires(bucket: Bucket, capsys: pytest.CaptureFix
 def test_a_machine_that_was_away_learns_that_it_lost_it(bucket: Bucket) -> None:
     lease = Lease(bucket, "lease.json", "first")
     with lease.held():
+        assert lease.confirm()
         bucket.write("lease.json", b'{"owner": "second", "host": "there", "renewals": 1}')
+        assert not lease.confirm()
+        assert lease.lost, "at once, not when it would have been renewed"
         deadline = time.monotonic() + 60
         while not lease.lost:
             assert time.monotonic() < deadline

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 from stores import BUCKET, Store
@@ -171,6 +172,50 @@ def test_a_damaged_state_gives_way_to_the_one_before(
     assert states.updates() == [8, 5]
     states.push(here)
     assert states.pull(training_folder("third")) == 10
+
+
+def test_a_damaged_checkpoint_that_states_share_costs_no_state(
+    states: RemoteStates, training_folder: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here, there = training_folder("here"), training_folder("there")
+    for update in (5, 10):
+        save(here, update)
+        states.push(here)
+    shared = "checkpoints/update-00000005.safetensors"
+    key = states._object(states._read(10).files[shared])
+    assert key == states._object(states._read(5).files[shared])
+    states.bucket.write(key, b"weights 6")
+    assert states.pull(there) == 10
+    assert f"has a damaged {shared}: the average will be without it" in capsys.readouterr().out
+    assert [path.name for path in checkpoint.checkpoints(there / "checkpoints")] == ["update-00000010.safetensors"]
+    assert states.updates() == [10, 5]
+
+
+def test_a_download_that_was_damaged_once_is_repeated(
+    states: RemoteStates, training_folder: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = training_folder("here"), training_folder("there")
+    save(here, 5)
+    states.push(here)
+    download, damaged = states.bucket.download, []
+
+    def once(key: str, file: IO[bytes]) -> None:
+        download(key, file)
+        if not damaged:
+            damaged.append(key)
+            file.truncate(1)
+
+    monkeypatch.setattr(states.bucket, "download", once)
+    assert states.pull(there) == 5
+    assert damaged
+
+
+def test_a_machine_without_its_lease_publishes_no_state(states: RemoteStates, training_folder: Make) -> None:
+    here = training_folder("here")
+    save(here, 5)
+    assert states.push(here, confirm=lambda: False) is None
+    assert states.updates() == []
+    assert states.push(here) == 5
 
 
 def test_a_state_that_is_being_replaced_is_not_uploaded(

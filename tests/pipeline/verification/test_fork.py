@@ -12,7 +12,7 @@ from command_line import wmt
 from tiny_run import ROOT, after_training, training
 
 from nmt.config import InputError
-from pipeline.common.paths import CERTIFICATE, CHAIN, CONFIG, PARAMS, SCORES
+from pipeline.common.paths import CERTIFICATE, CHAIN, CHECKPOINTS, CONFIG, PARAMS, SCORES
 from pipeline.config import resolution
 from pipeline.runs.pipeline_run import Run
 from pipeline.tracking.record import Record, present, runs_folder
@@ -52,6 +52,13 @@ def test_a_fork_that_changes_no_result_ends_as_its_run(record: Record) -> None:
         json.loads(CHAIN.read_text())["state"]
         != json.loads((record.results / CERTIFICATE.name).read_text())["training"]["state"]
     )
+
+
+def test_a_fork_averages_the_checkpoints_that_it_shares_with_its_run(record: Record) -> None:
+    names = {path.name for path in CHECKPOINTS.iterdir()}
+    begin(record, 16, "training.resume_minutes=7")
+    assert {path.name for path in CHECKPOINTS.iterdir()} == names
+    assert "update-00000012.safetensors" in names
 
 
 def test_a_fork_parts_after_the_update(record: Record, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,24 @@ def test_an_honest_run_passes(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("change", [{}, {"verify_every": 3}, {"verify_every": None}, {"validate_every": 5}], ids=str)
+def test_a_training_that_was_extended_passes(
+    run: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any]
+) -> None:
+    """Its links and losses were at other updates before, the old end among them."""
+    configuration = yaml.safe_load(CONFIG.read_text())
+    configuration["training"] |= {"updates": 17, "checkpoint_every": 5}
+    CONFIG.write_text(yaml.safe_dump(configuration))
+    training()
+    configuration["training"] |= {"updates": 30, **change}
+    CONFIG.write_text(yaml.safe_dump(configuration))
+    training()
+    after_training()
+    status, found, last = verify(capsys, "--share", 1, "--no-translate")
+    assert (status, last) == (0, "verified"), found
+    assert found["training"][1].startswith("30 of 30 updates")
+
+
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.5])
 def test_a_share_of_the_updates_is_trained_again(run: Path, capsys: pytest.CaptureFixture[str], share: float) -> None:
     status, found, _ = verify(capsys, "--share", share, "--no-translate")
@@ -290,6 +308,13 @@ def test_a_recorded_run_whose_corpus_was_replaced_is_no_other_run(
     assert [step for step, (how, _) in found.items() if how == "not here"] == absent
     assert "data/binned is another run's" in found["corpus"][1]
     assert (status, last) == (0, f"verified, but for what is not here: {', '.join(absent)}")
+
+
+def test_a_chain_that_ends_early_is_no_whole_training(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    resealed(lambda content: content["training"].update(links=content["training"]["links"][:-3]))
+    _, found, _ = verify(capsys, "--no-translate", "--updates", "0:2")
+    assert found["certificate"] == ("differs", "the chain ends at update 18, the training at update 24")
+    assert "goes on after update 18" in found["losses"][1]
 
 
 def resealed(change: Callable[[dict[str, Any]], None]) -> None:
