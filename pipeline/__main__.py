@@ -89,7 +89,8 @@ def size_of(path: Path) -> int:
 
 
 def stop(signum: int, frame: FrameType | None) -> None:
-    """Handle SIGTERM."""
+    """Handle SIGTERM. A second one, as from whoever adopts an orphan, does not disturb what the first has begun."""
+    signal.signal(signum, lambda *_: None)
     raise Interrupted(f"stopped by {signal.Signals(signum).name}")
 
 

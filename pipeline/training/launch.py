@@ -21,7 +21,8 @@ from nmt.config import InputError
 from pipeline.machine import available_cores
 
 INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # loopback
-GRACE = 45.0  # seconds between SIGTERM and SIGKILL: time to save the state. torchrun itself gives its workers 30
+GRACE = 45.0  # seconds between SIGTERM and SIGKILL: time to save the state
+WORKERS_GRACE = 40  # the same of torchrun for its workers, whose default is 30
 JOIN = 600  # seconds that a node waits for the others
 RESTARTS = 100  # lost nodes that a training survives
 RENDEZVOUS = "rendezvous"  # file in the folder of a training of several nodes
@@ -112,6 +113,7 @@ def environment(count: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(max(1, available_cores() // count)),
         # Spinning threads, OpenMP's default, made training five times slower beside another program.
         "OMP_WAIT_POLICY": "PASSIVE",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(WORKERS_GRACE),
         # With a store that outlives rounds, a replacement node never receives the store's address.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }

@@ -159,3 +159,14 @@ def test_an_unknown_stage_is_refused_before_anything_runs(opened: list[str], tmp
         assert done.returncode == 2
         assert (wrong[-1] if wrong else "stage") in done.stderr
     assert (opened, stage.state_root().exists()) == ([], False)
+
+
+def test_a_second_sigterm_does_not_disturb_what_the_first_has_begun() -> None:
+    """Whoever adopts a stage sends it another; the training is still saving its state then."""
+    before = signal.signal(signal.SIGTERM, runner.stop)
+    try:
+        with pytest.raises(Interrupted, match="stopped by SIGTERM"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -158,7 +158,11 @@ def test_processes_share_the_cores_and_stay_on_loopback(monkeypatch: pytest.Monk
     monkeypatch.setenv("OF_THE_USER", "kept")
     assert [launch.environment(count)["OMP_NUM_THREADS"] for count in (1, 2, 7, 8)] == ["7", "3", "1", "1"]
     made = launch.environment(1)
-    ours = {"OMP_NUM_THREADS", "OMP_WAIT_POLICY", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
+    ours = {
+        *("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+    }
+    assert 30 < int(made["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < launch.GRACE
     assert (made["OMP_WAIT_POLICY"], made["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"]) == ("PASSIVE", "1")
     assert (made["GLOO_SOCKET_IFNAME"], made["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
     assert made["OF_THE_USER"] == "kept"
