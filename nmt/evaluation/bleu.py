@@ -199,8 +199,8 @@ def compare(baseline: Sequence[str], system: Sequence[str], references: Sequence
     first, second = _bootstrap([baseline, system], references)
     assert second.p_value is not None
     difference = float(second.score - first.score)
-    # sacreBLEU calls a difference of 0 significant, because no resample differs more.
-    return Comparison(difference, float(second.p_value) if difference else 1.0)
+    # sacreBLEU calls a difference of 0 significant, because no resample differs more, and that of a single line.
+    return Comparison(difference, float(second.p_value) if difference and len(references) > 1 else 1.0)
 
 
 def score(hypotheses: Sequence[str], references: Sequence[str], lang: str) -> Scores:

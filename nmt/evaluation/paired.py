@@ -90,5 +90,7 @@ def compare_trees(baseline: Sequence[str], system: Sequence[str], gold: Sequence
     chance = np.random.default_rng(SEED)
     weights = chance.multinomial(sentences, np.full(sentences, 1 / sentences), size=SAMPLES)
     resampled = np.abs(f1_of(weights @ second) - f1_of(weights @ first))
+    if np.ptp(resampled) < 1e-9:  # Too few sentences, or all alike: nothing can be said.
+        return Comparison(difference, 1.0)
     exceeding = int((resampled - resampled.mean() > abs(difference)).sum())
     return Comparison(difference, (exceeding + 1) / (SAMPLES + 1))

@@ -14,6 +14,8 @@ class Scorer(NamedTuple):
     program: str
     papers_set: str
     """The validation set of the paper, as scores.json names it."""
+    papers_test: str
+    """The test set of the paper."""
     numbers: tuple[str, ...]
     """Keys of the numbers that a registered model has."""
 
@@ -23,9 +25,17 @@ BLEU = Scorer(
     "BLEU",
     "sacreBLEU",
     "newstest2013, 3000 lines",
+    "newstest2014, 3003 lines",
     ("bleu", "bleu_paper_way", "bleu_valid", "bleu_valid_paper_way", "ppl_valid"),
 )
-F1 = Scorer("f1", "F1", "EVALB", "wsj22, 1700 lines", ("f1", "f1_valid", "f1_malformed", "ppl_valid"))
+F1 = Scorer(
+    "f1",
+    "F1",
+    "EVALB",
+    "wsj22, 1700 lines",
+    "wsj23, 2416 lines",
+    ("f1", "f1_valid", "f1_malformed", "ppl_valid"),
+)
 
 
 def scorer(metrics: Container[str]) -> Scorer:

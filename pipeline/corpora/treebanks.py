@@ -9,9 +9,6 @@ from nmt.common.files import writing
 from nmt.text.parallel_text import read_lines
 from nmt.text.trees import normalise, read_trees
 
-SUFFIXES = (".mrg", ".mrg.gz")
-"""Names of files in Penn bracketing."""
-
 
 def split(source: Path, target: Path, name: str) -> tuple[int, Counter[str]]:
     """Replace `source` by sentences and `target`, a treebank, by its normalised trees, one a line.

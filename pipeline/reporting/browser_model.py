@@ -86,8 +86,11 @@ def tokenizer_tables(language: str, settings: TokenizerSettings) -> dict[str, An
 
     Parsers' sentences need none of them: their words are separated by spaces.
     """
-    if settings.tokenizer != "moses":
+    if settings.tokenizer not in ("moses", "none"):
         return {"tokenizer": settings.tokenizer}
+    normalizing = Moses(language, settings).javascript_rules() if settings.normalize_punctuation else []
+    if settings.tokenizer == "none":
+        return {"tokenizer": "none", "normalizing": normalizing}
     from sacremoses import MosesTokenizer
 
     moses = MosesTokenizer(language)
@@ -95,7 +98,7 @@ def tokenizer_tables(language: str, settings: TokenizerSettings) -> dict[str, An
     return {
         "tokenizer": "moses",
         "language": language,
-        "normalizing": Moses(language, settings).javascript_rules() if settings.normalize_punctuation else [],
+        "normalizing": normalizing,
         "aggressiveHyphens": settings.aggressive_hyphens,
         "classes": {name: _ranges(getattr(moses, attribute)) for name, attribute in names.items()},
         "prefixes": sorted(set(moses.NONBREAKING_PREFIXES)),

@@ -100,11 +100,14 @@ def losses(intervals: Path, validations: Path) -> View:
 
 def curves(intervals: Path, validations: Path) -> View:
     """Return perplexity, learning rate, speed and the loss that is minimised over updates."""
+    measured = series(validations, "valid_ppl")
+    # Large first values would flatten the curve; a weak model's are all large.
+    largest = max(LARGEST_PERPLEXITY, 2 * measured[-1][1]) if measured else 0.0
     panels = [
         Panel(
             "Perplexity per subword of the validation set",
             "update",
-            {"": [(x, y) for x, y in series(validations, "valid_ppl") if y < LARGEST_PERPLEXITY]},
+            {"": [(x, y) for x, y in measured if y < largest]},
         ),
         Panel(
             "Cross-entropy of training, nats per subword",

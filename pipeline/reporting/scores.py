@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from humanize import naturaldelta
+from humanize import precisedelta
 
 from pipeline.common.settings import DataSettings, RunSettings
 from pipeline.config import rows
@@ -19,6 +19,14 @@ def number(value: float | None, form: str = ".2f") -> str:
     return "" if value is None else format(value, form)
 
 
+def duration(seconds: float) -> str:
+    """Return a time in its two largest units, as `1 hour and 29 minutes`."""
+    units = (("days", 86_400), ("hours", 3_600), ("minutes", 60))
+    finer = {"days": "hours", "hours": "minutes", "minutes": "seconds"}
+    unit = next((finer[name] for name, size in units if seconds >= size), "seconds")
+    return precisedelta(seconds, minimum_unit=unit, suppress=["months", "years"], format="%.0f")
+
+
 def reference_row(name: str) -> str:
     """Return the paper's row that `name` is compared with: itself, or base or parse-wsj for rows not in the paper."""
     row = rows.row(name)
@@ -26,15 +34,18 @@ def reference_row(name: str) -> str:
     return name if own else {"en-tree": "parse-wsj"}.get(row.pair, "base")
 
 
-def comparable(data: DataSettings) -> bool:
-    """Return whether the scored sets are the paper's: newstest2013 and newstest2014, or WSJ's sections 22 and 23."""
-    papers = ("wsj22", "wsj23") if data.target == "tree" else ("newstest2013", "newstest2014")
-    return data.valid.name.startswith(papers[0]) and data.test.name.startswith(papers[1])
+def comparable(metrics: Mapping[str, Any]) -> bool:
+    """Return whether the scored sets are the paper's: newstest2013 and newstest2014, or WSJ's sections 22 and 23.
+
+    Parts of them, as a mirror may have, are other sets.
+    """
+    by = scorer(metrics)
+    return (metrics[f"{by.key}_valid_set"], metrics[f"{by.key}_set"]) == (by.papers_set, by.papers_test)
 
 
 def headline(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -> Tiles:
     """Return the numbers for the top of the page. The paper's are beside them only where the sets are the same."""
-    paper, same = rows.row(reference_row(run.row)).paper, comparable(data)
+    paper, same = rows.row(reference_row(run.row)).paper, comparable(metrics)
     by, name = scorer(metrics), reference_row(run.row)
     table2 = paper.table2.get(run.pair)
     interval = f"{metrics[f'{by.key}_low']:.1f} to {metrics[f'{by.key}_high']:.1f} (95%); {metrics[f'{by.key}_set']}"
@@ -60,7 +71,7 @@ def headline(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -
             ),
             (
                 "training time",
-                naturaldelta(metrics["train_seconds"]),
+                duration(metrics["train_seconds"]),
                 f"{metrics['devices']} x {metrics['device']}, {metrics['precision']}",
             ),
             ("cost in FLOPs", f"{ours:.1e}", cost + (f", the paper's {name} {theirs:.1e}" if theirs else "")),
@@ -101,8 +112,8 @@ def translation(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]
     steps = [(step, f"{metrics[key]:.2f}") for step, key in zip(names, keys, strict=True)]
     return [
         Heading("Result"),
-        *([] if comparable(data) else [Paragraph(other_sets)]),
-        parsing.beside(f"the paper's {name}" if comparable(data) else None, lines),
+        *([] if comparable(metrics) else [Paragraph(other_sets)]),
+        parsing.beside(f"the paper's {name}" if comparable(metrics) else None, lines),
         Paragraph(f"sacreBLEU's signature: {metrics['bleu_signature']}. chrF's: {metrics['chrf_signature']}."),
         Heading("From sacreBLEU to the paper's way of scoring"),
         Table(("step, on both sides", f"BLEU, {metrics['bleu_set']}"), steps),
@@ -112,7 +123,7 @@ def translation(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]
 def results(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -> list[Block]:
     """Return the scores, beside those of the paper's row where the sets are the same."""
     if "f1" in metrics:
-        return parsing.results(run, reference_row(run.row), metrics, same_sets=comparable(data))
+        return parsing.results(run, reference_row(run.row), metrics, same_sets=comparable(metrics))
     return translation(run, data, metrics)
 
 

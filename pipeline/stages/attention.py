@@ -24,16 +24,19 @@ FIGURES = (
 
 
 def choose_pairs(source: Path, target: Path, count: int) -> list[tuple[str, str]]:
-    """Return at most `count` pairs of raw lines: the paper's sentences, then sources of 6 to 15 words, then any text.
+    """Return at most `count` pairs of raw lines: the paper's sentences, sources of 6 to 15 words, then the shortest.
 
     Raises InputError where no source line has text.
     """
     from nmt.text.parallel_text import parallel
 
-    def rank(pair: tuple[str, str]) -> int:
+    def rank(pair: tuple[str, str]) -> tuple[int, int]:
         if pair[0].strip() in FIGURES:
-            return FIGURES.index(pair[0].strip())
-        return len(FIGURES) if len(pair[0].split()) in WORDS and pair[1].strip() else len(FIGURES) + 1
+            return FIGURES.index(pair[0].strip()), 0
+        if len(pair[0].split()) in WORDS and pair[1].strip():
+            return len(FIGURES), 0
+        # Attention grows with the square of the length, and these may be whole documents.
+        return len(FIGURES) + 1, len(pair[0]) + len(pair[1])
 
     found = heapq.nsmallest(count, (pair for pair in parallel(source, target) if pair[0].strip()), key=rank)
     if not found:

@@ -87,7 +87,7 @@ def _split_treebanks(data: DataSettings, folder: Path, files: dict[str, Stats]) 
     removed: dict[str, dict[str, int]] = {}
     for role, text in data.texts:
         treebank = text.target.path or str(text.target.member)
-        if text.source != text.target or not treebank.endswith(treebanks.SUFFIXES):
+        if data.target != "tree" or text.source != text.target:
             continue
         paths = [folder / f"{role}.{text.name}.{language}" for language in (data.source, data.target)]
         trees, counts = treebanks.split(paths[0], paths[1], treebank)

@@ -29,9 +29,9 @@ function ticks(low, high) {
   const raw = (high - low) / 5 || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= raw);
-  const found = [];
-  for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step) found.push(value);
-  return found;
+  const first = Math.ceil(low / step);
+  const count = Math.floor(high / step + 1e-9) - first + 1;
+  return Array.from({ length: Math.max(0, Math.min(count, 12)) }, (_, i) => (first + i) * step);
 }
 
 const scale = (low, high, from, to) => (value) => from + ((value - low) / (high - low || 1)) * (to - from);
@@ -57,6 +57,7 @@ function curves({ title, x: xTitle, series }) {
   const all = series.flatMap((one) => one.points.map(([x]) => x));
   const steps = [...new Set(all)].sort((a, b) => a - b);
   const full = [steps[0] ?? 0, steps.at(-1) ?? 1];
+  const finest = Math.min(...steps.slice(1).map((step, i) => step - steps[i]), full[1] - full[0]);
   let range = full;
   let cursor = null;
   let width = NARROWEST;
@@ -105,6 +106,7 @@ function curves({ title, x: xTitle, series }) {
   }
 
   function zoom(to) {
+    if (to !== full && to[1] - to[0] < finest) return;
     range = to;
     reset.hidden = to === full;
     draw();
@@ -132,21 +134,25 @@ function curves({ title, x: xTitle, series }) {
     if (dragged !== null && to - from > (range[1] - range[0]) / 40) zoom([Math.max(from, full[0]), Math.min(to, full[1])]);
     dragged = null;
   });
+  // The browser took the gesture, as to scroll.
+  svg.addEventListener("pointercancel", () => { dragged = null; cursor = null; draw(); });
   svg.addEventListener("pointerleave", () => { if (dragged === null) { cursor = null; draw(); } });
   svg.addEventListener("dblclick", () => zoom(full));
   svg.addEventListener("keydown", (event) => {
-    const index = steps.indexOf(cursor);
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const visible = steps.filter((step) => step >= range[0] && step <= range[1]);
+    const index = visible.indexOf(cursor);
     const middle = cursor ?? (range[0] + range[1]) / 2;
     const span = range[1] - range[0];
     const keys = {
-      ArrowRight: () => { cursor = steps[Math.min(steps.length - 1, index + 1)]; },
-      ArrowLeft: () => { cursor = steps[Math.max(0, index < 0 ? steps.length - 1 : index - 1)]; },
+      ArrowRight: () => { cursor = visible[Math.min(visible.length - 1, index + 1)]; },
+      ArrowLeft: () => { cursor = visible[Math.max(0, index < 0 ? visible.length - 1 : index - 1)]; },
       "+": () => zoom([Math.max(full[0], middle - span / 4), Math.min(full[1], middle + span / 4)]),
       "-": () => zoom([Math.max(full[0], middle - span), Math.min(full[1], middle + span)]),
       0: () => zoom(full),
       Escape: () => zoom(full),
     };
-    if (!(event.key in keys) || !steps.length) return;
+    if (!(event.key in keys) || !visible.length) return;
     event.preventDefault();
     keys[event.key]();
     draw();

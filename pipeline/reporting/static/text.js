@@ -2,6 +2,7 @@
 
 const SPACES = " \\t\\n\\r\\f\\v\\x1c-\\x1f\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000";
 const SPACE_RUN = new RegExp(`[${SPACES}]+`, "gu");
+const ENDS = new RegExp(`^[${SPACES}]+|[${SPACES}]+$`, "gu");
 const LINE_BREAKERS = /[\x00-\x1f\x7f\x85\u2028\u2029]/gu;
 const INSIDE = "\n"; // the end of a piece that is not the last of its word
 const END = "</w>";
@@ -15,7 +16,9 @@ const inside = (ranges) => ranges.map(([low, high]) => `${escaped(low)}-${escape
 
 /** Return `tokenize` of the source's language. settings: tokenizer, hyphens, normalizing rules, classes, prefixes. */
 function makeTokenizer({ tokenizer, language, normalizing, aggressiveHyphens, classes, prefixes, numericPrefixes }) {
-  if (tokenizer === "none") return (line) => line.replace(LINE_BREAKERS, " ");
+  const normalize = normalizing.map(([pattern, replacement]) => [new RegExp(pattern, "gu"), replacement]);
+  const normalized = (line) => substitute(normalize, `${line}\n`).replace(ENDS, "");
+  if (tokenizer === "none") return (line) => (normalize.length ? normalized(line) : line).replace(LINE_BREAKERS, " ");
   const [alnum, alpha, number] = ["alnum", "alpha", "number"].map((name) => inside(classes[name]));
   const rule = (pattern, replacement) => [new RegExp(pattern, "gu"), replacement];
   const before = [rule(`([^${alnum}${SPACES}.'\`,\\-])`, " $1 ")];
@@ -36,8 +39,6 @@ function makeTokenizer({ tokenizer, language, normalizing, aggressiveHyphens, cl
   const [hasAlpha, startsLower] = [new RegExp(`[${alpha}]`, "u"), new RegExp(`^[${inside(classes.lower)}]`, "u")];
   const numeric = new Set(numericPrefixes);
   const abbreviations = new Set(prefixes.filter((prefix) => !numeric.has(prefix)));
-  const normalize = normalizing.map(([pattern, replacement]) => rule(pattern, replacement));
-
   function stays(prefix, next) {
     return (prefix.includes(".") && hasAlpha.test(prefix)) || abbreviations.has(prefix) || startsLower.test(next)
       || (numeric.has(prefix) && /^[0-9]/u.test(next));
@@ -51,7 +52,7 @@ function makeTokenizer({ tokenizer, language, normalizing, aggressiveHyphens, cl
   }
 
   return (line) => {
-    let text = normalize.length ? split(substitute(normalize, `${line}\n`)).join(" ") : line;
+    let text = normalize.length ? normalized(line) : line;
     text = split(text.replace(SPACE_RUN, " ").replace(/[\x00-\x1f]/gu, "")).join(" ");
     text = substitute(before, text).replace(/\.{2,}/gu, (dots, at, whole) => (
       ` ${"DOT".repeat(dots.length)}MULTI${at + dots.length < whole.length ? " " : ""}`));
@@ -185,10 +186,13 @@ function makeWordPieces({ symbols, scores, usedRows }) {
   const ids = new Map(symbols.slice(0, usedRows).map((symbol, row) => [symbol, row]));
   const byteName = (byte) => `<0x${byte.toString(16).toUpperCase().padStart(2, "0")}>`;
   const bytes = new Map(Array.from({ length: 256 }, (_, byte) => [ids.get(byteName(byte)), byte]));
-  const PRIVATE = "\u{10ffff}"; // in the place of a written U+2581, which is no space
 
   function encode(line) {
     if (!line) return [];
+    // In the place of a written U+2581, which is no space.
+    let code = 0x100000;
+    while (line.includes(String.fromCodePoint(code)) || ids.has(String.fromCodePoint(code))) code += 1;
+    const PRIVATE = String.fromCodePoint(code);
     const pieces = Array.from(UNDERSCORE + line.replaceAll(UNDERSCORE, PRIVATE).replaceAll(" ", UNDERSCORE));
     for (;;) {
       let best = -1;
@@ -211,6 +215,7 @@ function makeWordPieces({ symbols, scores, usedRows }) {
   function decode(tokens) {
     let text = "";
     let pending = [];
+    const first = tokens.find((token) => token >= 4 && token < usedRows);
     const flush = () => { text += bytesAsText(pending); pending = []; };
     for (const token of tokens) {
       if (token < 4 || token >= usedRows) continue;
@@ -221,7 +226,8 @@ function makeWordPieces({ symbols, scores, usedRows }) {
       }
     }
     flush();
-    return text.replace(/^ /u, "").replaceAll("\n", " ");
+    // A space that a byte stands for is text.
+    return (symbols[first]?.startsWith(UNDERSCORE) ? text.slice(1) : text).replaceAll("\n", " ");
   }
   return { encode, decode };
 }

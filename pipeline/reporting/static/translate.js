@@ -9,7 +9,7 @@ views.translate = (root, content, blob) => {
   const vocabulary = (subwords.kind === "bpe" ? makeBytePairs : makeWordPieces)(subwords);
   const [written, target] = targetSymbols ? [makeSymbols(targetSymbols), targetSymbols] : [vocabulary, subwords];
   const tokenize = parses ? makeWords() : makeTokenizer(tokenizer);
-  const detokenize = parses ? makeTrees(tokenizer.tokenizer, target.symbols.slice(0, target.usedRows)) : makeDetokenizer(detokenizer);
+  const detokenize = parses ? makeTrees(tokenizer.tokenizer, targetSymbols?.symbols.slice(0, targetSymbols.usedRows)) : makeDetokenizer(detokenizer);
   const text = (ids, source) => detokenize(written.decode(ids), source);
   const input = element("textarea", { rows: 3, lang: languages[0], dir: "auto", spellcheck: "false" });
   input.value = example;
@@ -33,6 +33,7 @@ views.translate = (root, content, blob) => {
     const done = [];
     said.textContent = parses ? "parsing" : "translating";
     output.replaceChildren();
+    output.ariaBusy = "true"; // fragments are not read aloud
     try {
       let last = null;
       for (const line of input.value.split("\n")) {
@@ -50,10 +51,12 @@ views.translate = (root, content, blob) => {
         last = { source, found };
       }
       output.replaceChildren(...done.flatMap((line, i) => (i ? [element("br"), line] : [line])));
+      output.ariaBusy = "false";
       output.dataset.lines = JSON.stringify(done);
       said.textContent = `${((performance.now() - start) / 1000).toFixed(2)} seconds in this page`;
       if (last) look(last);
     } catch (error) {
+      output.ariaBusy = "false";
       output.replaceChildren(element("span", { class: "error" }, error.message));
       said.textContent = "";
     }

@@ -57,9 +57,10 @@ views.translations = (root, { languages, metric, systems, lines }) => {
   const kinds = paired
     ? [["all", "all"], ["differ", "that differ"]]
     : [["all", "all"], ["wrong", "unlike the reference"], ["exact", "equal to the reference"]];
+  const isExact = (line) => line.outputs[0].trim() === line.reference.trim(); // the reference may end in \r
   const keep = {
     all: () => true, differ: (line) => line.outputs[0] !== line.outputs[1],
-    wrong: (line) => line.outputs[0] !== line.reference, exact: (line) => line.outputs[0] === line.reference,
+    wrong: (line) => !isExact(line), exact: isExact,
   };
   lines.forEach((line, index) => { line.number = index + 1; });
   const state = { order: orders[0][0], kind: "all" };

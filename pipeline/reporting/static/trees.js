@@ -28,13 +28,16 @@ function bracketed({ label, word, children }) {
   return `(${label} ${children ? children.map(bracketed).join(" ") : word})`;
 }
 
-/** Return `detokenize(symbols, source)`: any output of the vocabulary becomes a tree over the words of `source`. */
+/**
+ * Return `detokenize(symbols, source)`: any output becomes a tree over the words of `source`. `vocabulary`: the symbols of
+ * a closed one; without it an output's own symbols tell constituents from tags.
+ */
 function makeTrees(linearisation, vocabulary) {
-  const known = new Set(vocabulary);
   return (line, source) => {
     const words = wordsOf(source);
     if (!words.length) return "";
     const symbols = split(line);
+    const known = new Set(vocabulary ?? symbols);
     const levels = [{ label: "", children: [] }]; // The first has the trees themselves and is never closed.
     const trees = levels[0].children;
     let used = 0;

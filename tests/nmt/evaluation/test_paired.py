@@ -106,6 +106,14 @@ def test_sentences_that_are_hard_for_both_parsers_cancel() -> None:
     assert paired.compare_trees([*hard, *[OTHER] * 6, *[GOLD] * 44], hard + [GOLD] * 50, [GOLD] * 100).p_value < 0.03
 
 
+def test_one_sentence_or_sentences_that_are_all_alike_say_nothing() -> None:
+    assert paired.compare_trees([FLAT], [GOLD], [GOLD]).p_value == 1
+    assert paired.compare_trees([FLAT] * 9, [GOLD] * 9, [GOLD] * 9).p_value == 1
+    found = bleu.compare(["x"], ["a b c d"], ["a b c d"])
+    assert found.difference > 50
+    assert found.p_value == 1
+
+
 def test_the_p_value_is_that_of_sentences_drawn_one_by_one() -> None:
     gold = [GOLD] * 60
     baseline, system = [OTHER] * 8 + [GOLD] * 52, [GOLD] * 8 + [OTHER] * 5 + [GOLD] * 47

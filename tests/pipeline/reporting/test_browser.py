@@ -185,6 +185,16 @@ def test_a_chart_is_read_and_zoomed_by_mouse_and_keyboard(browser: Browser, repo
         # The curve of 9 / (n + 1) no longer reaches 2.
         labels = chart.locator("svg text").all_text_contents()
         assert max(float(label) for label in labels if label.replace(".", "").isdigit() and float(label) < 10) < 3
+        for _ in range(3):
+            drawing.press("ArrowRight")
+        read = int((legend.text_content() or "").split("training")[0].removeprefix("update "))
+        assert 70 < read < 81, "the keys read what is shown, of which the right end is under the cursor"
+        # Held down, plus ends at the finest step; with a modifier the keys are the browser's.
+        for _ in range(60):
+            drawing.press("+")
+        assert chart.locator("svg text").count() < 30
+        drawing.press("Control+-")
+        assert reset.is_visible()
         drawing.press("Escape")
         assert not reset.is_visible()
 

@@ -84,7 +84,13 @@ def word_pieces(folder: Path) -> subwords.Subwords:
 
 @pytest.mark.parametrize("language", ["en", "de", "fr"])
 @pytest.mark.parametrize(
-    "changes", [{}, {"normalize_punctuation": True, "aggressive_hyphens": True}, {"tokenizer": "none"}]
+    "changes",
+    [
+        {},
+        {"normalize_punctuation": True, "aggressive_hyphens": True},
+        {"tokenizer": "none"},
+        {"tokenizer": "none", "normalize_punctuation": True},
+    ],
 )
 def test_tokenizer_and_detokenizer_are_moses(scripts: Page, language: Any, changes: dict[str, Any]) -> None:
     plain = {"tokenizer": "moses", "normalize_punctuation": False, "aggressive_hyphens": False}
@@ -107,13 +113,18 @@ def test_subwords_are_encoded_and_decoded_as_by_nmt(scripts: Page, tmp_path: Pat
         ours = subwords.learn(dict.fromkeys(VOCABULARY, 3), settings)
     else:
         ours = word_pieces(tmp_path / "subwords")
-    lines = [*(" ".join(line.split()) for line in UNICODE), *sentences(100)]
+    lines = [*(" ".join(line.split()) for line in UNICODE), *sentences(100), "\U0010ffff \U00100000 \u2581x"]
     make = "makeBytePairs" if kind == "bpe" else "makeWordPieces"
     both = "lines.map((line) => [of.encode(line), of.decode(of.encode(line))])"
     program = f"([tables, lines]) => {{ const of = {make}(tables); return {both}; }}"
     found = scripts.evaluate(program, [browser_model.subword_tables(ours), lines])
     expected = [(ids := ours.encode(line), ours.decode(ids)) for line in lines]
     assert [tuple(each) for each in found] == expected
+    chance = random.Random(4)
+    outputs = [chance.choices(range(ours.used_rows), k=chance.randrange(5)) for _ in range(500)]
+    program = f"([tables, outputs]) => {{ const of = {make}(tables); return outputs.map((ids) => of.decode(ids)); }}"
+    decoded = scripts.evaluate(program, [browser_model.subword_tables(ours), outputs])
+    assert decoded == [ours.decode(ids) for ids in outputs]
 
 
 def bpe_model(folder: Path) -> Path:
@@ -181,18 +192,16 @@ def test_any_output_becomes_the_tree_that_nmt_makes_of_it(scripts: Page, name: L
                 " ".join(chosen.choices(["the", "(dog)", "\u00a0Ünïcödé\U0001f600"], k=chosen.randrange(6))),
             )
         )
-    source, target = codec.tokenizers(
-        "en",
-        "tree",
-        TokenizerSettings(tokenizer=name, normalize_punctuation=False, aggressive_hyphens=False),
-        known,
-    )
+    settings = TokenizerSettings(tokenizer=name, normalize_punctuation=False, aggressive_hyphens=False)
+    source, target = codec.tokenizers("en", "tree", settings, known)
     assert source.tokenize("a (b)  c\u2003d\x1ce") == scripts.evaluate("makeWords()('a (b)  c\u2003d\x1ce')")
     program = (
         "([name, known, pairs]) => "
         "{ const run = makeTrees(name, known); return pairs.map(([line, source]) => run(line, source)); }"
     )
     assert scripts.evaluate(program, [name, known, pairs]) == [target.detokenize(*pair) for pair in pairs]
+    _, of_joint = codec.tokenizers("en", "tree", settings)
+    assert scripts.evaluate(program, [name, None, pairs]) == [of_joint.detokenize(*pair) for pair in pairs]
     repairs = [
         repair
         for line, words in pairs

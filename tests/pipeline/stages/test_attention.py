@@ -25,7 +25,7 @@ def test_the_papers_sentences_come_first_then_those_of_a_readable_length(tmp_pat
     files = pairs(tmp_path, [long, "", short, *fitting, FIGURES[1], " ", FIGURES[0]])
     chosen = [source for source, _ in choose_pairs(*files, 5)]
     assert chosen == [*FIGURES, *fitting]
-    assert [source for source, _ in choose_pairs(*files, 100)] == [*FIGURES, *fitting, long, short]
+    assert [source for source, _ in choose_pairs(*files, 100)] == [*FIGURES, *fitting, short, long]
 
 
 def test_a_source_without_text_is_never_chosen(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_source_without_text_is_never_chosen(tmp_path: Path) -> None:
         choose_pairs(*pairs(tmp_path, ["", "  "]), 2)
     # A pair without a target is the last resort.
     files = pairs(tmp_path, ["a sentence of six words here", "short"], ["", "kurz"])
-    assert choose_pairs(*files, 1) == [("a sentence of six words here", "")]
+    assert choose_pairs(*files, 2) == [("short", "kurz"), ("a sentence of six words here", "")]
 
 
 def attention(layers: int, heads: int, words: int) -> Attention:

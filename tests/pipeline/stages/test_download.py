@@ -380,11 +380,12 @@ def test_a_mirror_of_wmt14(mirror: tuple[Path, str], base: str, pair: str, pairs
             assert Path(f"data/raw/{stem}.{language}").read_bytes() == real
 
 
-def test_a_treebank_becomes_sentences_and_trees() -> None:
+@pytest.mark.parametrize("ending", ["mrg", "ptb"])
+def test_a_treebank_becomes_sentences_and_trees_whatever_its_name(ending: str) -> None:
     bank = b"( (S (NP-SBJ (PRP He)) (VP (VBD ran) (NP (-NONE- *T*-1)))) )\n(NP (DT a) (NN dog))\n"
-    data = packed({f"{role}.mrg": bank for role in ("train", "valid", "test")}) | {"target": "tree"}
+    data = packed({f"{role}.{ending}": bank for role in ("train", "valid", "test")}) | {"target": "tree"}
     for role in ("train", "valid", "test"):
-        side = {"archive": "all", "member": f"{role}.mrg"}
+        side = {"archive": "all", "member": f"{role}.{ending}"}
         text = {"name": role, "source": side, "target": side}
         data[role] = [text] if role == "train" else text
     configure(data)

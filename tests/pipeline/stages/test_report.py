@@ -18,7 +18,7 @@ from model_folders import folder_of
 
 from pipeline.common import paths
 from pipeline.common.paths import CONFIG
-from pipeline.common.settings import DataSettings, RunSettings, load_section
+from pipeline.common.settings import RunSettings, load_section
 from pipeline.config import resolution
 from pipeline.reporting import figures, scores
 from pipeline.reporting.provenance import Provenance
@@ -29,7 +29,7 @@ STEPS = ("sacreBLEU, 13a", "Moses tokens", "compounds split at hyphens", "unicod
 METRICS: dict[str, Any] = {
     "bleu": 26.51,
     "bleu_signature": "nrefs:1|case:mixed",
-    "bleu_set": "newstest2014, 2 lines",
+    "bleu_set": "newstest2014, 3003 lines",
     "bleu_model": "mean of updates 94,000, 95,500, 97,000, 98,500, 100,000",
     "averaged_checkpoints": 5,
     "bleu_low": 25.9,
@@ -42,7 +42,7 @@ METRICS: dict[str, Any] = {
     "chrf_signature": "nc:6",
     "bleu_valid": 25.1,
     "bleu_valid_paper_way": 25.6,
-    "bleu_valid_set": "newstest2013, 3,000 lines",
+    "bleu_valid_set": "newstest2013, 3000 lines",
     "ppl_valid": 4.97,
     "params": 63_082_496,
     "vocabulary": 37_000,
@@ -99,7 +99,10 @@ def _stages_before(row: str, pair: str, overrides: dict[str, Any], sets: tuple[s
     _write("data/catalog/news.yaml", _catalog(valid, test))
     params = {"row": row, "pair": pair, "corpus": "news", "seed": 3, "overrides": overrides}
     _write(CONFIG, resolution.text(resolution.resolve(params)))
-    _write(paths.SCORES, json.dumps(METRICS))
+    _write(
+        paths.SCORES,
+        json.dumps({**METRICS, "bleu_set": f"{test}, 3003 lines", "bleu_valid_set": f"{valid}, 3000 lines"}),
+    )
     _write(paths.CERTIFICATE, json.dumps(CERTIFICATE))
     _write(
         paths.TRAINING,
@@ -157,13 +160,13 @@ def test_the_row_stands_beside_the_papers_and_the_literature() -> None:
     markdown, _ = _written()
     lines = markdown.split("\n")
     assert lines[0] == "# base, en-de on news, seed 3"
-    assert "| BLEU, the paper's way | newstest2014, 2 lines; average | 27.3 | 27.05 |" in lines
-    assert "| BLEU, sacreBLEU (95% interval) | newstest2014, 2 lines; average |  | 26.51 (25.90 to 27.10) |" in lines
-    assert "| perplexity per subword | newstest2013, 3,000 lines; last checkpoint | 4.92 | 4.97 |" in lines
+    assert "| BLEU, the paper's way | newstest2014, 3003 lines; average | 27.3 | 27.05 |" in lines
+    assert "| BLEU, sacreBLEU (95% interval) | newstest2014, 3003 lines; average |  | 26.51 (25.90 to 27.10) |" in lines
+    assert "| perplexity per subword | newstest2013, 3000 lines; last checkpoint | 4.92 | 4.97 |" in lines
     assert "| training FLOPs, the paper's way |  | 3.3e+18 | 3.28e+18 |" in lines
     assert "| ConvS2S ensemble | 26.36 | 7.7e+19 |" in lines
     assert "| Transformer (big), the paper | 28.4 | 2.3e+19 |" in lines
-    assert "| **this run (base, news), newstest2014, 2 lines** | **27.05** | **3.28e+18** |" in lines
+    assert "| **this run (base, news), newstest2014, 3003 lines** | **27.05** | **3.28e+18** |" in lines
     at = lines.index("| sacreBLEU, 13a | 26.51 |")
     assert lines[at + 1 : at + 4] == [
         "| Moses tokens | 26.70 |",
@@ -207,7 +210,7 @@ def test_scores_of_other_sets_are_not_in_table_2() -> None:
 
 def test_table_3_is_of_english_german() -> None:
     _stages_before("base", "en-fr", {}, ("newstest2013", "newstest2014"))
-    assert "| perplexity per subword | newstest2013, 3,000 lines; last checkpoint |  | 4.97 |" in _written()[0]
+    assert "| perplexity per subword | newstest2013, 3000 lines; last checkpoint |  | 4.97 |" in _written()[0]
 
 
 def test_table_2_is_that_of_the_pair() -> None:
@@ -293,7 +296,9 @@ def test_rows_that_are_not_the_papers_stand_beside_base() -> None:
 
 
 def test_comparable_sets() -> None:
-    assert scores.comparable(load_section("data", DataSettings))
+    assert scores.comparable(METRICS)
+    assert not scores.comparable({**METRICS, "bleu_set": "newstest2014, 500 lines"}), "a mirror has shorter ones"
+    assert not scores.comparable({**METRICS, "bleu_set": "newstest2014-filtered, 3003 lines"})
     assert load_section("run", RunSettings).target == "de"
 
 
@@ -310,7 +315,7 @@ def test_the_certificate_is_a_section() -> None:
 
 def test_the_top_has_the_scores_and_the_papers_beside_them() -> None:
     lines = _written()[0].split("\n")
-    assert "| BLEU | 26.5 | 25.9 to 27.1 (95%); newstest2014, 2 lines |" in lines
+    assert "| BLEU | 26.5 | 25.9 to 27.1 (95%); newstest2014, 3003 lines |" in lines
     assert "| BLEU, the paper's way | 27.1 | Moses tokens; the paper's base: 27.3 |" in lines
     assert "| perplexity | 4.97 | per subword; newstest2013; the paper's base: 4.92 |" in lines
     assert "| cost in FLOPs | 9.5e+17 | counted; the paper's way 3.3e+18, the paper's base 3.3e+18 |" in lines
@@ -343,3 +348,30 @@ def test_what_the_runner_knows_is_shown() -> None:
     assert "| average | not run again: DVC had its result |" in markdown
     assert '<a href="https://example.org/abc" rel="noreferrer">abc</a>' in html
     assert '<rect width="100.0%"' in html
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (5_399, "1 hour and 30 minutes"),
+        (47 * 3600, "1 day and 23 hours"),
+        (45 * 86_400, "45 days"),
+        (197, "3 minutes and 17 seconds"),
+        (4, "4 seconds"),
+    ],
+)
+def test_a_time_has_two_units(seconds: float, text: str) -> None:
+    assert scores.duration(seconds) == text
+
+
+def test_large_perplexities_are_drawn_where_there_are_no_others(tmp_path: Path) -> None:
+    table = tmp_path / "intervals.csv"
+    table.write_text("update,loss,nll,learning_rate,tokens_per_second\n1,9,9,1e-7,1\n")
+    drawn = {}
+    for last in (20.0, 900.0):
+        validations = tmp_path / "validations.csv"
+        validations.write_text(f"update,valid_ppl\n1,5000\n2,{last}\n")
+        drawn[last] = json.dumps(figures.curves(table, validations).content)
+    assert "[2.0, 20.0]" in drawn[20.0]
+    assert "[2.0, 900.0]" in drawn[900.0]
+    assert not any("5000" in content for content in drawn.values())
