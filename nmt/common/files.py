@@ -155,7 +155,7 @@ def sharing(path: Path) -> Iterator[None]:
     """
     import fcntl
 
-    with path.open("a") as file:
+    with path.open("a+") as file:  # Network file systems want a file that can be read for this lock.
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_SH)
         yield
@@ -165,7 +165,7 @@ def wait_for_sharers(path: Path, message: str) -> None:
     """Wait until no process holds `path` by `sharing`; print `message` if there is one."""
     import fcntl
 
-    with path.open("a") as file, suppress(OSError):
+    with path.open("a+") as file, suppress(OSError):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
