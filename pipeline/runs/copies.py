@@ -54,7 +54,9 @@ def make(original: Path, folder: Path, changes: Mapping[str, Any]) -> Path:
     shutil.rmtree(making, ignore_errors=True)
     git(original, "clone", "--quiet", "--no-checkout", "--no-tags", str(original), str(making))
     git(making, "checkout", "--quiet", "--detach", head)
-    difference = git(original, "diff", "--binary", "--full-index", "--no-ext-diff", "--no-textconv", head).stdout
+    # Whatever the user's own configuration of `git diff` is.
+    plain = ("--no-color", "--src-prefix=a/", "--dst-prefix=b/", "--no-ext-diff", "--no-textconv")
+    difference = git(original, "diff", "--binary", "--full-index", *plain, head).stdout
     if difference:
         # Also applied to the index: `dvc exp save` leaves out new files that are not in it.
         git(making, "apply", "--index", "--whitespace=nowarn", "-", content=difference)

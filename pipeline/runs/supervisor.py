@@ -105,13 +105,12 @@ def reproduce(stage: str, force: bool) -> bool | None:
 
 
 def record_results(names: Sequence[str]) -> None:
-    """Complete the record of the run that works here, cached stages included, and publish a complete run."""
+    """Complete the record of the run that works here, cached stages included, and publish it: the run ends here."""
     try:
         if (record := present()) is not None:
             record.create(CONFIG)
             record.finish([name for name in graph.stages() if not names or name in names])
-            if record.is_complete():
-                stage_tracker.publish(record, "run")
+            stage_tracker.publish(record, "run")
     except stage_tracker.FAILURES as error:
         print(f"run: tracking: {error}; the run goes on without it", file=sys.stderr)
 

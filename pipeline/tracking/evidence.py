@@ -77,7 +77,7 @@ def source() -> dict[str, str]:
 
 def difference() -> str:
     """Return the diff of those files, empty if there is none."""
-    return _output("git", "diff", "HEAD", "--", ".", *NOT_CODE) or ""
+    return _output("git", "diff", "--no-color", "HEAD", "--", ".", *NOT_CODE) or ""
 
 
 def training_code() -> str:

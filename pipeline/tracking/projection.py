@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
 
-BATCH = 1000
+BATCH = 999
 """Metrics that MLflow takes at once."""
 RECORD, PUBLISHED = "wmt.record", "wmt.published"
 """Tags of an MLflow run: the record that it shows, and what it has of it."""
@@ -95,9 +95,10 @@ class Publication:
         """Set the scores, and what the stages measured, by the names of names.py."""
         from mlflow.entities import Metric
 
-        created = self.description["created"]
+        # Of two values of an update MLflow takes the later one, and the larger one of the same time.
+        scored = self.stages.get("score", {}).get("end", self.description["created"])
         numbers = {
-            name: Metric(name, float(value), created, 0)
+            name: Metric(name, float(value), scored, 0)
             for key, value in self.record.numbers().items()
             if (name := names.of_score(key)) is not None
         }
@@ -143,7 +144,8 @@ class Publication:
 
     def log_artifacts(self) -> None:
         """Send the files that are new or have changed: results, configuration, evidence."""
-        paths = [*self.record.results.glob("*"), *(self.record.folder / name for name in EVIDENCE)]
+        results = (path for path in self.record.results.glob("*") if not path.name.startswith("."))
+        paths = [*results, *(self.record.folder / name for name in EVIDENCE)]
         for path in paths:
             if path.exists() and self.noted["files"].get(path.name) != (state := signature([path])):
                 self.client.log_artifact(self.id, str(path))
@@ -217,14 +219,15 @@ class Publication:
 
     def set_status(self) -> str:
         """Set the run's status and end; returns the status."""
-        status = self.record.status()
-        if status != self.run.info.status:
-            self.changed = True
-            if status == "RUNNING":
+        status, was = self.record.status(), self.run.info
+        end = max((stage["end"] for stage in self.stages.values() if "end" in stage), default=None)
+        if status == "RUNNING":
+            if status != was.status:
+                self.changed = True
                 self.client.update_run(self.id, status=status)
-            else:
-                ends = [stage["end"] for stage in self.stages.values() if "end" in stage]
-                self.client.set_terminated(self.id, status, max(ends, default=None))
+        elif status != was.status or end not in (None, was.end_time):
+            self.changed = True
+            self.client.set_terminated(self.id, status, end)
         return status
 
 

@@ -58,7 +58,9 @@ def _links(record: Record) -> Iterator[tuple[str, str, str]]:
         yield "MLflow run", published["run"], mlflow_address(published)
     if flow := tags.get("prefect.flow_run_id"):
         server = os.environ.get("PREFECT_API_URL", f"http://127.0.0.1:{os.environ.get('PREFECT_PORT', '4200')}/api")
-        yield "Prefect run", flow, f"{server.removesuffix('/').removesuffix('/api')}/runs/flow-run/{flow}"
+        # An address with a password belongs in no page.
+        pages = "" if "@" in server else f"{server.removesuffix('/').removesuffix('/api')}/runs/flow-run/{flow}"
+        yield "Prefect run", flow, pages
 
 
 def commit_address(remote: str, commit: str) -> str:

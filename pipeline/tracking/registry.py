@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-import tempfile
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,10 +58,14 @@ def _log(client: MlflowClient, run: str, folder: Path, values: Mapping[str, Any]
         experiment, str(values["tags"]["row"]), source_run_id=run, tags=dict(values["tags"]), model_type="Transformer"
     )
     client.log_outputs(run, [LoggedModelOutput(model.model_id, step=updates)])
-    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        saved = Path(temporary) / "model"
-        save(saved, folder, values["search"], run, model)
-        client.log_model_artifacts(model.model_id, str(saved))
+    # By a name of its own: what a kill has left is removed by the next attempt. `publish.lock` lets one in at a time.
+    temporary = folder.with_name(".registering.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        save(temporary / "model", folder, values["search"], run, model)
+        client.log_model_artifacts(model.model_id, str(temporary / "model"))
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     now = int(values["time"])
     client.log_batch(
         run,

@@ -35,6 +35,9 @@ def test_changes_of_tracked_files_travel_and_new_values_leave_the_comments(clone
     (original / "nmt/untracked.py").write_text("# Not added.\n")
     (original / "LICENSE").unlink()
     git(original, "add", "nmt/added.py")
+    # As users set them.
+    git(original, "config", "diff.noprefix", "true")
+    git(original, "config", "color.ui", "always")
     before = git(original, "status", "--porcelain")
     overrides = {"training": {"updates": 7}}
     copy = copies.make(original, tmp_path / "run", {"row": "big", "overrides": overrides})

@@ -195,7 +195,19 @@ def test_the_stages_of_one_repro_are_one_run(root: Path) -> None:
     assert len(history(root, run, "train/loss")) == 1500
     (artifacts,) = root.glob("mlartifacts/*/artifacts")
     assert {"report.md", "config.yaml", "scores.json", "run.json"} <= {path.name for path in artifacts.iterdir()}
-    assert all(record.is_published() for record in records(root / "runs"))
+    (record,) = records(root / "runs")
+    assert record.is_published()
+    assert run.info.end_time == max(stage["end"] for stage in record.stages().values())
+
+
+def test_a_lower_score_takes_the_place_of_a_higher_one(root: Path) -> None:
+    """The user has mended how translations are scored, and runs the stage again."""
+    for bleu in (30.0, 29.5):
+        with without_mlflow():
+            finish(bleu, "score")
+        assert wmt("publish", "base") == 0
+        (run,) = recorded(root)
+        assert run.data.metrics["test/bleu"] == bleu
 
 
 def test_publishing_twice_changes_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
