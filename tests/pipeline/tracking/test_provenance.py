@@ -57,7 +57,9 @@ def test_links_lead_to_commit_mlflow_prefect_and_dvc(monkeypatch: pytest.MonkeyP
         assert links["run"] == (record.folder.name, "")
         write_json(record.folder / "published.json", published | {"uri": "sqlite:///work/mlflow.db"})
         monkeypatch.setenv("MLFLOW_PORT", "5050")
+        monkeypatch.setenv("PREFECT_API_URL", "https://user:secret@prefect.example/api")
         links = {label: (text, address) for label, text, address in provenance.of_present_run().links}
+        assert links["Prefect run"] == ("0a1b", "")
         assert links["MLflow run"] == (
             "ff",
             "http://127.0.0.1:5050/#/experiments/3/runs/ff?workflowType=machine_learning",
