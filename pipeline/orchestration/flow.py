@@ -45,8 +45,8 @@ from pipeline.runs.pipeline_run import Run, unique_name
 
 RETRY_DELAYS = [10.0, 60.0, 300.0]
 """Seconds before each retry of a failed stage."""
-LEASE = 60.0
-"""Seconds after which the slots of a killed run are free again; the least that Prefect allows."""
+LEASE = 120.0
+"""Seconds after which the slots of a killed run are free again: more than its processes get to save their state."""
 NVIDIA_SMI_TIMEOUT = 30.0
 """Seconds."""
 
@@ -191,7 +191,12 @@ def stage_task(run: Run, name: str, force: bool) -> Task[[], State[Any]]:
         run.log = get_run_logger().info
         since = time.time()
         try:
-            with output_discarded_without_reader(), slots_for(run, name), artifacts.progress(run, name) as tick:
+            with (
+                slots_for(run, name),
+                ended_after_failure(run),
+                output_discarded_without_reader(),
+                artifacts.progress(run, name) as tick,
+            ):
                 how = run.repro(name, force, tick)
         except ChildProcessError as error:
             return Failed(message=f"{name}: {error}")
@@ -202,9 +207,21 @@ def stage_task(run: Run, name: str, force: bool) -> Task[[], State[Any]]:
             return Failed(name="Refused", message=f"{name}: DVC did not run it; the log has the reason")
         if status["state"] == "running":
             return Failed(name="Died", message=f"{name}: it was killed")
+        if status["state"] == "done":
+            return Failed(name="Not saved", message=f"{name}: DVC could not keep its results; the log has the reason")
         return Failed(name=status["state"].capitalize(), message=f"{name}: {status['message']}")
 
     return run_stage
+
+
+@contextmanager
+def ended_after_failure(run: Run) -> Iterator[None]:
+    """End the processes of a stage that is cancelled or lost, before its device is another run's."""
+    try:
+        yield
+    except BaseException:
+        run.close()
+        raise
 
 
 def is_worth_a_retry(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:

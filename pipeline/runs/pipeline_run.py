@@ -103,10 +103,9 @@ class Run:
         return {}
 
     def close(self) -> None:
-        """End all processes of the run, and wait for them, but not longer than an orchestrator does."""
-        if self.process is None:
+        """End all processes of the run, and wait for them, but not longer than an orchestrator does. Once is enough."""
+        if self.process is None or self.process.stdin is None or self.process.stdin.closed:
             return
-        assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         deadline = time.monotonic() + PATIENCE

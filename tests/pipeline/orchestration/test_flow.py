@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, get_args
 
@@ -110,3 +113,36 @@ def test_without_an_answer_of_the_driver_there_is_no_gpu(
     started = time.monotonic()
     assert flow.gpu_ids() == []
     assert time.monotonic() - started < 60
+
+
+class LostRun:
+    """A run whose supervisor dies."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events, self.log = events, print
+
+    def repro(self, name: str, force: bool, tick: Callable[[], None]) -> str:
+        raise ChildProcessError("the process that runs DVC died, status -9")
+
+    def close(self) -> None:
+        self.events.append("ended")
+
+
+def test_a_device_is_free_after_the_processes_of_a_failed_stage_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def slots(run: object, name: str) -> Iterator[None]:
+        events.append("taken")
+        try:
+            yield
+        finally:
+            events.append("free")
+
+    monkeypatch.setattr(flow, "slots_for", slots)
+    monkeypatch.setattr(flow.artifacts, "progress", lambda *_: nullcontext())
+    monkeypatch.setattr(flow, "get_run_logger", lambda: logging.getLogger("flow"))
+    lost: Any = LostRun(events)
+    state = flow.stage_task(lost, "train", force=False).fn()
+    assert (state.type.value, state.message) == ("FAILED", "train: the process that runs DVC died, status -9")
+    assert events == ["taken", "ended", "free"]
