@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.common.files import link_or_copy, read_yaml, writing
-from pipeline.common.paths import CONFIG, RAW, SCORES
+from pipeline.common.paths import BINNED, CONFIG, RAW, SCORES
 from pipeline.common.stage import read_json, state_root, write_json
 from pipeline.config import graph, rows
 from pipeline.config.resolution import SECTIONS
@@ -248,6 +248,27 @@ def present() -> Record | None:
     if name := os.environ.get("WMT_RUN"):
         return Record(runs_folder() / folder_name(name))
     return next(record for record in same_runs() if not record.is_complete())
+
+
+def of_this_data(record: Record) -> Record:
+    """Return the record for a training on the data that is here: the next one, where this one's was of other data.
+
+    After a stage of the data was changed, training begins anew, and two trainings in one record would be one curve. The
+    stages before it go along; those that ran after the earlier training leave its record.
+    """
+    trained, data = record.stages().get("train", {}), str(BINNED)
+    before = trained.get("evidence", {}).get("deps", {})
+    if data not in before or before[data] == evidence.dependencies("train").get(data):
+        return record
+    record.update(complete=True)
+    following = next(other for other in same_runs() if not other.is_complete())
+    following.create(CONFIG)
+    for name, content in record.stages().items():
+        if name in graph.upstream("train", graph.stages())[:-1]:
+            write_json(following.folder / f"stages/{name}.json", content)
+            if content["start"] > trained["start"]:
+                (record.folder / f"stages/{name}.json").unlink()
+    return following
 
 
 def same_runs() -> Iterator[Record]:

@@ -26,7 +26,7 @@ from pipeline.common.paths import CONFIG
 from pipeline.common.stage import Interrupted, Tracker, write_json
 from pipeline.config import graph
 from pipeline.tracking import evidence
-from pipeline.tracking.record import Record, append, is_locked, last_stage, lock, now, present
+from pipeline.tracking.record import Record, append, is_locked, last_stage, lock, now, of_this_data, present
 
 TRAIN = "train"
 PUBLISH_AFTER = 30.0
@@ -69,6 +69,8 @@ class StageTracker:
             record = present()
             if record is None:
                 return
+            if self.stage == TRAIN and "WMT_RUN" not in os.environ:
+                record = of_this_data(record)
             record.create(CONFIG)
             if is_locked(record.stage_lock):
                 print(f"{self.stage}: waiting for another process of this run ({record.folder.name})", file=sys.stderr)

@@ -7,13 +7,14 @@ import resource
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from records import configure
 
 from nmt.config import InputError
+from pipeline.common.stage import Interrupted
 from pipeline.tracking import stage_tracker
 from pipeline.tracking.record import Record, append, present, read, records
 from pipeline.tracking.stage_tracker import StageTracker
@@ -224,3 +225,27 @@ def test_a_second_process_of_a_run_says_that_it_waits(capsys: pytest.CaptureFixt
         first.close("finished")
         opened.result(60)
         second.close("finished")
+
+
+def test_a_training_on_other_data_is_another_run(root: Path) -> None:
+    """After a kill, a stage of the data was mended: training begins anew, and two curves must not become one."""
+    folders = []
+    for md5, updates in (("1" * 32, 800), ("1" * 32, 900), ("2" * 32, 300)):
+        data = {"path": "data/binned", "md5": f"{md5}.dir"}
+        Path("data/binned").mkdir(parents=True, exist_ok=True)
+        Path("dvc.lock").write_text(json.dumps({"stages": {"binarize": {"outs": [data]}}}))
+        with stage_tracker.open_run("binarize"):
+            pass
+        with suppress(Interrupted), stage_tracker.open_run("train") as tracker:
+            tracker.metrics({"loss": 5.0}, updates)
+            raise Interrupted
+        record = present()
+        assert record is not None
+        folders.append(record.folder.name)
+    killed, resumed, other = folders
+    assert killed == resumed != other
+    found = {record.folder.name: record for record in records(root / "runs")}
+    assert [line["update"] for line in read(found[killed].history)[0]] == [800, 900]
+    assert [line["update"] for line in read(found[other].history)[0]] == [300]
+    assert list(found[other].stages()) == ["binarize", "train"]
+    assert (found[killed].status(), found[killed].is_complete()) == ("KILLED", True)
