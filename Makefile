@@ -75,7 +75,8 @@ bench: setup
 	@$(VENV) python -m tests.bench.pcfg --limit 100
 	@$(VENV) python -m tests.bench.page
 
-# Change the code wrongly 600 times, and see whether a test fails. This takes about an hour on two cores; an interrupted run resumes.
+# Change the code wrongly 600 times, and see whether a test fails. This takes about an
+# hour on two cores; an interrupted run resumes.
 mutants: setup
 	@$(VENV) python tests/mutants/run.py $(MUTANTS)
 

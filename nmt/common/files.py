@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -145,29 +144,3 @@ def parse_yaml(content: str | bytes) -> Any:
 def read_yaml(path: Path) -> Any:
     """Return the content of a YAML file in UTF-8; raise OSError, UnicodeDecodeError or yaml.YAMLError."""
     return parse_yaml(path.read_text(encoding="utf-8"))
-
-
-@contextmanager
-def sharing(path: Path) -> Iterator[None]:
-    """Hold `path` as a shared lock, as other processes may do at the same time; the system releases it at any end.
-
-    Where the disk has no locks it is not held.
-    """
-    import fcntl
-
-    with path.open("a+") as file:  # Network file systems want a file that can be read for this lock.
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_SH)
-        yield
-
-
-def wait_for_sharers(path: Path, message: str) -> None:
-    """Wait until no process holds `path` by `sharing`; print `message` if there is one."""
-    import fcntl
-
-    with path.open("a+") as file, suppress(OSError):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(message, file=sys.stderr, flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)

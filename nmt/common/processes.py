@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, and the exit status of an interrupted one."""
+"""Processes: they end with their parent, are waited for by a shared lock, and have a status when interrupted."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 INTERRUPTED = 75
 """The exit status of a process that was stopped and can be resumed (sysexits' EX_TEMPFAIL)."""
 TRAINERS = "trainers.lock"
-"""The file in a training's folder that all of its processes hold by `nmt.common.files.sharing`."""
+"""The file in a training's folder that all of its processes hold by `sharing`."""
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL, ancestor: int | None = None) -> None:
@@ -36,3 +38,29 @@ def _is_dead(process: int) -> bool:
     except OSError:
         return True
     return status.rpartition(")")[2].split()[0] in "ZX"
+
+
+@contextmanager
+def sharing(path: Path) -> Iterator[None]:
+    """Hold `path` as a shared lock, as other processes may do at the same time; the system releases it at any end.
+
+    Where the disk has no locks it is not held.
+    """
+    import fcntl
+
+    with path.open("a+") as file:  # Network file systems want a file that can be read for this lock.
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def wait_for_sharers(path: Path, message: str) -> None:
+    """Wait until no process holds `path` by `sharing`; print `message` if there is one."""
+    import fcntl
+
+    with path.open("a+") as file, suppress(OSError):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(message, file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)

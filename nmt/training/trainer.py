@@ -27,8 +27,8 @@ from types import FrameType
 
 import torch
 
-from nmt.common.files import flush, read_yaml, sharing
-from nmt.common.processes import INTERRUPTED, TRAINERS, die_with_parent
+from nmt.common.files import flush, read_yaml
+from nmt.common.processes import INTERRUPTED, TRAINERS, die_with_parent, sharing
 from nmt.config import InputError, Job
 from nmt.training import chain, checkpoint, state
 from nmt.training.batches import Corpus, ahead, check_positions, train_files, updates

@@ -93,7 +93,8 @@ def identified(data: DataSettings) -> DataSettings:
     def side(member: MemberSettings) -> MemberSettings:
         if member.path is None:
             return member
-        return member.model_copy(update={"sha256": sha256_of(verified(member))})
+        path = verified(member)
+        return member if member.sha256 else member.model_copy(update={"sha256": sha256_of(path)})
 
     def text(parallel_text: ParallelSettings) -> ParallelSettings:
         sides = {"source": side(parallel_text.source), "target": side(parallel_text.target)}

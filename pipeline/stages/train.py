@@ -23,8 +23,8 @@ import yaml
 from filelock import FileLock, Timeout
 
 from nmt import flops
-from nmt.common.files import link_or_copy, read_yaml, sha256_of, wait_for_sharers, writing
-from nmt.common.processes import TRAINERS
+from nmt.common.files import link_or_copy, read_yaml, sha256_of, writing
+from nmt.common.processes import TRAINERS, wait_for_sharers
 from nmt.config import ForkSettings, InputError, ModelSettings, TrainingSettings
 from pipeline.common import stage
 from pipeline.common.paths import BINNED, BINNED_STATS, CHAIN, CHECKPOINTS, CURVES, TRAINING, VALIDATION

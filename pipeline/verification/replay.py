@@ -166,10 +166,8 @@ class Training:
         # A training that was extended may have had its links and its losses at other updates before that.
         before = {link.update: last for last, link in pairwise([None, *again]) if link is not None}
         here = {link.update: link for link in again}
-        last: Link | None = None
-        for link in recorded:
-            if (other := here.get(link.update)) is None:
-                last = link
+        for last, link in pairwise([None, *recorded]):
+            if link is None or (other := here.get(link.update)) is None:
                 continue
             starts = [each.update if each else start for each in (last, before[link.update])]
             told = link.updates == other.updates and link.validate_every in (None, other.validate_every)
@@ -177,7 +175,6 @@ class Training:
             if changed := [name for name in names if getattr(link, name) != getattr(other, name)]:
                 loss = self._first_other_loss(records)
                 return f"{', '.join(changed)} part between updates {starts[0]:,} and {link.update:,}{loss}"
-            last = link
         if recorded[-1].update not in here:
             return f"training again did not come to update {recorded[-1].update:,}"
         return None

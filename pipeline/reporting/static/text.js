@@ -39,6 +39,7 @@ function makeTokenizer({ tokenizer, language, normalizing, aggressiveHyphens, cl
   const [hasAlpha, startsLower] = [new RegExp(`[${alpha}]`, "u"), new RegExp(`^[${inside(classes.lower)}]`, "u")];
   const numeric = new Set(numericPrefixes);
   const abbreviations = new Set(prefixes.filter((prefix) => !numeric.has(prefix)));
+
   function stays(prefix, next) {
     return (prefix.includes(".") && hasAlpha.test(prefix)) || abbreviations.has(prefix) || startsLower.test(next)
       || (numeric.has(prefix) && /^[0-9]/u.test(next));

@@ -5,12 +5,11 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from nmt.common.files import DAY, sha256_of, sharing, wait_for_sharers, writing
+from nmt.common.files import DAY, sha256_of, writing
 
 
 def names(folder: Path) -> list[str]:
@@ -251,26 +250,3 @@ def test_sha256(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"a" * 3_000_000)
     assert sha256_of(path) == hashlib.sha256(b"a" * 3_000_000).hexdigest()
-
-
-def test_who_shares_a_file_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "lock"
-    program = (
-        "import sys; from pathlib import Path; from nmt.common.files import sharing\n"
-        "with sharing(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", program, str(path)]
-    root = Path(__file__).resolve().parents[3]
-    wait_for_sharers(path, "nobody is there")
-    with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout
-        assert other.stdout.readline() == b"held\n"
-        with sharing(path):
-            pass
-        with ThreadPoolExecutor(1) as pool:
-            waited = pool.submit(wait_for_sharers, path, "waiting for another")
-            time.sleep(0.3)
-            assert not waited.done()
-            other.kill()
-            waited.result(60)
-    assert capsys.readouterr().err == "waiting for another\n"

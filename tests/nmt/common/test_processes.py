@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from nmt.common.processes import sharing, wait_for_sharers
 
 CHILD = """
 import signal, sys, time
@@ -56,3 +59,26 @@ def test_a_killed_parent_is_followed(number: signal.Signals, told: str) -> None:
         # The pipe ends when the child, which holds it too, has ended.
         assert parent.stdout.read() == told
         assert time.monotonic() - started < 60
+
+
+def test_who_shares_a_file_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "lock"
+    program = (
+        "import sys; from pathlib import Path; from nmt.common.processes import sharing\n"
+        "with sharing(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    root = Path(__file__).resolve().parents[3]
+    wait_for_sharers(path, "nobody is there")
+    with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout
+        assert other.stdout.readline() == b"held\n"
+        with sharing(path):
+            pass
+        with ThreadPoolExecutor(1) as pool:
+            waited = pool.submit(wait_for_sharers, path, "waiting for another")
+            time.sleep(0.3)
+            assert not waited.done()
+            other.kill()
+            waited.result(60)
+    assert capsys.readouterr().err == "waiting for another\n"
