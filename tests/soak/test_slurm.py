@@ -26,7 +26,8 @@ pytestmark = [
         reason="needs root and Debian's slurm-wlm and munge",
     ),
 ]
-UPDATES = 300
+UPDATES = 1500
+"""Slurm looks at time limits once a minute, and the training must still be going on then."""
 LONG: dict[str, Any] = {
     **SHRUNKEN,
     "training": {**SHRUNKEN["training"], "updates": UPDATES, "checkpoint_every": 50, "validate_every": 100},
