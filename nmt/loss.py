@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,8 +11,32 @@ from torch.nn import functional as F
 
 from nmt.common.shapes import Float, Int
 
-ROWS = 512
-"""Positions per block of logits: few enough for a CPU's cache, enough for an efficient matrix product."""
+ROWS = {"cpu": 512, "cuda": 4096}
+"""Positions per block of logits. CPU: few enough for its cache, enough for an efficient matrix product. GPU: so many
+that kernels and additions to the table's gradient are few; about 1.2 GB of memory for the paper's vocabulary."""
+
+BlockLoss = Callable[[Tensor, Tensor, float, bool], tuple[Tensor, Tensor, Tensor | None]]
+"""The signature of `block_loss`."""
+
+
+def block_loss(
+    logits: Tensor, label: Tensor, eps_ls: float, needs_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the sums of a block's smoothed loss and negative log-likelihood, and the gradient of its logits.
+
+    `logits`: [rows, vocabulary]; `label`: [rows, 1]. All but the two products with the table: what a compiler can fuse.
+    """
+    others = eps_ls / (logits.shape[1] - 1)
+    log_p = F.log_softmax(logits.float(), dim=1)
+    picked = log_p.gather(1, label).sum(dtype=torch.float64)
+    # Sum rows in float32 first: a float64 sum of the block would copy it.
+    smoothed = -((1 - eps_ls - others) * picked + others * log_p.sum(1).sum(dtype=torch.float64))
+    if not needs_gradient:
+        return smoothed, -picked, None
+    # d loss / d logits = p - q, with q = 1 - eps on the label and eps / (V - 1) on every other.
+    gradient = log_p.exp_().sub_(others)
+    gradient.scatter_add_(1, label, gradient.new_full(label.shape, -(1 - eps_ls - others)))
+    return smoothed, -picked, gradient.to(logits.dtype)
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
@@ -23,28 +48,22 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, table: Tensor, labels: Tensor, eps_ls: float, grad_enabled: bool
+        ctx: Any, states: Tensor, table: Tensor, labels: Tensor, eps_ls: float, grad_enabled: bool, one_block: BlockLoss
     ) -> tuple[Tensor, Tensor]:
         weights = table.to(states.dtype)
-        others = eps_ls / (table.shape[0] - 1)
         needs_gradient = grad_enabled and (ctx.needs_input_grad[0] or ctx.needs_input_grad[1])
         smoothed = torch.zeros((), dtype=torch.float64, device=states.device)
         negative_log_likelihood = torch.zeros_like(smoothed)
         d_states = torch.empty_like(states) if needs_gradient else None
         d_table = torch.zeros_like(table) if needs_gradient else None
-        for start in range(0, states.shape[0], ROWS):
-            block, label = states[start : start + ROWS], labels[start : start + ROWS, None]
-            log_p = F.log_softmax((block @ weights.T).float(), dim=1)
-            picked = log_p.gather(1, label).sum(dtype=torch.float64)
-            negative_log_likelihood -= picked
-            # Sum rows in float32 first: a float64 sum of the block would copy it.
-            smoothed -= (1 - eps_ls - others) * picked + others * log_p.sum(1).sum(dtype=torch.float64)
-            if d_states is not None and d_table is not None:
-                # d loss / d logits = p - q, with q = 1 - eps on the label and eps / (V - 1) on every other.
-                gradient = log_p.exp_().sub_(others)
-                gradient.scatter_add_(1, label, gradient.new_full(label.shape, -(1 - eps_ls - others)))
-                gradient = gradient.to(states.dtype)
-                torch.mm(gradient, weights, out=d_states[start : start + ROWS])
+        rows = ROWS[states.device.type]
+        for start in range(0, states.shape[0], rows):
+            block, label = states[start : start + rows], labels[start : start + rows, None]
+            block_smoothed, block_likelihood, gradient = one_block(block @ weights.T, label, eps_ls, needs_gradient)
+            smoothed += block_smoothed
+            negative_log_likelihood += block_likelihood
+            if d_states is not None and d_table is not None and gradient is not None:
+                torch.mm(gradient, weights, out=d_states[start : start + rows])
                 if d_table.dtype == states.dtype:
                     d_table.addmm_(gradient.T, block)
                 else:
@@ -55,11 +74,11 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         return smoothed, negative_log_likelihood
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         d_states, d_table = ctx.saved_tensors
         # In bfloat16 the factor, one over the batch's tokens, would be rounded by up to 0.4% for all gradients.
         scale = upstream[0].to(d_table.dtype)
-        return (d_states.to(scale.dtype) * scale).to(d_states.dtype), d_table * scale, None, None, None
+        return (d_states.to(scale.dtype) * scale).to(d_states.dtype), d_table * scale, None, None, None, None
 
 
 def smoothed_cross_entropy(
@@ -67,15 +86,16 @@ def smoothed_cross_entropy(
     table: Float[Tensor, "vocabulary d_model"],
     labels: Int[Tensor, "positions"],
     eps_ls: float,
+    one_block: BlockLoss = block_loss,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Return sums over positions, in nats: the smoothed loss, and the negative log-likelihood (no gradient).
 
     Smoothing as in tensor2tensor: 1 - eps_ls on the label and eps_ls / (V - 1) on every other row. Give only real
-    positions, no padding. exp(second / positions) is the perplexity.
+    positions, no padding. exp(second / positions) is the perplexity. `one_block`: `block_loss`, or the same compiled.
     """
     # Under no_grad, `needs_input_grad` is still True for a parameter, and grad mode is always off inside `forward`.
     # torch gives `apply` no types.
     result: tuple[Tensor, Tensor] = _SmoothedCrossEntropy.apply(  # type: ignore[no-untyped-call] # torch has no types for it
-        states, table, labels, eps_ls, torch.is_grad_enabled()
+        states, table, labels, eps_ls, torch.is_grad_enabled(), one_block
     )
     return result

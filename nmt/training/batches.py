@@ -82,6 +82,24 @@ class Corpus:
         (src_offsets, src), (tgt_offsets, tgt) = self._sides[batch]
         return src[src_offsets[row] : src_offsets[row + 1]], tgt[tgt_offsets[row] : tgt_offsets[row + 1]]
 
+    def padded(self, side: int, pairs: NDArray[np.integer]) -> Int[np.ndarray, "pairs length"]:
+        """Return the ids of the pairs' sources (`side` 0) or targets (1), padded with PAD to the longest.
+
+        The numpy calls handle all pairs of a record batch at once: a loop over pairs would hold Python's lock, which
+        the thread that starts the GPU's kernels needs.
+        """
+        lengths = (self.src_lengths, self.tgt_lengths)[side][pairs]
+        columns = np.arange(lengths.max())
+        padded = np.full((len(pairs), len(columns)), PAD, dtype=np.int64)
+        batches = np.searchsorted(self._starts, pairs, side="right") - 1
+        for batch in np.unique(batches):
+            rows = np.flatnonzero(batches == batch)
+            offsets, ids = self._sides[batch][side]
+            first = offsets[pairs[rows] - self._starts[batch]].astype(np.int64)
+            row, column = np.nonzero(columns < lengths[rows, None])
+            padded[rows[row], column] = ids[first[row] + column]
+        return padded
+
     def line(self, index: int) -> int:
         """Return the line number of a pair in the tokenised files, counted from 1."""
         batch, row = self._find(index)
@@ -161,15 +179,11 @@ class Batch:
 
 def make_batch(corpus: Corpus, pairs: Sequence[int] | NDArray[np.integer]) -> Batch:
     """Make a batch of pairs, padded to the longest."""
-    sides = [corpus.pair(int(index)) for index in pairs]
-    src = np.full((len(sides), max(len(s) for s, _ in sides)), PAD, dtype=np.int64)
-    tgt = np.full((len(sides), max(len(t) for _, t in sides)), PAD, dtype=np.int64)
+    pairs = np.asarray(pairs)
+    src, tgt = corpus.padded(0, pairs), corpus.padded(1, pairs)
     tgt_in = np.full_like(tgt, PAD)
     tgt_in[:, 0] = BOS
-    for row, (s, t) in enumerate(sides):
-        src[row, : len(s)] = s
-        tgt[row, : len(t)] = t
-        tgt_in[row, 1 : len(t)] = t[:-1]
+    tgt_in[:, 1:] = np.where(tgt[:, 1:] == PAD, PAD, tgt[:, :-1])
     positions = np.flatnonzero(tgt != PAD)
     return Batch(*map(torch.from_numpy, (src, tgt_in, positions, tgt.reshape(-1)[positions])))
 

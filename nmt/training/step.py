@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nmt.config import InputError, Job
-from nmt.loss import smoothed_cross_entropy
+from nmt.loss import block_loss, smoothed_cross_entropy
 from nmt.model import Transformer
 from nmt.schedule import learning_rate
 from nmt.training.batches import Batch, Corpus, Update, cut, make_batch
@@ -38,6 +38,7 @@ class Trainer:
         torch.manual_seed(self.settings.seed)
         self.model = Transformer(job.model, job.vocabulary, job.target_vocabulary).to(world.device)
         self.compiled = compile_layers(self.model, world.device)
+        self.block_loss = torch.compile(block_loss, dynamic=True) if self.compiled else block_loss
         self.parameters = list(self.model.parameters())
         self.gradients = Gradients(self.parameters, world, self.settings.shards // world.size)
         self.optimizer = torch.optim.Adam(
@@ -107,7 +108,7 @@ class Trainer:
         if self.settings.precision == "bfloat16":
             # Without this cast the largest product, with the vocabulary, would run in float32, which LayerNorm returns.
             states = states.bfloat16()
-        return smoothed_cross_entropy(states, self.model.output_table, batch.labels, eps_ls)
+        return smoothed_cross_entropy(states, self.model.output_table, batch.labels, eps_ls, self.block_loss)
 
     def _precision(self) -> Any:
         if self.settings.precision == "bfloat16":

@@ -3,7 +3,9 @@
 `python -m tests.bench.training --src F --tgt F --json` takes two files of subwords separated by spaces, a sentence a
 line; `--row base --pair en-de` makes pairs with lengths like WMT14's and trains that row of the paper's tables.
 Printed: target tokens a second (the median of the intervals after the first), padding, peak memory of a process, the
-loss after the last update, and the share of the machine's matrix peaks, which are measured before each training.
+loss after the last update, the share of the machine's matrix peaks, which are measured before each training, and of the
+data sheet's where the device is known. With `--row` also how long the row's whole training would take at this speed on
+one such device and, if eight were eight times as fast, on eight; with `--price`, what that costs.
 Several precisions (`--precision float32 bfloat16 --rounds 3`) take turns. The weights are thrown away. Needs torch,
 numpy, pyarrow, safetensors, PyYAML and pydantic alone.
 """
@@ -94,12 +96,17 @@ def merged(defaults: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return {key: {**value, **changes.get(key, {})} for key, value in defaults.items()}
 
 
-def job(a: argparse.Namespace, vocabulary: int, corpus: Path) -> dict[str, Any]:
-    """The training job: the row's settings, or those of the command line."""
+def row_settings(row: str, pair: str) -> dict[str, Any]:
+    """Model and training of a row."""
     rows = yaml.safe_load(ROWS.read_text(encoding="utf-8"))
     base = {key: rows["base"][key] for key in ("model", "training")}
-    entry = rows["rows"][a.row or "base"]
-    settings = merged(merged(base, entry.get("settings", {})), entry.get("pairs", {}).get(a.pair, {}))
+    entry = rows["rows"][row]
+    return merged(merged(base, entry.get("settings", {})), entry.get("pairs", {}).get(pair, {}))
+
+
+def job(a: argparse.Namespace, vocabulary: int, corpus: Path) -> dict[str, Any]:
+    """The training job: the row's settings, or those of the command line."""
+    settings = row_settings(a.row or "base", a.pair)
     model, training = settings["model"], settings["training"]
     if a.row is None:
         model |= {
@@ -146,6 +153,14 @@ def compare(a: argparse.Namespace, work: Path) -> dict[str, dict[str, Any]]:
     }
 
 
+def whole_training(a: argparse.Namespace, rate: float) -> dict[str, str]:
+    """Hours, and money at `--price` for a device and hour, of a row's training at `rate` target tokens a second."""
+    training = row_settings(a.row, a.pair)["training"]
+    hours = training["updates"] * training["tokens"] / rate / 3600
+    money = "" if a.price is None else f", {hours * a.price:,.2f}"
+    return {f"on {count}, computed": f"{hours / count:,.1f} hours{money}" for count in (1, 8)}
+
+
 def measure(a: argparse.Namespace, corpus: Path, vocabulary: int, state: Path) -> dict[str, Any]:
     """Train in the folder `state`, and say how fast it went."""
     settings = job(a, vocabulary, corpus)
@@ -165,6 +180,8 @@ def measure(a: argparse.Namespace, corpus: Path, vocabulary: int, state: Path) -
     rate = statistics.median(rates[1:])
     counted = done["flops_counted"] / done["target_tokens"] * rate
     devices = flops.devices(done["device"], done["processes"])
+    sheet = flops.hardware(done["device"])
+    sheet_peak = sheet and sheet.peak(a.precision)
     return {
         "target_tokens_per_s": round(rate), "intervals": [round(r) for r in rates],
         "padding": round(done["padding"], 4),
@@ -174,6 +191,8 @@ def measure(a: argparse.Namespace, corpus: Path, vocabulary: int, state: Path) -
         "precision": a.precision, "device": done["device"], "params": done["params"], "updates": done["updates"],
         "flops_per_s": counted, "peaks": peaks,
         "share_of_peak": {name: round(counted / (devices * peak), 3) for name, peak in peaks.items()},
+        "share_of_data_sheet": round(counted / (devices * sheet_peak), 3) if sheet_peak else None,
+        "whole_training": whole_training(a, rate / devices) if a.row else None,
         "seconds": round(time.monotonic() - started, 1),
     }  # fmt: skip
 
@@ -192,6 +211,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=("float32", "bfloat16"), nargs="+", default=["float32"])
     parser.add_argument("--rounds", type=int, default=1, help="trainings with each precision, in turn")
     parser.add_argument("--processes", type=int, help="how many train together; the launcher's choice by default")
+    parser.add_argument("--price", type=float, help="of one device for an hour")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     a = parser.parse_args()
     if (a.row is None) == (a.src is None or a.tgt is None):

@@ -26,7 +26,7 @@ def test_hand_worked_case() -> None:
 @pytest.mark.parametrize("eps", [0.0, 0.1])
 def test_equals_the_distribution_written_out_and_its_gradient(eps: float) -> None:
     torch.manual_seed(0)
-    positions, vocabulary, d_model = 2 * ROWS + 17, 11, 6
+    positions, vocabulary, d_model = 2 * ROWS["cpu"] + 17, 11, 6
     states = torch.randn(positions, d_model, requires_grad=True)
     table = torch.randn(vocabulary, d_model, requires_grad=True)
     labels = torch.randint(vocabulary, (positions,))
