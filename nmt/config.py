@@ -212,7 +212,7 @@ class SearchSettings(Settings):
     beam: Count
     alpha: Annotated[float, Field(ge=0.0, le=10.0)]
     """The exponent of the length penalty, which overflows far above 10; the paper's is 0.6."""
-    max_extra: Annotated[int, Field(ge=0)]
+    max_extra: Annotated[int, Field(ge=0, le=100_000)]
     """A translation has at most the source's subwords plus this many."""
     stop: Literal["exact", "tensor2tensor"]
     """exact: the search ends when no unfinished hypothesis can be among the `nbest` best. tensor2tensor: when none can

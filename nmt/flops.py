@@ -101,6 +101,7 @@ class Hardware:
 _PAPER = "the paper, section 5.2 and footnote 5"
 _SHEET = "NVIDIA's data sheet; sustained taken as 0.9 of peak, as the paper's 9.5 are of a P100's 10.6"
 _DATA_SHEETS: dict[str, tuple[float, float | None]] = {
+    "V100 PCIE": (14.0, None),
     "V100": (15.7, None),
     "T4": (8.1, None),
     "A100": (19.5, 312.0),
@@ -109,11 +110,14 @@ _DATA_SHEETS: dict[str, tuple[float, float | None]] = {
     "A40": (37.4, 149.7),
     "L40S": (91.6, 362.0),
     "L4": (30.3, 121.0),
+    "RTX 3090 Ti": (40.0, 80.0),
     "RTX 3090": (35.6, 71.0),
+    "RTX 4090 D": (73.5, 147.0),
     "RTX 4090": (82.6, 165.2),
     "H100 PCIe": (51.2, 756.0),
     "H100 NVL": (60.0, 835.0),
     "H100": (66.9, 989.4),
+    "H200 NVL": (60.0, 835.0),
     "H200": (66.9, 989.4),
     "B200": (75.0, 2250.0),
 }

@@ -56,7 +56,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         negative_log_likelihood = torch.zeros_like(smoothed)
         d_states = torch.empty_like(states) if needs_gradient else None
         d_table = torch.zeros_like(table) if needs_gradient else None
-        rows = ROWS[states.device.type]
+        rows = ROWS.get(states.device.type, ROWS["cpu"])
         for start in range(0, states.shape[0], rows):
             block, label = states[start : start + rows], labels[start : start + rows, None]
             block_smoothed, block_likelihood, gradient = one_block(block @ weights.T, label, eps_ls, needs_gradient)

@@ -251,7 +251,8 @@ def score(
     """
     if len(gold) != len(parsed):
         raise InputError(f"GOLD has {len(gold):,} sentences and PARSED has {len(parsed):,}: give a line for each line")
-    if all(leaf.label == TAG for trees in gold for tree in trees for leaf in tree.leaves()):
+    gold_labels = {leaf.label for trees in gold for tree in trees for leaf in tree.leaves()}
+    if gold_labels == {TAG}:
         raise InputError(
             f"every tag in GOLD is {TAG}, so its punctuation cannot be found: give the treebank first, then the parses"
         )

@@ -35,8 +35,8 @@ class Scored:
 
     @property
     def perplexity(self) -> float:
-        """Perplexity per subword, EOS included."""
-        return math.exp(-self.log_probability / self.tokens)
+        """Perplexity per subword, EOS included; at most e^700, which a float can hold."""
+        return math.exp(min(-self.log_probability / self.tokens, 700.0))
 
     def __add__(self, other: Scored) -> Scored:
         return Scored(self.log_probability + other.log_probability, self.tokens + other.tokens)
@@ -67,22 +67,35 @@ def score(members: Sequence[Transformer], pairs: Sequence[tuple[list[int], list[
     return scored
 
 
+def _encode(models: Models, number: int, src: str, tgt: str) -> tuple[list[int], list[int]]:
+    """Return the ids of a pair of raw lines, EOS last; raise InputError if the source has no text."""
+    ids = models.encode(src)
+    if not ids:
+        raise InputError(f"line {number}: the source has no text to translate: leave it out")
+    return ids, models.encode_target(tgt) or [EOS]
+
+
 def score_files(folders: Sequence[Path], source: Path, target: Path, batch_tokens: int = 4096) -> Iterator[Scored]:
     """Score each raw line of a parallel text, in order, with the mean of the models' probabilities.
 
-    An empty translation is EOS alone. Raises InputError if a source has no text.
+    An empty translation is EOS alone. Raises InputError if a source has no text, after the scores of the lines before.
     """
     models = Models(folders)
     numbered = enumerate(parallel(source, target), start=1)
-    while window := list(itertools.islice(numbered, WINDOW)):
+    failure: InputError | None = None
+    while not failure:
         encoded = []
-        for number, (src, tgt) in window:
-            ids = models.encode(src)
-            if not ids:
-                raise InputError(f"line {number}: the source has no text to translate: leave it out")
-            encoded.append((ids, models.encode_target(tgt) or [EOS]))
+        try:
+            for number, (src, tgt) in itertools.islice(numbered, WINDOW):
+                encoded.append(_encode(models, number, src, tgt))
+        except InputError as error:
+            failure = error
+        if not encoded:
+            break
         found: dict[int, Scored] = {}
         for batch in batches([max(pair, key=len) for pair in encoded], batch_tokens):
             found |= zip(batch, score(models.members, [encoded[index] for index in batch]), strict=True)
-        for index in range(len(window)):
+        for index in range(len(encoded)):
             yield found[index]
+    if failure:
+        raise failure

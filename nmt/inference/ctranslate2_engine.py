@@ -17,6 +17,8 @@ from nmt.inference.loading import Models
 from nmt.inference.search import Hypothesis
 from nmt.inference.translator import WORKERS, Engine, Piece
 
+POSITIONS = 1024
+"""Positions in the exported table of sinusoids."""
 NOTE = (
     "CTranslate2's length penalty is |Y|^alpha, not GNMT's ((5+|Y|)/6)^alpha, and its search ends by another rule: "
     "its translations and scores are not for comparison with the paper's"
@@ -37,13 +39,21 @@ def import_ctranslate2() -> Any:
 class CTranslate2Engine(Engine):
     """An exported model. Raises InputError if `folder` is no exported model, or CTranslate2 is not installed."""
 
+    positions = POSITIONS
+    """Learned positions have a table of their own, which the Translator knows."""
+
     def __init__(self, folder: Path, models: Models) -> None:
         module = import_ctranslate2()
         if not (folder / "model.bin").exists():
             raise InputError(f"{folder} is no CTranslate2 model: run `wmt export {folder} OUT`, and give OUT")
         available = torch.get_num_threads()
         self.workers, self.threads = min(available, WORKERS), max(1, available // min(available, WORKERS))
-        settings = {"device": models.device.type, "inter_threads": self.workers, "intra_threads": self.threads}
+        settings = {
+            "device": models.device.type,
+            "device_index": models.device.index or 0,
+            "inter_threads": self.workers,
+            "intra_threads": self.threads,
+        }
         try:
             self.translator = module.Translator(str(folder), **settings)
         except (RuntimeError, ValueError) as error:
@@ -53,7 +63,10 @@ class CTranslate2Engine(Engine):
         self.specials = [[self.symbols[token]] for token in (0, 1)]
 
     def run(self, batch: Sequence[Piece], settings: SearchSettings, nbest: int) -> list[list[Hypothesis]]:
-        """See Engine. The score is log_probability / |Y|^alpha, EOS counted."""
+        """See Engine. The score is log_probability / |Y|^alpha, EOS counted.
+
+        CTranslate2 adds no EOS to a translation that its limit ends: its log-probability is without EOS.
+        """
         settings.check_nbest(nbest)
         longest = [len(piece.ids) - 1 + settings.max_extra for piece in batch]
         found = self._search([piece.ids for piece in batch], max(longest), settings, nbest)
@@ -62,6 +75,10 @@ class CTranslate2Engine(Engine):
             if any(len(hypothesis.ids) > limit for hypothesis in hypotheses):
                 found[index] = self._search([batch[index].ids], limit, settings, nbest)[0]
         return found
+
+    def length_penalty(self, length: int, alpha: float) -> float:
+        """See Engine."""
+        return float(length**alpha)
 
     def _search(
         self, sentences: list[list[int]], limit: int, settings: SearchSettings, nbest: int
@@ -93,4 +110,4 @@ class CTranslate2Engine(Engine):
                 "another checkpoint, or this one with --quantization float32"
             )
         ids = [self.tokens[symbol] for symbol in symbols]
-        return Hypothesis(ids, score * (len(ids) + 1) ** alpha, score)
+        return Hypothesis(ids, score * self.length_penalty(len(ids) + 1, alpha), score)

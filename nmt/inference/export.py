@@ -15,14 +15,11 @@ from torch import nn
 
 from nmt.common.files import writing
 from nmt.config import BOS, EOS, UNK, InputError, ModelSettings
-from nmt.inference.ctranslate2_engine import import_ctranslate2
+from nmt.inference.ctranslate2_engine import POSITIONS, import_ctranslate2
 from nmt.inference.loading import Models
 from nmt.inference.model_folder import load_description, load_model
 from nmt.inference.options import Quantization
 from nmt.model import LAYER_NORM_EPSILON, MultiHeadAttention, Transformer, positional_encoding
-
-POSITIONS = 1024
-"""Positions in the exported table of sinusoids: CTranslate2 refuses longer sentences."""
 
 
 def check_representable(settings: ModelSettings) -> None:

@@ -41,7 +41,7 @@ class Models:
             raise InputError("no model folder is given: give at least one")
         self.folders = list(folders)
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        descriptions = [load_description(folder) for folder in folders]
+        self.descriptions = descriptions = [load_description(folder) for folder in folders]
         self.description = descriptions[0]
         self.subwords, self.target_subwords = codec.load(folders[0] / "subwords")
         description = self.description

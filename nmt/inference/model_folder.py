@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nmt.common.files import read_yaml, writing
 from nmt.common.tensors import WEIGHTS, load_tensors, save_tensors, shape_text
-from nmt.config import InputError, ModelSettings, SearchSettings, Settings, TokenizerSettings
+from nmt.config import InputError, ModelSettings, SearchSettings, Settings, TokenizerSettings, first_error
 from nmt.model import Transformer
 
 
@@ -49,8 +49,11 @@ def load_description(folder: Path) -> ModelDescription:
         return ModelDescription.model_validate(read_yaml(path))
     except OSError as error:
         raise InputError(f"{folder} is no model folder: {path} cannot be read ({error.strerror})") from error
-    except (ValidationError, yaml.YAMLError) as error:
-        raise InputError(f"{path} is damaged or of another version: {error}") from error
+    except ValidationError as error:
+        name, value, rule = first_error(error)
+        raise InputError(f"{path}: {name} is {value!r}, but {rule}: the file is of another version") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"{path} is damaged ({' '.join(str(error).split())}): copy the folder again") from error
 
 
 def load_model(folder: Path, description: ModelDescription) -> Transformer:

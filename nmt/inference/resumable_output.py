@@ -6,6 +6,7 @@ the hash of the source's lines that they belong to. Later lines of the source ma
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from nmt.common.files import sha256_of, writing
 from nmt.config import InputError
@@ -51,33 +52,67 @@ class Partial:
     def begin(self, source: Iterator[str], *, resume: bool) -> int:
         """Return how many lines of the source are done, 0 if not resumed, and take them from `source`.
 
-        Raises InputError where options or models have changed, or these lines.
+        Raises InputError where options or models have changed, or these lines, or another process writes the output.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        done, size, text = 0, 0, hashlib.sha256()
-        if resume and self.record.exists() and self.part.exists():
-            try:
-                recorded = json.loads(self.record.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise InputError(f"{self.record} is damaged: leave --resume out to begin anew") from error
-            done, size = int(recorded["lines"]), int(recorded["bytes"])
-            for line in islice(source, done):
-                text.update(line.encode() + b"\n")
-            if (recorded["identity"], recorded.get("text")) != (self.identity, text.hexdigest()):
-                raise InputError(
-                    f"{self.part} was begun from another text, model or options: "
-                    "give those again, or leave --resume out to begin anew"
-                )
-        else:
-            self.record.unlink(missing_ok=True)
-        self.file = self.part.open("r+b" if done else "wb")
+        begun = self.part.exists()
+        self.file = self._locked()
+        try:
+            if resume and begun and self.record.exists():
+                self.complete = self._recorded(source)
+            else:
+                self.record.unlink(missing_ok=True)
+                self.complete = 0, 0, hashlib.sha256()
+                """Lines of the source that are done, bytes of their text, and the hash of these lines."""
+        except BaseException:
+            self.file.close()
+            raise
+        done, size, _ = self.complete
         # Text after the last record may end within a line.
         self.file.truncate(size)
         self.file.seek(size)
-        self.complete = done, size, text
-        """Lines of the source that are done, bytes of their text, and the hash of these lines."""
         self.recorded_at = time.monotonic()
         return done
+
+    def _locked(self) -> BinaryIO:
+        """Open the incomplete file and lock it until it is closed, where the disk has locks."""
+        while True:
+            file = os.fdopen(os.open(self.part, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.close()
+                raise InputError(
+                    f"another process writes {self.path}: wait until it has ended, or give another --output"
+                ) from error
+            except OSError:
+                return file
+            # Another process may have renamed the file before the lock was free.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), self.part.stat()):
+                    return file
+            file.close()
+
+    def _recorded(self, source: Iterator[str]) -> tuple[int, int, hashlib._Hash]:
+        """Return what the record says is complete, and take its lines from `source`."""
+        text = hashlib.sha256()
+        try:
+            recorded = json.loads(self.record.read_text(encoding="utf-8"))
+            done, size, identity = int(recorded["lines"]), int(recorded["bytes"]), recorded["identity"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{self.record} is damaged: leave --resume out to begin anew") from error
+        if self.part.stat().st_size < size:
+            raise InputError(
+                f"{self.part} is shorter than the {size:,} bytes of its record: leave --resume out to begin anew"
+            )
+        for line in islice(source, done):
+            text.update(line.encode() + b"\n")
+        if (identity, recorded.get("text")) != (self.identity, text.hexdigest()):
+            raise InputError(
+                f"{self.part} was begun from another text, model or options: "
+                "give those again, or leave --resume out to begin anew"
+            )
+        return done, size, text
 
     def close(self) -> None:
         """Record what is complete, unless `finish` was called, and close the file for a later `begin`."""
@@ -111,8 +146,8 @@ class Partial:
         os.fsync(self.file.fileno())
 
     def finish(self) -> None:
-        """Close the complete file and rename it to its path."""
+        """Rename the complete file to its path; it is locked until then."""
         self._flush()
-        self.file.close()
         os.replace(self.part, self.path)
         self.record.unlink(missing_ok=True)
+        self.file.close()

@@ -65,7 +65,8 @@ def _draw(
     log_p: Float[Tensor, "batch count vocabulary"], uniform: Float[Tensor, "batch count"], sampling: SamplingSettings
 ) -> Int[Tensor, "batch count"]:
     """Return the subword at which the cumulative probability reaches the number; never an impossible one."""
-    tempered = log_p.double() / sampling.temperature
+    # Divided by a small temperature, the likeliest stays finite.
+    tempered = (log_p.double() - log_p.amax(2, keepdim=True)) / sampling.temperature
     if 0 < sampling.top_k < tempered.shape[2]:
         least = tempered.topk(sampling.top_k, dim=2).values[:, :, -1:]
         tempered = tempered.masked_fill(tempered < least, -math.inf)

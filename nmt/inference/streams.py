@@ -61,6 +61,10 @@ def open_translator(options: TranslationOptions) -> Translator:
     folders, weights = [options.model, *options.ensemble], options.engine == "torch"
     if options.quantization and not weights:
         raise InputError("a CTranslate2 model is quantized by wmt export: leave out --quantization")
+    if not weights and (options.precision != "float32" or options.stop):
+        raise InputError(
+            "the engine ctranslate2 has no --precision and no --stop: leave them out, or use --engine torch"
+        )
     models = Models(folders, device, options.precision, pair, weights=weights)
     if options.quantization:
         for model in models.members:
@@ -77,7 +81,7 @@ def open_translator(options: TranslationOptions) -> Translator:
 def _device(name: str) -> torch.device:
     """Return a device on which torch can make a tensor; raises InputError where it cannot."""
     try:
-        return torch.empty(0, device=name).device
+        return torch.empty(0, device=name).cpu().new_empty(0, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InputError(f"--device is `{name}`, which torch cannot use here: give cpu, or cuda with a GPU") from error
 

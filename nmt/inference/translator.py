@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from abc import ABC, abstractmethod
 from collections import deque
@@ -57,10 +58,16 @@ class Engine(ABC):
     """How many batches to search at the same time."""
     threads: int
     """Threads of each worker."""
+    positions: int | None = None
+    """The most positions of a source or a translation that the engine itself takes; None: any number."""
 
     @abstractmethod
     def run(self, batch: Sequence[Piece], settings: SearchSettings, nbest: int) -> list[list[Hypothesis]]:
         """Return the `nbest` best translations of each piece, best first; there may be fewer."""
+
+    def length_penalty(self, length: int, alpha: float) -> float:
+        """Return what the log-probability of `length` subwords, EOS counted, is divided by."""
+        return length_penalty(length, alpha)
 
 
 class TorchEngine(Engine):
@@ -116,10 +123,16 @@ class Translator:
         if split and not joins:
             raise InputError("--long is `split`, but a tree cannot be made of parts: leave it out, or raise --longest")
         self.longest, self.split = longest, joins if split is None else split
-        model = self.description.model
-        if model.positions == "learned":
-            room = max(1, model.max_positions - self.settings.max_extra - 1)
-            self.longest = room if longest is None else min(longest, room)
+        learned = [each.model for each in self.models.descriptions if each.model.positions == "learned"]
+        limits = [model.max_positions for model in learned] + [self.engine.positions or math.inf]
+        room = min(limits) - self.settings.max_extra - 1
+        if room < 1:
+            raise InputError(
+                f"the search's max_extra is {self.settings.max_extra:,}, but the model has {min(limits):,} positions: "
+                f"give --max-extra at most {min(limits) - 2:,}"
+            )
+        if room < math.inf:
+            self.longest = int(min(room, longest or room))
 
     def translate(self, lines: Iterable[str], batch_tokens: int = 4096) -> Iterator[str]:
         """Yield the best translation of each line, in order; an empty line for a line without text."""
@@ -139,18 +152,22 @@ class Translator:
         with _Pool(self.engine) as pool:
             waiting: deque[_Window] = deque()
             failure: InputError | None = None
-            while not failure and (some := list(itertools.islice(numbered, window))):
+            while not failure:
+                some: list[str] = []
                 pieces: list[list[Piece]] = []
                 try:
-                    for number, line in some:
+                    for number, line in itertools.islice(numbered, window):
                         pieces.append(self.pieces(line, number))
+                        some.append(line)
                 except InputError as error:
-                    failure, some = error, some[: len(pieces)]  # The lines before this one are translated.
+                    failure = error  # The lines before this one are translated.
+                if not some:
+                    break
                 flat = [piece for line_pieces in pieces for piece in line_pieces]
                 groups = batches([piece.ids for piece in flat], max(1, batch_tokens // wide))
                 parts = [[flat[index] for index in group] for group in groups]
                 futures = [(part, pool.submit(self.engine.run, part, self.settings, nbest)) for part in parts]
-                waiting.append(_Window([line for _, line in some], pieces, futures))
+                waiting.append(_Window(some, pieces, futures))
                 # One more window is submitted before the results of the first are awaited, so that no worker idles.
                 if len(waiting) > 1 or window == 1:
                     yield from self._collect(waiting.popleft())
@@ -197,7 +214,7 @@ class Translator:
         total, length = sum(one.log_probability for one in best), sum(len(one.ids) + 1 for one in best)
         ids = [token for one in best for token in one.ids]
         text = " ".join(self.models.decode(one.ids, piece.text) for one, piece in zip(best, pieces, strict=True))
-        joined = Hypothesis(ids, total, total / length_penalty(length, self.settings.alpha))
+        joined = Hypothesis(ids, total, total / self.engine.length_penalty(length, self.settings.alpha))
         return Translation(line, pieces, [joined], [text])
 
 

@@ -49,7 +49,9 @@ def translate(
     alpha: Annotated[float | None, _search("Length penalty.")] = None,
     max_extra: Annotated[int | None, _search("Subwords that a translation may have more than its source.")] = None,
     stop: Annotated[str | None, _search("exact, or tensor2tensor's looser rule.")] = None,
-    nbest: Annotated[int, _search("Translations per line, written `line ||| text ||| score`.")] = 1,
+    nbest: Annotated[
+        int, _search("Translations per line, written `line ||| text ||| score`; one of a line that is split.")
+    ] = 1,
     sample: Annotated[bool, _search("Draw translations at random, do not search.", "--sample")] = False,
     temperature: Annotated[float, _search("Temperature of --sample.")] = 1.0,
     top_k: Annotated[int, _search("--sample draws among this many likeliest subwords; 0: among all.")] = 0,

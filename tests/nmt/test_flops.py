@@ -108,6 +108,10 @@ def test_paper_cost_of_base_and_big() -> None:
         ("NVIDIA A10", "A10"),
         ("NVIDIA A10G", "A10G"),
         ("Tesla V100-SXM2-16GB", "V100"),
+        ("Tesla V100-PCIE-16GB", "V100 PCIE"),
+        ("NVIDIA H200 NVL", "H200 NVL"),
+        ("NVIDIA GeForce RTX 3090 Ti", "RTX 3090 Ti"),
+        ("NVIDIA GeForce RTX 4090 D", "RTX 4090 D"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
         ("Tesla K80", "K80"),
     ],
@@ -129,6 +133,7 @@ SHEETS = {
     "V100": (15.7, None), "T4": (8.1, None), "A100": (19.5, 312), "A10G": (35, 70), "A10": (31.2, 125),
     "A40": (37.4, 149.7), "L40S": (91.6, 362), "L4": (30.3, 121), "RTX 3090": (35.6, 71), "RTX 4090": (82.6, 165.2),
     "H100 PCIe": (51.2, 756), "H100 NVL": (60, 835), "H100": (66.9, 989.4), "H200": (66.9, 989.4), "B200": (75, 2250),
+    "V100 PCIE": (14.0, None), "RTX 3090 Ti": (40, 80), "RTX 4090 D": (73.5, 147), "H200 NVL": (60, 835),
 }  # fmt: skip
 """TFLOPS in float32 and dense bfloat16, typed a second time from the data sheets."""
 

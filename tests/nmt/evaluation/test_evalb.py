@@ -207,6 +207,7 @@ def test_the_report_names_sentences_that_cannot_be_scored(tmp_path: Path) -> Non
         ([HE], ["(S (PRP She))"], "no sentence can be scored.*line 1: 3 words in GOLD and 1 in PARSED"),
         ([HE], [""], "no sentence can be scored"),
         (["(S (PRP He)"], [HE], "gold, line 1: the tree that begins on line 1 lacks 1"),
+        ([""], [""], "no sentence can be scored"),
         ([], [], "is empty: there is no tree to score against"),
     ],
 )

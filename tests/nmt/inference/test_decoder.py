@@ -227,7 +227,11 @@ def test_one_sample_by_default_and_bounds_of_its_settings() -> None:
     decoder = Decoder(model_of(8))
     assert [len(found) for found in sample(decoder, SRC, HOW, SamplingSettings(seed=1), ROWS, [(0,), (1,)])] == [1, 1]
     assert (SamplingSettings(seed=0).temperature, SamplingSettings(seed=0).top_k) == (1.0, 0)
-    assert SamplingSettings(seed=0, temperature=1e-9).temperature == 1e-9
+    (coldest, greedy) = (
+        sample(decoder, SRC, HOW, how, ROWS, [(0,), (1,)])
+        for how in (SamplingSettings(seed=0, temperature=1e-308), SamplingSettings(seed=0, top_k=1))
+    )
+    assert coldest == greedy, "the limit, without a division of all by almost nothing"
     for wrong in ({"seed": -1}, {"seed": 0, "temperature": 0.0}, {"seed": 0, "top_k": -1}):
         with pytest.raises(ValidationError):
             SamplingSettings.model_validate(wrong)

@@ -63,6 +63,32 @@ def test_other_options_or_another_text_are_refused(tmp_path: Path, identity: str
         Partial(tmp_path / "out", identity).begin(iter(lines), resume=True)
 
 
+def test_one_process_at_a_time_writes_an_output(tmp_path: Path) -> None:
+    first = begun(tmp_path / "out", "first")
+    for resume in (False, True):
+        with pytest.raises(InputError, match=r"another process writes .*out: wait until it has ended"):
+            Partial(tmp_path / "out", "a").begin(iter(["first"]), resume=resume)
+    first.finish()
+    assert (tmp_path / "out").read_text() == "FIRST\n"
+    begun(tmp_path / "out", "next").finish()
+    assert (tmp_path / "out").read_text() == "NEXT\n"
+
+
+def test_a_file_that_lost_bytes_is_not_continued(tmp_path: Path) -> None:
+    begun(tmp_path / "out", "first").close()
+    (tmp_path / ".out.part").write_bytes(b"FI")
+    with pytest.raises(InputError, match="is shorter than the 6 bytes of its record: leave --resume out"):
+        Partial(tmp_path / "out", "a").begin(iter(["first"]), resume=True)
+
+
+@pytest.mark.parametrize("record", ["", "[]", "{}", '{"lines": null, "bytes": 0, "identity": "a"}'])
+def test_a_damaged_record_is_refused(tmp_path: Path, record: str) -> None:
+    begun(tmp_path / "out", "first").close()
+    (tmp_path / ".out.part.json").write_text(record)
+    with pytest.raises(InputError, match="is damaged: leave --resume out to begin anew"):
+        Partial(tmp_path / "out", "a").begin(iter(["first"]), resume=True)
+
+
 def test_later_lines_may_have_changed(tmp_path: Path) -> None:
     begun(tmp_path / "out", "first").close()
     again = Partial(tmp_path / "out", "a")

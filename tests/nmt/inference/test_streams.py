@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import resource
 import select
@@ -25,7 +26,8 @@ from model_folders import WORDS, folder_of
 
 from nmt.common.tensors import load_tensors, save_tensors
 from nmt.config import EOS, PAD, InputError, SearchSettings, TokenizerSettings
-from nmt.inference import attention_maps, export, streams
+from nmt.evaluation.forced_scoring import Scored
+from nmt.inference import attention_maps, ctranslate2_engine, export, streams
 from nmt.inference.loading import Models
 from nmt.inference.translator import Translator, split_sentences
 from nmt.text import codec
@@ -154,6 +156,13 @@ def test_lines_before_one_that_is_too_long_are_translated_and_kept(model: Path, 
     assert out.read_text().split("\n")[:-1] == run(model, tmp_path, lines=[*lines, "dog", "we do !"])
 
 
+def test_lines_before_one_that_is_no_text_are_translated(model: Path, tmp_path: Path) -> None:
+    text = write(tmp_path / "in", LINES * 2)
+    text.write_bytes(text.read_bytes() + b"\xff\n")
+    assert wmt("translate", model, "--input", text, "--output", tmp_path / "out", "--window", "5") == 1
+    assert json.loads((tmp_path / ".out.part.json").read_text())["lines"] == 2 * len(LINES)
+
+
 def test_a_pipe_is_read_once(model: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     content = write(tmp_path / "in", LINES).read_bytes()
@@ -212,6 +221,13 @@ def test_learned_positions_bound_the_line(tmp_path: Path) -> None:
     assert ready.longest == 13
     with pytest.raises(InputError, match="at most 13"):
         list(ready.translate(["dog " * 14]))
+    sinusoids = folder_of(tmp_path / "sinusoids", seed=2)
+    assert Translator([sinusoids, tmp_path / "learned"]).longest == 13, "the shortest table of an ensemble"
+    settings = ready.settings.changed({"max_extra": 23})
+    with pytest.raises(
+        InputError, match="max_extra is 23, but the model has 24 positions: give --max-extra at most 22"
+    ):
+        Translator(tmp_path / "learned", settings=settings)
 
 
 def test_sentences_are_split_where_they_end() -> None:
@@ -344,6 +360,10 @@ def test_a_disk_that_is_full_is_one_sentence_with_the_file(
         (["--precision", "bfloat16", "--quantization", "int8"], "give --device cpu and --precision float32"),
         (["--device", "nonsense"], "--device is `nonsense`, which torch cannot use here: give cpu, or cuda with a GPU"),
         (["--device", "cuda:99"], "--device is `cuda:99`, which torch cannot use here"),
+        (["--device", "meta"], "--device is `meta`, which torch cannot use here"),
+        (["--engine", "ctranslate2", "--precision", "bfloat16"], "no --precision and no --stop: leave them out"),
+        (["--engine", "ctranslate2", "--stop", "exact"], "no --precision and no --stop: leave them out"),
+        (["--max-extra", "1000000"], "the search's max_extra is 1000000, but should be less than or equal to 100000"),
     ],
 )
 def test_wrong_options_are_one_sentence(
@@ -385,6 +405,9 @@ def _other_size(folder: Path) -> None:
         (_nan, "not finite"),
         (_other_size, "put together of two models"),
         (lambda folder: (folder / "config.yaml").unlink(), "is no model folder"),
+        (lambda folder: (folder / "config.yaml").write_bytes(b"\xff"), "config.yaml is damaged"),
+        (lambda folder: (folder / "config.yaml").write_text("a: [\n"), "config.yaml is damaged"),
+        (lambda folder: (folder / "config.yaml").write_text("source: en\n"), "config.yaml: target is "),
         (lambda folder: (folder / "model.safetensors").unlink(), "cannot be read as weights"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 99), "cannot be read as weights"),
         (lambda folder: shutil.rmtree(folder / "subwords"), "holds no usable subwords"),
@@ -447,6 +470,11 @@ def test_scoring_texts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert total["log_probability"] == pytest.approx(sum(one["log_probability"] for one in lines))
     assert wmt("score", str(model), str(tmp_path / "source"), str(write(tmp_path / "short", ["a"]))) == 1
     assert "has 4 lines and" in capsys.readouterr().err
+    assert wmt("score", str(model), str(write(tmp_path / "source", ["we do", " "])), str(tmp_path / "source")) == 1
+    output = capsys.readouterr()
+    assert output.out.count("\n") == 1, "the line before"
+    assert "line 2: the source has no text" in output.err
+    assert Scored(-1e6, 1).perplexity == math.exp(700)
 
 
 def test_attention_of_every_layer_head_and_kind(
@@ -506,6 +534,14 @@ def test_ctranslate2_translates_alike(
     assert wmt("export", str(folder), str(tmp_path / "small"), "--quantization", "int8") == 0
     assert (tmp_path / "small/model.bin").stat().st_size < (out / "model.bin").stat().st_size
     assert len(run(tmp_path / "small", tmp_path, "--engine", "ctranslate2")) == len(LINES)
+    models = Models([out], weights=False)
+    engine = ctranslate2_engine.CTranslate2Engine(out, models)
+    positions = 64 if change.get("positions") == "learned" else ctranslate2_engine.POSITIONS
+    assert Translator(models, engine=engine, longest=100_000).longest == positions - 10 - 1
+    (parted,) = Translator(models, engine=engine, longest=12).translations(["we do . She sleeps well . " * 3])
+    (best,) = parted.hypotheses
+    assert len(parted.pieces) == 4
+    assert best.score == pytest.approx(best.log_probability / (len(best.ids) + 4) ** 0.6), "as for a line in one piece"
     assert wmt("translate", str(out)) == 1
     assert "--engine ctranslate2" in capsys.readouterr().err
 
