@@ -1,7 +1,8 @@
 """Train the Transformer on the binned corpus with torchrun (section 5). A killed training resumes when run again.
 
 Its state is `<state root>/train/<fingerprint>/`, outside DVC's outputs. The fingerprint has what decides the weights:
-settings (without the number of updates, so that a finished training can be extended), data and code.
+settings (without the number of updates, so that a finished training can be extended), data and code (that of nmt and of
+this module).
 """
 
 from __future__ import annotations
@@ -162,8 +163,8 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def code_digest() -> str:
-    """Return the hash of the training's modules: the code deps of this stage in dvc.yaml."""
-    return _digest({str(path): sha256_of(path) for path in graph.stages()["train"].code})
+    """Return the hash of the modules that decide the weights: those of nmt in this stage's deps, and this one."""
+    return _digest({str(path): sha256_of(path) for path in graph.stages()["train"].computing_code})
 
 
 def locked(state: Path) -> AbstractContextManager[object]:

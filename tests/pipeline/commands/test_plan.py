@@ -143,9 +143,9 @@ def test_code_of_search_reruns_decoding_and_what_follows(finished: Configuration
     path.write_text(path.read_text().replace("python -m pipeline score", "python -m pipeline score --again"))
     found = runs(finished)
     assert found == {
-        "decode": "changed: nmt/inference",
+        "decode": "changed: nmt/inference/search.py",
         "score": "changed: the command",
-        "attention": "changed: nmt/inference",
+        "attention": "changed: nmt/inference/search.py",
         "certify": "follows decode, score",
         "report": "follows attention, certify, decode, score",
     }
