@@ -149,7 +149,7 @@ def begin_fork(state: Path, fork: ForkSettings) -> None:
         earlier = [record for record in history.read_history(origin / name) if record["update"] <= fork.update]
         with writing(state / name) as temporary:
             temporary.write_text("".join(json.dumps(record) + "\n" for record in earlier), encoding="utf-8")
-    # Those that the fork's average shares with its run's.
+    # Copy the run's checkpoints up to the fork: the average may use them.
     for path in checkpoint.checkpoints(origin / "checkpoints"):
         if checkpoint.update_of(path) <= fork.update:
             with writing(state / "checkpoints" / path.name) as temporary:
