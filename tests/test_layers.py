@@ -126,7 +126,7 @@ def test_no_import_closes_a_cycle() -> None:
 
 
 BY_NAME = {
-    "pipeline/__main__.py": "it runs the stage that it is told: dvc.yaml has the stages, and none of them imports it",
+    "pipeline/__main__.py": "it runs the stage that its argument names; test_graph.py checks the imports of each",
     "pipeline/orchestration/flow.py": "it imports itself, because it is `__main__` in the process that serves it",
 }
 """The files that import modules by name, each with the reason."""

@@ -360,7 +360,7 @@ class Silent:
 
 
 @pytest.mark.parametrize(
-    ("left", "kind", "told"),
+    ("left", "kind", "message"),
     [
         ({"failed.json": '{"state": "refused", "error": "mend this"}'}, InputError, "mend this"),
         (
@@ -372,13 +372,15 @@ class Silent:
         ({}, Interrupted, "a training process was lost"),
     ],
 )
-def test_why_a_training_ended_is_told(tmp_path: Path, left: dict[str, str], kind: type[Exception], told: str) -> None:
+def test_why_a_training_ended_is_told(
+    tmp_path: Path, left: dict[str, str], kind: type[Exception], message: str
+) -> None:
     def ended(state: Path, watch: Callable[[], None]) -> int:
         for name, content in left.items():
             (state / name).write_text(content)
         return 1
 
-    with pytest.raises(kind, match=f"^{told}$"):
+    with pytest.raises(kind, match=f"^{message}$"):
         train.train(tmp_path, Listener(), ended, Silent())
 
 
