@@ -138,7 +138,7 @@ HARDWARE = (
 def hardware(device: str) -> Hardware | None:
     """Return the entry for a device as torch names it (`NVIDIA H100 80GB HBM3`), or None.
 
-    A part of a GPU (MIG) and a laptop's GPU have the name of a faster one in theirs, and no entry.
+    MIG slices and laptop GPUs return None: their names contain a faster card's name.
     """
     words = set(device.replace("-", " ").replace("_", " ").split())
     if words & {"MIG", "Laptop"}:

@@ -89,7 +89,7 @@ def size_of(path: Path) -> int:
 
 
 def stop(signum: int, frame: FrameType | None) -> None:
-    """Handle SIGTERM. A second one, as from whoever adopts an orphan, does not disturb what the first has begun."""
+    """Raise Interrupted at SIGTERM. Later ones are ignored, so that the stage can save its work."""
     signal.signal(signum, lambda *_: None)
     raise Interrupted(f"stopped by {signal.Signals(signum).name}")
 

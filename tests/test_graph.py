@@ -17,12 +17,17 @@ from pydantic import BaseModel
 
 from pipeline.common.paths import CONFIG
 from pipeline.common.settings import Configuration, RunSettings
-from pipeline.config import resolution
+from pipeline.config import graph, resolution
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
-DATA = {"pipeline/config/rows.yaml"}
-"""Files beside the code that a stage reads."""
+READS = {
+    "pipeline.config.rows": ["pipeline/config/rows.yaml"],
+    "pipeline.reporting.page": ["pipeline/reporting/static", "pipeline/reporting/templates"],
+}
+"""Module -> the files beside the code that it reads."""
+NEEDLESS = {("report", "pipeline/reporting"): {"pipeline/reporting/comparison.py"}}  # a report is made in seconds
+"""Stage and folder among its deps -> the files of the folder that the stage does not use, but is run again for."""
 each_stage = pytest.mark.parametrize("name", STAGES)
 
 
@@ -95,13 +100,60 @@ def used(name: str) -> set[str]:
     return {key for key in found if not any(other.startswith(f"{key}.") for other in found)}
 
 
+def code_deps(name: str) -> list[str]:
+    return [dep for dep in paths(STAGES[name]["deps"]) if dep.split("/")[0] in {"nmt", "pipeline"}]
+
+
+def files_in(path: str) -> set[str]:
+    """A file by itself, or the files in a folder; none of the packages' docstrings."""
+    found = (ROOT / path).rglob("*") if (ROOT / path).is_dir() else [ROOT / path]
+    return {
+        str(file.relative_to(ROOT))
+        for file in found
+        if file.is_file() and file.name != "__init__.py" and file.parent.name != "__pycache__"
+    }
+
+
+def code_of(name: str) -> set[str]:
+    """The modules that a stage imports, and the files that these read."""
+    modules = closure(name)
+    read = {file for module, paths in READS.items() if module in modules for path in paths for file in files_in(path)}
+    return {f"{module.replace('.', '/')}.py" for module in modules} | read
+
+
 @each_stage
 def test_the_code_a_stage_depends_on_is_what_it_imports(name: str) -> None:
-    imported = {f"{path.replace('.', '/')}.py" for path in closure(name)}
-    code = [dep for dep in paths(STAGES[name]["deps"]) if dep.split("/")[0] in {"nmt", "pipeline"} and dep not in DATA]
-    covered = {file: [dep for dep in code if file == dep or file.startswith(f"{dep}/")] for file in imported}
+    deps = code_deps(name)
+    covered = {file: [dep for dep in deps if file == dep or file.startswith(f"{dep}/")] for file in code_of(name)}
     assert {file for file, deps in covered.items() if len(deps) != 1} == set()
-    assert {dep for deps in covered.values() for dep in deps} == set(code)
+    assert {dep for deps in covered.values() for dep in deps} == set(deps)
+
+
+@each_stage
+def test_a_folder_in_deps_holds_no_file_that_the_stage_does_not_use(name: str) -> None:
+    """An edit of such a file would run the stage again for nothing: list the files of the folder that it uses."""
+    for dep in code_deps(name):
+        assert files_in(dep) - code_of(name) == NEEDLESS.get((name, dep), set()), dep
+
+
+def test_packages_hold_a_docstring_alone() -> None:
+    """Importing a module runs them too, but they are in no stage's deps."""
+    for path in (*ROOT.glob("nmt/**/__init__.py"), *ROOT.glob("pipeline/**/__init__.py")):
+        (only,) = ast.parse(path.read_text(encoding="utf-8")).body
+        assert isinstance(only, ast.Expr), path
+
+
+def test_the_fingerprint_of_a_training_covers_what_decides_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules of nmt and the stage's own: a new stage edits paths and schema, and must not train anew."""
+    monkeypatch.chdir(ROOT)
+    hashed = {str(path) for path in graph.stages()["train"].computing_code if path.name != "__init__.py"}
+    assert hashed == {path for path in code_of("train") if path.startswith("nmt/")} | {"pipeline/stages/train.py"}
+
+
+def test_the_stages_that_compute_with_a_model_ask_for_the_gpu() -> None:
+    """Without `meta: gpu: true` Prefect would run two of them on one GPU at a time."""
+    computing = {name for name in STAGES if {"nmt.training.step", "nmt.inference.decoder"} & closure(name)}
+    assert {name for name, stage in graph.stages(ROOT / "dvc.yaml").items() if stage.uses_gpu} == computing
 
 
 @each_stage

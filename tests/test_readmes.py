@@ -19,6 +19,7 @@ import yaml
 from clones import SHRUNKEN, Clone
 from command_line import wmt
 from model_folders import folder_of
+from ruamel.yaml import YAML
 
 from pipeline import cli
 
@@ -174,7 +175,8 @@ def test_commands_exist(readme: str) -> None:
 
 
 PROGRAMS = "wmt|dvc|make|prefect|mlflow|pytest|python|curl|export|echo"
-TREATED: dict[str, Any] = yaml.safe_load((ROOT / "tests/readme_commands.yaml").read_text(encoding="utf-8"))
+TREATED: dict[str, Any] = YAML(typ="safe", pure=True).load(ROOT / "tests/readme_commands.yaml")
+"""ruamel.yaml refuses a key that stands there twice; PyYAML would take the last one."""
 
 
 def commands(readme: str) -> Iterator[str]:

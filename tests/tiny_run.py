@@ -51,7 +51,7 @@ OVERRIDES: dict[str, Any] = {
     "averaging": {"last": 3},
     "search": {"beam": 2, "max_extra": 2},
 }  # fmt: skip
-DVC = "stages: {train: {cmd: x, deps: [data/binned, code.py]}, certify: {cmd: x, outs: [results/certificate.json]}}"
+DVC = "stages: {train: {cmd: x, deps: [data/binned, nmt/code.py]}, certify: {cmd: x, outs: [results/certificate.json]}}"
 
 
 class Silent:
@@ -90,7 +90,8 @@ def prepare(seed: int = 1) -> None:
         configuration = resolution.resolve(params)
     (here / "results").mkdir()
     CONFIG.write_text(resolution.text(configuration))
-    Path("code.py").write_text("1")
+    Path("nmt").mkdir()
+    Path("nmt/code.py").write_text("1")
     Path("dvc.yaml").write_text(DVC)
     chance = random.Random(5)
     raw = here / "data/raw"

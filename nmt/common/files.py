@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's parser takes a tenth of the time of PyYAML's own, which is there where PyYAML was built without it."""
+"""libyaml's parser; PyYAML's own, which takes ten times as long, where PyYAML was built without libyaml."""
 
 DAY = 86_400.0
 """Seconds without a change after which another machine's temporary file counts as abandoned."""

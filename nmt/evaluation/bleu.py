@@ -199,7 +199,7 @@ def compare(baseline: Sequence[str], system: Sequence[str], references: Sequence
     first, second = _bootstrap([baseline, system], references)
     assert second.p_value is not None
     difference = float(second.score - first.score)
-    # sacreBLEU calls a difference of 0 significant, because no resample differs more, and that of a single line.
+    # sacreBLEU reports a significant difference for equal systems and for texts of one line. We return p = 1 there.
     return Comparison(difference, float(second.p_value) if difference and len(references) > 1 else 1.0)
 
 

@@ -117,13 +117,13 @@ def _spans(trees: Iterable[Tree], rules: Rules) -> _Spans:
 
 
 def _crossing(gold: Iterable[tuple[int, int, str]], parsed: Iterable[tuple[int, int, str]]) -> int:
-    """How many parsed brackets cross a gold bracket."""
+    """Return how many parsed brackets cross a gold bracket."""
     ours = {(start, end) for start, end, _ in gold}
     return sum(any(a < start < b < end or start < a < end < b for a, b in ours) for start, end, _ in parsed)
 
 
 def compare(gold: Sequence[Tree], parsed: Sequence[Tree], rules: Rules = COLLINS) -> Sentence:
-    """The counts of one sentence; each side has its trees, commonly one.
+    """Return the counts of one sentence; each side has its trees, commonly one.
 
     A bracket that occurs m times in gold and n times in the parse matches min(m, n) times.
     """
@@ -149,7 +149,7 @@ def compare(gold: Sequence[Tree], parsed: Sequence[Tree], rules: Rules = COLLINS
 
 
 def totals(sentences: Sequence[Sentence], tagging: bool = True) -> Totals:
-    """The scores of a corpus: sums of counts over sentences, without those that cannot be scored."""
+    """Return the scores of a corpus: sums of counts over sentences, without those that cannot be scored."""
     valid = [each for each in sentences if each.error is None and not each.skipped]
 
     def percent(part: float, whole: float) -> float:
@@ -178,7 +178,7 @@ def totals(sentences: Sequence[Sentence], tagging: bool = True) -> Totals:
 
 
 def interval(sentences: Sequence[Sentence]) -> tuple[float, float]:
-    """The 95% interval of F1 in percent, under resampling of the sentences that can be scored."""
+    """Return the 95% interval of F1 in percent, under resampling of the sentences that can be scored."""
     counts = np.array([(each.matched, each.gold + each.parsed) for each in sentences], dtype=np.int64)
     generator = np.random.default_rng(SEED)
     scores = []
@@ -190,7 +190,7 @@ def interval(sentences: Sequence[Sentence]) -> tuple[float, float]:
 
 
 def by_length(sentences: Iterable[Sentence], tagging: bool = True) -> dict[str, Totals]:
-    """The totals of the sentences of 1 to 10, 11 to 20 words and so on, as LENGTHS says; empty groups are left out."""
+    """Return totals by length, of 1 to 10 words, 11 to 20 and so on, as LENGTHS says; empty groups are left out."""
     groups: dict[str, list[Sentence]] = {}
     bounds = (0, *LENGTHS)
     names = {high: f"{low + 1} to {high}" for low, high in zip(bounds, LENGTHS, strict=False)}
@@ -201,7 +201,7 @@ def by_length(sentences: Iterable[Sentence], tagging: bool = True) -> dict[str, 
 
 
 def signature(rules: Rules, gold_tags: bool) -> str:
-    """What decides the numbers, in sacreBLEU's form."""
+    """Return the signature: rules, tags, cutoff and version."""
     tags = "gold" if gold_tags else "own"
     return f"evalb|rules:{rules.name}|tags:{tags}|unscored:excluded|cutoff:{rules.cutoff}|version:{VERSION}"
 
@@ -221,7 +221,7 @@ class Scores:
 
 
 def _parsed(line: str, name: str, number: int) -> list[Tree] | str:
-    """The trees of a line, or why it cannot be read."""
+    """Return the trees of a line, or why it cannot be read."""
     try:
         return list(read_trees([line], name, number))
     except InputError as error:
@@ -229,7 +229,7 @@ def _parsed(line: str, name: str, number: int) -> list[Tree] | str:
 
 
 def _with_tags(gold: Sequence[Tree], parsed: Sequence[Tree]) -> Sequence[Tree]:
-    """The parsed trees with the gold tags, where both have as many words."""
+    """Return the parsed trees with the gold tags, where both have as many words."""
     tags = [leaf.label for tree in gold for leaf in tree.leaves() if leaf.label != TRACE]
     if len(tags) != sum(len(tree.leaves()) for tree in parsed):
         return parsed
@@ -243,7 +243,9 @@ def score(
     rules: Rules = COLLINS,
     gold_tags: bool = False,
 ) -> Scores:
-    """All scores of a corpus, a list of trees a sentence; a parsed sentence may be the reason why it has no tree.
+    """Return all scores of a corpus, a list of trees a sentence.
+
+    A parsed sentence that has no tree is a string, the reason for that.
 
     With `gold_tags`, the gold tags replace the parsed ones, so that no wrongly tagged comma drops a sentence.
     Raises InputError where the sides have different numbers of sentences, no sentence can be scored, or GOLD has XX in
@@ -286,7 +288,7 @@ def score_lines(
     gold_tags: bool = False,
     names: tuple[str, str] = ("GOLD", "PARSED"),
 ) -> Scores:
-    """The scores of lines of parsed trees against those of gold trees, one sentence a line; `names` are for messages.
+    """Return the scores of parsed trees against gold trees, one sentence a line; `names` are for messages.
 
     A parsed line that breaks the bracketing is a sentence that cannot be scored. Raises InputError with name and line
     where GOLD breaks it, and where `score` does.
@@ -304,7 +306,7 @@ def score_lines(
 
 
 def read(gold: Path, parsed: Path, rules: Rules = COLLINS, gold_tags: bool = False) -> Scores:
-    """The scores of two files, as of `score_lines`; raises InputError also where one is missing."""
+    """Return the scores of two files, as of `score_lines`; raises InputError also where one is missing."""
     for path in (gold, parsed):
         if not path.is_file():
             raise InputError(f"{path} does not exist: give a file of trees in Penn bracketing, one a line")
@@ -312,7 +314,7 @@ def read(gold: Path, parsed: Path, rules: Rules = COLLINS, gold_tags: bool = Fal
 
 
 def report(gold: Path, parsed: Path, gold_tags: bool = False) -> dict[str, Any]:
-    """The scores of a file as a JSON object; `gold_tags` as for `score`."""
+    """Return the scores of a file as a JSON object; `gold_tags` as for `score`."""
     scores = read(gold, parsed, gold_tags=gold_tags)
     tagging = scores.total.tagging is not None
     return {
@@ -331,7 +333,7 @@ def report(gold: Path, parsed: Path, gold_tags: bool = False) -> dict[str, Any]:
 
 
 def text(found: Mapping[str, Any], errors: int = 10) -> str:
-    """A `report` for people; names the first `errors` sentences that cannot be scored."""
+    """Return a `report` as text; it names the first `errors` sentences that cannot be scored."""
     lines = [
         f"{found['parsed']} against {found['gold']}",
         f"  F1 {found['all']['f1']:.2f}, 95% interval {found['f1_low']:.2f} to {found['f1_high']:.2f}",

@@ -46,8 +46,9 @@ def mean_difference(
 ) -> tuple[float, float, float]:
     """Return the mean over pairs of the difference in BLEU, and its 95% interval under resampling of the lines.
 
-    `systems`, `baselines`: line statistics, one of each per pair, all of the same references. Every resample takes the
-    same lines of all of them. The interval covers the choice of lines for these models, not that of the models.
+    `systems`, `baselines`: line statistics with the same references. `systems[i]` is compared with `baselines[i]`. Each
+    resample draws the same lines for every system. The interval covers the choice of lines for these models, not that
+    of the models.
     """
     lines = len(systems[0])
     chance = np.random.default_rng(SEED)

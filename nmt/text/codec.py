@@ -29,16 +29,16 @@ class Tokenizer(Protocol):
     """Whether several lines may be joined with spaces into one valid line: text may, trees may not."""
 
     def normalize(self, line: str) -> str:
-        """The raw line with its punctuation normalised, where that is asked for."""
+        """Return the raw line with its punctuation normalised, where that is asked for."""
 
     def tokenize(self, line: str) -> str:
-        """A normalised line as tokens with one space between."""
+        """Return a normalised line as tokens with one space between."""
 
     def detokenize(self, line: str, source: str) -> str:
-        """A tokenised line as it is written; `source` is the raw source line that it belongs to."""
+        """Return a tokenised line as it is written; `source` is the raw source line that it belongs to."""
 
     def counts(self) -> Mapping[str, int]:
-        """What had to be repaired in all lines so far, by name."""
+        """Return counts over all lines so far, by name: the trees, and what had to be repaired in them."""
 
 
 class Words:
@@ -76,14 +76,14 @@ class Trees:
         return line
 
     def tokenize(self, line: str) -> str:
-        """The symbols of the tree; raises InputError where the line is no tree."""
+        """Return the symbols of the tree; raises InputError where the line is no tree."""
         found = list(read_trees([line], "the target"))
         if len(found) > 1:
             raise InputError(f"a line of the target holds {len(found)} trees: write one a line")
         return " ".join(linearise(found[0], self.name)) if found else ""
 
     def detokenize(self, line: str, source: str) -> str:
-        """The tree over the source's words; an empty line where the source has none."""
+        """Return the tree over the source's words; an empty line where the source has none."""
         words = [escape(word) for word in words_of(source)]
         if not words:
             return ""
@@ -104,11 +104,11 @@ class Symbols(Subwords):
         self._ids = {symbol: row for row, symbol in enumerate(symbols) if row >= len(SPECIALS)}
 
     def encode(self, line: str) -> list[int]:
-        """The ids of a tokenised line, without EOS."""
+        """Return the ids of a tokenised line, without EOS."""
         return [self._ids.get(token, UNK) for token in line.split()]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The tokenised line that ids stand for; specials and padding rows are skipped."""
+        """Return the tokenised line that ids stand for; specials and padding rows are skipped."""
         return " ".join(self._symbols[row] for row in ids if len(SPECIALS) <= row < self.used_rows)
 
     def _save_model(self, folder: Path) -> None:
@@ -118,7 +118,7 @@ class Symbols(Subwords):
 def tokenizers(
     source: str, target: str, settings: TokenizerSettings, symbols: Collection[str] = ()
 ) -> tuple[Tokenizer, Tokenizer]:
-    """The tokenizers of both languages. `symbols`: those of a closed target vocabulary, for detokenising."""
+    """Return the tokenizers of both languages. `symbols`: those of a closed target vocabulary, for detokenising."""
     if settings.tokenizer in ("vinyals", "tensor2tensor"):
         return Words(), Trees(settings.tokenizer, symbols)
     return Moses(source, settings), Moses(target, settings)
@@ -147,7 +147,10 @@ def save(folder: Path, source: Subwords, target: Subwords | None) -> None:
 
 
 def load(folder: Path) -> tuple[Subwords, Subwords]:
-    """The vocabularies of source and target, one object where they are joint; raises InputError for damaged files."""
+    """Return the vocabularies of source and target, one object where they are joint.
+
+    Raises InputError for damaged files.
+    """
     source = subwords.load(folder)
     if source.settings.target == "joint":
         return source, source

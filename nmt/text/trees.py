@@ -70,15 +70,15 @@ class Tree:
                 stack.extend((child, False) for child in reversed(node.children))
 
     def leaves(self) -> list[Tree]:
-        """The words in order, with their tags."""
+        """Return the words in order, with their tags."""
         return [node for node, _ in self.walk() if node.word is not None]
 
     def words(self) -> list[str]:
-        """The words in order."""
+        """Return the words in order."""
         return [node.word for node, _ in self.walk() if node.word is not None]
 
     def retagged(self, tags: Iterable[str]) -> Tree:
-        """The same tree with other tags; raises ValueError unless there is one for each word."""
+        """Return the same tree with other tags; raises ValueError unless there is one for each word."""
         remaining = iter(tags)
         levels: list[list[Tree]] = [[]]
         for node, closing in self.walk():
@@ -96,7 +96,7 @@ class Tree:
         return levels[0][0]
 
     def __str__(self) -> str:
-        """The tree in Penn bracketing, on one line."""
+        """Return the tree in Penn bracketing, on one line."""
         parts: list[str] = []
         for node, closing in self.walk():
             if closing:
@@ -116,7 +116,7 @@ class _Bracket:
     word: str | None = None
 
     def closed(self, is_outermost: bool) -> Tree:
-        """The tree in the bracket; raises ValueError with the rule that it breaks."""
+        """Return the tree in the bracket; raises ValueError with the rule that it breaks."""
         if not self.children and self.word is None:
             raise ValueError(f"the bracket `({self.label})` holds nothing: give each tree words")
         if self.label:
@@ -129,12 +129,12 @@ class _Bracket:
 
 
 def words_of(line: str) -> list[str]:
-    """The words of a sentence between a treebank's spaces; U+00A0 and other Unicode spaces are characters of words."""
+    """Return the words between a treebank's spaces; U+00A0 and other Unicode spaces are characters of words."""
     return [word for word in re.split(r"[ \t\r\n]+", line) if word]
 
 
 def escape(word: str) -> str:
-    """The word with its round brackets as the Penn Treebank writes them: -LRB- and -RRB-."""
+    """Return the word with its round brackets as the Penn Treebank writes them: -LRB- and -RRB-."""
     return word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
@@ -153,7 +153,7 @@ class _Reader:
             )
 
     def add(self, token: re.Match[str], line: int) -> Tree | None:
-        """Read one token; give the tree that it completes. Raises ValueError where it breaks a rule."""
+        """Read one token; return the tree that it completes. Raises ValueError where it breaks a rule."""
         if token[1] is not None:
             if self.stack and self.stack[-1].word is not None:
                 raise ValueError(f"the word `{self.stack[-1].word}` is not alone in its bracket")
@@ -196,7 +196,7 @@ def read_trees(lines: Iterable[str], name: str, first: int = 1) -> Iterator[Tree
 
 
 def bare(label: str) -> str:
-    """The label without function tags and indices: `NP-SBJ-1` and `NP=2` are NP; -LRB- stays."""
+    """Return the label without function tags and indices: `NP-SBJ-1` and `NP=2` are NP; -LRB- stays."""
     return label if label.startswith("-") else re.split("[-=]", label, maxsplit=1)[0]
 
 
@@ -231,7 +231,7 @@ def normalise(tree: Tree, removed: Counter[str]) -> Tree | None:
 
 
 def linearise(tree: Tree, name: Linearisation) -> list[str]:
-    """The symbols of a normalised tree, without its words."""
+    """Return the symbols of a normalised tree, without its words."""
     opening, end = ("(", ")") if name == "vinyals" else ("", "/")
     symbols = []
     for node, closing in tree.walk():
@@ -296,7 +296,7 @@ class _Builder:
             self.repairs["word surplus"] += 1
 
     def finish(self) -> Tree:
-        """The tree, with all words."""
+        """Return the tree, with all words."""
         trees = self.levels[0][1]
         # A single complete tree is reopened for the remaining words.
         reopen = bool(self.words) and len(self.levels) == 1 and len(trees) == 1 and trees[0].word is None
@@ -320,7 +320,7 @@ class _Builder:
 def delinearise(
     symbols: Sequence[str], words: Sequence[str], name: Linearisation, vocabulary: Collection[str] = ()
 ) -> tuple[Tree, Counter[str]]:
-    """The tree of a model's output over the sentence's words, and how often each of `REPAIRS` was needed.
+    """Return the tree of a model's output over the sentence's words, and how often each of `REPAIRS` was needed.
 
     A linearised gold tree needs none and comes back with its words (with `vinyals`, every tag is XX). `vocabulary` are
     the symbols that the model knows: in tensor2tensor, X opens a constituent if `/X` is in `vocabulary`, or, without

@@ -126,7 +126,7 @@ def add_link(
 
 
 def is_link(settings: TrainingSettings, update: int) -> bool:
-    """Return whether the chain has a link after this update, the last one of a training apart."""
+    """Return whether the settings ask for a link after this update. The last update always has one."""
     intervals = (settings.checkpoint_every, settings.verify_every)
     return any(every is not None and update % every == 0 for every in intervals)
 

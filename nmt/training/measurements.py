@@ -56,7 +56,10 @@ class Measurements:
         self.padded += update.padded
 
     def add_validation(self, loss: float, *, counts: bool) -> None:
-        """Add a validation loss; it `counts` for patience unless a longer training has no validation there."""
+        """Add a validation loss.
+
+        `counts`: whether patience counts it. False for the extra validation at the last update.
+        """
         self.valid_loss = loss
         if not counts:
             return

@@ -160,7 +160,7 @@ class Attempt:
         self._saved = time.monotonic()
         trainer = self.trainer
         if trainer.world.main:
-            # On disk before the state: what they hold up to it is never written again.
+            # Flush the logs before saving: a resumed training does not rewrite records before the saved update.
             for path in filter(Path.exists, self.history.paths):
                 flush(path)
             saved = trainer.measured.state(trainer.conditions())

@@ -38,6 +38,16 @@ class Stage:
                 found.update(path.rglob("*.py"))
         return sorted(found)
 
+    @property
+    def computing_code(self) -> list[Path]:
+        """Return the modules among the deps that compute: those of nmt, and the stage's own.
+
+        Left out are what all stages share, such as paths, the schema of the settings and this graph. Every added stage
+        edits them.
+        """
+        own = Path(f"pipeline/stages/{self.name}.py")
+        return [path for path in self.code if path.parts[0] == "nmt" or path == own]
+
 
 def stages(path: Path = DVC_YAML) -> dict[str, Stage]:
     """Return every stage by its name, in dvc.yaml's order; none where the file does not exist."""

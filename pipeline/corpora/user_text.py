@@ -87,7 +87,8 @@ def _check_treebank(role: str, sides: tuple[Path, Path]) -> None:
 def identified(data: DataSettings) -> DataSettings:
     """Return the settings with the sha256 of every local file; raise InputError where one is missing or was edited.
 
-    A catalog need not know the bytes of a file that its user makes; later stages have to see when they change.
+    A catalog may give a file's number of lines in place of its sha256. With the sha256 in the configuration, later
+    stages run again when the file changes.
     """
 
     def side(member: MemberSettings) -> MemberSettings:

@@ -87,9 +87,10 @@ def _corpora(pair: str) -> dict[str, str]:
 
 
 def _content(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
-    """Return a catalog's content, with the pairs of what it extends; no pairs where a run would refuse it.
+    """Return a catalog's content; its `pairs` include those of the catalogs that it extends.
 
-    `extending`: the catalogs that led here.
+    A file that cannot be read, and a catalog that extends itself, add no pairs. `extending`: the catalogs that extend
+    this one, directly or through others.
     """
     content: Any = None
     with suppress(OSError, yaml.YAMLError, UnicodeDecodeError):

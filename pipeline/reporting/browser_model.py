@@ -46,7 +46,11 @@ def dequantized(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _pack(weights: Mapping[str, Tensor]) -> tuple[list[dict[str, Any]], bytes]:
-    """Return where each tensor is, and the blob: all float32 numbers, then all int8 numbers, counted in their units."""
+    """Return the tensors' entries, and the data: all float32 numbers, then all int8 numbers.
+
+    An entry has name, shape and `at`, where its numbers begin: for a vector counted in float32 numbers, for a matrix in
+    bytes. A matrix has `scales`, too: where the scales of its rows begin, in float32 numbers.
+    """
     floats: list[np.ndarray] = []
     matrices: list[tuple[dict[str, Any], np.ndarray]] = []
     tensors: list[dict[str, Any]] = []

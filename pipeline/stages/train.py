@@ -1,7 +1,8 @@
 """Train the Transformer on the binned corpus with torchrun (section 5). A killed training resumes when run again.
 
 Its state is `<state root>/train/<fingerprint>/`, outside DVC's outputs. The fingerprint has what decides the weights:
-settings (without the number of updates, so that a finished training can be extended), data and code.
+settings (without the number of updates, so that a finished training can be extended), data and code (that of nmt and of
+this module).
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def begin_fork(state: Path, fork: ForkSettings) -> None:
         earlier = [record for record in history.read_history(origin / name) if record["update"] <= fork.update]
         with writing(state / name) as temporary:
             temporary.write_text("".join(json.dumps(record) + "\n" for record in earlier), encoding="utf-8")
-    # Those that the fork's average shares with its run's.
+    # Copy the run's checkpoints up to the fork: the average may use them.
     for path in checkpoint.checkpoints(origin / "checkpoints"):
         if checkpoint.update_of(path) <= fork.update:
             with writing(state / "checkpoints" / path.name) as temporary:
@@ -162,8 +163,8 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def code_digest() -> str:
-    """Return the hash of the training's modules: the code deps of this stage in dvc.yaml."""
-    return _digest({str(path): sha256_of(path) for path in graph.stages()["train"].code})
+    """Return the hash of the modules that decide the weights: those of nmt in this stage's deps, and this one."""
+    return _digest({str(path): sha256_of(path) for path in graph.stages()["train"].computing_code})
 
 
 def locked(state: Path) -> AbstractContextManager[object]:

@@ -81,10 +81,10 @@ def difference() -> str:
 
 
 def training_code() -> str:
-    """Return a hash of the modules of training, by the deps of its stage in dvc.yaml."""
+    """Return a hash of the modules that decide a training's weights, as its fingerprint has them."""
     digest = hashlib.sha256()
     training = graph.stages().get("train")
-    for path in training.code if training else ():
+    for path in training.computing_code if training else ():
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -155,7 +155,7 @@ class Publication:
     def log_corpora(self) -> None:
         """Set the corpora as inputs, each once its digest and its number of pairs are known.
 
-        `download` measures them. A complete run without the numbers has its corpora without them.
+        `download` counts the pairs. Where a complete run has no counts, its corpora are logged without them.
         """
         from mlflow.entities import Dataset, DatasetInput, InputTag
 

@@ -251,10 +251,10 @@ def present() -> Record | None:
 
 
 def of_this_data(record: Record) -> Record:
-    """Return the record for a training on the data that is here: the next one, where this one's was of other data.
+    """Return `record`, or a new record if `record`'s training used other data.
 
-    After a stage of the data was changed, training begins anew, and two trainings in one record would be one curve. The
-    stages before it go along; those that ran after the earlier training leave its record.
+    Training on changed data starts at update 1, and two trainings in one record would be drawn as one curve. Earlier
+    stages are copied. Those that ran after the old training are removed from the old record.
     """
     trained, data = record.stages().get("train", {}), str(BINNED)
     before = trained.get("evidence", {}).get("deps", {})

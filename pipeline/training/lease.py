@@ -1,8 +1,9 @@
-"""A lease in the store: of the machines that find a training's state there, one trains it.
+"""A lease in the store: only the machine that holds it continues the training whose state is there.
 
 The lease is an object that names its owner. It expires when it was not written for `seconds()`, by the store's clock,
 so that the clocks of the machines do not matter. Writes are conditional (If-None-Match, If-Match). A store that ignores
-conditions is noticed: there, the owner reads the lease again a moment later, and the last writer has it.
+these conditions is detected, because it accepts the lease as a new object a second time. There the owner reads the
+lease again after `SETTLE` seconds: the machine that wrote it last holds it.
 """
 
 from __future__ import annotations

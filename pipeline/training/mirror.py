@@ -100,7 +100,7 @@ class Uploads:
         self._failing: str | None = None
 
     def run(self) -> None:
-        """Work until the end; give up on a store that is away for `PATIENCE` seconds after it."""
+        """Upload until the last state is in the store; give up `PATIENCE` seconds after the training has ended."""
         deadline = None
         while not self.lease.lost:
             last = self.ended.is_set()
@@ -136,7 +136,7 @@ class Uploads:
         return not last or self.uploaded == checkpoint.trained(self.job)
 
     def _is_superseded(self, update: int) -> bool:
-        """Return whether the last state is another: then the time that is left is for that one."""
+        """Return whether training has ended at another update: then that state is uploaded instead."""
         return self.ended.is_set() and checkpoint.trained(self.job) != update
 
     def _report_end(self) -> None:

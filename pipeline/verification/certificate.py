@@ -142,8 +142,8 @@ def settings(subject: Subject) -> Finding:
 
 
 def code(subject: Subject) -> Finding:
-    """Compare the modules of training."""
+    """Compare the modules that decide the weights."""
     was, here = subject.training.code, train.code_digest()
     if was != here:
-        return Finding("code", "differs", f"the training's modules had the hash {was}, here {here}")
-    return Finding("code", "equal", f"the training's modules, {here}")
+        return Finding("code", "differs", f"the modules that decide the weights had the hash {was}, here {here}")
+    return Finding("code", "equal", f"the modules that decide the weights, {here}")

@@ -147,28 +147,29 @@ def test_ranks_with_different_corpora_do_not_train(
     pairs = [(source.tolist(), target.tolist()) for source, target in map(corpus.pair, range(len(corpus)))]
     pairs[-1][1][0] += 1
     write_arrow(path, pairs)
-    told = refused(tmp_path, ranks.training, job, str(tmp_path / "run"), homes=homes)
-    assert told.count("InputError: the machines' corpora differ: corpus must be the same folder on all of them") == 2
+    output = refused(tmp_path, ranks.training, job, str(tmp_path / "run"), homes=homes)
+    assert output.count("InputError: the machines' corpora differ: corpus must be the same folder on all of them") == 2
 
 
 def test_ranks_with_different_weights_do_not_train(tmp_path: Path, tiny_job: MakeJob) -> None:
-    told = refused(tmp_path, ranks.training_with_a_weight_changed, tiny_job(updates=5), str(tmp_path / "run"))
-    assert told.count("InputError: the ranks' weights after update 0 differ: give all machines the same settings") == 2
+    output = refused(tmp_path, ranks.training_with_a_weight_changed, tiny_job(updates=5), str(tmp_path / "run"))
+    rule = "InputError: the ranks' weights after update 0 differ: give all machines the same settings"
+    assert output.count(rule) == 2
 
 
 def test_ranks_with_different_states_do_not_train(tmp_path: Path, tiny_job: MakeJob) -> None:
     """Their folders are of two machines here: one has the state after update 5, the other that after update 4."""
     for rank, until in enumerate((4, 5)):
         trained(tiny_job(updates=until), tmp_path / f"state-{rank}", 1)
-    told = refused(tmp_path, ranks.training_in_folders_of_their_own, tiny_job(updates=9), str(tmp_path / "state"))
+    output = refused(tmp_path, ranks.training_in_folders_of_their_own, tiny_job(updates=9), str(tmp_path / "state"))
     for update in (4, 5):
-        assert f"RuntimeError: this rank would resume after update {update}, but another rank after another" in told
+        assert f"RuntimeError: this rank would resume after update {update}, but another rank after another" in output
 
 
 def test_processes_among_which_shards_cannot_be_divided_do_not_train(tmp_path: Path, tiny_job: MakeJob) -> None:
-    told = refused(tmp_path, ranks.training, tiny_job(shards=1), str(tmp_path / "run"))
+    output = refused(tmp_path, ranks.training, tiny_job(shards=1), str(tmp_path / "run"))
     rule = "InputError: 2 processes cannot train together: training.shards is 1, and their number must divide it; use 1"
-    assert told.count(rule) == 2
+    assert output.count(rule) == 2
 
 
 def test_a_killed_rank_ends_the_others(tmp_path: Path, tiny_job: MakeJob) -> None:
@@ -194,18 +195,18 @@ def test_what_torchrun_runs_leaves_word_of_how_it_ended(tmp_path: Path, tiny_job
 
     refused = tmp_path / "refused"
     assert status(refused, tiny_job() | {"corpus": str(tmp_path)}) == 1
-    told = f"{tmp_path} holds no train.*.arrow: run the stage binarize"
-    assert json.loads((refused / "failed.json").read_text()) == {"state": "refused", "error": told}
-    assert f"train: {told}" in ranks.output(refused)
+    message = f"{tmp_path} holds no train.*.arrow: run the stage binarize"
+    assert json.loads((refused / "failed.json").read_text()) == {"state": "refused", "error": message}
+    assert f"train: {message}" in ranks.output(refused)
     assert "Traceback" not in ranks.output(refused)
 
     failed = tmp_path / "failed"
     failed.mkdir()
     (failed / "history.jsonl").write_text("no JSON\n")
     assert status(failed, tiny_job()) == 1
-    told = json.loads((failed / "failed.json").read_text())
-    assert told["state"] == "failed"
-    assert told["error"].startswith("JSONDecodeError: ")
+    failure = json.loads((failed / "failed.json").read_text())
+    assert failure["state"] == "failed"
+    assert failure["error"].startswith("JSONDecodeError: ")
 
     assert status(tmp_path / "usage", None) == 1
     assert "usage: python -m nmt.training.trainer JOB" in ranks.output(tmp_path / "usage")

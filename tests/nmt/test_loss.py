@@ -40,8 +40,8 @@ def test_equals_the_distribution_written_out_and_its_gradient(eps: float) -> Non
     assert likelihood.item() == pytest.approx(
         F.cross_entropy(states @ table.T, labels, reduction="sum").item(), rel=1e-6
     )
-    for gradient, wanted in zip(gradients, expected_gradients, strict=True):
-        assert torch.allclose(gradient, wanted.to(gradient.dtype), atol=1e-4)
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        assert torch.allclose(gradient, expected_gradient.to(gradient.dtype), atol=1e-4)
 
 
 def test_bfloat16_rounds_each_gradient_and_not_the_scale_of_all() -> None:
@@ -109,7 +109,7 @@ def test_one_of_both_gradients_alone(frozen: str) -> None:
     for name, tensor in given.items():
         tensor.requires_grad_(name != frozen)
     labels = torch.tensor([0, 1, 2, 3, 4, 4])
-    wanted = [tensor for name, tensor in given.items() if name != frozen]
-    found = torch.autograd.grad(smoothed_cross_entropy(given["states"], given["table"], labels, 0.0)[0], wanted)
+    inputs = [tensor for name, tensor in given.items() if name != frozen]
+    found = torch.autograd.grad(smoothed_cross_entropy(given["states"], given["table"], labels, 0.0)[0], inputs)
     plain = F.cross_entropy(given["states"] @ given["table"].T, labels, reduction="sum")
-    torch.testing.assert_close(found, torch.autograd.grad(plain, wanted))
+    torch.testing.assert_close(found, torch.autograd.grad(plain, inputs))

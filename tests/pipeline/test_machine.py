@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,18 @@ def test_rows_for_cpus_multiply_in_what_the_processor_is_fastest_in(
 def test_without_a_description_the_precision_is_float32(described: Path) -> None:
     assert not described.exists()
     assert machine.fastest_precision() == "float32"
+
+
+def test_cores_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {2, 5, 7}, raising=False)
+    assert machine.available_cores() == 3
+
+
+@pytest.mark.parametrize(("counted", "cores"), [(8, 8), (None, 1)])
+def test_where_the_system_has_no_affinity_all_cores_count(
+    counted: int | None, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: counted)
+    assert machine.available_cores() == cores

@@ -125,8 +125,8 @@ def test_the_right_bytes_in_the_end(
             if process.poll() is not None:
                 # Refused, in one sentence, by what the mirror did; or done, and then everything is fetched anew.
                 assert process.stderr is not None
-                told = process.stderr.read().decode().strip().rsplit("\n", 1)[-1]
-                assert process.returncode == 0 or re.match(r"\S+Error: the archive .* run again", told), told
+                message = process.stderr.read().decode().strip().rsplit("\n", 1)[-1]
+                assert process.returncode == 0 or re.match(r"\S+Error: the archive .* run again", message), message
                 if process.returncode == 0:
                     for path in Path("state/downloads").iterdir():
                         path.unlink()

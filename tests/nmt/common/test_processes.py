@@ -44,8 +44,8 @@ def test_a_launcher_whose_parent_died_while_it_started_does_not_train(tmp_path: 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone sends a signal when a parent dies")
-@pytest.mark.parametrize(("number", "told"), [(signal.SIGTERM, "asked\n"), (signal.SIGKILL, "")])
-def test_a_killed_parent_is_followed(number: signal.Signals, told: str) -> None:
+@pytest.mark.parametrize(("number", "output"), [(signal.SIGTERM, "asked\n"), (signal.SIGKILL, "")])
+def test_a_killed_parent_is_followed(number: signal.Signals, output: str) -> None:
     root = Path(__file__).resolve().parents[3]
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, CHILD, str(int(number))], cwd=root, stdout=subprocess.PIPE, text=True
@@ -57,7 +57,7 @@ def test_a_killed_parent_is_followed(number: signal.Signals, told: str) -> None:
         parent.wait()
         started = time.monotonic()
         # The pipe ends when the child, which holds it too, has ended.
-        assert parent.stdout.read() == told
+        assert parent.stdout.read() == output
         assert time.monotonic() - started < 60
 
 

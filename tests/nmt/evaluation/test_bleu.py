@@ -89,9 +89,9 @@ def _statistics(hypothesis: str, reference: str) -> list[int]:
 
 def _bleu(statistics: NDArray[np.int64]) -> float:
     """In percent, of statistics that are summed over lines."""
-    length, wanted, *orders = statistics.tolist()
+    length, reference_length, *orders = statistics.tolist()
     logarithm = sum(math.log(orders[2 * n] / orders[2 * n + 1]) for n in range(4)) / 4
-    return 100 * math.exp(logarithm + min(0.0, 1 - wanted / length))
+    return 100 * math.exp(logarithm + min(0.0, 1 - reference_length / length))
 
 
 def test_interval_and_p_value_are_those_of_a_bootstrap_written_out() -> None:

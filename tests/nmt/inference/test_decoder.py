@@ -183,8 +183,8 @@ def drawn_by_hand(
             likeliest = sorted(allowed, key=lambda token: -row[token])[: how.top_k or None]
             among = sorted(likeliest)
             reached = list(accumulate(math.exp(row[token] / how.temperature) for token in among))
-            wanted = (1 - numbers[step, place]) * reached[-1]
-            token = next(token for token, so_far in zip(among, reached, strict=True) if so_far >= wanted)
+            threshold = (1 - numbers[step, place]) * reached[-1]
+            token = next(token for token, so_far in zip(among, reached, strict=True) if so_far >= threshold)
             ids.append(token)
             total += row[token]
         found.append((ids[1:-1], total))

@@ -289,10 +289,10 @@ def test_a_kill_leaves_no_output_and_no_half_line(model: Path, tmp_path: Path) -
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     assert not (tmp_path / "out").exists()
-    told = json.loads(record.read_text())
-    counted = (tmp_path / ".out.part").read_bytes()[: told["bytes"]]
+    progress = json.loads(record.read_text())
+    counted = (tmp_path / ".out.part").read_bytes()[: progress["bytes"]]
     assert counted.endswith(b"\n")
-    assert counted.count(b"\n") == told["lines"] > 0
+    assert counted.count(b"\n") == progress["lines"] > 0
 
 
 def test_standard_streams_until_the_reader_has_had_enough(model: Path, tmp_path: Path) -> None:

@@ -36,10 +36,10 @@ def syllables(types: int, seed: int) -> dict[str, int]:
 def test_learns_what_subword_nmt_learns(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Enough merges for pairs to be set aside and looked at again, and, with seed 2, to the last pair."""
     counts = syllables(3000, seed)
-    wanted = 1500 if seed == 1 else 20_000
-    expected = theirs(counts, wanted)
+    merges = 1500 if seed == 1 else 20_000
+    expected = theirs(counts, merges)
     assert len(expected) == 1500 if seed == 1 else 1500 < len(expected) < 20_000
-    assert learn_merges(counts, wanted) == expected
+    assert learn_merges(counts, merges) == expected
     capsys.readouterr()
 
 

@@ -159,14 +159,14 @@ def test_most_frequent_come_first() -> None:
     assert (made.used_rows, made.size) == (11, 16)
 
 
-@pytest.mark.parametrize("wanted", [150, 300, 500])
-def test_vocabulary_size_is_met_from_below(wanted: int) -> None:
+@pytest.mark.parametrize("largest", [150, 300, 500])
+def test_vocabulary_size_is_met_from_below(largest: int) -> None:
     chance = random.Random(1)
     syllables = ["".join(chance.choices("aeioubdgklmnprst", k=chance.randint(1, 4))) for _ in range(300)]
     counts = {"".join(chance.choices(syllables, k=3)): 2 + 1000 // rank for rank in range(1, 1000)}
-    made = learn(counts, bpe(vocabulary=wanted, multiple_of=1))
+    made = learn(counts, bpe(vocabulary=largest, multiple_of=1))
     assert made.size == made.used_rows
-    assert wanted - (wanted - len(SPECIALS)) // 200 <= made.used_rows <= wanted
+    assert largest - (largest - len(SPECIALS)) // 200 <= made.used_rows <= largest
 
 
 def test_a_small_text_gives_fewer_subwords_than_asked_for() -> None:

@@ -80,8 +80,8 @@ def test_without_a_working_compiler_training_continues(
     monkeypatch.setenv("NMT_COMPILE", "1")
     job = Job.model_validate(tiny_job())
     assert not Trainer(job, World(0, 1, CPU)).compiled
-    told = capsys.readouterr().err
-    assert told == (
+    errors = capsys.readouterr().err
+    assert errors == (
         "torch.compile does not work here (No working C++ compiler found): training continues, but slower\n"
     )
 

@@ -133,9 +133,9 @@ def test_a_gpu_is_exact_with_deterministic_kernels_alone(
     gpu = {"device": "NVIDIA H100", "processor": "", "threads": 0, "deterministic": deterministic}
     conditions = CONDITIONS.model_copy(update=gpu)
     print_resume(TrainState.initial(conditions, 1), conditions, 9)
-    told = capsys.readouterr().out
-    assert ("will be bit-identical" in told) is deterministic
-    assert ("without training.deterministic GPUs add in no fixed order" in told) is not deterministic
+    output = capsys.readouterr().out
+    assert ("will be bit-identical" in output) is deterministic
+    assert ("without training.deterministic GPUs add in no fixed order" in output) is not deterministic
 
 
 def test_time_lost_to_a_kill_counts_for_the_devices_that_saved_the_state() -> None:

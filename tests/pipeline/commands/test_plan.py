@@ -42,11 +42,11 @@ def test_base_on_wmt14_is_what_the_paper_says_it_is() -> None:
     corpus = plan.corpus_size(base, prepared=False)
     assert (corpus.pairs, corpus.origin) == (4_508_785, "known")
     assert 36_000 < corpus.vocabulary < 38_000
-    wanted = plan.needs(base, corpus)
+    needs = plan.needs(base, corpus)
     # Six operations a weight and token pair: 6 * 65e6 * 25,000 * 100,000, and attention on top.
-    assert wanted.flops == pytest.approx(6 * 65e6 * 2.5e9, rel=0.1)
-    assert wanted.disk["downloads"] == 657632379 + 918311367 + 80418416 + 38654961
-    assert 5e9 < sum(wanted.disk.values()) < 20e9
+    assert needs.flops == pytest.approx(6 * 65e6 * 2.5e9, rel=0.1)
+    assert needs.disk["downloads"] == 657632379 + 918311367 + 80418416 + 38654961
+    assert 5e9 < sum(needs.disk.values()) < 20e9
 
 
 def test_more_of_everything_needs_more() -> None:
@@ -143,9 +143,9 @@ def test_code_of_search_reruns_decoding_and_what_follows(finished: Configuration
     path.write_text(path.read_text().replace("python -m pipeline score", "python -m pipeline score --again"))
     found = runs(finished)
     assert found == {
-        "decode": "changed: nmt/inference",
+        "decode": "changed: nmt/inference/search.py",
         "score": "changed: the command",
-        "attention": "changed: nmt/inference",
+        "attention": "changed: nmt/inference/search.py",
         "certify": "follows decode, score",
         "report": "follows attention, certify, decode, score",
     }
@@ -200,11 +200,11 @@ VOCABULARY = 37_056
 def left(asked: Configuration, *made_again: str) -> dict[str, int]:
     """What is still needed where these stages and those after them run."""
     corpus = plan.Corpus(1_000_000, 28, VOCABULARY, "known")
-    wanted = plan.needs(asked, corpus)
+    needs = plan.needs(asked, corpus)
     reasons = {name: "changed" if name in made_again else "" for name in (*plan.MAKERS.values(), "train")}
-    missing = plan.still_needed(wanted, asked, corpus, reasons)
-    assert missing.keys() == wanted.disk.keys()
-    return {name: wanted.disk[name] - number for name, number in missing.items() if number != wanted.disk[name]}
+    missing = plan.still_needed(needs, asked, corpus, reasons)
+    assert missing.keys() == needs.disk.keys()
+    return {name: needs.disk[name] - number for name, number in missing.items() if number != needs.disk[name]}
 
 
 def put(path: str, size: int) -> None:
@@ -234,14 +234,14 @@ def test_archives_at_hand_are_not_fetched_again(wmt14: Configuration) -> None:
 
 
 def test_outputs_that_stay_take_no_more_room(wmt14: Configuration) -> None:
-    wanted = plan.needs(wmt14, plan.Corpus(1_000_000, 28, VOCABULARY, "known")).disk
+    disk = plan.needs(wmt14, plan.Corpus(1_000_000, 28, VOCABULARY, "known")).disk
     # Where no stage would run, what is not there has to be made or restored all the same.
     put("data/raw/train.europarl-v7.en", 1)
-    assert left(wmt14, *ALL[1:]) == {name: wanted[name] for name in ("downloads", "data/raw")}
+    assert left(wmt14, *ALL[1:]) == {name: disk[name] for name in ("downloads", "data/raw")}
     for name in plan.MAKERS:
         put(f"{name}/file", 1)
-    assert left(wmt14) == wanted
-    assert left(wmt14, "average") == {name: wanted[name] for name in wanted if name != "models"}
+    assert left(wmt14) == disk
+    assert left(wmt14, "average") == {name: disk[name] for name in disk if name != "models"}
 
 
 def test_an_interrupted_training_has_its_state_already(wmt14: Configuration) -> None:
@@ -294,8 +294,8 @@ def test_too_little_room_is_told(wmt14: Configuration, capsys: pytest.CaptureFix
     assert plan.report_disk(enough, enough.disk, Path(".dvc/cache"))
     assert "NOT ENOUGH" not in capsys.readouterr().out
     assert not plan.report_disk(much, much.disk, Path(".dvc/cache"))
-    told = capsys.readouterr().out
-    assert told.count("NOT ENOUGH") == told.count("more are needed") == 1
+    output = capsys.readouterr().out
+    assert output.count("NOT ENOUGH") == output.count("more are needed") == 1
     assert plan.report_disk(much, disk().disk, Path(".dvc/cache"))
 
 
@@ -340,15 +340,16 @@ def test_memory_of_the_machine_matters_where_it_trains_without_a_gpu(
     for gpus in (0, 1):
         monkeypatch.setattr(launch, "count_gpus", lambda gpus=gpus: gpus)
         assert wmt("plan", "--no-measure") == (0 if gpus else 1)
-        told = capsys.readouterr().out
-        assert ("NOT ENOUGH" in told, "in this machine" in told, "of each GPU" in told) == (not gpus, not gpus, gpus)
+        output = capsys.readouterr().out
+        found = tuple(sentence in output for sentence in ("NOT ENOUGH", "in this machine", "of each GPU"))
+        assert found == (not gpus, not gpus, gpus)
 
 
 def test_an_unknown_row_is_one_sentence(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     params = {"row": "bas", "pair": "en-de", "corpus": "wmt14", "seed": 1, "overrides": {}}
     monkeypatch.setattr(resolution, "read_params", lambda: params)
     assert wmt("plan", "--no-measure") == 1
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("plan: ")
-    assert told.err.count("\n") == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("plan: ")
+    assert printed.err.count("\n") == 1

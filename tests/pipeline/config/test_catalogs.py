@@ -332,9 +332,9 @@ def test_add_refuses_what_is_no_parallel_text(
     path = Path("elsewhere") / file
     path.unlink() if content is None else path.write_bytes(content)
     assert wmt("catalog", *texts) == 1
-    told = capsys.readouterr().err
-    assert told.startswith(f"catalog: {message}")
-    assert told.count("\n") == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"catalog: {message}")
+    assert errors.count("\n") == 1
     assert nothing_written()
 
 

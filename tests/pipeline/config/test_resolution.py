@@ -253,13 +253,13 @@ def test_a_run_shortened_by_its_overrides_averages_what_is_there(
 
 class _Tracker:
     def __init__(self) -> None:
-        self.told: dict[str, str] = {}
+        self.recorded: dict[str, str] = {}
 
     def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
         raise AssertionError("resolving measures nothing")
 
     def tags(self, values: Mapping[str, str]) -> None:
-        self.told |= values
+        self.recorded |= values
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
         raise AssertionError("results/config.yaml is kept by whoever keeps runs")
@@ -275,7 +275,7 @@ def test_stage_writes_a_file_that_stages_can_read(repository: Path) -> None:
     content = yaml.safe_load(first)
     assert list(content) == list(Configuration.model_fields)
     assert Configuration.model_validate(content) == _resolved()
-    assert tracker.told == {"row": "base", "pair": "en-de", "corpus": "tiny", "seed": "7"}
+    assert tracker.recorded == {"row": "base", "pair": "en-de", "corpus": "tiny", "seed": "7"}
     resolve.run(tracker)
     assert CONFIG.read_bytes() == first
     assert [path.name for path in CONFIG.parent.iterdir()] == ["config.yaml"]

@@ -48,8 +48,8 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
     return info
 
 
-def read(path: Path, *wanted: str) -> dict[str, bytes]:
-    return {member.name: b"".join(plain_chunks(member, member.name)) for member in members(path, wanted)}
+def read(path: Path, *names: str) -> dict[str, bytes]:
+    return {member.name: b"".join(plain_chunks(member, member.name)) for member in members(path, names)}
 
 
 @pytest.mark.parametrize("mode", ["w:gz", "w:"])
@@ -140,14 +140,14 @@ def small_allowance(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_allowance")
-@pytest.mark.parametrize("wanted", ["bomb", "small"])
-def test_bombs_are_refused_wanted_or_not(tmp_path: Path, wanted: str) -> None:
+@pytest.mark.parametrize("name", ["bomb", "small"])
+def test_bombs_are_refused_wanted_or_not(tmp_path: Path, name: str) -> None:
     bomb = ("bomb", bytes(20_000_000))
     message = "unpacks to more than .* bytes, over 100 times its size"
     with pytest.raises(Malformed, match=message):
-        read(tar(tmp_path / "a", bomb, ("small", TEXT)), wanted)
+        read(tar(tmp_path / "a", bomb, ("small", TEXT)), name)
     with pytest.raises(Malformed, match=message):
-        read(zipped(tmp_path / "z", bomb, ("small", TEXT)), wanted)
+        read(zipped(tmp_path / "z", bomb, ("small", TEXT)), name)
 
 
 @pytest.mark.usefixtures("small_allowance")

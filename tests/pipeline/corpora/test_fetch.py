@@ -141,8 +141,8 @@ def page(content: bytes, chunked: bool = False, close: bool = False) -> Behaviou
     return deed
 
 
-def watch(told: list[str] | None = None, moved: Callable[[int, int | None], None] = lambda *_: None) -> Watch:
-    return Watch(threading.Event(), moved, (told if told is not None else []).append)
+def watch(messages: list[str] | None = None, moved: Callable[[int, int | None], None] = lambda *_: None) -> Watch:
+    return Watch(threading.Event(), moved, (messages if messages is not None else []).append)
 
 
 def download(server: Server, folder: Path, size: int | None = len(CONTENT), verifiable: bool = True) -> Download:
@@ -267,7 +267,7 @@ SORRY = b"<html>back soon</html>"
 
 
 @pytest.mark.parametrize(
-    ("deed", "told"),
+    ("deed", "message"),
     [
         (page(SORRY), "offers 22 bytes where 300,000 are declared"),
         (page(SORRY, chunked=True), "has only 22 bytes where 300,000 are declared"),
@@ -277,10 +277,10 @@ SORRY = b"<html>back soon</html>"
 )
 @pytest.mark.parametrize("verifiable", [True, False])
 def test_a_wrong_answer_costs_no_byte_at_hand(
-    server: Server, tmp_path: Path, deed: Behaviour, told: str, verifiable: bool
+    server: Server, tmp_path: Path, deed: Behaviour, message: str, verifiable: bool
 ) -> None:
     server.misdeeds = [drop(290_000), *[deed] * 4]
-    with pytest.raises(FetchError, match=told):
+    with pytest.raises(FetchError, match=message):
         fetch.fetch(download(server, tmp_path, verifiable=verifiable), watch(), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT[:290_000]
     assert not (tmp_path / "file.part.anew").exists()
@@ -385,19 +385,19 @@ def test_another_range_than_asked_for_is_not_joined(server: Server, tmp_path: Pa
 
     (tmp_path / "file.part").write_bytes(CONTENT[:500])
     server.misdeeds = [shifted, status(416), status(206)]
-    told: list[str] = []
-    fetch.fetch(download(server, tmp_path, size), watch(told), QUICK)
+    messages: list[str] = []
+    fetch.fetch(download(server, tmp_path, size), watch(messages), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
     refusal = "sent another range than was asked for; trying again in"
-    assert [line.removeprefix(f"{server.url}: ") for line in told] == [
+    assert [line.removeprefix(f"{server.url}: ") for line in messages] == [
         f"{refusal} 0.005 s",
         "refused to resume the partial file; trying again in 0.01 s",
         f"{refusal} 0.02 s",
     ]
 
 
-@pytest.mark.parametrize(("total", "told"), [("300001", "offers 300,001 bytes where 300,000 are"), ("*", None)])
-def test_the_rest_tells_the_size_of_the_whole(server: Server, tmp_path: Path, total: str, told: str | None) -> None:
+@pytest.mark.parametrize(("total", "message"), [("300001", "offers 300,001 bytes where 300,000 are"), ("*", None)])
+def test_the_rest_tells_the_size_of_the_whole(server: Server, tmp_path: Path, total: str, message: str | None) -> None:
     def rest(handler: Handler) -> bool:
         handler.send_response(206)
         handler.send_header("Content-Range", f"bytes 500-299999/{total}")
@@ -407,21 +407,21 @@ def test_the_rest_tells_the_size_of_the_whole(server: Server, tmp_path: Path, to
 
     (tmp_path / "file.part").write_bytes(CONTENT[:500])
     server.misdeeds = [rest]
-    if told:
-        with pytest.raises(FetchError, match=told):
+    if message:
+        with pytest.raises(FetchError, match=message):
             fetch.fetch(download(server, tmp_path), watch(), QUICK)
     else:
         fetch.fetch(download(server, tmp_path, None), watch(), QUICK)
-    assert (tmp_path / "file.part").read_bytes() == (CONTENT[:500] if told else CONTENT)
+    assert (tmp_path / "file.part").read_bytes() == (CONTENT[:500] if message else CONTENT)
     assert len(server.requests) == 1
 
 
 def test_unavailable_is_tried_again_after_what_the_server_asks(server: Server, tmp_path: Path) -> None:
     server.misdeeds = [status(500, Retry_After="soon"), status(503, Retry_After="3600"), status(429)]
-    told: list[str] = []
-    fetch.fetch(download(server, tmp_path), watch(told), QUICK)
+    messages: list[str] = []
+    fetch.fetch(download(server, tmp_path), watch(messages), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
-    assert [line.split(": ", 1)[1] for line in told] == [
+    assert [line.split(": ", 1)[1] for line in messages] == [
         "answers 500 Internal Server Error; trying again in 0.005 s",
         "answers 503 Service Unavailable; trying again in 0.025 s",
         "answers 429 Too Many Requests; trying again in 0.02 s",
@@ -545,28 +545,28 @@ def test_chunks_tell_their_end(server: Server, tmp_path: Path) -> None:
         return deed
 
     server.misdeeds = [chunked(b""), chunked(b"0\r\n\r\n")]
-    told: list[str] = []
-    fetch.fetch(download(server, tmp_path, None, verifiable=False), watch(told), QUICK)
+    messages: list[str] = []
+    fetch.fetch(download(server, tmp_path, None, verifiable=False), watch(messages), QUICK)
     assert (tmp_path / "file.part").read_bytes() == CONTENT
     assert len(server.requests) == 2
-    (line,) = told
+    (line,) = messages
     assert line.startswith(f"{server.url}: broke off after 300,000 bytes (IncompleteRead(")
 
 
 def test_unverifiable_bytes_of_two_versions_are_never_joined(server: Server, tmp_path: Path) -> None:
     server.misdeeds = [drop(1000)]
     newer = CONTENT[::-1]
-    told: list[str] = []
+    messages: list[str] = []
 
     def replaced(message: str) -> None:
-        told.append(message)
+        messages.append(message)
         server.content, server.etag = newer, '"two"'
 
     watching = Watch(threading.Event(), lambda *_: None, replaced)
     fetch.fetch(download(server, tmp_path, None, verifiable=False), watching, QUICK)
     assert (tmp_path / "file.part").read_bytes() == newer
     assert server.requests[1][1]["If-Range"] == '"one"'
-    assert len(told) == 1
+    assert len(messages) == 1
 
 
 def test_unverifiable_bytes_without_a_version_are_fetched_anew(server: Server, tmp_path: Path) -> None:
@@ -617,10 +617,10 @@ def test_a_silent_server_times_out(server: Server, tmp_path: Path) -> None:
         return True
 
     server.misdeeds = [silent]
-    told: list[str] = []
-    fetch.fetch(download(server, tmp_path), watch(told), Patience(2, 0.01, 0.01, timeout=0.2))
+    messages: list[str] = []
+    fetch.fetch(download(server, tmp_path), watch(messages), Patience(2, 0.01, 0.01, timeout=0.2))
     wake.set()
-    assert told == [f"{server.url}: cannot be reached (timed out); trying again in 0.01 s"]
+    assert messages == [f"{server.url}: cannot be reached (timed out); trying again in 0.01 s"]
     assert (tmp_path / "file.part").read_bytes() == CONTENT
 
 
@@ -690,9 +690,9 @@ def archive(*urls: str, content: bytes | None = CONTENT, md5: str | None = None,
 def test_a_kept_archive_needs_no_network(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = archive_cache.obtain([archive(server.url)], tmp_path, QUICK)
     assert first["a"].read_bytes() == CONTENT
-    told = capsys.readouterr().err
-    assert "licence: free as air" in told
-    assert "http://example.org/page" in told
+    errors = capsys.readouterr().err
+    assert "licence: free as air" in errors
+    assert "http://example.org/page" in errors
     assert archive_cache.obtain([archive("http://127.0.0.1:1/gone", content=CONTENT)], tmp_path, QUICK) == first
     assert len(server.requests) == 1
     assert capsys.readouterr().err == ""

@@ -123,13 +123,13 @@ def test_mutated_sgm_is_read_or_told(changes: list[tuple[int, int, bytes]]) -> N
     content = bytearray(GOOD)
     for at, length, other in changes:
         content[at : at + length] = other
-    found, told = [], ""
+    found, message = [], ""
     try:
         found = segments(bytes(content))
     except Malformed as error:
-        told = str(error)
-    assert bool(found) != bool(told)
-    assert "\n" not in told
+        message = str(error)
+    assert bool(found) != bool(message)
+    assert "\n" not in message
     assert all("\n" not in row for row in found)
 
 

@@ -29,13 +29,13 @@ VOCABULARY, WIDTH = 6, 4
 
 class _Tracker:
     def __init__(self) -> None:
-        self.told: dict[str, str] = {}
+        self.recorded: dict[str, str] = {}
 
     def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
         pass
 
     def tags(self, values: Mapping[str, str]) -> None:
-        self.told |= values
+        self.recorded |= values
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
         raise AssertionError(path)
@@ -101,7 +101,7 @@ def test_the_last_checkpoints_are_averaged_or_what_is_there(
         "updates": names,
         "weights": averaged,
     }
-    assert tracker.told == {"averaged_updates": names}
+    assert tracker.recorded == {"averaged_updates": names}
     out = capsys.readouterr().out
     assert said in out
     assert out.count("\n") == bool(said)

@@ -41,14 +41,14 @@ TEXTS = {
 
 
 class Tracker:
-    """Keeps what it is told."""
+    """Keeps the numbers that it gets."""
 
     def __init__(self) -> None:
-        self.told: dict[str, float] = {}
+        self.recorded: dict[str, float] = {}
 
     def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
         assert update is None
-        self.told |= values
+        self.recorded |= values
 
     def tags(self, values: Mapping[str, str]) -> None:
         raise NotImplementedError
@@ -136,7 +136,7 @@ def test_texts_of_an_archive_are_laid_out() -> None:
         "md5": hashlib.md5(b"F&E\nb\n").hexdigest(),
     }
     assert list(stats["files"]) == [f"{text}.{side}" for text in stats["pairs"] for side in ("en", "de")]
-    assert tracker.told == {"raw_pairs.train.train": 2, "raw_pairs.valid.valid": 1, "raw_pairs.test.test": 2}
+    assert tracker.recorded == {"raw_pairs.train.train": 2, "raw_pairs.valid.valid": 1, "raw_pairs.test.test": 2}
 
 
 def test_one_member_may_serve_two_texts_and_texts_may_come_from_several_archives(

@@ -32,8 +32,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WMT_STATE", raising=False)
     monkeypatch.delenv("WMT_RESUME_ACROSS_CODE", raising=False)
-    Path("code.py").write_text("1")
-    Path("dvc.yaml").write_text("stages: {train: {cmd: x, deps: [data/binned, code.py]}}")
+    for name in ("nmt/code.py", "pipeline/common/paths.py", "pipeline/stages/train.py"):
+        Path(name).parent.mkdir(parents=True)
+        Path(name).write_text("1")
+    Path("dvc.yaml").write_text("stages: {train: {cmd: x, deps: [data/binned, nmt, pipeline/common, pipeline/stages]}}")
     train.BINNED.mkdir(parents=True)
     (train.BINNED / "train.00008.arrow").write_bytes(b"ids")
 
@@ -77,15 +79,49 @@ def test_across_code_the_exact_state_comes_first_and_then_the_furthest(
 ) -> None:
     first = folder()
     came_to(first, 20)
-    Path("code.py").write_text("2")
+    Path("nmt/code.py").write_text("2")
     second = folder()
     came_to(second, 10)
-    Path("code.py").write_text("3")
+    Path("nmt/code.py").write_text("3")
     third = folder()
     monkeypatch.setenv("WMT_RESUME_ACROSS_CODE", "1")
     assert folder() == first
     came_to(third, 5)
     assert folder() == third
+
+
+def test_code_that_all_stages_share_leaves_a_training_as_it_is(folder: Folder) -> None:
+    """A new stage edits it, and the stage `train` is run again: it must find its training."""
+    state = folder()
+    Path("pipeline/common/paths.py").write_text("2")
+    assert folder() == state
+    Path("pipeline/stages/train.py").write_text("2")
+    assert folder() != state
+
+
+def test_after_an_edit_of_shared_code_a_finished_training_ends_at_once(
+    folder: Folder, finished: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: Callable[..., dict[str, Any]]
+) -> None:
+    given = {**tiny_job(), "vocabulary": 77}
+    monkeypatch.setattr(train, "load_section", lambda name, section: section.model_validate(given[name]))
+    (train.BINNED / "stats.json").write_text('{"vocabulary": 77}')
+
+    def torchrun(state: Path, watch: Callable[[], None]) -> int:
+        (finished / "job.yaml").unlink()
+        shutil.copytree(finished, state, dirs_exist_ok=True)
+        return 0
+
+    def refused(state: Path, watch: Callable[[], None]) -> int:
+        raise AssertionError(f"{state} is trained again")
+
+    train.run(Listener(), torchrun, lambda updates: Silent())
+    before = published()
+    Path("pipeline/common/paths.py").write_text("2")
+    train.run(Listener(), refused, lambda updates: Silent())
+    assert published() == before
+    Path("nmt/code.py").write_text("2")
+    with pytest.raises(AssertionError, match="is trained again"):
+        train.run(Listener(), refused, lambda updates: Silent())
 
 
 def test_a_further_machine_has_the_code_of_the_first(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +130,7 @@ def test_a_further_machine_has_the_code_of_the_first(folder: Folder, monkeypatch
     state = folder()
     state.mkdir(parents=True)
     (state / "job.yaml").touch()
-    Path("code.py").write_text("2")
+    Path("nmt/code.py").write_text("2")
     with pytest.raises(
         InputError, match="is trained with other code than this machine has: check out the first node's"
     ):
@@ -324,7 +360,7 @@ class Silent:
 
 
 @pytest.mark.parametrize(
-    ("left", "kind", "told"),
+    ("left", "kind", "message"),
     [
         ({"failed.json": '{"state": "refused", "error": "mend this"}'}, InputError, "mend this"),
         (
@@ -336,13 +372,15 @@ class Silent:
         ({}, Interrupted, "a training process was lost"),
     ],
 )
-def test_why_a_training_ended_is_told(tmp_path: Path, left: dict[str, str], kind: type[Exception], told: str) -> None:
+def test_why_a_training_ended_is_told(
+    tmp_path: Path, left: dict[str, str], kind: type[Exception], message: str
+) -> None:
     def ended(state: Path, watch: Callable[[], None]) -> int:
         for name, content in left.items():
             (state / name).write_text(content)
         return 1
 
-    with pytest.raises(kind, match=f"^{told}$"):
+    with pytest.raises(kind, match=f"^{message}$"):
         train.train(tmp_path, Listener(), ended, Silent())
 
 

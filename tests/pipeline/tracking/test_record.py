@@ -166,9 +166,14 @@ def test_a_run_is_named_by_its_orchestrator_where_there_is_one(root: Path, monke
 
 
 def test_code_of_training_that_differs_is_another_run() -> None:
-    Path("dvc.yaml").write_text("stages: {train: {cmd: x, deps: [model.py]}, decode: {cmd: x, deps: [search.py]}}")
-    Path("model.py").write_text("a = 1\n")
-    Path("search.py").write_text("a = 1\n")
+    """Not that of other stages, nor what all stages share: a new stage edits that."""
+    train, decode = "{cmd: x, deps: [nmt/model.py, pipeline]}", "{cmd: x, deps: [nmt/search.py]}"
+    Path("dvc.yaml").write_text(f"stages: {{train: {train}, decode: {decode}}}")
+    for name in ("nmt", "pipeline"):
+        Path(name).unlink()  # The link to this copy's code.
+        Path(name).mkdir()
+    for name in ("nmt/model.py", "nmt/search.py", "pipeline/paths.py"):
+        Path(name).write_text("a = 1\n")
 
     def folder() -> Path:
         record = present()
@@ -176,9 +181,10 @@ def test_code_of_training_that_differs_is_another_run() -> None:
         return record.folder
 
     before = folder()
-    Path("search.py").write_text("a = 2\n")
+    for name in ("nmt/search.py", "pipeline/paths.py"):
+        Path(name).write_text("a = 2\n")
     assert folder() == before
-    Path("model.py").write_text("a = 2\n")
+    Path("nmt/model.py").write_text("a = 2\n")
     assert folder() != before
 
 

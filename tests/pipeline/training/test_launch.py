@@ -62,8 +62,8 @@ def test_processes_are_one_a_gpu_as_far_as_shards_can_be_divided(
 ) -> None:
     monkeypatch.setattr(launch, "count_gpus", lambda: gpus)
     assert launch.processes(shards) == count
-    told = f"training uses {count} of {gpus} GPUs: training.shards is {shards}, and the processes must divide it\n"
-    assert capsys.readouterr().out == ("" if count in (gpus, gpus + 1) else told)
+    message = f"training uses {count} of {gpus} GPUs: training.shards is {shards}, and the processes must divide it\n"
+    assert capsys.readouterr().out == ("" if count in (gpus, gpus + 1) else message)
 
 
 def test_gpus_are_what_another_process_counts() -> None:

@@ -176,10 +176,10 @@ def test_a_store_that_stays_away_ends_with_a_sentence(
     monkeypatch.setattr(Bucket, "upload", full)
     trains(lambda job: save(job, 10))
     mirror.train(training_folder("here"), lambda: None)
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 2
-    assert "the store is full (QuotaExceeded): free space there; training goes on" in told[0]
-    assert "update 10 is on this machine only: run the same command here to upload it" in told[1]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "the store is full (QuotaExceeded): free space there; training goes on" in lines[0]
+    assert "update 10 is on this machine only: run the same command here to upload it" in lines[1]
 
 
 def test_a_machine_that_lost_its_lease_stops(

@@ -154,7 +154,7 @@ def test_a_state_that_is_gone_or_was_changed_is_no_start(record: Record) -> None
 
 
 def test_other_code_is_refused_unless_asked_for(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("code.py").write_text("2")
+    Path("nmt/code.py").write_text("2")
     with pytest.raises(InputError, match="mine was trained by other code"):
         fork.params(record, 16, {})
     monkeypatch.setenv("WMT_RESUME_ACROSS_CODE", "1")

@@ -245,7 +245,7 @@ def test_what_differs_here_is_named_where_bits_part(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another version of torch that adds in another order, and other code."""
-    Path("code.py").write_text("2")
+    Path("nmt/code.py").write_text("2")
     monkeypatch.setattr(torch, "__version__", "9.9.0")
     status, found, _ = verify(capsys, "--share", 1, "--no-translate")
     assert (status, found["training"][0], found["code"][0]) == (1, "recomputed", "differs")
