@@ -226,6 +226,26 @@ def tree_sums(world: Any, folder: str) -> None:
     save_file(found, Path(folder) / f"sums-{world.rank}.safetensors")
 
 
+def main_module_out_of_memory(world: Any, folder: str, update: int, rank: int) -> None:
+    """What torchrun runs; after an update, a shard of one rank needs more memory than there is."""
+    from contextlib import nullcontext
+
+    import torch
+
+    from nmt.training import trainer
+
+    losses = trainer.Trainer.losses
+
+    def watched(self: Any, batch: Any, eps_ls: float) -> Any:
+        if self.update == update and world.rank == rank:
+            torch.empty(2**60, dtype=torch.uint8)
+        return losses(self, batch, eps_ls)
+
+    trainer.Trainer.losses = watched
+    trainer.join_world = lambda shards: nullcontext(world)  # These ranks have met over a file.
+    main_module(world, folder)
+
+
 def main_module(world: Any, folder: str) -> None:
     """What torchrun runs."""
     from nmt.training import trainer

@@ -126,11 +126,19 @@ class Server:
 
     def _experiment(self, pair: str) -> str:
         """Return the id of a pair's experiment, created where it is missing, with its description and its views."""
+        from mlflow.exceptions import MlflowException
+
         client, name = self.client, views.experiment_name(pair)  # Opening the client takes the same lock.
         with lock(self.root / "mlflow.lock"):
             found = client.get_experiment_by_name(name)
             if found is None:
-                return str(client.create_experiment(name, self.artifacts, views.tags(pair)))
+                try:
+                    return str(client.create_experiment(name, self.artifacts, views.tags(pair)))
+                except MlflowException:
+                    # The lock holds on this machine alone: another one may have created it meanwhile.
+                    found = client.get_experiment_by_name(name)
+                    if found is None:
+                        raise
             if found.lifecycle_stage != "active":
                 client.restore_experiment(found.experiment_id)
             for key, value in views.tags(pair).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -177,6 +178,20 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path, tiny_job: MakeJob) -> Non
     with ranks.ranks(2, tmp_path, ranks.disturbed_training, *given) as processes:
         assert ranks.finished(processes) == [1, -signal.SIGKILL]
     assert (tmp_path / "lost-the-others").exists()
+
+
+def test_a_rank_that_runs_out_of_memory_ends_all_and_its_sentence_is_kept(tmp_path: Path, tiny_job: MakeJob) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job()))
+    with ranks.ranks(2, tmp_path, ranks.main_module_out_of_memory, str(tmp_path), 10, 1) as processes:
+        assert ranks.finished(processes) == [1, 1]
+    assert len(losses(tmp_path)) == 10
+    told = json.loads((tmp_path / "failed.json").read_text())
+    assert told["state"] == "refused"
+    assert re.fullmatch(r"a shard of \d+ pairs, .* does not fit into this device's memory: raise .*", told["error"])
+    of_each = [(tmp_path / f"rank-{rank}.log").read_text() for rank in range(2)]
+    assert [f"train: {told['error']}" in text for text in of_each] == [False, True]
+    assert "gloo" in of_each[0], "the other rank ends because it lost this one"
+    assert not (tmp_path / "done.json").exists()
 
 
 def test_what_torchrun_runs_leaves_word_of_how_it_ended(tmp_path: Path, tiny_job: MakeJob) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,9 +21,8 @@ CHECKS = {
     "compose": ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", "compose.yaml", "compose.gpu.yaml"],
     "dockerfile": ["hadolint", "Dockerfile"],
     "scripts": ["shellcheck", "lock", "recover", "kubernetes/checkout", "kubernetes/node", "slurm/train.sbatch"],
-    "kubernetes": ["kubernetes-validate", "--strict", "--kubernetes-version", "1.33", "kubernetes/job/job.yaml",
-                   "kubernetes/shared/volume.yaml"],
 }  # fmt: skip
+KUBERNETES = "1.33"
 
 
 def load(path: str) -> Any:
@@ -36,6 +36,69 @@ def test_their_own_checkers_accept_the_files(command: list[str]) -> None:
         pytest.skip(f"{command[0]} is not installed: it is in the extra `dev`")
     result = subprocess.run([program, *command[1:]], cwd=INFRA, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def resources(path: str) -> list[Any]:
+    """The resources of a file below infra/kubernetes."""
+    return list(yaml.safe_load_all((INFRA / "kubernetes" / path).read_text(encoding="utf-8")))
+
+
+def check_schema(resource: Any) -> None:
+    """Check a resource against Kubernetes' schema of its kind; fields that the schema does not have are an error.
+
+    Raises SchemaNotFoundError for a kind without a schema; the command kubernetes-validate only warns of that.
+    """
+    validator = pytest.importorskip("kubernetes_validate", reason="it is in the extra `dev`")
+    try:
+        validator.validate(resource, KUBERNETES, strict=True)
+    except validator.ValidationError as error:
+        # Its own text has the whole schema.
+        raise AssertionError(f"{resource['kind']}: {'.'.join(map(str, error.path))}: {error.message}") from None
+
+
+@pytest.mark.parametrize("path", ["job/job.yaml", "shared/volume.yaml"])
+def test_kubernetes_has_every_field_of_its_resources(path: str) -> None:
+    for resource in resources(path):
+        check_schema(resource)
+
+
+def test_kubernetes_has_every_field_of_the_job_that_kubeflow_trainer_makes() -> None:
+    validator = pytest.importorskip("kubernetes_validate", reason="it is in the extra `dev`")
+    runtime, _ = resources("trainer/trainjob.yaml")
+    with pytest.raises(validator.SchemaNotFoundError):
+        check_schema(runtime)
+    (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    check_schema({"apiVersion": "batch/v1", "kind": "Job", **node["template"]})
+
+
+def test_kustomizations_name_every_file_and_what_the_pods_use() -> None:
+    folder = INFRA / "kubernetes"
+    content = {path.parent.name: yaml.safe_load(path.read_text()) for path in folder.glob("*/kustomization.yaml")}
+    named = {f"{name}/{file}" for name, one in content.items() for file in one["resources"]}
+    files = {path.relative_to(folder).as_posix() for path in folder.glob("*/*.yaml")}
+    assert named == {path for path in files if not path.endswith("/kustomization.yaml")}
+    assert [content[name]["components"] for name in ("job", "trainer")] == [["../shared"]] * 2
+    shared = content["shared"]
+    (_, job), (volume,) = resources("job/job.yaml"), resources("shared/volume.yaml")
+    pod = job["spec"]["template"]["spec"]
+    assert [image["name"] for image in shared["images"]] == [one["image"] for one in pod["containers"]]
+    assert {"configMapRef": {"name": shared["configMapGenerator"][0]["name"]}} in pod["containers"][0]["envFrom"]
+    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == volume["metadata"]["name"]
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed: it is no package of PyPI")
+@pytest.mark.parametrize(
+    ("name", "without_schema"), [("job", []), ("trainer", ["TrainingRuntime", "TrainJob"])], ids=["job", "trainer"]
+)
+def test_kubectl_builds_what_kubernetes_has_schemas_of(name: str, without_schema: list[str]) -> None:
+    words = ["kubectl", "kustomize", f"kubernetes/{name}"]
+    built = subprocess.run(words, cwd=INFRA, check=True, capture_output=True, text=True).stdout
+    made = list(yaml.safe_load_all(built))
+    assert sorted(one["kind"] for one in made if one["kind"] in without_schema) == sorted(without_schema)
+    for resource in made:
+        if resource["kind"] not in without_schema:
+            check_schema(resource)
+    assert re.findall(r"image: (.*)", built) == ["registry.example.org/wmt-transformer:cuda"]
 
 
 def test_the_example_names_every_variable_and_no_password() -> None:
@@ -92,6 +155,20 @@ def test_the_pool_of_pods_makes_a_job() -> None:
     (pod,) = template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]["containers"]
     (pull,) = load("prefect.yaml")["definitions"]["in_kubernetes"]["pull"]
     assert [pod["workingDir"]] == [step["directory"] for step in pull.values()]
+    # With the defaults, and with what Prefect's worker gives.
+    variables = template["variables"]["properties"]
+    values = {name: variable["default"] for name, variable in variables.items() if "default" in variable}
+    values |= {"name": "wmt", "labels": {"a": "b"}, "env": [{"name": "A", "value": "b"}], "command": ["prefect"]}
+    text = json.dumps(template["job_configuration"]["job_manifest"])
+    for name, value in values.items():
+        placeholder = f"{{{{ {name} }}}}"
+        text = text.replace(f'"{placeholder}"', json.dumps(value)).replace(placeholder, str(value))
+    job = json.loads(text)
+    # prefect-kubernetes refuses a template without these two in the pod, where Kubernetes ignores them.
+    inner = job["spec"]["template"]["spec"]
+    assert (inner.pop("parallelism"), inner.pop("completions"), inner["restartPolicy"]) == (1, 1, "Never")
+    assert [one["name"] for one in inner["containers"]] == ["prefect-job"]
+    check_schema(job)
 
 
 def test_the_lock_and_the_images_are_of_this_repository() -> None:

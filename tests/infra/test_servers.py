@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
+import re
 import subprocess
+import threading
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
-from clones import SHRUNKEN, Clone
+from clones import ROOT, SHRUNKEN, Clone
 from compose import BUCKET, PASSWORD, Team, blocks_by_worker, skip_without_servers, use_dask_for_short_texts
 from mlflow import MlflowClient
 
+from pipeline.common.stage import write_json
+from pipeline.tracking.publish import Server
+from pipeline.tracking.record import Record, append, now
+
+README = ROOT / "infra/README.md"
 pytestmark = pytest.mark.timeout(900)
 LASTING = 600.0
 """Seconds that the run may take on a busy machine."""
@@ -114,19 +122,120 @@ def test_another_machine_pulls_the_run_and_repeats_nothing(team: Team, finished:
     assert len(set(metrics.values())) == 1
 
 
-def test_a_backup_of_a_database_is_restored(team: Team, finished: str) -> None:
-    """The last test: MLflow stays stopped, because nobody may use a database that is replaced."""
-    tables = ("runs", "metrics", "model_versions")
-    before = {table: team.psql(f"SELECT count(*) FROM {table}", "mlflow") for table in tables}
-    assert "0" not in before.values()
-    environment = {**team.variables("postgres"), "PGPASSWORD": PASSWORD}
+POINTS = 1200
+"""Points of each curve: more than MLflow takes at once."""
 
-    def run(program: str, *words: str, given: bytes = b"") -> bytes:
-        command = [str(shutil.which(program, path=environment["PATH"])), "--username=wmt", *words]
-        return subprocess.run(command, env=environment, input=given, check=True, capture_output=True).stdout
 
-    backup = run("pg_dump", "--format=custom", "mlflow")
-    team.stop_service("mlflow")
-    team.psql("DROP TABLE model_versions CASCADE", "mlflow")
-    run("pg_restore", "--clean", "--create", "--dbname=postgres", given=backup)
-    assert {table: team.psql(f"SELECT count(*) FROM {table}", "mlflow") for table in tables} == before
+def recorded(root: Path, seed: int) -> Record:
+    """The record of a finished run in a state root: two curves, numbers and files."""
+    record = Record(root / f"runs/at-once-{seed}")
+    record.create(name=f"at once {seed}", row="sample", pair="en-fr", corpus="sample", seed=seed, complete=True)
+    for update in range(1, POINTS + 1):
+        values = {"loss": seed + update / POINTS, "seconds": float(update)}
+        append(record.history, {"time": now(), "update": update, "values": values})
+    stage = {"status": "finished", "start": now(), "end": now(), "metrics": {"pairs": 1000 + seed}, "tags": {}}
+    write_json(record.folder / "stages/train.json", stage)
+    write_json(record.results / "scores.json", {"bleu": 20.0 + seed, "bleu_valid": 10.0 + seed})
+    (record.results / "report.md").write_text(f"# Run {seed}\n" * 10_000)
+    return record
+
+
+def test_two_machines_that_publish_at_once_both_have_every_number_and_file(
+    team: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first runs of a pair: neither machine finds its experiment, and both create it."""
+    address = f"http://127.0.0.1:{team.mlflow}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    # A state root each, so no lock of files keeps them apart.
+    roots = [tmp_path / f"machine-{seed}" for seed in (1, 2)]
+    found = [recorded(root, seed) for seed, root in enumerate(roots, 1)]
+    servers = [Server(root) for root in roots]
+    both = threading.Barrier(len(servers))
+
+    def publish(server: Server, record: Record) -> bool:
+        create = server.client.create_experiment
+
+        def create_at_once(*given: Any) -> str:
+            both.wait(60)
+            return create(*given)
+
+        monkeypatch.setattr(server.client, "create_experiment", create_at_once)
+        return server.publish(record)
+
+    with ThreadPoolExecutor(len(servers)) as machines:
+        assert list(machines.map(publish, servers, found)) == [True, True]
+    client = MlflowClient(address)
+    experiment = client.get_experiment_by_name("wmt-en-fr")
+    assert experiment is not None
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert sorted(runs) == ["at once 1", "at once 2"]
+    for seed, (record, run) in enumerate(zip(found, map(runs.get, sorted(runs)), strict=True), 1):
+        assert run is not None
+        assert run.info.status == "FINISHED"
+        curves = {key: client.get_metric_history(run.info.run_id, key) for key in ("train/loss", "train/hours")}
+        steps = range(1, POINTS + 1)
+        assert {key: [(point.step, point.value) for point in points] for key, points in curves.items()} == {
+            "train/loss": [(step, seed + step / POINTS) for step in steps],
+            "train/hours": [(step, step / 3600) for step in steps],
+        }
+        numbers = {key: value for key, value in run.data.metrics.items() if key not in curves}
+        assert numbers == {"train/pairs": 1000 + seed, "test/bleu": 20.0 + seed, "valid/bleu": 10.0 + seed}
+        (stored,) = (team.objects / BUCKET / "mlflow").glob(f"*/{run.info.run_id}/artifacts")
+        files = [*record.results.iterdir(), record.folder / "run.json", record.folder / "stages/train.json"]
+        expected = {path.relative_to(path.parents[path.parent.name == "stages"]): path.read_bytes() for path in files}
+        assert {path.relative_to(stored): path.read_bytes() for path in stored.rglob("*") if path.is_file()} == expected
+
+
+TABLES = {"mlflow": ("runs", "metrics", "model_versions"), "prefect": ("flow_run", "task_run", "deployment")}
+COMPOSE = "docker compose --file infra/compose.yaml "
+
+
+def backup_commands() -> list[str]:
+    """The commands of infra/README.md, without comments."""
+    block = re.search(r"^### Backup and restore$.*?^```sh$(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
+    assert block is not None
+    return [line.split("  #")[0].strip() for line in block[1].splitlines() if line]
+
+
+def test_a_backup_is_restored_by_the_commands_of_the_readme(team: Team, finished: str, tmp_path: Path) -> None:
+    """The last test: MLflow, Prefect and the worker stay stopped, because starting them again takes longer."""
+    bucket, endpoint = team.objects / BUCKET, team.values["S3_ENDPOINT"]
+    environment = {**team.environment(), "PGPASSWORD": PASSWORD}
+
+    def run(words: str) -> None:
+        shell = ["bash", "-c", words]
+        result = subprocess.run(shell, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, words + result.stderr
+
+    def objects() -> dict[str, bytes]:
+        return {path.relative_to(bucket).as_posix(): path.read_bytes() for path in bucket.rglob("*") if path.is_file()}
+
+    def rows() -> dict[str, str]:
+        pairs = [(database, table) for database, tables in TABLES.items() for table in tables]
+        return {table: team.psql(f"SELECT count(*) FROM {table}", database) for database, table in pairs}
+
+    before = rows(), objects()
+    assert "0" not in before[0].values()
+    assert any("/artifacts/" in name for name in before[1])
+    stopped: list[str] = []
+    for command in backup_commands():
+        action, _, rest = command.removeprefix(COMPOSE).partition(" ")
+        if not command.startswith(COMPOSE) or action == "exec":
+            # Here PostgreSQL's programs are not in a container.
+            words = command.removeprefix(f"{COMPOSE}exec --no-TTY postgres ")
+            run(words.replace("http://127.0.0.1:9000", endpoint))
+        elif action == "stop":
+            stopped = rest.split()
+            for name in stopped:
+                team.stop_service(name)
+            for database, (table, *_) in TABLES.items():
+                team.psql(f"DROP TABLE {table} CASCADE", database)
+            # The store's server must know of what is lost: it remembers lists of files.
+            (tmp_path / "other").mkdir()
+            (tmp_path / "other/late").write_text("newer than the backup")
+            run(f"rclone sync other :s3,env_auth,provider=Rclone,endpoint=\\'{endpoint}\\':{BUCKET}")
+            assert objects().keys() == {"late"}
+        else:
+            assert (action, rest.split()) == ("start", stopped)
+    assert stopped
+    assert (rows(), objects()) == before
