@@ -1,0 +1,73 @@
+"""The scripts of infra/ with stand-ins for the programs that they start: in which order, and with which arguments."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from clones import ROOT
+
+INFRA = ROOT / "infra"
+
+
+def stand_in(folder: Path, name: str, body: str) -> None:
+    """A program in `folder` that notes its name and arguments in `calls` of its working folder, then runs `body`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / name
+    program.write_text(f"#!/bin/bash\necho {name} $* >> calls\n{body}\n")
+    program.chmod(0o755)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder whose programs come first."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path / '.venv/bin'}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def run(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    return subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+
+
+def calls() -> list[str]:
+    return Path("calls").read_text().splitlines()
+
+
+def submit(here: Path, nodes: int, node: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the job's script as the first of `nodes` nodes would; `node` is what Slurm says of that node."""
+    (here / "dvc.yaml").touch()
+    programs = here / ".venv/bin"
+    stand_in(programs, "scontrol", f'[ "$2" = node ] && echo "{node}" || seq --format=n%g 9')
+    stand_in(programs, "squeue", "")
+    # What follows the options.
+    stand_in(programs, "srun", 'while [[ $1 = -* ]]; do shift; done\nexec "$@"')
+    stand_in(programs, "dvc", "")
+    stand_in(programs, "wmt", "")
+    job = {"SLURM_SUBMIT_DIR": str(here), "SLURM_JOB_NODELIST": "n[1-9]", "SLURM_JOB_ID": "7"}
+    return run(INFRA / "slurm/train.sbatch", **job, SLURM_JOB_NUM_NODES=str(nodes), **variables)
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_a_job_of_several_nodes_starts_one_process_on_each(here: Path, nodes: int) -> None:
+    """Without --ntasks, srun starts as many tasks as the job has, on however few nodes."""
+    assert submit(here, nodes).returncode == 0
+    (first,) = (call.split() for call in calls() if call.startswith("srun ") and "dvc repro" in call)
+    assert {"--nodes=1", "--ntasks=1", "--nodelist=n1"} <= set(first)
+    others = [call.split() for call in calls() if call.startswith("srun ") and call.endswith(" wmt join")]
+    assert len(others) == (nodes > 1)
+    for words in others:
+        assert {f"--nodes={nodes - 1}", f"--ntasks={nodes - 1}", "--exclude=n1"} <= set(words)
+
+
+@pytest.mark.parametrize(
+    ("node", "given", "warned"),
+    [("Gres=gpu:h100:8", "", True), ("Gres=gpu:8", "8", False), ("Gres=(null)", "", False)],
+)
+def test_a_job_that_leaves_gpus_unused_says_so(here: Path, node: str, given: str, warned: bool) -> None:
+    result = submit(here, 1, node, SLURM_GPUS_ON_NODE=given)
+    assert result.returncode == 0
+    assert ("n1 has GPUs, but this job asked for none and works on the CPU: add --gpus" in result.stderr) == warned
