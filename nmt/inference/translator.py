@@ -117,9 +117,11 @@ class Translator:
             raise InputError("--long is `split`, but a tree cannot be made of parts: leave it out, or raise --longest")
         self.longest, self.split = longest, joins if split is None else split
         model = self.description.model
+        self.room: int | None = None
+        """The most subwords that a model with learned positions has room for."""
         if model.positions == "learned":
-            room = max(1, model.max_positions - self.settings.max_extra - 1)
-            self.longest = room if longest is None else min(longest, room)
+            self.room = max(1, model.max_positions - self.settings.max_extra - 1)
+            self.longest = self.room if longest is None else min(longest, self.room)
 
     def translate(self, lines: Iterable[str], batch_tokens: int = 4096) -> Iterator[str]:
         """Yield the best translation of each line, in order; an empty line for a line without text."""
@@ -176,9 +178,18 @@ class Translator:
                 subject = "its sentence" if len(sentences) > 1 else "the line"
                 raise InputError(
                     f"line {number + 1}: {subject} `{sentence[:40]}...` has {len(ids) - 1:,} subwords, and at most "
-                    f"{self.longest:,} are translated at once: put its sentences on lines of their own"
+                    f"{self.longest:,} are {self._remedy(len(ids) - 1)}"
                 )
         return [Piece(ids, (number, part), sentences[part]) for part, ids in enumerate(encoded) if ids]
+
+    def _remedy(self, length: int) -> str:
+        """Return the end of the error message on a line of `length` subwords: what to do."""
+        if self.models.target.joins:
+            return "translated at once: put its sentences on lines of their own"
+        # A line of a parser is one sentence.
+        if self.room is not None and length > self.room:
+            return f"parsed at once, of at most {self.room:,} that the model has learned positions for: leave it out"
+        return f"parsed at once: give --longest {length}"
 
     def _collect(self, window: _Window) -> Iterator[Translation]:
         found: dict[tuple[int, int], list[Hypothesis]] = {}
