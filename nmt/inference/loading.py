@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -105,6 +105,10 @@ class Models:
     def decode(self, ids: list[int], source: str) -> str:
         """Return the detokenised text of a translation of the raw line `source`."""
         return self.target.detokenize(self.target_subwords.decode(ids), source)
+
+    def repairs(self, ids: list[int], source: str) -> Mapping[str, int] | None:
+        """Return what `decode` has to repair in this translation to make a tree, by name; None where it makes text."""
+        return self.target.repairs(self.target_subwords.decode(ids), source)
 
 
 def padded(sentences: Sequence[Sequence[int]], device: torch.device) -> Int[Tensor, "batch longest"]:

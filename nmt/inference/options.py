@@ -20,8 +20,10 @@ Quantization = Literal["int8", "int8_float32", "int16", "float16", "bfloat16", "
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationOptions:
-    """The options of `wmt translate`; None leaves a setting to the model folder."""
+    """The options of `wmt translate` and `wmt parse`; None leaves a setting to the model folder."""
 
+    command: str
+    """Which of the two: begins its messages."""
     model: Path
     ensemble: Sequence[Path]
     """More models of the same vocabulary."""

@@ -22,7 +22,7 @@ from nmt.config import InputError
 
 SECONDS = 5.0
 """Time between two records of the progress."""
-_NO_EFFECT = {"output", "resume", "batch_tokens", "window", "device", "input", "model", "ensemble"}
+_NO_EFFECT = {"command", "output", "resume", "batch_tokens", "window", "device", "input", "model", "ensemble"}
 """Options that do not change the output, and those whose files are hashed: the models', and the source's lines."""
 
 

@@ -45,6 +45,15 @@ def translate(options: TranslationOptions) -> None:
                 sys.stdout.write(format_output(translator, translation, number, options))
                 if options.window == 1:
                     sys.stdout.flush()  # Another program may wait for this line before it sends the next one.
+    if counts := dict(translator.models.target.counts()):
+        print(f"{options.command}: {_repaired(counts)}", file=sys.stderr)
+
+
+def _repaired(counts: dict[str, int]) -> str:
+    """Return how many trees were repaired, and each repair's number of times."""
+    trees, malformed = counts.pop("trees"), counts.pop("malformed trees", 0)
+    kinds = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    return f"{malformed:,} of {trees:,} trees had to be repaired{f': {kinds}' if kinds else ''}"
 
 
 def open_translator(options: TranslationOptions) -> Translator:
@@ -94,7 +103,7 @@ def _engine(options: TranslationOptions, models: Models) -> Engine:
     from nmt.inference.ctranslate2_engine import NOTE, CTranslate2Engine
 
     engine = CTranslate2Engine(options.model, models)
-    print(f"translate: {NOTE}", file=sys.stderr)
+    print(f"{options.command}: {NOTE}", file=sys.stderr)
     return engine
 
 
@@ -119,10 +128,12 @@ def format_output(translator: Translator, translation: Translation, number: int,
 
 def _object(translator: Translator, translation: Translation, number: int) -> dict[str, Any]:
     names = translator.models.target_subwords.symbols
-    found = [
-        {"text": text, "score": one.score, "log_probability": one.log_probability, "subwords": names(one.ids)}
-        for text, one in zip(translation.texts, translation.hypotheses, strict=False)
-    ]
+    found: list[dict[str, Any]] = []
+    for text, one in zip(translation.texts, translation.hypotheses, strict=False):
+        scores = {"score": one.score, "log_probability": one.log_probability}
+        found.append({"text": text, **scores, "subwords": names(one.ids)})
+        if (repairs := translator.models.repairs(one.ids, translation.source)) is not None:
+            found[-1]["repairs"] = dict(repairs)
     fields: dict[str, Any] = {"line": number, "source": translation.source, "translations": found}
     if len(translation.pieces) > 1:
         fields["sentences"] = len(translation.pieces)
@@ -191,4 +202,4 @@ def _converse(translator: Translator, options: TranslationOptions) -> None:
             for translation in translator.translations([line], options.nbest, options.batch_tokens, 1, number):
                 sys.stdout.write(format_output(translator, translation, number + 1, options))
         except InputError as error:
-            print(f"translate: {error}", file=sys.stderr)
+            print(f"{options.command}: {error}", file=sys.stderr)

@@ -125,14 +125,15 @@ class Translator:
         self.longest, self.split = longest, joins if split is None else split
         learned = [each.model for each in self.models.descriptions if each.model.positions == "learned"]
         limits = [model.max_positions for model in learned] + [self.engine.positions or math.inf]
-        room = min(limits) - self.settings.max_extra - 1
-        if room < 1:
+        self.room = min(limits) - self.settings.max_extra - 1
+        """The most subwords that the models and the engine have positions for."""
+        if self.room < 1:
             raise InputError(
                 f"the search's max_extra is {self.settings.max_extra:,}, but the model has {min(limits):,} positions: "
                 f"give --max-extra at most {min(limits) - 2:,}"
             )
-        if room < math.inf:
-            self.longest = int(min(room, longest or room))
+        if self.room < math.inf:
+            self.longest = int(min(self.room, longest or self.room))
 
     def translate(self, lines: Iterable[str], batch_tokens: int = 4096) -> Iterator[str]:
         """Yield the best translation of each line, in order; an empty line for a line without text."""
@@ -193,9 +194,18 @@ class Translator:
                 subject = "its sentence" if len(sentences) > 1 else "the line"
                 raise InputError(
                     f"line {number + 1}: {subject} `{sentence[:40]}...` has {len(ids) - 1:,} subwords, and at most "
-                    f"{self.longest:,} are translated at once: put its sentences on lines of their own"
+                    f"{self.longest:,} are {self._remedy(len(ids) - 1)}"
                 )
         return [Piece(ids, (number, part), sentences[part]) for part, ids in enumerate(encoded) if ids]
+
+    def _remedy(self, length: int) -> str:
+        """Return the end of the error message on a line of `length` subwords: what to do."""
+        if self.models.target.joins:
+            return "translated at once: put its sentences on lines of their own"
+        # A line of a parser is one sentence.
+        if length > self.room:
+            return f"parsed at once, of at most {self.room:,} that the model has positions for: leave it out"
+        return f"parsed at once: give --longest {length}"
 
     def _collect(self, window: _Window) -> Iterator[Translation]:
         found: dict[tuple[int, int], list[Hypothesis]] = {}

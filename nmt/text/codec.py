@@ -14,7 +14,7 @@ from nmt.config import UNK, InputError, SubwordSettings, TokenizerSettings
 from nmt.text import subwords
 from nmt.text.moses import Moses
 from nmt.text.subwords import SPECIALS, Subwords
-from nmt.text.trees import Linearisation, delinearise, escape, linearise, read_trees, words_of
+from nmt.text.trees import Linearisation, Tree, delinearise, escape, linearise, read_trees, words_of
 
 TARGET = "target"
 """The folder of a closed target vocabulary, inside the folder of the source's subwords."""
@@ -37,6 +37,9 @@ class Tokenizer(Protocol):
     def detokenize(self, line: str, source: str) -> str:
         """Return a tokenised line as it is written; `source` is the raw source line that it belongs to."""
 
+    def repairs(self, line: str, source: str) -> Mapping[str, int] | None:
+        """What `detokenize` repairs in this line, by name; None where it repairs no line whatever it is."""
+
     def counts(self) -> Mapping[str, int]:
         """Return counts over all lines so far, by name: the trees, and what had to be repaired in them."""
 
@@ -57,6 +60,9 @@ class Words:
 
     def detokenize(self, line: str, source: str) -> str:
         return line
+
+    def repairs(self, line: str, source: str) -> Mapping[str, int] | None:
+        return None
 
     def counts(self) -> Mapping[str, int]:
         return {}
@@ -84,12 +90,18 @@ class Trees:
 
     def detokenize(self, line: str, source: str) -> str:
         """Return the tree over the source's words; an empty line where the source has none."""
-        words = [escape(word) for word in words_of(source)]
-        if not words:
+        tree, repairs = self._tree(line, source)
+        if tree is None:
             return ""
-        tree, repairs = delinearise(line.split(), words, self.name, self.symbols)
         self._repairs += repairs + Counter({"trees": 1, "malformed trees": int(bool(repairs))})
         return str(tree)
+
+    def repairs(self, line: str, source: str) -> Mapping[str, int] | None:
+        return self._tree(line, source)[1]
+
+    def _tree(self, line: str, source: str) -> tuple[Tree | None, Counter[str]]:
+        words = [escape(word) for word in words_of(source)]
+        return delinearise(line.split(), words, self.name, self.symbols) if words else (None, Counter())
 
     def counts(self) -> Mapping[str, int]:
         return self._repairs

@@ -125,6 +125,9 @@ class Moses:
         self._full_stops(tokens)
         return " ".join(tokens)
 
+    def repairs(self, line: str, source: str) -> None:
+        """Return None: Moses repairs nothing."""
+
     def counts(self) -> Mapping[str, int]:
         """Return nothing: Moses repairs nothing."""
         return {}

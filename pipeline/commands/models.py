@@ -39,6 +39,7 @@ def _search(text: str, *names: str) -> Any:
 
 
 def translate(
+    context: typer.Context,
     model: Model,
     ensemble: Ensemble = [],
     pair: Annotated[str | None, typer.Option(help="Refuse a model of another pair: en-de, ...")] = None,
@@ -81,7 +82,8 @@ def translate(
       wmt translate models/average --input in.en --output out.de
       wmt translate models/average --json --nbest 4 < in.en
     """
-    options = TranslationOptions(**locals())  # The parameters have the names of its fields.
+    fields = dict(locals())  # The parameters have the names of the options' fields, but for one.
+    options = TranslationOptions(command=str(fields.pop("context").info_name), **fields)
     with collection_paused():
         from nmt.inference import streams
 
@@ -90,8 +92,8 @@ def translate(
 
 PARSE_HELP = """Parse sentences with a model folder of the pair en-tree: a tree in Penn bracketing for each line.
 
-Words are separated by spaces. Sentences of more than --longest subwords are refused. The options are those of wmt
-translate.
+Words are separated by spaces. Sentences of more than --longest subwords are refused. Standard error tells at the end
+how many outputs had to be repaired to be trees. The options are those of wmt translate.
 
 \b
 Example:

@@ -36,6 +36,11 @@ LEAST_VOCABULARY = {"bpe": 4 + 2, "wordpieces": 4 + 256 + 2}
 inside and at the end of a word; word pieces: a character and the marker of a space)."""
 
 
+def _refuse(refused: bool, message: str) -> None:
+    if refused:
+        raise ValueError(message)
+
+
 class RunSettings(Settings):
     """What the user asked for; names runs and reports."""
 
@@ -85,6 +90,11 @@ class MemberSettings(Settings):
             raise ValueError("give archive and member, or path and sha256 (or lines)")
         return self
 
+    @property
+    def place(self) -> str:
+        """Return where the text is, in words: equal for two sides of one file, whatever checks each of them has."""
+        return self.path or f"{self.member} of the archive {self.archive}"
+
 
 class ParallelSettings(Settings):
     """A named parallel text."""
@@ -95,7 +105,7 @@ class ParallelSettings(Settings):
 
 
 class DataSettings(Settings):
-    """The corpora of one language pair."""
+    """The corpora of one language pair. A text of trees is one treebank, given as both sides."""
 
     source: str
     target: str
@@ -108,6 +118,16 @@ class DataSettings(Settings):
     def texts(self) -> list[tuple[str, ParallelSettings]]:
         """Return every text with its role: train, valid or test."""
         return [*(("train", text) for text in self.train), ("valid", self.valid), ("test", self.test)]
+
+    @model_validator(mode="after")
+    def _one_treebank(self) -> DataSettings:
+        for role, text in self.texts if self.target == "tree" else ():
+            _refuse(
+                text.source.place != text.target.place,
+                f"{role} text {text.name} has {text.source.place} as source and {text.target.place} as target, but "
+                "sentences and trees are made of one treebank: give it as both",
+            )
+        return self
 
 
 class PreparationSettings(Settings):
@@ -131,11 +151,6 @@ class VersionSettings(Settings):
     subword_nmt: str
     sentencepiece: str
     sacrebleu: str
-
-
-def _refuse(refused: bool, message: str) -> None:
-    if refused:
-        raise ValueError(message)
 
 
 class Configuration(Settings):

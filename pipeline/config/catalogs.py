@@ -98,12 +98,15 @@ def load(name: str) -> Catalog:
 
 
 def data_settings(catalog: Catalog, pair: str) -> DataSettings:
-    """Return the texts of `pair` and their archives; raise InputError where one is unknown."""
+    """Return the texts of `pair` and their archives.
+
+    Raises InputError where one is unknown, and where a text of trees is not one treebank on both sides.
+    """
     entry = pair_entry(catalog, pair)
     source, target = pair.split("-")
-    data = DataSettings(
-        source=source, target=target, archives=[], train=entry.train, valid=entry.valid, test=entry.test
-    )
+    content = {"source": source, "target": target, "archives": []}
+    texts = {"train": entry.train, "valid": entry.valid, "test": entry.test}
+    data = validated(DataSettings, {**content, **texts}, _path(catalog.name))
     used = [side.archive for _, text in data.texts for side in (text.source, text.target)]
     archives = [_archive(catalog, name) for name in dict.fromkeys(used) if name is not None]
     return data.model_copy(update={"archives": archives})

@@ -47,7 +47,12 @@ def bin_uppers(settings: BinningSettings) -> list[int]:
     return uppers
 
 
-Encoded = tuple[dict[int, pa.RecordBatch], Counter[str]]
+SHOWN = 5  # unknown symbols that are named
+
+Unknown = dict[str, tuple[int, int]]
+"""Symbols that a closed target vocabulary lacks, in the order of the text: how often each occurs, and the number of its
+first line, from 1."""
+Encoded = tuple[dict[int, pa.RecordBatch], Counter[str], Unknown]
 """A block of pairs as ids, by upper length, and the counts pairs, source_tokens, target_tokens (EOS included), too_long
 and unknown (UNK on both sides)."""
 
@@ -71,6 +76,8 @@ def encode(folder: Path, version: str, uppers: Sequence[int], blocks: tuple[Bloc
     # By upper length: the ids and lengths of both sides, and the lines.
     rows: dict[int, tuple[list[array[int]], list[list[int]], array[int]]] = {}
     counts: Counter[str] = Counter()
+    unknown: Unknown = {}
+    closed = isinstance(vocabularies[1], codec.Symbols)
     for line, pair in enumerate(zip(blocks[0].lines(), blocks[1].lines(), strict=True), start=blocks[0].first):
         sides = [[*vocabulary.encode(text), EOS] for vocabulary, text in zip(vocabularies, pair, strict=True)]
         upper = 0
@@ -85,12 +92,22 @@ def encode(folder: Path, version: str, uppers: Sequence[int], blocks: tuple[Bloc
             row.extend(side)
             of_side.append(len(side))
             counts["unknown"] += side.count(UNK)
+        if closed and UNK in sides[1]:
+            lacking = Counter(symbol for symbol, row in zip(pair[1].split(), sides[1], strict=False) if row == UNK)
+            _add(unknown, {symbol: (count, line + 1) for symbol, count in lacking.items()})
     batches = {}
     for upper, (ids, lengths, lines) in sorted(rows.items()):
         offsets = [np.array([0, *accumulate(of_side)], dtype=np.int32) for of_side in lengths]
         batches[upper] = _batch(zip(map(np.asarray, ids), offsets, strict=True), np.asarray(lines))
         counts.update(pairs=len(lines), source_tokens=len(ids[0]), target_tokens=len(ids[1]))
-    return batches, counts
+    return batches, counts, unknown
+
+
+def _add(unknown: Unknown, later: Unknown) -> None:
+    """Add the unknown symbols of later lines."""
+    for symbol, (count, line) in later.items():
+        before, first = unknown.get(symbol, (0, line))
+        unknown[symbol] = before + count, first
 
 
 def _compact(table: pa.Table) -> pa.RecordBatch:
@@ -135,20 +152,25 @@ class BinFile:
 
 def write_bins(
     sides: tuple[Path, Path], encode_block: Callable[[tuple[Block, Block]], Encoded], name: str, pool: Executor
-) -> tuple[Counter[str], dict[int, int]]:
-    """Encode a parallel text into the files `name` (with `{upper}`); return its counts, and its pairs by upper."""
+) -> tuple[Counter[str], dict[int, int], Unknown]:
+    """Encode a parallel text into the files `name` (with `{upper}`).
+
+    Returns its counts, its pairs by upper, and the symbols that a closed target vocabulary lacks.
+    """
     counts: Counter[str] = Counter()
+    unknown: Unknown = {}
     bins: dict[int, BinFile] = {}
     with ExitStack() as stack:
-        for batches, block_counts in map_in_order(pool, encode_block, read_parallel_blocks(*sides, PAIRS)):
+        for batches, block_counts, lacking in map_in_order(pool, encode_block, read_parallel_blocks(*sides, PAIRS)):
             counts.update(block_counts)
+            _add(unknown, lacking)
             for upper, batch in batches.items():
                 if upper not in bins:
                     bins[upper] = BinFile(Path(name.format(upper=upper)), batch.schema, stack)
                 bins[upper].add(batch)
         for file in bins.values():
             file.finish()
-    return counts, {upper: file.pairs for upper, file in bins.items()}
+    return counts, {upper: file.pairs for upper, file in bins.items()}, unknown
 
 
 def _unknown_rate(counts: Counter[str]) -> float:
@@ -156,19 +178,32 @@ def _unknown_rate(counts: Counter[str]) -> float:
     return counts["unknown"] / max(1, counts["source_tokens"] + counts["target_tokens"] - 2 * counts["pairs"])
 
 
+def _report_unknown(unknown: Unknown, path: Path) -> int:
+    """Return how many symbols of a text a closed vocabulary lacks; print them, if any, with their first lines."""
+    number = sum(count for count, _ in unknown.values())
+    if unknown:
+        named = [f"`{symbol}` (line {line:,})" for symbol, (_, line) in list(unknown.items())[:SHOWN]]
+        more = f" and {len(unknown) - SHOWN:,} more" if len(unknown) > SHOWN else ""
+        print(
+            f"{path}: {number:,} symbols become <unk>, because the training text has none like them: "
+            f"{', '.join(named)}{more}"
+        )
+    return number
+
+
 def binarize(
     sides: Mapping[str, tuple[Path, Path]], vocabulary: Path, settings: BinningSettings, folder: Path, pool: Executor
 ) -> dict[str, Any]:
     """Write the binned train and valid `sides` into `folder`, the same bytes for any pool; return their statistics.
 
-    Raises InputError where no training pair is kept.
+    Prints which symbols a closed target vocabulary lacks. Raises InputError where no training pair is kept.
     """
     source, target = codec.load(vocabulary)
     # The version changes with the folder's content, so that a worker's cached subwords are the right ones.
     version = " ".join(sha256_of(path) for path in sorted(vocabulary.rglob("*")) if path.is_file())
     uppers = bin_uppers(settings)
     encode_block = partial(encode, vocabulary.resolve(), version)
-    train, pairs = write_bins(
+    train, pairs, unknown = write_bins(
         sides["train"], partial(encode_block, uppers), str(folder / "train.{upper:05d}.arrow"), pool
     )
     if not pairs:
@@ -176,12 +211,17 @@ def binarize(
             f"each of the {train['too_long']:,} training pairs has more than {settings.max_length} subwords on a side, "
             f"binning.max_length: raise it"
         )
-    valid, _ = write_bins(sides["valid"], partial(encode_block, ()), str(folder / "valid.arrow"), pool)
+    valid, _, unknown_valid = write_bins(sides["valid"], partial(encode_block, ()), str(folder / "valid.arrow"), pool)
+    closed: dict[str, Any] = {}
+    if target is not source:
+        found = {"train": unknown, "valid": unknown_valid}
+        symbols = {name: _report_unknown(each, sides[name][1]) for name, each in found.items()}
+        closed = {"target_vocabulary": target.size, "unknown_symbols": symbols}
     return {
         **{name: train[name] for name in SIZES},
         "dropped": {"too_long": train["too_long"]},
         "vocabulary": source.size,
-        **({} if target is source else {"target_vocabulary": target.size}),
+        **closed,
         "out_of_vocabulary": {"train": _unknown_rate(train), "valid": _unknown_rate(valid)},
         "histogram": {str(upper): pairs.get(upper, 0) for upper in uppers},
         "valid": {name: valid[name] for name in SIZES},
@@ -208,5 +248,6 @@ def run(tracker: Tracker) -> None:
             **{name: stats[name] for name in SIZES},
             "dropped_too_long_subwords": stats["dropped"]["too_long"],
             **{f"out_of_vocabulary_{name}": rate for name, rate in stats["out_of_vocabulary"].items()},
+            **{f"unknown_symbols_{name}": number for name, number in stats.get("unknown_symbols", {}).items()},
         }
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,34 +62,39 @@ def unpack(data: DataSettings, archives: dict[str, Path], folder: Path) -> Stats
             except Malformed as error:
                 raise InputError(f"{error}; fix it, then add it again with `wmt catalog add`") from error
     removed = _split_treebanks(data, folder, files)
+    pairs = _count_pairs(data, files)
+    found = {"pairs": pairs, "files": {output: files[output] for output in sides}}
+    return {**found, "removed": removed} if removed else found
+
+
+def _count_pairs(data: DataSettings, files: Mapping[str, Stats]) -> dict[str, int]:
+    """Return the number of lines of each text; raise InputError where its sides or its catalog have another."""
     pairs: dict[str, int] = {}
     for role, text in data.texts:
         stem = f"{role}.{text.name}"
         source, target = (files[f"{stem}.{language}"]["lines"] for language in (data.source, data.target))
-        where = [side.path or f"{side.member} of the archive {side.archive}" for side in (text.source, text.target)]
+        where = [text.source.place, text.target.place]
         if source != target:
             raise InputError(
                 f"{where[0]} has {source:,} lines and {where[1]} {target:,}: the two sides of {text.name} must have "
                 f"as many, line n of one translating line n of the other"
             )
-        if text.target.lines not in (None, target):
-            raise InputError(
-                f"{where[1]} has {target:,} segments where the catalog says {text.target.lines:,}: make it again"
-            )
+        for side in (text.source, text.target):
+            if side.lines not in (None, source):
+                raise InputError(
+                    f"{side.place} has {source:,} segments where the catalog says {side.lines:,}: make it again"
+                )
         if not source:
             raise InputError(f"{where[0]} and {where[1]} are empty: {text.name} needs at least one line")
         pairs[stem] = source
-    found = {"pairs": pairs, "files": {output: files[output] for output in sides}}
-    return {**found, "removed": removed} if removed else found
+    return pairs
 
 
 def _split_treebanks(data: DataSettings, folder: Path, files: dict[str, Stats]) -> dict[str, dict[str, int]]:
-    """Make sentences and trees of the texts that are treebanks; update `files` and return what was removed by text."""
+    """Make sentences and trees of treebanks; update `files` and return what was removed by text."""
     removed: dict[str, dict[str, int]] = {}
-    for role, text in data.texts:
+    for role, text in data.texts if data.target == "tree" else ():
         treebank = text.target.path or str(text.target.member)
-        if data.target != "tree" or text.source != text.target:
-            continue
         paths = [folder / f"{role}.{text.name}.{language}" for language in (data.source, data.target)]
         trees, counts = treebanks.split(paths[0], paths[1], treebank)
         removed[f"{role}.{text.name}"] = dict(counts)

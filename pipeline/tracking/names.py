@@ -15,7 +15,15 @@ LAST_POINTS = ("ppl_valid", "loss_valid", "train_seconds")
 """Numbers that are the last point of a curve: valid/ppl, valid/loss, train/hours."""
 OF_TRAINING = ("pairs", "source_tokens", "target_tokens", "resumes", "flops_counted", "flops_paper")
 """Numbers in the summary of a training that no other name has."""
-OF_DATA = ("pairs_raw", "pairs_kept", "pairs", "source_tokens", "target_tokens", "out_of_vocabulary_valid")
+OF_DATA = (
+    "pairs_raw",
+    "pairs_kept",
+    "pairs",
+    "source_tokens",
+    "target_tokens",
+    "out_of_vocabulary_valid",
+    "unknown_symbols_valid",
+)
 """Counts of the texts that runs are compared by. What was dropped, and why, is in the files of the stages."""
 
 

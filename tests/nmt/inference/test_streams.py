@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import re
 import resource
 import select
 import shutil
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ import pytest
 import torch
 import yaml
 from command_line import wmt
-from model_folders import WORDS, folder_of
+from model_folders import WORDS, folder_of, parser_of
 
 from nmt.common.tensors import load_tensors, save_tensors
 from nmt.config import EOS, PAD, InputError, SearchSettings, TokenizerSettings
@@ -31,10 +33,17 @@ from nmt.inference import attention_maps, ctranslate2_engine, export, streams
 from nmt.inference.loading import Models
 from nmt.inference.translator import Translator, split_sentences
 from nmt.text import codec
-from nmt.text.moses import Moses
+from nmt.text.trees import REPAIRS, read_trees
 
 ROOT = Path(__file__).resolve().parents[3]
 LINES = ["the old man sees a dog .", "", "She sleeps well", "we do !", "   ", "He did not see it"]
+
+
+class Terminal(io.StringIO):
+    """What is typed at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.fixture
@@ -69,10 +78,6 @@ def test_a_line_in_a_line_out_and_empty_lines_stay(model: Path, tmp_path: Path) 
 def test_at_a_terminal_it_answers_line_by_line(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     monkeypatch.setattr(sys, "stdin", Terminal("we do !\n\nShe sleeps\n"))
     assert wmt("translate", str(model)) == 0
     shown = capsys.readouterr()
@@ -205,15 +210,124 @@ def test_the_library_refuses_nothing_that_fits_and_splits_what_does_not(model: P
         list(parted.translate([long.replace(".", "")]))
 
 
-def test_a_line_that_becomes_a_tree_is_refused_not_split(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def parser(tmp_path: Path) -> Path:
+    """A parser with random weights, which writes no more than a few symbols: its outputs have to be repaired."""
+    return parser_of(tmp_path / "parser", "vinyals")
+
+
+def words(tree: str) -> list[str]:
+    """The words of a tree, or of none for an empty line."""
+    return [word for each in read_trees([tree], "the output") for word in each.words()]
+
+
+def repairs_of(said: str) -> tuple[int, int, dict[str, int]]:
+    """How many trees were repaired, of how many, and the kinds, as `wmt parse` says it in its only line."""
+    found = re.fullmatch(r"parse: ([\d,]+) of ([\d,]+) trees had to be repaired(?:: (.+))?\n", said)
+    assert found, said
+    kinds = (kind.rsplit(" ", 1) for kind in (found[3] or "").split(", ") if kind)
+    return int(found[1]), int(found[2]), {name: int(count) for name, count in kinds}
+
+
+def test_parsing_says_what_it_repaired_and_each_line_of_json_too(
+    parser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Moses, "joins", False)
-    text = write(tmp_path / "in", ["we do !", "the old man sees a dog. He did not see it."])
-    assert wmt("parse", str(model), "--input", str(text), "--longest", "12") == 1
-    assert "parse: line 2: the line `the old man" in capsys.readouterr().err
-    assert wmt("parse", str(model), "--input", str(text), "--long", "split") == 1
+    command = ["parse", parser, "--input", write(tmp_path / "in", LINES), "--beam", "2"]
+    assert wmt(*command, "--output", tmp_path / "out") == 0
+    repaired, trees, kinds = repairs_of(capsys.readouterr().err)
+    parsed = (tmp_path / "out").read_text().split("\n")[:-1]
+    assert [words(line) for line in parsed] == [line.split() for line in LINES]
+    assert trees == 4
+    assert 0 < repaired <= trees
+    assert set(kinds) <= set(REPAIRS)
+    assert wmt(*command, "--json", "--nbest", "2") == 0
+    shown = capsys.readouterr()
+    objects = [json.loads(line) for line in shown.out.splitlines()]
+    assert [len(one["translations"]) for one in objects] == [2, 0, 2, 2, 0, 2]
+    assert [one["translations"][0]["text"] if one["translations"] else "" for one in objects] == parsed
+    found = [each["repairs"] for one in objects for each in one["translations"]]
+    total = sum(map(Counter, found), Counter[str]())
+    assert repairs_of(shown.err) == (sum(map(bool, found)), 8, dict(total))
+    first = sum((Counter(one["translations"][0]["repairs"]) for one in objects if one["translations"]), Counter[str]())
+    assert first == kinds
+    # Trees of three words, for sentences of 7, 3, 3 and 5.
+    monkeypatch.setattr(codec.Symbols, "decode", lambda *_: "(S XX XX XX )S")
+    assert wmt(*command) == 0
+    assert capsys.readouterr().err == "parse: 2 of 4 trees had to be repaired: word missing 6\n"
+    monkeypatch.undo()
+    assert "repairs" not in json.loads(run(folder_of(tmp_path / "text"), tmp_path, "--json")[0])["translations"][0]
+
+
+def test_parsing_a_stream_an_nbest_list_and_an_interrupted_file(
+    parser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [*LINES, *reversed(LINES)]
+    text, out = write(tmp_path / "in", lines), tmp_path / "out"
+    command = ["parse", parser, "--beam", "2", "--window", "3"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.read_bytes())))
+    assert wmt(*command) == 0
+    expected = capsys.readouterr().out
+    assert [words(line) for line in expected.split("\n")[:-1]] == [line.split() for line in lines]
+    monkeypatch.undo()
+    monkeypatch.setattr(streams, "format_output", _killed_at(8, streams.format_output))
+    assert wmt(*command, "--input", text, "--output", out) == 9
+    monkeypatch.undo()
+    assert not out.exists()
+    assert json.loads((tmp_path / ".out.part.json").read_text())["lines"] == 7
+    assert capsys.readouterr().err == ""
+    # The rest is the same by `wmt translate`, which parses with a parser. Only its trees are counted.
+    assert wmt("translate", *command[1:], "--input", text, "--output", out, "--resume") == 0
+    assert re.match(r"translate: \d of 3 trees had to be repaired", capsys.readouterr().err)
+    assert out.read_text() == expected
+    assert wmt(*command, "--input", text, "--nbest", "2") == 0
+    listed = [line.split(" ||| ") for line in capsys.readouterr().out.split("\n")[:-1]]
+    assert [int(number) for number, *_ in listed[:6]] == [1, 1, 2, 3, 3, 4]
+    assert all(words(tree) == lines[int(number) - 1].split() for number, tree, _ in listed)
+
+
+def test_a_parser_has_attention(parser: Path, tmp_path: Path) -> None:
+    command = ["attention", parser, "--source", "we do !", "--output"]
+    assert wmt(*command, tmp_path / "given", "--target", "(S (NP (PRP we)) (VP (VBP do)) (. !))") == 0
+    with np.load(tmp_path / "given/attention.npz") as arrays:
+        assert arrays["target"].tolist() == ["<s>", *["(S", "(NP", "XX", ")NP", "(VP", "XX", ")VP", "XX", ")S"]]
+        assert arrays["cross"].shape == (2, 2, 10, len(arrays["source"]))
+        assert list(arrays["source"])[-1] == "</s>"
+    # The symbols of the repaired tree, of which TOP is unknown to the model.
+    assert wmt(*command, tmp_path / "own") == 0
+    with np.load(tmp_path / "own/attention.npz") as arrays:
+        assert arrays["target"].tolist().count("XX") == 3
+
+
+def test_a_sentence_that_is_too_long_to_parse_is_refused_with_the_option_that_takes_it(
+    parser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = "the old man sees a dog. He did not see it."
+    length = len(Models([parser]).encode(long)) - 1
+    command = ["parse", parser, "--input", write(tmp_path / "in", ["we do !", long]), "--longest", length - 1]
+    assert wmt(*command) == 1
+    sentence = (
+        f"line 2: the line `the old man sees a dog. He did not see i...` has {length} subwords, and at most "
+        f"{length - 1} are parsed at once: give --longest {length}\n"
+    )
+    assert capsys.readouterr().err == f"parse: {sentence}"
+    assert wmt(*command[:-1], length) == 0
+    assert wmt(*command, "--long", "split") == 1
     assert "--long is `split`, but a tree cannot be made of parts" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", Terminal(f"we do !\n{long}\nwe do !\n"))
+    assert wmt("parse", parser, *command[-2:]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.replace("> ", "").count("\n") == 3
+    assert f"\nparse: {sentence}" in shown.err
+    assert re.search(r"\nparse: \d of 2 trees had to be repaired", shown.err)
+
+
+def test_a_sentence_beyond_learned_positions_cannot_be_parsed(tmp_path: Path) -> None:
+    ready = Translator(parser_of(tmp_path / "learned", "vinyals", positions="learned", max_positions=24), longest=5)
+    words = len(ready.models.encode("dog")) - 1
+    with pytest.raises(InputError, match=r"at most 5 are parsed at once: give --longest \d+$"):
+        ready.pieces("dog " * (13 // words))
+    with pytest.raises(InputError, match=r"of at most 13 that the model has learned positions for: leave it out$"):
+        ready.pieces("dog " * 14)
 
 
 def test_learned_positions_bound_the_line(tmp_path: Path) -> None:
@@ -315,14 +429,11 @@ def test_standard_streams_until_the_reader_has_had_enough(model: Path, tmp_path:
 def test_ctrl_c_at_the_prompt_ends_it_without_a_traceback(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
+    class Interrupted(Terminal):
         def readline(self, size: int | None = -1, /) -> str:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(sys, "stdin", Interrupted())
     assert wmt("translate", model) == 130
     assert capsys.readouterr().err.count("\n") == 1
 

@@ -28,6 +28,7 @@ def test_text_is_tokenised_by_moses() -> None:
     assert isinstance(source, Moses)
     assert isinstance(target, Moses)
     assert not target.counts()
+    assert target.repairs("a", "b") is None
 
 
 @pytest.mark.parametrize("name", LINEARISATIONS)
@@ -44,6 +45,10 @@ def test_a_tree_comes_back_with_its_words(name: Linearisation) -> None:
 
 def test_malformed_trees_are_counted() -> None:
     _, target = codec.tokenizers("en", "tree", settings("vinyals"))
+    assert target.repairs("(S XX XX", "a b") == {"closing bracket missing at the end": 1}
+    assert target.repairs("(S XX XX )S", "a b") == {}
+    assert target.repairs("", "") == {}
+    assert not target.counts()
     assert target.detokenize("(S XX XX", "a b") == "(S (XX a) (XX b))"
     assert target.detokenize("", "") == ""
     assert target.counts() == {"trees": 1, "malformed trees": 1, "closing bracket missing at the end": 1}

@@ -353,6 +353,18 @@ def test_add_takes_treebanks(repository: Path) -> None:
     assert Path("data/local/mine/valid.mrg").readlink() == Path.cwd() / "bank.mrg"
 
 
+def test_a_catalog_of_words_beside_a_treebank_is_refused(repository: Path) -> None:
+    words, trees = ({"path": name, "lines": 1} for name in ("words.en", "bank.mrg"))
+    texts = {role: {"name": role, "source": trees, "target": trees} for role in ("train", "valid")}
+    pair = {"train": [texts["train"]], "valid": texts["valid"], "test": {"name": "t", "source": words, "target": trees}}
+    write("mine", {"description": "x", "pairs": {"en-tree": pair}})
+    message = (
+        r"^data/catalog/mine.yaml: test text t has words.en as source and bank.mrg as target, but .* give it as both"
+    )
+    with pytest.raises(InputError, match=message):
+        catalogs.data_settings(catalogs.load("mine"), "en-tree")
+
+
 @pytest.mark.parametrize(
     ("content", "other", "message"),
     [

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from nmt.common.files import sha256_of
 from nmt.config import InputError
 from pipeline.common.settings import DataSettings
 from pipeline.corpora import treebanks
@@ -18,8 +20,8 @@ from pipeline.stages import download
 BANK = "( (S (NP-SBJ (NNP Ann)) (VP (VBZ runs) (NP (-NONE- *))) (. .)) )\n(S (NP (-NONE- *)))\n(TOP (NP (NN dog)))\n"
 
 
-def data(member: dict[str, Any]) -> DataSettings:
-    text = {"source": member, "target": member}
+def data(member: dict[str, Any], target: dict[str, Any] | None = None) -> DataSettings:
+    text = {"source": member, "target": target or member}
     texts = {"train": [{"name": "t", **text}], "valid": {"name": "v", **text}, "test": {"name": "e", **text}}
     archive = {"name": "a.tgz", "urls": ["http://h/a.tgz"], "licence": "", "source": ""}
     checks = {"bytes": None, "sha256": None, "md5": None}
@@ -71,6 +73,34 @@ def test_a_local_treebank_is_held_to_its_number_of_trees(tmp_path: Path) -> None
     bank.unlink()
     with pytest.raises(InputError, match=r"bank.mrg is missing: make it as its catalog says"):
         download.unpack(data({"path": str(bank), "lines": 2}), {}, raw)
+
+
+@pytest.mark.parametrize("lines_first", [False, True])
+def test_a_treebank_is_one_file_whatever_checks_its_sides_have(tmp_path: Path, *, lines_first: bool) -> None:
+    bank, raw = tmp_path / "bank.mrg", tmp_path / "raw"
+    bank.write_text(BANK, encoding="utf-8")
+    raw.mkdir()
+    sha256 = {"path": str(bank), "sha256": sha256_of(bank)}
+
+    def settings(lines: int) -> DataSettings:
+        counted = {"path": str(bank), "lines": lines}
+        return data(counted, sha256) if lines_first else data(sha256, counted)
+
+    assert download.unpack(settings(2), {}, raw)["pairs"]["train.t"] == 2
+    assert (raw / "train.t.en").read_text(encoding="utf-8") == "Ann runs .\ndog\n"
+    with pytest.raises(InputError, match=r"bank.mrg has 2 segments where the catalog says 3: make it again"):
+        download.unpack(settings(3), {}, raw)
+
+
+def test_words_and_trees_of_two_files_are_refused() -> None:
+    words, trees = {"archive": "a.tgz", "member": "words.en"}, {"archive": "a.tgz", "member": "bank.mrg"}
+    with pytest.raises(ValidationError) as refused:
+        data(words, trees)
+    (error,) = refused.value.errors()
+    assert error["msg"] == (
+        "Value error, train text t has words.en of the archive a.tgz as source and bank.mrg of the archive a.tgz as "
+        "target, but sentences and trees are made of one treebank: give it as both"
+    )
 
 
 def test_a_mistake_in_a_treebank_names_file_and_line(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.config import EOS, BinningSettings, InputError, SubwordSettings
+from nmt.text import codec
 from nmt.text.parallel_text import read_lines
 from nmt.text.subwords import Subwords, learn
 from pipeline.corpora import parallel_map
@@ -182,6 +183,34 @@ def test_bins_hold_each_kept_pair_once(
             assert all((subwords.decode(src), subwords.decode(tgt)) == pairs[line] for src, tgt, line in rows)
             seen += lines
         assert len(seen) == len(set(seen)) == stats["pairs"] == len(pairs) - stats["dropped"]["too_long"]
+
+
+def test_symbols_that_a_closed_vocabulary_lacks_are_counted_by_set_and_named(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = dict.fromkeys(["(S", ")S", "(NP", ")NP", "XX"], 2)
+    bpe = SubwordSettings(kind="bpe", merges=25, vocabulary=None, target="closed", multiple_of=8)
+    codec.save(binarize.SUBWORDS, *codec.learn(Counter(WORDS), known, bpe))
+    good = ("the ☃", "(S (NP XX )NP )S")
+    write_pairs("train", [good, ("low", "(S XX )S")])
+    configure(data_section("x"), binning=BINNING.model_dump())
+    binarize.run(Recorder())
+    stats = json.loads((binarize.BINNED / "stats.json").read_text())
+    assert stats["unknown_symbols"] == {"train": 0, "valid": 2 + 50 + 1}
+    monkeypatch.setattr(binarize, "PAIRS", 2)
+    valid = [good, good, ("low", "(QP (S XX )S )QP"), good, ("low", "(QP (X (X XX )X )X )QP"), ("low", "(A )A")]
+    write_pairs("valid", valid)
+    capsys.readouterr()
+    tracker = Recorder()
+    binarize.run(tracker)
+    stats = json.loads((binarize.BINNED / "stats.json").read_text())
+    assert stats["unknown_symbols"] == {"train": 0, "valid": 2 + 6 + 2}
+    assert tracker.values["unknown_symbols_valid"] == 10
+    assert stats["out_of_vocabulary"]["train"] > 0, "the snowman, which is no symbol"
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "data/tokenized/valid.de: 10 symbols become <unk>, because the training text has none like them: "
+        "`(QP` (line 3), `)QP` (line 3), `(X` (line 5), `)X` (line 5), `(A` (line 6) and 1 more"
+    )
 
 
 @pytest.mark.parametrize(("multiple_of", "kind"), [(65_535, pa.uint16()), (65_536, pa.uint32())])
