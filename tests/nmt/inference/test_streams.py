@@ -326,7 +326,7 @@ def test_a_sentence_beyond_learned_positions_cannot_be_parsed(tmp_path: Path) ->
     words = len(ready.models.encode("dog")) - 1
     with pytest.raises(InputError, match=r"at most 5 are parsed at once: give --longest \d+$"):
         ready.pieces("dog " * (13 // words))
-    with pytest.raises(InputError, match=r"of at most 13 that the model has learned positions for: leave it out$"):
+    with pytest.raises(InputError, match=r"of at most 13 that the model has positions for: leave it out$"):
         ready.pieces("dog " * 14)
 
 
