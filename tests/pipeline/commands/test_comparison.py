@@ -79,6 +79,8 @@ def test_runs_on_other_lines_are_refused(make: Make, capsys: pytest.CaptureFixtu
 
 def test_a_run_without_results_is_refused(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     make("one", wrong=4, seed=1)
+    assert wmt("compare", "", "") == 1, "an empty name is the beginning of the only one"
+    assert "'' names 0 runs" in capsys.readouterr().err
     folder = make("two", wrong=4, seed=2)
     (folder / "results/sentences.jsonl").unlink()
     assert wmt("compare", "one", "two") == 1
