@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -56,6 +57,14 @@ def report_status(name: str, state: str, message: str = "") -> None:
     folder = Path(os.environ.get("WMT_STATUS") or stage.state_root() / "status")
     content = {"stage": name, "state": state, "message": message, "pid": os.getpid(), "time": time.time()}
     stage.write_json(folder / f"{name}.json", content)
+
+
+def ended(name: str, state: str, message: str, sentence: str = "") -> None:
+    """Print how a stage ended, then write its status file, unless what ended the stage is in the way of that too."""
+    if sentence:
+        print(f"{name}: {sentence}", file=sys.stderr)
+    with suppress(OSError):
+        report_status(name, state, message)
 
 
 def further_arguments(name: str) -> dict[str, Any]:
@@ -110,21 +119,20 @@ def run(name: str) -> NoReturn:
         print(made(name, time.monotonic() - started), flush=True)
         report_status(name, "done")
     except (Interrupted, KeyboardInterrupt) as error:
-        report_status(name, "interrupted", str(error))
-        print(f"{name}: interrupted; run the same command again to resume", file=sys.stderr)
+        ended(name, "interrupted", str(error), "interrupted; run the same command again to resume")
         sys.exit(INTERRUPTED)
     except InputError as error:
-        report_status(name, "refused", str(error))
-        print(f"{name}: {error}", file=sys.stderr)
+        ended(name, "refused", str(error), str(error))
         sys.exit(1)
     except OSError as error:
-        report_status(name, "failed", str(error))
         if error.errno not in FROM_THE_MACHINE:
+            ended(name, "failed", str(error))
             raise
-        print(f"{name}: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        sentence = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+        ended(name, "failed", str(error), sentence)
         sys.exit(1)
     except BaseException as error:
-        report_status(name, "failed", repr(error))
+        ended(name, "failed", repr(error))
         raise
     sys.exit(0)
 

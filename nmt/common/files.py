@@ -14,6 +14,8 @@ from typing import Any
 
 import yaml
 
+from nmt.config import InputError
+
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's parser; PyYAML's own, which takes ten times as long, where PyYAML was built without libyaml."""
 
@@ -120,6 +122,20 @@ def writing(path: Path) -> Iterator[Path]:
         flush(path.parent)
     finally:
         _remove(temporary)
+
+
+def output_file(path: Path) -> Path:
+    """Return the path, links followed, of a file to write later; raise InputError where it could not be written.
+
+    A complete file would replace a device, a pipe or a link, so the first two are refused and links are followed.
+    """
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is no regular file: name another path to write")
+    path = path.resolve()
+    above = next(folder for folder in path.parents if folder.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        raise InputError(f"{path} cannot be written: {above} is no folder that you may write in; name another path")
+    return path
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nmt.common.files import sha256_of, writing
+from nmt.common.files import output_file, sha256_of, writing
 from nmt.config import InputError
 
 SECONDS = 5.0
@@ -40,11 +40,9 @@ class Partial:
     def __init__(self, path: Path, identity: str) -> None:
         """Name the files of the output `path`; `identity` is its fingerprint. `begin` opens them.
 
-        Raises InputError where `path` is a device, a pipe or a folder, which a complete file would replace.
+        Raises InputError as `output_file` does.
         """
-        if path.exists() and not path.is_file():
-            raise InputError(f"{path} is no regular file, which --output writes: leave it out and redirect the output")
-        path = path.resolve()
+        path = output_file(path)
         self.path, self.identity = path, identity
         self.part = path.with_name(f".{path.name}.part")
         self.record = path.with_name(f".{path.name}.part.json")

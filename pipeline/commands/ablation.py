@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmt.common.files import parse_yaml, writing
+from nmt.common.files import output_file, parse_yaml, writing
 from nmt.config import InputError
 from nmt.evaluation.paired import line_statistics
 from pipeline.commands.differences import ConfidenceInterval, paired, table
@@ -267,8 +267,9 @@ def vocabulary_key(pair: Pair) -> str:
 def run(options: Options) -> str:
     """Run the missing experiments and return the report, which is also written to `options.out`.
 
-    Raises InputError where the settings do not fit, or a run fails.
+    Raises InputError where the settings do not fit, `options.out` is no file to write, or a run fails.
     """
+    out = output_file(options.out)
     params = read_params()
     if params.get("overrides"):
         raise InputError(
@@ -308,9 +309,9 @@ def run(options: Options) -> str:
         print("ablation: stopped; the same command resumes it", file=sys.stderr)
         raise
     text = report(plan, results(finished(commit), names), lines_of(names), len(options.seeds))
-    with writing(options.out) as temporary:
+    with writing(out) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    keep(options.out, study.results / "ablation.md")
+    keep(out, study.results / "ablation.md")
     study.update(complete=True)
     stage_tracker.publish(study, "ablation")
     return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nmt.common.files import read_yaml, writing
+from nmt.common.files import output_file, read_yaml, writing
 from nmt.config import InputError
 from pipeline.commands.runs import named
 from pipeline.common.paths import SCORES, SENTENCES, VALIDATION
@@ -17,13 +17,15 @@ from pipeline.tracking.record import Record, records, runs_folder
 def compare(first: str, second: str, output: Path) -> str:
     """Write the page that compares two runs, named by the beginnings of their ids; return a sentence on the difference.
 
-    Raises InputError if a name fits no run or several, a run has no results, or the runs have different test sets.
+    Raises InputError if `output` is no file to write, a name fits no run or several, a run has no results, or the runs
+    have different test sets.
     """
+    target = output_file(output)
     found = records(runs_folder())
     one, other = (_compared(named(name, found)) for name in (first, second))
     comparison.check(one, other)
     difference = comparison.difference(one, other)
-    with writing(output) as temporary:
+    with writing(target) as temporary:
         content = page.html(comparison.blocks(one, other, difference))
         temporary.write_text(content, encoding="utf-8", newline="\n")
     return f"{other.name} against {one.name}: {difference}\npage    {output}"

@@ -60,9 +60,9 @@ def publish(names: Sequence[str], everything: bool) -> Iterator[str]:
 def named(name: str, found: Sequence[Record]) -> Record:
     """Return the record whose id is `name` or begins so; raise InputError where none or several do."""
     fitting = [record for record in found if record.folder.name == name]
-    fitting = fitting or [record for record in found if record.folder.name.startswith(name)]
+    fitting = fitting or [record for record in found if name and record.folder.name.startswith(name)]
     if len(fitting) != 1:
-        raise InputError(f"{name!r} is the beginning of {len(fitting)} runs: `wmt runs` lists them")
+        raise InputError(f"{name!r} names {len(fitting)} runs: `wmt runs` lists them")
     return fitting[0]
 
 

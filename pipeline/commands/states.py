@@ -6,6 +6,7 @@ A state is `<state root>/train/<fingerprint>/`. Finished results, in models/ and
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import time
@@ -74,12 +75,17 @@ def _locked(lock: Path) -> bool:
 def chosen(
     found: Sequence[TrainingFolder], names: Sequence[str], older: float | None, now: float
 ) -> list[TrainingFolder]:
-    """Return the states with `names` (a beginning suffices), and the finished ones not used for `older` days."""
+    """Return the states with `names` (a beginning suffices), and the finished ones not used for `older` days.
+
+    Raises InputError where a name fits no state or several, or `older` is no number from 0 on.
+    """
+    if older is not None and not 0 <= older < math.inf:
+        raise InputError(f"--older is {older:g}: give a number of days from 0 on")
     picked: dict[str, TrainingFolder] = {}
     for name in names:
         # A complete name may be the beginning of another.
         matching = [state for state in found if state.name == name]
-        matching = matching or [state for state in found if state.name.startswith(name)]
+        matching = matching or [state for state in found if name and state.name.startswith(name)]
         if len(matching) != 1:
             what = "is no training's state" if not matching else f"begins the names of {len(matching)} states"
             raise InputError(f"`{name}` {what}: `wmt states` lists them")

@@ -115,6 +115,22 @@ def test_a_full_disk_is_one_sentence(opened: list[str], capsys: pytest.CaptureFi
     assert capsys.readouterr().err == "decode: No space left on device: models/last\n"
 
 
+@pytest.mark.parametrize("error", [InputError("the disk is full"), OSError(errno.ENOSPC, "the disk is full")])
+def test_a_status_file_that_cannot_be_written_hides_no_sentence(
+    opened: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, error: Exception
+) -> None:
+    def fail(tracker: Tracker) -> None:
+        shutil.rmtree(tmp_path / "state")
+        (tmp_path / "state").touch()
+        raise error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode, "run", fail)
+        with pytest.raises(SystemExit, match="1"):
+            runner.run("decode")
+    assert capsys.readouterr().err == "decode: the disk is full\n"
+
+
 @pytest.mark.parametrize("error", [Interrupted("stopped"), KeyboardInterrupt()])
 def test_an_interrupted_stage_says_that_it_can_be_resumed(
     opened: list[str], capsys: pytest.CaptureFixture[str], error: BaseException

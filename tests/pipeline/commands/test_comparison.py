@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,8 @@ def test_runs_on_other_lines_are_refused(make: Make, capsys: pytest.CaptureFixtu
 
 def test_a_run_without_results_is_refused(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     make("one", wrong=4, seed=1)
+    assert wmt("compare", "", "") == 1, "an empty name is the beginning of the only one"
+    assert "'' names 0 runs" in capsys.readouterr().err
     folder = make("two", wrong=4, seed=2)
     (folder / "results/sentences.jsonl").unlink()
     assert wmt("compare", "one", "two") == 1
@@ -88,6 +91,30 @@ def test_a_run_without_results_is_refused(make: Make, capsys: pytest.CaptureFixt
     assert capsys.readouterr().err.startswith("compare: the run two has no scores: finish it with `dvc repro`")
     assert wmt("compare", "one", "three") == 1
     assert "`wmt runs` lists them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [("compare", "one", "one", "--output"), ("ablation", "--out")])
+def test_what_is_no_file_is_not_replaced_by_the_page(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    """Nor by an ablation's report, which is refused before the first training."""
+    make("one", wrong=4, seed=1)
+    os.mkfifo("pipe")
+    Path("link").symlink_to("pipe")
+    Path("file").touch()
+    for name, why in (("link", "is no regular file"), (".", "is no regular file"), ("file/x", "is no folder that")):
+        assert wmt(*command, name) == 1
+        assert why in capsys.readouterr().err
+    assert Path("pipe").is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "pipe", "work"]
+
+
+def test_a_link_leads_to_the_page(make: Make) -> None:
+    make("one", wrong=4, seed=1)
+    Path("link").symlink_to("page")
+    assert wmt("compare", "one", "one", "--output", "link") == 0
+    assert Path("link").is_symlink()
+    assert "<html" in Path("page").read_text()
 
 
 def test_parses_are_compared_by_f1_with_a_paired_bootstrap(

@@ -68,6 +68,30 @@ def test_an_unclear_name_frees_nothing(root: Path, capsys: pytest.CaptureFixture
     assert len(left(root)) == 3
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("--free", "", "`` is no training's state"),
+        ("--older", "-1", "--older is -1: give a number of days from 0 on"),
+        ("--older", "nan", "--older is nan: give a number of days from 0 on"),
+    ],
+)
+def test_no_name_and_no_age_free_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    value: str,
+    why: str,
+) -> None:
+    """An empty name is the beginning of the only one."""
+    monkeypatch.setenv("WMT_STATE", str(tmp_path))
+    make(tmp_path, "only", update=100, done=True)
+    assert wmt("states", option, value) == 1
+    assert why in capsys.readouterr().err
+    assert left(tmp_path) == ["only"]
+
+
 def test_old_finished_ones_are_freed(root: Path) -> None:
     make(root, "cccc-1111", update=10, done=False, days=90)
     assert wmt("states", "--older", "14") == 0

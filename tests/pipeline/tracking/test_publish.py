@@ -236,7 +236,7 @@ def test_publishing_twice_changes_nothing(root: Path, capsys: pytest.CaptureFixt
     assert history(root, after, "train/loss") == [(update, 1 / update) for update in range(1, 1201)]
     assert set(root.rglob("mlartifacts/**/*")) == files.keys()
     assert wmt("publish", "other") == 1
-    assert "'other' is the beginning of 0 runs" in capsys.readouterr().err
+    assert "'other' names 0 runs" in capsys.readouterr().err
 
 
 def test_a_run_with_a_cached_training_has_curves(root: Path) -> None:

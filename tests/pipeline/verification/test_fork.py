@@ -165,4 +165,4 @@ def test_the_command_names_the_run_that_it_cannot_fork(record: Record, capsys: p
     assert wmt("fork", "mine", "--at", 11, "-S", "training.eps_ls=0") == 1
     assert "fork: --at is 11, but states are kept after" in capsys.readouterr().err
     assert wmt("fork", "yours", "--at", 16, "-S", "training.eps_ls=0") == 1
-    assert "'yours' is the beginning of 0 runs" in capsys.readouterr().err
+    assert "'yours' names 0 runs" in capsys.readouterr().err

@@ -353,7 +353,7 @@ def freed() -> None:
         (lambda: None, ["--updates", "12"], "--updates is '12': it must be A:B with 0 <= A < B <= 24, as 0:20"),
         (lambda: None, ["--updates", "20:25"], "it must be A:B with 0 <= A < B <= 24"),
         (lambda: None, ["--share", "0"], "--share is 0: it must be above 0 and at most 1"),
-        (lambda: None, ["nobody"], "'nobody' is the beginning of 0 runs: `wmt runs` lists them"),
+        (lambda: None, ["nobody"], "'nobody' names 0 runs: `wmt runs` lists them"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_checked_is_refused_in_a_sentence(
