@@ -50,7 +50,7 @@ def test_a_lost_node_is_replaced_and_a_lost_host_ends_both_sides(
     agents: Start,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    job = tiny_job(updates=UPDATES, resume_minutes=0.0001)
+    job = tiny_job(updates=UPDATES, shards=4, resume_minutes=0.0001)
     for name in ("undisturbed", "nodes"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "job.yaml").write_text(yaml.safe_dump(job))

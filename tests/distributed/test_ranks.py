@@ -82,7 +82,7 @@ def test_any_number_of_processes_trains_the_same_bits(tmp_path: Path, tiny_job: 
 
     Also killed, stopped and resumed on another number of processes each time.
     """
-    job = tiny_job(tokens=25, precision=precision, resume_minutes=10.0)
+    job = tiny_job(tokens=25, shards=4, precision=precision, resume_minutes=10.0)
     job["model"] |= {"P_drop": 0.3, "attention_dropout": 0.1, "relu_dropout": 0.1}
     corpus = Corpus(train_files(Path(job["corpus"])))
     pairs = [update.sums.pairs for update in updates(corpus, 1, 25, 4, 0, 1, 1, 30)]
@@ -111,9 +111,10 @@ def test_any_number_of_processes_trains_the_same_bits(tmp_path: Path, tiny_job: 
 @pytest.mark.parametrize(("bucket", "buckets"), [(50_000_000, 1), (2000, 11), (1, 43)])
 def test_summed_gradients_are_those_of_one_rank(tmp_path: Path, tiny_job: MakeJob, bucket: int, buckets: int) -> None:
     """In one bucket or many, one for each parameter. Sums begin while the last backward pass goes on."""
-    (alone,) = ranks.results(1, tmp_path / "alone", ranks.gradients_of_an_update, tiny_job(), str(tmp_path / "alone"))
+    job = tiny_job(shards=4)
+    (alone,) = ranks.results(1, tmp_path / "alone", ranks.gradients_of_an_update, job, str(tmp_path / "alone"))
     assert alone == {"buckets": 0, "summed": 0, "early": False}
-    found = ranks.results(2, tmp_path / "two", ranks.gradients_of_an_update, tiny_job(), str(tmp_path / "two"), bucket)
+    found = ranks.results(2, tmp_path / "two", ranks.gradients_of_an_update, job, str(tmp_path / "two"), bucket)
     assert found == [{"buckets": buckets, "summed": 2 * buckets, "early": buckets > 1}] * 2
     expected = (tmp_path / "alone/gradients-0.safetensors").read_bytes()
     for rank in range(2):

@@ -30,7 +30,7 @@ def test_lost_machines_that_are_not_replaced_change_no_bit(
     tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three machines, of which one stands by; then two, then the first alone."""
-    job = tiny_job(updates=UPDATES, resume_minutes=0.0001)
+    job = tiny_job(updates=UPDATES, shards=4, resume_minutes=0.0001)
     for name in ("undisturbed", "nodes"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "job.yaml").write_text(yaml.safe_dump(job))

@@ -74,7 +74,7 @@ def test_killed_again_and_again_on_any_number_of_processes_it_ends_with_the_same
 ) -> None:
     """Each attempt draws its number of processes anew."""
     # It saves at every report, so that many a kill falls into the writing of a state.
-    job = tiny_job(updates=UPDATES, precision=precision, resume_minutes=0.00001)
+    job = tiny_job(updates=UPDATES, shards=4, precision=precision, resume_minutes=0.00001)
     for name in ("undisturbed", "disturbed"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "job.yaml").write_text(yaml.safe_dump(job))

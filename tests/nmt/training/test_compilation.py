@@ -37,7 +37,7 @@ from nmt.training.trainer import Trainer
 job = Job.model_validate(json.loads(sys.argv[1]))
 trainer = Trainer(job, World(0, 1, torch.device("cpu")))
 losses = []
-for update in updates(Corpus(train_files(Path(job.corpus))), 1, 120, 4, 0, 1, 1, 20):
+for update in updates(Corpus(train_files(Path(job.corpus))), 1, 120, 2, 0, 1, 1, 20):
     trainer.step(update)
     losses.append(interval_means(trainer.measured.take_interval())["loss"])
 print(json.dumps([losses, counters["stats"]["unique_graphs"], trainer.compiled]))

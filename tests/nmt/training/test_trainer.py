@@ -144,7 +144,7 @@ def test_a_shard_that_does_not_fit_is_one_sentence(
         run(tiny_job(), tmp_path / "run")
     assert re.fullmatch(
         r"a shard of \d+ pairs, padded to \d+ and \d+ subwords, does not fit into this device's memory: raise "
-        r"training\.shards, which is 4, or use a larger device or fewer processes on it",
+        r"training\.shards, which is 2, or use a larger device or fewer processes on it",
         str(caught.value),
     )
 
@@ -167,7 +167,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
     job = Job.model_validate(tiny_job())
     corpus = Corpus(train_files(Path(job.corpus)))
     one = Trainer(job, ALONE)
-    for update in updates(corpus, 1, 120, 4, 0, 1, 1, 5):
+    for update in updates(corpus, 1, 120, job.training.shards, 0, 1, 1, 5):
         before = {name: tensor.clone() for name, tensor in one.model.state_dict().items()}
         moments = one.optimizer.state.get(one.parameters[0], {}).get("exp_avg", torch.zeros(())).clone()
         one.step(update)
@@ -446,7 +446,7 @@ def test_time_before_a_stop_counts_and_speed_stays_true(
     assert record["tokens_per_second"] <= record["tokens"] / (19 * slow)
     assert record["seconds"] >= 19 * slow
     # Operations are those of all twenty updates too.
-    numbered = updates(Corpus(train_files(Path(job["corpus"]))), 1, 120, 4, 0, 1, 1, 20)
+    numbered = updates(Corpus(train_files(Path(job["corpus"]))), 1, 120, 1, 0, 1, 1, 20)
     sums = sum((update.sums for update in numbered), start=LengthSums.zero())
     operations = training_flops(ModelSettings.model_validate(job["model"]), 16, sums)
     assert record["flops_per_second"] / record["tokens_per_second"] == pytest.approx(operations / sums.target)
@@ -520,7 +520,7 @@ def test_the_summary_says_what_was_trained(tmp_path: Path, tiny_job: MakeJob) ->
     assert done["updates"] == 9
     assert done["params"] == parameters(model, 16)
     corpus = Corpus(train_files(Path(job["corpus"])))
-    sums = [update.sums for update in updates(corpus, 1, 120, 4, 0, 1, 1, 9)]
+    sums = [update.sums for update in updates(corpus, 1, 120, 1, 0, 1, 1, 9)]
     total = sum(sums[1:], start=sums[0])
     assert (done["pairs"], done["target_tokens"]) == (total.pairs, total.target)
     assert done["flops_counted"] == training_flops(model, 16, total)

@@ -170,13 +170,13 @@ def masks(trainer: Trainer, number: int, first: int = 0) -> list[Tensor]:
 
 def test_random_streams_differ_by_seed_update_and_shard_alone(tiny_job: MakeJob) -> None:
     drawn = {
-        (seed, number): masks(trainer_of(tiny_job(seed=seed), P_drop=0.5), number)
+        (seed, number): masks(trainer_of(tiny_job(seed=seed, shards=4), P_drop=0.5), number)
         for seed, number in [(1, 1), (1, 2), (2, 1)]
     }
     assert len({mask.numpy().tobytes() for several in drawn.values() for mask in several}) == 3 * 4
     first = drawn[1, 1]
     # And by nothing else: neither what was drawn before, nor which shards the process has.
-    trainer = trainer_of(tiny_job(), P_drop=0.5)
+    trainer = trainer_of(tiny_job(shards=4), P_drop=0.5)
     torch.rand(17)
     masks(trainer, 5)
     assert all(map(torch.equal, first, masks(trainer, 1)))
@@ -252,13 +252,13 @@ def test_a_report_is_of_the_updates_since_the_last(tiny_job: MakeJob) -> None:
     trainer = trainer_of(tiny_job(), P_drop=0.0)
     corpus = Corpus(train_files(Path(trainer.job.corpus)))
     singly, sums = [], []
-    for update in updates(corpus, 1, 120, 4, 0, 1, 1, 3):
+    for update in updates(corpus, 1, 120, trainer.settings.shards, 0, 1, 1, 3):
         trainer.step(update)
         singly.append(trainer.measured.take_interval())
         sums.append(update.sums)
     assert trainer.measured.sums == sums[0] + sums[1] + sums[2]
     together = trainer_of(tiny_job(), P_drop=0.0)
-    for update in updates(corpus, 1, 120, 4, 0, 1, 1, 3):
+    for update in updates(corpus, 1, 120, trainer.settings.shards, 0, 1, 1, 3):
         together.step(update)
     interval = together.measured.take_interval()
     assert (interval.updates, interval.sums) == (3, sums[0] + sums[1] + sums[2])
@@ -281,7 +281,7 @@ GOLDEN = [3.386721, 2.764068, 2.797607, 2.796533, 2.725303, 2.782631, 2.734423, 
 
 
 def test_ten_updates_follow_the_losses_on_record(tmp_path: Path, tiny_job: MakeJob) -> None:
-    make = tiny_job(updates=10, warmup_steps=5, validate_every=10)
+    make = tiny_job(updates=10, warmup_steps=5, validate_every=10, shards=4)
     make["model"] |= {"attention_dropout": 0.1, "relu_dropout": 0.1}
     assert train(Job.model_validate(make), tmp_path, ALONE)
     records = read_history(tmp_path / "history.jsonl")

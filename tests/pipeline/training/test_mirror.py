@@ -221,7 +221,7 @@ def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_
     folders = [tmp_path / name / "0123-4567" for name in ("undisturbed", "here", "there")]
     for folder in folders:
         folder.mkdir(parents=True)
-        job = tiny_job(updates=200, resume_minutes=60, keep_checkpoints=3, checkpoint_every=50)
+        job = tiny_job(updates=200, shards=4, resume_minutes=60, keep_checkpoints=3, checkpoint_every=50)
         (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
     undisturbed, here, there = folders
     stage = subprocess.Popen([sys.executable, "-c", STAGE, str(here)])
