@@ -121,6 +121,12 @@ def test_a_bucket_and_a_port_of_ones_own() -> None:
     assert services["mlflow"]["environment"]["AWS_ENDPOINT_URL"] == "http://s3:9001"
 
 
+def test_the_database_server_may_read_the_script_that_makes_the_databases() -> None:
+    """It runs as a user of its own, and Compose writes files of root."""
+    for service in read()["services"].values():
+        assert all(config["mode"] & 0o004 for config in service.get("configs", ()))
+
+
 def test_ports_are_published_on_loopback_and_no_password_is_in_a_command() -> None:
     for name, service in read()["services"].items():
         for port in service.get("ports", ()):
