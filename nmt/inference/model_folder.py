@@ -49,7 +49,7 @@ def load_description(folder: Path) -> ModelDescription:
         return ModelDescription.model_validate(read_yaml(path))
     except OSError as error:
         raise InputError(f"{folder} is no model folder: {path} cannot be read ({error.strerror})") from error
-    except (ValidationError, yaml.YAMLError) as error:
+    except ValidationError as error:
         raise InputError(f"{path} is damaged or of another version: {error}") from error
 
 
