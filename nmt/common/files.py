@@ -16,8 +16,23 @@ import yaml
 
 from nmt.config import InputError
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's parser; PyYAML's own, which takes ten times as long, where PyYAML was built without libyaml."""
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """A safe loader that refuses a key that is there twice, of which PyYAML takes the last.
+
+    It uses libyaml's parser, or PyYAML's own, which takes ten times as long, where PyYAML was built without libyaml.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set[str]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"`{key.value}` is there twice", key.start_mark)
+                seen.add(key.value)
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
+
 
 DAY = 86_400.0
 """Seconds without a change after which another machine's temporary file counts as abandoned."""
@@ -154,9 +169,14 @@ def sha256_of(path: Path) -> str:
 
 def parse_yaml(content: str | bytes) -> Any:
     """Return the content of a YAML document; raise yaml.YAMLError where it is not valid."""
-    return yaml.load(content, Loader=_LOADER)  # noqa: S506 - both loaders are safe
+    return yaml.load(content, Loader=_Loader)  # noqa: S506 - it is a safe loader
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the content of a YAML file in UTF-8; raise OSError, UnicodeDecodeError or yaml.YAMLError."""
-    return parse_yaml(path.read_text(encoding="utf-8"))
+    """Return the content of a YAML file; raise OSError, or InputError where it is not UTF-8 or not valid."""
+    try:
+        return parse_yaml(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error

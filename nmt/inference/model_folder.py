@@ -52,8 +52,6 @@ def load_description(folder: Path) -> ModelDescription:
     except ValidationError as error:
         name, value, rule = first_error(error)
         raise InputError(f"{path}: {name} is {value!r}, but {rule}: the file is of another version") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{path} is damaged ({' '.join(str(error).split())}): copy the folder again") from error
 
 
 def load_model(folder: Path, description: ModelDescription) -> Transformer:

@@ -289,7 +289,7 @@ def load(folder: Path) -> Subwords:
     try:
         return _read(folder)
     # ValueError includes UTF-8 errors and wrong settings; RuntimeError is sentencepiece's for a damaged model.
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{folder} holds no usable subwords ({reason}): learn the subwords again") from error
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from nmt.common.files import output_file, read_yaml, writing
 from nmt.config import InputError
 from pipeline.commands.runs import named
-from pipeline.common.paths import SCORES, SENTENCES, VALIDATION
-from pipeline.common.stage import read_json
+from pipeline.common.paths import SENTENCES, VALIDATION
 from pipeline.config.rows import flat
 from pipeline.reporting import comparison, page, sentences
 from pipeline.tracking.record import Record, records, runs_folder
@@ -32,12 +31,12 @@ def compare(first: str, second: str, output: Path) -> str:
 
 
 def _compared(record: Record) -> comparison.Compared:
-    if not (record.results / SCORES.name).exists():
+    if not (scores := record.scores()):
         raise InputError(f"the run {record.folder.name} has no scores: finish it with `dvc repro`, or choose another")
     return comparison.Compared(
         record.folder.name,
         dict(flat(read_yaml(record.config))),
-        read_json(record.results / SCORES.name),
+        scores,
         sentences.read(record.results / SENTENCES.name),
         record.results / VALIDATION.name,
     )

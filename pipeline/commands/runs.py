@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
@@ -17,40 +18,55 @@ HEADER = ("run", "name", "row", "corpus", "seed", "started", "status", "score", 
 
 
 def listing() -> str:
-    """Return a table of all records, oldest first: what ran, how it ended, its score, whether MLflow has all of it."""
+    """Return a table of all records, oldest first: what ran, how it ended, its score, whether MLflow has all of it.
+
+    Damaged records are left out, with a line on standard error.
+    """
     lines: list[tuple[str, ...]] = [HEADER]
     for record in records(runs_folder()):
-        described = record.description()
-        state = "yes" if record.is_published() else "in part" if record.published() else "no"
-        scores = record.scores()
-        by = scorer(scores)
-        score = f"{by.title} {scores[by.key]:.1f}" if scores else "-"
-        started = f"{datetime.fromtimestamp(described['created'] / 1000):%Y-%m-%d %H:%M}"
-        facts = (str(described.get(key, "-")) for key in ("name", "row", "corpus", "seed"))
-        lines.append((record.folder.name, *facts, started, record.status().lower(), score, state))
+        try:
+            lines.append(_line(record))
+        except InputError as error:
+            print(f"runs: {error}", file=sys.stderr)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
 
 
+def _line(record: Record) -> tuple[str, ...]:
+    described = record.description()
+    state = "yes" if record.is_published() else "in part" if record.published() else "no"
+    scores = record.scores()
+    by = scorer(scores)
+    score = f"{by.title} {scores[by.key]:.1f}" if scores else "-"
+    started = f"{datetime.fromtimestamp(described['created'] / 1000):%Y-%m-%d %H:%M}"
+    facts = (str(described.get(key, "-")) for key in ("name", "row", "corpus", "seed"))
+    return (record.folder.name, *facts, started, record.status().lower(), score, state)
+
+
 def publish(names: Sequence[str], everything: bool) -> Iterator[str]:
     """Publish runs to MLflow, yielding a line for each: those named (a beginning is enough), all, or those that wait.
 
     A finished run that DVC restored whole, without running a stage, has no record: without names it gets one here.
-    Raises InputError if a name fits no run, or several, or if MLflow cannot be reached.
+    Damaged records are left out, with a line on standard error. Raises InputError if a name fits no run, or several, or
+    a damaged one, or if MLflow cannot be reached.
     """
     if not names:
         restored_run()
     found = records(runs_folder())
     server = Server(runs_folder().parent)
-    chosen = [named(name, found) for name in names] or [
-        record for record in found if everything or not record.is_published(server.address)
-    ]
     with quiet():
-        for record in chosen:
+        for record in [named(name, found) for name in names] or found:
             try:
+                if not (names or everything) and record.is_published(server.address):
+                    continue
                 changed = server.publish(record)
+            except InputError as error:
+                if names:
+                    raise
+                print(f"publish: {error}", file=sys.stderr)
+                continue
             except Exception as error:
                 problem = masked(str(error).strip().split("\n")[0])
                 raise InputError(f"MLflow at {server.address}: {problem}") from error

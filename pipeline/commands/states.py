@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from nmt.common.files import read_yaml
 from nmt.config import InputError
 
 DAY = 86_400.0
+UNREADABLE = (OSError, ValueError, LookupError, TypeError)
+"""Errors of files that are missing, or hold something else than they should."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +51,20 @@ def states(root: Path) -> list[TrainingFolder]:
 
 def _state(path: Path) -> TrainingFolder:
     files = [file.stat() for file in path.rglob("*") if file.is_file()]
-    job, saved = path / "job.yaml", sorted((path / "resume").glob("update-*/state.json"))
+    saved = sorted((path / "resume").glob("update-*/state.json"))
+    update = updates = 0
+    # A folder whose files are missing or damaged is listed, too: to be freed.
+    with suppress(*UNREADABLE):
+        update = int(json.loads(saved[-1].read_text(encoding="utf-8"))["update"])
+    with suppress(*UNREADABLE):
+        updates = int(read_yaml(path / "job.yaml")["training"]["updates"])
     return TrainingFolder(
         path,
         # Hard links to one file, as models/ has of checkpoints, count once.
         sum({file.st_ino: file.st_size for file in files}.values()),
         max((file.st_mtime for file in files), default=path.stat().st_mtime),
-        json.loads(saved[-1].read_text(encoding="utf-8"))["update"] if saved else 0,
-        read_yaml(job)["training"]["updates"] if job.exists() else 0,
+        update,
+        updates,
         (path / "done.json").exists(),
         _locked(path / "lock"),
     )

@@ -65,12 +65,14 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return a file that another stage wrote; raises InputError if it is missing or not a JSON object."""
+def read_json(path: Path, *keys: str, remedy: str = "run `dvc repro` to make it again") -> dict[str, Any]:
+    """Return the JSON object in a file; raises InputError with `remedy` if it is missing, is none, or lacks `keys`."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}): run `dvc repro` to make it again") from error
+        raise InputError(f"{path} cannot be read ({error}): {remedy}") from error
     if not isinstance(content, dict):
-        raise InputError(f"{path} holds no JSON object: run `dvc repro` to make it again")
+        raise InputError(f"{path} holds no JSON object: {remedy}")
+    if missing := [key for key in keys if key not in content]:
+        raise InputError(f"{path} has no {', '.join(missing)}: {remedy}")
     return content

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from nmt.common.files import read_yaml
@@ -72,10 +71,6 @@ def read_mapping(path: Path, keys: str) -> dict[str, Any]:
         content = read_yaml(path)
     except FileNotFoundError as error:
         raise InputError(f"{path} is missing: run from the repository's root, or restore it with git") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8") from error
-    except yaml.YAMLError as error:
-        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} holds no mapping: it needs the keys {keys}")
     return content

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
+from nmt.config import InputError
+from pipeline.common.paths import SCORES
+
 
 class Scorer(NamedTuple):
     """A score in results/scores.json: its keys there begin with `key`."""
@@ -44,8 +47,15 @@ def scorer(metrics: Container[str]) -> Scorer:
 
 
 def summary(scores: Mapping[str, Any]) -> str:
-    """Return the line that tells the test set's score, its interval and how it was computed."""
+    """Return the line that tells the test set's score, its interval and how it was computed.
+
+    Raises InputError where results/scores.json, whose content `scores` is, lacks one of these.
+    """
     by = scorer(scores)
-    low, high, name, signature = (scores[f"{by.key}_{part}"] for part in ("low", "high", "set", "signature"))
-    interval = f"95% interval {low:.1f} to {high:.1f}"
-    return f"{by.title:<7} {scores[by.key]:.1f} ({interval}) on {name}; {by.program}, {signature}"
+    try:
+        score, low, high, name, signature = (
+            scores[by.key + part] for part in ("", "_low", "_high", "_set", "_signature")
+        )
+    except KeyError as error:
+        raise InputError(f"{SCORES} has no {error}: run `dvc repro` to make it again") from error
+    return f"{by.title:<7} {score:.1f} (95% interval {low:.1f} to {high:.1f}) on {name}; {by.program}, {signature}"

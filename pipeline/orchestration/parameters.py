@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-import yaml
 from pydantic import Field
 
 from nmt.common.files import read_yaml
@@ -93,7 +92,7 @@ def _content(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
     this one, directly or through others.
     """
     content: Any = None
-    with suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
+    with suppress(OSError, InputError):
         content = read_yaml(path)
     if not isinstance(content, dict) or path in extending:
         return {"pairs": []}

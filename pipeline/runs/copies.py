@@ -18,13 +18,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
 from filelock import FileLock, Timeout
 
 from nmt.common.files import read_yaml
 from nmt.config import InputError
 from pipeline.common.paths import CATALOGS, LOCAL, PARAMS
-from pipeline.config.resolution import read_params
+from pipeline.config.errors import validated
+from pipeline.config.resolution import Params, read_params
 from pipeline.config.rows import merge
 
 KEPT = 3
@@ -91,10 +91,13 @@ def git(
 
 
 def _set_params(params: Path, changes: Mapping[str, Any]) -> None:
-    """Set values of params.yaml and keep its comments: `dvc exp apply` copies the file to the original."""
+    """Set values of params.yaml and keep its comments: `dvc exp apply` copies the file to the original.
+
+    Raises InputError where the file is invalid.
+    """
     from ruamel.yaml import YAML
 
-    read_params(params)  # Raises InputError for an invalid file.
+    validated(Params, read_params(params), PARAMS)
     editor = YAML()
     editor.width = 4096
     content = editor.load(params)
@@ -112,7 +115,7 @@ def _check_tracked(original: Path, copy: Path) -> None:
         path = CATALOGS / f"{name}.yaml"
         try:
             content = read_yaml(original / path)
-        except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        except (OSError, InputError):
             content = None
         if not isinstance(content, dict):
             # The stage `resolve` reports what is wrong with it.

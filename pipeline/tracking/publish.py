@@ -152,10 +152,10 @@ class Server:
         A run between two stages is left alone: its next stage publishes it.
         """
         for record in records(runs):
-            status = record.status()
-            over = bool(record.published()) or record.is_complete() or status != "FINISHED"
-            if record.folder != own and status != "RUNNING" and over and not record.is_published():
-                with contextlib.suppress(InputError):  # A damaged record, which `wmt publish` reports.
+            with contextlib.suppress(InputError):  # A damaged record, which `wmt publish` reports.
+                status = record.status()
+                over = bool(record.published()) or record.is_complete() or status != "FINISHED"
+                if record.folder != own and status != "RUNNING" and over and not record.is_published():
                     self.publish(record, wait=False)
 
 

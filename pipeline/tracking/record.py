@@ -33,10 +33,12 @@ from pathlib import Path
 from typing import Any
 
 from nmt.common.files import link_or_copy, read_yaml, writing
+from nmt.config import InputError
 from pipeline.common.paths import BINNED, CONFIG, RAW, SCORES
 from pipeline.common.stage import read_json, state_root, write_json
 from pipeline.config import graph, rows
 from pipeline.config.resolution import SECTIONS
+from pipeline.config.scorer import scorer
 from pipeline.tracking import evidence
 from pipeline.tracking.tables import curve, write_translations
 
@@ -91,12 +93,18 @@ class Record:
 
     def description(self) -> dict[str, Any]:
         """Return the content of run.json."""
-        return read_json(self.folder / "run.json")
+        return self._read("run.json", "name", "created", "parent", "tags", "uuid", "settings", "complete")
+
+    def _read(self, name: str, *keys: str) -> dict[str, Any]:
+        """Return the JSON object in a file of the record; raise InputError where it is damaged or lacks `keys`."""
+        return read_json(self.folder / name, *keys, remedy=f"restore it, or remove {self.folder}")
 
     def scores(self) -> dict[str, Any]:
         """Return what `score` has found: numbers and facts; nothing before it has."""
-        path = self.results / SCORES.name
-        return read_json(path) if path.exists() else {}
+        if not (self.folder / SCORES).exists():
+            return {}
+        by = scorer(self._read(str(SCORES)))
+        return self._read(str(SCORES), by.key)
 
     def numbers(self) -> dict[str, float]:
         """Return the numbers among the scores."""
@@ -104,7 +112,8 @@ class Record:
 
     def stages(self) -> dict[str, dict[str, Any]]:
         """Return stage -> content of its file, in the order in which they started."""
-        found = {path.stem: read_json(path) for path in self.folder.glob("stages/*.json")}
+        paths = self.folder.glob("stages/*.json")
+        found = {path.stem: self._read(f"stages/{path.name}", "status", "start") for path in paths}
         return dict(sorted(found.items(), key=lambda item: item[1]["start"]))
 
     def status(self) -> str:
@@ -174,8 +183,7 @@ class Record:
 
     def published(self) -> dict[str, Any]:
         """Return published.json (uri, experiment, run, signature, status); nothing if nothing was published."""
-        path = self.folder / "published.json"
-        return read_json(path) if path.exists() else {}
+        return self._read("published.json") if (self.folder / "published.json").exists() else {}
 
     def is_published(self, uri: str | None = None) -> bool:
         """Return whether MLflow (at `uri`, if one is given) has all that the record says."""
@@ -190,9 +198,14 @@ def runs_folder() -> Path:
 
 
 def records(folder: Path) -> list[Record]:
-    """Return the records in `folder`, oldest first."""
-    found = [Record(path.parent) for path in folder.glob("*/run.json")]
-    return sorted(found, key=lambda record: record.description()["created"])
+    """Return the records in `folder`: damaged ones, whose methods raise InputError, then the others, oldest first."""
+
+    def created(record: Record) -> int:
+        with suppress(InputError):
+            return int(record.description()["created"])
+        return 0
+
+    return sorted((Record(path.parent) for path in folder.glob("*/run.json")), key=created)
 
 
 @contextmanager

@@ -18,8 +18,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
 from nmt.common.files import writing
 from nmt.config import InputError
 from pipeline.common.paths import CONFIG
@@ -33,7 +31,7 @@ PUBLISH_AFTER = 30.0
 """Seconds after which a stage publishes while it works."""
 PATIENCE = "30"
 """Seconds that the end of a stage waits for its publication, where `$WMT_TRACKING_PATIENCE` is not set."""
-FAILURES = (OSError, ValueError, yaml.YAMLError)
+FAILURES = (OSError, ValueError)
 """Errors of files that cannot be written or read: no stage fails because of its record."""
 
 

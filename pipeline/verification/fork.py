@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from nmt.common.files import parse_yaml, read_yaml
 from nmt.common.tensors import WEIGHTS, load_tensors
 from nmt.config import InputError
-from pipeline.common.paths import CERTIFICATE, SCORES
+from pipeline.common.paths import CERTIFICATE
 from pipeline.common.settings import Configuration
-from pipeline.common.stage import read_json
 from pipeline.config.resolution import read_params, resolve
 from pipeline.config.rows import merge
 from pipeline.config.scorer import scorer
@@ -40,7 +41,10 @@ def changes(assignments: Sequence[str]) -> dict[str, Any]:
                 f"-S {assignment}: a fork changes SECTION.KEY=VALUE of {', '.join(CHANGEABLE)}, as "
                 "-S training.learning_rate_scale=0.5; for another corpus or seed run `dvc exp run`"
             )
-        found.setdefault(section, {})[key] = parse_yaml(value)
+        try:
+            found.setdefault(section, {})[key] = parse_yaml(value)
+        except yaml.YAMLError as error:
+            raise InputError(f"-S {assignment}: `{value}` is not valid YAML: quote or complete it") from error
     return found
 
 
@@ -137,7 +141,7 @@ def fork(record: Record, update: int, assignments: Sequence[str]) -> str:
 
 def summary(name: str, record: Record) -> str:
     """Return a line on the scores of a fork beside those of the run that it was made from."""
-    ours, theirs = (read_json(each.results / SCORES.name) for each in (Record(runs_folder() / name), record))
+    ours, theirs = (each.scores() for each in (Record(runs_folder() / name), record))
     by = scorer(ours)
     pairs = ((by.title, by.key), ("validation perplexity", "ppl_valid"))
     return "; ".join(f"{title} {ours[key]:.2f}, {record.folder.name} {theirs[key]:.2f}" for title, key in pairs)

@@ -24,6 +24,10 @@ def test_bleu_its_interval_and_where_things_are(
     assert wmt("summary") == 1
     assert capsys.readouterr().err.startswith("summary: results/scores.json cannot be read")
     Path("results").mkdir()
+    for key in SCORES:
+        Path("results/scores.json").write_text(json.dumps({name: SCORES[name] for name in SCORES if name != key}))
+        assert wmt("summary") == 1
+        assert f"summary: results/scores.json has no '{key}': run `dvc repro`" in capsys.readouterr().err
     Path("results/scores.json").write_text(json.dumps(SCORES))
     assert wmt("summary") == 0
     assert capsys.readouterr().out.splitlines() == [

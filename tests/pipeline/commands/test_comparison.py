@@ -18,6 +18,7 @@ from pipeline.reporting.sentences import Line
 
 REFERENCES = [f"der Mann {number} sieht einen alten Hund im Garten" for number in range(60)]
 SCORES = {"bleu_low": 1.0, "bleu_high": 99.0, "bleu_set": "test, 60 lines", "ppl_valid": 5.0}
+DESCRIBED = {"parent": None, "tags": {}, "uuid": "", "settings": {}, "complete": True}
 Make = Callable[..., Path]
 
 
@@ -30,7 +31,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     def made(name: str, wrong: int, seed: int, prefix: str = "", target: str = "de", **metrics: Any) -> Path:
         folder = tmp_path / "work/runs" / name
         (folder / "results").mkdir(parents=True)
-        (folder / "run.json").write_text(json.dumps({"name": name, "created": seed}))
+        (folder / "run.json").write_text(json.dumps({**DESCRIBED, "name": name, "created": seed}))
         run = {"row": "sample", "pair": "en-de", "corpus": "mine", "seed": seed}
         config = {"run": run, "data": {"source": "en", "target": target}, "model": {"N": 2}}
         (folder / "results/config.yaml").write_text(yaml.safe_dump(config))
@@ -86,6 +87,9 @@ def test_a_run_without_results_is_refused(make: Make, capsys: pytest.CaptureFixt
     (folder / "results/sentences.jsonl").unlink()
     assert wmt("compare", "one", "two") == 1
     assert "has no lines of a test set" in capsys.readouterr().err
+    (folder / "results/scores.json").write_text('{"ppl_valid": 5.0}')
+    assert wmt("compare", "one", "two") == 1
+    assert "results/scores.json has no bleu: restore it, or remove" in capsys.readouterr().err
     (folder / "results/scores.json").unlink()
     assert wmt("compare", "one", "two") == 1
     assert capsys.readouterr().err.startswith("compare: the run two has no scores: finish it with `dvc repro`")

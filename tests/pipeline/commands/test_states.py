@@ -55,6 +55,15 @@ def test_they_are_listed(root: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert lines[-1].startswith("3 states, 0.01 GB")
 
 
+@pytest.mark.parametrize("content", ["", "{", "training: 1"])
+def test_a_damaged_one_is_listed_to_be_freed(root: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
+    (root / "train/aaaa-1111/job.yaml").write_text(content)
+    (root / "train/aaaa-1111/resume/update-00000050/state.json").write_text(content)
+    assert wmt("states") == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("aaaa-1111"))
+    assert line.split()[1:3] == ["0", "0"]
+
+
 def test_one_is_freed_by_the_beginning_of_its_name(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert wmt("states", "--free", "bbbb") == 0
     assert capsys.readouterr().out == "freed bbbb-1111: 2 MB\n"

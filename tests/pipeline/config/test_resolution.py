@@ -303,6 +303,8 @@ def test_a_local_file_without_a_checksum_in_the_catalog_is_known_by_its_bytes(re
     [
         (None, "params.yaml is missing: run from the repository's root, or restore it with git"),
         (b"row: [", "params.yaml is not valid YAML: while parsing a flow node did not find expected"),
+        (b"seed: 1\nrow: base\nseed: 2\n", "params.yaml is not valid YAML: `seed` is there twice in"),
+        (b"overrides: {model: {N: 1, N: 2}}", "params.yaml is not valid YAML: `N` is there twice in"),
         (b"- 1\n", "params.yaml holds no mapping: it needs the keys row, pair, corpus, seed and overrides"),
         (b"row: \xff", "params.yaml is not UTF-8 (byte 5): save it as UTF-8"),
     ],

@@ -184,8 +184,15 @@ def test_the_record_of_a_run_stays_when_its_copy_goes(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["log", "results", "run.json"]
 
 
-def test_params_that_are_no_yaml_are_refused(clone: Clone, tmp_path: Path) -> None:
-    (clone.folder / "params.yaml").write_text("row: [")
-    with pytest.raises(InputError, match=r"params\.yaml is not valid YAML"):
-        copies.make(clone.folder, tmp_path / "run", {})
+def test_invalid_params_are_refused(clone: Clone, tmp_path: Path) -> None:
+    params = clone.folder / "params.yaml"
+    content = params.read_text()
+    for wrong, why in (
+        ("row: [", "is not valid YAML"),
+        (content.replace("{}", "[1]"), r"overrides is \[1\]"),
+        (content + "seed: 2\n", "`seed` is there twice"),
+    ):
+        params.write_text(wrong)
+        with pytest.raises(InputError, match=rf"params\.yaml.* {why}"):
+            copies.make(clone.folder, tmp_path / "run", {"overrides": {"model": {"N": 1}}})
     assert not copies.repository(tmp_path / "run").exists()

@@ -11,11 +11,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from records import configure
+from command_line import wmt
+from records import configure, run
 
 from nmt.config import InputError
 from pipeline.common.stage import Interrupted
 from pipeline.tracking import stage_tracker
+from pipeline.tracking.publish import Server
 from pipeline.tracking.record import Record, append, present, read, records
 from pipeline.tracking.stage_tracker import StageTracker
 
@@ -255,3 +257,34 @@ def test_a_training_on_other_data_is_another_run(root: Path) -> None:
     assert [line["update"] for line in read(found[other].history)[0]] == [300]
     assert list(found[other].stages()) == ["binarize", "train"]
     assert (found[killed].status(), found[killed].is_complete()) == ("KILLED", True)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"), [("run.json", "{"), ("run.json", "{}"), ("stages/tokenize.json", '{"status": "failed"}')]
+)
+def test_a_damaged_record_is_in_the_way_of_no_other(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, file: str, content: str
+) -> None:
+    published: list[str] = []
+
+    def publish(server: Server, record: Record, wait: bool = True) -> None:
+        assert record.description()
+        published.append(record.folder.name)
+
+    monkeypatch.setattr(Server, "publish", publish)
+    for row in ("base", "big"):
+        configure(run(row))
+        with pytest.raises(InputError), stage_tracker.open_run("tokenize"):
+            raise InputError("refused")
+    damaged, sound = records(root / "runs")
+    (damaged.folder / file).write_text(content)
+    capsys.readouterr()
+    for command in ("runs", "publish"):
+        assert wmt(command) == 0
+        said = capsys.readouterr()
+        assert [sound.folder.name in said.out, damaged.folder.name in said.out] == [True, False]
+        assert said.err.startswith(f"{command}: {damaged.folder / file} ")
+        assert said.err.endswith(f": restore it, or remove {damaged.folder}\n")
+        assert said.err.count("\n") == 1
+    Server(root).publish_waiting(root / "runs")
+    assert published == [sound.folder.name] * 2

@@ -95,6 +95,7 @@ def test_a_fork_has_the_settings_of_its_run_and_not_those_of_today(record: Recor
         (16, ["seed=2"], "-S seed=2: a fork changes SECTION.KEY=VALUE of model, training, averaging, search"),
         (16, ["binning.max_length=9"], "-S binning.max_length=9: a fork changes"),
         (16, ["training.rate"], "-S training.rate: a fork changes"),
+        (16, ["model.N=["], "-S model.N=[: `[` is not valid YAML"),
         (10, ["training.eps_ls=0"], "--at is 10, but states are kept after these updates: 8, 16"),
         (16, ["model.d_ff=64"], "another shape than the kept state has: a fork can change no size of the model"),
         (16, ["training.updates=16"], "training.updates is 16, but the fork begins after update 16"),
