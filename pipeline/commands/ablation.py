@@ -23,14 +23,15 @@ from nmt.common.files import output_file, parse_yaml, writing
 from nmt.config import InputError
 from nmt.evaluation.paired import line_statistics
 from pipeline.commands.differences import ConfidenceInterval, paired, table
-from pipeline.common.paths import CONFIG, RAW, TRANSLATIONS
+from pipeline.common.paths import CONFIG, PARAMS, RAW, TRANSLATIONS
 from pipeline.common.settings import Pair
 from pipeline.config import rows
-from pipeline.config.resolution import read_params, resolve
+from pipeline.config.errors import validated
+from pipeline.config.resolution import Params, read_params, resolve
 from pipeline.machine import available_cores
 from pipeline.runs import copies
 from pipeline.runs.pipeline_run import Run
-from pipeline.tracking import stage_tracker
+from pipeline.tracking import evidence, stage_tracker
 from pipeline.tracking.record import Record, keep, lock, runs_folder
 
 if TYPE_CHECKING:
@@ -270,16 +271,16 @@ def run(options: Options) -> str:
     Raises InputError where the settings do not fit, `options.out` is no file to write, or a run fails.
     """
     out = output_file(options.out)
-    params = read_params()
-    if params.get("overrides"):
+    params = validated(Params, read_params(), PARAMS)
+    if params.overrides:
         raise InputError(
             "params.yaml: `overrides` would change the settings of every row: empty them (--updates, --tokens and "
             "others set what all runs share)"
         )
-    if params["pair"] == "en-tree":
+    if params.pair == "en-tree":
         raise InputError("params.yaml: pair is en-tree, but Table 3's rows are compared by BLEU: set another pair")
     commit = copies.git(Path(), "rev-parse", "HEAD").stdout.decode().strip()
-    changed = copies.git(Path(), "diff", commit, "--", ".", ":!params.yaml", ":!dvc.lock").stdout
+    changed = copies.git(Path(), "diff", *evidence.PLAIN_DIFF, commit, "--", ".", *evidence.NOT_CODE).stdout
     training = {
         "updates": options.updates,
         "tokens": options.tokens,
@@ -291,14 +292,14 @@ def run(options: Options) -> str:
         "checkpoint_every": max(1, options.updates // CHECKPOINTS),
         "keep_checkpoints": CHECKPOINTS,
     }
-    subwords = {vocabulary_key(params["pair"]): options.merges}
-    corpus = options.corpus or params["corpus"]
+    subwords = {vocabulary_key(params.pair): options.merges}
+    corpus = options.corpus or params.corpus
     repository = commit + hashlib.sha256(changed).hexdigest()
-    plan = Plan(params["pair"], corpus, options.width, options.depth, training, subwords, repository)
-    for row in options.rows:
-        # Refuses wrong settings now, not in a stage of the last run.
-        resolve(plan.params(row, options.seeds[0]))
+    plan = Plan(params.pair, corpus, options.width, options.depth, training, subwords, repository)
     names = {plan.name(row, seed): (row, seed) for row in options.rows for seed in options.seeds}
+    for row, seed in names.values():
+        # Refuses wrong settings now, not in a stage of the last run.
+        resolve(plan.params(row, seed))
     study = Record(runs_folder() / plan.study)
     settings = {"width": plan.width, "depth": plan.depth, **plan.training, **plan.subwords}
     study.create(pair=plan.pair, corpus=plan.corpus, settings=settings)
@@ -308,7 +309,7 @@ def run(options: Options) -> str:
     except KeyboardInterrupt:
         print("ablation: stopped; the same command resumes it", file=sys.stderr)
         raise
-    text = report(plan, results(finished(commit), names), lines_of(names), len(options.seeds))
+    text = report(plan, results(finished(commit), names), lines_of(names), len(set(options.seeds)))
     with writing(out) as temporary:
         temporary.write_text(text, encoding="utf-8")
     keep(out, study.results / "ablation.md")

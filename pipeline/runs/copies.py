@@ -26,6 +26,7 @@ from pipeline.common.paths import CATALOGS, LOCAL, PARAMS
 from pipeline.config.errors import validated
 from pipeline.config.resolution import Params, read_params
 from pipeline.config.rows import merge
+from pipeline.tracking.evidence import PLAIN_DIFF
 
 KEPT = 3
 """Number of copies of failed or cancelled runs to keep; `clean` removes older ones."""
@@ -48,15 +49,17 @@ def make(original: Path, folder: Path, changes: Mapping[str, Any]) -> Path:
         return target
     revision = git(original, "rev-parse", "HEAD", check=False)
     if revision.returncode != 0:
-        raise InputError(f"{original} is no git repository with a commit: runs work in copies of one; commit first")
+        said = " ".join(revision.stderr.decode(errors="replace").split())
+        raise InputError(
+            f"{original} is no git repository with a commit, and runs work in copies of one: commit first, or do what "
+            f"git says: {said}"
+        )
     head = revision.stdout.decode().strip()
     making = folder / f"making-{os.getpid()}"
     shutil.rmtree(making, ignore_errors=True)
     git(original, "clone", "--quiet", "--no-checkout", "--no-tags", str(original), str(making))
     git(making, "checkout", "--quiet", "--detach", head)
-    # Whatever the user's own configuration of `git diff` is.
-    plain = ("--no-color", "--src-prefix=a/", "--dst-prefix=b/", "--no-ext-diff", "--no-textconv")
-    difference = git(original, "diff", "--binary", "--full-index", *plain, head).stdout
+    difference = git(original, "diff", *PLAIN_DIFF, head).stdout
     if difference:
         # Also applied to the index: `dvc exp save` leaves out new files that are not in it.
         git(making, "apply", "--index", "--whitespace=nowarn", "-", content=difference)

@@ -20,6 +20,16 @@ from pipeline.tracking.credentials import masked
 
 NOT_CODE = (":(exclude)dvc.lock", ":(exclude)params.yaml")
 """Tracked files that every run may change, and whose content is recorded elsewhere."""
+PLAIN_DIFF = [
+    "--binary",
+    "--full-index",
+    "--no-color",
+    "--src-prefix=a/",
+    "--dst-prefix=b/",
+    "--no-ext-diff",
+    "--no-textconv",
+]
+"""Options of `git diff` that make a complete patch, equal whatever the user's own configuration of git is."""
 
 LIBRARIES = (
     "torch",
@@ -54,12 +64,13 @@ def _output(*command: str, limit: float = LIMIT) -> str | None:
 
 
 def code(limit: float = LIMIT) -> dict[str, str]:
-    """Return the commit, and the tracked files that differ from it (dvc.lock and params.yaml apart), as tags."""
-    files = _output("git", "diff", "--name-only", "HEAD", "--", ".", *NOT_CODE, limit=limit)
+    """Return the commit, and the files that differ from it or are new (not dvc.lock and params.yaml), as tags."""
     commit = _output("git", "rev-parse", "HEAD", limit=limit)
-    if commit is None or files is None:
+    changed = _output("git", "diff", "--name-only", "HEAD", "--", ".", *NOT_CODE, limit=limit)
+    new = _output("git", "ls-files", "--others", "--exclude-standard", limit=limit)
+    if commit is None or changed is None or new is None:
         return {"commit": "unknown", "differing_files": "unknown: git names no commit here"}
-    return {"commit": commit.strip(), "differing_files": ", ".join(files.splitlines()) or "none"}
+    return {"commit": commit.strip(), "differing_files": ", ".join((changed + new).splitlines()) or "none"}
 
 
 def remote() -> str:
@@ -77,7 +88,7 @@ def source() -> dict[str, str]:
 
 def difference() -> str:
     """Return the diff of those files, empty if there is none."""
-    return _output("git", "diff", "--no-color", "HEAD", "--", ".", *NOT_CODE) or ""
+    return _output("git", "diff", *PLAIN_DIFF, "HEAD", "--", ".", *NOT_CODE) or ""
 
 
 def training_code() -> str:

@@ -64,6 +64,8 @@ def test_wrong_settings_are_refused_before_the_first_run(
     assert "`bigg` is not a row of rows.yaml; did you mean `big`?" in capsys.readouterr().err
     assert wmt("ablation", "--updates", "0") == 1
     assert "training.updates is 0" in capsys.readouterr().err
+    assert wmt("ablation", "--seeds", "1", 2**64) == 1
+    assert "seed is 18446744073709551616" in capsys.readouterr().err
     for name in ("--width", "--depth", "--jobs"):
         assert wmt("ablation", name, "0") == 2
         assert f"Invalid value for '{name}'" in capsys.readouterr().err
@@ -103,11 +105,27 @@ def test_a_name_tells_settings_apart() -> None:
     assert not any("." in name for name in names)
 
 
+def test_a_seed_given_twice_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("WMT_STATE", str(tmp_path))
+    monkeypatch.setattr(ablation, "finished", lambda commit: {})
+    monkeypatch.setattr(ablation, "results", lambda found, names: names)
+    monkeypatch.setattr(ablation, "lines_of", lambda names: names)
+    monkeypatch.setattr(ablation, "run_all", lambda plan, names, known, jobs: None)
+    monkeypatch.setattr(ablation, "report", lambda plan, measured, lines, seeds: f"{len(measured)} runs, {seeds} seeds")
+    monkeypatch.setattr(ablation.stage_tracker, "publish", lambda record, stage: None)
+    assert wmt("ablation", "--rows", "base", "--seeds", "1", "2", "1", "--out", tmp_path / "out") == 0
+    assert capsys.readouterr().out == "2 runs, 2 seeds\n"
+
+
 @pytest.mark.parametrize(
     ("pair", "overrides", "message"),
     [
         ("en-de", "{model: {P_drop: 0.2}}", "`overrides` would change the settings of every row"),
         ("en-tree", "{}", "pair is en-tree, but Table 3's rows are compared by BLEU"),
+        ("de-en", "{}", "pair is 'de-en'; input should be 'en-de', 'en-fr' or 'en-tree'"),
     ],
 )
 def test_params_that_change_or_score_every_row_otherwise_are_refused(

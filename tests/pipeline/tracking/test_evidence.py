@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,29 @@ def test_a_slow_git_is_no_statement_about_the_code(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert evidence.code(limit=0.2) == {"commit": "unknown", "differing_files": "unknown: git names no commit here"}
     assert "git did not answer within 0.2 s" in capsys.readouterr().err
+
+
+def test_new_files_differ_and_a_patch_is_equal_whatever_git_is_set_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=b", *words], cwd=tmp_path, check=True)
+
+    monkeypatch.chdir(tmp_path)
+    git("init", "--quiet")
+    for name, content in (("kept.py", b"a\n"), ("table", bytes(9)), ("params.yaml", b"a\n"), (".gitignore", b"work\n")):
+        Path(name).write_bytes(content)
+    git("add", ".")
+    git("commit", "--quiet", "--message", "first")
+    assert evidence.code()["differing_files"] == "none"
+    Path("kept.py").write_text("b\n")
+    Path("table").write_bytes(bytes(8))
+    Path("params.yaml").write_text("b\n")
+    for name in ("extra.py", "work"):
+        Path(name).touch()
+    assert evidence.code()["differing_files"] == "kept.py, table, extra.py"
+    patch = evidence.difference()
+    assert "GIT binary patch" in patch
+    git("config", "diff.noprefix", "true")
+    git("config", "diff.external", "echo")
+    assert evidence.difference() == patch
