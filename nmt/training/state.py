@@ -5,6 +5,7 @@ A state is a folder `update-<number>` with weights, optimizer moments and `state
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import os
@@ -148,7 +149,12 @@ def save_state(folder: Path, state: TrainState, model: Transformer, optimizer: t
             (temporary / STATE).write_text(state.model_dump_json(indent=2), encoding="utf-8")
     for other in (*folder.glob("update-*"), *folder.glob(".update-*")):
         if other != path:
-            shutil.rmtree(other)
+            try:
+                shutil.rmtree(other)
+            except OSError as error:
+                # NFS keeps an open file, as one that is being uploaded, in its folder: the next save removes both.
+                if error.errno not in {errno.ENOTEMPTY, errno.EBUSY}:
+                    raise
 
 
 def moments(model: Transformer, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -167,8 +173,9 @@ def load_state(path: Path, model: Transformer, optimizer: torch.optim.Optimizer)
     saved = load_tensors(path / MOMENTS)
     for name, parameter in model.named_parameters():
         optimizer.state[parameter] = {
-            # Fused Adam keeps its step count on the parameter's device.
-            key: saved[f"{key}.{name}"].to(parameter.device)
+            # Fused Adam keeps its step count on the parameter's device. On CPUs a tensor that is no copy keeps the file
+            # mapped into memory.
+            key: saved[f"{key}.{name}"].to(parameter.device, copy=True)
             for key in ("step", "exp_avg", "exp_avg_sq")
         }
     return state

@@ -214,13 +214,16 @@ def stop_on_signals(trainer: Trainer) -> Iterator[None]:
 def main() -> None:
     """Run one of torchrun's workers: train the job in the given folder.
 
+    A second argument is the id of torchrun's process.
+
     torchrun turns every exit status into 1, so the outcome is a file in the folder: `done.json`, `interrupted`, or
     `failed.json` if this worker itself failed. A worker that only lost its peers writes none.
     """
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m nmt.training.trainer JOB")
-    # If torchrun is killed with SIGKILL, its workers would otherwise live on and occupy the devices.
-    die_with_parent()
+    if len(sys.argv) not in {2, 3}:
+        sys.exit("usage: python -m nmt.training.trainer JOB [TORCHRUN]")
+    # If torchrun is killed with SIGKILL, its workers would otherwise live on and occupy the devices. It may have been
+    # killed already, while this one was importing.
+    die_with_parent(signal.SIGKILL, *map(int, sys.argv[2:]))
     folder = Path(sys.argv[1])
     torch.set_flush_denormal(True)
     job = Job.model_validate(read_yaml(folder / "job.yaml"))

@@ -89,7 +89,7 @@ def command(count: int, job: Path) -> list[str]:
 
 
 def arguments(module: str, count: str, job: str, scratch: Path) -> list[str]:
-    """Return torchrun's arguments for `count` processes on this machine."""
+    """Return torchrun's arguments for `count` processes on this machine; torchrun must run in this process."""
     # Imported here because it imports torch.
     from nmt.training.distributed import LOOPBACK
 
@@ -104,7 +104,8 @@ def arguments(module: str, count: str, job: str, scratch: Path) -> list[str]:
     # Without redirected output torchrun's folder for logs in /tmp would stay, empty.
     logs = ["--log-dir", os.devnull]
     nodes_ = ["--nnodes", f"{least}:{most}", "--rdzv-backend", "c10d"]
-    return [*nodes_, *rendezvous, *logs, "--nproc-per-node", count, "-m", module, job]
+    # Our id: no worker outlives this process.
+    return [*nodes_, *rendezvous, *logs, "--nproc-per-node", count, "-m", module, job, str(os.getpid())]
 
 
 def environment(count: int) -> dict[str, str]:
@@ -164,7 +165,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=GRACE)
-    # torchrun leads its own session: every process that remains in it is ours.
+    # Its workers lead sessions of their own, and are killed by the kernel when it ends.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +90,36 @@ def test_a_state_comes_back_as_it_was_saved(
         save_state(folder, state, *training)
     assert load_state(path, *training) == state
     assert json.loads((path / "state.json").read_text())["update"] == state.update
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_moments_that_were_loaded_hold_no_file(
+    tmp_path: Path, training: tuple[Transformer, torch.optim.Optimizer]
+) -> None:
+    """On NFS its folder could not be removed."""
+    save_state(tmp_path, TrainState.initial(CONDITIONS, 1), *training)
+    load_state(tmp_path / "update-00000000", *training)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+def test_a_folder_that_cannot_be_removed_yet_stays_for_the_next_save(
+    tmp_path: Path, training: tuple[Transformer, torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, number = TrainState.initial(CONDITIONS, 1), errno.ENOTEMPTY
+
+    def refused(path: Path) -> None:
+        raise OSError(number, "of the test", str(path))
+
+    save_state(tmp_path, state, *training)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", refused)
+        save_state(tmp_path, state.model_copy(update={"update": 1}), *training)
+        number = errno.EACCES
+        with pytest.raises(PermissionError):
+            save_state(tmp_path, state.model_copy(update={"update": 2}), *training)
+    assert len(list(tmp_path.iterdir())) == 3
+    save_state(tmp_path, state.model_copy(update={"update": 3}), *training)
+    assert [path.name for path in tmp_path.iterdir()] == ["update-00000003"]
 
 
 @settings(max_examples=50)

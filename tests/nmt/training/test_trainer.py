@@ -348,9 +348,11 @@ def test_the_processes_of_a_training_hold_its_folder(
         return True
 
     monkeypatch.setattr(trainer, "train", held)
-    monkeypatch.setattr(trainer, "die_with_parent", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["trainer", str(tmp_path)])
+    bound: list[object] = []
+    monkeypatch.setattr(trainer, "die_with_parent", lambda *given: bound.extend(given))
+    monkeypatch.setattr(sys, "argv", ["trainer", str(tmp_path), "77"])
     trainer.main()
+    assert bound == [signal.SIGKILL, 77], "torchrun may have been killed before"
     assert not (tmp_path / "failed.json").exists()
 
 

@@ -116,7 +116,7 @@ def test_torchrun_meets_over_a_file_on_one_node_and_over_the_network_on_several(
     words = [sys.executable, "-m", "pipeline.training.launch", "nmt.training.trainer", "3", str(job), str(os.getpid())]
     assert command == words
     scratch = tmp_path / "scratch"
-    each = ["--log-dir", os.devnull, "--nproc-per-node", "3", "-m", "nmt.training.trainer", str(job)]
+    each = ["--log-dir", os.devnull, "--nproc-per-node", "3", "-m", "nmt.training.trainer", str(job), str(os.getpid())]
     assert launch.arguments("nmt.training.trainer", "3", str(job), scratch) == [
         "--nnodes",
         "1:1",
