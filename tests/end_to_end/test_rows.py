@@ -1,9 +1,14 @@
-"""Every row of the paper's tables makes a model that trains an update on the sample and translates a sentence."""
+"""Every row of the tables, at a quarter of its widths, trains an update on the sample, and translates or parses.
+
+A parser's row trains with its own pair: trees in its linearisation, a closed target vocabulary, its sharing of tables.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,51 +17,85 @@ import pyarrow as pa
 import pytest
 import torch
 
-from nmt.config import EOS, Job, ModelSettings, SearchSettings, SubwordSettings, TrainingSettings
+from nmt.config import EOS, Job, ModelSettings, SearchSettings, SubwordSettings, TokenizerSettings, TrainingSettings
 from nmt.flops import parameters
 from nmt.inference.search import search
-from nmt.text import subwords
+from nmt.text import codec
 from nmt.text.subwords import Subwords
+from nmt.text.trees import read_trees
 from nmt.training.batches import Corpus, train_files, updates
 from nmt.training.distributed import World
 from nmt.training.trainer import Trainer
 from pipeline.config import rows
 from pipeline.corpora import archives
 
-SAMPLE = Path(__file__).resolve().parents[2] / "data/sample/training-parallel-sample.tgz"
+SAMPLE = Path(__file__).resolve().parents[2] / "data/sample"
 PAIRS = 60
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 SCALE = 4
 """Widths are a quarter of the row's; layers, heads and all else are the row's own."""
+LINE = "The old man sees the dog ."
+
+
+def first_lines(archive: str, *names: str) -> list[list[str]]:
+    """The first lines of members of an archive of the embedded sample."""
+    found = {}
+    for member in archives.members(SAMPLE / archive, names):
+        found[member.name] = b"".join(archives.plain_chunks(member, member.name)).decode().split("\n")[:PAIRS]
+    return [found[name] for name in names]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The first training pairs of the embedded sample as a binned corpus of one bin, and its vocabularies."""
+
+    source: Subwords
+    target: Subwords
+    """The source's, or a closed vocabulary."""
+    corpus: Path
+
+    @property
+    def target_rows(self) -> int | None:
+        """Rows of a target vocabulary of its own."""
+        return None if self.target is self.source else self.target.size
 
 
 @pytest.fixture(scope="module")
-def text() -> list[tuple[str, str]]:
-    """The first training pairs of the embedded sample."""
-    names = ("training/sample.de-en.en", "training/sample.de-en.de")
-    sides = {}
-    for member in archives.members(SAMPLE, names):
-        sides[member.name] = b"".join(archives.plain_chunks(member, member.name)).decode().split("\n")[:PAIRS]
-    return list(zip(*(sides[name] for name in names), strict=True))
+def prepare(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Prepared]:
+    """What the rows with a tokenizer train on."""
+
+    @cache
+    def prepared(tokenizer: str) -> Prepared:
+        bpe = {"kind": "bpe", "merges": 300, "vocabulary": None, "multiple_of": 64}
+        if tokenizer == "moses":
+            names = ("training/sample.de-en.en", "training/sample.de-en.de")
+            sides = first_lines("training-parallel-sample.tgz", *names)
+        else:
+            (bank,) = first_lines("trees.tgz", "trees/train.mrg")
+            _, tokens = codec.tokenizers("en", "tree", settings_of(tokenizer))
+            words = [" ".join(tree.words()) for tree in read_trees(bank, "trees/train.mrg")]
+            sides = [words, [tokens.tokenize(tree) for tree in bank]]
+            bpe["target"] = "closed"
+        counts = [Counter(word for line in side for word in line.split()) for side in sides]
+        source, closed = codec.learn(*counts, SubwordSettings.model_validate(bpe))
+        target = closed or source
+        folder = tmp_path_factory.mktemp("rows")
+        ids = [
+            pa.array([[*of.encode(line), EOS] for line in side], pa.list_(pa.uint16()))
+            for of, side in zip((source, target), sides, strict=True)
+        ]
+        table = pa.table({"src": ids[0], "tgt": ids[1], "line": pa.array(np.arange(PAIRS))})
+        with pa.OSFile(str(folder / "train.00999.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
+            out.write_table(table)
+        return Prepared(source, target, folder)
+
+    return prepared
 
 
-@pytest.fixture(scope="module")
-def pieces(text: Sequence[tuple[str, str]]) -> Subwords:
-    """Joint BPE learnt on them."""
-    counts = Counter(word for pair in text for side in pair for word in side.split())
-    return subwords.learn(counts, SubwordSettings(kind="bpe", merges=300, vocabulary=None, multiple_of=64))
-
-
-@pytest.fixture(scope="module")
-def binned(text: Sequence[tuple[str, str]], pieces: Subwords, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pairs as a binned corpus of one bin."""
-    folder = tmp_path_factory.mktemp("rows")
-    kind = pa.list_(pa.uint16())
-    sides = [pa.array([[*pieces.encode(line), EOS] for line in side], kind) for side in zip(*text, strict=True)]
-    table = pa.table({"src": sides[0], "tgt": sides[1], "line": pa.array(np.arange(len(text)))})
-    with pa.OSFile(str(folder / "train.00099.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
-        out.write_table(table)
-    return folder
+def settings_of(tokenizer: str) -> TokenizerSettings:
+    return TokenizerSettings.model_validate(
+        {"tokenizer": tokenizer, "normalize_punctuation": False, "aggressive_hyphens": False}
+    )
 
 
 def scaled(model: dict[str, Any]) -> ModelSettings:
@@ -64,29 +103,43 @@ def scaled(model: dict[str, Any]) -> ModelSettings:
 
 
 @pytest.mark.parametrize("name", list(rows.table().rows))
-def test_a_row_trains_an_update_and_translates_a_sentence(name: str, pieces: Subwords, binned: Path) -> None:
-    settings = rows.settings(name, "en-de")
-    model = scaled(settings["model"])
+def test_a_row_trains_an_update_and_translates_or_parses_a_sentence(
+    name: str, prepare: Callable[[str], Prepared]
+) -> None:
+    pair = rows.row(name).pair
+    settings = rows.settings(name, pair)
+    tokenizer = settings["preparation"]["tokenizer"]["tokenizer"]
+    prepared, model = prepare(tokenizer), scaled(settings["model"])
+    parses = pair == "en-tree"
+    assert (settings["subwords"]["target"], model.sharing) == (("closed", "output") if parses else ("joint", "all"))
+    assert (prepared.target_rows is not None) == parses
     job = Job(
         model=model,
         training=TrainingSettings(**{**settings["training"], "seed": 1}),
-        vocabulary=pieces.size,
-        corpus=str(binned),
+        vocabulary=prepared.source.size,
+        target_vocabulary=prepared.target_rows,
+        corpus=str(prepared.corpus),
     )
     trainer = Trainer(job, World(0, 1, torch.device("cpu")))
-    assert sum(parameter.numel() for parameter in trainer.parameters) == parameters(model, pieces.size)
+    expected = parameters(model, prepared.source.size, prepared.target_rows)
+    assert sum(parameter.numel() for parameter in trainer.parameters) == expected
     # The biases of keys cancel in the softmax: their gradient is nothing but rounding.
     matrices = [parameter for parameter in trainer.parameters if parameter.dim() > 1]
     before = [matrix.detach().clone() for matrix in matrices]
-    (update,) = updates(Corpus(train_files(binned)), 1, 200, job.training.shards, 0, 1, 1, 1)
+    (update,) = updates(Corpus(train_files(prepared.corpus)), 1, 200, job.training.shards, 0, 1, 1, 1)
     trainer.step(update)
     assert trainer.measured.check_gradients() == []
     assert trainer.measured.take_interval().nll > 0
     assert not any(torch.equal(old, new) for old, new in zip(before, matrices, strict=True))
-    source = torch.tensor([[*pieces.encode("The old man sees the dog ."), EOS]])
+    source = torch.tensor([[*prepared.source.encode(LINE), EOS]])
     trainer.model.eval()
     search_settings = SearchSettings(**{**settings["search"], "max_extra": 5})
-    (hypotheses,) = search(trainer.model, source, search_settings, pieces.used_rows)
+    (hypotheses,) = search(trainer.model, source, search_settings, prepared.target.used_rows)
     assert hypotheses[0].score <= 0
     assert len(hypotheses[0].ids) <= source.shape[1] - 1 + 5
-    assert isinstance(pieces.decode(hypotheses[0].ids), str)
+    written = prepared.target.decode(hypotheses[0].ids)
+    assert isinstance(written, str)
+    if parses:
+        _, tokens = codec.tokenizers("en", "tree", settings_of(tokenizer))
+        (tree,) = read_trees([tokens.detokenize(written, LINE)], "the output")
+        assert tree.words() == LINE.split()

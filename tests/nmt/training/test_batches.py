@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from nmt.config import BOS, EOS, PAD, InputError
 from nmt.flops import LengthSums
@@ -124,34 +126,55 @@ def test_the_same_update_whatever_ranks_and_start(tmp_path: Path) -> None:
     assert alone[1] != alone[1 + epoch]
 
 
+def binned_as_configured(folder: Path, lengths_: Sequence[NDArray[np.int64]], longest: int) -> Corpus:
+    """Pairs of these source and target lengths, EOS included, in the bins that the stage binarize makes."""
+    uppers = [8]
+    while uppers[-1] < longest:
+        uppers.append(min(longest, max(uppers[-1] + 1, int(uppers[-1] * 1.1))))
+    pairs: list[Pair] = [([5] * (s - 1) + [EOS], [6] * (t - 1) + [EOS]) for s, t in zip(*lengths_, strict=True)]
+    lower = 0
+    for upper in uppers:
+        inside = [pair for pair in pairs if lower < len(pair[1]) <= upper]
+        write(folder / f"train.{upper:05d}.arrow", inside, 1000)
+        lower = upper
+    return Corpus(train_files(folder))
+
+
+def padding_of_an_epoch(corpus: Corpus, tokens: int, shards: int) -> tuple[float, list[float], list[int]]:
+    """The share of padding; of each update, how many times the mean shard the largest is; and its real tokens."""
+    real, padded, shares = [], 0, []
+    for _, chosen in pairs_of_updates(corpus, 1, tokens, range(1, updates_an_epoch(corpus, tokens) + 1)):
+        sums, found = corpus.sums(chosen), cut(corpus, chosen, shards)
+        real.append(sums.source + sums.target)
+        padded += found.padded
+        shares.append(shards * found.largest / found.padded)
+    return 1 - sum(real) / padded, shares, real
+
+
 def test_sizes_and_padding_on_lengths_like_news(tmp_path: Path) -> None:
     """At WMT-like lengths: 25,000 tokens a side within a tenth; 16 shards with 2.5% padding, nearly equally large."""
     rng = np.random.default_rng(0)
     source = np.clip(rng.gamma(3.0, 9.0, 100_000), 2, 98).astype(int)
     target = np.clip(source * rng.normal(1.05, 0.2, 100_000), 2, 98).astype(int)
-    uppers = [8]
-    while uppers[-1] < 99:
-        uppers.append(max(uppers[-1] + 1, int(uppers[-1] * 1.1)))
-    pairs: list[Pair] = [([5] * (s - 1) + [EOS], [6] * (t - 1) + [EOS]) for s, t in zip(source, target, strict=True)]
-    lower = 0
-    for upper in uppers:
-        inside = [pair for pair in pairs if lower < len(pair[1]) <= upper]
-        write(tmp_path / f"train.{upper:05d}.arrow", inside, 1000)
-        lower = upper
-    corpus = Corpus(train_files(tmp_path))
-    count = updates_an_epoch(corpus, 25_000)
-    real = padded = 0
-    shares = []
-    for number, chosen in pairs_of_updates(corpus, 1, 25_000, range(1, count + 1)):
-        sums, found = corpus.sums(chosen), cut(corpus, chosen, 16)
-        assert sums.source + sums.target == pytest.approx(50_000, rel=0.1), number
-        real += sums.source + sums.target
-        padded += found.padded
-        shares.append(16 * found.largest / found.padded)
-    assert 1 - real / padded < 0.025
+    padding, shares, real = padding_of_an_epoch(binned_as_configured(tmp_path, (source, target), 99), 25_000, 16)
+    assert real == [pytest.approx(50_000, rel=0.1)] * len(real)
+    assert padding < 0.025
     # The largest of 16 shards decides how long 16 processes take.
     assert np.mean(shares) < 1.03
     assert max(shares) < 1.25
+
+
+@pytest.mark.parametrize(("tokens", "shards"), [(25_000, 16), (3_000, 2)])
+def test_padding_on_lengths_of_sentences_and_trees(tmp_path: Path, tokens: int, shards: int) -> None:
+    """20,000 sentences and 2.8 symbols a word, with the sizes of parse-wsj and parse-small: less than 5% padding."""
+    rng = np.random.default_rng(0)
+    words = np.clip(rng.gamma(4.0, 6.0, 20_000), 2, 150)
+    source = np.clip(words * rng.normal(1.3, 0.25, 20_000), 2, 511).astype(int)
+    target = np.clip(words * rng.normal(2.8, 0.5, 20_000), 4, 511).astype(int)
+    padding, _, real = padding_of_an_epoch(binned_as_configured(tmp_path, (source, target), 512), tokens, shards)
+    assert sum(real) == source.sum() + target.sum()
+    assert np.mean(real) == pytest.approx(2 * tokens, rel=0.01)
+    assert padding < 0.05
 
 
 def test_make_batch_pads_and_shifts(tmp_path: Path) -> None:
