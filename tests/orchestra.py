@@ -21,6 +21,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -299,3 +300,25 @@ def with_suppressed(action: Callable[..., object], *arguments: object) -> None:
         action(*arguments)
     except (ProcessLookupError, psutil.Error):
         return
+
+
+@contextmanager
+def listening() -> Iterator[tuple[str, list[str]]]:
+    """The address of a webhook on this machine, and what is posted to it."""
+    posted: list[str] = []
+
+    class Webhook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Webhook) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/failed", posted
+        finally:
+            server.shutdown()

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from clones import SHRUNKEN, Clone
-from orchestra import Orchestra, Terminal, until, with_suppressed
+from orchestra import Orchestra, Terminal, listening, until, with_suppressed
 
 from pipeline.orchestration.services import SHORT
 
@@ -97,23 +97,40 @@ def test_a_stage_whose_process_is_killed_is_tried_again(orchestra: Orchestra, ru
     assert orchestra.run(runs[1])["state_type"] == "RUNNING"
 
 
+def notify_of_failures(orchestra: Orchestra, url: str) -> None:
+    """What `wmt notify` does, in this process: starting one takes longer."""
+    # Every worker of pytest collects this module, and importing Prefect takes a second.
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+
+    from pipeline.orchestration.notifications import notify
+
+    login = orchestra.login()
+    with temporary_settings({setting: login[setting.name] for setting in (PREFECT_API_URL, PREFECT_API_AUTH_STRING)}):
+        notify(url)
+
+
 def test_a_run_whose_worker_is_killed_saves_its_training_and_reports(
     orchestra: Orchestra, runs: list[str], state: Path
 ) -> None:
     (other,) = [path for path in state.parent.iterdir() if path != state]
     since = time.time()
     history = other / "history.jsonl"
-    until(lambda: history.exists() and history.stat().st_mtime > since, "updates of the second attempt")
-    (worker,) = orchestra.at_work("-m prefect worker start")
-    until(lambda: time.time() - psutil.Process(worker).create_time() > SHORT + 1, "a worker that lived for a while")
-    os.kill(worker, signal.SIGKILL)
-    run = orchestra.ended(runs[1])
-    assert run["state_type"] == "CRASHED"
-    assert "ended without a report" not in run["state"]["message"]
-    until(lambda: not orchestra.at_work("pipeline.runs.supervisor"), "the end of the run's processes")
-    assert not [psutil.Process(pid).as_dict(["ppid", "cmdline", "status"]) for pid in orchestra.at_work(TRAINER)]
-    assert (other / "interrupted").exists()
-    until(lambda: orchestra.at_work("-m prefect worker start"), "another worker")
+    with listening() as (url, posted):
+        notify_of_failures(orchestra, url)
+        until(lambda: history.exists() and history.stat().st_mtime > since, "updates of the second attempt")
+        (worker,) = orchestra.at_work("-m prefect worker start")
+        until(lambda: time.time() - psutil.Process(worker).create_time() > SHORT + 1, "a worker that lived for a while")
+        os.kill(worker, signal.SIGKILL)
+        run = orchestra.ended(runs[1])
+        assert run["state_type"] == "CRASHED"
+        assert "ended without a report" not in run["state"]["message"]
+        until(lambda: not orchestra.at_work("pipeline.runs.supervisor"), "the end of the run's processes")
+        assert not [psutil.Process(pid).as_dict(["ppid", "cmdline", "status"]) for pid in orchestra.at_work(TRAINER)]
+        assert (other / "interrupted").exists()
+        until(lambda: orchestra.at_work("-m prefect worker start"), "another worker")
+        until(lambda: posted, "the notification")
+    (sent,) = posted
+    assert sent.startswith(f"{run['name']}: {run['state']['name']}\n{run['state']['message']}\n")
 
 
 def test_a_terminal_that_closes_gives_runs_the_time_to_save_and_to_report(services: Services) -> None:

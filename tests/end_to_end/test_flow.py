@@ -6,17 +6,14 @@ import json
 import re
 import subprocess
 import sys
-import threading
 import urllib.error
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from clones import SHRUNKEN, STAGES, Clone
 from mlflow import MlflowClient
-from orchestra import Orchestra, until
+from orchestra import Orchestra, listening, until
 
 pytestmark = pytest.mark.timeout(900)
 CATALOG = "data/catalog/mine.yaml"
@@ -159,25 +156,3 @@ def test_what_the_user_must_mend_is_one_sentence_and_not_tried_again(orchestra: 
     assert (run["state_type"], run["name"]) == ("COMPLETED", "my own: 1"), orchestra.messages(identity)
     assert f"my_own_1-{identity[-8:]}" in experiments(orchestra.clone)
     assert list(orchestra.how(identity)) == ["resolve", "download"]
-
-
-@contextmanager
-def listening() -> Iterator[tuple[str, list[str]]]:
-    """The address of a webhook on this machine, and what is posted to it."""
-    posted: list[str] = []
-
-    class Webhook(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Webhook) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/failed", posted
-        finally:
-            server.shutdown()

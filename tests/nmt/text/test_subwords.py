@@ -101,16 +101,14 @@ def test_word_pieces_give_back_any_line(word_pieces: Subwords, line: str) -> Non
 )
 def test_real_lines_come_back(pair: str, target: str, kind: SubwordSettings) -> None:
     """Every line of newstest2013: by word pieces as it was, by BPE tokenised and without an unknown symbol."""
-    years = [*(f"newstest{year}" for year in range(2009, 2013)), "news-test2008"]
     counts: Counter[str] = Counter()
     lines: list[str] = []
     for language in ("en", target):
         moses = Moses(language, TokenizerSettings(
             tokenizer="moses" if kind.kind == "bpe" else "none", normalize_punctuation=False, aggressive_hyphens=False,
         ))  # fmt: skip
-        for year in years:
-            for line in read_lines(REAL / f"newstest/{year}.{pair}.{language}"):
-                counts.update(word for word in moses.tokenize(line).split(" ") if word)
+        for line in read_lines(REAL / f"newstest/newstest2012.{pair}.{language}"):
+            counts.update(word for word in moses.tokenize(line).split(" ") if word)
         lines += map(moses.tokenize, read_lines(REAL / f"newstest/newstest2013.{pair}.{language}"))
     subwords = learn(counts, kind)
     strange = set().union(*lines) - set().union(*counts) - {" "}
@@ -119,13 +117,13 @@ def test_real_lines_come_back(pair: str, target: str, kind: SubwordSettings) -> 
     for line in lines:
         ids = subwords.encode(line)
         if UNK in ids:
-            # Five characters that these five sets never show, Polish and Turkish letters among them; WMT14 has them.
+            # A dozen characters that newstest2012 never shows, Polish and Turkish letters among them; WMT14 has them.
             assert kind.kind == "bpe"
             assert not strange.isdisjoint(line)
             unknown += 1
         else:
             assert subwords.decode(ids) == line
-    assert unknown <= 10
+    assert unknown <= 40
 
 
 def test_unseen_characters_are_unknown_to_byte_pairs_and_bytes_to_word_pieces(
