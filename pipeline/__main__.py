@@ -118,10 +118,12 @@ def run(name: str) -> NoReturn:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(1)
     except OSError as error:
-        report_status(name, "failed", str(error))
-        if error.errno not in FROM_THE_MACHINE:
+        explained = error.errno in FROM_THE_MACHINE
+        sentence = f"{error.strerror}{f': {error.filename}' if error.filename else ''}" if explained else str(error)
+        report_status(name, "failed", sentence)
+        if not explained:
             raise
-        print(f"{name}: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        print(f"{name}: {sentence}", file=sys.stderr)
         sys.exit(1)
     except BaseException as error:
         report_status(name, "failed", repr(error))
