@@ -99,6 +99,9 @@ def test_the_pool_of_pods_makes_a_job() -> None:
     spec = template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
     assert {each["imagePullPolicy"] for each in (*spec["initContainers"], *spec["containers"])} == {"Always"}
     (pod,) = spec["containers"]
+    shared, volume = load("kubernetes/shared/kustomization.yaml"), load("kubernetes/shared/volume.yaml")
+    assert spec["volumes"][0]["persistentVolumeClaim"]["claimName"] == volume["metadata"]["name"]
+    assert pod["envFrom"][0]["configMapRef"]["name"] == shared["configMapGenerator"][0]["name"]
     (pull,) = load("prefect.yaml")["definitions"]["in_kubernetes"]["pull"]
     assert [pod["workingDir"]] == [step["directory"] for step in pull.values()]
 
