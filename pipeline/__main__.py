@@ -129,7 +129,7 @@ def run(name: str) -> NoReturn:
             ended(name, "failed", str(error))
             raise
         sentence = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
-        ended(name, "failed", str(error), sentence)
+        ended(name, "failed", sentence, sentence)
         sys.exit(1)
     except BaseException as error:
         ended(name, "failed", repr(error))

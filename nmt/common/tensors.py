@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
-        raise OSError(f"{path} could not be written: {error}") from error
+        raise OSError(errno.EIO, f"the weights could not be written ({error})", str(path)) from error
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

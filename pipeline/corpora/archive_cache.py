@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import threading
 from collections.abc import Iterator
@@ -168,7 +169,7 @@ def _obtain(sources: list[Source], watch: Watch, patience: Patience) -> Path:
                 failures.append(f"{source.url} {error}")
                 transient = transient or error.transient
     message = f"the archive {name} could not be downloaded: {'; '.join(failures)}; run again to continue"
-    raise ConnectionError(message) if transient else InputError(message)
+    raise ConnectionError(errno.EAGAIN, message) if transient else InputError(message)
 
 
 @contextmanager

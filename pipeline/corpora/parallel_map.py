@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import re
@@ -77,9 +78,8 @@ def map_in_order(
         while pending:
             yield pending.popleft().result()
     except BrokenExecutor as error:
-        raise OSError(
-            "a worker process was killed, most likely because memory ran out: free some and run again"
-        ) from error
+        message = "a worker process was killed, most likely because memory ran out: free some and run again"
+        raise OSError(errno.EIO, message) from error
     finally:
         for future in pending:
             future.cancel()

@@ -151,6 +151,7 @@ def test_both_ways_to_train_on_kubernetes_have_the_same_pod() -> None:
         variables = {one["name"]: one["value"] for one in pod["containers"][0].pop("env")}
         assert {int(variables["WMT_NODES"]), *nodes} == {job["spec"]["parallelism"]}
     assert pods[0] == pods[1]
+    assert pods[0]["containers"][0]["imagePullPolicy"] == "Always", "a node would keep an older image of the same tag"
     assert os.access(ROOT / pods[0]["containers"][0]["command"][0], os.X_OK)
 
 
@@ -158,7 +159,12 @@ def test_the_pool_of_pods_makes_a_job() -> None:
     template = json.loads((INFRA / "kubernetes/prefect-pool.json").read_text())
     used = set(re.findall(r"\{\{ (\w+) \}\}", json.dumps(template["job_configuration"])))
     assert used == template["variables"]["properties"].keys()
-    (pod,) = template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]["containers"]
+    spec = template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
+    assert {each["imagePullPolicy"] for each in (*spec["initContainers"], *spec["containers"])} == {"Always"}
+    (pod,) = spec["containers"]
+    shared, volume = load("kubernetes/shared/kustomization.yaml"), load("kubernetes/shared/volume.yaml")
+    assert spec["volumes"][0]["persistentVolumeClaim"]["claimName"] == volume["metadata"]["name"]
+    assert pod["envFrom"][0]["configMapRef"]["name"] == shared["configMapGenerator"][0]["name"]
     (pull,) = load("prefect.yaml")["definitions"]["in_kubernetes"]["pull"]
     assert [pod["workingDir"]] == [step["directory"] for step in pull.values()]
     # With the defaults, and with what Prefect's worker gives.

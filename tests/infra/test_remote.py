@@ -89,7 +89,7 @@ def test_recover_names_both_causes_of_a_403(tmp_path: Path, call: str, done: lis
     cause = "recover: s3://bucket/folder answers 403: the key or the secret is wrong, or this machine's clock, which is"
     assert cause in result.stderr
     assert (tmp_path / "calls").read_text().split() == done
-    assert ("nothing fetched, as on a first machine" in result.stderr) == (call == "push")
+    assert ("not everything was fetched, as on a first machine" in result.stderr) == (call == "push")
 
 
 CLOCKS = "curl --silent --head http://127.0.0.1:9000 | grep -i ^date; date -u"

@@ -71,3 +71,18 @@ def test_a_job_that_leaves_gpus_unused_says_so(here: Path, node: str, given: str
     result = submit(here, 1, node, SLURM_GPUS_ON_NODE=given)
     assert result.returncode == 0
     assert ("n1 has GPUs, but this job asked for none and works on the CPU: add --gpus" in result.stderr) == warned
+
+
+def test_a_store_that_takes_nothing_ends_a_recovery_before_the_long_stages(here: Path) -> None:
+    stand_in(here / ".venv/bin", "dvc", '[[ $1 != @(fetch|push) ]] || { echo "$1: no bucket" >&2; exit 255; }')
+    result = run(INFRA / "recover", "s3://bucket/dvc")
+    assert (result.returncode, result.stderr.splitlines()[-1]) == (1, "push: no bucket")
+    assert [call for call in calls() if " repro" in call] == ["dvc repro --pull --allow-missing resolve"]
+    assert not any("--quiet" in call for call in calls() if " push" in call), "it hides what is wrong"
+
+
+def test_a_recovery_pushes_what_is_finished_before_training(here: Path) -> None:
+    stand_in(here / ".venv/bin", "dvc", "")
+    assert run(INFRA / "recover", "s3://bucket/dvc").returncode == 0
+    order = [call.split()[-1] for call in calls() if " repro" in call or " push" in call]
+    assert order == ["resolve", "--run-cache", "binarize", "--run-cache", "--pull", "--run-cache"]

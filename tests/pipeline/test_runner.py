@@ -11,15 +11,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from nmt.common import tensors
 from nmt.config import InputError
 from pipeline import __main__ as runner
 from pipeline.common import stage
+from pipeline.common.settings import ArchiveSettings
 from pipeline.common.stage import Interrupted, Tracker
+from pipeline.corpora import archive_cache
+from pipeline.corpora.fetch import Patience
+from pipeline.corpora.parallel_map import map_in_order
 from pipeline.stages import decode
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,6 +120,49 @@ def test_a_full_disk_is_one_sentence(opened: list[str], capsys: pytest.CaptureFi
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "models/last")
     assert status_of(raising(error)) == (1, "failed")
     assert capsys.readouterr().err == "decode: No space left on device: models/last\n"
+    assert reported()["message"] == "No space left on device: models/last"
+
+
+def without_network(_: Tracker) -> None:
+    url = "http://127.0.0.1:1/a.tgz"
+    archive = ArchiveSettings(name="a", urls=[url], bytes=None, sha256=None, md5=None, licence="", source="")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("http_proxy", "HTTP_PROXY"):
+            patch.delenv(name, raising=False)
+        archive_cache.obtain([archive], Path("work"), Patience(1))
+
+
+def without_memory(_: Tracker) -> None:
+    class Broken(ThreadPoolExecutor):
+        def submit(self, *_: Any, **__: Any) -> Any:
+            raise BrokenExecutor
+
+    list(map_in_order(Broken(1), len, [""]))
+
+
+def without_room(_: Tracker) -> None:
+    def full(*_: Any) -> None:
+        raise tensors.SafetensorError("No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensors, "save_file", full)
+        tensors.save_tensors(Path("last.safetensors"), {})
+
+
+@pytest.mark.parametrize(
+    ("work", "sentence"),
+    [
+        (without_network, r"the archive a could not be downloaded: http://127\.0\.0\.1:1/a\.tgz .*; run again .*"),
+        (without_memory, "a worker process was killed, most likely because memory ran out: free some and run again"),
+        (without_room, r"the weights could not be written \(No space left on device\): last\.safetensors"),
+    ],
+)
+def test_what_the_machine_lacks_is_one_sentence(
+    opened: list[str], capsys: pytest.CaptureFixture[str], work: Callable[[Tracker], None], sentence: str
+) -> None:
+    assert status_of(work) == (1, "failed")
+    assert re.fullmatch(f"decode: {sentence}", capsys.readouterr().err.splitlines()[-1])
+    assert re.fullmatch(sentence, reported()["message"])
 
 
 @pytest.mark.parametrize("error", [InputError("the disk is full"), OSError(errno.ENOSPC, "the disk is full")])
