@@ -154,6 +154,24 @@ def test_a_full_disk_is_one_sentence() -> None:
     assert (result.returncode, result.stderr) == (1, "rows: No space left on device\n")
 
 
+@pytest.mark.parametrize("command", ["bleu --lang de", "evalb"])
+def test_texts_may_be_pipes_and_what_cannot_be_read_is_said(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipes = []
+    for _ in range(2):
+        reading, writing = os.pipe()
+        os.write(writing, b"(S (N dogs) (V sleep))\n")
+        os.close(writing)
+        pipes.append(reading)
+    assert wmt(*command.split(), *(f"/dev/fd/{pipe}" for pipe in pipes)) == 0
+    assert " 100.0" in capsys.readouterr().out
+    for pipe in pipes:
+        os.close(pipe)
+    assert wmt(*command.split(), tmp_path, tmp_path) == 1
+    assert f"{tmp_path} cannot be read: Is a directory" in capsys.readouterr().err
+
+
 def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def read_json(path: Path) -> None:
         raise ValueError("a bug")
