@@ -28,6 +28,7 @@ def commands(command: Any, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]
         yield from commands(below, *names, name)
 
 
+ADD = "catalog add mine --pair en-de --train a a --valid a a --test a a"
 COMMANDS = dict(commands(typer.main.get_command(cli.app)))
 
 
@@ -112,6 +113,28 @@ def test_a_shell_completes_commands_and_values() -> None:
         }
         result = python(env=environment, stdout=subprocess.PIPE)
         assert (result.stdout.strip(), result.stderr) == (completed, "")
+
+
+@pytest.mark.parametrize("missing", ["dvc.yaml", "data/catalog"])
+@pytest.mark.parametrize("command", ["runs", "states", "publish", "join", "catalog list", ADD])
+def test_outside_the_repository_nothing_is_done(
+    command: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data/catalog").mkdir(parents=True)
+    for name in ("dvc.yaml", "a"):
+        Path(name).write_text("x\n")
+    Path(missing).rename("other")
+    before = sorted(tmp_path.rglob("*"))
+    assert wmt(*command.split()) == 1
+    assert f": {missing} is not in {tmp_path}: run this in the repository's root\n" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_without_standard_output_a_command_ends_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a shell leaves it by `>&-`."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert wmt("rows") == 0
 
 
 @pytest.mark.parametrize("command", ["rows", "catalog list", "--help", "rows --help"])
