@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 Precision = Literal["float32", "bfloat16"]
 """Of matrix products."""
@@ -32,6 +32,14 @@ class Settings(BaseModel):
     """The base of every settings class."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_values_are_no_numbers(cls, value: Any, info: Any) -> Any:
+        """Pydantic takes them as 1 and 0."""
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError("It should not be true or false")
+        return value
 
 
 def _is_power_of_two(number: int) -> int:

@@ -63,7 +63,7 @@ def ended(name: str, state: str, message: str, sentence: str = "") -> None:
     """Print how a stage ended, then write its status file, unless what ended the stage is in the way of that too."""
     if sentence:
         print(f"{name}: {sentence}", file=sys.stderr)
-    with suppress(OSError):
+    with suppress(OSError, InputError):
         report_status(name, state, message)
 
 

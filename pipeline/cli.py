@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from nmt.config import Precision
 from pipeline.commands import catalog, models, verification
+from pipeline.commands.repository import in_repository
 from pipeline.orchestration import commands
 
 MODELS, RUNS, DATA, SERVICES = "Models", "Runs", "Data", "Services"
@@ -32,9 +33,9 @@ class Commands(TyperGroup):
             try:
                 result = super().invoke(ctx)
             except typer.Exit:
-                sys.stdout.flush()
+                _flush()
                 raise
-            sys.stdout.flush()
+            _flush()
         except KeyboardInterrupt as error:
             raise typer.Exit(130) from error
         except BrokenPipeError as error:
@@ -46,7 +47,7 @@ class Commands(TyperGroup):
             if not isinstance(error, InputError | OSError):
                 raise
             try:
-                sys.stdout.flush()
+                _flush()
             except OSError:
                 _discard_output()
             print(f"{ctx.invoked_subcommand}: {_sentence(error)}", file=sys.stderr)
@@ -58,6 +59,12 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)
+
+
+def _flush() -> None:
+    """Write what was printed. Python has no standard output where the shell has closed it (`>&-`)."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 def _discard_output() -> None:
@@ -137,8 +144,12 @@ def plan(
     from pipeline.commands import plan as planning
     from pipeline.commands.rental import Rental
 
-    rental = None if on is None else Rental(on, devices, price, utilisation)
-    raise typer.Exit(0 if planning.report(measure=not no_measure, rental=rental) else 1)
+    rental = Rental(on or "", devices, price, utilisation)
+    if on is None and rental != Rental(""):
+        raise typer.BadParameter(
+            "--devices, --price and --utilisation are of rented GPUs: name them", param_hint="--on"
+        )
+    raise typer.Exit(0 if planning.report(measure=not no_measure, rental=None if on is None else rental) else 1)
 
 
 @app.command(rich_help_panel=RUNS)
@@ -178,6 +189,7 @@ def summary() -> None:
 
 
 @app.command(rich_help_panel=RUNS)
+@in_repository
 def runs() -> None:
     """List the runs that have a record in work/runs: their settings, status, score, and whether MLflow has all of them.
 
@@ -210,6 +222,7 @@ def compare(
 
 
 @app.command(rich_help_panel=RUNS)
+@in_repository
 def publish(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="RUN...", help="Ids of runs (a beginning is enough).")
@@ -233,6 +246,7 @@ def publish(
 
 
 @app.command(cls=SeveralValues, rich_help_panel=RUNS)
+@in_repository
 def states(
     free: Annotated[
         list[str] | None, typer.Option(metavar="STATE...", help="Delete these; the first letters of a name suffice.")
@@ -263,6 +277,7 @@ def states(
 
 
 @app.command(rich_help_panel=RUNS)
+@in_repository
 def join(
     state: Annotated[
         Path | None,

@@ -93,7 +93,7 @@ def read_lines(path: Path) -> list[str]:
     try:
         lines = list(parallel_text.read_lines(path))
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
     if not lines:
         raise InputError(f"{path} is empty: there is nothing to score")
     return lines

@@ -306,11 +306,12 @@ def score_lines(
 
 
 def read(gold: Path, parsed: Path, rules: Rules = COLLINS, gold_tags: bool = False) -> Scores:
-    """Return the scores of two files, as of `score_lines`; raises InputError also where one is missing."""
-    for path in (gold, parsed):
-        if not path.is_file():
-            raise InputError(f"{path} does not exist: give a file of trees in Penn bracketing, one a line")
-    return score_lines(read_lines(gold), read_lines(parsed), rules, gold_tags, (str(gold), str(parsed)))
+    """Return the scores of two files, as of `score_lines`; raises InputError also where one cannot be read."""
+    try:
+        return score_lines(read_lines(gold), read_lines(parsed), rules, gold_tags, (str(gold), str(parsed)))
+    except OSError as error:
+        problem = f"{error.filename} cannot be read: {error.strerror or error}"
+        raise InputError(f"{problem}: give a file of trees in Penn bracketing, one a line") from error
 
 
 def report(gold: Path, parsed: Path, gold_tags: bool = False) -> dict[str, Any]:

@@ -72,11 +72,12 @@ def _read_block(name: Path, path: Path, first: int, offset: int, size: int) -> B
 def read_blocks(path: Path, lines: int) -> Iterator[Block]:
     """Yield a file in blocks of `lines` lines; the last one may be shorter."""
     with path.open("rb") as file:
-        offset = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
-        file.seek(offset)
-        first = 0
+        first = offset = 0
         while content := b"".join(islice(file, lines)):
-            yield Block(path, first, offset, content)
+            # A pipe cannot be read twice to look for it.
+            start = len(_BOM) if not first and content.startswith(_BOM) else 0
+            if len(content) > start:
+                yield Block(path, first, start + offset, content[start:])
             first += lines
             offset += len(content)
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands.repository import in_repository
+
 app = typer.Typer(no_args_is_help=True)
 Text = tuple[Path, Path]
 
@@ -22,6 +24,7 @@ def _catalog() -> None:
 
 
 @app.command("list")
+@in_repository
 def list_catalogs() -> None:
     """Print every catalog's name, pairs and description.
 
@@ -50,6 +53,7 @@ def _known_pair(pair: str) -> str:
 
 
 @app.command("add")
+@in_repository
 def add_catalog(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="What params.yaml's `corpus` will call it.", show_default=False)

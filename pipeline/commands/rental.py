@@ -11,12 +11,21 @@ from nmt.config import InputError
 
 @dataclass(frozen=True)
 class Rental:
-    """Rented GPUs. `price`: of all of them for an hour. `utilisation`: the share of their peak that is reached."""
+    """Rented GPUs. `price`: of all of them for an hour. `utilisation`: the share of their peak that is reached.
+
+    Raises InputError where a number is out of range.
+    """
 
     device: str
     devices: int = 1
     price: float | None = None
     utilisation: float = 0.3
+
+    def __post_init__(self) -> None:
+        if self.devices < 1 or not 0 < self.utilisation <= 1 or not 0 <= (self.price or 0) < math.inf:
+            raise InputError(
+                "--devices must be from 1 on, --utilisation above 0 and at most 1, --price a number from 0 on"
+            )
 
     def estimate(self, operations: int, precision: str) -> str:
         """Return a sentence about a training of so many operations. Raises InputError for what cannot be computed."""
@@ -25,8 +34,6 @@ class Rental:
         if not hardware or not peak:
             known = ", ".join(entry.name for entry in flops.HARDWARE if entry.peak(precision))
             raise InputError(f"--on {self.device}: its peak in {precision} is not known; known are {known}")
-        if self.devices < 1 or not 0 < self.utilisation <= 1 or not math.isfinite(self.price or 0):
-            raise InputError("--devices must be from 1 on, --utilisation above 0 and at most 1, --price a number")
         hours = operations / (self.devices * self.utilisation * peak) / 3600
         money = "" if self.price is None else f", {hours * self.price:,.2f} at {self.price:,.2f} an hour"
         return (

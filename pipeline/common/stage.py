@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,13 +31,13 @@ class Tracker(Protocol):
 def state_root() -> Path:
     """Return the folder of training states, downloads and records of runs, outside DVC's outputs.
 
-    It is `$WMT_STATE`, if that is a folder, or else `work/` of the repository in which DVC runs; in a queued
-    experiment, of the original.
+    It is `$WMT_STATE`, if that is a folder, or else `work/`, both relative to the repository in which DVC runs; in a
+    queued experiment, to the original. Raises InputError for the address of a store with one slash.
     """
-    root = os.environ.get("WMT_STATE")
-    if root and "://" not in root:
-        return Path(root)
-    return Path(os.environ.get("DVC_ROOT", ".")) / "work"
+    root = os.environ.get("WMT_STATE", "")
+    if re.match("[a-z0-9]+:/(?!/)", root):
+        raise InputError(f"WMT_STATE is {root}: write {root.replace(':/', '://', 1)} for a store, or name a folder")
+    return Path(os.environ.get("DVC_ROOT", ".")) / (root if root and "://" not in root else "work")
 
 
 def state_store() -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -81,10 +82,11 @@ def _origin(path: Sequence[int | str], layers: list[Layer]) -> str:
     """Return the origin of the value at `path`: the last layer that sets it or, for a section, a key in it."""
     for origin, content in reversed(layers):
         value: Any = content
-        for part in path:
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if path and value is not None and (len(path) > 1 or value):
-            return origin
+        with suppress(LookupError, TypeError):
+            for part in path:
+                value = value[part]
+            if path and (len(path) > 1 or value):
+                return origin
     return str(PARAMS)
 
 

@@ -32,6 +32,8 @@ def add(
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise InputError(f"`{name}` cannot name a catalog: take letters, digits, `.`, `_` and `-`")
+    if yaml.safe_dump(name).startswith("'"):  # YAML reads it as text in quotes only.
+        raise InputError(f"`{name}` cannot name a catalog: `corpus: {name}` in params.yaml is no text; add letters")
     catalog, folder = catalogs / f"{name}.yaml", LOCAL / name
     for path in (catalog, folder):
         if path.exists() and not force:

@@ -28,6 +28,7 @@ def commands(command: Any, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]
         yield from commands(below, *names, name)
 
 
+ADD = "catalog add mine --pair en-de --train a a --valid a a --test a a"
 COMMANDS = dict(commands(typer.main.get_command(cli.app)))
 
 
@@ -114,6 +115,28 @@ def test_a_shell_completes_commands_and_values() -> None:
         assert (result.stdout.strip(), result.stderr) == (completed, "")
 
 
+@pytest.mark.parametrize("missing", ["dvc.yaml", "data/catalog"])
+@pytest.mark.parametrize("command", ["runs", "states", "publish", "join", "catalog list", ADD])
+def test_outside_the_repository_nothing_is_done(
+    command: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data/catalog").mkdir(parents=True)
+    for name in ("dvc.yaml", "a"):
+        Path(name).write_text("x\n")
+    Path(missing).rename("other")
+    before = sorted(tmp_path.rglob("*"))
+    assert wmt(*command.split()) == 1
+    assert f": {missing} is not in {tmp_path}: run this in the repository's root\n" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_without_standard_output_a_command_ends_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a shell leaves it by `>&-`."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert wmt("rows") == 0
+
+
 @pytest.mark.parametrize("command", ["rows", "catalog list", "--help", "rows --help"])
 def test_a_closed_pipe_is_no_traceback(command: str) -> None:
     reading, writing = os.pipe()
@@ -152,6 +175,24 @@ def test_a_full_disk_is_one_sentence() -> None:
     with Path("/dev/full").open("w") as full:
         result = python("rows", stdout=full)
     assert (result.returncode, result.stderr) == (1, "rows: No space left on device\n")
+
+
+@pytest.mark.parametrize("command", ["bleu --lang de", "evalb"])
+def test_texts_may_be_pipes_and_what_cannot_be_read_is_said(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipes = []
+    for _ in range(2):
+        reading, writing = os.pipe()
+        os.write(writing, b"(S (N dogs) (V sleep))\n")
+        os.close(writing)
+        pipes.append(reading)
+    assert wmt(*command.split(), *(f"/dev/fd/{pipe}" for pipe in pipes)) == 0
+    assert " 100.0" in capsys.readouterr().out
+    for pipe in pipes:
+        os.close(pipe)
+    assert wmt(*command.split(), tmp_path, tmp_path) == 1
+    assert f"{tmp_path} cannot be read: Is a directory" in capsys.readouterr().err
 
 
 def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

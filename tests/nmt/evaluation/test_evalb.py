@@ -217,7 +217,7 @@ def test_wrong_files_are_refused(tmp_path: Path, gold: list[str], parsed: list[s
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not exist: give a file of trees"):
+    with pytest.raises(InputError, match="cannot be read: No such file or directory: give a file of trees"):
         evalb.read(tmp_path / "gold", tmp_path / "parsed")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from command_line import wmt
 
 from nmt.config import InputError
 from pipeline.commands.rental import Rental
@@ -22,7 +23,17 @@ def test_a_gpu_without_a_known_peak_is_refused() -> None:
         Rental("P100").estimate(1, "bfloat16")
 
 
-@pytest.mark.parametrize("wrong", [{"devices": 0}, {"utilisation": 0.0}, {"price": float("nan")}])
+@pytest.mark.parametrize("wrong", [{"devices": 0}, {"utilisation": 0.0}, {"price": float("nan")}, {"price": -24.0}])
 def test_impossible_numbers_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="--devices must be from 1 on"):
         Rental("A100", **wrong).estimate(1, "bfloat16")
+
+
+@pytest.mark.parametrize(("option", "status"), [("--devices=0", 1), ("--price=nan", 1), ("--devices=8", 2)])
+def test_numbers_of_rented_gpus_need_their_name(
+    option: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pipeline.commands.plan.report", lambda measure, rental: True)
+    assert wmt("plan", option) == status
+    assert "--devices" in capsys.readouterr().err
+    assert wmt("plan", "--on", "H100", "--devices=8") == wmt("plan") == 0

@@ -16,8 +16,13 @@ def test_state_root(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stage.state_root() == Path("work")
     monkeypatch.setenv("DVC_ROOT", "/repository")
     assert stage.state_root() == Path("/repository/work")
+    monkeypatch.setenv("WMT_STATE", "state")
+    assert stage.state_root() == Path("/repository/state"), "in a queued experiment, too"
     monkeypatch.setenv("WMT_STATE", "/state")
     assert stage.state_root() == Path("/state")
+    monkeypatch.setenv("WMT_STATE", "s3:/bucket/prefix")
+    with pytest.raises(InputError, match="WMT_STATE is s3:/bucket/prefix: write s3://bucket/prefix for a store"):
+        stage.state_root()
 
 
 def test_a_store_is_beside_the_state_root(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty repository, but for the catalogs of ours."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data/catalog").mkdir(parents=True)
+    (tmp_path / "dvc.yaml").touch()
     for name in ("wmt14", "wmt16-t2t"):
         shutil.copy(ROOT / f"data/catalog/{name}.yaml", "data/catalog")
     return tmp_path
@@ -393,6 +394,9 @@ def test_add_refuses_empty_files_packed_files_and_no_names(
 ) -> None:
     assert wmt("catalog", *(text.replace("mine", "../mine") for text in texts)) == 1
     assert "`../mine` cannot name a catalog" in capsys.readouterr().err
+    for name in ("123", "no", "null", "2020-13-01"):
+        assert wmt("catalog", *(text.replace("mine", name) for text in texts)) == 1
+        assert f"`{name}` cannot name a catalog: `corpus: {name}` in params.yaml is no text" in capsys.readouterr().err
     for language in ("en", "de"):
         Path(f"elsewhere/test.{language}").write_bytes(b"")
     assert wmt("catalog", *texts) == 1

@@ -127,7 +127,15 @@ def test_an_emptied_section_overrides_nothing() -> None:
             {"overrides": {"model": {"P_drop": 1.5}}},
             "params.yaml, overrides: model.P_drop is 1.5; input should be less than 1",
         ),
-        ({"overrides": {"model": {"N": None}}}, "model.N is None; input should be a valid integer"),
+        (
+            {"overrides": {"model": {"N": None}}},
+            "params.yaml, overrides: model.N is None; input should be a valid integer",
+        ),
+        ({"seed": True}, "params.yaml: seed is True; it should not be true or false"),
+        (
+            {"overrides": {"model": {"N": True}}},
+            "params.yaml, overrides: model.N is True; it should not be true or false",
+        ),
         (
             {"overrides": {"training": {"precision": "float16"}}},
             "training.precision is 'float16'; input should be 'float32' or 'bfloat16'",
@@ -419,7 +427,7 @@ def test_where_a_value_stands_is_the_last_layer_that_says_something_of_it() -> N
         ("params.yaml, overrides", {"training": {"updates": 3}, "model": {"h": None}}),
     ]
     assert resolution._origin(["model", "N"], layers) == "second"
-    assert resolution._origin(["model", "h"], layers) == "first"
+    assert resolution._origin(["model", "h"], layers) == "params.yaml, overrides"
     assert resolution._origin(["search"], layers) == "first"
     assert resolution._origin(["model"], layers) == "params.yaml, overrides"
     # Of no layer, of the whole, and of something inside a value.

@@ -15,6 +15,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with a resolved configuration as working directory; returns its state root."""
     (tmp_path / "work").mkdir()
+    (tmp_path / "data/catalog").mkdir(parents=True)
     shutil.copyfile(REPOSITORY / "dvc.yaml", tmp_path / "dvc.yaml")
     for folder in ("nmt", "pipeline"):
         (tmp_path / folder).symlink_to(REPOSITORY / folder)
