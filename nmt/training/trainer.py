@@ -50,6 +50,8 @@ class Attempt:
         self.history = History(folder, trainer.job, trainer.world)
         self.report_every = max(1, min(100, self.settings.updates // 100))
         self.keep_every = chain.keep_every(self.settings, self.report_every)
+        self.recorded = {"updates": self.settings.updates, "validate_every": self.settings.validate_every}
+        """What decides after which updates losses are recorded."""
         self._saved = time.monotonic()
 
     def resume(self) -> None:
@@ -82,6 +84,11 @@ class Attempt:
         state.remove_later_checkpoints(self.folder, trainer.update)
         self.history.remove_after(trainer.update)
         chain.remove_later_states(self.folder, trainer.update)
+        before = {"updates": loaded.updates, "validate_every": loaded.validate_every}
+        if None not in before.values() and before != self.recorded:
+            # Losses are recorded after other updates from here on: no link covers both kinds.
+            settings = self.settings.model_copy(update=before)
+            chain.add_link(self.folder, settings, trainer.update, trainer.model, trainer.optimizer, loaded.conditions)
         if self.keeps(trainer.update):  # A kill may have come between saving and keeping it.
             chain.keep_state(self.folder)
         state.print_resume(loaded, trainer.conditions(), self.settings.updates)
@@ -163,7 +170,7 @@ class Attempt:
             # On disk before the state: what they hold up to it is never written again.
             for path in filter(Path.exists, self.history.paths):
                 flush(path)
-            saved = trainer.measured.state(trainer.conditions())
+            saved = trainer.measured.state(trainer.conditions()).model_copy(update=self.recorded)
             state.save_state(self.folder / "resume", saved, trainer.model, trainer.optimizer)
 
 

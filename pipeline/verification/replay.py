@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -130,13 +130,11 @@ class Training:
         scratch_folder = tempfile.TemporaryDirectory(prefix=".verify.", suffix=".tmp", dir=root)
         with scratch_folder as scratch, environment(conditions):
             folder = Path(scratch)
-            self._prepare(folder, interval, recorded[0].updates)
-            launch.train(folder, lambda: None)
+            self._prepare(folder, interval.start)
+            # A training that was extended is trained again in the same parts: losses were recorded at other updates.
+            for part, links in groupby(recorded, lambda link: (link.updates, link.validate_every)):
+                self._train(folder, interval, *part, list(links)[-1].update)
             again = [link for link in chain.read_chain(folder / history.CHAIN) if link.update > interval.start]
-            if not (folder / "done.json").exists():
-                failed = folder / "failed.json"
-                reason = f": {read_json(failed)['error']}" if failed.exists() else "; its output is above"
-                raise ChildProcessError(f"training updates {interval} again failed{reason}")
             parted = self._compare(recorded, again, history.read_history(folder / "history.jsonl"), interval.start)
             before = state.read_state(self.kept[interval.start]).seconds if interval.start else 0.0
             seconds = float(read_json(folder / "done.json")["train_seconds"]) - before
@@ -147,34 +145,42 @@ class Training:
         ]
         return Replay(interval, seconds, parted, tuple(others))
 
-    def _prepare(self, folder: Path, interval: Interval, updates: int) -> None:
-        """Write the job and the start of an interval into an empty folder."""
+    def _prepare(self, folder: Path, start: int) -> None:
+        """Put the state after the update `start` and the chain up to it into an empty folder."""
+        if start:
+            chain.copy_state(self.kept[start], folder / "resume" / self.kept[start].name)
+            before = [link for link in self.links if link.update <= start]
+            (folder / history.CHAIN).write_text("".join(link.model_dump_json() + "\n" for link in before))
+
+    def _train(self, folder: Path, interval: Interval, updates: int, validate_every: int | None, end: int) -> None:
+        """Train on in a folder up to the update `end` with the settings that a link recorded."""
         training = {**self.job["training"], "updates": updates, "keep_states": 0}
+        if validate_every is not None:
+            training["validate_every"] = validate_every
         job = {**self.job, "training": training, "corpus": str(BINNED.resolve())}
         (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
-        (folder / "last_update").write_text(str(interval.end), encoding="utf-8")
-        if interval.start:
-            kept = self.kept[interval.start]
-            chain.copy_state(kept, folder / "resume" / kept.name)
-            before = [link for link in self.links if link.update <= interval.start]
-            (folder / history.CHAIN).write_text("".join(link.model_dump_json() + "\n" for link in before))
+        (folder / "last_update").write_text(str(end), encoding="utf-8")
+        (folder / "done.json").unlink(missing_ok=True)
+        launch.train(folder, lambda: None)
+        if not (folder / "done.json").exists():
+            failed = folder / "failed.json"
+            reason = f": {read_json(failed)['error']}" if failed.exists() else "; its output is above"
+            raise ChildProcessError(f"training updates {interval} again failed{reason}")
 
     def _compare(
         self, recorded: Sequence[Link], again: Sequence[Link], records: Sequence[Mapping[str, Any]], start: int
     ) -> str | None:
         """Return what differs first, between which updates; None where everything is equal."""
-        # A training that was extended may have had its links and its losses at other updates before that.
-        before = {link.update: last for last, link in pairwise([None, *again]) if link is not None}
+        # Where training.verify_every was changed, training again has its links at other updates, and the same losses.
         here = {link.update: link for link in again}
-        for last, link in pairwise([None, *recorded]):
-            if link is None or (other := here.get(link.update)) is None:
-                continue
-            starts = [each.update if each else start for each in (last, before[link.update])]
-            told = link.updates == other.updates and link.validate_every in (None, other.validate_every)
-            names = [name for name in HASHES if name != "losses" or (told and starts[0] == starts[1])]
-            if changed := [name for name in names if getattr(link, name) != getattr(other, name)]:
+        before = start
+        for link in recorded:
+            losses = chain.losses_hash(records, before, link.update)
+            other = here.get(link.update, link).model_copy(update={"losses": losses})
+            if changed := [name for name in HASHES if getattr(link, name) != getattr(other, name)]:
                 loss = self._first_other_loss(records)
-                return f"{', '.join(changed)} part between updates {starts[0]:,} and {link.update:,}{loss}"
+                return f"{', '.join(changed)} part between updates {before:,} and {link.update:,}{loss}"
+            before = link.update
         if recorded[-1].update not in here:
             return f"training again did not come to update {recorded[-1].update:,}"
         return None

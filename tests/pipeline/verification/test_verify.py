@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,14 @@ from tiny_run import Silent, after_training, training
 
 from nmt.common import tensors
 from nmt.common.tensors import WEIGHTS
-from nmt.training import checkpoint, step
+from nmt.training import chain, checkpoint, step
 from nmt.training.chain import INTERVAL
+from nmt.training.step import Trainer
 from pipeline.common.paths import (
     AVERAGE,
     BINNED,
     CERTIFICATE,
+    CHAIN,
     CHECKPOINTS,
     CONFIG,
     CURVES,
@@ -32,9 +36,12 @@ from pipeline.common.paths import (
     METRICS,
     SCORES,
     TRANSLATIONS,
+    VALIDATION,
 )
+from pipeline.common.stage import Interrupted
 from pipeline.stages import certify, score
 from pipeline.tracking.record import Record, runs_folder
+from pipeline.tracking.tables import curve
 from pipeline.verification.replay import Training
 
 STEPS = [
@@ -84,6 +91,32 @@ def test_a_training_that_was_extended_passes(
     status, found, last = verify(capsys, "--share", 1, "--no-translate")
     assert (status, last) == (0, "verified"), found
     assert found["training"][1].startswith("30 of 30 updates")
+
+
+def test_a_training_whose_settings_were_changed_between_two_links_passes(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its validations were after other updates from the stop on, so the stop has a link of its own."""
+    original = Trainer.step
+
+    def stopped(self: Trainer, update: Any) -> None:
+        original(self, update)
+        if update.number == 9:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    shutil.rmtree("work")
+    configuration = yaml.safe_load(CONFIG.read_text())
+    for every in (3, 5):
+        configuration["training"] |= {"validate_every": every, "updates": 14}
+        CONFIG.write_text(yaml.safe_dump(configuration))
+        monkeypatch.setattr(Trainer, "step", stopped if every == 3 else original)
+        with pytest.raises(Interrupted) if every == 3 else nullcontext():
+            training()
+    after_training()
+    links = chain.parse(json.loads(CHAIN.read_text())["links"], CHAIN)
+    assert [(link.update, link.validate_every) for link in links[3:6]] == [(8, 3), (9, 3), (10, 5)]
+    status, found, last = verify(capsys, "--share", 1, "--no-translate")
+    assert (status, last) == (0, "verified"), found
 
 
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.5])
@@ -323,6 +356,31 @@ def resealed(change: Callable[[dict[str, Any]], None]) -> None:
     del content["seal"]
     change(content)
     CERTIFICATE.write_text(json.dumps({**content, "seal": certify.seal(content)}))
+
+
+@pytest.mark.parametrize("forged", [6, None], ids=["one link", "all links"])
+def test_a_forged_loss_is_found_whatever_its_links_say(
+    run: Path, capsys: pytest.CaptureFixture[str], forged: int | None
+) -> None:
+    """The hash of a link does not cover when losses were recorded."""
+    edit_loss()
+    records = [{"update": update, **row} for path in (CURVES, VALIDATION) for update, row in curve(path)]
+
+    def forge(content: dict[str, Any]) -> None:
+        links: list[chain.Link | None] = [None]
+        for link in chain.parse(content["training"]["links"], CERTIFICATE):
+            before = links[-1]
+            losses = chain.losses_hash(records, before.update if before else 0, link.update)
+            hashed = chain.link_hash(before, link.update, link.weights, link.moments, losses)
+            every = 7 if forged in (link.update, None) else link.validate_every
+            links.append(link.model_copy(update={"losses": losses, "link": hashed, "validate_every": every}))
+        content["training"]["links"] = [link.model_dump() for link in links if link is not None]
+        content["training"]["job"]["training"]["verify_every"] = 1
+
+    resealed(forge)
+    _, found, _ = verify(capsys, "--no-translate", "--updates", "0:8")
+    assert {step for step, (how, _) in found.items() if how == "differs"} == {"training"}
+    assert found["training"][1].startswith("losses part between updates 4 and 6")
 
 
 def test_an_edited_certificate_is_found(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
