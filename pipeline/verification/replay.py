@@ -49,6 +49,8 @@ class Replay:
     """What differs from the record, and between which updates; None where all is equal."""
     conditions: tuple[str, ...]
     """Recorded conditions that are others here."""
+    exact: bool
+    """Whether the recorded conditions give the same bits each time: not on GPUs without training.deterministic."""
 
 
 class Training:
@@ -143,7 +145,9 @@ class Training:
             for key, value in conditions.items()
             if again[0].conditions.get(key) != value
         ]
-        return Replay(interval, seconds, parted, tuple(others))
+        promised = [link.conditions for link in recorded]
+        exact = all(each.get("deterministic", True) or each.get("device") == "cpu" for each in promised)
+        return Replay(interval, seconds, parted, tuple(others), exact)
 
     def _prepare(self, folder: Path, start: int) -> None:
         """Put the state after the update `start` and the chain up to it into an empty folder."""
@@ -205,7 +209,7 @@ class Training:
 def environment(conditions: Mapping[str, Any]) -> Iterator[None]:
     """Set the threads of a process, which the launcher takes from the environment, to the recorded number."""
     before = dict(os.environ)
-    if conditions["threads"]:
+    if conditions.get("threads"):
         os.environ["OMP_NUM_THREADS"] = str(conditions["threads"])
     try:
         yield

@@ -42,6 +42,8 @@ from pipeline.common.stage import Interrupted
 from pipeline.stages import certify, score
 from pipeline.tracking.record import Record, runs_folder
 from pipeline.tracking.tables import curve
+from pipeline.verification import weights
+from pipeline.verification.certificate import HERE, Subject
 from pipeline.verification.replay import Training
 
 STEPS = [
@@ -288,6 +290,20 @@ def test_what_differs_here_is_named_where_bits_part(
     assert re.search(r": the training's code differs; torch was \S+, here 9\.9\.0$", found["training"][1])
 
 
+def test_other_bits_of_a_gpu_without_a_fixed_order_are_no_difference(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def on_a_gpu(content: dict[str, Any]) -> None:
+        for link in content["training"]["links"]:
+            link["conditions"] |= {"device": "NVIDIA H100", "deterministic": False}
+
+    resealed(on_a_gpu)
+    with faster(1, 24):
+        status, found, last = verify(capsys, "--share", 1, "--no-translate")
+    assert (status, last) == (0, "verified, but for what is not here: training")
+    assert found["training"][1].endswith("GPUs add in no fixed order, so this shows nothing")
+
+
 def test_another_clone_with_the_same_data_checks_the_certificate_alone(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -356,6 +372,20 @@ def resealed(change: Callable[[dict[str, Any]], None]) -> None:
     del content["seal"]
     change(content)
     CERTIFICATE.write_text(json.dumps({**content, "seal": certify.seal(content)}))
+
+
+@pytest.mark.parametrize(
+    ("averaged", "detail"),
+    [
+        ([], "no checkpoint was averaged, but the model is not the last weights"),
+        ([4, 16, 24], "update 4 is none of the last checkpoints, but was averaged"),
+        ([16, 20, 23], "update 23 is none of the last checkpoints, but was averaged"),
+    ],
+)
+def test_an_average_of_other_checkpoints_is_found(run: Path, averaged: list[int], detail: str) -> None:
+    resealed(lambda content: content.update(averaged=averaged))
+    finding = weights.averaged(Subject(CERTIFICATE, HERE))
+    assert (finding.status, finding.detail) == ("differs", detail)
 
 
 @pytest.mark.parametrize("forged", [6, None], ids=["one link", "all links"])
