@@ -73,7 +73,8 @@ def run(tracker: Tracker, launch: Launch, progress: Callable[[int], AbstractCont
         write_job(state, job)
         if training.fork is not None:
             begin_fork(state, training.fork)
-        if not (state / "done.json").exists():
+        # With a store, a finished training may not have been uploaded yet.
+        if stage.state_store() is not None or not (state / "done.json").exists():
             train(state, tracker, launch, progress(training.updates))
         publish(state, tracker)
 

@@ -401,4 +401,8 @@ def test_a_run_trains_once_and_hands_on_each_time(
     (finished / "done.json").rename(finished / "done")
     train.run(Listener(), torchrun, lambda updates: calls.append(updates) or Silent())
     assert calls[1:] == [job, 30]
+    # Where a store is set, whoever uploads is asked also when the training is done.
+    monkeypatch.setenv("WMT_STATE_STORE", "s3://bucket/prefix")
+    train.run(Listener(), lambda *_: calls.append("asked") or 0, lambda updates: Silent())
+    assert calls[3:] == [job, "asked"]
     assert published().keys() >= {"last.safetensors", "training.json"}
