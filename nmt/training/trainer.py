@@ -135,8 +135,12 @@ class Attempt:
     def report(self) -> None:
         """Log the interval since the last report."""
         measured = self.trainer.measured
-        self.history.log_skipped(self.corpus, measured.check_gradients())
+        self.log_skipped()
         self.history.log_interval(measured, measured.take_interval())
+
+    def log_skipped(self) -> None:
+        """Sum what was measured since the last call, and log updates without a finite gradient; every rank calls it."""
+        self.history.log_skipped(self.corpus, self.trainer.measured.check_gradients())
 
     def keeps(self, update: int) -> bool:
         """Return whether the state after an update is kept."""
@@ -145,6 +149,8 @@ class Attempt:
     def add_link(self) -> None:
         """Append a link to the chain of hashes on the main rank; keep the state every `keep_every` updates."""
         trainer, update = self.trainer, self.trainer.update
+        if self.keeps(update):
+            self.log_skipped()  # A saved state has the sums of an unfinished interval, from every rank.
         if not trainer.world.main:
             return
         chain.add_link(self.folder, self.settings, update, trainer.model, trainer.optimizer, trainer.conditions())
@@ -154,10 +160,8 @@ class Attempt:
 
     def stop(self) -> None:
         """Save the state between two reports, with the sums of the unfinished interval; every rank calls it."""
-        measured = self.trainer.measured
-        skipped = measured.check_gradients()
+        self.log_skipped()
         self.save()
-        self.history.log_skipped(self.corpus, skipped)
 
     def save(self) -> None:
         """Save the state on the main rank. Clocks differ, so only the main rank decides when.

@@ -154,6 +154,20 @@ def test_out_of_memory_is_told_from_other_errors() -> None:
     assert not out_of_memory(RuntimeError("shapes differ"))
 
 
+def test_a_stop_has_the_skipped_updates_on_disk_before_the_state(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that resumes there would never write them again."""
+    diverging(monkeypatch, since=3, but=5)
+    stop_after(monkeypatch, 5)
+    saved, seen = state.save_state, []
+    monkeypatch.setattr(
+        state, "save_state", lambda *given: (seen.extend(read_history(tmp_path / "skipped.jsonl")), saved(*given))
+    )
+    assert not run(tiny_job(updates=1000, validate_every=1000, checkpoint_every=1000, resume_minutes=10.0), tmp_path)
+    assert [record["update"] for record in seen] == [4]
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing(
     tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
