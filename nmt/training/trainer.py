@@ -82,7 +82,7 @@ class Attempt:
             state.move_earlier_files(self.folder, (*self.history.paths, *chain.kept_states(self.folder).values()))
             return
         state.remove_later_checkpoints(self.folder, trainer.update)
-        self.history.remove_after(trainer.update)
+        self.history.remove_after(trainer.update, trainer.update - loaded.interval.updates)
         chain.remove_later_states(self.folder, trainer.update)
         before = {"updates": loaded.updates, "validate_every": loaded.validate_every}
         if None not in before.values() and before != self.recorded:

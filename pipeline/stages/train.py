@@ -253,7 +253,10 @@ class HistoryReader:
         self.position = 0  # bytes read so far
 
     def new(self) -> Iterator[dict[str, float]]:
-        """Yield the records since the last call. A resume rewrites the file: then all records are new."""
+        """Yield the records since the last call. A resume rewrites the file: then all records are new.
+
+        A line that cannot be read is the last one until then.
+        """
         if not self.path.exists():
             return
         if self.path.stat().st_size < self.position:
@@ -261,8 +264,11 @@ class HistoryReader:
         with self.path.open("rb") as file:
             file.seek(self.position)
             while (line := file.readline()).endswith(b"\n"):
+                try:
+                    record: dict[str, float] = json.loads(line)
+                except ValueError:
+                    return
                 self.position += len(line)
-                record: dict[str, float] = json.loads(line)
                 yield record
 
 

@@ -201,11 +201,11 @@ def test_what_torchrun_runs_leaves_word_of_how_it_ended(tmp_path: Path, tiny_job
 
     failed = tmp_path / "failed"
     failed.mkdir()
-    (failed / "history.jsonl").write_text("no JSON\n")
+    (failed / "history.jsonl").mkdir()
     assert status(failed, tiny_job()) == 1
     told = json.loads((failed / "failed.json").read_text())
     assert told["state"] == "failed"
-    assert told["error"].startswith("JSONDecodeError: ")
+    assert told["error"].startswith("IsADirectoryError: ")
 
     assert status(tmp_path / "usage", None) == 1
     assert "usage: python -m nmt.training.trainer JOB" in ranks.output(tmp_path / "usage")

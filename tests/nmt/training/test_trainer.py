@@ -304,7 +304,7 @@ def test_what_was_measured_after_the_state_is_measured_again(
     for name in ("history.jsonl", "skipped.jsonl"):
         with (folder / name).open("a") as file:
             file.write("".join(f'{{"update": {update}, "seconds": 50.0, "late": 1}}\n' for update in (10, 11)))
-            file.write('{"update": 12, "seco')
+            file.write('\0\0\0{"update": 12, "seconds": 51.0}\n{"update": 13, "seco')
     with monkeypatch.context() as patch:
         stop_after(patch, 11)
         assert not run(tiny_job(), folder)
@@ -313,6 +313,19 @@ def test_what_was_measured_after_the_state_is_measured_again(
     for name in ("history.jsonl", "skipped.jsonl"):
         assert [record["update"] for record in read_history(folder / name) if "late" in record] == [10]
     assert all(record["seconds"] > 50 for record in read_history(folder / "history.jsonl") if record["update"] > 10)
+
+
+def test_a_history_that_was_damaged_before_its_state_is_refused(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        assert not run(tiny_job(), tmp_path)
+    lines = (tmp_path / "history.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "history.jsonl").write_text("".join(["\0" + lines[0], *lines[1:]]))
+    with pytest.raises(InputError, match=r"history\.jsonl was on disk up to update 3, but line 1 cannot be read"):
+        run(tiny_job(), tmp_path)
+    assert len((tmp_path / "history.jsonl").read_text().splitlines()) == len(lines), "a record was dropped"
 
 
 def test_early_stopping_ends_when_patience_does(
@@ -567,7 +580,8 @@ def test_streams_of_random_numbers_are_distinct() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_a_history_cut_short_by_a_kill_is_read_up_to_there(tmp_path: Path) -> None:
-    (tmp_path / "h").write_text('{"update": 1}\n{"upd')
+@pytest.mark.parametrize("rest", [b'{"upd', b'{"upd\n', bytes(50), bytes(50) + b'\n{"update": 3}\n', b"\xff\xfe\n"])
+def test_a_history_is_read_up_to_what_a_kill_or_a_power_failure_left(tmp_path: Path, rest: bytes) -> None:
+    (tmp_path / "h").write_bytes(b'{"update": 1}\n' + rest)
     assert read_history(tmp_path / "h") == [{"update": 1}]
     assert read_history(tmp_path / "none") == []

@@ -306,6 +306,12 @@ def test_new_records_are_read_once_and_a_rewritten_history_anew(tmp_path: Path) 
     assert list(history.new()) == [{"update": 3}]
     path.write_text('{"update": 1}\n')
     assert list(history.new()) == [{"update": 1}]
+    # After a power failure, until the training resumes and writes it anew.
+    with path.open("a") as file:
+        file.write("\0\0\n")
+    assert list(history.new()) == list(history.new()) == []
+    path.write_text('{"update": 1}\n{"update": 2}\n')
+    assert list(history.new()) == [{"update": 2}]
 
 
 class Silent:
