@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 from nmt.common.tensors import WEIGHTS, digest, load_tensors
 from nmt.config import AveragingSettings
@@ -20,6 +22,13 @@ def curves(subject: Subject) -> Finding:
     tables = [subject.files.results / path.name for path in (paths.CURVES, paths.VALIDATION)]
     if not all(path.exists() for path in tables):
         return Finding("losses", "not here", f"{tables[0]} is missing")
+    try:
+        return _losses(subject, tables)
+    except (csv.Error, KeyError, TypeError, ValueError):
+        return Finding("losses", "differs", f"{tables[0]} or {tables[1].name} was edited: it is no table of losses")
+
+
+def _losses(subject: Subject, tables: Sequence[Path]) -> Finding:
     records = [{"update": update, **values} for path in tables for update, values in curve(path)]
     before = 0
     for link in subject.training.links:

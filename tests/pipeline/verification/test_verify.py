@@ -21,6 +21,7 @@ from tiny_run import Silent, after_training, training
 
 from nmt.common import tensors
 from nmt.common.tensors import WEIGHTS
+from nmt.config import InputError
 from nmt.training import chain, checkpoint, step
 from nmt.training.chain import INTERVAL
 from nmt.training.step import Trainer
@@ -43,7 +44,7 @@ from pipeline.stages import certify, score
 from pipeline.tracking.record import Record, runs_folder
 from pipeline.tracking.tables import curve
 from pipeline.verification import weights
-from pipeline.verification.certificate import HERE, Subject
+from pipeline.verification.certificate import HERE, Subject, load
 from pipeline.verification.replay import Training
 
 STEPS = [
@@ -388,6 +389,50 @@ def test_an_average_of_other_checkpoints_is_found(run: Path, averaged: list[int]
     assert (finding.status, finding.detail) == ("differs", detail)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("run", {"seed": 1}, "run.row: Field required"),
+        ("training", [], "training: "),
+        ("training.links", {}, "training.links: should be a valid list"),
+        ("training.state", "../..", "training.state: String should match pattern"),
+        ("training.job.training", {}, "training.job: .*"),
+        ("averaged", ["a"], "averaged.0: should be a valid integer"),
+        ("search.beam", 0, "search.beam: should be greater than"),
+        ("references", {}, "references: Value error, that of the valid set is missing"),
+        ("score", {"bleu": 1.0}, "score: Value error, bleu_set is missing"),
+    ],
+)
+def test_a_malformed_certificate_is_told_in_a_sentence(run: Path, key: str, value: object, problem: str) -> None:
+    def change(content: dict[str, Any]) -> None:
+        *parts, last = key.split(".")
+        for part in parts:
+            content = content[part]
+        content[last] = value
+
+    load(CERTIFICATE)
+    resealed(change)
+    with pytest.raises(InputError, match=rf"^results/certificate.json is no certificate \({problem}.*\): name a .*$"):
+        load(CERTIFICATE)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda text: text.replace("update,", "updates,", 1),
+        lambda text: text.replace("loss", "lost", 1),
+        lambda text: text.replace("\n1,", "\n1,x", 1),
+        lambda text: text.replace("\n2,", "\n2\n2,", 1),
+        lambda text: text.replace("\n2,", ",1\n2,", 1),
+        lambda text: text + "\0\xff",
+    ],
+)
+def test_an_edited_table_of_losses_is_no_traceback(run: Path, edit: Callable[[str], str]) -> None:
+    CURVES.write_text(edit(CURVES.read_text()), encoding="latin-1")
+    finding = weights.curves(Subject(CERTIFICATE, HERE))
+    assert (finding.status, " was edited" in finding.detail) == ("differs", True)
+
+
 @pytest.mark.parametrize("forged", [6, None], ids=["one link", "all links"])
 def test_a_forged_loss_is_found_whatever_its_links_say(
     run: Path, capsys: pytest.CaptureFixture[str], forged: int | None
@@ -436,7 +481,7 @@ def freed() -> None:
     [
         (other_run, [], "results/certificate.json is the certificate of the run sample-sample-s2, en-de, but results"),
         (freed, ["--updates", "12:14"], "keeps no state before update 12 any more, so this part cannot be trained ag"),
-        (lambda: CERTIFICATE.write_text("{}"), [], "results/certificate.json is no certificate: name a"),
+        (lambda: CERTIFICATE.write_text("{}"), [], "results/certificate.json is no certificate (run: Field required)"),
         (CERTIFICATE.unlink, [], "results/certificate.json cannot be read"),
         (lambda: None, ["--updates", "12"], "--updates is '12': it must be A:B with 0 <= A < B <= 24, as 0:20"),
         (lambda: None, ["--updates", "20:25"], "it must be A:B with 0 <= A < B <= 24"),
