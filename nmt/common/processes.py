@@ -54,6 +54,18 @@ def sharing(path: Path) -> Iterator[None]:
         yield
 
 
+def is_held(path: Path) -> bool:
+    """Return whether a process holds a lock on `path`, by `sharing` or alone."""
+    import fcntl
+
+    with suppress(FileNotFoundError), path.open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def wait_for_sharers(path: Path, message: str) -> None:
     """Wait until no process holds `path` by `sharing`; print `message` if there is one."""
     import fcntl

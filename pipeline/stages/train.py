@@ -171,7 +171,8 @@ def locked(state: Path) -> AbstractContextManager[object]:
     """Lock a state for this process alone. The kernel releases the lock when the process ends, even if killed."""
     state.mkdir(parents=True, exist_ok=True)
     try:
-        return FileLock(state / "lock").acquire(timeout=0)
+        # Whoever asks whether it is held (`is_held`) holds it for a moment.
+        return FileLock(state / "lock").acquire(timeout=0.2)
     except Timeout as error:
         message = "another process is at this training: wait for it, or stop it"
         raise BlockingIOError(errno.EAGAIN, message, str(state)) from error
@@ -183,8 +184,10 @@ def write_job(state: Path, job: Mapping[str, Any]) -> None:
     for name in ("interrupted", "failed.json"):
         (state / name).unlink(missing_ok=True)
     for left in (*state.glob(".*.tmp"), *state.glob("*/.*.tmp")):
-        # Left by a kill while a checkpoint was written. The state is locked, so no other process writes here.
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
+        # Left by a kill while a checkpoint was written. The state is locked, so no other process writes here; but a
+        # torchrun that is ending removes its own.
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
     if path.exists():
         before = read_yaml(path)
         # In other copies of the repository the same corpus has another path.

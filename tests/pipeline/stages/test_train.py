@@ -282,6 +282,16 @@ def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: 
     train.write_job(tmp_path, job(updates=12))
 
 
+def test_preparing_bears_a_torchrun_that_removes_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".torchrun.1.tmp").mkdir()
+    remove = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", lambda path: (remove(path), remove(path)))
+    train.write_job(tmp_path, job())
+    assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]
+
+
 def test_a_state_is_held_by_one_process(tmp_path: Path) -> None:
     with train.locked(tmp_path / "state"):
         with (
