@@ -134,10 +134,11 @@ def begin_fork(state: Path, fork: ForkSettings) -> None:
     if checkpoint.latest_resume(state / "resume") is not None:
         return
     for origin in sorted(state.parent.glob("*/")):
-        links = chain.read_chain(origin / history.CHAIN)
         kept = chain.kept_states(origin).get(fork.update)
-        if kept is not None and any((link.update, link.link) == (fork.update, fork.link) for link in links):
-            break
+        with contextlib.suppress(InputError):  # The chain of another version.
+            links = chain.read_chain(origin / history.CHAIN) if kept else []
+            if kept is not None and any((link.update, link.link) == (fork.update, fork.link) for link in links):
+                break
     else:
         if stage.state_store() is not None:
             return  # A fork that another machine began resumes from its own state in the store.

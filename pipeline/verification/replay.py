@@ -6,7 +6,6 @@ import math
 import os
 import random
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from nmt.common.files import scratch_folder
 from nmt.config import InputError
 from nmt.training import chain, history, state
 from nmt.training.chain import Link
@@ -113,12 +113,17 @@ class Training:
         if match is None or not self.begin <= int(match[1]) < int(match[2]) <= last:
             raise InputError(f"--updates is {text!r}: it must be A:B with {self.begin} <= A < B <= {last}, as 0:20")
         first, end = int(match[1]), int(match[2])
-        start = max((start for start in self.starts() if start <= first), default=None)
+        starts = self.starts()
+        start = max((start for start in starts if start <= first), default=None)
         planned = self.job["training"].get("keep_states", 0)
         if start is None or (start == 0 and first > 0 and planned and not self.kept):
+            left = "no other part can"
+            if starts:
+                link = next(link.update for link in self.links if link.update > starts[0])
+                left = f"name updates from {starts[0]} on, as --updates {starts[0]}:{link}"
             raise InputError(
                 f"{self.folder} keeps no state before update {first:,} any more, so this part cannot be trained again: "
-                f"name updates from {self.begin} on, as --updates {self.begin}:{self.links[0].update}"
+                f"{left}"
             )
         return Interval(start, next(link.update for link in self.links if link.update >= end))
 
@@ -126,12 +131,8 @@ class Training:
         """Train an interval again; raise ChildProcessError or InputError where the training fails."""
         recorded = [link for link in self.links if interval.start < link.update <= interval.end]
         conditions = recorded[0].conditions
-        root = state_root()
-        root.mkdir(parents=True, exist_ok=True)
-        # A folder beside the kept states, so that they become hard links there.
-        scratch_folder = tempfile.TemporaryDirectory(prefix=".verify.", suffix=".tmp", dir=root)
-        with scratch_folder as scratch, environment(conditions):
-            folder = Path(scratch)
+        # Beside the kept states, so that they become hard links there.
+        with scratch_folder(state_root() / "verify") as folder, environment(conditions):
             self._prepare(folder, interval.start)
             # A training that was extended is trained again in the same parts: losses were recorded at other updates.
             for part, links in groupby(recorded, lambda link: (link.updates, link.validate_every)):
