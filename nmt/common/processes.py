@@ -12,6 +12,8 @@ from pathlib import Path
 
 INTERRUPTED = 75
 """The exit status of a process that was stopped and can be resumed (sysexits' EX_TEMPFAIL)."""
+UNRECORDED = 73
+"""The exit status of a training process that failed and could not write why (sysexits' EX_CANTCREAT)."""
 TRAINERS = "trainers.lock"
 """The file in a training's folder that all of its processes hold by `sharing`."""
 

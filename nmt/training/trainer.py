@@ -28,7 +28,7 @@ from types import FrameType
 import torch
 
 from nmt.common.files import flush, read_yaml
-from nmt.common.processes import INTERRUPTED, TRAINERS, die_with_parent, sharing
+from nmt.common.processes import INTERRUPTED, TRAINERS, UNRECORDED, die_with_parent, sharing
 from nmt.config import InputError, Job
 from nmt.training import chain, checkpoint, state
 from nmt.training.batches import Corpus, ahead, check_positions, train_files, updates
@@ -222,6 +222,15 @@ def stop_on_signals(trainer: Trainer) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def fail(folder: Path, state: str, error: str) -> None:
+    """Record a failure; exit with UNRECORDED where that fails too: a failure that nobody knows of is repeated."""
+    try:
+        record_failure(folder, state, error)
+    except OSError as reason:
+        print(f"train: {error}; {folder / 'failed.json'} could not be written: {reason}", file=sys.stderr)
+        sys.exit(UNRECORDED)
+
+
 def main() -> None:
     """Run one of torchrun's workers: train the job in the given folder.
 
@@ -244,11 +253,11 @@ def main() -> None:
             if not finished and world.main:
                 (folder / "interrupted").touch()
     except InputError as error:
-        record_failure(folder, "refused", str(error))
+        fail(folder, "refused", str(error))
         sys.exit(f"train: {error}")
     except Exception as error:
         if not peer_is_lost(error):
-            record_failure(folder, "failed", f"{type(error).__name__}: {error}")
+            fail(folder, "failed", f"{type(error).__name__}: {error}")
         raise
     if not finished:
         sys.exit(INTERRUPTED)

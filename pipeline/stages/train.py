@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 
 from nmt import flops
 from nmt.common.files import link_or_copy, read_yaml, sha256_of, writing
-from nmt.common.processes import TRAINERS, wait_for_sharers
+from nmt.common.processes import TRAINERS, UNRECORDED, wait_for_sharers
 from nmt.config import ForkSettings, InputError, ModelSettings, TrainingSettings
 from pipeline.common import stage
 from pipeline.common.paths import BINNED, BINNED_STATS, CHAIN, CHECKPOINTS, CURVES, TRAINING, VALIDATION
@@ -222,9 +222,9 @@ def train(state: Path, tracker: Tracker, launch: Launch, progress: AbstractConte
                     write_curves(history.path)
                 written = time.monotonic()
 
-        launch(state, watch)
+        status = launch(state, watch)
         if not (state / "done.json").exists():
-            raise _outcome(state)
+            raise _outcome(state, status)
         watch()
 
 
@@ -237,14 +237,16 @@ def raise_if_refused(state: Path) -> None:
             raise InputError(str(failure["error"]))
 
 
-def _outcome(state: Path) -> Exception:
-    """Return why a training ended before its last update, from the files that its processes left."""
+def _outcome(state: Path, status: int) -> Exception:
+    """Return why a training ended before its last update, from torchrun's exit status and the files that are there."""
     raise_if_refused(state)
     if (state / "failed.json").exists():
         failure = stage.read_json(state / "failed.json")
         return ChildProcessError(f"a training process failed: {failure['error']}; its output is above")
     if (state / "interrupted").exists():
         return Interrupted("a training process was asked to stop")
+    if status == UNRECORDED:
+        return ChildProcessError("a training process failed and could not write why: the disk may be full; see above")
     # Killed (by the system where memory runs out, say), or disconnected from the other nodes.
     return Interrupted("a training process was lost")
 

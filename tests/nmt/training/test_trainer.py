@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -20,7 +21,7 @@ import torch
 import yaml
 
 from nmt.common import tensors
-from nmt.common.processes import TRAINERS
+from nmt.common.processes import TRAINERS, UNRECORDED
 from nmt.config import InputError, Job, ModelSettings
 from nmt.flops import LengthSums, parameters, training_flops
 from nmt.training import checkpoint, state, trainer
@@ -381,6 +382,24 @@ def test_the_processes_of_a_training_hold_its_folder(
     trainer.main()
     assert bound == [signal.SIGKILL, 77], "torchrun may have been killed before"
     assert not (tmp_path / "failed.json").exists()
+
+
+def test_a_failure_that_cannot_be_written_has_a_status_of_its_own(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job()))
+
+    def full(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name in ("train", "record_failure"):
+        monkeypatch.setattr(trainer, name, full)
+    monkeypatch.setattr(trainer, "die_with_parent", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["trainer", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        trainer.main()
+    assert ended.value.code == UNRECORDED
+    assert "No space left on device; " in capsys.readouterr().err
 
 
 def test_a_fork_without_its_state_does_not_train_from_the_beginning(tmp_path: Path, tiny_job: MakeJob) -> None:

@@ -350,13 +350,14 @@ class Silent:
         ),
         ({"interrupted": ""}, Interrupted, "a training process was asked to stop"),
         ({}, Interrupted, "a training process was lost"),
+        ({"status": "73"}, ChildProcessError, "a training process failed and could not write why: .*; see above"),
     ],
 )
 def test_why_a_training_ended_is_told(tmp_path: Path, left: dict[str, str], kind: type[Exception], told: str) -> None:
     def ended(state: Path, watch: Callable[[], None]) -> int:
         for name, content in left.items():
             (state / name).write_text(content)
-        return 1
+        return int(left.get("status", 1))
 
     with pytest.raises(kind, match=f"^{told}$"):
         train.train(tmp_path, Listener(), ended, Silent())
