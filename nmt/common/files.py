@@ -153,6 +153,22 @@ def output_file(path: Path) -> Path:
     return path
 
 
+@contextmanager
+def scratch_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty temporary folder beside `path`, and remove it at the end.
+
+    It first removes those of killed processes, as `writing` does.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(path)
+    temporary = _temporary(path)
+    temporary.mkdir()
+    try:
+        yield temporary
+    finally:
+        _remove(temporary)
+
+
 def link_or_copy(source: str | Path, target: str | Path) -> None:
     """Make a hard link or, where the disk has none, a copy. Only for files that are never changed in place."""
     try:

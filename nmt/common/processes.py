@@ -12,6 +12,8 @@ from pathlib import Path
 
 INTERRUPTED = 75
 """The exit status of a process that was stopped and can be resumed (sysexits' EX_TEMPFAIL)."""
+UNRECORDED = 73
+"""The exit status of a training process that failed and could not write why (sysexits' EX_CANTCREAT)."""
 TRAINERS = "trainers.lock"
 """The file in a training's folder that all of its processes hold by `sharing`."""
 
@@ -52,6 +54,18 @@ def sharing(path: Path) -> Iterator[None]:
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_SH)
         yield
+
+
+def is_held(path: Path) -> bool:
+    """Return whether a process holds a lock on `path`, by `sharing` or alone."""
+    import fcntl
+
+    with suppress(FileNotFoundError), path.open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def wait_for_sharers(path: Path, message: str) -> None:

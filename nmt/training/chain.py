@@ -134,12 +134,15 @@ def is_link(settings: TrainingSettings, update: int) -> bool:
 def keep_every(settings: TrainingSettings, report_every: int) -> int | None:
     """Return how many updates lie between two kept states; None where none is kept.
 
-    States are kept where the chain has a link and where no interval of the history is unfinished.
+    States are kept where the chain has a link; where that leaves enough of them, also where no interval of the history
+    is unfinished.
     """
     if settings.keep_states == 0:
         return None
-    step = math.lcm(report_every, settings.verify_every or settings.checkpoint_every)
-    return step * math.ceil(settings.updates / (settings.keep_states + 1) / step)
+    links, apart = settings.verify_every or settings.checkpoint_every, settings.updates / (settings.keep_states + 1)
+    step = math.lcm(report_every, links)
+    step = step if step <= apart else links
+    return step * math.ceil(apart / step)
 
 
 def kept_states(folder: Path) -> dict[int, Path]:

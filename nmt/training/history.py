@@ -12,7 +12,7 @@ import torch
 
 from nmt import flops
 from nmt.common.files import writing
-from nmt.config import Job
+from nmt.config import InputError, Job
 from nmt.schedule import learning_rate
 from nmt.training.batches import Corpus, pairs_of_updates
 from nmt.training.distributed import World, device_name
@@ -35,8 +35,18 @@ class History:
         """Return the training time at the latest record, 0 without one."""
         return max((float(record["seconds"]) for record in read_history(self.records_path)), default=0.0)
 
-    def remove_after(self, update: int) -> None:
-        """Remove the records of later updates: a training that resumes after `update` measures them again."""
+    def remove_after(self, update: int, reported: int) -> None:
+        """Remove the records of later updates: a training that resumes after `update` measures them again.
+
+        `reported`: the end of the last interval before it. Raises InputError where the record of that cannot be read.
+        """
+        records = read_history(self.records_path)
+        unreadable = self.records_path.exists() and len(records) < self.records_path.read_bytes().count(b"\n")
+        if unreadable and reported not in {0, *(record["update"] for record in records if "loss" in record)}:
+            raise InputError(
+                f"{self.records_path} was on disk up to update {reported:,}, but line {len(records) + 1:,} cannot be "
+                f"read: mend that line, or remove {self.folder} to start this training again"
+            )
         for path in self.paths:
             if path.exists():
                 remaining = [record for record in read_history(path) if record["update"] <= update]
@@ -141,8 +151,15 @@ def perplexity(loss: float) -> float:
 
 
 def read_history(path: Path) -> list[dict[str, int | float]]:
-    """Return the records of a history file, without a last line that a kill cut short."""
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].split("\n") if line]
+    """Return the records of a history file up to the first line that cannot be read.
+
+    A kill may cut the last line short, and a power failure leave anything after the last flush.
+    """
+    records: list[dict[str, int | float]] = []
+    if path.exists():
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                break
+    return records

@@ -113,6 +113,10 @@ class TrainState(_Saved):
     resumes: int
     processes: int
     """Processes of the training that saved the state."""
+    updates: int | None = None
+    """`training.updates` of the training that saved the state; None where its code did not record it."""
+    validate_every: int | None = None
+    """As `updates`: both decide after which updates losses are recorded."""
     conditions: ResumeConditions
 
     @classmethod

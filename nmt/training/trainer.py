@@ -28,7 +28,7 @@ from types import FrameType
 import torch
 
 from nmt.common.files import flush, read_yaml
-from nmt.common.processes import INTERRUPTED, TRAINERS, die_with_parent, sharing
+from nmt.common.processes import INTERRUPTED, TRAINERS, UNRECORDED, die_with_parent, sharing
 from nmt.config import InputError, Job
 from nmt.training import chain, checkpoint, state
 from nmt.training.batches import Corpus, ahead, check_positions, train_files, updates
@@ -50,6 +50,8 @@ class Attempt:
         self.history = History(folder, trainer.job, trainer.world)
         self.report_every = max(1, min(100, self.settings.updates // 100))
         self.keep_every = chain.keep_every(self.settings, self.report_every)
+        self.recorded = {"updates": self.settings.updates, "validate_every": self.settings.validate_every}
+        """What decides after which updates losses are recorded."""
         self._saved = time.monotonic()
 
     def resume(self) -> None:
@@ -80,8 +82,13 @@ class Attempt:
             state.move_earlier_files(self.folder, (*self.history.paths, *chain.kept_states(self.folder).values()))
             return
         state.remove_later_checkpoints(self.folder, trainer.update)
-        self.history.remove_after(trainer.update)
+        self.history.remove_after(trainer.update, trainer.update - loaded.interval.updates)
         chain.remove_later_states(self.folder, trainer.update)
+        before = {"updates": loaded.updates, "validate_every": loaded.validate_every}
+        if None not in before.values() and before != self.recorded:
+            # Losses are recorded after other updates from here on: no link covers both kinds.
+            settings = self.settings.model_copy(update=before)
+            chain.add_link(self.folder, settings, trainer.update, trainer.model, trainer.optimizer, loaded.conditions)
         if self.keeps(trainer.update):  # A kill may have come between saving and keeping it.
             chain.keep_state(self.folder)
         state.print_resume(loaded, trainer.conditions(), self.settings.updates)
@@ -128,8 +135,12 @@ class Attempt:
     def report(self) -> None:
         """Log the interval since the last report."""
         measured = self.trainer.measured
-        self.history.log_skipped(self.corpus, measured.check_gradients())
+        self.log_skipped()
         self.history.log_interval(measured, measured.take_interval())
+
+    def log_skipped(self) -> None:
+        """Sum what was measured since the last call, and log updates without a finite gradient; every rank calls it."""
+        self.history.log_skipped(self.corpus, self.trainer.measured.check_gradients())
 
     def keeps(self, update: int) -> bool:
         """Return whether the state after an update is kept."""
@@ -138,6 +149,8 @@ class Attempt:
     def add_link(self) -> None:
         """Append a link to the chain of hashes on the main rank; keep the state every `keep_every` updates."""
         trainer, update = self.trainer, self.trainer.update
+        if self.keeps(update):
+            self.log_skipped()  # A saved state has the sums of an unfinished interval, from every rank.
         if not trainer.world.main:
             return
         chain.add_link(self.folder, self.settings, update, trainer.model, trainer.optimizer, trainer.conditions())
@@ -147,10 +160,8 @@ class Attempt:
 
     def stop(self) -> None:
         """Save the state between two reports, with the sums of the unfinished interval; every rank calls it."""
-        measured = self.trainer.measured
-        skipped = measured.check_gradients()
+        self.log_skipped()
         self.save()
-        self.history.log_skipped(self.corpus, skipped)
 
     def save(self) -> None:
         """Save the state on the main rank. Clocks differ, so only the main rank decides when.
@@ -163,7 +174,7 @@ class Attempt:
             # Flush the logs before saving: a resumed training does not rewrite records before the saved update.
             for path in filter(Path.exists, self.history.paths):
                 flush(path)
-            saved = trainer.measured.state(trainer.conditions())
+            saved = trainer.measured.state(trainer.conditions()).model_copy(update=self.recorded)
             state.save_state(self.folder / "resume", saved, trainer.model, trainer.optimizer)
 
 
@@ -211,6 +222,15 @@ def stop_on_signals(trainer: Trainer) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def fail(folder: Path, state: str, error: str) -> None:
+    """Record a failure; exit with UNRECORDED where that fails too: a failure that nobody knows of is repeated."""
+    try:
+        record_failure(folder, state, error)
+    except OSError as reason:
+        print(f"train: {error}; {folder / 'failed.json'} could not be written: {reason}", file=sys.stderr)
+        sys.exit(UNRECORDED)
+
+
 def main() -> None:
     """Run one of torchrun's workers: train the job in the given folder.
 
@@ -233,11 +253,11 @@ def main() -> None:
             if not finished and world.main:
                 (folder / "interrupted").touch()
     except InputError as error:
-        record_failure(folder, "refused", str(error))
+        fail(folder, "refused", str(error))
         sys.exit(f"train: {error}")
     except Exception as error:
         if not peer_is_lost(error):
-            record_failure(folder, "failed", f"{type(error).__name__}: {error}")
+            fail(folder, "failed", f"{type(error).__name__}: {error}")
         raise
     if not finished:
         sys.exit(INTERRUPTED)

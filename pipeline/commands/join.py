@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from nmt.common.processes import is_held
 from nmt.config import InputError
 from pipeline.common import stage
 from pipeline.stages.train import code_digest, raise_if_refused
@@ -47,7 +48,8 @@ def _wait_for(endpoint: str, hours: float) -> Path:
     while time.monotonic() < deadline:
         for path in states.glob(f"*/{launch.RENDEZVOUS}"):
             try:
-                if path.read_text(encoding="utf-8") == endpoint:
+                # A first node that was killed has left the file.
+                if path.read_text(encoding="utf-8") == endpoint and is_held(path.with_name("lock")):
                     return path.parent
             except FileNotFoundError:  # The training has just ended.
                 continue

@@ -18,6 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from nmt.common.files import read_yaml
+from nmt.common.processes import TRAINERS, is_held
 from nmt.config import InputError
 
 DAY = 86_400.0
@@ -66,19 +67,13 @@ def _state(path: Path) -> TrainingFolder:
         update,
         updates,
         (path / "done.json").exists(),
-        _locked(path / "lock"),
+        _running(path),
     )
 
 
-def _locked(lock: Path) -> bool:
-    """Return whether a training runs on the state now."""
-    if not lock.exists():
-        return False
-    try:
-        with FileLock(lock, timeout=0):
-            return False
-    except Timeout:
-        return True
+def _running(path: Path) -> bool:
+    """Return whether a stage trains in the folder now, or processes of one that was killed."""
+    return is_held(path / "lock") or is_held(path / TRAINERS)
 
 
 def chosen(
@@ -124,7 +119,7 @@ def free_chosen(root: Path, names: Sequence[str], older: float | None) -> Iterat
         gone = state.path.with_name(f".{state.name}.{os.getpid()}.tmp")
         try:
             # A training may have begun since the states were listed.
-            with FileLock(state.path / "lock", timeout=0):
+            with FileLock(state.path / "lock", timeout=0), FileLock(state.path / TRAINERS, timeout=0):
                 os.replace(state.path, gone)
         except Timeout as error:
             raise InputError(f"{state.name} is being trained: stop it first") from error

@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 
 from nmt import flops
 from nmt.common.files import link_or_copy, read_yaml, sha256_of, writing
-from nmt.common.processes import TRAINERS, wait_for_sharers
+from nmt.common.processes import TRAINERS, UNRECORDED, wait_for_sharers
 from nmt.config import ForkSettings, InputError, ModelSettings, TrainingSettings
 from pipeline.common import stage
 from pipeline.common.paths import BINNED, BINNED_STATS, CHAIN, CHECKPOINTS, CURVES, TRAINING, VALIDATION
@@ -74,7 +74,8 @@ def run(tracker: Tracker, launch: Launch, progress: Callable[[int], AbstractCont
         write_job(state, job)
         if training.fork is not None:
             begin_fork(state, training.fork)
-        if not (state / "done.json").exists():
+        # With a store, a finished training may not have been uploaded yet.
+        if stage.state_store() is not None or not (state / "done.json").exists():
             train(state, tracker, launch, progress(training.updates))
         publish(state, tracker)
 
@@ -134,10 +135,11 @@ def begin_fork(state: Path, fork: ForkSettings) -> None:
     if checkpoint.latest_resume(state / "resume") is not None:
         return
     for origin in sorted(state.parent.glob("*/")):
-        links = chain.read_chain(origin / history.CHAIN)
         kept = chain.kept_states(origin).get(fork.update)
-        if kept is not None and any((link.update, link.link) == (fork.update, fork.link) for link in links):
-            break
+        with contextlib.suppress(InputError):  # The chain of another version.
+            links = chain.read_chain(origin / history.CHAIN) if kept else []
+            if kept is not None and any((link.update, link.link) == (fork.update, fork.link) for link in links):
+                break
     else:
         if stage.state_store() is not None:
             return  # A fork that another machine began resumes from its own state in the store.
@@ -171,7 +173,8 @@ def locked(state: Path) -> AbstractContextManager[object]:
     """Lock a state for this process alone. The kernel releases the lock when the process ends, even if killed."""
     state.mkdir(parents=True, exist_ok=True)
     try:
-        return FileLock(state / "lock").acquire(timeout=0)
+        # Whoever asks whether it is held (`is_held`) holds it for a moment.
+        return FileLock(state / "lock").acquire(timeout=0.2)
     except Timeout as error:
         message = "another process is at this training: wait for it, or stop it"
         raise BlockingIOError(errno.EAGAIN, message, str(state)) from error
@@ -183,8 +186,10 @@ def write_job(state: Path, job: Mapping[str, Any]) -> None:
     for name in ("interrupted", "failed.json"):
         (state / name).unlink(missing_ok=True)
     for left in (*state.glob(".*.tmp"), *state.glob("*/.*.tmp")):
-        # Left by a kill while a checkpoint was written. The state is locked, so no other process writes here.
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
+        # Left by a kill while a checkpoint was written. The state is locked, so no other process writes here; but a
+        # torchrun that is ending removes its own.
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
     if path.exists():
         before = read_yaml(path)
         # In other copies of the repository the same corpus has another path.
@@ -218,9 +223,9 @@ def train(state: Path, tracker: Tracker, launch: Launch, progress: AbstractConte
                     write_curves(history.path)
                 written = time.monotonic()
 
-        launch(state, watch)
+        status = launch(state, watch)
         if not (state / "done.json").exists():
-            raise _outcome(state)
+            raise _outcome(state, status)
         watch()
 
 
@@ -233,14 +238,16 @@ def raise_if_refused(state: Path) -> None:
             raise InputError(str(failure["error"]))
 
 
-def _outcome(state: Path) -> Exception:
-    """Return why a training ended before its last update, from the files that its processes left."""
+def _outcome(state: Path, status: int) -> Exception:
+    """Return why a training ended before its last update, from torchrun's exit status and the files that are there."""
     raise_if_refused(state)
     if (state / "failed.json").exists():
         failure = stage.read_json(state / "failed.json")
         return ChildProcessError(f"a training process failed: {failure['error']}; its output is above")
     if (state / "interrupted").exists():
         return Interrupted("a training process was asked to stop")
+    if status == UNRECORDED:
+        return ChildProcessError("a training process failed and could not write why: the disk may be full; see above")
     # Killed (by the system where memory runs out, say), or disconnected from the other nodes.
     return Interrupted("a training process was lost")
 
@@ -253,7 +260,10 @@ class HistoryReader:
         self.position = 0  # bytes read so far
 
     def new(self) -> Iterator[dict[str, float]]:
-        """Yield the records since the last call. A resume rewrites the file: then all records are new."""
+        """Yield the records since the last call. A resume rewrites the file: then all records are new.
+
+        A line that cannot be read is the last one until then.
+        """
         if not self.path.exists():
             return
         if self.path.stat().st_size < self.position:
@@ -261,8 +271,11 @@ class HistoryReader:
         with self.path.open("rb") as file:
             file.seek(self.position)
             while (line := file.readline()).endswith(b"\n"):
+                try:
+                    record: dict[str, float] = json.loads(line)
+                except ValueError:
+                    return
                 self.position += len(line)
-                record: dict[str, float] = json.loads(line)
                 yield record
 
 

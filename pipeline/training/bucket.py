@@ -161,6 +161,7 @@ class Bucket:
             NoCredentialsError,
             PartialCredentialsError,
         )
+        from s3transfer.exceptions import RetriesExceededError
 
         try:
             yield
@@ -168,7 +169,7 @@ class Bucket:
             raise self._refusal(error.response) from None
         except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError) as error:
             raise self._wrong_credentials(type(error).__name__) from None
-        except (BotoCoreError, Boto3Error) as error:
+        except (BotoCoreError, Boto3Error, RetriesExceededError) as error:
             raise StoreError(errno.EIO, f"the store does not answer ({type(error).__name__})", self.url) from None
 
     def _wrong_credentials(self, code: str) -> InputError:

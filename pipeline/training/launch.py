@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nmt.common.files import read_yaml, writing
-from nmt.common.processes import die_with_parent
+from nmt.common.processes import UNRECORDED, die_with_parent
 from nmt.config import InputError
 from pipeline.machine import available_cores
 
@@ -178,6 +178,7 @@ def main() -> None:
     die_with_parent(signal.SIGTERM, int(parent))
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     # In the job's folder, where the stage removes what a SIGKILL leaves.
     with tempfile.TemporaryDirectory(prefix=".torchrun.", suffix=".tmp", dir=job) as scratch:
@@ -186,6 +187,10 @@ def main() -> None:
         except SignalException as error:
             # A requested stop: a traceback would explain nothing.
             sys.exit(128 + error.sigval)
+        except ChildFailedError as error:
+            if any(failure.exitcode == UNRECORDED for failure in error.failures.values()):
+                sys.exit(UNRECORDED)
+            raise
 
 
 if __name__ == "__main__":

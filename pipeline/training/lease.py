@@ -9,10 +9,12 @@ lease again after `SETTLE` seconds: the machine that wrote it last holds it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 
 from nmt.config import InputError
@@ -31,10 +33,14 @@ def seconds() -> float:
 
 
 class Lease:
-    """The lease at `key`. `owner` is a name that no other machine has; a machine that died gets its lease back."""
+    """The lease at `key`. `owner` names a training's folder: a machine that died gets its lease back earlier.
+
+    A copied folder has the same owner, so a lease that is held is known by the process that wrote it.
+    """
 
     def __init__(self, bucket: Bucket, key: str, owner: str) -> None:
         self.bucket, self.key, self.owner = bucket, key, owner
+        self.process = uuid.uuid4().hex
         self.seconds = seconds()
         self.lost = False
         """Whether another machine has taken the lease over."""
@@ -44,7 +50,8 @@ class Lease:
     def held(self) -> Iterator[None]:
         """Acquire the lease, renew it in the background, and release it at the end.
 
-        Raises InputError if another machine renews it: the machine trains.
+        Raises InputError if another machine renews it: the machine trains. Raises StoreError if the store refuses every
+        write of it.
         """
         self._acquire()
         ended = threading.Event()
@@ -60,21 +67,29 @@ class Lease:
 
     def _acquire(self) -> None:
         waited_for: str | None = None
+        deadline = time.monotonic() + 2 * self.seconds
         while True:
             found = self.bucket.read(self.key)
-            if found is None or self._is_ours(found) or found.age > self.seconds:
+            holder = _holder(found) if found else {}
+            # Whoever holds it has renewed it twice in half of its time.
+            valid = self.seconds / 2 if holder.get("owner") == self.owner else self.seconds
+            if found is None or self._is_ours(found) or found.age > valid:
                 if self._write(found):
                     break
-                continue
-            host = _holder(found)["host"]
-            if waited_for is None:
-                left = max(0.0, self.seconds - found.age)
+                if time.monotonic() > deadline:
+                    reason = f"the store refuses every write of {self.key}: give it conditional writes as S3 has them"
+                    raise StoreError(errno.EIO, reason, self.bucket.url)
+            elif waited_for is None:
+                left = max(0.0, valid - found.age)
                 print(
-                    f"train: {host} had this training's lease {found.age:.0f} s ago: waiting {left:.0f} s", flush=True
+                    f"train: {holder['host']} had this training's lease {found.age:.0f} s ago: waiting {left:.0f} s",
+                    flush=True,
                 )
                 waited_for = found.etag
             elif found.etag != waited_for:
-                raise InputError(f"{host} trains this already: wait for its end, or stop it ({self.bucket.url})")
+                raise InputError(
+                    f"{holder['host']} trains this already: wait for its end, or stop it ({self.bucket.url})"
+                )
             time.sleep(min(1.0, self.seconds / 10))
         # A lease that exists is no new object: only a store that ignores conditions writes it here.
         if self.bucket.write(self.key, self._content(), new=True):
@@ -106,7 +121,7 @@ class Lease:
             self.bucket.delete(self.key)
 
     def _is_ours(self, found: Stored) -> bool:
-        return _holder(found)["owner"] == self.owner
+        return _holder(found)["process"] == self.process
 
     def _write(self, found: Stored | None) -> bool:
         """Write the lease in place of what was found; return False if another machine was faster."""
@@ -115,13 +130,14 @@ class Lease:
 
     def _content(self) -> bytes:
         # With the number each write has another version.
-        return json.dumps({"owner": self.owner, "host": os.uname().nodename, "renewals": self._renewals}).encode()
+        content = {"owner": self.owner, "process": self.process, "host": os.uname().nodename}
+        return json.dumps({**content, "renewals": self._renewals}).encode()
 
 
 def _holder(found: Stored) -> dict[str, str]:
-    """Return the owner and the host of a lease; of an object that is no lease, nobody's."""
+    """Return owner, process and host of a lease; of an object that is no lease, nobody's."""
     try:
         content = json.loads(found.content)
-        return {name: str(content[name]) for name in ("owner", "host")}
+        return {name: str(content[name]) for name in ("owner", "process", "host")}
     except (ValueError, KeyError, TypeError):
-        return {"owner": "", "host": "another machine"}
+        return {"owner": "", "process": "", "host": "another machine"}

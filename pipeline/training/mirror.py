@@ -48,8 +48,8 @@ def train(job: Path, watch: Callable[[], None]) -> int:
         update = states.pull(job)
         if update is not None:
             print(f"train: restored update {update:,} from {url}/{states.name}", flush=True)
-        if (job / DONE).exists():
-            return 0
+            if (job / DONE).exists():
+                return 0
 
         def watch_lease() -> None:
             if lease.lost:
@@ -57,7 +57,8 @@ def train(job: Path, watch: Callable[[], None]) -> int:
             watch()
 
         with uploading(states, lease, job):
-            return launch.train(job, watch_lease)
+            # A training that is finished may still have to be uploaded.
+            return 0 if (job / DONE).exists() else launch.train(job, watch_lease)
 
 
 def _name(bucket: Bucket, job: Path) -> str:
@@ -101,6 +102,12 @@ class Uploads:
 
     def run(self) -> None:
         """Upload until the last state is in the store; give up `PATIENCE` seconds after the training has ended."""
+        try:
+            self._upload()
+        finally:
+            self._report_end()
+
+    def _upload(self) -> None:
         deadline = None
         while not self.lease.lost:
             last = self.ended.is_set()
@@ -113,7 +120,6 @@ class Uploads:
                 time.sleep(POLL)
             else:
                 self.ended.wait(POLL if succeeded else RETRY)
-        self._report_end()
 
     def _attempt(self, last: bool) -> bool:
         """Upload the newest state unless that is done; the last one again, with what training wrote after it."""
@@ -124,7 +130,7 @@ class Uploads:
                     self.uploaded = update
                     if self.lease.confirm():  # Another machine may be uploading what this one would delete.
                         self.states.prune()
-        except (StoreError, InputError) as error:
+        except (OSError, InputError) as error:  # A StoreError, or one of this machine's disks.
             text = error.strerror if isinstance(error, StoreError) else str(error)
             if text != self._failing:
                 self._failing = text
@@ -146,7 +152,9 @@ class Uploads:
         if self.uploaded == trained:
             self._say(f"update {trained:,} is in the store")
         else:
-            self._say(f"update {trained:,} is on this machine only: run the same command here to upload it")
+            done = (self.job / DONE).exists()
+            command = "`dvc repro --force --single-item train`" if done else "the same command"
+            self._say(f"update {trained:,} is on this machine only: run {command} here to upload it")
 
     def _say(self, text: str) -> None:
         print(f"train: {self.states.bucket.url}: {text}", file=sys.stderr, flush=True)

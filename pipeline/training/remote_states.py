@@ -15,6 +15,7 @@ import hashlib
 import io
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,7 +25,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nmt.common.files import read_yaml, writing
 from nmt.common.processes import TRAINERS
-from nmt.training import checkpoint
+from nmt.training import chain, checkpoint
+from nmt.training.history import CHAIN
 from pipeline.training.bucket import Bucket
 
 KEPT = 2
@@ -231,6 +233,11 @@ def _place(scratch: Path, folder: Path) -> None:
     states = sorted((scratch / "resume").glob("*"))
     # A training that goes on after this state's end is not done.
     done = [scratch / DONE] if same_job and (scratch / DONE).exists() else []
+    # States that were kept here belong to the chain from here, and another machine may have trained other weights.
+    ours, theirs = ({link.update: link.link for link in chain.read_chain(each / CHAIN)} for each in (folder, scratch))
+    for update, kept in chain.kept_states(folder).items():
+        if ours.get(update) != theirs.get(update):
+            shutil.rmtree(kept)
     for path in (*logs, *checkpoints, *states, *done):
         with writing(folder / path.relative_to(scratch)) as temporary:
             os.replace(path, temporary)

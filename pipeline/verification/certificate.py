@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from nmt.common.files import read_yaml
-from nmt.config import InputError, Job, ModelSettings, SearchSettings, TrainingSettings
+from nmt.config import InputError, Job, ModelSettings, SearchSettings, TrainingSettings, first_error
 from nmt.training import chain
 from pipeline.common import paths
 from pipeline.common.settings import RunSettings, load_section
@@ -24,6 +27,48 @@ CORPUS_SECTIONS = ("data", "preparation", "subwords", "binning")
 """Sections of the configuration that decide what is in data/."""
 NO_RESULT = ("training.resume_minutes", "training.verify_every", "training.keep_states")
 """Settings that change no result."""
+
+
+def _of_both_sets(references: dict[str, str]) -> dict[str, str]:
+    for role in ("valid", "test"):
+        if not any(re.fullmatch(rf"{role}\..+\.\w+", name) for name in references):
+            raise ValueError(f"that of the {role} set is missing")
+    return references
+
+
+def _complete(score: dict[str, float | str]) -> dict[str, float | str]:
+    key = next(iter(score), "")
+    if missing := {key, f"{key}_signature", f"{key}_set"} - score.keys():
+        raise ValueError(f"{min(missing)} is missing")
+    return score
+
+
+class _Job(Job):
+    corpus: str = ""
+
+
+class _Training(BaseModel):
+    state: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+    job: _Job
+    data: dict[str, str]
+    code: str
+    links: list[dict[str, Any]]
+
+
+class _Certificate(BaseModel):
+    """What the checks read of a certificate."""
+
+    run: RunSettings
+    training: _Training
+    subwords: dict[str, str]
+    averaged: list[Annotated[int, Field(ge=1)]]
+    average: str
+    last: str
+    search: SearchSettings
+    translations: dict[str, str]
+    references: Annotated[dict[str, str], AfterValidator(_of_both_sets)]
+    score: Annotated[dict[str, float | str], AfterValidator(_complete)]
+    seal: str
 
 
 @dataclass(frozen=True)
@@ -82,11 +127,16 @@ def load(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}): name a results/certificate.json") from error
-    needed = {"run", "training", "subwords", "averaged", "average", "last", "search", "translations", "references"}
-    if not isinstance(content, dict) or not {*needed, "score", "seal"} <= content.keys():
-        raise InputError(f"{path} is no certificate: name a results/certificate.json")
+    try:
+        _Certificate.model_validate(content)
+    except ValidationError as error:
+        name, _, rule = first_error(error)
+        raise InputError(
+            f"{path} is no certificate ({name or 'content'}: {rule}): name a results/certificate.json"
+        ) from error
     if not content["training"]["links"]:
         raise InputError(f"{path}: its training has no chain of hashes, so nothing can be checked: train again")
+    assert isinstance(content, dict)
     return content
 
 

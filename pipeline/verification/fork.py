@@ -64,7 +64,7 @@ def params(record: Record, update: int, changed: Mapping[str, Any]) -> dict[str,
     if wrong := training.changed_states():
         raise InputError(f"{training.folder}: {'; '.join(wrong)}: fork after another update, or train again")
     if update not in training.kept:
-        kept = ", ".join(f"{each:,}" for each in training.kept) or "none: they were freed"
+        kept = ", ".join(f"{each:,}" for each in training.kept) or "none: it kept none, or they were freed"
         raise InputError(f"--at is {update}, but states are kept after these updates: {kept} ({training.folder})")
     described, resolved = record.description(), read_yaml(record.config)
     overrides: dict[str, Any] = {}

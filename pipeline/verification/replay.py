@@ -6,16 +6,16 @@ import math
 import os
 import random
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from nmt.common.files import scratch_folder
 from nmt.config import InputError
 from nmt.training import chain, history, state
 from nmt.training.chain import Link
@@ -49,6 +49,8 @@ class Replay:
     """What differs from the record, and between which updates; None where all is equal."""
     conditions: tuple[str, ...]
     """Recorded conditions that are others here."""
+    exact: bool
+    """Whether the recorded conditions give the same bits each time: not on GPUs without training.deterministic."""
 
 
 class Training:
@@ -111,12 +113,17 @@ class Training:
         if match is None or not self.begin <= int(match[1]) < int(match[2]) <= last:
             raise InputError(f"--updates is {text!r}: it must be A:B with {self.begin} <= A < B <= {last}, as 0:20")
         first, end = int(match[1]), int(match[2])
-        start = max((start for start in self.starts() if start <= first), default=None)
+        starts = self.starts()
+        start = max((start for start in starts if start <= first), default=None)
         planned = self.job["training"].get("keep_states", 0)
         if start is None or (start == 0 and first > 0 and planned and not self.kept):
+            left = "no other part can"
+            if starts:
+                link = next(link.update for link in self.links if link.update > starts[0])
+                left = f"name updates from {starts[0]} on, as --updates {starts[0]}:{link}"
             raise InputError(
                 f"{self.folder} keeps no state before update {first:,} any more, so this part cannot be trained again: "
-                f"name updates from {self.begin} on, as --updates {self.begin}:{self.links[0].update}"
+                f"{left}"
             )
         return Interval(start, next(link.update for link in self.links if link.update >= end))
 
@@ -124,19 +131,13 @@ class Training:
         """Train an interval again; raise ChildProcessError or InputError where the training fails."""
         recorded = [link for link in self.links if interval.start < link.update <= interval.end]
         conditions = recorded[0].conditions
-        root = state_root()
-        root.mkdir(parents=True, exist_ok=True)
-        # A folder beside the kept states, so that they become hard links there.
-        scratch_folder = tempfile.TemporaryDirectory(prefix=".verify.", suffix=".tmp", dir=root)
-        with scratch_folder as scratch, environment(conditions):
-            folder = Path(scratch)
-            self._prepare(folder, interval, recorded[0].updates)
-            launch.train(folder, lambda: None)
+        # Beside the kept states, so that they become hard links there.
+        with scratch_folder(state_root() / "verify") as folder, environment(conditions):
+            self._prepare(folder, interval.start)
+            # A training that was extended is trained again in the same parts: losses were recorded at other updates.
+            for part, links in groupby(recorded, lambda link: (link.updates, link.validate_every)):
+                self._train(folder, interval, *part, list(links)[-1].update)
             again = [link for link in chain.read_chain(folder / history.CHAIN) if link.update > interval.start]
-            if not (folder / "done.json").exists():
-                failed = folder / "failed.json"
-                reason = f": {read_json(failed)['error']}" if failed.exists() else "; its output is above"
-                raise ChildProcessError(f"training updates {interval} again failed{reason}")
             parted = self._compare(recorded, again, history.read_history(folder / "history.jsonl"), interval.start)
             before = state.read_state(self.kept[interval.start]).seconds if interval.start else 0.0
             seconds = float(read_json(folder / "done.json")["train_seconds"]) - before
@@ -145,36 +146,46 @@ class Training:
             for key, value in conditions.items()
             if again[0].conditions.get(key) != value
         ]
-        return Replay(interval, seconds, parted, tuple(others))
+        promised = [link.conditions for link in recorded]
+        exact = all(each.get("deterministic", True) or each.get("device") == "cpu" for each in promised)
+        return Replay(interval, seconds, parted, tuple(others), exact)
 
-    def _prepare(self, folder: Path, interval: Interval, updates: int) -> None:
-        """Write the job and the start of an interval into an empty folder."""
+    def _prepare(self, folder: Path, start: int) -> None:
+        """Put the state after the update `start` and the chain up to it into an empty folder."""
+        if start:
+            chain.copy_state(self.kept[start], folder / "resume" / self.kept[start].name)
+            before = [link for link in self.links if link.update <= start]
+            (folder / history.CHAIN).write_text("".join(link.model_dump_json() + "\n" for link in before))
+
+    def _train(self, folder: Path, interval: Interval, updates: int, validate_every: int | None, end: int) -> None:
+        """Train on in a folder up to the update `end` with the settings that a link recorded."""
         training = {**self.job["training"], "updates": updates, "keep_states": 0}
+        if validate_every is not None:
+            training["validate_every"] = validate_every
         job = {**self.job, "training": training, "corpus": str(BINNED.resolve())}
         (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
-        (folder / "last_update").write_text(str(interval.end), encoding="utf-8")
-        if interval.start:
-            kept = self.kept[interval.start]
-            chain.copy_state(kept, folder / "resume" / kept.name)
-            before = [link for link in self.links if link.update <= interval.start]
-            (folder / history.CHAIN).write_text("".join(link.model_dump_json() + "\n" for link in before))
+        (folder / "last_update").write_text(str(end), encoding="utf-8")
+        (folder / "done.json").unlink(missing_ok=True)
+        launch.train(folder, lambda: None)
+        if not (folder / "done.json").exists():
+            failed = folder / "failed.json"
+            reason = f": {read_json(failed)['error']}" if failed.exists() else "; its output is above"
+            raise ChildProcessError(f"training updates {interval} again failed{reason}")
 
     def _compare(
         self, recorded: Sequence[Link], again: Sequence[Link], records: Sequence[Mapping[str, Any]], start: int
     ) -> str | None:
         """Return what differs first, between which updates; None where everything is equal."""
-        # A training that was extended may have had its links and its losses at other updates before that.
-        before = {link.update: last for last, link in pairwise([None, *again]) if link is not None}
+        # Where training.verify_every was changed, training again has its links at other updates, and the same losses.
         here = {link.update: link for link in again}
-        for last, link in pairwise([None, *recorded]):
-            if link is None or (other := here.get(link.update)) is None:
-                continue
-            starts = [each.update if each else start for each in (last, before[link.update])]
-            told = link.updates == other.updates and link.validate_every in (None, other.validate_every)
-            names = [name for name in HASHES if name != "losses" or (told and starts[0] == starts[1])]
-            if changed := [name for name in names if getattr(link, name) != getattr(other, name)]:
+        before = start
+        for link in recorded:
+            losses = chain.losses_hash(records, before, link.update)
+            other = here.get(link.update, link).model_copy(update={"losses": losses})
+            if changed := [name for name in HASHES if getattr(link, name) != getattr(other, name)]:
                 loss = self._first_other_loss(records)
-                return f"{', '.join(changed)} part between updates {starts[0]:,} and {link.update:,}{loss}"
+                return f"{', '.join(changed)} part between updates {before:,} and {link.update:,}{loss}"
+            before = link.update
         if recorded[-1].update not in here:
             return f"training again did not come to update {recorded[-1].update:,}"
         return None
@@ -199,7 +210,7 @@ class Training:
 def environment(conditions: Mapping[str, Any]) -> Iterator[None]:
     """Set the threads of a process, which the launcher takes from the environment, to the recorded number."""
     before = dict(os.environ)
-    if conditions["threads"]:
+    if conditions.get("threads"):
         os.environ["OMP_NUM_THREADS"] = str(conditions["threads"])
     try:
         yield

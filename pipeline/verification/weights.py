@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 from nmt.common.tensors import WEIGHTS, digest, load_tensors
+from nmt.config import AveragingSettings
 from nmt.training import chain, checkpoint
 from pipeline.common import paths
+from pipeline.common.settings import load_section
 from pipeline.tracking.tables import curve
 from pipeline.verification.certificate import Finding, Subject, code
 from pipeline.verification.replay import Replay
@@ -18,6 +22,13 @@ def curves(subject: Subject) -> Finding:
     tables = [subject.files.results / path.name for path in (paths.CURVES, paths.VALIDATION)]
     if not all(path.exists() for path in tables):
         return Finding("losses", "not here", f"{tables[0]} is missing")
+    try:
+        return _losses(subject, tables)
+    except (csv.Error, KeyError, TypeError, ValueError):
+        return Finding("losses", "differs", f"{tables[0]} or {tables[1].name} was edited: it is no table of losses")
+
+
+def _losses(subject: Subject, tables: Sequence[Path]) -> Finding:
     records = [{"update": update, **values} for path in tables for update, values in curve(path)]
     before = 0
     for link in subject.training.links:
@@ -55,16 +66,18 @@ def retrained(subject: Subject, corpus: Finding, named: Sequence[str], share: fl
 
 
 def _outcome(subject: Subject, replays: Sequence[Replay]) -> Finding:
-    for replay in replays:
+    for replay in sorted(replays, key=lambda replay: not replay.exact):
         if replay.parted is not None:
             facts = list(replay.conditions)
             if code(subject).status == "differs":
                 facts.insert(0, "the training's code differs")
+            if not replay.exact:
+                facts.append("without training.deterministic GPUs add in no fixed order, so this shows nothing")
             why = "; ".join(facts) or (
                 "settings, data, code and conditions are the recorded ones, so the recorded weights are not what "
                 "they give"
             )
-            return Finding("training", "differs", f"{replay.parted}: {why}")
+            return Finding("training", "differs" if replay.exact else "not here", f"{replay.parted}: {why}")
     own = subject.training.links[-1].update - subject.training.begin
     updates = sum(replay.interval.end - replay.interval.start for replay in replays)
     where = ", ".join(str(replay.interval) for replay in replays)
@@ -90,8 +103,24 @@ def checkpoints(subject: Subject) -> Finding:
     return Finding("checkpoints", "equal", f"{len(found)} in {subject.files.checkpoints}")
 
 
+def averageable(subject: Subject) -> list[int]:
+    """Return the updates whose checkpoints an average may have: the newest that training leaves; of a fork, any."""
+    updates, training = [link.update for link in subject.training.links], subject.training.job["training"]
+    if subject.training.begin:  # Its run's checkpoints may have been at other updates.
+        return updates
+    last: int = training["keep_checkpoints"]
+    if subject.config.exists():
+        last = min(last, load_section("averaging", AveragingSettings, subject.config).last)
+    return [update for update in updates if update % training["checkpoint_every"] == 0][-last:]
+
+
 def averaged(subject: Subject) -> Finding:
     """Average the checkpoints again."""
+    recorded = subject.certificate
+    if other := sorted({*recorded["averaged"]} - {*averageable(subject)}):
+        return Finding("average", "differs", f"update {other[0]:,} is none of the last checkpoints, but was averaged")
+    if not recorded["averaged"] and recorded["average"] != recorded["last"]:
+        return Finding("average", "differs", "no checkpoint was averaged, but the model is not the last weights")
     here = subject.files.average / WEIGHTS
     if here.exists() and digest(load_tensors(here)) != subject.certificate["average"]:
         return Finding("average", "differs", f"{here} was changed: it does not have the certificate's hash")

@@ -218,11 +218,11 @@ def test_what_torchrun_runs_leaves_word_of_how_it_ended(tmp_path: Path, tiny_job
 
     failed = tmp_path / "failed"
     failed.mkdir()
-    (failed / "history.jsonl").write_text("no JSON\n")
+    (failed / "history.jsonl").mkdir()
     assert status(failed, tiny_job()) == 1
     failure = json.loads((failed / "failed.json").read_text())
     assert failure["state"] == "failed"
-    assert failure["error"].startswith("JSONDecodeError: ")
+    assert failure["error"].startswith("IsADirectoryError: ")
 
     assert status(tmp_path / "usage", None) == 1
     assert "usage: python -m nmt.training.trainer JOB" in ranks.output(tmp_path / "usage")

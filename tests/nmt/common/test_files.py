@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nmt.common.files import DAY, sha256_of, writing
+from nmt.common.files import DAY, scratch_folder, sha256_of, writing
 
 
 def names(folder: Path) -> list[str]:
@@ -244,6 +244,15 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(
     named = calls.index("replace")
     assert set(calls[:named]) == {part.stat().st_ino for part in (path, *path.rglob("*"))}
     assert calls[named + 1 :] == [tmp_path.stat().st_ino]
+
+
+def test_a_scratch_folder_goes_and_so_do_those_of_killed_processes(tmp_path: Path, dead: int) -> None:
+    left = tmp_path / f".verify.{os.uname().nodename}.{dead}.tmp/folder"
+    left.mkdir(parents=True)
+    with scratch_folder(tmp_path / "verify") as folder:
+        (folder / "file").touch()
+        assert list(tmp_path.iterdir()) == [folder]
+    assert not list(tmp_path.iterdir())
 
 
 def test_sha256(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from nmt.common import tensors
 from nmt.config import InputError, Job, TrainingSettings
-from nmt.training import chain, checkpoint
+from nmt.training import chain, checkpoint, state
 from nmt.training.distributed import World
 from nmt.training.history import read_history
 from nmt.training.step import Trainer
@@ -107,6 +107,27 @@ def test_kept_states_start_the_training_again(tmp_path: Path, tiny_job: MakeJob)
         assert chain.state_hashes(path) == (before[-1].weights, before[-1].moments)
 
 
+def test_a_state_kept_within_an_interval_of_the_history_starts_the_training_again(
+    tmp_path: Path, tiny_job: MakeJob
+) -> None:
+    """After it come a report of updates before and after it, and a link that hashes this report."""
+
+    def trained(name: str, keep_states: int) -> list[tuple[int, str]]:
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "last_update").write_text("13")
+        settings = {"validate_every": 300, "checkpoint_every": 300, "verify_every": 5, "resume_minutes": 10.0}
+        assert run(tiny_job(updates=300, shards=1, keep_states=keep_states, **settings), tmp_path / name)
+        return hashes(tmp_path / name)
+
+    # Reports after updates 9 and 12, and a kept state after update 10.
+    assert trained("run", 29) == trained("other", 0)
+    (kept,) = chain.kept_states(tmp_path / "run").values()
+    chain.copy_state(kept, tmp_path / "again/resume" / kept.name)
+    shutil.copyfile(tmp_path / "run/chain.jsonl", tmp_path / "again/chain.jsonl")
+    assert trained("again", 0) == hashes(tmp_path / "run")
+    assert state.read_state(kept).interval.updates == 1
+
+
 def test_a_state_that_a_kill_left_unkept_is_kept_on_resuming(
     tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +200,9 @@ def test_states_are_kept_where_links_and_records_meet(tiny_job: MakeJob) -> None
     assert every(14, updates=1450, verify_every=20, keep_states=3) == 420
     assert every(100, updates=100_000, verify_every=500, keep_states=3) == 25_000
     assert every(1, updates=30, keep_states=1) == 15
+    # Where they meet too rarely, links alone.
+    assert every(11, updates=1100, verify_every=500, keep_states=3) == 500
+    assert every(60, updates=6000, verify_every=500, keep_states=3) == 1500
     assert every(1, updates=30) is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -20,7 +21,7 @@ import torch
 import yaml
 
 from nmt.common import tensors
-from nmt.common.processes import TRAINERS
+from nmt.common.processes import TRAINERS, UNRECORDED
 from nmt.config import InputError, Job, ModelSettings
 from nmt.flops import LengthSums, parameters, training_flops
 from nmt.training import checkpoint, state, trainer
@@ -152,6 +153,20 @@ def test_a_shard_that_does_not_fit_is_one_sentence(
 def test_out_of_memory_is_told_from_other_errors() -> None:
     assert out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert not out_of_memory(RuntimeError("shapes differ"))
+
+
+def test_a_stop_has_the_skipped_updates_on_disk_before_the_state(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that resumes there would never write them again."""
+    diverging(monkeypatch, since=3, but=5)
+    stop_after(monkeypatch, 5)
+    saved, seen = state.save_state, []
+    monkeypatch.setattr(
+        state, "save_state", lambda *given: (seen.extend(read_history(tmp_path / "skipped.jsonl")), saved(*given))
+    )
+    assert not run(tiny_job(updates=1000, validate_every=1000, checkpoint_every=1000, resume_minutes=10.0), tmp_path)
+    assert [record["update"] for record in seen] == [4]
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(
@@ -290,7 +305,7 @@ def test_what_was_measured_after_the_state_is_measured_again(
     for name in ("history.jsonl", "skipped.jsonl"):
         with (folder / name).open("a") as file:
             file.write("".join(f'{{"update": {update}, "seconds": 50.0, "late": 1}}\n' for update in (10, 11)))
-            file.write('{"update": 12, "seco')
+            file.write('\0\0\0{"update": 12, "seconds": 51.0}\n{"update": 13, "seco')
     with monkeypatch.context() as patch:
         stop_after(patch, 11)
         assert not run(tiny_job(), folder)
@@ -299,6 +314,19 @@ def test_what_was_measured_after_the_state_is_measured_again(
     for name in ("history.jsonl", "skipped.jsonl"):
         assert [record["update"] for record in read_history(folder / name) if "late" in record] == [10]
     assert all(record["seconds"] > 50 for record in read_history(folder / "history.jsonl") if record["update"] > 10)
+
+
+def test_a_history_that_was_damaged_before_its_state_is_refused(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        assert not run(tiny_job(), tmp_path)
+    lines = (tmp_path / "history.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "history.jsonl").write_text("".join(["\0" + lines[0], *lines[1:]]))
+    with pytest.raises(InputError, match=r"history\.jsonl was on disk up to update 3, but line 1 cannot be read"):
+        run(tiny_job(), tmp_path)
+    assert len((tmp_path / "history.jsonl").read_text().splitlines()) == len(lines), "a record was dropped"
 
 
 def test_early_stopping_ends_when_patience_does(
@@ -354,6 +382,24 @@ def test_the_processes_of_a_training_hold_its_folder(
     trainer.main()
     assert bound == [signal.SIGKILL, 77], "torchrun may have been killed before"
     assert not (tmp_path / "failed.json").exists()
+
+
+def test_a_failure_that_cannot_be_written_has_a_status_of_its_own(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job()))
+
+    def full(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name in ("train", "record_failure"):
+        monkeypatch.setattr(trainer, name, full)
+    monkeypatch.setattr(trainer, "die_with_parent", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["trainer", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        trainer.main()
+    assert ended.value.code == UNRECORDED
+    assert "No space left on device; " in capsys.readouterr().err
 
 
 def test_a_fork_without_its_state_does_not_train_from_the_beginning(tmp_path: Path, tiny_job: MakeJob) -> None:
@@ -553,7 +599,8 @@ def test_streams_of_random_numbers_are_distinct() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_a_history_cut_short_by_a_kill_is_read_up_to_there(tmp_path: Path) -> None:
-    (tmp_path / "h").write_text('{"update": 1}\n{"upd')
+@pytest.mark.parametrize("rest", [b'{"upd', b'{"upd\n', bytes(50), bytes(50) + b'\n{"update": 3}\n', b"\xff\xfe\n"])
+def test_a_history_is_read_up_to_what_a_kill_or_a_power_failure_left(tmp_path: Path, rest: bytes) -> None:
+    (tmp_path / "h").write_bytes(b'{"update": 1}\n' + rest)
     assert read_history(tmp_path / "h") == [{"update": 1}]
     assert read_history(tmp_path / "none") == []

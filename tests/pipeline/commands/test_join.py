@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from nmt.config import InputError
 from pipeline.commands import join
@@ -35,7 +36,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def training(root: Path, name: str, endpoint: str) -> Path:
-    """The folder of a training whose first node runs."""
+    """The folder of a training whose first node has begun."""
     folder = root / "train" / name
     folder.mkdir(parents=True)
     (folder / "job.yaml").write_text("{}")
@@ -45,9 +46,13 @@ def training(root: Path, name: str, endpoint: str) -> Path:
 
 def test_the_training_with_this_rendezvous_is_joined_when_it_begins(tmp_path: Path, trained: list[Path]) -> None:
     training(tmp_path, "other-code", "another-machine:29400")
-    beginning = threading.Timer(0.3, training, (tmp_path, "this-code", HERE))
-    beginning.start()
+    # First nodes that were killed leave this; so may the one that begins now.
+    training(tmp_path, "dead-code", HERE)
+    (training(tmp_path, "that-code", HERE) / "lock").touch()
+    lock = FileLock(training(tmp_path, "this-code", HERE) / "lock", thread_local=False)
+    threading.Timer(0.3, lock.acquire).start()
     assert join.join(None, 1.0) == 0
+    lock.release()
     assert trained == [tmp_path / "train/this-code"]
 
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from command_line import wmt
 
+from nmt.common.processes import TRAINERS
 from pipeline.commands import states
 
 
@@ -107,9 +108,11 @@ def test_old_finished_ones_are_freed(root: Path) -> None:
     assert left(root) == ["aaaa-1111", "bbbb-1111", "cccc-1111"]
 
 
-def test_one_in_training_is_left_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with (root / "train/bbbb-1111/lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+@pytest.mark.parametrize(("name", "how"), [("lock", fcntl.LOCK_EX), (TRAINERS, fcntl.LOCK_SH)])
+def test_one_in_training_is_left_alone(root: Path, capsys: pytest.CaptureFixture[str], name: str, how: int) -> None:
+    """Be it in the processes of a stage that was killed."""
+    with (root / "train/bbbb-1111" / name).open("w") as file:
+        fcntl.flock(file, how)
         assert wmt("states") == 0
         assert "training" in capsys.readouterr().out
         assert wmt("states", "--free", "bbbb") == 1
@@ -120,7 +123,7 @@ def test_one_in_training_is_left_alone(root: Path, capsys: pytest.CaptureFixture
 def test_one_whose_training_began_after_it_was_listed_is_left_alone(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("pipeline.commands.states._locked", lambda _: False)
+    monkeypatch.setattr("pipeline.commands.states._running", lambda _: False)
     with (root / "train/bbbb-1111/lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert wmt("states", "--free", "bbbb") == 1

@@ -320,6 +320,16 @@ def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: 
     train.write_job(tmp_path, job(updates=12))
 
 
+def test_preparing_bears_a_torchrun_that_removes_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".torchrun.1.tmp").mkdir()
+    remove = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", lambda path: (remove(path), remove(path)))
+    train.write_job(tmp_path, job())
+    assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]
+
+
 def test_a_state_is_held_by_one_process(tmp_path: Path) -> None:
     with train.locked(tmp_path / "state"):
         with (
@@ -344,6 +354,12 @@ def test_new_records_are_read_once_and_a_rewritten_history_anew(tmp_path: Path) 
     assert list(history.new()) == [{"update": 3}]
     path.write_text('{"update": 1}\n')
     assert list(history.new()) == [{"update": 1}]
+    # After a power failure, until the training resumes and writes it anew.
+    with path.open("a") as file:
+        file.write("\0\0\n")
+    assert list(history.new()) == list(history.new()) == []
+    path.write_text('{"update": 1}\n{"update": 2}\n')
+    assert list(history.new()) == [{"update": 2}]
 
 
 class Silent:
@@ -372,6 +388,7 @@ class Silent:
         ),
         ({"interrupted": ""}, Interrupted, "a training process was asked to stop"),
         ({}, Interrupted, "a training process was lost"),
+        ({"status": "73"}, ChildProcessError, "a training process failed and could not write why: .*; see above"),
     ],
 )
 def test_why_a_training_ended_is_told(
@@ -380,7 +397,7 @@ def test_why_a_training_ended_is_told(
     def ended(state: Path, watch: Callable[[], None]) -> int:
         for name, content in left.items():
             (state / name).write_text(content)
-        return 1
+        return int(left.get("status", 1))
 
     with pytest.raises(kind, match=f"^{message}$"):
         train.train(tmp_path, Listener(), ended, Silent())
@@ -441,4 +458,8 @@ def test_a_run_trains_once_and_hands_on_each_time(
     (finished / "done.json").rename(finished / "done")
     train.run(Listener(), torchrun, lambda updates: calls.append(updates) or Silent())
     assert calls[1:] == [job, 30]
+    # Where a store is set, whoever uploads is asked also when the training is done.
+    monkeypatch.setenv("WMT_STATE_STORE", "s3://bucket/prefix")
+    train.run(Listener(), lambda *_: calls.append("asked") or 0, lambda updates: Silent())
+    assert calls[3:] == [job, "asked"]
     assert published().keys() >= {"last.safetensors", "training.json"}

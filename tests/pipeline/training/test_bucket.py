@@ -9,6 +9,7 @@ from pathlib import Path
 
 import botocore.auth
 import pytest
+from s3transfer.exceptions import RetriesExceededError
 from stores import BUCKET, SECRET, Store, rclone
 
 from nmt.config import InputError
@@ -108,6 +109,17 @@ def test_a_store_that_is_away_may_come_back(tmp_path: Path, monkeypatch: pytest.
         assert bucket.sizes("") == {}
     with pytest.raises(StoreError, match=r"does not answer \(EndpointConnectionError\)"):
         bucket.sizes("")
+
+
+def test_a_download_that_breaks_off_too_often_may_succeed_later(strict: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = Bucket(f"s3://{BUCKET}/x")
+
+    def broken(*_: object, **__: object) -> None:
+        raise RetriesExceededError(OSError("the line is cut"))
+
+    monkeypatch.setattr(bucket._client, "download_fileobj", broken)
+    with pytest.raises(StoreError, match=r"does not answer \(RetriesExceededError\)"):
+        bucket.download("key", io.BytesIO())
 
 
 def test_refusals_by_other_stores(strict: Store) -> None:

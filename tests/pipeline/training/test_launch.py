@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from nmt.config import InputError
 from nmt.training import checkpoint
@@ -278,6 +279,23 @@ def test_training_returns_torchruns_exit_status_and_gives_it_the_environment(
         )
         assert launch.train(tmp_path, lambda: None) == status
         assert (tmp_path / "policy").read_text() == "PASSIVE"
+
+
+@pytest.mark.parametrize(("status", "kind"), [(73, SystemExit), (1, ChildFailedError)])
+def test_torchrun_hands_on_that_a_failure_could_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, kind: type[BaseException]
+) -> None:
+    from torch.distributed import run
+
+    def main(_: list[str]) -> None:
+        raise ChildFailedError("trainer", {0: ProcessFailure(0, 1, status, "")})
+
+    monkeypatch.setattr(run, "main", main)
+    monkeypatch.setattr(launch, "die_with_parent", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["launch", "trainer", "1", str(tmp_path), "1"])
+    with pytest.raises(kind) as ended:
+        launch.main()
+    assert getattr(ended.value, "code", 1) == status
 
 
 def test_a_process_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

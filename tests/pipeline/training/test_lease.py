@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 
@@ -9,7 +10,7 @@ import pytest
 
 from nmt.config import InputError
 from pipeline.training import lease as module
-from pipeline.training.bucket import Bucket
+from pipeline.training.bucket import Bucket, StoreError
 from pipeline.training.lease import Lease
 
 
@@ -25,9 +26,10 @@ def test_one_machine_has_it_and_the_next_after_it(bucket: Bucket) -> None:
         with pytest.raises(InputError, match=r"trains this already: wait for its end, or stop it"), second.held():
             pass
         assert not first.lost
-        # A machine that was killed, and starts again, is the same owner.
-        with Lease(bucket, "lease.json", "first").held():
+        # A copy of the machine, with its folder, has the same owner.
+        with pytest.raises(InputError, match="trains this already"), Lease(bucket, "lease.json", "first").held():
             pass
+        assert first.confirm()
     with second.held():
         assert bucket.read("lease.json") is not None
     assert bucket.read("lease.json") is None
@@ -41,6 +43,27 @@ def test_a_dead_machines_lease_expires(bucket: Bucket, capsys: pytest.CaptureFix
         # Ages are in whole seconds.
         assert 3 <= time.monotonic() - began < 60
     assert "had this training's lease" in capsys.readouterr().out
+
+
+def test_a_machine_that_was_killed_gets_its_lease_back_earlier(
+    bucket: Bucket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once nobody renews it. Who had it before, should it live on, loses it."""
+    killed, again = Lease(bucket, "lease.json", "same"), Lease(bucket, "lease.json", "same")
+    killed._acquire()
+    with again.held():
+        assert re.search(r" ago: waiting [12] s$", capsys.readouterr().out, re.MULTILINE)
+        assert again.confirm()
+        assert not killed.confirm()
+        assert killed.lost
+
+
+def test_a_store_that_refuses_every_write_ends_with_a_sentence(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = Lease(bucket, "lease.json", "first")
+    lease.seconds = 0.1
+    monkeypatch.setattr(Bucket, "write", lambda *_, **__: False)
+    with pytest.raises(StoreError, match=r"refuses every write of lease\.json"), lease.held():
+        pass
 
 
 def test_a_machine_that_was_away_learns_that_it_lost_it(bucket: Bucket) -> None:

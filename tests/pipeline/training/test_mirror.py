@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -163,23 +164,46 @@ def test_a_store_that_is_away_stops_nothing(
         mirror.train(here, lambda: None)
 
 
-def test_a_store_that_stays_away_ends_with_a_sentence(
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreError(5, "the store is full (QuotaExceeded): free space there", "s3://"),
+        OSError(5, "Input/output error", "model"),
+    ],
+    ids=["store", "disk"],
+)
+def test_what_was_not_uploaded_is_told_and_uploaded_later(
     strict: Store, training_folder: Make, trains: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], error: OSError, done: bool,
 ) -> None:  # fmt: skip
-    monkeypatch.setenv("WMT_STATE", f"s3://{BUCKET}/{tmp_path.name}")
+    url = f"s3://{BUCKET}/{tmp_path.name}"
+    monkeypatch.setenv("WMT_STATE", url)
     monkeypatch.setattr(mirror, "PATIENCE", 0.3)
 
-    def full(*_: object) -> None:
-        raise StoreError(5, "the store is full (QuotaExceeded): free space there", "s3://")
+    def training(job: Path) -> None:
+        assert checkpoint.trained(job) == 0 or not done, "it is finished"
+        if checkpoint.trained(job) == 0:
+            save(job, 10)
+        if done:
+            (job / "done.json").write_text("{}")
 
-    monkeypatch.setattr(Bucket, "upload", full)
-    trains(lambda job: save(job, 10))
-    mirror.train(training_folder("here"), lambda: None)
+    def failing(*_: object) -> None:
+        raise error
+
+    trains(training)
+    here = training_folder("here")
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "upload", failing)
+        mirror.train(here, lambda: None)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert "the store is full (QuotaExceeded): free space there; training goes on" in lines[0]
-    assert "update 10 is on this machine only: run the same command here to upload it" in lines[1]
+    assert re.search(rf"{re.escape(str(error.strerror))}.*; training goes on", lines[0])
+    command = "`dvc repro --force --single-item train`" if done else "the same command"
+    assert f"update 10 is on this machine only: run {command} here to upload it" in lines[1]
+    mirror.train(here, lambda: None)
+    assert "update 10 is in the store" in capsys.readouterr().err
+    assert RemoteStates(Bucket(url), here.name).updates() == [10]
 
 
 def test_a_machine_that_lost_its_lease_stops(

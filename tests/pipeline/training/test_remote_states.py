@@ -13,6 +13,7 @@ import pytest
 from stores import BUCKET, Store
 
 from nmt.training import checkpoint
+from nmt.training.chain import Link
 from pipeline.training.bucket import Bucket
 from pipeline.training.remote_states import KEPT, RemoteStates
 
@@ -66,6 +67,23 @@ def test_what_comes_after_the_state_is_left_out(states: RemoteStates, training_f
     states.push(here)
     states.pull(there)
     assert [path.name for path in checkpoint.checkpoints(there / "checkpoints")] == ["update-00000005.safetensors"]
+
+
+def test_kept_states_of_another_chain_are_removed(states: RemoteStates, training_folder: Make) -> None:
+    """`wmt verify` would call them changed."""
+    here, there = training_folder("here"), training_folder("there")
+    for folder, last in ((here, "b"), (there, "c")):
+        links = [
+            Link(update=n, updates=9, weights="", moments="", losses="", conditions={}, link=link).model_dump_json()
+            for n, link in ((2, "a"), (4, last))
+        ]
+        (folder / "chain.jsonl").write_text("\n".join([*links, ""]))
+        for update in (2, 4):
+            (folder / f"states/update-{update:08d}").mkdir(parents=True)
+    save(here, 5)
+    states.push(here)
+    states.pull(there)
+    assert [path.name for path in (there / "states").iterdir()] == ["update-00000002"]
 
 
 def test_an_older_state_replaces_nothing(states: RemoteStates, training_folder: Make) -> None:

@@ -54,6 +54,16 @@ def test_a_fork_that_changes_no_result_ends_as_its_run(record: Record) -> None:
     )
 
 
+def test_a_chain_of_another_version_beside_its_run_stops_no_fork(record: Record) -> None:
+    foreign = Path("work/train/0-another/states/update-00000016")
+    foreign.mkdir(parents=True)
+    (foreign.parents[1] / "chain.jsonl").write_text('{"update": 16, "hash": "of another version"}\n')
+    before = links()
+    begin(record, 16, "training.resume_minutes=7")
+    assert links() == before
+    shutil.rmtree(next(Path("work/train").glob("*/states/update-00000008")).parent)
+
+
 def test_a_fork_averages_the_checkpoints_that_it_shares_with_its_run(record: Record) -> None:
     names = {path.name for path in CHECKPOINTS.iterdir()}
     begin(record, 16, "training.resume_minutes=7")
@@ -76,6 +86,11 @@ def test_a_fork_parts_after_the_update(record: Record, capsys: pytest.CaptureFix
     assert "12 of 12 updates (100.0%: 8 to 16, 16 to 20)" in capsys.readouterr().out
     assert wmt("verify", "--updates", "2:4", "--no-translate") == 1
     assert "must be A:B with 8 <= A < B <= 20" in capsys.readouterr().err
+    own = Path("work/train") / json.loads(CERTIFICATE.read_text())["training"]["state"] / "states"
+    for kept, remedy in ((8, "name updates from 16 on, as --updates 16:18"), (16, "no other part can")):
+        shutil.rmtree(own / f"update-{kept:08d}")
+        assert wmt("verify", "--updates", "9:10", "--no-translate") == 1
+        assert f"so this part cannot be trained again: {remedy}\n" in capsys.readouterr().err
 
 
 def test_a_fork_has_the_settings_of_its_run_and_not_those_of_today(record: Record) -> None:
@@ -147,7 +162,9 @@ def test_a_state_that_is_gone_or_was_changed_is_no_start(record: Record) -> None
     with pytest.raises(InputError, match="the weights of the kept state after update 16 were changed"):
         fork.params(record, 16, {})
     shutil.rmtree(kept.parent)
-    with pytest.raises(InputError, match=r"states are kept after these updates: none: they were freed"):
+    with pytest.raises(
+        InputError, match=r"states are kept after these updates: none: it kept none, or they were freed"
+    ):
         fork.params(record, 16, {})
     CONFIG.write_text(resolution.text(resolution.resolve(content)))
     with pytest.raises(InputError, match=r"training.fork: no training in work/train keeps the state after update 16"):

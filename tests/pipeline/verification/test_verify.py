@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,15 @@ from tiny_run import Silent, after_training, training
 
 from nmt.common import tensors
 from nmt.common.tensors import WEIGHTS
-from nmt.training import checkpoint, step
+from nmt.config import InputError
+from nmt.training import chain, checkpoint, step
 from nmt.training.chain import INTERVAL
+from nmt.training.step import Trainer
 from pipeline.common.paths import (
     AVERAGE,
     BINNED,
     CERTIFICATE,
+    CHAIN,
     CHECKPOINTS,
     CONFIG,
     CURVES,
@@ -32,9 +37,14 @@ from pipeline.common.paths import (
     METRICS,
     SCORES,
     TRANSLATIONS,
+    VALIDATION,
 )
+from pipeline.common.stage import Interrupted
 from pipeline.stages import certify, score
 from pipeline.tracking.record import Record, runs_folder
+from pipeline.tracking.tables import curve
+from pipeline.verification import weights
+from pipeline.verification.certificate import HERE, Subject, load
 from pipeline.verification.replay import Training
 
 STEPS = [
@@ -84,6 +94,32 @@ def test_a_training_that_was_extended_passes(
     status, found, last = verify(capsys, "--share", 1, "--no-translate")
     assert (status, last) == (0, "verified"), found
     assert found["training"][1].startswith("30 of 30 updates")
+
+
+def test_a_training_whose_settings_were_changed_between_two_links_passes(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its validations were after other updates from the stop on, so the stop has a link of its own."""
+    original = Trainer.step
+
+    def stopped(self: Trainer, update: Any) -> None:
+        original(self, update)
+        if update.number == 9:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    shutil.rmtree("work")
+    configuration = yaml.safe_load(CONFIG.read_text())
+    for every in (3, 5):
+        configuration["training"] |= {"validate_every": every, "updates": 14}
+        CONFIG.write_text(yaml.safe_dump(configuration))
+        monkeypatch.setattr(Trainer, "step", stopped if every == 3 else original)
+        with pytest.raises(Interrupted) if every == 3 else nullcontext():
+            training()
+    after_training()
+    links = chain.parse(json.loads(CHAIN.read_text())["links"], CHAIN)
+    assert [(link.update, link.validate_every) for link in links[3:6]] == [(8, 3), (9, 3), (10, 5)]
+    status, found, last = verify(capsys, "--share", 1, "--no-translate")
+    assert (status, last) == (0, "verified"), found
 
 
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.5])
@@ -255,6 +291,20 @@ def test_what_differs_here_is_named_where_bits_part(
     assert re.search(r": the training's code differs; torch was \S+, here 9\.9\.0$", found["training"][1])
 
 
+def test_other_bits_of_a_gpu_without_a_fixed_order_are_no_difference(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def on_a_gpu(content: dict[str, Any]) -> None:
+        for link in content["training"]["links"]:
+            link["conditions"] |= {"device": "NVIDIA H100", "deterministic": False}
+
+    resealed(on_a_gpu)
+    with faster(1, 24):
+        status, found, last = verify(capsys, "--share", 1, "--no-translate")
+    assert (status, last) == (0, "verified, but for what is not here: training")
+    assert found["training"][1].endswith("GPUs add in no fixed order, so this shows nothing")
+
+
 def test_another_clone_with_the_same_data_checks_the_certificate_alone(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -325,6 +375,89 @@ def resealed(change: Callable[[dict[str, Any]], None]) -> None:
     CERTIFICATE.write_text(json.dumps({**content, "seal": certify.seal(content)}))
 
 
+@pytest.mark.parametrize(
+    ("averaged", "detail"),
+    [
+        ([], "no checkpoint was averaged, but the model is not the last weights"),
+        ([4, 16, 24], "update 4 is none of the last checkpoints, but was averaged"),
+        ([16, 20, 23], "update 23 is none of the last checkpoints, but was averaged"),
+    ],
+)
+def test_an_average_of_other_checkpoints_is_found(run: Path, averaged: list[int], detail: str) -> None:
+    resealed(lambda content: content.update(averaged=averaged))
+    finding = weights.averaged(Subject(CERTIFICATE, HERE))
+    assert (finding.status, finding.detail) == ("differs", detail)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("run", {"seed": 1}, "run.row: Field required"),
+        ("training", [], "training: "),
+        ("training.links", {}, "training.links: should be a valid list"),
+        ("training.state", "../..", "training.state: String should match pattern"),
+        ("training.job.training", {}, "training.job.training.updates: Field required"),
+        ("averaged", ["a"], "averaged.0: should be a valid integer"),
+        ("search.beam", 0, "search.beam: should be greater than"),
+        ("references", {}, "references: Value error, that of the valid set is missing"),
+        ("score", {"bleu": 1.0}, "score: Value error, bleu_set is missing"),
+    ],
+)
+def test_a_malformed_certificate_is_told_in_a_sentence(run: Path, key: str, value: object, problem: str) -> None:
+    def change(content: dict[str, Any]) -> None:
+        *parts, last = key.split(".")
+        for part in parts:
+            content = content[part]
+        content[last] = value
+
+    load(CERTIFICATE)
+    resealed(change)
+    with pytest.raises(InputError, match=rf"^results/certificate.json is no certificate \({problem}.*\): name a .*$"):
+        load(CERTIFICATE)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda text: text.replace("update,", "updates,", 1),
+        lambda text: text.replace("loss", "lost", 1),
+        lambda text: text.replace("\n1,", "\n1,x", 1),
+        lambda text: text.replace("\n2,", "\n2\n2,", 1),
+        lambda text: text.replace("\n2,", ",1\n2,", 1),
+        lambda text: text + "\0\xff",
+    ],
+)
+def test_an_edited_table_of_losses_is_no_traceback(run: Path, edit: Callable[[str], str]) -> None:
+    CURVES.write_text(edit(CURVES.read_text()), encoding="latin-1")
+    finding = weights.curves(Subject(CERTIFICATE, HERE))
+    assert (finding.status, " was edited" in finding.detail) == ("differs", True)
+
+
+@pytest.mark.parametrize("forged", [6, None], ids=["one link", "all links"])
+def test_a_forged_loss_is_found_whatever_its_links_say(
+    run: Path, capsys: pytest.CaptureFixture[str], forged: int | None
+) -> None:
+    """The hash of a link does not cover when losses were recorded."""
+    edit_loss()
+    records = [{"update": update, **row} for path in (CURVES, VALIDATION) for update, row in curve(path)]
+
+    def forge(content: dict[str, Any]) -> None:
+        links: list[chain.Link | None] = [None]
+        for link in chain.parse(content["training"]["links"], CERTIFICATE):
+            before = links[-1]
+            losses = chain.losses_hash(records, before.update if before else 0, link.update)
+            hashed = chain.link_hash(before, link.update, link.weights, link.moments, losses)
+            every = 7 if forged in (link.update, None) else link.validate_every
+            links.append(link.model_copy(update={"losses": losses, "link": hashed, "validate_every": every}))
+        content["training"]["links"] = [link.model_dump() for link in links if link is not None]
+        content["training"]["job"]["training"]["verify_every"] = 1
+
+    resealed(forge)
+    _, found, _ = verify(capsys, "--no-translate", "--updates", "0:8")
+    assert {step for step, (how, _) in found.items() if how == "differs"} == {"training"}
+    assert found["training"][1].startswith("losses part between updates 4 and 6")
+
+
 def test_an_edited_certificate_is_found(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     resealed(lambda content: content["training"]["links"][3].update(weights="0" * 64))
     _, found, last = verify(capsys, "--no-translate")
@@ -348,7 +481,7 @@ def freed() -> None:
     [
         (other_run, [], "results/certificate.json is the certificate of the run sample-sample-s2, en-de, but results"),
         (freed, ["--updates", "12:14"], "keeps no state before update 12 any more, so this part cannot be trained ag"),
-        (lambda: CERTIFICATE.write_text("{}"), [], "results/certificate.json is no certificate: name a"),
+        (lambda: CERTIFICATE.write_text("{}"), [], "results/certificate.json is no certificate (run: Field required)"),
         (CERTIFICATE.unlink, [], "results/certificate.json cannot be read"),
         (lambda: None, ["--updates", "12"], "--updates is '12': it must be A:B with 0 <= A < B <= 24, as 0:20"),
         (lambda: None, ["--updates", "20:25"], "it must be A:B with 0 <= A < B <= 24"),
