@@ -10,7 +10,6 @@ import os
 import pty
 import select
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -26,16 +25,11 @@ from typing import Any, TypeVar
 
 import psutil
 from clones import Clone
+from ports import free_port
 
 Found = TypeVar("Found")
 Json = dict[str, Any]
 PATIENCE = 240.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(find: Callable[[], Found | None], what: str, patience: float = PATIENCE, every: float = 0.2) -> Found:

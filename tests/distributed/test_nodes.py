@@ -12,7 +12,8 @@ import psutil
 import pytest
 import torch
 import yaml
-from agents import PATIENCE, Start, alive, children, free_port, listened_to, reached, running_agents, wait_for
+from agents import PATIENCE, Start, alive, children, listened_to, reached, running_agents, wait_for
+from ports import free_port
 
 from nmt.common import tensors
 from nmt.training import checkpoint

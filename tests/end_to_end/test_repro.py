@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 from clones import ROOT, SHRUNKEN, STAGES, Clone
 from mlflow import MlflowClient
+from ports import free_port
 
 from pipeline.config.scorer import BLEU
 from pipeline.tracking import names
@@ -164,9 +164,7 @@ def test_mlflow_serves_the_model_over_http(finished: Clone) -> None:
         command, cwd=finished.folder, env=finished.environment(), input="\n".join(sentences), capture_output=True,
         text=True, check=True,
     ).stdout.splitlines()  # fmt: skip
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {**finished.environment(), "MLFLOW_TRACKING_URI": f"sqlite:///{finished.folder}/work/mlflow.db"}
     log = finished.folder / "work/serve.log"
     with log.open("w") as file:
