@@ -30,9 +30,11 @@ from ports import free_port
 Found = TypeVar("Found")
 Json = dict[str, Any]
 PATIENCE = 240.0
+PAGE = 200
+"""Most lines in an answer of Prefect's API."""
 
 
-def until(find: Callable[[], Found | None], what: str, patience: float = PATIENCE, every: float = 0.2) -> Found:
+def until(find: Callable[[], Found | None], what: str, patience: float = PATIENCE, every: float = 0.5) -> Found:
     """What `find` finds, which it may take a while to; it is called again after `every` seconds."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
@@ -250,11 +252,12 @@ class Orchestra:
         """The flow run's log."""
         found: list[Json] = []
         while True:
-            body = {"logs": {"flow_run_id": {"any_": [identity]}}, "sort": "TIMESTAMP_ASC", "offset": len(found)}
+            logs = {"flow_run_id": {"any_": [identity]}}
+            body = {"logs": logs, "sort": "TIMESTAMP_ASC", "offset": len(found), "limit": PAGE}
             page = self.call("logs/filter", body)
-            if not page:
-                return found
             found += page
+            if len(page) < PAGE:
+                return found
 
     def messages(self, identity: str) -> str:
         return "\n".join(line["message"] for line in self.lines(identity))
