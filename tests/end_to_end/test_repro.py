@@ -288,6 +288,12 @@ def test_queued_rows_run_and_compare(finished: Clone) -> None:
     assert {row: config["data"]["model"]["N"] for row, config in layers.items()} == {"C-N2": 2, "C-N4": 4}
 
 
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    """A clone in which no stage has run."""
+    return Clone(tmp_path_factory.mktemp("clone"))
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -298,11 +304,11 @@ def test_queued_rows_run_and_compare(finished: Clone) -> None:
         ({"overrides": {"model": {"P_drop": 1.5}}}, "P_drop"),
     ],
 )
-def test_a_mistake_in_params_is_one_sentence(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
-    clone = Clone(tmp_path)
-    clone.params(**change)
-    result = clone.run(sys.executable, "-m", "pipeline", "resolve")
+def test_a_mistake_in_params_is_one_sentence(fresh: Clone, change: dict[str, Any], sentence: str) -> None:
+    shutil.copy(ROOT / "params.yaml", fresh.folder)
+    fresh.params(**change)
+    result = fresh.run(sys.executable, "-m", "pipeline", "resolve")
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert sentence in result.stderr
-    assert not (tmp_path / "results/config.yaml").exists()
+    assert not (fresh.folder / "results/config.yaml").exists()
