@@ -23,7 +23,8 @@ import psutil
 import pytest
 import yaml
 from clones import ROOT, Clone
-from orchestra import Json, Orchestra, free_port, until
+from orchestra import Json, Orchestra, until
+from ports import free_port
 
 VARIABLE = re.compile(r"\$\$|\$\{(?P<name>\w+)(?::(?P<how>[-?])(?P<word>(?:\$\{[^}]*\}|[^}])*))?\}")
 PORTS = ("POSTGRES_PORT", "S3_PORT", "PREFECT_WORKER_PORT", "DASK_PORT", "DASK_DASHBOARD_PORT")

@@ -10,7 +10,6 @@ import os
 import pty
 import select
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -27,19 +26,16 @@ from typing import Any, TypeVar
 
 import psutil
 from clones import Clone
+from ports import free_port
 
 Found = TypeVar("Found")
 Json = dict[str, Any]
 PATIENCE = 240.0
+PAGE = 200
+"""Most lines in an answer of Prefect's API."""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def until(find: Callable[[], Found | None], what: str, patience: float = PATIENCE, every: float = 0.2) -> Found:
+def until(find: Callable[[], Found | None], what: str, patience: float = PATIENCE, every: float = 0.5) -> Found:
     """What `find` finds, which it may take a while to; it is called again after `every` seconds."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
@@ -257,11 +253,12 @@ class Orchestra:
         """The flow run's log."""
         found: list[Json] = []
         while True:
-            body = {"logs": {"flow_run_id": {"any_": [identity]}}, "sort": "TIMESTAMP_ASC", "offset": len(found)}
+            logs = {"flow_run_id": {"any_": [identity]}}
+            body = {"logs": logs, "sort": "TIMESTAMP_ASC", "offset": len(found), "limit": PAGE}
             page = self.call("logs/filter", body)
-            if not page:
-                return found
             found += page
+            if len(page) < PAGE:
+                return found
 
     def messages(self, identity: str) -> str:
         return "\n".join(line["message"] for line in self.lines(identity))

@@ -213,6 +213,13 @@ def test_the_tests_that_run_commands_exist(test: str) -> None:
     assert f"def {name}(" in read(path)
 
 
+@cache
+def sources() -> str:
+    """The code of the packages."""
+    paths = [path for package in ("nmt", "pipeline") for path in sorted((ROOT / package).rglob("*.py"))]
+    return "".join(path.read_text(encoding="utf-8") for path in paths)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     """A copy of the repository with tiny models, lines of text and scores."""
@@ -234,9 +241,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Clone:
 def test_commands_run(
     finished: Clone, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`wmt` runs in this process, which saves the import of torch; other commands run in a shell."""
+    """`wmt` runs in this process, which saves the import of torch; other commands run in a shell.
+
+    A shell exports any name: that some code reads it is tested instead.
+    """
     monkeypatch.chdir(finished.folder)
     words, given = shlex.split(command), b""
+    if words[0] == "export":
+        names = {word.partition("=")[0] for word in words[1:]}
+        assert {name for name in names if f'"{name}"' not in sources()} == set(), "no code reads these variables"
+        return
     if words[0] == "echo":
         given, words = f"{words[1]}\n".encode(), words[3:]
     if "<" in words:

@@ -12,7 +12,8 @@ import psutil
 import pytest
 import torch
 import yaml
-from agents import PATIENCE, Start, alive, children, free_port, listened_to, reached, running_agents, wait_for
+from agents import PATIENCE, Start, alive, children, listened_to, reached, running_agents, wait_for
+from ports import free_port
 
 from nmt.common import tensors
 from nmt.training import checkpoint
@@ -50,9 +51,9 @@ def test_a_lost_node_is_replaced_and_a_lost_host_ends_both_sides(
     agents: Start,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    job = tiny_job(updates=UPDATES, shards=4, resume_minutes=0.0001)
-    for name in ("undisturbed", "nodes"):
+    for name, minutes in (("undisturbed", 10.0), ("nodes", 0.0001)):
         (tmp_path / name).mkdir()
+        job = tiny_job(updates=UPDATES, shards=4, resume_minutes=minutes)
         (tmp_path / name / "job.yaml").write_text(yaml.safe_dump(job))
     folder = tmp_path / "nodes"
     port = free_port()
@@ -87,7 +88,7 @@ def test_a_lost_node_is_replaced_and_a_lost_host_ends_both_sides(
 
     monkeypatch.setenv("WMT_NODES", "1")
     alone = agents(tmp_path / "undisturbed", 2)
-    wait_for(lambda: checkpoint.latest_resume(tmp_path / "undisturbed/resume") is not None)
+    wait_for(lambda: reached(tmp_path / "undisturbed") > 0)
     assert listening(alone.pid) == {"127.0.0.1"}
     assert alone.wait(timeout=PATIENCE) == 0
     assert not list((tmp_path / "undisturbed").glob(".*"))

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from agents import PATIENCE, alive, children, free_port, listened_to, reached, running_agents, wait_for
+from agents import PATIENCE, alive, children, listened_to, reached, running_agents, wait_for
+from ports import free_port
 
 from nmt.training import checkpoint
 

@@ -11,7 +11,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ import pytest
 import torch
 import yaml
 from kills import begin, end, every_kill, killed
+from ports import free_port
 
 from nmt.common import tensors
 from nmt.config import Job
@@ -40,10 +40,8 @@ MakeJob = Callable[..., dict[str, Any]]
 
 def start(folder: Path, ranks: int) -> list[subprocess.Popen[bytes]]:
     """The processes that torchrun would start, as it would start them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    common = {"WORLD_SIZE": str(ranks), **address, "OMP_NUM_THREADS": "1"}
     return [
         subprocess.Popen(
             [sys.executable, "-m", "nmt.training.trainer", str(folder)],

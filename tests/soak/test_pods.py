@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from clones import SHRUNKEN, Clone
-from orchestra import free_port, until
+from orchestra import until
+from ports import free_port
 
 pytestmark = pytest.mark.timeout(3600)
 UPDATES = 200

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from clones import SHRUNKEN, STAGES, Clone
-from orchestra import free_port, until
+from orchestra import until
+from ports import free_port
 
 from nmt.common.files import sha256_of
 

@@ -388,10 +388,18 @@ def _killed_at(line: int, write: Any) -> Any:
     return record
 
 
+OFTEN_RECORDED = """
+from nmt.inference import resumable_output
+from pipeline.cli import main
+resumable_output.SECONDS = 0.1
+main()
+"""
+
+
 def test_a_kill_leaves_no_output_and_no_half_line(model: Path, tmp_path: Path) -> None:
     text = write(tmp_path / "in", [LINES[0]] * 20_000)
     files = ["--input", str(text), "--output", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "pipeline.cli", "translate", str(model), *files, "--window", "16"]
+    command = [sys.executable, "-c", OFTEN_RECORDED, "translate", str(model), *files, "--window", "16"]
     process = subprocess.Popen(command, cwd=ROOT)
     record = tmp_path / ".out.part.json"
     try:

@@ -276,7 +276,7 @@ def good(kind: str) -> bytes:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", ["w:", "w:gz", "zip"])
-@settings(max_examples=150, deadline=2000)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_fuzzed_archives_are_read_or_told(
     tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject

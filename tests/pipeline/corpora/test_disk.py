@@ -105,22 +105,30 @@ def contents(folder: str) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
 
 
-def given_subwords(stage: str) -> None:
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first test that needs subwords leaves them for the others, whose text is the same."""
+    return tmp_path_factory.mktemp("learned") / "subwords"
+
+
+def given_subwords(stage: str, learned: Path) -> None:
     """Binarize needs subwords; every stage has an older output that must survive."""
     if stage == "binarize":
-        shutil.copytree("kept", "data", dirs_exist_ok=True)
-        assert run("learn_subwords").returncode == 0
-        shutil.copytree("data/subwords", "kept/subwords")
-        shutil.rmtree("data")
-        Path("data").mkdir()
+        if not learned.exists():
+            shutil.copytree("kept", "data", dirs_exist_ok=True)
+            assert run("learn_subwords").returncode == 0
+            shutil.copytree("data/subwords", learned)
+            shutil.rmtree("data")
+            Path("data").mkdir()
+        shutil.copytree(learned, "kept/subwords")
     Path(f"kept/{OUTPUT[stage]}").mkdir(exist_ok=True)
     Path(f"kept/{OUTPUT[stage]}/older").write_text("an older output")
 
 
 @pytest.mark.usefixtures("repository")
 @pytest.mark.parametrize("stage", OUTPUT)
-def test_files_that_may_not_grow(stage: str) -> None:
-    given_subwords(stage)
+def test_files_that_may_not_grow(stage: str, learned: Path) -> None:
+    given_subwords(stage, learned)
     shutil.copytree("kept", "data", dirs_exist_ok=True)
     before = contents("data")
     result = run(stage, limit=2000 if stage == "learn_subwords" else 50_000)
@@ -133,8 +141,8 @@ def test_files_that_may_not_grow(stage: str) -> None:
 
 @pytest.mark.usefixtures("repository")
 @pytest.mark.parametrize("stage", OUTPUT)
-def test_a_full_disk(stage: str) -> None:
-    given_subwords(stage)
+def test_a_full_disk(stage: str, learned: Path) -> None:
+    given_subwords(stage, learned)
     before = contents("kept")
     result = run(stage, *PRIVATE, FULL, "sh", str(ROOM[stage]))
     if result.returncode == 77 or "unshare" in result.stderr:

@@ -317,8 +317,8 @@ def test_interrupted_while_a_server_is_silent() -> None:
             connection.recv(4096)
             started = time.monotonic()
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 75
-            assert time.monotonic() - started < 5
+            assert process.wait(120) == 75
+            assert time.monotonic() - started < 30
     assert not Path("data/raw").exists()
 
 

@@ -24,6 +24,7 @@ from command_line import wmt
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from model_folders import folder_of
+from ports import free_port
 from records import CONFIGURATION, configure, run
 
 from nmt.config import InputError
@@ -576,12 +577,6 @@ def serving(root: Path, port: int) -> Iterator[None]:
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @contextlib.contextmanager

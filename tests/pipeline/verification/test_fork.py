@@ -44,10 +44,12 @@ def links() -> dict[int, str]:
 
 
 def test_a_fork_that_changes_no_result_ends_as_its_run(record: Record) -> None:
-    """So order of sentences, dropout masks and learning rates are the run's."""
-    before = links()
+    """So order of sentences, dropout masks and learning rates are the run's, and it averages the same checkpoints."""
+    before, names = links(), {path.name for path in CHECKPOINTS.iterdir()}
     begin(record, 16, "training.resume_minutes=7")
     assert links() == before
+    assert {path.name for path in CHECKPOINTS.iterdir()} == names
+    assert "update-00000012.safetensors" in names
     assert (
         json.loads(CHAIN.read_text())["state"]
         != json.loads((record.results / CERTIFICATE.name).read_text())["training"]["state"]
@@ -62,13 +64,6 @@ def test_a_chain_of_another_version_beside_its_run_stops_no_fork(record: Record)
     begin(record, 16, "training.resume_minutes=7")
     assert links() == before
     shutil.rmtree(next(Path("work/train").glob("*/states/update-00000008")).parent)
-
-
-def test_a_fork_averages_the_checkpoints_that_it_shares_with_its_run(record: Record) -> None:
-    names = {path.name for path in CHECKPOINTS.iterdir()}
-    begin(record, 16, "training.resume_minutes=7")
-    assert {path.name for path in CHECKPOINTS.iterdir()} == names
-    assert "update-00000012.safetensors" in names
 
 
 def test_a_fork_parts_after_the_update(record: Record, capsys: pytest.CaptureFixture[str]) -> None:
