@@ -28,6 +28,7 @@ from pipeline.common.settings import Pair
 from pipeline.config import rows
 from pipeline.config.errors import validated
 from pipeline.config.resolution import Params, read_params, resolve
+from pipeline.config.scorer import BLEU, scorer_of
 from pipeline.machine import available_cores
 from pipeline.runs import copies
 from pipeline.runs.pipeline_run import Run
@@ -277,8 +278,10 @@ def run(options: Options) -> str:
             "params.yaml: `overrides` would change the settings of every row: empty them (--updates, --tokens and "
             "others set what all runs share)"
         )
-    if params.pair == "en-tree":
-        raise InputError("params.yaml: pair is en-tree, but Table 3's rows are compared by BLEU: set another pair")
+    if scorer_of(params.pair) is not BLEU:
+        raise InputError(
+            f"params.yaml: pair is {params.pair}, but Table 3's rows are compared by BLEU: set another pair"
+        )
     commit = copies.git(Path(), "rev-parse", "HEAD").stdout.decode().strip()
     changed = copies.git(Path(), "diff", *evidence.PLAIN_DIFF, commit, "--", ".", *evidence.NOT_CODE).stdout
     training = {

@@ -16,6 +16,7 @@ from nmt.common.files import read_yaml
 from nmt.config import InputError
 from pipeline.common import paths
 from pipeline.config import graph, resolution, rows
+from pipeline.config.scorer import scorer_of
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository whose copies the runs work in."""
@@ -38,8 +39,8 @@ class Parameters:
     """Choices, defaults and descriptions of the parameters of a pair's flow."""
 
     def __init__(self, pair: str) -> None:
-        parses = pair == "en-tree"
-        self.rows = {name: row.about for name, row in rows.table().rows.items() if (row.pair == "en-tree") == parses}
+        by = scorer_of(pair)
+        self.rows = {name: row.about for name, row in rows.table().rows.items() if scorer_of(row.pair) is by}
         self.corpora = _corpora(pair)
         self.stages = list(graph.stages(ROOT / paths.DVC_YAML))
         given: dict[str, Any] = {}

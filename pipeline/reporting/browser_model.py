@@ -12,6 +12,7 @@ from nmt.config import TokenizerSettings
 from nmt.text import codec
 from nmt.text.moses import Moses
 from nmt.text.subwords import BytePairs, Subwords, WordPieces
+from pipeline.config.scorer import scorer_of
 from pipeline.reporting.page import Block, Heading, Paragraph, View
 
 if TYPE_CHECKING:
@@ -142,9 +143,9 @@ def section(folder: Path, example: str) -> list[Block]:
     from nmt.inference.model_folder import load_description
 
     description = load_description(folder)
-    verb, outputs = ("parse", "trees") if description.target == "tree" else ("translate", "translations")
-    heading = Heading(f"{verb.capitalize()} with this model")
-    by_command = Paragraph(f"At a terminal: wmt {verb} {folder}")
+    by = scorer_of(description.target)
+    heading = Heading(f"{by.verb.capitalize()} with this model")
+    by_command = Paragraph(f"At a terminal: wmt {by.verb} {folder}")
     weights = load_tensors(folder / WEIGHTS)
     size = sum(tensor.numel() for tensor in weights.values())
     if size > LARGEST:
@@ -170,7 +171,7 @@ def section(folder: Path, example: str) -> list[Block]:
     }
     about = Paragraph(
         "The run's averaged model with weights rounded to 8 bits, computed in this page: nothing is sent anywhere. "
-        f"Its {outputs} may differ from those of the model in full precision."
+        f"Its {by.output}s may differ from those of the model in full precision."
     )
     return [heading, about, View("translate", "translate", content, blob, fallback=[by_command])]
 

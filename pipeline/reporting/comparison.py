@@ -20,13 +20,13 @@ MEASURES = {
     "f1": "F1",
     "bleu_valid": "BLEU, sacreBLEU, validation set",
     "f1_valid": "F1, validation set",
-    "ppl_valid": "perplexity per subword, validation set",
+    "ppl_valid": "perplexity per {unit}, validation set",
     "params": "parameters",
     "updates": "updates",
     "train_seconds": "training time in seconds",
     "train_flops_counted": "training FLOPs, counted",
 }
-"""Numbers of results/scores.json that are listed, and what they are."""
+"""Numbers of results/scores.json that are listed, and what they are; {unit} is the scorer's."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ def blocks(first: Compared, second: Compared, found: Difference) -> list[Block]:
     certain = f"p = {found.p_value:.3f}, paired bootstrap of {bleu.SAMPLES:,} resamples"
     tiles.append(("difference", f"{found.value:+.2f}", certain))
     curves = {run.name: figures.series(run.validation, "valid_loss") for run in runs}
-    panel = figures.Panel("Cross-entropy of the validation set, nats per subword", "update", curves)
+    panel = figures.Panel(f"Cross-entropy of the validation set, nats per {by.unit}", "update", curves)
     measured = [
-        (title, *(_number(run.metrics[key]) for run in runs))
+        (title.format(unit=by.unit), *(_number(run.metrics[key]) for run in runs))
         for key, title in MEASURES.items()
         if all(key in run.metrics for run in runs)
     ]
@@ -102,7 +102,7 @@ def blocks(first: Compared, second: Compared, found: Difference) -> list[Block]:
         Heading(f"{second.name} against {first.name}", 1),
         Tiles(tiles),
         figures.chart([panel], "Validation", "validation"),
-        Heading(f"{'Translations' if by.key == 'bleu' else 'Parses'} side by side"),
+        Heading(f"{by.output.capitalize()}s side by side"),
         sentences.view(systems, *first.languages),
         Heading("Scores"),
         Table(("measure", *names), measured),

@@ -9,7 +9,7 @@ from humanize import precisedelta
 
 from pipeline.common.settings import DataSettings, RunSettings
 from pipeline.config import rows
-from pipeline.config.scorer import scorer
+from pipeline.config.scorer import scorer, scorer_of
 from pipeline.reporting import figures, parsing
 from pipeline.reporting.page import Block, Heading, Paragraph, Table, Tiles
 
@@ -31,7 +31,7 @@ def reference_row(name: str) -> str:
     """Return the paper's row that `name` is compared with: itself, or base or parse-wsj for rows not in the paper."""
     row = rows.row(name)
     own = row.paper.bleu is not None or row.paper.f1 is not None
-    return name if own else {"en-tree": "parse-wsj"}.get(row.pair, "base")
+    return name if own else scorer_of(row.pair).papers_row
 
 
 def comparable(metrics: Mapping[str, Any]) -> bool:
@@ -67,7 +67,7 @@ def headline(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -
             (
                 "perplexity",
                 f"{metrics['ppl_valid']:.2f}",
-                f"per {'symbol' if data.target == 'tree' else 'subword'}; {data.valid.name}{printed}",
+                f"per {by.unit}; {data.valid.name}{printed}",
             ),
             (
                 "training time",

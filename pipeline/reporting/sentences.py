@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from nmt.common.files import writing
 from nmt.config import InputError
 from nmt.evaluation import bleu, evalb
 from nmt.text.codec import Tokenizer
 from nmt.text.parallel_text import read_lines
+from pipeline.config.scorer import scorer_of
 from pipeline.reporting.page import Block, Heading, Paragraph, Table, View
 
 EXAMPLES = 5
@@ -52,11 +54,6 @@ def _tree_scores(gold: Path, parsed: Path) -> list[float | None]:
     return [200 * one.matched / (one.gold + one.parsed) if one.gold + one.parsed else None for one in found]
 
 
-def metric(target: str) -> str:
-    """Return the name of the score of a line."""
-    return "F1" if target == "tree" else "chrF"
-
-
 def write(lines: Iterable[Line], path: Path) -> None:
     """Write a JSON object a line."""
     with writing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
@@ -88,7 +85,8 @@ def view(systems: Mapping[str, Sequence[Line]], source: str, target: str) -> Vie
         for number, line in enumerate(first[:EXAMPLES])
     ]
     table = Table(("source", "reference", *systems), rows)
-    content = {"languages": [source, target], "metric": metric(target), "systems": list(systems), "lines": lines}
+    content: dict[str, Any] = {"languages": [source, target], "metric": scorer_of(target).of_line}
+    content |= {"systems": list(systems), "lines": lines}
     return View(
         "translations", "translations", content, fallback=[Paragraph("The first lines of the test set:"), table]
     )

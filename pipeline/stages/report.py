@@ -45,6 +45,7 @@ from pipeline.common.settings import (
     load_section,
 )
 from pipeline.config import rows
+from pipeline.config.scorer import scorer_of
 from pipeline.reporting import attention, browser_model, certificate, figures, page, scores, sentences
 from pipeline.reporting.page import Block, Bullets, Figure, Heading, Paragraph, Table
 from pipeline.reporting.provenance import Provenance
@@ -179,7 +180,7 @@ def blocks(lines: Sequence[sentences.Line], provenance: Provenance) -> list[Bloc
     versions = load_section("versions", VersionSettings).model_dump()
     preparation = PreparationSettings.model_validate(configuration["preparation"])
     metrics, name = stage.read_json(SCORES), scores.reference_row(chosen.row)
-    changed = differences(chosen, configuration)
+    changed, output = differences(chosen, configuration), scorer_of(data.target).output
     return [
         Heading(f"{chosen.row}, {chosen.pair} on {chosen.corpus}, seed {chosen.seed}", 1),
         *provenance.header(),
@@ -187,8 +188,8 @@ def blocks(lines: Sequence[sentences.Line], provenance: Provenance) -> list[Bloc
         figures.losses(CURVES, VALIDATION),
         *scores.results(chosen, data, metrics),
         *(scores.literature(chosen, metrics) if "bleu" in metrics and scores.comparable(metrics) else []),
-        Heading(f"{'Parses' if data.target == 'tree' else 'Translations'} of the test set"),
-        sentences.view({"parse" if data.target == "tree" else "translation": lines}, data.source, data.target),
+        Heading(f"{output.capitalize()}s of the test set"),
+        sentences.view({output: lines}, data.source, data.target),
         *groups(data, preparation, lines),
         *attention_section(),
         *browser_model.section(AVERAGE, lines[0].source),

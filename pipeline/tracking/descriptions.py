@@ -7,7 +7,7 @@ from typing import Any
 
 from humanize import precisedelta
 
-from pipeline.config.scorer import scorer
+from pipeline.config.scorer import scorer, scorer_of
 
 LANGUAGES = {"en": "English", "de": "German", "fr": "French", "tree": "constituency trees"}
 
@@ -32,11 +32,8 @@ def of_run(described: Mapping[str, Any], stages: Mapping[str, Any], scores: Mapp
 def of_model(name: str, pair: str) -> str:
     """Return what a registered model does and how to call it."""
     source, target = (LANGUAGES[language] for language in pair.split("-"))
-    does, scored = (
-        (f"Parses {source} into {target}", "F1 on the validation trees")
-        if target == LANGUAGES["tree"]
-        else (f"Translates {source} into {target}", "BLEU on the validation set")
-    )
+    by = scorer_of(pair)
+    does, scored = f"{by.verb.capitalize()}s {source} into {target}", f"{by.title} on the validation set"
     return f"""{does}. A list of raw sentences in, as many strings out; subwords, tokeniser and code are inside.
 
 ```python
@@ -77,7 +74,7 @@ def _scores(scores: Mapping[str, Any]) -> str:
         valid_set = scores.get(f"{by.key}_valid_set", "the validation set")
         sentences.append(f"Last checkpoint: {by.title} {scores[f'{by.key}_valid']:.1f} on {valid_set}.")
     if "ppl_valid" in scores:
-        sentences.append(f"Perplexity per subword of the validation set: {scores['ppl_valid']:.2f}.")
+        sentences.append(f"Perplexity per {by.unit} of the validation set: {scores['ppl_valid']:.2f}.")
     return " ".join(sentences)
 
 

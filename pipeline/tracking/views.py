@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.config.scorer import BLEU, F1
+from pipeline.config.scorer import scorer_of
 
 BEST, CURVES = "best-runs", "curves-by-time"
 """Ids of the saved views."""
@@ -28,7 +28,7 @@ def experiment_name(pair: str) -> str:
 
 def tags(pair: str) -> dict[str, str]:
     """Return the tags of the experiment of a language pair."""
-    by = F1 if pair.endswith("-tree") else BLEU
+    by = scorer_of(pair)
     views = {BEST: _best(by.key), CURVES: _curves(by.key)}
     return {
         "mlflow.note.content": DESCRIPTION,

@@ -50,9 +50,10 @@ def test_a_dead_machines_lease_expires(
 
 
 def test_a_machine_that_was_killed_gets_its_lease_back_earlier(
-    bucket: Bucket, capsys: pytest.CaptureFixture[str]
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Once nobody renews it. Who had it before, should it live on, loses it."""
+    monkeypatch.setenv("WMT_LEASE_SECONDS", "4")
     killed, again = Lease(bucket, "lease.json", "same"), Lease(bucket, "lease.json", "same")
     killed._acquire()
     with again.held():
