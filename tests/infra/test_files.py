@@ -142,6 +142,11 @@ def test_both_ways_to_train_on_kubernetes_have_the_same_pod() -> None:
     (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     pods = [one["spec"]["template"]["spec"] for one in (job, node["template"])]
     assert pods[0].pop("subdomain") == "wmt"
+    policies = [one["spec"]["podFailurePolicy"]["rules"] for one in (job, node["template"])]
+    assert policies[0] == policies[1]
+    mistake, eviction = policies[0]
+    assert (mistake["action"], mistake["onExitCodes"]["values"], eviction["action"]) == ("FailJob", [3], "Ignore")
+    assert mistake["onExitCodes"]["containerName"] == pods[0]["containers"][0]["name"]
     nodes = [
         job["spec"]["completions"],
         runtime["spec"]["mlPolicy"]["numNodes"],

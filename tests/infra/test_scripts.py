@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 from clones import ROOT
+from orchestra import until
+
+from pipeline import __main__ as runner
 
 INFRA = ROOT / "infra"
+PIPELINE = """
+import os, pathlib, shutil, signal, sys, time
+def end(state):
+    shutil.copyfile(pathlib.Path(os.environ["WMT_STATE"]) / f"{state}.json", f"{os.environ['WMT_STATUS']}/train.json")
+    sys.exit(1)
+signal.signal(signal.SIGTERM, lambda *_: end("interrupted"))
+state = os.environ["STATE"]
+if state != "interrupted":
+    end(state)
+print("training", flush=True)
+time.sleep(600)
+"""
+"""A stand-in for `python -m dvc`, whose last stage ends with the status $STATE."""
 
 
 def stand_in(folder: Path, name: str, body: str) -> None:
@@ -86,3 +103,34 @@ def test_a_recovery_pushes_what_is_finished_before_training(here: Path) -> None:
     assert run(INFRA / "recover", "s3://bucket/dvc").returncode == 0
     order = [call.split()[-1] for call in calls() if " repro" in call or " push" in call]
     assert order == ["resolve", "--run-cache", "binarize", "--run-cache", "--pull", "--run-cache"]
+
+
+@pytest.mark.parametrize(("state", "status"), [("refused", 3), ("failed", 1), ("interrupted", 128 + signal.SIGINT)])
+def test_a_pod_tells_a_mistake_of_the_users_from_what_may_succeed_later(
+    here: Path, monkeypatch: pytest.MonkeyPatch, state: str, status: int
+) -> None:
+    image, shared = here / "image", here / "shared/work"
+    with monkeypatch.context() as patch:
+        patch.setenv("WMT_STATUS", str(shared))
+        runner.report_status(state, state, "the reason")
+    (image / "dvc").mkdir(parents=True)
+    (image / "dvc/__init__.py").touch()
+    (image / "dvc/__main__.py").write_text(PIPELINE)
+    (image / "infra").symlink_to(INFRA)
+    for words in (["init"], ["add", "--all"], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-m", "image"]):
+        subprocess.run(["git", *words], cwd=image, check=True, capture_output=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WMT_STATE": str(shared), "STATE": state, "TMPDIR": str(here)}
+    log = here / "log"
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            ["infra/kubernetes/node"], cwd=image, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output
+        ) as pod,
+    ):
+        if state == "interrupted":
+            until(lambda: "training" in log.read_text() or pod.poll() is not None, "training", 60)
+            # Only to the container's first process, as it is stopped.
+            pod.send_signal(signal.SIGINT)
+        assert pod.wait(timeout=60) == status, log.read_text()
+    (reported,) = here.glob("tmp.*/train.json")
+    assert f'"state": "{state}"' in reported.read_text()
