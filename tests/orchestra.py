@@ -208,13 +208,14 @@ class Orchestra:
         assert result.returncode == 0, result.stdout + result.stderr
         return next(line.split()[-1] for line in result.stdout.split("\n") if "UUID" in line)
 
-    def deploy(self, name: str | None = None, **parameters: Any) -> str:
+    def deploy(self, name: str | None = None, pair: str = "en-de", **parameters: Any) -> str:
         """The same through the API, which takes no seconds to start."""
         body = {"state": {"type": "SCHEDULED"}, "parameters": parameters, **({"name": name} if name else {})}
-        return str(self.call(f"deployments/{self.deployment('en-de')['id']}/create_flow_run", body)["id"])
+        return str(self.call(f"deployments/{self.deployment(pair)['id']}/create_flow_run", body)["id"])
 
     def deployment(self, pair: str) -> Json:
-        found: Json = self.call(f"deployments/name/wmt-{pair}/wmt-{pair}")
+        name = {"en-tree": "parse-en"}.get(pair, f"wmt-{pair}")
+        found: Json = self.call(f"deployments/name/{name}/{name}")
         return found
 
     def run(self, identity: str) -> Json:

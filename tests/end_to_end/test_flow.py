@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import yaml
 from clones import SHRUNKEN, STAGES, Clone
 from mlflow import MlflowClient
 from orchestra import Orchestra, listening, until
@@ -126,6 +127,22 @@ def scheduled(orchestra: Orchestra, pair: str) -> list[str]:
     body = {"flows": {"name": {"any_": [f"wmt-{pair}"]}}, "flow_runs": {"tags": {"all_": ["auto-scheduled"]}}}
     runs = orchestra.call("flow_runs/filter", body)
     return [run["id"] for run in runs if run["state_type"] not in {"SCHEDULED", "PENDING"}]
+
+
+def test_a_parser_is_a_run_of_its_own_deployment(orchestra: Orchestra) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        orchestra.deploy(pair="en-tree", row="sample")
+    assert "'sample' is not one of ['parse-wsj'," in refused.value.read().decode()
+    identity = orchestra.deploy(pair="en-tree", row="parse-sample", corpus="sample-trees", target="resolve")
+    run = orchestra.ended(identity)
+    assert run["state_type"] == "COMPLETED", orchestra.messages(identity)
+    assert run["name"] == f"parse-sample-en-tree-{identity[-8:]}"
+    assert orchestra.how(identity) == {"resolve": "Ran"}
+    assert run["name"] in experiments(orchestra.clone)
+    resolved = orchestra.clone.folder / "work/runs" / run["name"] / "results/config.yaml"
+    content = yaml.safe_load(resolved.read_text())
+    assert content["run"] == {"row": "parse-sample", "pair": "en-tree", "corpus": "sample-trees", "seed": 1}
+    assert (content["data"]["target"], content["subwords"]["target"]) == ("tree", "closed")
 
 
 def test_what_the_user_must_mend_is_one_sentence_and_not_tried_again(orchestra: Orchestra) -> None:
