@@ -15,56 +15,55 @@ import pytest
 import torch
 
 from nmt.config import InputError, Job
+from nmt.training.batches import Corpus, train_files, updates
 from nmt.training.distributed import World
+from nmt.training.history import interval_means
 from nmt.training.trainer import Trainer
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).resolve().parents[3]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
 MakeJob = Callable[..., dict[str, Any]]
 
 
 # In a process of its own: the types that are checked in tests are no part of what users compile.
 PROBE = """
 import json, sys
-from pathlib import Path
-import torch
 from torch._dynamo.utils import counters
-from nmt.training.batches import Corpus, train_files, updates
-from nmt.training.distributed import World
-from nmt.training.history import interval_means
 from nmt.config import Job
-from nmt.training.trainer import Trainer
-job = Job.model_validate(json.loads(sys.argv[1]))
-trainer = Trainer(job, World(0, 1, torch.device("cpu")))
-losses = []
-for update in updates(Corpus(train_files(Path(job.corpus))), 1, 120, 2, 0, 1, 1, 20):
-    trainer.step(update)
-    losses.append(interval_means(trainer.measured.take_interval())["loss"])
-print(json.dumps([losses, counters["stats"]["unique_graphs"], trainer.compiled]))
+from test_compilation import losses_of
+losses, compiled = losses_of(Job.model_validate(json.loads(sys.argv[1])))
+print(json.dumps([losses, counters["stats"]["unique_graphs"], compiled]))
 """
 
 
-def trained(job: dict[str, Any], **environment: str) -> tuple[list[float], int, bool]:
-    """The losses of twenty updates, how many graphs were compiled, and whether layers were."""
-    result = subprocess.run(
-        [sys.executable, "-c", PROBE, json.dumps(job)],
-        cwd=ROOT, env={**os.environ, **environment}, check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    losses, graphs, compiled = json.loads(result.stdout.split("\n")[-2])
-    return losses, graphs, compiled
+def losses_of(job: Job) -> tuple[list[float], bool]:
+    """The losses of all updates, and whether layers were compiled."""
+    made = Trainer(job, World(0, 1, CPU))
+    losses = []
+    for update in updates(Corpus(train_files(Path(job.corpus))), 1, 120, 4, 0, 1, 1, job.training.updates):
+        made.step(update)
+        losses.append(interval_means(made.measured.take_interval())["loss"])
+    return losses, made.compiled
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, and g++ is not here")
-def test_the_same_losses_from_few_compilations(tiny_job: MakeJob) -> None:
+def test_the_same_losses_from_few_compilations(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tiny_job(updates=20)
     job["model"]["P_drop"] = 0.0
-    plain, none, _ = trained(job, NMT_COMPILE="0")
-    losses, graphs, compiled = trained(job, NMT_COMPILE="1")
-    assert none == 0
+    environment = {**os.environ, "NMT_COMPILE": "1", "PYTHONPATH": os.pathsep.join(map(str, (ROOT, HERE)))}
+    result = subprocess.run(
+        [sys.executable, "-c", PROBE, json.dumps(job)],
+        cwd=ROOT, env=environment, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    losses, graphs, compiled = json.loads(result.stdout.split("\n")[-2])
     assert compiled
-    assert losses == pytest.approx(plain, rel=1e-4)
     # Two kinds of layer, and again where a batch or a length of 1 is a case of its own.
     assert 2 <= graphs <= 12
+    monkeypatch.setenv("NMT_COMPILE", "0")
+    plain, compiled = losses_of(Job.model_validate(job))
+    assert not compiled
+    assert losses == pytest.approx(plain, rel=1e-4)
 
 
 def test_without_a_working_compiler_training_continues(
