@@ -17,11 +17,12 @@ import tempfile
 import uuid
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import psutil
+from filelock import FileLock, Timeout
 
 from nmt.config import InputError
 from pipeline.common import stage
@@ -62,12 +63,7 @@ class DaskExecutor(Executor):
             message = "no Dask scheduler answers: start it, correct WMT_EXECUTOR, or unset it"
             raise OSError(errno.EAGAIN, message, address) from error
         self._tasks = self._client.get_executor(pure=False)
-        blocks = stage.state_root().absolute() / "blocks"
-        blocks.mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{os.uname().nodename}.{os.getpid()}.", dir=blocks))
-        for left in blocks.glob(f"{os.uname().nodename}.*"):
-            if not psutil.pid_exists(int(left.name.split(".")[-2])):
-                shutil.rmtree(left, ignore_errors=True)  # A killed stage left it.
+        self._folder, self._lock = _make_folder(stage.state_root().absolute() / "blocks")
         self._function: tuple[object, Written] | None = None
 
     @property
@@ -93,6 +89,24 @@ class DaskExecutor(Executor):
         if self._cluster is not None:
             self._cluster.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._lock.release()
+
+
+def _make_folder(blocks: Path) -> tuple[Path, FileLock]:
+    """Make a folder of this stage in `blocks`, and remove those of killed stages; return it with its held lock.
+
+    Names and process ids do not tell who lives: containers share the name of their machine, but not its ids.
+    """
+    blocks.mkdir(parents=True, exist_ok=True)
+    # A folder that is not locked yet must not look like one that was left.
+    with FileLock(blocks.with_suffix(".lock"), fallback_to_soft=False):
+        folder = Path(tempfile.mkdtemp(prefix=f"{os.uname().nodename}.{os.getpid()}.", dir=blocks))
+        lock = FileLock(folder / "lock", fallback_to_soft=False)
+        lock.acquire()
+        for left in blocks.iterdir():
+            with suppress(Timeout, FileNotFoundError), FileLock(left / "lock", blocking=False, fallback_to_soft=False):
+                shutil.rmtree(left, ignore_errors=True)
+    return folder, lock
 
 
 class _BlockFuture(Future[Any]):

@@ -188,6 +188,17 @@ def test_the_pool_of_pods_makes_a_job() -> None:
     check_schema(job)
 
 
+def test_a_pool_of_containers_mounts_the_checkout_of_the_host() -> None:
+    """The service `deploy` makes the deployments too, in a container whose working folder is another one."""
+    variables = load("prefect.yaml")["definitions"]["in_docker"]["work_pool"]["job_variables"]
+    assert variables["volumes"] == ["{{ $WMT_CHECKOUT }}:/srv/wmt"]
+    assert variables["container_create_kwargs"]["user"] == "{{ $WMT_USER }}"
+    given = {"POSTGRES_PASSWORD": "p", "PREFECT_PASSWORD": "p", "S3_ACCESS_KEY": "k", "S3_SECRET_KEY": "k"}
+    deploy = interpolated(read(), {**given, "WMT_CHECKOUT": "/home/me/wmt", "WMT_USER": "7:8"})["services"]["deploy"]
+    assert (deploy["environment"]["WMT_CHECKOUT"], deploy["environment"]["WMT_USER"]) == ("/home/me/wmt", "7:8")
+    assert deploy["environment"]["PWD"] == "/srv/wmt"
+
+
 def test_the_lock_and_the_images_are_of_this_repository() -> None:
     lock = (ROOT / "requirements.lock").read_text()
     (s3,) = re.findall(r"rclone/rclone:([\d.]+)", (INFRA / "compose.yaml").read_text())

@@ -144,6 +144,23 @@ def test_errors_come_back_and_other_code_is_refused(here: Path, monkeypatch: pyt
             list(map_in_order(pool, count, [3]))
 
 
+def test_the_folder_of_a_stage_that_lives_stays(tmp_path: Path) -> None:
+    """Its process may be one of another container, with the same host name and process ids of its own."""
+    ours, _ = first = dask_executor._make_folder(tmp_path / "blocks")
+    living = ours.rename(tmp_path / f"blocks/{os.uname().nodename}.999999999.x")
+    (living / "block").touch()
+    killed = tmp_path / f"blocks/{os.uname().nodename}.{os.getpid()}.y"
+    killed.mkdir()
+    ours, second = dask_executor._make_folder(tmp_path / "blocks")
+    assert set((tmp_path / "blocks").iterdir()) == {living, ours}
+    assert (living / "block").exists()
+    first[1].release()
+    third = dask_executor._make_folder(tmp_path / "blocks")
+    assert set((tmp_path / "blocks").iterdir()) == {ours, third[0]}
+    second.release()
+    third[1].release()
+
+
 def test_a_block_travels_without_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("text").write_text("".join(f"line {number}\n" for number in range(1000)))
