@@ -28,7 +28,7 @@ from nmt.flops import LengthSums, parameters, training_flops
 from pipeline import machine
 from pipeline.commands.rental import Rental
 from pipeline.common import stage
-from pipeline.common.paths import BINNED_STATS, CONFIG
+from pipeline.common.paths import BINNED_STATS, CONFIG, LOCAL
 from pipeline.common.settings import Configuration
 from pipeline.config import graph, resolution
 from pipeline.corpora import user_text
@@ -179,7 +179,13 @@ def measured_rate(configuration: Configuration, corpus: Corpus, seconds: float =
 
 
 def stages_to_run(configuration: Configuration) -> dict[str, str]:
-    """Return every stage with why it would run, or ""; raise InputError where DVC's record cannot be read."""
+    """Return every stage with why it would run, or ""; raise InputError where DVC cannot read its record or a text."""
+    for link in sorted(LOCAL.rglob("*")):
+        if not link.exists():
+            raise InputError(
+                f"{link} leads to {link.readlink()}, which is not there, and DVC hashes all of {LOCAL}, also for `dvc "
+                "repro`: restore that file, or remove the link"
+            )
     # Parsed as DVC parses its record, by YAML 1.2.
     settings = loads_yaml(resolution.text(configuration))
     try:

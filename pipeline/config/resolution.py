@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -83,8 +81,10 @@ def resolve(params: Mapping[str, Any]) -> Configuration:
 def _origin(path: Sequence[int | str], layers: list[Layer]) -> str:
     """Return the origin of the value at `path`: the last layer that sets it or, for a section, a key in it."""
     for origin, content in reversed(layers):
+        value: Any = content
         with suppress(LookupError, TypeError):
-            value: Any = reduce(getitem, path, content)
+            for part in path:
+                value = value[part]
             if path and (len(path) > 1 or value):
                 return origin
     return str(PARAMS)
