@@ -40,8 +40,8 @@ print(json.dumps([losses, counters["stats"]["unique_graphs"], compiled]))
 def losses_of(job: Job) -> tuple[list[float], bool]:
     """The losses of all updates, and whether layers were compiled."""
     made = Trainer(job, World(0, 1, CPU))
-    losses = []
-    for update in updates(Corpus(train_files(Path(job.corpus))), 1, 120, 4, 0, 1, 1, job.training.updates):
+    losses, training = [], job.training
+    for update in updates(Corpus(train_files(Path(job.corpus))), 1, 120, training.shards, 0, 1, 1, training.updates):
         made.step(update)
         losses.append(interval_means(made.measured.take_interval())["loss"])
     return losses, made.compiled
