@@ -24,6 +24,9 @@ CHECKS = {
 }  # fmt: skip
 KUBERNETES = "1.33"
 
+GUARDED = ["python", "-m", "pipeline.runs.guard", "100", "9"]
+"""What ends a run so that it saves its state: the words before Prefect's own command."""
+
 
 def load(path: str) -> Any:
     return yaml.safe_load((INFRA / path).read_text(encoding="utf-8"))
@@ -170,6 +173,9 @@ def test_the_pool_of_pods_makes_a_job() -> None:
     shared, volume = load("kubernetes/shared/kustomization.yaml"), load("kubernetes/shared/volume.yaml")
     assert spec["volumes"][0]["persistentVolumeClaim"]["claimName"] == volume["metadata"]["name"]
     assert pod["envFrom"][0]["configMapRef"]["name"] == shared["configMapGenerator"][0]["name"]
+    # A stopped pod sends a signal to its first process only, and its other processes end with that one.
+    assert (pod["command"], pod["args"], pod["stdin"]) == (GUARDED, "{{ command }}", True)
+    assert spec["terminationGracePeriodSeconds"] > int(GUARDED[3])
     (pull,) = load("prefect.yaml")["definitions"]["in_kubernetes"]["pull"]
     assert [pod["workingDir"]] == [step["directory"] for step in pull.values()]
     # With the defaults, and with what Prefect's worker gives.
@@ -191,6 +197,8 @@ def test_the_pool_of_pods_makes_a_job() -> None:
 def test_a_pool_of_containers_mounts_the_checkout_of_the_host() -> None:
     """The service `deploy` makes the deployments too, in a container whose working folder is another one."""
     variables = load("prefect.yaml")["definitions"]["in_docker"]["work_pool"]["job_variables"]
+    assert variables["command"].split() == [*GUARDED, "prefect", "flow-run", "execute"]
+    assert variables["container_create_kwargs"]["stdin_open"], "the guard ends when its standard input does"
     assert variables["volumes"] == ["{{ $WMT_CHECKOUT }}:/srv/wmt"]
     assert variables["container_create_kwargs"]["user"] == "{{ $WMT_USER }}"
     given = {"POSTGRES_PASSWORD": "p", "PREFECT_PASSWORD": "p", "S3_ACCESS_KEY": "k", "S3_SECRET_KEY": "k"}
