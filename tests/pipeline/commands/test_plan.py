@@ -354,15 +354,6 @@ def test_a_link_to_a_text_that_is_gone_is_named(tmp_path: Path, monkeypatch: pyt
         plan.stages_to_run(base)
 
 
-def test_a_link_to_a_text_that_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = configuration("base")
-    monkeypatch.chdir(tmp_path)
-    Path("data/local/mine").mkdir(parents=True)
-    Path("data/local/mine/train.en").symlink_to("/gone/train.en")
-    with pytest.raises(InputError, match=r"train\.en leads to /gone/train\.en, which is not there.*: restore"):
-        plan.stages_to_run(base)
-
-
 def test_an_unknown_row_is_one_sentence(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     params = {"row": "bas", "pair": "en-de", "corpus": "wmt14", "seed": 1, "overrides": {}}
     monkeypatch.setattr(resolution, "read_params", lambda: params)
