@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from clones import SHRUNKEN, Clone
 from compose import BUCKET, PASSWORD, Team, blocks_by_worker, skip_without_servers, use_dask_for_short_texts
-from mlflow import MlflowClient
 
 pytestmark = pytest.mark.timeout(900)
 LASTING = 600.0
@@ -45,6 +44,8 @@ def get(url: str, **headers: str) -> bytes:
 def test_a_run_is_in_prefect_and_in_mlflow_with_its_artifacts_in_the_store(team: Team, finished: str) -> None:
     assert set(team.how(finished).values()) == {"Ran"}
     assert team.psql(f"SELECT state_type FROM flow_run WHERE id = '{finished}'", "prefect") == "COMPLETED"
+    from mlflow import MlflowClient  # It takes a second, which each of pytest's processes would spend on collecting.
+
     server = f"http://127.0.0.1:{team.mlflow}"
     client = MlflowClient(server)
     experiment = client.get_experiment_by_name("wmt-en-de")
