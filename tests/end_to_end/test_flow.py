@@ -13,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import yaml
 from clones import SHRUNKEN, STAGES, Clone
-from mlflow import MlflowClient
 from orchestra import Orchestra, listening, until
 
 pytestmark = pytest.mark.timeout(900)
@@ -79,6 +78,8 @@ def test_the_results_come_back_as_an_experiment(orchestra: Orchestra, first: str
     assert f"{metrics['bleu']:.2f} (" in markdown
     # The paper scored other text.
     assert "| 38.1 |" not in markdown
+    from mlflow import MlflowClient  # It takes a second, which each of pytest's processes would spend on collecting.
+
     client = MlflowClient(f"http://127.0.0.1:{orchestra.mlflow}")
     experiment = client.get_experiment_by_name("wmt-en-fr")
     assert experiment is not None

@@ -15,12 +15,11 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 from clones import ROOT, SHRUNKEN, STAGES, Clone
-from mlflow import MlflowClient
 from ports import free_port
 from tiny_run import Silent, training
 
@@ -29,6 +28,9 @@ from pipeline.tracking import names
 
 TEXTS = ("train.sample", "valid.sampledev", "test.sampletest")
 pytestmark = pytest.mark.timeout(600)
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +109,8 @@ def test_the_model_folder_translates_alone(finished: Clone, tmp_path: Path) -> N
 @contextlib.contextmanager
 def mlflow(clone: Clone) -> Iterator[MlflowClient]:
     """The store that a clone's runs are in."""
+    from mlflow import MlflowClient  # It takes a second, which each of pytest's processes would spend on collecting.
+
     client = MlflowClient(f"sqlite:///{clone.folder}/work/mlflow.db")
     yield client
     client._tracking_client.store.engine.dispose()

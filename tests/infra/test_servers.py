@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from clones import ROOT, SHRUNKEN, Clone
 from compose import BUCKET, PASSWORD, Team, blocks_by_worker, skip_without_servers, use_dask_for_short_texts
-from mlflow import MlflowClient
 
 from pipeline.common.stage import write_json
 from pipeline.tracking.publish import Server
@@ -53,6 +52,8 @@ def get(url: str, **headers: str) -> bytes:
 def test_a_run_is_in_prefect_and_in_mlflow_with_its_artifacts_in_the_store(team: Team, finished: str) -> None:
     assert set(team.how(finished).values()) == {"Ran"}
     assert team.psql(f"SELECT state_type FROM flow_run WHERE id = '{finished}'", "prefect") == "COMPLETED"
+    from mlflow import MlflowClient  # It takes a second, which each of pytest's processes would spend on collecting.
+
     server = f"http://127.0.0.1:{team.mlflow}"
     client = MlflowClient(server)
     experiment = client.get_experiment_by_name("wmt-en-de")

@@ -11,19 +11,26 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from prefect.exceptions import ParameterTypeError
-from prefect.utilities.callables import get_call_parameters
-from prefect.utilities.importtools import import_object
 
 from pipeline.config import graph
 from pipeline.config.rows import Pair
-from pipeline.orchestration import flow, parameters
+from pipeline.orchestration import parameters
 from pipeline.orchestration.parameters import Parameters
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_every_pair_has_a_flow_and_every_deployment_one_of_them() -> None:
+@pytest.fixture(scope="module")
+def flow() -> Any:
+    """The module of the flows. It imports Prefect, which takes a second that collecting tests need not."""
+    from pipeline.orchestration import flow
+
+    return flow
+
+
+def test_every_pair_has_a_flow_and_every_deployment_one_of_them(flow: Any) -> None:
+    from prefect.utilities.importtools import import_object
+
     assert [each.name for each in flow.FLOWS] == ["wmt-en-de", "wmt-en-fr", "parse-en"] == list(flow.PAIRS)
     assert tuple(flow.PAIRS.values()) == get_args(Pair)
     deployments = yaml.safe_load((ROOT / "infra/prefect.yaml").read_text())["deployments"]
@@ -35,7 +42,7 @@ def test_every_pair_has_a_flow_and_every_deployment_one_of_them() -> None:
         assert all("description" in parameter for parameter in each.parameters.properties.values())
 
 
-def test_the_form_offers_the_rows_corpora_and_stages_of_the_pair_and_has_defaults() -> None:
+def test_the_form_offers_the_rows_corpora_and_stages_of_the_pair_and_has_defaults(flow: Any) -> None:
     translates, parses = (each.parameters.properties for each in (flow.wmt_en_fr, flow.parse_en))
     assert {"base", "big", "C-N2", "sample"} < set(translates["row"]["enum"])
     assert {"parse-wsj", "parse-semi", "parse-small", "parse-sample"} <= set(parses["row"]["enum"])
@@ -57,7 +64,10 @@ def test_the_form_offers_the_rows_corpora_and_stages_of_the_pair_and_has_default
 
 
 @pytest.mark.parametrize("wrong", [{"row": "C-N3"}, {"corpus": "wsj"}, {"seed": -1}, {"target": "trian"}])
-def test_a_wrong_value_is_refused_before_the_run_begins(wrong: dict[str, Any]) -> None:
+def test_a_wrong_value_is_refused_before_the_run_begins(flow: Any, wrong: dict[str, Any]) -> None:
+    from prefect.exceptions import ParameterTypeError
+    from prefect.utilities.callables import get_call_parameters
+
     with pytest.raises(ParameterTypeError):
         flow.wmt_en_de.validate_parameters(get_call_parameters(flow.wmt_en_de.fn, (), wrong))
 
@@ -94,7 +104,7 @@ def nvidia_smi(folder: Path, script: str) -> None:
     [(None, ["GPU-1a", "GPU-2b"]), ("1", ["GPU-2b"]), ("GPU-1", ["GPU-1a"]), ("", []), ("0, 1", ["GPU-1a", "GPU-2b"])],
 )
 def test_the_gpus_are_those_that_cuda_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, found: list[str]
+    flow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, found: list[str]
 ) -> None:
     nvidia_smi(tmp_path, "echo GPU-1a; echo GPU-2b")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -106,7 +116,7 @@ def test_the_gpus_are_those_that_cuda_shows(
 
 @pytest.mark.parametrize("script", ["exec sleep 600", "exit 9"])
 def test_without_an_answer_of_the_driver_there_is_no_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+    flow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     nvidia_smi(tmp_path, script)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -129,7 +139,9 @@ class LostRun:
         self.events.append("ended")
 
 
-def test_a_device_is_free_after_the_processes_of_a_failed_stage_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_is_free_after_the_processes_of_a_failed_stage_have_ended(
+    flow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events: list[str] = []
 
     @contextmanager

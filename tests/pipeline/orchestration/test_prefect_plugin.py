@@ -8,13 +8,20 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from prefect.plugins import HookContext, SetupResult
 
-from pipeline.orchestration import prefect_plugin, services
-from pipeline.orchestration.prefect_plugin import COMMANDS, FLAGS, NAMES, long_name
+from pipeline.orchestration import services
 from pipeline.orchestration.services import LOGIN
+
+
+@pytest.fixture(scope="module")
+def plugin() -> Any:
+    """The module under test. It imports Prefect, which takes a second that collecting tests need not."""
+    from pipeline.orchestration import prefect_plugin
+
+    return prefect_plugin
 
 
 @pytest.mark.parametrize(
@@ -43,8 +50,8 @@ from pipeline.orchestration.services import LOGIN
         ("", ""),
     ],
 )
-def test_a_short_name_is_written_out(typed: str, meant: str) -> None:
-    assert long_name(["prefect", *typed.split()]) == ["prefect", *meant.split()]
+def test_a_short_name_is_written_out(plugin: Any, typed: str, meant: str) -> None:
+    assert plugin.long_name(["prefect", *typed.split()]) == ["prefect", *meant.split()]
 
 
 @pytest.fixture
@@ -61,7 +68,11 @@ def answering(tmp_path: Path) -> Iterator[dict[str, str]]:
         yield settings
 
 
-def hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str | None, command: str) -> SetupResult | None:
+def hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str | None, command: str) -> Any:
+    from prefect.plugins import HookContext
+
+    from pipeline.orchestration import prefect_plugin
+
     monkeypatch.setenv("WMT_STATE", str(tmp_path))
     monkeypatch.setattr(services, "ROOT", tmp_path)
     monkeypatch.setattr(sys, "argv", command.split())
@@ -101,12 +112,12 @@ def test_no_server_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert hook(monkeypatch, tmp_path, None, "prefect server start") is None
 
 
-def test_prefects_options_are_those_we_know() -> None:
+def test_prefects_options_are_those_we_know(plugin: Any) -> None:
     """Those that take no value, and those whose value is a deployment."""
     from prefect.cli.deployment import deployment_app
 
     schedule = deployment_app["schedule"]
-    known = [deployment_app[name] for name in COMMANDS if name != "schedule"]
+    known = [deployment_app[name] for name in plugin.COMMANDS if name != "schedule"]
     known += [schedule[name] for name in schedule if not name.startswith("-")]
     flags, names = {"--prompt"}, set()
     for command in known:
@@ -116,5 +127,5 @@ def test_prefects_options_are_those_we_know() -> None:
                 flags |= positive
             elif argument.index == 0:
                 names |= positive
-    assert flags == set(FLAGS)
-    assert names == set(NAMES)
+    assert flags == set(plugin.FLAGS)
+    assert names == set(plugin.NAMES)

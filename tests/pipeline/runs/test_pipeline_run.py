@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import uuid
+from pathlib import Path
 
 import pytest
 
 from pipeline.config import resolution, rows
-from pipeline.orchestration.flow import ROOT, is_random_name, wmt_en_de
 from pipeline.orchestration.parameters import EXAMPLE
 from pipeline.runs.pipeline_run import unique_name
 
+ROOT = Path(__file__).resolve().parents[3]
 ONE, OTHER = (f"019aa123-4567-7abc-9def-0123{end}" for end in ("456789ab", "456789ac"))
 
 
@@ -37,7 +38,9 @@ def test_a_name_is_one_of_an_experiment_and_no_other_runs(name: str, unique: str
 
 
 def test_a_users_name_is_not_taken_for_one_that_prefect_drew() -> None:
-    from prefect.utilities.names import generate_slug
+    from prefect.utilities.names import generate_slug  # Prefect takes a second, which collecting tests need not.
+
+    from pipeline.orchestration.flow import is_random_name
 
     assert all(is_random_name(generate_slug(2)) for _ in range(100))
     for name in ("base", "my-run", "big-en-de", f"sample-en-de-{uuid.uuid4().hex[-8:]}", "two words"):
@@ -46,6 +49,8 @@ def test_a_users_name_is_not_taken_for_one_that_prefect_drew() -> None:
 
 def test_the_example_of_overrides_succeeds_with_every_row() -> None:
     """Averaging has the checkpoints that it needs."""
+    from pipeline.orchestration.flow import wmt_en_de
+
     assert EXAMPLE in wmt_en_de.parameters.properties["overrides"]["description"]
     assert f"overrides={EXAMPLE}" in (ROOT / "pipeline/README.md").read_text()
     for row in rows.table().rows:

@@ -16,13 +16,11 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 from command_line import wmt
-from mlflow import MlflowClient
-from mlflow.entities import Run
 from model_folders import folder_of
 from ports import free_port
 from records import CONFIGURATION, configure, run
@@ -35,6 +33,10 @@ from pipeline.corpora.archive_cache import obtain
 from pipeline.corpora.fetch import Patience
 from pipeline.tracking import projection, stage_tracker
 from pipeline.tracking.record import Record, append, now, present, records
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 
 def with_archive(**differences: object) -> dict[str, Any]:
@@ -70,6 +72,8 @@ def without_mlflow() -> Iterator[None]:
 @contextlib.contextmanager
 def connected(path: Path) -> Iterator[MlflowClient]:
     """A client of the store, whose connections are closed afterwards."""
+    from mlflow import MlflowClient  # It takes a second, which each of pytest's processes would spend on collecting.
+
     client = MlflowClient(f"sqlite:///{path}")
     yield client
     client._tracking_client.store.engine.dispose()

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from mlflow.entities.model_registry import ModelVersion
+from typing import TYPE_CHECKING
 
 from pipeline.config.scorer import BLEU, F1
 from pipeline.tracking import registry
 
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+
 PAPERS = BLEU.papers_set
 
 
-def version(number: int, bleu: float, valid_set: str, test_bleu: float = 0.0) -> ModelVersion:
-    tags = {"bleu_valid": str(bleu), "bleu_valid_set": valid_set, "bleu": str(test_bleu)}
-    found = ModelVersion(name="wmt-en-de", version=str(number), creation_timestamp=0)
-    for key, value in tags.items():
-        found.tags[key] = value
+def tagged(name: str, number: int, **tags: str) -> ModelVersion:
+    from mlflow.entities.model_registry import ModelVersion  # It takes a second, which collecting need not.
+
+    found = ModelVersion(name=name, version=str(number), creation_timestamp=0)
+    found.tags.update(tags)
     return found
+
+
+def version(number: int, bleu: float, valid_set: str, test_bleu: float = 0.0) -> ModelVersion:
+    return tagged("wmt-en-de", number, bleu_valid=str(bleu), bleu_valid_set=valid_set, bleu=str(test_bleu))
 
 
 def test_the_highest_on_newstest2013_is_the_best_whatever_the_test_set_says() -> None:
@@ -44,7 +51,7 @@ def test_without_newstest2013_the_last_runs_set_decides() -> None:
 
 
 def test_versions_that_others_made_do_not_take_part() -> None:
-    foreign = ModelVersion(name="wmt-en-de", version="4", creation_timestamp=0)
+    foreign = tagged("wmt-en-de", 4)
     assert registry.best([foreign], BLEU, PAPERS) is None
     assert registry.best([foreign, version(5, 1.0, PAPERS)], BLEU, PAPERS) == "5"
 
@@ -52,9 +59,7 @@ def test_versions_that_others_made_do_not_take_part() -> None:
 def test_trees_are_compared_by_f1_on_section_22() -> None:
     versions = []
     for number, (score, valid_set) in enumerate(((88.0, "craftdev, 2780 lines"), (91.0, F1.papers_set)), start=1):
-        found = ModelVersion(name="wmt-en-tree", version=str(number), creation_timestamp=0)
-        found.tags.update(f1_valid=str(score), f1_valid_set=valid_set)
-        versions.append(found)
+        versions.append(tagged("wmt-en-tree", number, f1_valid=str(score), f1_valid_set=valid_set))
     assert registry.best(versions, F1, "craftdev, 2780 lines") == "2"
     assert registry.best(versions[:1], F1, "craftdev, 2780 lines") == "1"
 

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from mlflow.entities import LoggedModel
 
 from nmt.config import ModelSettings, SearchSettings, SubwordSettings, TokenizerSettings
 from nmt.inference.model_folder import ModelDescription, save_model
@@ -19,19 +18,21 @@ from nmt.model import Transformer
 from nmt.text import subwords
 from pipeline.tracking import registry
 
-with warnings.catch_warnings():
-    # MLflow's own type hints make it warn while it is imported.
-    warnings.simplefilter("ignore")
-    import mlflow.pyfunc
-    from mlflow.exceptions import MlflowException
-    from mlflow.pyfunc import scoring_server
-    from mlflow.pyfunc.model import PythonModelContext
-
-    from pipeline.tracking import serving
-
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")
 
 SENTENCES = ["the old man sees a dog .", "She sleeps well"]
+
+
+@pytest.fixture(scope="module")
+def serving() -> Any:
+    """The module under test. It imports MLflow, which takes seconds that collecting tests need not."""
+    with warnings.catch_warnings():
+        # MLflow's own type hints make it warn while it is imported.
+        warnings.simplefilter("ignore")
+
+        from pipeline.tracking import serving
+
+    return serving
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +74,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> httpx.ASGITransport:
+def server(serving: Any, folder: Path) -> httpx.ASGITransport:
     """MLflow's server of the model as it is registered, in this process."""
+    import mlflow.pyfunc
+    from mlflow.entities import LoggedModel
+    from mlflow.pyfunc import scoring_server
+
     path = folder.parent / "registered"
     search = {"beam": 4, "alpha": 0.6}
     registry.save(path, folder, search, "0" * 32, LoggedModel("0", "m-0", "model", str(path), 0, 0))
@@ -92,7 +97,7 @@ def ask(server: httpx.ASGITransport, sentences: list[str], **params: Any) -> tup
     return answer.status_code, answer.json()
 
 
-def test_a_request_is_answered_with_its_own_settings(server: httpx.ASGITransport, folder: Path) -> None:
+def test_a_request_is_answered_with_its_own_settings(serving: Any, server: httpx.ASGITransport, folder: Path) -> None:
     ready = Translator(folder)
     status, answer = ask(server, SENTENCES)
     assert (status, answer) == (200, {"predictions": list(ready.translate(SENTENCES))})
@@ -101,7 +106,7 @@ def test_a_request_is_answered_with_its_own_settings(server: httpx.ASGITransport
     assert (status, answer) == (200, {"predictions": list(wide.translate(SENTENCES))})
 
 
-def test_what_a_request_may_not_ask_for_is_a_sentence(server: httpx.ASGITransport) -> None:
+def test_what_a_request_may_not_ask_for_is_a_sentence(serving: Any, server: httpx.ASGITransport) -> None:
     refused: list[tuple[list[str], dict[str, Any], str]] = [
         (SENTENCES, {"beam": serving.BEAM + 1}, "beam is 33: ask for at most 32, the memory"),
         (SENTENCES, {"beam": 100_000}, "beam is 100,000: ask for at most 32, the memory"),
@@ -118,11 +123,14 @@ def test_what_a_request_may_not_ask_for_is_a_sentence(server: httpx.ASGITranspor
         assert message in answer["message"]
 
 
-def test_a_request_may_be_as_large_as_the_bounds_say() -> None:
+def test_a_request_may_be_as_large_as_the_bounds_say(serving: Any) -> None:
     serving._check_sizes(["a" * serving.CHARACTERS] * serving.SENTENCES)
 
 
-def test_settings_that_a_request_may_not_change_are_refused(folder: Path) -> None:
+def test_settings_that_a_request_may_not_change_are_refused(serving: Any, folder: Path) -> None:
+    from mlflow.exceptions import MlflowException
+    from mlflow.pyfunc.model import PythonModelContext
+
     model, context = serving.Translation(), PythonModelContext({"model": str(folder)}, {})
     model.load_context(context)
     for name in ("max_extra", "stop", "nbest"):
@@ -130,7 +138,10 @@ def test_settings_that_a_request_may_not_change_are_refused(folder: Path) -> Non
             model.predict(context, SENTENCES, {name: 10**9})
 
 
-def test_a_models_own_beam_may_be_wider_than_a_requests(folder: Path) -> None:
+def test_a_models_own_beam_may_be_wider_than_a_requests(serving: Any, folder: Path) -> None:
+    from mlflow.exceptions import MlflowException
+    from mlflow.pyfunc.model import PythonModelContext
+
     model, ready, context = serving.Translation(), Translator(folder), PythonModelContext({"model": str(folder)}, {})
     model.translator = Translator(ready.models, settings=ready.settings.changed({"beam": serving.BEAM + 3}))
     assert len(model.predict(context, SENTENCES[1:])) == 1
