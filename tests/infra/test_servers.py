@@ -168,6 +168,8 @@ def test_two_machines_that_publish_at_once_both_have_every_number_and_file(
 
     with ThreadPoolExecutor(len(servers)) as machines:
         assert list(machines.map(publish, servers, found)) == [True, True]
+    from mlflow import MlflowClient
+
     client = MlflowClient(address)
     experiment = client.get_experiment_by_name("wmt-en-fr")
     assert experiment is not None
