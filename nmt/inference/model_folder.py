@@ -50,8 +50,8 @@ def load_description(folder: Path) -> ModelDescription:
     except OSError as error:
         raise InputError(f"{folder} is no model folder: {path} cannot be read ({error.strerror})") from error
     except ValidationError as error:
-        name, value, rule = first_error(error)
-        raise InputError(f"{path}: {name} is {value!r}, but {rule}: the file is of another version") from error
+        name, _, rule = first_error(error)
+        raise InputError(f"{path} is damaged or of another version: {name}: {rule}") from error
 
 
 def load_model(folder: Path, description: ModelDescription) -> Transformer:

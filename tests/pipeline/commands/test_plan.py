@@ -143,9 +143,9 @@ def test_code_of_search_reruns_decoding_and_what_follows(finished: Configuration
     path.write_text(path.read_text().replace("python -m pipeline score", "python -m pipeline score --again"))
     found = runs(finished)
     assert found == {
-        "decode": "changed: nmt/inference/search.py",
+        "decode": "changed: nmt/inference",
         "score": "changed: the command",
-        "attention": "changed: nmt/inference/search.py",
+        "attention": "changed: nmt/inference",
         "certify": "follows decode, score",
         "report": "follows attention, certify, decode, score",
     }
