@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,12 +17,10 @@ from torch import Tensor
 from nmt.common.files import writing
 from nmt.common.shapes import Float
 from nmt.config import BOS, EOS, InputError
-from nmt.inference.loading import Models, padded
+from nmt.inference.alignment import ATTENTIONS, attention_of
+from nmt.inference.loading import Models
 from nmt.inference.translator import Translator
-from nmt.model import MultiHeadAttention, Transformer, attention_weights
 
-ATTENTIONS = ("encoder", "decoder", "cross")
-"""Self-attention of the encoder, self-attention of the decoder, attention of the decoder to the memory."""
 COLUMNS = 4
 """Heads side by side in a picture of lines, so that text stays readable where a page is as wide as the picture."""
 SUBWORD_INCHES = 0.11
@@ -42,35 +39,6 @@ class Attention:
     """By name; each row sums to one."""
 
 
-@torch.no_grad()
-def attention_of(model: Transformer, source: list[int], target: list[int]) -> dict[str, Tensor]:
-    """Return the weights of every layer and head by name; `source` ends in EOS, `target` has neither BOS nor EOS."""
-    device = model.embedding.table.device
-    found: dict[str, list[Tensor]] = {name: [] for name in ATTENTIONS}
-    caller = threading.get_ident()
-
-    def record_weights(name: str) -> Any:
-        def hook(module: MultiHeadAttention, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
-            if threading.get_ident() != caller:
-                return  # A search in another thread uses the same modules.
-            x, context, mask = inputs
-            Q, K = module.split_heads(module.W_Q(x)), module.split_heads(module.W_K(context))
-            found[name].append(attention_weights(Q, K, mask)[0].float().cpu())
-
-        return hook
-
-    modules = [(layer.self_attention, "encoder") for layer in model.encoder]
-    modules += [(layer.self_attention, "decoder") for layer in model.decoder]
-    modules += [(layer.cross_attention, "cross") for layer in model.decoder]
-    handles = [cast("MultiHeadAttention", m).register_forward_pre_hook(record_weights(name)) for m, name in modules]
-    try:
-        model(padded([source], device), padded([[BOS, *target]], device))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return {name: torch.stack(layers) for name, layers in found.items()}
-
-
 def attention(models: Models, source: str, target: str) -> Attention:
     """Return the first model's attention for a pair of raw lines; raise InputError if the source has no text."""
     ids = models.encode(source)
@@ -81,13 +49,6 @@ def attention(models: Models, source: str, target: str) -> Attention:
     return Attention(
         models.subwords.symbols(ids), names([BOS, *written]), attention_of(models.members[0], ids, written)
     )
-
-
-def alignment(
-    members: Sequence[Transformer], source: list[int], target: list[int]
-) -> Float[Tensor, "target_and_eos source"]:
-    """Return the last layer's attention to the source for each subword of the target and EOS: mean of heads, models."""
-    return torch.stack([attention_of(model, source, target)["cross"][-1].mean(0) for model in members]).mean(0)
 
 
 def save(found: Attention, folder: Path) -> list[Path]:

@@ -102,13 +102,18 @@ class Models:
         ids = vocabulary.encode(tokenizer.tokenize(tokenizer.normalize(line))) if line.strip() else []
         return [*ids, EOS] if ids else []
 
-    def decode(self, ids: list[int], source: str) -> str:
-        """Return the detokenised text of a translation of the raw line `source`."""
-        return self.target.detokenize(self.target_subwords.decode(ids), source)
+    def decode(self, ids: list[int], source: str, attention: codec.Attention | None = None) -> str:
+        """Return the detokenised text of a translation of the raw line `source`.
 
-    def repairs(self, ids: list[int], source: str) -> Mapping[str, int] | None:
+        `attention`: computes with which weights the translation was written; it helps to repair a tree.
+        """
+        return self.target.detokenize(self.target_subwords.decode(ids), source, attention)
+
+    def repairs(
+        self, ids: list[int], source: str, attention: codec.Attention | None = None
+    ) -> Mapping[str, int] | None:
         """Return what `decode` has to repair in this translation to make a tree, by name; None where it makes text."""
-        return self.target.repairs(self.target_subwords.decode(ids), source)
+        return self.target.repairs(self.target_subwords.decode(ids), source, attention)
 
 
 def padded(sentences: Sequence[Sequence[int]], device: torch.device) -> Int[Tensor, "batch longest"]:

@@ -132,13 +132,13 @@ def _object(translator: Translator, translation: Translation, number: int) -> di
     for text, one in zip(translation.texts, translation.hypotheses, strict=False):
         scores = {"score": one.score, "log_probability": one.log_probability}
         found.append({"text": text, **scores, "subwords": names(one.ids)})
-        if (repairs := translator.models.repairs(one.ids, translation.source)) is not None:
+        if (repairs := translator.repairs(one.ids, translation.pieces[0])) is not None:
             found[-1]["repairs"] = dict(repairs)
     fields: dict[str, Any] = {"line": number, "source": translation.source, "translations": found}
     if len(translation.pieces) > 1:
         fields["sentences"] = len(translation.pieces)
     elif translation.pieces and translator.models.members:
-        from nmt.inference.attention_maps import alignment
+        from nmt.inference.alignment import alignment
 
         ids = translation.pieces[0].ids
         weights = alignment(translator.models.members, ids, translation.hypotheses[0].ids).tolist()

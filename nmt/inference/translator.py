@@ -7,18 +7,23 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from nmt.config import InputError, SearchSettings
+from nmt.inference.alignment import alignment
 from nmt.inference.loading import Models, padded
 from nmt.inference.options import WINDOW
 from nmt.inference.sampling import SamplingSettings, sample
 from nmt.inference.search import Hypothesis, length_penalty, search
+from nmt.text.codec import Attention
+from nmt.text.subwords import SPECIALS
 
 WORKERS = 16
 """The largest number of batches that are searched at the same time."""
@@ -207,6 +212,25 @@ class Translator:
             return f"parsed at once, of at most {self.room:,} that the model has positions for: leave it out"
         return f"parsed at once: give --longest {length}"
 
+    def repairs(self, ids: list[int], piece: Piece) -> Mapping[str, int] | None:
+        """Return what had to be repaired in a translation to make a tree, by name; None where the target is text."""
+        return self.models.repairs(ids, piece.text, self._attention(ids, piece))
+
+    def _attention(self, ids: list[int], piece: Piece) -> Attention | None:
+        """Return what computes the attention of a tree's symbols to the words; None where no model is here to ask."""
+        models = self.models
+        if models.target.joins or not models.members:
+            return None
+        words = models.source.tokenize(models.source.normalize(piece.text)).split()
+        lengths = [len(models.subwords.encode(word)) for word in words]
+
+        def compute() -> NDArray[np.floating]:
+            used = [row for row, token in enumerate(ids) if len(SPECIALS) <= token < models.target_subwords.used_rows]
+            weights = alignment(models.members, piece.ids, ids)[used, :-1].numpy()
+            return np.add.reduceat(weights, np.cumsum([0, *lengths[:-1]]), axis=1)
+
+        return compute if sum(lengths) == len(piece.ids) - 1 else None
+
     def _collect(self, window: _Window) -> Iterator[Translation]:
         found: dict[tuple[int, int], list[Hypothesis]] = {}
         for part, future in window.futures:
@@ -218,7 +242,8 @@ class Translator:
         if not pieces:
             return Translation(line, [], [], [""])
         if len(pieces) == 1:
-            return Translation(line, pieces, found[0], [self.models.decode(best.ids, line) for best in found[0]])
+            texts = [self.models.decode(best.ids, line, self._attention(best.ids, pieces[0])) for best in found[0]]
+            return Translation(line, pieces, found[0], texts)
         # The translation of a line that was split joins the best translations of its sentences.
         best = [hypotheses[0] for hypotheses in found]
         total, length = sum(one.log_probability for one in best), sum(len(one.ids) + 1 for one in best)

@@ -6,19 +6,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from nmt.config import UNK, InputError, SubwordSettings, TokenizerSettings
 from nmt.text import subwords
 from nmt.text.moses import Moses
 from nmt.text.subwords import SPECIALS, Subwords
-from nmt.text.trees import Linearisation, Tree, delinearise, escape, linearise, read_trees, words_of
+from nmt.text.trees import Linearisation, Tree, align, delinearise, escape, linearise, read_trees, words_of
 
 TARGET = "target"
 """The folder of a closed target vocabulary, inside the folder of the source's subwords."""
 _SYMBOLS = "vocabulary.txt"
+Attention = Callable[[], NDArray[np.floating]]
+"""Computes the weights [tokens of the target, words of the source] with which the model wrote each token."""
 
 
 @runtime_checkable
@@ -34,11 +39,14 @@ class Tokenizer(Protocol):
     def tokenize(self, line: str) -> str:
         """Return a normalised line as tokens with one space between."""
 
-    def detokenize(self, line: str, source: str) -> str:
-        """Return a tokenised line as it is written; `source` is the raw source line that it belongs to."""
+    def detokenize(self, line: str, source: str, attention: Attention | None = None) -> str:
+        """Return a tokenised line as it is written; `source` is the raw source line that it belongs to.
 
-    def repairs(self, line: str, source: str) -> Mapping[str, int] | None:
-        """What `detokenize` repairs in this line, by name; None where it repairs no line whatever it is."""
+        `attention`, where the model is at hand, helps to repair a tree.
+        """
+
+    def repairs(self, line: str, source: str, attention: Attention | None = None) -> Mapping[str, int] | None:
+        """Return what `detokenize` repairs in this line, by name; None where it repairs no line whatever it is."""
 
     def counts(self) -> Mapping[str, int]:
         """Return counts over all lines so far, by name: the trees, and what had to be repaired in them."""
@@ -58,10 +66,10 @@ class Words:
     def tokenize(self, line: str) -> str:
         return " ".join(escape(word) for word in words_of(line))
 
-    def detokenize(self, line: str, source: str) -> str:
+    def detokenize(self, line: str, source: str, attention: Attention | None = None) -> str:
         return line
 
-    def repairs(self, line: str, source: str) -> Mapping[str, int] | None:
+    def repairs(self, line: str, source: str, attention: Attention | None = None) -> Mapping[str, int] | None:
         return None
 
     def counts(self) -> Mapping[str, int]:
@@ -88,20 +96,26 @@ class Trees:
             raise InputError(f"a line of the target holds {len(found)} trees: write one a line")
         return " ".join(linearise(found[0], self.name)) if found else ""
 
-    def detokenize(self, line: str, source: str) -> str:
+    def detokenize(self, line: str, source: str, attention: Attention | None = None) -> str:
         """Return the tree over the source's words; an empty line where the source has none."""
-        tree, repairs = self._tree(line, source)
+        tree, repairs = self._tree(line, source, attention)
         if tree is None:
             return ""
         self._repairs += repairs + Counter({"trees": 1, "malformed trees": int(bool(repairs))})
         return str(tree)
 
-    def repairs(self, line: str, source: str) -> Mapping[str, int] | None:
-        return self._tree(line, source)[1]
+    def repairs(self, line: str, source: str, attention: Attention | None = None) -> Mapping[str, int] | None:
+        return self._tree(line, source, attention)[1]
 
-    def _tree(self, line: str, source: str) -> tuple[Tree | None, Counter[str]]:
-        words = [escape(word) for word in words_of(source)]
-        return delinearise(line.split(), words, self.name, self.symbols) if words else (None, Counter())
+    def _tree(self, line: str, source: str, attention: Attention | None) -> tuple[Tree | None, Counter[str]]:
+        words, symbols = [escape(word) for word in words_of(source)], line.split()
+        if not words:
+            return None, Counter()
+        aligned: Counter[str] = Counter()
+        if attention is not None:
+            symbols, aligned = align(symbols, words, self.name, self.symbols, attention)
+        tree, repairs = delinearise(symbols, words, self.name, self.symbols)
+        return tree, aligned + repairs
 
     def counts(self) -> Mapping[str, int]:
         return self._repairs

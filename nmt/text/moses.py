@@ -125,14 +125,14 @@ class Moses:
         self._full_stops(tokens)
         return " ".join(tokens)
 
-    def repairs(self, line: str, source: str) -> None:
+    def repairs(self, line: str, source: str, attention: object = None) -> None:
         """Return None: Moses repairs nothing."""
 
     def counts(self) -> Mapping[str, int]:
         """Return nothing: Moses repairs nothing."""
         return {}
 
-    def detokenize(self, line: str, source: str = "") -> str:
+    def detokenize(self, line: str, source: str = "", attention: object = None) -> str:
         """Return a tokenised line as it would be written, as far as Moses' rules restore it; `source` is not used."""
         if self._settings.tokenizer == "none":
             return line

@@ -17,15 +17,21 @@ Two linearisations, by name:
    them.
 7. A constituent without words is left out.
 8. Several trees, or none, become the children of one node TOP, which EVALB does not count.
+
+Where the model's attention is at hand, `align` comes before these rules: it finds the words that the output has too
+many or lacks, so that 4 and 6 do not shift the words after them.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from nmt.config import InputError
 
@@ -46,6 +52,11 @@ REPAIRS = (
     "constituent without words",
     "not one tree",
 )
+
+ALONE = 3.0
+"""What a symbol or a word that `align` leaves alone costs, in nats: less than half of the worst match."""
+LEAST = 1e-3
+"""Added to every weight of attention before its logarithm: the worst match costs 6.9 nats."""
 
 # The label is what follows `(` without a space. U+00A0 and other Unicode spaces are characters of words.
 _TOKEN = re.compile(r"\(([^ \t\r\n()]*)|\)|[^ \t\r\n()]+")
@@ -315,6 +326,63 @@ class _Builder:
             return trees[0]
         self.repairs["not one tree"] += 1
         return Tree("TOP", tuple(trees))
+
+
+def _partners(gains: NDArray[np.floating]) -> list[int | None]:
+    """Return the word of each symbol, in order, with the largest sum of gains [symbols, words]; None: no word."""
+    columns = ALONE * np.arange(gains.shape[1] + 1)
+    best, steps = -columns, []
+    for row in gains:
+        match, skip = np.concatenate(([-np.inf], best[:-1] + row)), best - ALONE
+        either = np.maximum(match, skip)
+        # Of the words up to each, any number of the last ones may be left alone.
+        best = np.maximum.accumulate(either + columns) - columns
+        steps.append((match >= skip, best > either + 1e-9))
+    partners: list[int | None] = [None] * len(gains)
+    column = gains.shape[1]
+    for row_number in reversed(range(len(gains))):
+        takes, alone = steps[row_number]
+        while alone[column]:
+            column -= 1
+        if takes[column]:
+            column -= 1
+            partners[row_number] = column
+    return partners
+
+
+def align(
+    symbols: Sequence[str],
+    words: Sequence[str],
+    name: Linearisation,
+    vocabulary: Collection[str],
+    attention: Callable[[], NDArray[np.floating]],
+) -> tuple[list[str], Counter[str]]:
+    """Return a model's output with each word's symbol at its place, and the repairs that this took.
+
+    An output with one word too many or too few would shift all words after it. `attention` gives the weights [symbols,
+    words] by which the model looked at each word when it wrote each symbol. Symbols of words and words are aligned in
+    order, so that the product of their weights is largest. A symbol without a word is left out, and a word without a
+    symbol becomes XX. `vocabulary` as in `delinearise`.
+    """
+    known = vocabulary or frozenset(symbols)
+    rows = [row for row, symbol in enumerate(symbols) if _read_symbol(symbol, name, known)[0] == "word"]
+    repairs: Counter[str] = Counter()
+    if len(rows) == len(words):
+        return list(symbols), repairs
+    partners = dict(zip(rows, _partners(np.log(attention()[rows] + LEAST)), strict=True))
+    aligned: list[str] = []
+    following = 0
+    for row, symbol in enumerate(symbols):
+        word = partners.get(row, -1)
+        if word is None:
+            repairs["word surplus"] += 1
+            continue
+        if word >= 0:
+            repairs["word missing"] += word - following
+            aligned += [TAG] * (word - following)
+            following = word + 1
+        aligned.append(symbol)
+    return aligned, +repairs
 
 
 def delinearise(

@@ -30,6 +30,7 @@ from nmt.common.tensors import load_tensors, save_tensors
 from nmt.config import EOS, PAD, InputError, SearchSettings, TokenizerSettings
 from nmt.evaluation.forced_scoring import Scored
 from nmt.inference import attention_maps, ctranslate2_engine, export, streams
+from nmt.inference.alignment import alignment
 from nmt.inference.loading import Models
 from nmt.inference.translator import Translator, split_sentences
 from nmt.text import codec
@@ -252,10 +253,25 @@ def test_parsing_says_what_it_repaired_and_each_line_of_json_too(
     assert first == kinds
     # Trees of three words, for sentences of 7, 3, 3 and 5.
     monkeypatch.setattr(codec.Symbols, "decode", lambda *_: "(S XX XX XX )S")
+    monkeypatch.setattr(Translator, "_attention", lambda *_: None)
     assert wmt(*command) == 0
     assert capsys.readouterr().err == "parse: 2 of 4 trees had to be repaired: word missing 6\n"
     monkeypatch.undo()
     assert "repairs" not in json.loads(run(folder_of(tmp_path / "text"), tmp_path, "--json")[0])["translations"][0]
+
+
+def test_words_are_aligned_by_the_attention_to_all_their_subwords(parser: Path) -> None:
+    translator = Translator(parser)
+    (piece,) = translator.pieces("unbelievably She sleeps well")
+    ids = translator.models.target_subwords.encode("(S XX XX )S")
+    attention = translator._attention(ids, piece)
+    assert attention is not None
+    found, whole = attention(), alignment(translator.models.members, piece.ids, ids)[:4]
+    parts = len(translator.models.subwords.encode("unbelievably"))
+    assert parts > 1
+    assert found[:, 0] == pytest.approx(whole[:, :parts].sum(1).numpy())
+    assert found[:, 1:] == pytest.approx(whole[:, parts:-1].numpy())
+    assert Translator(folder_of(parser.parent / "text"))._attention([5], piece) is None
 
 
 def test_parsing_a_stream_an_nbest_list_and_an_interrupted_file(

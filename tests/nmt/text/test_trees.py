@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import islice
+from collections.abc import Sequence
+from itertools import islice, product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from treebank import check_round_trips, craft
 
 from nmt.config import InputError
 from nmt.text.parallel_text import read_lines
 from nmt.text.trees import (
+    ALONE,
+    LEAST,
     LINEARISATIONS,
     REPAIRS,
     TAG,
     Linearisation,
     Tree,
+    _partners,
+    align,
     bare,
     delinearise,
     escape,
@@ -202,6 +209,63 @@ def test_every_output_becomes_a_tree_with_all_words(name: Linearisation, symbols
 def test_each_rule_for_malformed_output(symbols: str, expected: str, repairs: dict[str, int]) -> None:
     tree, found = delinearise(symbols.split(), ["a", "b"], "vinyals")
     assert (str(tree), found) == (expected, repairs)
+
+
+def weights(*looked: int | None, words: int) -> NDArray[np.floating]:
+    """Attention of symbols to words: each symbol looked at one word, or at none more than at others."""
+    rows = [np.full(words, 0.02) if word is None else np.where(np.arange(words) == word, 0.9, 0.01) for word in looked]
+    return np.array(rows)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "looked", "expected", "repairs"),
+    [
+        (
+            "S NP DT NN /NP VP VBZ /VP /S",
+            (0, 0, 0, 2, 2, 3, 3, 3, 3),
+            "S NP DT XX NN /NP VP VBZ /VP /S",
+            {"word missing": 1},
+        ),
+        (
+            "S NP DT JJ NN NN /NP VP VBZ /VP /S",
+            (0, 0, 0, 1, None, 2, 2, 3, 3, 3, 3),
+            "S NP DT JJ NN /NP VP VBZ /VP /S",
+            {"word surplus": 1},
+        ),
+        ("S VP VBZ /VP /S", (3, 3, 3, 3, 3), "S VP XX XX XX VBZ /VP /S", {"word missing": 3}),
+        # The builder appends the words that are missing at the end.
+        ("S NP DT NN /NP /S", (0, 0, 0, 2, 2, 3), "S NP DT XX NN /NP /S", {"word missing": 1}),
+        ("S", (None,), "S", {}),
+    ],
+)
+def test_words_are_aligned_by_attention(
+    symbols: str, looked: tuple[int | None, ...], expected: str, repairs: dict[str, int]
+) -> None:
+    words, known = ["the", "big", "dog", "runs"], {"/S", "/NP", "/VP"}
+    found = align(symbols.split(), words, "tensor2tensor", known, lambda: weights(*looked, words=4))
+    assert (" ".join(found[0]), found[1]) == (expected, repairs)
+
+
+def test_an_output_with_as_many_words_as_the_sentence_is_left_as_it_is() -> None:
+    def attention() -> NDArray[np.floating]:
+        raise AssertionError("it takes a forward pass")
+
+    assert align(["(S", "XX", ")S"], ["a"], "vinyals", (), attention) == (["(S", "XX", ")S"], Counter())
+
+
+@given(seed=st.integers(0, 10_000), symbols=st.integers(0, 4), words=st.integers(1, 4))
+def test_the_alignment_is_the_best_of_all_in_order(seed: int, symbols: int, words: int) -> None:
+    gains = np.log(np.random.default_rng(seed).dirichlet(np.ones(words), symbols) + LEAST)
+
+    def total(partners: Sequence[int | None]) -> float:
+        taken = [(row, word) for row, word in enumerate(partners) if word is not None]
+        return sum(gains[pair] for pair in taken) - ALONE * (symbols + words - 2 * len(taken))
+
+    choices = product([None, *range(words)], repeat=symbols)
+    in_order = (c for c in choices if (taken := [w for w in c if w is not None]) == sorted(set(taken)))
+    found = _partners(gains)
+    assert [word for word in found if word is not None] == sorted({word for word in found if word is not None})
+    assert total(found) == pytest.approx(max(map(total, in_order)))
 
 
 def test_the_vocabulary_says_which_bare_symbols_are_labels() -> None:

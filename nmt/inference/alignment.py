@@ -1,0 +1,54 @@
+"""Attention weights of a pair of sentences, and the alignment of target and source that they give."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from nmt.common.shapes import Float
+from nmt.config import BOS
+from nmt.inference.loading import padded
+from nmt.model import MultiHeadAttention, Transformer, attention_weights
+
+ATTENTIONS = ("encoder", "decoder", "cross")
+"""Self-attention of the encoder, self-attention of the decoder, attention of the decoder to the memory."""
+
+
+@torch.no_grad()
+def attention_of(model: Transformer, source: list[int], target: list[int]) -> dict[str, Tensor]:
+    """Return the weights of every layer and head by name; `source` ends in EOS, `target` has neither BOS nor EOS."""
+    device = model.embedding.table.device
+    found: dict[str, list[Tensor]] = {name: [] for name in ATTENTIONS}
+    caller = threading.get_ident()
+
+    def record_weights(name: str) -> Any:
+        def hook(module: MultiHeadAttention, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
+            if threading.get_ident() != caller:
+                return  # A search in another thread uses the same modules.
+            x, context, mask = inputs
+            Q, K = module.split_heads(module.W_Q(x)), module.split_heads(module.W_K(context))
+            found[name].append(attention_weights(Q, K, mask)[0].float().cpu())
+
+        return hook
+
+    modules = [(layer.self_attention, "encoder") for layer in model.encoder]
+    modules += [(layer.self_attention, "decoder") for layer in model.decoder]
+    modules += [(layer.cross_attention, "cross") for layer in model.decoder]
+    handles = [cast("MultiHeadAttention", m).register_forward_pre_hook(record_weights(name)) for m, name in modules]
+    try:
+        model(padded([source], device), padded([[BOS, *target]], device))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: torch.stack(layers) for name, layers in found.items()}
+
+
+def alignment(
+    members: Sequence[Transformer], source: list[int], target: list[int]
+) -> Float[Tensor, "target_and_eos source"]:
+    """Return the last layer's attention to the source for each subword of the target and EOS: mean of heads, models."""
+    return torch.stack([attention_of(model, source, target)["cross"][-1].mean(0) for model in members]).mean(0)
