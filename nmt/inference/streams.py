@@ -18,6 +18,7 @@ import torch
 from pydantic import ValidationError
 
 from nmt.config import InputError, first_error
+from nmt.inference.alignment import alignment
 from nmt.inference.loading import Models
 from nmt.inference.options import TranslationOptions
 from nmt.inference.quantization import quantize
@@ -90,9 +91,11 @@ def open_translator(options: TranslationOptions) -> Translator:
 def _device(name: str) -> torch.device:
     """Return a device on which torch can make a tensor; raises InputError where it cannot."""
     try:
-        return torch.empty(0, device=name).cpu().new_empty(0, device=name).device
+        made = torch.empty(0, device=name)
+        made.cpu()  # A tensor on the device `meta` has no values to copy.
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InputError(f"--device is `{name}`, which torch cannot use here: give cpu, or cuda with a GPU") from error
+    return made.device
 
 
 def _engine(options: TranslationOptions, models: Models) -> Engine:
@@ -138,8 +141,6 @@ def _object(translator: Translator, translation: Translation, number: int) -> di
     if len(translation.pieces) > 1:
         fields["sentences"] = len(translation.pieces)
     elif translation.pieces and translator.models.members:
-        from nmt.inference.alignment import alignment
-
         ids = translation.pieces[0].ids
         weights = alignment(translator.models.members, ids, translation.hypotheses[0].ids).tolist()
         fields |= {

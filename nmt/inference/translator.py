@@ -22,7 +22,7 @@ from nmt.inference.loading import Models, padded
 from nmt.inference.options import WINDOW
 from nmt.inference.sampling import SamplingSettings, sample
 from nmt.inference.search import Hypothesis, length_penalty, search
-from nmt.text.codec import Attention
+from nmt.text.codec import Attention, Symbols
 from nmt.text.subwords import SPECIALS
 
 WORKERS = 16
@@ -219,7 +219,8 @@ class Translator:
     def _attention(self, ids: list[int], piece: Piece) -> Attention | None:
         """Return what computes the attention of a tree's symbols to the words; None where no model is here to ask."""
         models = self.models
-        if models.target.joins or not models.members:
+        # Only in a closed vocabulary is each token of the target a symbol of its own.
+        if not isinstance(models.target_subwords, Symbols) or not models.members:
             return None
         words = models.source.tokenize(models.source.normalize(piece.text)).split()
         lengths = [len(models.subwords.encode(word)) for word in words]

@@ -272,6 +272,9 @@ def test_words_are_aligned_by_the_attention_to_all_their_subwords(parser: Path) 
     assert found[:, 0] == pytest.approx(whole[:, :parts].sum(1).numpy())
     assert found[:, 1:] == pytest.approx(whole[:, parts:-1].numpy())
     assert Translator(folder_of(parser.parent / "text"))._attention([5], piece) is None
+    # In a joint vocabulary a symbol may be several subwords.
+    translator.models.target_subwords = translator.models.subwords
+    assert translator._attention(ids, piece) is None
 
 
 def test_parsing_a_stream_an_nbest_list_and_an_interrupted_file(
