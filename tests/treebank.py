@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nmt.text.trees import LINEARISATIONS, TAG, Tree, delinearise, linearise, normalise, read_trees
+from nmt.text.delinearisation import delinearise
+from nmt.text.trees import LINEARISATIONS, TAG, Tree, linearise, normalise, read_trees
 
 
 def craft(real: Path, part: str) -> Iterator[Tree]:

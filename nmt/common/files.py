@@ -17,7 +17,7 @@ import yaml
 from nmt.config import InputError
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc] # its base is chosen as this runs
     """A safe loader that refuses a key that is there twice, of which PyYAML takes the last.
 
     It uses libyaml's parser, or PyYAML's own, which takes ten times as long, where PyYAML was built without libyaml.

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from nmt.config import UNK, InputError, SubwordSettings, TokenizerSettings
 from nmt.text import subwords
+from nmt.text.delinearisation import align, delinearise
 from nmt.text.moses import Moses
 from nmt.text.subwords import SPECIALS, Subwords
-from nmt.text.trees import Linearisation, Tree, align, delinearise, escape, linearise, read_trees, words_of
+from nmt.text.trees import Linearisation, Tree, escape, linearise, read_trees, words_of
 
 TARGET = "target"
 """The folder of a closed target vocabulary, inside the folder of the source's subwords."""

@@ -16,7 +16,8 @@ import pytest
 import sacrebleu
 import yaml
 
-from nmt.text.trees import LINEARISATIONS, delinearise, linearise, normalise, read_trees
+from nmt.text.delinearisation import delinearise
+from nmt.text.trees import LINEARISATIONS, linearise, normalise, read_trees
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "data/sample"

@@ -1,4 +1,4 @@
-// A parser's symbols to a tree in Penn bracketing, as nmt/text/trees.py has it, and the words that it is over.
+// A parser's symbols to a tree in Penn bracketing, as nmt/text/delinearisation.py has it, and the words that it is over.
 
 const TAG = "XX"; // the tag of a word where the output has none
 

@@ -13,7 +13,8 @@ from command_line import wmt
 from nmt.config import InputError
 from nmt.evaluation import evalb
 from nmt.evaluation.evalb import COLLINS, Sentence, compare
-from nmt.text.trees import Tree, delinearise, linearise, read_trees
+from nmt.text.delinearisation import delinearise
+from nmt.text.trees import Tree, linearise, read_trees
 
 THIS = "(S (A (P this)) (B (Q is) (A (R a) (T test))))"
 ELEVEN = "(S" + " (A (P this)) (B (Q is) (A (R a) (T test)))" * 11 + ")"

@@ -34,7 +34,8 @@ from nmt.inference.alignment import alignment
 from nmt.inference.loading import Models
 from nmt.inference.translator import Translator, split_sentences
 from nmt.text import codec
-from nmt.text.trees import REPAIRS, read_trees
+from nmt.text.delinearisation import REPAIRS
+from nmt.text.trees import read_trees
 
 ROOT = Path(__file__).resolve().parents[3]
 LINES = ["the old man sees a dog .", "", "She sleeps well", "we do !", "   ", "He did not see it"]

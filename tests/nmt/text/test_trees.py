@@ -15,24 +15,9 @@ from numpy.typing import NDArray
 from treebank import check_round_trips, craft
 
 from nmt.config import InputError
+from nmt.text.delinearisation import ALONE, LEAST, REPAIRS, _partners, align, delinearise
 from nmt.text.parallel_text import read_lines
-from nmt.text.trees import (
-    ALONE,
-    LEAST,
-    LINEARISATIONS,
-    REPAIRS,
-    TAG,
-    Linearisation,
-    Tree,
-    _partners,
-    align,
-    bare,
-    delinearise,
-    escape,
-    linearise,
-    normalise,
-    read_trees,
-)
+from nmt.text.trees import LINEARISATIONS, TAG, Linearisation, Tree, bare, escape, linearise, normalise, read_trees
 
 JOHN = "(S (NP (NNP John)) (VP (VBZ has) (NP (DT a) (NN dog))) (. .))"
 

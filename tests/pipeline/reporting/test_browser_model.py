@@ -23,7 +23,8 @@ from nmt.inference.model_folder import load_description, save_model
 from nmt.inference.translator import Translator
 from nmt.model import Transformer
 from nmt.text import codec, subwords
-from nmt.text.trees import LINEARISATIONS, TAG, Linearisation, delinearise, escape, linearise, read_trees
+from nmt.text.delinearisation import delinearise
+from nmt.text.trees import LINEARISATIONS, TAG, Linearisation, escape, linearise, read_trees
 from pipeline.reporting import browser_model, comparison, page
 from pipeline.reporting.page import Heading, Paragraph, View
 from pipeline.reporting.sentences import Line
