@@ -42,6 +42,9 @@ class Publication:
 
     def __init__(self, client: MlflowClient, record: Record, run: Run) -> None:
         self.client, self.record, self.run, self.id = client, record, run, run.info.run_id
+        # Scores before stages: where there are scores, the stage that made them has ended.
+        self.scores = record.scores()
+        self.numbers = {key: value for key, value in self.scores.items() if isinstance(value, int | float)}
         self.description, self.stages = record.description(), record.stages()
         self.noted: dict[str, Any] = {
             "history.jsonl": 0,
@@ -68,7 +71,7 @@ class Publication:
         """Set parameters (row, pair, corpus, seed, what differs from the row, sizes), tags and the description."""
         from mlflow.entities import Param, RunTag
 
-        scores = self.record.scores()
+        scores = self.scores
         named = {key: self.description[key] for key in ("row", "pair", "corpus", "seed") if key in self.description}
         # With a prefix: MLflow sorts parameters by name, and what names the run comes first.
         settings = {f"settings.{key}": value for key, value in self.description["settings"].items()}
@@ -92,22 +95,26 @@ class Publication:
             self.log(tags=changed[start : start + 100])
 
     def log_numbers(self) -> None:
-        """Set the scores, and what the stages measured, by the names of names.py."""
+        """Set the scores, and what the stages measured, by the names of names.py.
+
+        Of two values of an update MLflow takes the later one, and the larger one of the same time. A value has the same
+        time whenever it is sent: a request that MLflow carried out late, for a publisher that no longer lives, has no
+        second point.
+        """
         from mlflow.entities import Metric
 
-        # Of two values of an update MLflow takes the later one, and the larger one of the same time.
-        scored = self.stages.get("score", {}).get("end", self.description["created"])
+        scoring = self.stages.get("score", {"status": "cached"})
+        time = self.description["created"] if scoring["status"] == "cached" else scoring.get("end")
         numbers = {
-            name: Metric(name, float(value), scored, 0)
-            for key, value in self.record.numbers().items()
-            if (name := names.of_score(key)) is not None
+            name: Metric(name, float(value), time, 0)
+            for key, value in self.numbers.items()
+            if time is not None and (name := names.of_score(key)) is not None
         }
         for stage, content in self.stages.items():
             measured = content.get("metrics", {}) | {key: content[key] for key in ("seconds",) if key in content}
-            time = content.get("end", content["start"])
             for key, value in measured.items():
                 if (name := names.of_stage(stage, key)) is not None:
-                    numbers.setdefault(clean(name), Metric(clean(name), float(value), time, 0))
+                    numbers.setdefault(clean(name), Metric(clean(name), float(value), content["start"], 0))
         known = self.run.data.metrics
         # `nan` equals itself as text.
         if changed := [each for each in numbers.values() if str(each.value) != str(known.get(each.key))]:
@@ -197,19 +204,17 @@ class Publication:
 
     def register_model(self) -> None:
         """Register the model of a complete run that was scored."""
-        numbers = self.record.numbers()
-        if not (self.description["complete"] and self.record.model.exists() and numbers):
+        if not (self.description["complete"] and self.record.model.exists() and self.numbers):
             return
         if self.noted["model"] != (state := signature([self.record.model])):
             configuration = read_yaml(self.record.config)
-            scores = self.record.scores()
-            sets = {key: scores[key] for key in scores if key.endswith("_set")}
+            sets = {key: value for key, value in self.scores.items() if key.endswith("_set")}
             values = {
                 "name": f"wmt-{self.description['pair']}",
                 "pair": self.description["pair"],
-                "metrics": numbers,
+                "metrics": self.numbers,
                 "tags": {key: str(value) for key, value in configuration["run"].items()} | sets,
-                "description": descriptions.of_version(configuration, scores),
+                "description": descriptions.of_version(configuration, self.scores),
                 "search": configuration["search"],
                 "time": self.description["created"],
             }

@@ -106,10 +106,6 @@ class Record:
         by = scorer(self._read(str(SCORES)))
         return self._read(str(SCORES), by.key)
 
-    def numbers(self) -> dict[str, float]:
-        """Return the numbers among the scores."""
-        return {key: value for key, value in self.scores().items() if isinstance(value, int | float)}
-
     def stages(self) -> dict[str, dict[str, Any]]:
         """Return stage -> content of its file, in the order in which they started."""
         paths = self.folder.glob("stages/*.json")

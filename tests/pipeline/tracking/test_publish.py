@@ -31,7 +31,7 @@ from pipeline.common.settings import ArchiveSettings, ParallelSettings
 from pipeline.common.stage import Interrupted
 from pipeline.corpora.archive_cache import obtain
 from pipeline.corpora.fetch import Patience
-from pipeline.tracking import projection, stage_tracker
+from pipeline.tracking import projection, publish, stage_tracker
 from pipeline.tracking.record import Record, append, now, present, records
 
 if TYPE_CHECKING:
@@ -213,6 +213,26 @@ def test_a_lower_score_takes_the_place_of_a_higher_one(root: Path) -> None:
         assert wmt("publish", "base") == 0
         (run,) = recorded(root)
         assert run.data.metrics["test/bleu"] == bleu
+
+
+def test_a_number_has_the_same_time_whenever_it_is_sent(root: Path) -> None:
+    """MLflow may carry out the request of a publisher that was killed after the next one has looked what is there."""
+    with without_mlflow():
+        with stage_tracker.open_run("decode") as tracker:
+            tracker.metrics({"decode_test_seconds": 2.5})
+            (record,) = records(root / "runs")
+            server = publish.Server(root)
+            run, _ = server.run(record)
+            early = [projection.Publication(server.client, record, run)]
+        with stage_tracker.open_run("score"):
+            early.append(projection.Publication(server.client, record, run))
+            scored(27.3)
+    for publication in (*early, projection.Publication(server.client, record, run)):
+        publication.log_numbers()
+    server.client._tracking_client.store.engine.dispose()
+    (run,) = recorded(root)
+    assert {"test/bleu", "seconds/decode_test", "seconds/decode"} <= run.data.metrics.keys()
+    assert {key: len(history(root, run, key)) for key in run.data.metrics} == dict.fromkeys(run.data.metrics, 1)
 
 
 def test_publishing_twice_changes_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
