@@ -28,11 +28,15 @@ OF_DATA = (
 
 
 def of_history(values: Mapping[str, float]) -> dict[str, float]:
-    """Return what training measured at an update by its names in MLflow; its seconds as hours."""
+    """Return what training measured at an update by its names in MLflow; its seconds as hours.
+
+    A validation has its seconds, too. They have no name: an interval may end at the same update.
+    """
     named: dict[str, float] = {}
+    validation = any(key.startswith("valid_") for key in values)
     for key, value in values.items():
         if key == "seconds":
-            named["train/hours"] = value / 3600
+            named |= {} if validation else {"train/hours": value / 3600}
         elif key.startswith("valid_"):
             named[f"valid/{key.removeprefix('valid_')}"] = value
         else:

@@ -13,7 +13,10 @@ def test_measurements_of_an_update_are_curves_of_training_or_validation() -> Non
         "train/tokens_per_second": 9.0,
         "train/hours": 0.5,
     }
-    assert names.of_history({"valid_loss": 2.0, "valid_ppl": 7.4}) == {"valid/loss": 2.0, "valid/ppl": 7.4}
+    assert names.of_history({"valid_loss": 2.0, "valid_ppl": 7.4, "seconds": 1800.0}) == {
+        "valid/loss": 2.0,
+        "valid/ppl": 7.4,
+    }
 
 
 @pytest.mark.parametrize(
