@@ -103,12 +103,10 @@ class Publication:
         """
         from mlflow.entities import Metric
 
-        scoring = self.stages.get("score", {"status": "cached"})
-        time = self.description["created"] if scoring["status"] == "cached" else scoring.get("end")
         numbers = {
-            name: Metric(name, float(value), time, 0)
+            name: Metric(name, float(value), self.scored, 0)
             for key, value in self.numbers.items()
-            if time is not None and (name := names.of_score(key)) is not None
+            if self.scored is not None and (name := names.of_score(key)) is not None
         }
         for stage, content in self.stages.items():
             measured = content.get("metrics", {}) | {key: content[key] for key in ("seconds",) if key in content}
@@ -119,6 +117,13 @@ class Publication:
         # `nan` equals itself as text.
         if changed := [each for each in numbers.values() if str(each.value) != str(known.get(each.key))]:
             self.log(metrics=changed)
+
+    @property
+    def scored(self) -> int | None:
+        """The time of the scores, in milliseconds since 1970; None while the stage is at work."""
+        stage = self.stages.get("score", {"status": "cached"})
+        time: int | None = self.description["created"] if stage["status"] == "cached" else stage.get("end")
+        return time
 
     def log_history(self) -> None:
         """Send the lines of the history and of the machine's load that MLflow has not yet."""
@@ -204,7 +209,7 @@ class Publication:
 
     def register_model(self) -> None:
         """Register the model of a complete run that was scored."""
-        if not (self.description["complete"] and self.record.model.exists() and self.numbers):
+        if not (self.description["complete"] and self.record.model.exists() and self.numbers) or self.scored is None:
             return
         if self.noted["model"] != (state := signature([self.record.model])):
             configuration = read_yaml(self.record.config)
@@ -216,7 +221,7 @@ class Publication:
                 "tags": {key: str(value) for key, value in configuration["run"].items()} | sets,
                 "description": descriptions.of_version(configuration, self.scores),
                 "search": configuration["search"],
-                "time": self.description["created"],
+                "time": self.scored,
             }
             registry.register(self.client, self.id, self.record.model, values)
             self.noted["model"] = state

@@ -28,7 +28,7 @@ def register(client: MlflowClient, run: str, folder: Path, values: Mapping[str, 
     """Register a model folder as a version of the run, once, and move `best`.
 
     `values`: `name` and `pair` of the registered model; `metrics`, `tags` and `description` of the version; `search`
-    (the folder's settings).
+    (the folder's settings); `time` of the metrics in the run, in milliseconds since 1970.
     """
     name, by = str(values["name"]), scorer(values["metrics"])
     if not client.search_model_versions(f"name = '{name}' and run_id = '{run}'"):
@@ -66,12 +66,11 @@ def _log(client: MlflowClient, run: str, folder: Path, values: Mapping[str, Any]
         client.log_model_artifacts(model.model_id, str(temporary / "model"))
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    now = int(values["time"])
     client.log_batch(
         run,
         metrics=[
-            # At step 0, as the run's own: two steps would be drawn as a curve.
-            Metric(name, float(values["metrics"][key]), now, 0, model_id=model.model_id, run_id=run)
+            # Of the run's own step and time: two points would be drawn as a curve.
+            Metric(name, float(values["metrics"][key]), int(values["time"]), 0, model_id=model.model_id, run_id=run)
             for key in scorer(values["metrics"]).numbers
             if (name := names.of_score(key)) is not None
         ],

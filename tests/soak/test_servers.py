@@ -91,7 +91,7 @@ def test_servers_that_are_killed_change_nothing(tmp_path: Path) -> None:
             # Without times: MLflow's primary key has both, so no two points are equal in step and time.
             if key.startswith(("train/", "valid/")):
                 steps = [point.step for point in client.get_metric_history(found.info.run_id, key)]
-                assert steps == sorted(set(steps)), key
+                assert steps == sorted(set(steps)), (key, client.get_metric_history(found.info.run_id, key))
         losses = [point.step for point in client.get_metric_history(found.info.run_id, "valid/loss")]
         assert losses == sorted(set(losses))
         assert losses[-1] == UPDATES

@@ -366,16 +366,21 @@ def test_a_run_of_trees_is_registered_by_its_f1_and_listed(root: Path, capsys: p
     }
     Path("results/scores.json").write_text(json.dumps({**scores, "updates": 10}))
     folder_of(Path("models/average"))
-    record = present()
-    assert record is not None
-    record.create(CONFIG)
+    with without_mlflow(), stage_tracker.open_run("score"):
+        pass
+    (record,) = records(root / "runs")
     record.finish(["average", "score", "report"])
     assert wmt("publish") == 0
+    (published,) = recorded(root)
+    points = {key: len(history(root, published, key)) for key in published.data.metrics}
+    assert points == dict.fromkeys(points, 1), "the scores of the registered model are those of the run"
     with connected(root / "mlflow.db") as client:
         version = client.get_model_version_by_alias("wmt-en-tree", "best")
         model = client.get_registered_model("wmt-en-tree")
         experiment = client.get_experiment_by_name("wmt-en-tree")
-    assert experiment is not None
+        assert experiment is not None
+        (logged,) = client.search_logged_models([experiment.experiment_id])
+    assert {"test/f1", "valid/f1"} <= {metric.key for metric in logged.metrics or ()}
     assert experiment.tags["mlflow.experiment.primaryMetric.name"] == "valid/f1"
     assert model.description.startswith("Parses English into constituency trees.")
     assert "F1 91.0 on the test set, by EVALB" in version.description
