@@ -15,15 +15,21 @@ from functools import reduce
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from nmt.common.shapes import Float, Int
+from nmt.common.shapes import Bool, Float, Int
 from nmt.config import InputError
 from nmt.inference.quantization import Int8Linear, is_quantized
 from nmt.model import DecoderLayer, Transformer, attention, padding_mask
 
+_Linear = nn.Linear | Int8Linear
+_MakeProduct = Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]]
 _POSITIONS = 2048
 """Positions that are computed beforehand."""
+_ENCODED = 1024
+"""Source positions that a CPU encodes together: few enough for its cache to hold what a layer writes."""
+_ROOM = 16
+"""Nodes for which a cache has room at first. Small, because a step writes to as many places as a batch has heads."""
 _ROWS = 64
 """Hypotheses whose probabilities are computed together: enough for a product, few enough for the processor's cache."""
 
@@ -67,12 +73,22 @@ class Decoder(Scorer):
             for embedding in (model.embedding, model.target_embedding):
                 embedding(zero, _POSITIONS)
         product = Int8Linear if is_quantized(model) else _Product
-        self.layers = [_Layer.of(cast("DecoderLayer", layer), product) for layer in model.decoder]
+        layers = [cast("DecoderLayer", layer) for layer in model.decoder]
+        self.layers = [_Layer.of(layer, product) for layer in layers]
+        self.keys_values = _fused([part for layer in layers for part in _of_memory(layer)], product)
+        """The projections of the memory to keys and values of all layers, as one matrix."""
         self.output = product(model.output_table, None)
 
     @torch.inference_mode()
     def start(self, src: Int[Tensor, "batch src"]) -> DecodingState:
         return _ModelState(self, src)
+
+    def read(self, src: Int[Tensor, "batch src"], src_mask: Bool[Tensor, "batch 1 1 src"]) -> list[Tensor]:
+        """Return keys and values of the memory, in turn, for each layer: [batch, h, src, d]."""
+        projected = self.keys_values(self.model.encode(src, src_mask))
+        attentions = [layer.layer.cross_attention for layer in self.layers for _ in range(2)]
+        sizes = [part.out_features for layer in self.layers for part in _of_memory(layer.layer)]
+        return [own.split_heads(part) for own, part in zip(attentions, projected.split(sizes, dim=2), strict=True)]
 
 
 class Ensemble(Scorer):
@@ -125,30 +141,38 @@ class _Layer:
     sizes: list[int]
 
     @classmethod
-    @torch.no_grad()
-    def of(cls, layer: DecoderLayer, product: Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]]) -> _Layer:
+    def of(cls, layer: DecoderLayer, product: _MakeProduct) -> _Layer:
         own = layer.self_attention
-        root = math.sqrt(own.W_Q.out_features // own.h)
-        scaled = [(own.W_Q, 1 / root), (own.W_K, 1.0), (own.W_V, 1.0)]
-        weight = torch.cat([part.weight * scale for part, scale in scaled])
-        biases = [part.bias * scale for part, scale in scaled if part.bias is not None]
-        qkv = product(weight, torch.cat(biases) if biases else None)
-        return cls(layer, qkv, [part.out_features for part, _ in scaled])
+        parts: list[_Linear] = [own.W_Q, own.W_K, own.W_V]
+        scales = [1 / math.sqrt(own.W_Q.out_features // own.h), 1.0, 1.0]
+        return cls(layer, _fused(parts, product, scales), [part.out_features for part in parts])
+
+
+def _of_memory(layer: DecoderLayer) -> list[_Linear]:
+    return [layer.cross_attention.W_K, layer.cross_attention.W_V]
+
+
+def _fused(parts: Sequence[_Linear], product: _MakeProduct, scales: Sequence[float] = ()) -> Callable[[Tensor], Tensor]:
+    """Several linear layers of one input as one product, each multiplied by its scale."""
+    scaled = list(zip(parts, scales or [1.0] * len(parts), strict=True))
+    biases = [part.bias * scale for part, scale in scaled if part.bias is not None]
+    return product(torch.cat([part.weight * scale for part, scale in scaled]), torch.cat(biases) if biases else None)
 
 
 class _ModelState(DecodingState):
     def __init__(self, decoder: Decoder, src: Int[Tensor, "batch src"]) -> None:
         self.model, self.layers, self.output = decoder.model, decoder.layers, decoder.output
         src_mask = padding_mask(src)
-        memory = self.model.encode(src, src_mask)
-        self.src_mask = memory.new_zeros(src_mask.shape).masked_fill_(~src_mask, -math.inf)
-        both = [projected.layer.cross_attention.keys_values(memory) for projected in self.layers]
-        self.cross = [(K.contiguous(), V.contiguous()) for K, V in both]
+        rows = len(src) if src.is_cuda else max(1, _ENCODED // src.shape[1])
+        parts = map(decoder.read, src.split(rows), src_mask.split(rows))
+        both = [torch.cat(of_parts).contiguous() for of_parts in zip(*parts, strict=True)]
+        self.cross = list(zip(both[::2], both[1::2], strict=True))
         """Keys and values of the memory in every layer; contiguous, or every product of a step would copy them."""
-        empty = memory.new_empty(src.shape[0], 1, 0, 1)
+        self.src_mask = both[0].new_zeros(src_mask.shape).masked_fill_(~src_mask, -math.inf)
+        empty = both[0].new_empty(src.shape[0], 1, 0, 1)
         self.nodes = [[empty, empty] for _ in self.layers]
         """Keys and values of the nodes in every layer, [batch, h, nodes and room for more, d]."""
-        self.mask = memory.new_zeros(src.shape[0], 1, 0)
+        self.mask = empty.new_zeros(src.shape[0], 1, 0)
         """Added to the scores, [batch, hypotheses, nodes]: 0 if the hypothesis descends from the node, else -inf."""
         self.position = 0
 
@@ -207,7 +231,7 @@ def _append(
     """Write new nodes after the first `start`; return the tensor, or a copy of twice the size if it is full."""
     end = start + new.shape[2]
     if end > old.shape[2]:
-        larger = new.new_empty(new.shape[0], new.shape[1], max(64, 2 * end), new.shape[3])
+        larger = new.new_empty(new.shape[0], new.shape[1], max(_ROOM, 2 * end), new.shape[3])
         larger[:, :, :start] = old[:, :, :start]
         old = larger
     old[:, :, start:end] = new

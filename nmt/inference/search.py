@@ -109,7 +109,7 @@ def generate(
         ended |= ids == EOS
         position += 1
         remaining = (~ended.all(1)).nonzero()[:, 0]
-        if len(remaining) < len(rows):
+        if _worth_removing(len(remaining), len(rows)):
             state.select_sentences(remaining)
             ids, limit, rows, ended = ids[remaining], limit[remaining], rows[remaining], ended[remaining]
     found = []
@@ -122,6 +122,10 @@ def generate(
             ]
         )
     return found
+
+
+def _worth_removing(remaining: int, batch: int) -> bool:
+    return remaining <= batch * (1 - 1 / _REMOVE_FROM)
 
 
 def _allowed(
@@ -280,7 +284,7 @@ class _Beam:
             if done[row] and index not in self.results:
                 self.results[index] = self._hypotheses(row)
         remaining = [row for row, index in enumerate(self.sentences) if index not in self.results]
-        if not remaining or len(remaining) > len(self.sentences) * (1 - 1 / _REMOVE_FROM):
+        if not remaining or not _worth_removing(len(remaining), len(self.sentences)):
             return
         self.sentences = [self.sentences[row] for row in remaining]
         rows = torch.tensor(remaining, device=self.alive.device)

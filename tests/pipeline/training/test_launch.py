@@ -154,19 +154,22 @@ def test_torchrun_meets_over_a_file_on_one_node_and_over_the_network_on_several(
 
 def test_processes_share_the_cores_and_stay_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)))
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_WAIT_POLICY"):
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OF_THE_USER", "kept")
     assert [launch.environment(count)["OMP_NUM_THREADS"] for count in (1, 2, 7, 8)] == ["7", "3", "1", "1"]
     made = launch.environment(1)
     ours = {
-        *("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"),
+        *("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
     }
     assert 30 < int(made["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < launch.GRACE
     assert (made["OMP_WAIT_POLICY"], made["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"]) == ("PASSIVE", "1")
     assert (made["GLOO_SOCKET_IFNAME"], made["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
     assert made["OF_THE_USER"] == "kept"
+    assert int(made["GOMP_SPINCOUNT"]) > 0
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert "GOMP_SPINCOUNT" not in launch.environment(1), "it would overrule the user's policy"
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     made = launch.environment(1)
