@@ -170,6 +170,7 @@ def test_processes_share_the_cores_and_stay_on_loopback(monkeypatch: pytest.Monk
     assert int(made["GOMP_SPINCOUNT"]) > 0
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     assert "GOMP_SPINCOUNT" not in launch.environment(1), "it would overrule the user's policy"
+    monkeypatch.delenv("OMP_WAIT_POLICY")
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     made = launch.environment(1)
