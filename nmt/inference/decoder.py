@@ -75,7 +75,8 @@ class Decoder(Scorer):
         product = Int8Linear if is_quantized(model) else _Product
         layers = [cast("DecoderLayer", layer) for layer in model.decoder]
         self.layers = [_Layer.of(layer, product) for layer in layers]
-        self.keys_values = _fused([part for layer in layers for part in _of_memory(layer)], product)
+        attentions = [layer.cross_attention for layer in layers]
+        self.keys_values = _fused([part for own in attentions for part in (own.W_K, own.W_V)], product)
         """The projections of the memory to keys and values of all layers, as one matrix."""
         self.output = product(model.output_table, None)
 
@@ -85,10 +86,10 @@ class Decoder(Scorer):
 
     def read(self, src: Int[Tensor, "batch src"], src_mask: Bool[Tensor, "batch 1 1 src"]) -> list[Tensor]:
         """Return keys and values of the memory, in turn, for each layer: [batch, h, src, d]."""
+        own = self.layers[0].layer.cross_attention
+        sizes = [own.W_K.out_features, own.W_V.out_features] * len(self.layers)
         projected = self.keys_values(self.model.encode(src, src_mask))
-        attentions = [layer.layer.cross_attention for layer in self.layers for _ in range(2)]
-        sizes = [part.out_features for layer in self.layers for part in _of_memory(layer.layer)]
-        return [own.split_heads(part) for own, part in zip(attentions, projected.split(sizes, dim=2), strict=True)]
+        return [own.split_heads(part) for part in projected.split(sizes, dim=2)]
 
 
 class Ensemble(Scorer):
@@ -146,10 +147,6 @@ class _Layer:
         parts: list[_Linear] = [own.W_Q, own.W_K, own.W_V]
         scales = [1 / math.sqrt(own.W_Q.out_features // own.h), 1.0, 1.0]
         return cls(layer, _fused(parts, product, scales), [part.out_features for part in parts])
-
-
-def _of_memory(layer: DecoderLayer) -> list[_Linear]:
-    return [layer.cross_attention.W_K, layer.cross_attention.W_V]
 
 
 def _fused(parts: Sequence[_Linear], product: _MakeProduct, scales: Sequence[float] = ()) -> Callable[[Tensor], Tensor]:

@@ -36,7 +36,8 @@ def of_history(values: Mapping[str, float]) -> dict[str, float]:
     validation = any(key.startswith("valid_") for key in values)
     for key, value in values.items():
         if key == "seconds":
-            named |= {} if validation else {"train/hours": value / 3600}
+            if not validation:
+                named["train/hours"] = value / 3600
         elif key.startswith("valid_"):
             named[f"valid/{key.removeprefix('valid_')}"] = value
         else:

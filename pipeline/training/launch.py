@@ -119,7 +119,8 @@ def environment(count: int) -> dict[str, str]:
     }
     if "OMP_WAIT_POLICY" not in os.environ:
         # Threads that sleep at once cost row `sample` a quarter of its speed on idle cores. Those that spin as long as
-        # OpenMP's default are 3.5 times slower beside another program, with this 2.2 times.
+        # OpenMP's default are 3.5 times slower beside another program, with this 2.2 times. In GNU's OpenMP the count
+        # overrules the policy.
         defaults["GOMP_SPINCOUNT"] = "1000"
     if nodes()[1] == 1:
         # Ranks of one machine need no other interface. `=` matches the whole name.
