@@ -26,7 +26,8 @@ from pipeline.common import stage
 from pipeline.common.paths import SCORES
 from pipeline.common.stage import Interrupted
 from pipeline.config import graph, scorer
-from pipeline.tracking import provenance, stage_tracker
+from pipeline.runs import stage_tracker
+from pipeline.tracking import provenance
 from pipeline.training.progress import TrainingProgress
 
 FROM_THE_MACHINE = frozenset(

@@ -265,7 +265,7 @@ class Team(Orchestra):
 
 def use_dask_for_short_texts(clone: Clone) -> None:
     """Change a clone so that the data stages give texts of any size to `WMT_EXECUTOR`, as the sample's."""
-    path = clone.folder / "pipeline/corpora/parallel_map.py"
+    path = clone.folder / "pipeline/parallel/parallel_map.py"
     before = path.read_text()
     after = before.replace("_SMALL = 16 * 2**20", "_SMALL = 0")
     assert after != before

@@ -88,7 +88,7 @@ def test_running_needs_no_tool_of_the_tests() -> None:
     }
     assert imported == {("nmt.common.shapes", "jaxtyping")}
     modules = [
-        *("nmt.training.trainer", "nmt.inference.streams", "nmt.evaluation.bleu", "pipeline.cli", "pipeline.__main__"),
+        *("nmt.training.trainer", "nmt.deployment.streams", "nmt.evaluation.bleu", "pipeline.cli", "pipeline.__main__"),
         *(f"pipeline.stages.{name}" for name in STAGES),
     ]
     result = python(ABSENT.format(absent=tools, modules=modules))

@@ -1,1 +1,1 @@
-"""Translate with trained models, section 6.1: model folders, beam search, sampling, attention maps, CTranslate2."""
+"""Search with trained models, section 6.1: model folders, decoder, beam search, sampling, attention maps."""

@@ -30,10 +30,9 @@ from pipeline.config.errors import validated
 from pipeline.config.resolution import Params, read_params, resolve
 from pipeline.config.scorer import BLEU, scorer_of
 from pipeline.machine import available_cores
-from pipeline.runs import copies
+from pipeline.runs import copies, evidence, stage_tracker
 from pipeline.runs.pipeline_run import Run
-from pipeline.tracking import evidence, stage_tracker
-from pipeline.tracking.record import Record, keep, lock, runs_folder
+from pipeline.runs.record import Record, keep, lock, runs_folder
 
 if TYPE_CHECKING:
     import numpy as np

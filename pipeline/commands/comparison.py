@@ -10,7 +10,7 @@ from pipeline.commands.runs import named
 from pipeline.common.paths import SENTENCES, VALIDATION
 from pipeline.config.rows import flat
 from pipeline.reporting import comparison, page, sentences
-from pipeline.tracking.record import Record, records, runs_folder
+from pipeline.runs.record import Record, records, runs_folder
 
 
 def compare(first: str, second: str, output: Path) -> str:

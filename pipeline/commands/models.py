@@ -85,7 +85,7 @@ def translate(
     fields = dict(locals())  # The parameters have the names of the options' fields, but for one.
     options = TranslationOptions(command=str(fields.pop("context").info_name), **fields)
     with collection_paused():
-        from nmt.inference import streams
+        from nmt.deployment import streams
 
     streams.translate(options)
 
@@ -219,6 +219,6 @@ def export(
     if out.exists() and not (out / "model.bin").exists():
         raise typer.BadParameter(f"{out} exists and is no CTranslate2 model: give another folder", param_hint="OUT")
     with collection_paused():
-        from nmt.inference import export as exporting
+        from nmt.deployment import export as exporting
 
     exporting.export(model, out, quantization)

@@ -10,9 +10,9 @@ from nmt.config import InputError
 from pipeline.common.paths import CONFIG, SCORES
 from pipeline.config import graph
 from pipeline.config.scorer import scorer
-from pipeline.tracking.credentials import masked
+from pipeline.runs.credentials import masked
+from pipeline.runs.record import Record, records, runs_folder, same_runs
 from pipeline.tracking.publish import Server, quiet
-from pipeline.tracking.record import Record, records, runs_folder, same_runs
 
 HEADER = ("run", "name", "row", "corpus", "seed", "started", "status", "score", "MLflow")
 

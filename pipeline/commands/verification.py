@@ -37,7 +37,7 @@ def verify(
     from pipeline.commands import runs
     from pipeline.common.paths import CERTIFICATE
     from pipeline.common.stage import state_root
-    from pipeline.tracking.record import records, runs_folder
+    from pipeline.runs.record import records, runs_folder
     from pipeline.verification import check
     from pipeline.verification.certificate import HERE, Files, load
 
@@ -73,7 +73,7 @@ def fork(
       wmt fork sample-sample-s1-3f2a81c0 --at 840 -S training.eps_ls=0
     """
     from pipeline.commands import runs
-    from pipeline.tracking.record import records, runs_folder
+    from pipeline.runs.record import records, runs_folder
     from pipeline.verification import fork as forking
 
     record = runs.named(run, records(runs_folder()))

@@ -26,8 +26,8 @@ from pipeline.config.scorer import scorer
 from pipeline.reporting import page
 from pipeline.reporting.scores import results
 from pipeline.runs.pipeline_run import Run
+from pipeline.runs.record import Record, read
 from pipeline.tracking import views
-from pipeline.tracking.record import Record, read
 from pipeline.training.progress import Point, remaining
 
 INTERVAL = 5.0

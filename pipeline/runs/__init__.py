@@ -1,1 +1,1 @@
-"""Run the pipeline in copies of the repository and supervise the processes of each run."""
+"""A run: its record on disk, its copy of the repository, and the processes that work for it."""

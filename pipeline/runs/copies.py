@@ -1,6 +1,6 @@
 """Copies of the repository: a run does not see what is edited in the original after the run began.
 
-<state root>/runs/<run>/, which is also the folder of the run's record (pipeline/tracking/record.py):
+<state root>/runs/<run>/, which is also the folder of the run's record (pipeline/runs/record.py):
     repository/   HEAD and the changes of tracked files, with the original's DVC cache; `origin` is the original
     status/       the status files of the run's stages
     log           output of DVC and the stages
@@ -26,7 +26,7 @@ from pipeline.common.paths import CATALOGS, LOCAL, PARAMS
 from pipeline.config.errors import validated
 from pipeline.config.resolution import Params, read_params
 from pipeline.config.rows import merge
-from pipeline.tracking.evidence import PLAIN_DIFF
+from pipeline.runs.evidence import PLAIN_DIFF
 
 KEPT = 3
 """Number of copies of failed or cancelled runs to keep; `clean` removes older ones."""
@@ -180,7 +180,7 @@ def clean(runs: Path) -> None:
 
 
 def is_recorded(folder: Path) -> bool:
-    """Return whether the folder holds the record of a run (pipeline/tracking/record.py)."""
+    """Return whether the folder holds the record of a run (pipeline/runs/record.py)."""
     return (folder / "run.json").exists()
 
 

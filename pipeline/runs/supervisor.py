@@ -26,10 +26,9 @@ from typing import IO, Any
 from nmt.config import InputError
 from pipeline.common.paths import CONFIG
 from pipeline.config import graph
-from pipeline.runs import copies
+from pipeline.runs import copies, stage_tracker
 from pipeline.runs.guard import adopt_orphans, end_children
-from pipeline.tracking import stage_tracker
-from pipeline.tracking.record import present
+from pipeline.runs.record import present
 
 GRACE = 90.0
 """Seconds between SIGTERM and SIGKILL: more than a stage gives torchrun, and then takes to publish its record."""

@@ -31,7 +31,7 @@ from pipeline.common.paths import BINNED, BINNED_STATS, SUBWORDS, TOKENIZED
 from pipeline.common.settings import DataSettings, VersionSettings, load_section
 from pipeline.common.stage import Tracker
 from pipeline.corpora.disk import IN_CACHE, explain_full_disk
-from pipeline.corpora.parallel_map import executor, map_in_order
+from pipeline.parallel.parallel_map import executor, map_in_order
 
 SIZES = ("pairs", "source_tokens", "target_tokens")
 PAIRS = 8192  # per task of a worker

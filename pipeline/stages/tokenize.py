@@ -24,7 +24,7 @@ from pipeline.common.paths import RAW, TOKENIZED
 from pipeline.common.settings import DataSettings, PreparationSettings, VersionSettings, load_section
 from pipeline.common.stage import Tracker
 from pipeline.corpora.disk import IN_CACHE, explain_full_disk
-from pipeline.corpora.parallel_map import executor, map_in_order
+from pipeline.parallel.parallel_map import executor, map_in_order
 
 PAIRS = 8192  # per task of a worker
 

@@ -1,1 +1,1 @@
-"""Log runs to MLflow, register their models and serve them."""
+"""MLflow brought to what the records of runs say; its model registry, and models served from it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 
-from pipeline.tracking.record import Record, append, now, read
+from pipeline.runs.record import Record, append, now, read
 
 INTERVAL = 10.0
 """Seconds between two samples."""

@@ -17,9 +17,9 @@ from pipeline.common.settings import DataSettings, MemberSettings, ParallelSetti
 from pipeline.common.stage import read_json
 from pipeline.config.scorer import scorer
 from pipeline.corpora import archive_cache
+from pipeline.runs.record import CORPORA, Record, read, signature
 from pipeline.tracking import descriptions, names, registry
 from pipeline.tracking.names import clean
-from pipeline.tracking.record import CORPORA, Record, read, signature
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -9,9 +9,10 @@ from itertools import takewhile
 
 from pipeline.config import graph
 from pipeline.reporting.provenance import Provenance
-from pipeline.tracking import evidence, views
-from pipeline.tracking.record import Record, last_stage, present, same_runs
-from pipeline.tracking.stage_tracker import FAILURES
+from pipeline.runs import evidence
+from pipeline.runs.record import Record, last_stage, present, same_runs
+from pipeline.runs.stage_tracker import FAILURES
+from pipeline.tracking import views
 
 _REMOTE = re.compile(r"(?:(?:https?|ssh|git)://)?(?:[^@/]+@)?(\w[\w-]*(?:\.[\w-]+)+)(?::\d+)?[:/](.+?)(?:\.git)?/?")
 """Host and path of a git remote, without its user."""

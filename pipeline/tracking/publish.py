@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 
 from nmt.config import InputError
 from pipeline.common.stage import write_json
+from pipeline.runs.credentials import masked
+from pipeline.runs.record import Record, lock, records
+from pipeline.runs.stage_tracker import TRAIN, patience, warn
 from pipeline.tracking import views
-from pipeline.tracking.credentials import masked
 from pipeline.tracking.monitor import Monitor
 from pipeline.tracking.projection import RECORD, Publication
-from pipeline.tracking.record import Record, lock, records
-from pipeline.tracking.stage_tracker import TRAIN, patience, warn
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -17,8 +17,8 @@ from nmt.training import chain
 from pipeline.common import paths
 from pipeline.common.settings import RunSettings, load_section
 from pipeline.config.rows import flat
+from pipeline.runs.record import run_name
 from pipeline.stages import certify, train
-from pipeline.tracking.record import run_name
 from pipeline.verification.replay import Training
 
 Status = Literal["recomputed", "equal", "differs", "not here"]

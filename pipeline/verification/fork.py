@@ -21,8 +21,8 @@ from pipeline.config.rows import merge
 from pipeline.config.scorer import scorer
 from pipeline.runs import copies
 from pipeline.runs.pipeline_run import Run
+from pipeline.runs.record import Record, folder_name, runs_folder
 from pipeline.stages import train
-from pipeline.tracking.record import Record, folder_name, runs_folder
 from pipeline.verification.certificate import load
 from pipeline.verification.replay import Training
 

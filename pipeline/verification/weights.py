@@ -12,7 +12,7 @@ from nmt.config import AveragingSettings
 from nmt.training import chain, checkpoint
 from pipeline.common import paths
 from pipeline.common.settings import load_section
-from pipeline.tracking.tables import curve
+from pipeline.runs.tables import curve
 from pipeline.verification.certificate import Finding, Subject, code
 from pipeline.verification.replay import Replay
 

@@ -22,9 +22,9 @@ from typing import Any
 import sacrebleu
 import torch
 
+from nmt.deployment.ctranslate2_engine import CTranslate2Engine
+from nmt.deployment.export import export
 from nmt.evaluation.forced_scoring import score
-from nmt.inference.ctranslate2_engine import CTranslate2Engine
-from nmt.inference.export import export
 from nmt.inference.loading import Models
 from nmt.inference.model_folder import load_description, save_model
 from nmt.inference.quantization import quantize

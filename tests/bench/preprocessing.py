@@ -30,7 +30,7 @@ from nmt.config import SubwordSettings, TokenizerSettings
 from nmt.text import subwords
 from nmt.text.moses import Moses
 from pipeline.common.settings import load_section
-from pipeline.corpora.parallel_map import executor
+from pipeline.parallel.parallel_map import executor
 from pipeline.stages import learn_subwords
 from tests.bench import wmt_like
 from tests.bench.conditions import announce, conditions, spread

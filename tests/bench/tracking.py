@@ -46,7 +46,7 @@ def beside() -> float:
 
 def measure(seconds: float) -> dict[str, float]:
     """Processor seconds of a tracked stage of `seconds`; in a folder of its own."""
-    from pipeline.tracking import stage_tracker
+    from pipeline.runs import stage_tracker
 
     with stage_tracker.open_run("tokenize") as tracker:  # Makes the store.
         tracker.metrics({"pairs": 1})

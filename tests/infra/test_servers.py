@@ -16,8 +16,8 @@ from clones import ROOT, SHRUNKEN, Clone
 from compose import BUCKET, PASSWORD, Team, blocks_by_worker, skip_without_servers, use_dask_for_short_texts
 
 from pipeline.common.stage import write_json
+from pipeline.runs.record import Record, append, now
 from pipeline.tracking.publish import Server
-from pipeline.tracking.record import Record, append, now
 
 README = ROOT / "infra/README.md"
 pytestmark = pytest.mark.timeout(900)

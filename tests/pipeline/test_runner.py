@@ -26,7 +26,7 @@ from pipeline.common.settings import ArchiveSettings
 from pipeline.common.stage import Interrupted, Tracker
 from pipeline.corpora import archive_cache
 from pipeline.corpora.fetch import Patience
-from pipeline.corpora.parallel_map import map_in_order
+from pipeline.parallel.parallel_map import map_in_order
 from pipeline.stages import decode
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from clones import ROOT, Clone
 
 from nmt.config import InputError
 from pipeline.runs import copies
-from pipeline.tracking.record import lock
+from pipeline.runs.record import lock
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from nmt.config import EOS, BinningSettings, InputError, SubwordSettings
 from nmt.text import codec
 from nmt.text.parallel_text import read_lines
 from nmt.text.subwords import Subwords, learn
-from pipeline.corpora import parallel_map
+from pipeline.parallel import parallel_map
 from pipeline.stages import binarize
 from pipeline.stages.binarize import bin_uppers
 

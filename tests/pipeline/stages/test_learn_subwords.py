@@ -11,8 +11,8 @@ from data_stages import ONE_THREAD, Recorder, configure, data_section
 
 from nmt.config import InputError
 from nmt.text.subwords import load
-from pipeline.corpora import parallel_map
-from pipeline.corpora.parallel_map import executor
+from pipeline.parallel import parallel_map
+from pipeline.parallel.parallel_map import executor
 from pipeline.stages import learn_subwords
 
 SOURCE = ["the lower house is new", "", "newer houses  are lower", "low and new"] * 3

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nmt.config import FilterSettings, InputError, TokenizerSettings
 from nmt.text.parallel_text import read_lines
 from pipeline.common.settings import DataSettings, PreparationSettings
-from pipeline.corpora import parallel_map
+from pipeline.parallel import parallel_map
 from pipeline.stages import tokenize
 
 TRAIN = {

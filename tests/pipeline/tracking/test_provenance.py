@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.common.stage import write_json
-from pipeline.tracking import provenance, stage_tracker
-from pipeline.tracking.record import present, records
+from pipeline.runs import stage_tracker
+from pipeline.runs.record import present, records
+from pipeline.tracking import provenance
 
 
 @pytest.fixture(autouse=True)

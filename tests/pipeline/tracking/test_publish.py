@@ -31,8 +31,9 @@ from pipeline.common.settings import ArchiveSettings, ParallelSettings
 from pipeline.common.stage import Interrupted
 from pipeline.corpora.archive_cache import obtain
 from pipeline.corpora.fetch import Patience
-from pipeline.tracking import projection, publish, stage_tracker
-from pipeline.tracking.record import Record, append, now, present, records
+from pipeline.runs import stage_tracker
+from pipeline.runs.record import Record, append, now, present, records
+from pipeline.tracking import projection, publish
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -445,7 +446,7 @@ def test_an_interrupted_stage_ends_killed_and_continues_in_the_same_run_until_an
 def test_a_stage_that_is_sigkilled_ends_killed(root: Path, publisher_too: bool) -> None:
     """By its publisher, or, where both are killed, by the next `wmt publish`."""
     program = (
-        "import time\nfrom pipeline.tracking import stage_tracker\n"
+        "import time\nfrom pipeline.runs import stage_tracker\n"
         "with stage_tracker.open_run('train') as tracker:\n"
         "    tracker.metrics({'loss': 5.0}, 1)\n    print('recorded', flush=True)\n    time.sleep(600)\n"
     )
@@ -492,7 +493,7 @@ def test_the_next_run_publishes_how_earlier_runs_ended(root: Path) -> None:
                 raise error("before it measured anything")
         configure(run("small"))
         program = (
-            "import os\nfrom pipeline.tracking import stage_tracker\n"
+            "import os\nfrom pipeline.runs import stage_tracker\n"
             "with stage_tracker.open_run('score'): os.kill(os.getpid(), 9)"
         )
         subprocess.run([sys.executable, "-c", program], check=False)

@@ -15,7 +15,7 @@ from nmt.config import InputError
 from pipeline.common.paths import CERTIFICATE, CHAIN, CHECKPOINTS, CONFIG, PARAMS, SCORES
 from pipeline.config import resolution
 from pipeline.runs.pipeline_run import Run
-from pipeline.tracking.record import Record, present, runs_folder
+from pipeline.runs.record import Record, present, runs_folder
 from pipeline.verification import fork
 
 

@@ -40,9 +40,9 @@ from pipeline.common.paths import (
     VALIDATION,
 )
 from pipeline.common.stage import Interrupted
+from pipeline.runs.record import Record, runs_folder
+from pipeline.runs.tables import curve
 from pipeline.stages import certify, score
-from pipeline.tracking.record import Record, runs_folder
-from pipeline.tracking.tables import curve
 from pipeline.verification import weights
 from pipeline.verification.certificate import HERE, Subject, load
 from pipeline.verification.replay import Training

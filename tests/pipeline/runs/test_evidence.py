@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.tracking import evidence
+from pipeline.runs import evidence
 
 
 @pytest.fixture

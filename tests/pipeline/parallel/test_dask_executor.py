@@ -21,9 +21,9 @@ from data_stages import Recorder, configure, data_section
 
 from nmt.config import InputError
 from nmt.text.parallel_text import Block, read_blocks
-from pipeline.corpora import dask_executor, parallel_map
-from pipeline.corpora.dask_executor import DaskExecutor
-from pipeline.corpora.parallel_map import executor, map_in_order
+from pipeline.parallel import dask_executor, parallel_map
+from pipeline.parallel.dask_executor import DaskExecutor
+from pipeline.parallel.parallel_map import executor, map_in_order
 from pipeline.stages import tokenize
 
 PREPARATION = {

@@ -49,7 +49,7 @@ def executor(size: int | None = None) -> Executor:
         return ThreadPoolExecutor(1)
     if chosen:
         # Dask takes half a second to import.
-        from pipeline.corpora.dask_executor import DaskExecutor
+        from pipeline.parallel.dask_executor import DaskExecutor
 
         _, _, address = chosen.partition("://")
         return DaskExecutor(f"tcp://{address}" if address else None)

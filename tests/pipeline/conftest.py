@@ -1,4 +1,4 @@
-"""Where the tests of tracking work."""
+"""Where the tests of records and of their publication work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from records import configure
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

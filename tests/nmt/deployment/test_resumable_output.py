@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from nmt.config import InputError
-from nmt.inference import resumable_output
-from nmt.inference.resumable_output import Partial, fingerprint
+from nmt.deployment import resumable_output
+from nmt.deployment.resumable_output import Partial, fingerprint
 
 
 def begun(path: Path, *lines: str, identity: str = "a") -> Partial:

@@ -18,11 +18,11 @@ import torch
 from pydantic import ValidationError
 
 from nmt.config import InputError, first_error
+from nmt.deployment.resumable_output import Partial, fingerprint
 from nmt.inference.alignment import alignment
 from nmt.inference.loading import Models
 from nmt.inference.options import TranslationOptions
 from nmt.inference.quantization import quantize
-from nmt.inference.resumable_output import Partial, fingerprint
 from nmt.inference.sampling import SamplingSettings
 from nmt.inference.translator import Engine, TorchEngine, Translation, Translator
 from nmt.text.parallel_text import read_stream
@@ -103,7 +103,7 @@ def _engine(options: TranslationOptions, models: Models) -> Engine:
         return TorchEngine(models, _sampling(options) if options.sample else None)
     if options.sample or options.ensemble:
         raise InputError("the engine ctranslate2 has no --sample and no --ensemble: use --engine torch")
-    from nmt.inference.ctranslate2_engine import NOTE, CTranslate2Engine
+    from nmt.deployment.ctranslate2_engine import NOTE, CTranslate2Engine
 
     engine = CTranslate2Engine(options.model, models)
     print(f"{options.command}: {NOTE}", file=sys.stderr)

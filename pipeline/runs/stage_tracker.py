@@ -23,8 +23,8 @@ from nmt.config import InputError
 from pipeline.common.paths import CONFIG
 from pipeline.common.stage import Interrupted, Tracker, write_json
 from pipeline.config import graph
-from pipeline.tracking import evidence
-from pipeline.tracking.record import Record, append, is_locked, last_stage, lock, now, of_this_data, present
+from pipeline.runs import evidence
+from pipeline.runs.record import Record, append, is_locked, last_stage, lock, now, of_this_data, present
 
 TRAIN = "train"
 PUBLISH_AFTER = 30.0

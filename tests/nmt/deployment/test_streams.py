@@ -28,8 +28,9 @@ from model_folders import WORDS, folder_of, parser_of
 
 from nmt.common.tensors import load_tensors, save_tensors
 from nmt.config import EOS, PAD, InputError, SearchSettings, TokenizerSettings
+from nmt.deployment import ctranslate2_engine, export, streams
 from nmt.evaluation.forced_scoring import Scored
-from nmt.inference import attention_maps, ctranslate2_engine, export, streams
+from nmt.inference import attention_maps
 from nmt.inference.alignment import alignment
 from nmt.inference.loading import Models
 from nmt.inference.translator import Translator, split_sentences
@@ -386,7 +387,7 @@ def test_an_interrupted_output_is_gone_on_with(
     command = [str(model), "--input", str(text), "--window", "8"]
     assert wmt("translate", *command, "--output", str(tmp_path / "expected")) == 0
     out, growing = tmp_path / "out", tmp_path / ".out.part"
-    monkeypatch.setattr("nmt.inference.resumable_output.SECONDS", 0.0)
+    monkeypatch.setattr("nmt.deployment.resumable_output.SECONDS", 0.0)
     monkeypatch.setattr(streams, "format_output", _killed_at(25, streams.format_output))
     assert wmt("translate", *command, "--output", out) == 9
     monkeypatch.undo()
@@ -409,7 +410,7 @@ def _killed_at(line: int, write: Any) -> Any:
 
 
 OFTEN_RECORDED = """
-from nmt.inference import resumable_output
+from nmt.deployment import resumable_output
 from pipeline.cli import main
 resumable_output.SECONDS = 0.1
 main()

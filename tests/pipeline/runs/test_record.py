@@ -16,10 +16,10 @@ from records import configure, run
 
 from nmt.config import InputError
 from pipeline.common.stage import Interrupted
-from pipeline.tracking import stage_tracker
+from pipeline.runs import stage_tracker
+from pipeline.runs.record import Record, append, present, read, records
+from pipeline.runs.stage_tracker import StageTracker
 from pipeline.tracking.publish import Server
-from pipeline.tracking.record import Record, append, present, read, records
-from pipeline.tracking.stage_tracker import StageTracker
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.corpora import parallel_map
-from pipeline.corpora.parallel_map import executor, map_in_order
+from pipeline.parallel import parallel_map
+from pipeline.parallel.parallel_map import executor, map_in_order
 
 
 def square(number: int) -> int:
@@ -76,7 +76,7 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, time\n"
-        "from pipeline.corpora import parallel_map\n"
+        "from pipeline.parallel import parallel_map\n"
         "if __name__ == '__main__':\n"
         "    parallel_map.available_cores = lambda: 2\n"
         "    print(parallel_map.executor().submit(os.getpid).result(), flush=True)\n"

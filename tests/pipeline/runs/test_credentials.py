@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.tracking.credentials import masked
+from pipeline.runs.credentials import masked
 
 
 @pytest.mark.parametrize(

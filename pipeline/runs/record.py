@@ -39,8 +39,8 @@ from pipeline.common.stage import read_json, state_root, write_json
 from pipeline.config import graph, rows
 from pipeline.config.resolution import SECTIONS
 from pipeline.config.scorer import scorer
-from pipeline.tracking import evidence
-from pipeline.tracking.tables import curve, write_translations
+from pipeline.runs import evidence
+from pipeline.runs.tables import curve, write_translations
 
 MODEL = Path("models/average")
 CORPORA = "corpora.json"

@@ -15,7 +15,7 @@ from torch import nn
 
 from nmt.common.files import writing
 from nmt.config import BOS, EOS, UNK, InputError, ModelSettings
-from nmt.inference.ctranslate2_engine import POSITIONS, import_ctranslate2
+from nmt.deployment.ctranslate2_engine import POSITIONS, import_ctranslate2
 from nmt.inference.loading import Models
 from nmt.inference.model_folder import load_description, load_model
 from nmt.inference.options import Quantization

@@ -16,7 +16,7 @@ from typing import Any
 from nmt.common.files import read_yaml
 from pipeline import machine
 from pipeline.config import graph
-from pipeline.tracking.credentials import masked
+from pipeline.runs.credentials import masked
 
 NOT_CODE = (":(exclude)dvc.lock", ":(exclude)params.yaml")
 """Tracked files that every run may change, and whose content is recorded elsewhere."""

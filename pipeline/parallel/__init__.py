@@ -1,0 +1,1 @@
+"""Map blocks of text over processes of this machine or over a Dask cluster, results in order."""
