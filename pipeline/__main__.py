@@ -13,7 +13,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -68,19 +70,24 @@ def ended(name: str, state: str, message: str, sentence: str = "") -> None:
         report_status(name, state, message)
 
 
-def further_arguments(name: str) -> dict[str, Any]:
-    """Return a stage's arguments besides the tracker.
+def further_arguments(run: Callable[..., None]) -> dict[str, Any]:
+    """Return the arguments that a stage's function has besides the tracker, by their names.
 
     They are passed, not imported, so a change of their code reruns no stage.
     """
-    if name == "report":
-        return {"provenance": provenance.of_present_run}
-    if name != "train":
-        return {}
-    # It imports torch.
+    known: dict[str, Callable[[], Any]] = {
+        "provenance": lambda: provenance.of_present_run,
+        "launch": _launch,
+        "progress": lambda: TrainingProgress,
+    }
+    return {name: make() for name, make in known.items() if name in signature(run).parameters}
+
+
+def _launch() -> Callable[[Path, Callable[[], None]], int]:
+    """Return what starts the processes of a training. It imports torch."""
     from pipeline.training import mirror
 
-    return {"launch": mirror.train, "progress": TrainingProgress}
+    return mirror.train
 
 
 def made(name: str, seconds: float) -> str:
@@ -116,7 +123,7 @@ def run(name: str) -> NoReturn:
         module = importlib.import_module(f"pipeline.stages.{name}")
         started = time.monotonic()
         with stage_tracker.open_run(name) as tracker:
-            module.run(tracker, **further_arguments(name))
+            module.run(tracker, **further_arguments(module.run))
         print(made(name, time.monotonic() - started), flush=True)
         report_status(name, "done")
     except (Interrupted, KeyboardInterrupt) as error:

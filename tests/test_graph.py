@@ -173,6 +173,11 @@ def test_the_stages_that_compute_with_a_model_ask_for_the_gpu() -> None:
     assert {name for name, stage in graph.stages(ROOT / "dvc.yaml").items() if stage.uses_gpu} == computing
 
 
+def test_the_stage_that_computes_updates_is_marked_as_the_one_that_trains() -> None:
+    computing = {name for name in STAGES if "nmt.training.step" in closure(name)}
+    assert {graph.training_stage(ROOT / "dvc.yaml")} == computing
+
+
 @each_stage
 def test_what_carries_no_result_is_in_no_stage(name: str) -> None:
     packages = tuple(f"pipeline.{part}" for part in ("__main__", "tracking", "training", "orchestration", "runs"))

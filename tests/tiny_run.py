@@ -51,7 +51,11 @@ OVERRIDES: dict[str, Any] = {
     "averaging": {"last": 3},
     "search": {"beam": 2, "max_extra": 2},
 }  # fmt: skip
-DVC = "stages: {train: {cmd: x, deps: [data/binned, nmt/code.py]}, certify: {cmd: x, outs: [results/certificate.json]}}"
+DVC = """
+stages:
+  train: {cmd: x, meta: {trains: true}, deps: [data/binned, nmt/code.py]}
+  certify: {cmd: x, outs: [results/certificate.json]}
+"""
 
 
 class Silent:

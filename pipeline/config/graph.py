@@ -55,6 +55,16 @@ def stages(path: Path = DVC_YAML) -> dict[str, Stage]:
     return {name: _stage(name, entry) for name, entry in ((content or {}).get("stages") or {}).items()}
 
 
+def training_stage(path: Path = DVC_YAML) -> str | None:
+    """Return the stage that trains the model, by its `meta: trains: true`; None where there is none."""
+    return next((name for name, stage in stages(path).items() if stage.meta.get("trains", False)), None)
+
+
+def last_stage() -> str | None:
+    """Return the last stage: once it has finished, the run is complete."""
+    return next(reversed(stages()), None)
+
+
 def made_by(path: str, graph: Mapping[str, Stage]) -> str | None:
     """Return the stage whose outs contain `path`."""
     makers = (name for name, stage in graph.items() for out in stage.outs if path == out or path.startswith(f"{out}/"))

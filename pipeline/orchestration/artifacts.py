@@ -21,7 +21,7 @@ from nmt.common.files import read_yaml
 from pipeline.common import paths, stage
 from pipeline.common.paths import CONFIG
 from pipeline.common.settings import DataSettings, RunSettings
-from pipeline.config import resolution
+from pipeline.config import graph, resolution
 from pipeline.config.scorer import scorer
 from pipeline.reporting import page
 from pipeline.reporting.scores import results
@@ -83,8 +83,8 @@ class Progress:
 
 @contextmanager
 def progress(run: Run, name: str) -> Iterator[Callable[[], None]]:
-    """Yield a function that publishes the progress of the stage `name`, to be called often; only `train` has any."""
-    if name != "train":
+    """Yield a function that publishes the progress of the stage `name`, to be called often; a training has some."""
+    if name != graph.training_stage(run.copy / paths.DVC_YAML):
         yield lambda: None
         return
     training = Progress(run)

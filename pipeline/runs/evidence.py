@@ -94,8 +94,8 @@ def difference() -> str:
 def training_code() -> str:
     """Return a hash of the modules that decide a training's weights, as its fingerprint has them."""
     digest = hashlib.sha256()
-    training = graph.stages().get("train")
-    for path in training.computing_code if training else ():
+    training = graph.training_stage()
+    for path in graph.stages()[training].computing_code if training else ():
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -166,7 +166,7 @@ class Record:
                 content = {"status": "cached", "start": now(), "end": now(), "evidence": found}
                 write_json(self.folder / f"stages/{name}.json", content)
         self.collect(stages)
-        self.update(complete=stages[-1] == last_stage())
+        self.update(complete=stages[-1] == graph.last_stage())
 
     def update(self, **changes: Any) -> None:
         """Change run.json."""
@@ -232,11 +232,6 @@ def is_locked(path: Path) -> bool:
         return False
 
 
-def last_stage() -> str | None:
-    """Return the last stage of dvc.yaml: once it has finished, the run is complete."""
-    return next(reversed(graph.stages()), None)
-
-
 def run_name(run: Mapping[str, Any]) -> str:
     """Return the name that tells a run from those of other rows, corpora and seeds."""
     return f"{run['row']}-{run.get('corpus')}-s{run.get('seed')}"
@@ -265,15 +260,16 @@ def of_this_data(record: Record) -> Record:
     Training on changed data starts at update 1, and two trainings in one record would be drawn as one curve. Earlier
     stages are copied. Those that ran after the old training are removed from the old record.
     """
-    trained, data = record.stages().get("train", {}), str(BINNED)
+    training, data = graph.training_stage(), str(BINNED)
+    trained = record.stages().get(training or "", {})
     before = trained.get("evidence", {}).get("deps", {})
-    if data not in before or before[data] == evidence.dependencies("train").get(data):
+    if training is None or data not in before or before[data] == evidence.dependencies(training).get(data):
         return record
     record.update(complete=True)
     following = next(other for other in same_runs() if not other.is_complete())
     following.create(CONFIG)
     for name, content in record.stages().items():
-        if name in graph.upstream("train", graph.stages())[:-1]:
+        if name in graph.upstream(training, graph.stages())[:-1]:
             write_json(following.folder / f"stages/{name}.json", content)
             if content["start"] > trained["start"]:
                 (record.folder / f"stages/{name}.json").unlink()

@@ -24,9 +24,8 @@ from pipeline.common.paths import CONFIG
 from pipeline.common.stage import Interrupted, Tracker, write_json
 from pipeline.config import graph
 from pipeline.runs import evidence
-from pipeline.runs.record import Record, append, is_locked, last_stage, lock, now, of_this_data, present
+from pipeline.runs.record import Record, append, is_locked, lock, now, of_this_data, present
 
-TRAIN = "train"
 PUBLISH_AFTER = 30.0
 """Seconds after which a stage publishes while it works."""
 PATIENCE = "30"
@@ -67,7 +66,7 @@ class StageTracker:
             record = present()
             if record is None:
                 return
-            if self.stage == TRAIN and "WMT_RUN" not in os.environ:
+            if self.stage == graph.training_stage() and "WMT_RUN" not in os.environ:
                 record = of_this_data(record)
             record.create(CONFIG)
             if is_locked(record.stage_lock):
@@ -95,7 +94,7 @@ class StageTracker:
         with self.warning():
             if self.record is not None and status == "finished":
                 finished = graph.upstream(self.stage, graph.stages())
-                (self.record.finish if self.stage == last_stage() else self.record.collect)(finished)
+                (self.record.finish if self.stage == graph.last_stage() else self.record.collect)(finished)
         self.held.close()
 
     @contextlib.contextmanager
@@ -143,7 +142,7 @@ class Publisher:
         self.lock = threading.Lock()
         self.timer = threading.Timer(PUBLISH_AFTER, self.start)
         self.timer.daemon = True
-        if tracker.stage in {TRAIN, last_stage()}:
+        if tracker.stage in {graph.training_stage(), graph.last_stage()}:
             self.start()
         else:
             self.timer.start()

@@ -56,11 +56,11 @@ def of_score(key: str) -> str | None:
     return f"train/{key.removeprefix('train_')}" if "flops_" in key else None
 
 
-def of_stage(stage: str, key: str) -> str | None:
+def of_stage(stage: str, key: str, *, trains: bool) -> str | None:
     """Return the name of a number that a stage measured; None where it has another name or is in the artifacts only."""
     if key == "seconds":
         return f"seconds/{stage}"
-    if stage == "train":
+    if trains:
         return f"train/{key}" if key in OF_TRAINING else None
     if key.endswith("_seconds"):
         return f"seconds/{key.removesuffix('_seconds')}"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nmt.common.files import read_yaml
 from pipeline.common.settings import DataSettings, MemberSettings, ParallelSettings
 from pipeline.common.stage import read_json
+from pipeline.config import graph
 from pipeline.config.scorer import scorer
 from pipeline.corpora import archive_cache
 from pipeline.runs.record import CORPORA, Record, read, signature
@@ -108,10 +109,11 @@ class Publication:
             for key, value in self.numbers.items()
             if self.scored is not None and (name := names.of_score(key)) is not None
         }
+        training = graph.training_stage()
         for stage, content in self.stages.items():
             measured = content.get("metrics", {}) | {key: content[key] for key in ("seconds",) if key in content}
             for key, value in measured.items():
-                if (name := names.of_stage(stage, key)) is not None:
+                if (name := names.of_stage(stage, key, trains=stage == training)) is not None:
                     numbers.setdefault(clean(name), Metric(clean(name), float(value), content["start"], 0))
         known = self.run.data.metrics
         # `nan` equals itself as text.

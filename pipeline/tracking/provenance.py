@@ -10,7 +10,7 @@ from itertools import takewhile
 from pipeline.config import graph
 from pipeline.reporting.provenance import Provenance
 from pipeline.runs import evidence
-from pipeline.runs.record import Record, last_stage, present, same_runs
+from pipeline.runs.record import Record, present, same_runs
 from pipeline.runs.stage_tracker import FAILURES
 from pipeline.tracking import views
 
@@ -40,7 +40,7 @@ def _times(record: Record) -> Iterator[tuple[str, float | None, bool]]:
     for earlier in takewhile(lambda each: each.folder.exists(), same_runs()):
         before |= _seconds(earlier)
     for name in graph.stages():
-        if name != last_stage():
+        if name != graph.last_stage():
             yield name, now.get(name, before.get(name)), name in now
 
 
@@ -48,7 +48,7 @@ def _links(record: Record) -> Iterator[tuple[str, str, str]]:
     code = evidence.code()
     yield "commit", code["commit"][:12], commit_address(evidence.remote(), code["commit"])
     yield "run", record.folder.name, ""
-    trained = record.stages().get("train", {}).get("evidence", {}).get("tags", {})
+    trained = record.stages().get(graph.training_stage() or "", {}).get("evidence", {}).get("tags", {})
     if "hardware.cpu" in trained:
         gpus = trained.get("hardware.gpus", "none")
         yield "trained on", f"{trained['hardware.cores']} cores of {trained['hardware.cpu']}; GPUs: {gpus}", ""

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 
 from nmt.config import InputError
 from pipeline.common.stage import write_json
+from pipeline.config import graph
 from pipeline.runs.credentials import masked
 from pipeline.runs.record import Record, lock, records
-from pipeline.runs.stage_tracker import TRAIN, patience, warn
+from pipeline.runs.stage_tracker import patience, warn
 from pipeline.tracking import views
 from pipeline.tracking.monitor import Monitor
 from pipeline.tracking.projection import RECORD, Publication
@@ -184,7 +185,7 @@ def quiet() -> Iterator[None]:
 def follow(record: Record, stage: str) -> None:
     """Publish a record every few seconds until standard input is closed, which is when the stage ends."""
     server = Server(record.folder.parent.parent)
-    monitor = Monitor(record) if stage == TRAIN else None
+    monitor = Monitor(record) if stage == graph.training_stage() else None
     if monitor is not None:
         monitor.start()
     warned, over, rest, pause = False, False, True, 0.0

@@ -169,7 +169,7 @@ def test_a_run_is_named_by_its_orchestrator_where_there_is_one(root: Path, monke
 
 def test_code_of_training_that_differs_is_another_run() -> None:
     """Not that of other stages, nor what all stages share: a new stage edits that."""
-    train, decode = "{cmd: x, deps: [nmt/model.py, pipeline]}", "{cmd: x, deps: [nmt/search.py]}"
+    train, decode = "{cmd: x, meta: {trains: true}, deps: [nmt/model.py, pipeline]}", "{cmd: x, deps: [nmt/search.py]}"
     Path("dvc.yaml").write_text(f"stages: {{train: {train}, decode: {decode}}}")
     for name in ("nmt", "pipeline"):
         Path(name).unlink()  # The link to this copy's code.

@@ -63,4 +63,4 @@ def test_scores_are_of_the_test_set_the_validation_set_or_the_cost(key: str, nam
     ],
 )
 def test_what_a_stage_measures_is_a_time_a_count_or_a_sum_of_training(stage: str, key: str, name: str | None) -> None:
-    assert names.of_stage(stage, key) == name
+    assert names.of_stage(stage, key, trains=stage == "train") == name
