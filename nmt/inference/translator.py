@@ -27,6 +27,10 @@ from nmt.text.subwords import SPECIALS
 
 WORKERS = 16
 """The largest number of batches that are searched at the same time."""
+SHARE, LEAST = 0.55, 256
+"""Lines that are translated together make two batches or more, so that two workers share a small file: none has more
+than this share of the source positions, unless it has fewer positions than `LEAST`. The number of workers decides
+nothing here, because the last bits of a score depend on the batch, and must not depend on the machine."""
 _SENTENCE_END = re.compile(
     r"(?<!\S)(\S*)[.!?\u2026][\"'\u201c\u201d\u2019\u00bb)\]]*\s+(?=[\"'\u201c\u201e\u00ab(\[]*(\w))"
 )
@@ -170,7 +174,9 @@ class Translator:
                 if not some:
                     break
                 flat = [piece for line_pieces in pieces for piece in line_pieces]
-                groups = batches([piece.ids for piece in flat], max(1, batch_tokens // wide))
+                positions = sum(len(piece.ids) for piece in flat)
+                limit = max(1, min(batch_tokens // wide, max(LEAST, math.ceil(SHARE * positions))))
+                groups = batches([piece.ids for piece in flat], limit)
                 parts = [[flat[index] for index in group] for group in groups]
                 futures = [(part, pool.submit(self.engine.run, part, self.settings, nbest)) for part in parts]
                 waiting.append(_Window(some, pieces, futures))

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ from nmt.evaluation.forced_scoring import Scored
 from nmt.inference import attention_maps
 from nmt.inference.alignment import alignment
 from nmt.inference.loading import Models
-from nmt.inference.translator import Translator, split_sentences
+from nmt.inference.search import Hypothesis
+from nmt.inference.translator import Piece, Translator, split_sentences
 from nmt.text import codec
 from nmt.text.delinearisation import REPAIRS
 from nmt.text.trees import read_trees
@@ -76,6 +78,30 @@ def test_a_line_in_a_line_out_and_empty_lines_stay(model: Path, tmp_path: Path) 
     (tmp_path / "unended").write_bytes((tmp_path / "in").read_bytes().removesuffix(b"\n"))
     assert wmt("translate", model, "--input", tmp_path / "unended", "--output", tmp_path / "again") == 0
     assert (tmp_path / "again").read_bytes() == (tmp_path / "out").read_bytes()
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_small_file_makes_two_batches_whatever_the_number_of_workers(
+    model: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = Translator(model)
+    ready.engine.workers = workers
+    sizes: list[int] = []
+
+    def translated(batch: Sequence[Piece], *_: Any) -> list[list[Hypothesis]]:
+        sizes.append(sum(len(piece.ids) for piece in batch))
+        return [[Hypothesis([], 0.0, 0.0)] for _ in batch]
+
+    monkeypatch.setattr(ready.engine, "run", translated)
+    length = len(ready.pieces(LINES[0])[0].ids)
+    for lines in (80, 1024 // length):
+        sizes.clear()
+        assert len(list(ready.translate([LINES[0]] * lines))) == lines
+        assert len(sizes) == 2
+        assert max(sizes) <= 0.6 * sum(sizes)
+    sizes.clear()
+    list(ready.translate([LINES[0]] * (256 // length)))
+    assert len(sizes) == 1, "hardly any work"
 
 
 def test_at_a_terminal_it_answers_line_by_line(
