@@ -65,6 +65,7 @@ serve: setup
 bench: setup
 	@$(VENV) python -m tests.bench.preprocessing --pairs 20000 --merges 8000
 	@$(VENV) python -m tests.bench.training --row small --updates 20 --precision float32 bfloat16 --rounds 2
+	@$(VENV) python -m tests.bench.profile --precision float32 bfloat16 --updates 4
 	@$(VENV) python -m tests.bench.growth --pairs 1000 --rounds 1
 	@$(VENV) python -m tests.bench.decoding --shape small --lines 200
 	@$(VENV) python -m tests.bench.layers

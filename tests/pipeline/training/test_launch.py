@@ -154,13 +154,14 @@ def test_torchrun_meets_over_a_file_on_one_node_and_over_the_network_on_several(
 
 def test_processes_share_the_cores_and_stay_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)))
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+    malloc = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", *malloc):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OF_THE_USER", "kept")
     assert [launch.environment(count)["OMP_NUM_THREADS"] for count in (1, 2, 7, 8)] == ["7", "3", "1", "1"]
     made = launch.environment(1)
     ours = {
-        *("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"),
+        *("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", *malloc),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
     }
     assert 30 < int(made["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < launch.GRACE
