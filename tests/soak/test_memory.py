@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
+
+from pipeline.training import launch
 
 ROOT = Path(__file__).resolve().parents[2]
 MakeJob = Callable[..., dict[str, Any]]
@@ -56,7 +57,7 @@ def resident(folder: Path, job: dict[str, Any], *marks: int) -> list[int]:
     result = subprocess.run(
         [sys.executable, "-c", PROBE, str(folder), *map(str, marks)],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**launch.environment(1), "OMP_NUM_THREADS": "1"},
         check=True,
         capture_output=True,
         text=True,
