@@ -6,7 +6,7 @@ import base64
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from pipeline.common.paths import CONFIG
 from pipeline.common.settings import RunSettings, load_section
 from pipeline.config import resolution
 from pipeline.reporting import figures, scores
+from pipeline.reporting.page import Figure
 from pipeline.reporting.provenance import Provenance
 from pipeline.stages import report
 
@@ -140,6 +141,28 @@ def _stages_before(row: str, pair: str, overrides: dict[str, Any], sets: tuple[s
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_of(tmp_path_factory.mktemp("model") / "average")
+
+
+DRAW = figures.draw
+
+
+@pytest.fixture(scope="module")
+def pictures() -> dict[str, Figure]:
+    """What was drawn, by what it shows."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def _drawn_once(pictures: dict[str, Figure], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal panels give equal pictures, and most reports here have the same ones, which take longest to make."""
+
+    def draw(panels: Sequence[figures.Panel], caption: str, name: str) -> Figure:
+        shown = repr((panels, caption, name))
+        if shown not in pictures:
+            pictures[shown] = DRAW(panels, caption, name)
+        return pictures[shown]
+
+    monkeypatch.setattr(figures, "draw", draw)
 
 
 @pytest.fixture(autouse=True)
@@ -269,25 +292,26 @@ class _Links(HTMLParser):
         self.targets += [value for key, value in attrs if key in ("src", "href") and value is not None]
 
 
-def test_the_page_needs_no_other_file_and_is_the_same_each_time() -> None:
+def test_the_page_needs_no_other_file_and_is_the_same_each_time(pictures: dict[str, Figure]) -> None:
     _, html = _written()
     parser = _Links()
     parser.feed(html)
     assert len([target for target in parser.targets if target.startswith("data:image/svg+xml;base64,")]) == 3
     assert all(target.startswith(("data:image/svg+xml;base64,", "#section-")) for target in parser.targets)
     assert {path.name for path in paths.FIGURES.iterdir()} == {"loss.svg", "training.svg", "cost.svg"}
-    pictures = [base64.b64decode(data).decode() for data in re.findall(r"base64,([^\"]+)", html)]
-    assert all(picture.rstrip().endswith("</svg>") for picture in pictures)
+    shown = [base64.b64decode(data).decode() for data in re.findall(r"base64,([^\"]+)", html)]
+    assert all(picture.rstrip().endswith("</svg>") for picture in shown)
+    pictures.clear()
     assert _written()[1] == html
 
 
 def test_a_picture_shows_the_points_it_was_given() -> None:
     def drawn(y: float) -> bytes:
-        return figures.draw([figures.Panel("t", "x", {"a": [(1.0, 1.0), (2.0, y), (3.0, 3.0)]})], "c", "n").svg
+        return DRAW([figures.Panel("t", "x", {"a": [(1.0, 1.0), (2.0, y), (3.0, 3.0)]})], "c", "n").svg
 
     assert drawn(2.0) != drawn(1.0)
     # What is not finite is left out, not drawn as something else.
-    assert drawn(float("nan")) == figures.draw([figures.Panel("t", "x", {"a": [(1.0, 1.0), (3.0, 3.0)]})], "c", "n").svg
+    assert drawn(float("nan")) == DRAW([figures.Panel("t", "x", {"a": [(1.0, 1.0), (3.0, 3.0)]})], "c", "n").svg
 
 
 def test_rows_that_are_not_the_papers_stand_beside_base() -> None:
