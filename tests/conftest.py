@@ -34,6 +34,22 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("deterministic")
 
+FIRST = (
+    "infra/test_servers.py", "end_to_end/test_flow.py", "end_to_end/test_repro.py", "distributed/test_nodes.py",
+    "end_to_end/test_disturbed_flows.py", "end_to_end/test_services.py",
+)  # fmt: skip
+"""The files that take minutes, most of which they wait. Whatever comes late among them, all others would wait for it.
+
+A process of pytest-xdist is given its next file when two tests of a file are left: what follows a file of one or two
+tests is run by the same process.
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first, so that the short ones fill the processors while these wait."""
+    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(FIRST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
 
 @pytest.fixture(scope="session")
 def real() -> Path:
