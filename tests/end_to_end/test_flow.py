@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import yaml
 from clones import SHRUNKEN, STAGES, Clone
-from orchestra import Orchestra, listening, until
+from orchestra import Json, Orchestra, listening, until
 
 pytestmark = pytest.mark.timeout(900)
 CATALOG = "data/catalog/mine.yaml"
@@ -90,56 +90,61 @@ def test_the_results_come_back_as_an_experiment(orchestra: Orchestra, first: str
 
 
 def experiments(clone: Clone) -> set[str]:
-    """The names of DVC's experiments."""
-    shown = json.loads(clone.run("dvc", "exp", "show", "--json").stdout)
-    return {experiment["name"] for rev in shown for experiment in rev.get("experiments") or []}
+    """The names of DVC's experiments: Git has them as references, and `dvc exp show` takes seconds."""
+    listed = clone.run("git", "for-each-ref", "--format=%(refname)", "refs/exps").stdout
+    return {reference.split("/")[-1] for reference in listed.split()}
 
 
-def test_schedules_make_runs_that_do_not_share_a_name(orchestra: Orchestra) -> None:
-    """Both pairs at the same second."""
-    schedules = {}
+SCHEDULED = {
+    "en-de": ({"row": "base", "corpus": "wmt14"}, {"row": "sample"}),
+    "en-tree": ({"row": "parse-wsj", "corpus": "wsj"}, {"row": "parse-sample", "corpus": "sample-trees"}),
+}
+"""The parameters of a pair's schedule in infra/prefect.yaml, and those that it has in these tests."""
+
+
+@pytest.fixture(scope="module")
+def scheduled(orchestra: Orchestra) -> dict[str, Json]:
+    """A run of each pair that its schedule has made, at the same second, once it is over."""
     first = datetime.now(UTC) + timedelta(seconds=8)
-    soon = {
-        "active": True,
-        "schedule": {"interval": 30, "anchor_date": first.isoformat()},
-        "parameters": {"row": "sample", "target": "resolve"},
+    # The schedules are deleted before a second run, which takes as long as the first one.
+    soon = {"active": True, "schedule": {"interval": 120, "anchor_date": first.isoformat()}}
+    deployments = {pair: orchestra.deployment(pair) for pair in SCHEDULED}
+    paths = []
+    for pair, (before, parameters) in SCHEDULED.items():
+        (schedule,) = deployments[pair]["schedules"]
+        assert (schedule["schedule"]["timezone"], schedule["parameters"]) == ("UTC", before)
+        paths.append(f"deployments/{deployments[pair]['id']}/schedules/{schedule['id']}")
+        orchestra.call(paths[-1], {**soon, "parameters": {**parameters, "target": "resolve"}}, "PATCH")
+    begun = {
+        pair: until(lambda of=of: begun_by_schedule(orchestra, of["id"]), f"a run of {pair}")
+        for pair, of in deployments.items()
     }
-    for pair in ("en-de", "en-fr"):
-        deployment = orchestra.deployment(pair)
-        (schedule,) = deployment["schedules"]
-        assert (schedule["schedule"]["timezone"], schedule["parameters"]) == ("UTC", {"row": "base", "corpus": "wmt14"})
-        schedules[pair] = f"deployments/{deployment['id']}/schedules/{schedule['id']}"
-        orchestra.call(schedules[pair], soon, "PATCH")
-    begun = {pair: until(lambda pair=pair: scheduled(orchestra, pair), f"a run of {pair}") for pair in schedules}
-    for path in schedules.values():
+    for path in paths:
         orchestra.call(path, method="DELETE")
-    names = set()
-    for pair, runs in begun.items():
-        for identity in runs:
-            run = orchestra.ended(identity)
-            assert run["state_type"] == "COMPLETED", orchestra.messages(identity)
-            assert run["name"] == f"sample-{pair}-{identity[-8:]}"
-            names.add(run["name"])
-    assert names <= experiments(orchestra.clone)
+    return {pair: orchestra.ended(identity) for pair, identity in begun.items()}
 
 
-def scheduled(orchestra: Orchestra, pair: str) -> list[str]:
-    """The ids of the runs of a schedule that a worker has begun."""
-    body = {"flows": {"name": {"any_": [f"wmt-{pair}"]}}, "flow_runs": {"tags": {"all_": ["auto-scheduled"]}}}
+def begun_by_schedule(orchestra: Orchestra, deployment: str) -> str | None:
+    """The id of a run by a deployment's schedule that a worker has begun."""
+    body = {"deployments": {"id": {"any_": [deployment]}}, "flow_runs": {"tags": {"all_": ["auto-scheduled"]}}}
     runs = orchestra.call("flow_runs/filter", body)
-    return [run["id"] for run in runs if run["state_type"] not in {"SCHEDULED", "PENDING"}]
+    return next((run["id"] for run in runs if run["state_type"] not in {"SCHEDULED", "PENDING"}), None)
 
 
-def test_a_parser_is_a_run_of_its_own_deployment(orchestra: Orchestra) -> None:
+def test_schedules_make_runs_that_do_not_share_a_name(orchestra: Orchestra, scheduled: dict[str, Json]) -> None:
+    for pair, run in scheduled.items():
+        assert run["state_type"] == "COMPLETED", orchestra.messages(run["id"])
+        assert run["name"] == f"{SCHEDULED[pair][1]['row']}-{pair}-{run['id'][-8:]}"
+        assert run["name"] in experiments(orchestra.clone)
+
+
+def test_a_parser_is_a_run_of_its_own_deployment(orchestra: Orchestra, scheduled: dict[str, Json]) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
         orchestra.deploy(pair="en-tree", row="sample")
     assert "'sample' is not one of ['parse-wsj'," in refused.value.read().decode()
-    identity = orchestra.deploy(pair="en-tree", row="parse-sample", corpus="sample-trees", target="resolve")
-    run = orchestra.ended(identity)
-    assert run["state_type"] == "COMPLETED", orchestra.messages(identity)
-    assert run["name"] == f"parse-sample-en-tree-{identity[-8:]}"
-    assert orchestra.how(identity) == {"resolve": "Ran"}
-    assert run["name"] in experiments(orchestra.clone)
+    run = scheduled["en-tree"]
+    assert run["name"].startswith("parse-sample-en-tree-")
+    assert orchestra.how(run["id"]) == {"resolve": "Ran"}
     resolved = orchestra.clone.folder / "work/runs" / run["name"] / "results/config.yaml"
     content = yaml.safe_load(resolved.read_text())
     assert content["run"] == {"row": "parse-sample", "pair": "en-tree", "corpus": "sample-trees", "seed": 1}
