@@ -19,7 +19,7 @@ from nmt.common import tensors
 from nmt.training import checkpoint
 
 MakeJob = Callable[..., dict[str, Any]]
-UPDATES = 400
+UPDATES = 250
 
 
 @pytest.fixture
