@@ -20,10 +20,10 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,7 @@ from pipeline.training import launch
 from tests.bench.conditions import announce, conditions, spread
 
 Ids = list[list[int]]
+Result = TypeVar("Result")
 ROWS = Path(__file__).resolve().parents[2] / "pipeline/config/rows.yaml"
 WMT14_VOCABULARY = 37_056
 WMT14_PAIRS = 400_000
@@ -131,16 +132,20 @@ def prepare(a: argparse.Namespace, folder: Path) -> int:
     return vocabulary
 
 
+def alone(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a function in a process of its own, whose children have no memory of other calls in their peak."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
 def compare(a: argparse.Namespace, work: Path) -> dict[str, dict[str, Any]]:
     """Train with each precision in turn; the last round's measurements, and the spread of all."""
-    # In a process of its own: what this one has taken would be the least peak of those that it starts.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        vocabulary = pool.submit(prepare, a, work / "corpus").result()
+    vocabulary = alone(prepare, a, work / "corpus")
     found: dict[str, list[dict[str, Any]]] = {precision: [] for precision in a.precision}
     for number in range(a.rounds):
         for precision, rounds in found.items():
             one = argparse.Namespace(**{**vars(a), "precision": precision})
-            rounds.append(measure(one, work / "corpus", vocabulary, work / f"{precision}-{number}"))
+            rounds.append(alone(measure, one, work / "corpus", vocabulary, work / f"{precision}-{number}"))
     return {
         precision: {
             **rounds[-1],
