@@ -1,7 +1,8 @@
 """Run one stage: `python -m pipeline STAGE`, the command of every stage in dvc.yaml.
 
 The runner hands a stage its tracker, turns SIGTERM into `Interrupted`, writes the status file that orchestrators read,
-and turns errors into one sentence and an exit status. Stages are plain functions `run(tracker)` and know none of it.
+and turns errors into one sentence and an exit status. Stages are plain functions `run(tracker)`, some with further
+arguments, and know none of it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def report_status(name: str, state: str, message: str = "") -> None:
     stage.write_json(folder / f"{name}.json", content)
 
 
-def ended(name: str, state: str, message: str, sentence: str = "") -> None:
+def report_end(name: str, state: str, message: str, sentence: str = "") -> None:
     """Print how a stage ended, then write its status file, unless what ended the stage is in the way of that too."""
     if sentence:
         print(f"{name}: {sentence}", file=sys.stderr)
@@ -71,26 +72,26 @@ def ended(name: str, state: str, message: str, sentence: str = "") -> None:
 
 
 def further_arguments(run: Callable[..., None]) -> dict[str, Any]:
-    """Return the arguments that a stage's function has besides the tracker, by their names.
+    """Return what a stage's function gets besides the tracker: of the three below, those that its signature names.
 
     They are passed, not imported, so a change of their code reruns no stage.
     """
     known: dict[str, Callable[[], Any]] = {
         "provenance": lambda: provenance.of_present_run,
-        "launch": _launch,
+        "launch": _training_starter,
         "progress": lambda: TrainingProgress,
     }
     return {name: make() for name, make in known.items() if name in signature(run).parameters}
 
 
-def _launch() -> Callable[[Path, Callable[[], None]], int]:
-    """Return what starts the processes of a training. It imports torch."""
+def _training_starter() -> Callable[[Path, Callable[[], None]], int]:
+    """Return the function that starts the processes of a training, with its state mirrored. It imports torch."""
     from pipeline.training import mirror
 
     return mirror.train
 
 
-def made(name: str, seconds: float) -> str:
+def summary(name: str, seconds: float) -> str:
     """Return what a finished stage prints: its time, its outputs with their sizes, and the score where it is one."""
     declared = graph.stages().get(name)
     outs = declared.outs if declared else []
@@ -124,23 +125,23 @@ def run(name: str) -> NoReturn:
         started = time.monotonic()
         with stage_tracker.open_run(name) as tracker:
             module.run(tracker, **further_arguments(module.run))
-        print(made(name, time.monotonic() - started), flush=True)
+        print(summary(name, time.monotonic() - started), flush=True)
         report_status(name, "done")
     except (Interrupted, KeyboardInterrupt) as error:
-        ended(name, "interrupted", str(error), "interrupted; run the same command again to resume")
+        report_end(name, "interrupted", str(error), "interrupted; run the same command again to resume")
         sys.exit(INTERRUPTED)
     except InputError as error:
-        ended(name, "refused", str(error), str(error))
+        report_end(name, "refused", str(error), str(error))
         sys.exit(1)
     except OSError as error:
         if error.errno not in FROM_THE_MACHINE:
-            ended(name, "failed", str(error))
+            report_end(name, "failed", str(error))
             raise
         sentence = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
-        ended(name, "failed", sentence, sentence)
+        report_end(name, "failed", sentence, sentence)
         sys.exit(1)
     except BaseException as error:
-        ended(name, "failed", repr(error))
+        report_end(name, "failed", repr(error))
         raise
     sys.exit(0)
 

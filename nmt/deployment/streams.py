@@ -1,6 +1,6 @@
 """Translate raw text with a model folder: standard input, files or lines typed at a terminal; `wmt translate`.
 
-Each line gives one line; an empty line stays empty.
+Each line gives one line, and an empty line stays empty; with n-best lists a line gives several, with --json an object.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _sampling(options: TranslationOptions) -> SamplingSettings:
 def format_output(translator: Translator, translation: Translation, number: int, options: TranslationOptions) -> str:
     """Return the output for a line, with its \\n."""
     if options.json:
-        return json.dumps(_object(translator, translation, number), ensure_ascii=False) + "\n"
+        return json.dumps(_json_object(translator, translation, number), ensure_ascii=False) + "\n"
     if options.nbest == 1:
         return translation.texts[0] + "\n"
     scored = zip(translation.texts, translation.hypotheses, strict=False)
@@ -129,7 +129,8 @@ def format_output(translator: Translator, translation: Translation, number: int,
     return "".join(lines) or f"{number} |||  ||| 0.000000\n"
 
 
-def _object(translator: Translator, translation: Translation, number: int) -> dict[str, Any]:
+def _json_object(translator: Translator, translation: Translation, number: int) -> dict[str, Any]:
+    """Return a line's translations for --json: scores, subwords, repairs, attention."""
     names = translator.models.target_subwords.symbols
     found: list[dict[str, Any]] = []
     for text, one in zip(translation.texts, translation.hypotheses, strict=False):

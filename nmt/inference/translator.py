@@ -27,10 +27,11 @@ from nmt.text.subwords import SPECIALS
 
 WORKERS = 16
 """The largest number of batches that are searched at the same time."""
-SHARE, LEAST = 0.55, 256
-"""Lines that are translated together make two batches or more, so that two workers share a small file: none has more
-than this share of the source positions, unless it has fewer positions than `LEAST`. The number of workers decides
-nothing here, because the last bits of a score depend on the batch, and must not depend on the machine."""
+LARGEST_SHARE = 0.55
+"""The largest share of a window's source positions in one batch, so that two workers share a small file. The number of
+workers decides nothing here: the last bits of a score depend on the batch, and must not depend on the machine."""
+ALWAYS_ALLOWED = 256
+"""Source positions that a batch may have however small the window is."""
 _SENTENCE_END = re.compile(
     r"(?<!\S)(\S*)[.!?\u2026][\"'\u201c\u201d\u2019\u00bb)\]]*\s+(?=[\"'\u201c\u201e\u00ab(\[]*(\w))"
 )
@@ -54,7 +55,7 @@ class Translation:
 
     source: str
     pieces: list[Piece]
-    """None for a line without text, several for a line that was split."""
+    """Empty for a line without text, several for a line that was split."""
     hypotheses: list[Hypothesis]
     texts: list[str]
     """The detokenised hypotheses; a line without text has one empty text."""
@@ -175,7 +176,7 @@ class Translator:
                     break
                 flat = [piece for line_pieces in pieces for piece in line_pieces]
                 positions = sum(len(piece.ids) for piece in flat)
-                limit = max(1, min(batch_tokens // wide, max(LEAST, math.ceil(SHARE * positions))))
+                limit = max(1, min(batch_tokens // wide, max(ALWAYS_ALLOWED, math.ceil(LARGEST_SHARE * positions))))
                 groups = batches([piece.ids for piece in flat], limit)
                 parts = [[flat[index] for index in group] for group in groups]
                 futures = [(part, pool.submit(self.engine.run, part, self.settings, nbest)) for part in parts]

@@ -11,7 +11,7 @@ from pipeline.common.paths import CONFIG, SCORES
 from pipeline.config import graph
 from pipeline.config.scorer import scorer
 from pipeline.runs.credentials import masked
-from pipeline.runs.record import Record, records, runs_folder, same_runs
+from pipeline.runs.record import Record, numbered_records, records, runs_folder
 from pipeline.tracking.publish import Server, quiet
 
 HEADER = ("run", "name", "row", "corpus", "seed", "started", "status", "score", "MLflow")
@@ -95,7 +95,7 @@ def restored_run() -> Record | None:
                 return None
     except DvcException:  # No repository of DVC, or one at work.
         return None
-    for record in same_runs():
+    for record in numbered_records():
         record.create(CONFIG)
         scores = record.results / SCORES.name
         if not record.is_complete():

@@ -19,7 +19,7 @@ class Interrupted(Exception):
 
 
 class Tracker(Protocol):
-    """Keeps a run's metrics. A stage gets one as an argument and does not know its kind."""
+    """What a stage may report: `StageTracker` writes it into the run's record, which MLflow is sent."""
 
     def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
         """Record numbers, of an update of training or of the whole stage."""

@@ -1,1 +1,1 @@
-"""Get corpora onto disk: downloads, archives, plain text, parallel work in blocks, the user's own files."""
+"""Get corpora onto disk: downloads, archives, plain text, treebanks, the user's own files."""

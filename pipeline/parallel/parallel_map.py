@@ -38,8 +38,9 @@ def _end_after(wait: Callable[[], None]) -> None:
 
 
 def executor(size: int | None = None) -> Executor:
-    """Return an executor for `size` bytes of text: one process per core, or one thread of this one for short texts.
+    """Return an executor for `size` bytes of text, or for any amount: one process per core.
 
+    Short texts, and a machine with one core, get one thread of this process.
     `$WMT_EXECUTOR` chooses Dask instead of processes. Raises InputError for other values, OSError if Dask is away.
     """
     chosen = os.environ.get("WMT_EXECUTOR", "")
@@ -62,9 +63,10 @@ def executor(size: int | None = None) -> Executor:
 def map_in_order(
     pool: Executor, function: Callable[[Item], Result], items: Iterable[Item], ahead: int | None = None
 ) -> Iterator[Result]:
-    """Yield `function` of each item in the items' order; at most `ahead` items (2 per core) are in work at a time.
+    """Yield `function` of each item in the items' order.
 
-    So memory does not grow with the number of items. Raises what `function` raises, and OSError where a worker was
+    At most `ahead` items are in work at a time, by default 2 per core or as many as the pool itself says, so memory
+    does not grow with the number of items. Raises what `function` raises, and OSError where a worker was
     killed.
     """
     if ahead is None:

@@ -242,23 +242,25 @@ def folder_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)
 
 
-def present() -> Record | None:
+def current_record() -> Record | None:
     """Return the current run's record, None before `resolve`.
 
-    It is the one named by $WMT_RUN, else the first incomplete one of this configuration and training code.
+    It is the one named by $WMT_RUN, else the first incomplete one of this configuration and training code. It may not
+    be on disk yet: `create` writes it.
     """
     if not CONFIG.exists():
         return None
     if name := os.environ.get("WMT_RUN"):
         return Record(runs_folder() / folder_name(name))
-    return next(record for record in same_runs() if not record.is_complete())
+    return next(record for record in numbered_records() if not record.is_complete())
 
 
-def of_this_data(record: Record) -> Record:
-    """Return `record`, or a new record if `record`'s training used other data.
+def separate_if_data_changed(record: Record) -> Record:
+    """Return `record`; if its training used other data, complete it and return the next incomplete record instead.
 
-    Training on changed data starts at update 1, and two trainings in one record would be drawn as one curve. Earlier
-    stages are copied. Those that ran after the old training are removed from the old record.
+    Training on changed data starts at update 1, and two trainings in one record would be drawn as one curve. The stages
+    before training are copied to the other record. Of these, those that started after the old training are removed from
+    `record`.
     """
     training, data = graph.training_stage(), str(BINNED)
     trained = record.stages().get(training or "", {})
@@ -266,7 +268,7 @@ def of_this_data(record: Record) -> Record:
     if training is None or data not in before or before[data] == evidence.dependencies(training).get(data):
         return record
     record.update(complete=True)
-    following = next(other for other in same_runs() if not other.is_complete())
+    following = next(other for other in numbered_records() if not other.is_complete())
     following.create(CONFIG)
     for name, content in record.stages().items():
         if name in graph.upstream(training, graph.stages())[:-1]:
@@ -276,8 +278,11 @@ def of_this_data(record: Record) -> Record:
     return following
 
 
-def same_runs() -> Iterator[Record]:
-    """Yield the records that runs of this configuration and this code of training have, the first run first."""
+def numbered_records() -> Iterator[Record]:
+    """Yield, without end, the records of runs of this configuration and this code of training, numbered.
+
+    Those after the last run do not exist yet.
+    """
     digest = hashlib.sha256(CONFIG.read_bytes() + evidence.training_code().encode()).hexdigest()[:8]
     name = f"{run_name(read_yaml(CONFIG)['run'])}-{digest}"
     for number in itertools.count(1):

@@ -24,7 +24,7 @@ from pipeline.common.paths import CONFIG
 from pipeline.common.stage import Interrupted, Tracker, write_json
 from pipeline.config import graph
 from pipeline.runs import evidence
-from pipeline.runs.record import Record, append, is_locked, lock, now, of_this_data, present
+from pipeline.runs.record import Record, append, current_record, is_locked, lock, now, separate_if_data_changed
 
 PUBLISH_AFTER = 30.0
 """Seconds after which a stage publishes while it works."""
@@ -63,11 +63,11 @@ class StageTracker:
     def open(self) -> None:
         """Lock the run, and record what the stage's numbers rest on."""
         with self.warning():
-            record = present()
+            record = current_record()
             if record is None:
                 return
             if self.stage == graph.training_stage() and "WMT_RUN" not in os.environ:
-                record = of_this_data(record)
+                record = separate_if_data_changed(record)
             record.create(CONFIG)
             if is_locked(record.stage_lock):
                 print(f"{self.stage}: waiting for another process of this run ({record.folder.name})", file=sys.stderr)

@@ -28,7 +28,7 @@ from pipeline.common.paths import CONFIG
 from pipeline.config import graph
 from pipeline.runs import copies, stage_tracker
 from pipeline.runs.guard import adopt_orphans, end_children
-from pipeline.runs.record import present
+from pipeline.runs.record import current_record
 
 GRACE = 90.0
 """Seconds between SIGTERM and SIGKILL: more than a stage gives torchrun, and then takes to publish its record."""
@@ -106,7 +106,7 @@ def reproduce(stage: str, force: bool) -> bool | None:
 def record_results(names: Sequence[str]) -> None:
     """Complete the record of the run that works here, cached stages included, and publish it: the run ends here."""
     try:
-        if (record := present()) is not None:
+        if (record := current_record()) is not None:
             record.create(CONFIG)
             record.finish([name for name in graph.stages() if not names or name in names])
             stage_tracker.publish(record, "run")

@@ -57,7 +57,10 @@ def of_score(key: str) -> str | None:
 
 
 def of_stage(stage: str, key: str, *, trains: bool) -> str | None:
-    """Return the name of a number that a stage measured; None where it has another name or is in the artifacts only."""
+    """Return the name of a number that a stage measured; None where it has another name or is in the artifacts only.
+
+    `trains`: whether it is the stage that trains the model.
+    """
     if key == "seconds":
         return f"seconds/{stage}"
     if trains:

@@ -105,9 +105,9 @@ class Publication:
         from mlflow.entities import Metric
 
         numbers = {
-            name: Metric(name, float(value), self.scored, 0)
+            name: Metric(name, float(value), self.scores_time, 0)
             for key, value in self.numbers.items()
-            if self.scored is not None and (name := names.of_score(key)) is not None
+            if self.scores_time is not None and (name := names.of_score(key)) is not None
         }
         training = graph.training_stage()
         for stage, content in self.stages.items():
@@ -121,8 +121,8 @@ class Publication:
             self.log(metrics=changed)
 
     @property
-    def scored(self) -> int | None:
-        """The time of the scores, in milliseconds since 1970; None while the stage is at work."""
+    def scores_time(self) -> int | None:
+        """When `score` ended, in milliseconds since 1970; the run's creation where DVC had its result; None before."""
         stage = self.stages.get("score", {"status": "cached"})
         time: int | None = self.description["created"] if stage["status"] == "cached" else stage.get("end")
         return time
@@ -211,7 +211,10 @@ class Publication:
 
     def register_model(self) -> None:
         """Register the model of a complete run that was scored."""
-        if not (self.description["complete"] and self.record.model.exists() and self.numbers) or self.scored is None:
+        if (
+            not (self.description["complete"] and self.record.model.exists() and self.numbers)
+            or self.scores_time is None
+        ):
             return
         if self.noted["model"] != (state := signature([self.record.model])):
             configuration = read_yaml(self.record.config)
@@ -223,7 +226,7 @@ class Publication:
                 "tags": {key: str(value) for key, value in configuration["run"].items()} | sets,
                 "description": descriptions.of_version(configuration, self.scores),
                 "search": configuration["search"],
-                "time": self.scored,
+                "time": self.scores_time,
             }
             registry.register(self.client, self.id, self.record.model, values)
             self.noted["model"] = state

@@ -10,7 +10,7 @@ from itertools import takewhile
 from pipeline.config import graph
 from pipeline.reporting.provenance import Provenance
 from pipeline.runs import evidence
-from pipeline.runs.record import Record, present, same_runs
+from pipeline.runs.record import Record, current_record, numbered_records
 from pipeline.runs.stage_tracker import FAILURES
 from pipeline.tracking import views
 
@@ -21,7 +21,7 @@ _REMOTE = re.compile(r"(?:(?:https?|ssh|git)://)?(?:[^@/]+@)?(\w[\w-]*(?:\.[\w-]
 def of_present_run() -> Provenance:
     """Return the time of the stages before the last one, and links; nothing where there is no record."""
     try:
-        record = present()
+        record = current_record()
         if record is None or not (record.folder / "run.json").exists():
             return Provenance()
         return Provenance(tuple(_times(record)), tuple(_links(record)))
@@ -37,7 +37,7 @@ def _seconds(record: Record) -> dict[str, float]:
 def _times(record: Record) -> Iterator[tuple[str, float | None, bool]]:
     """Yield each stage before the last one, its seconds, and whether it ran in this run or in an earlier one."""
     now, before = _seconds(record), dict[str, float]()
-    for earlier in takewhile(lambda each: each.folder.exists(), same_runs()):
+    for earlier in takewhile(lambda each: each.folder.exists(), numbered_records()):
         before |= _seconds(earlier)
     for name in graph.stages():
         if name != graph.last_stage():

@@ -114,8 +114,8 @@ def environment(count: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(max(1, available_cores() // count)),
         "OMP_WAIT_POLICY": "PASSIVE",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(WORKERS_GRACE),
-        # By default GNU's malloc gives freed blocks of this size back to the system, and a sixth of an update of row
-        # `small` goes into page faults for the next ones.
+        # By default GNU's malloc gives large freed blocks back to the system. With WMT14's vocabulary a sixth of an
+        # update of row `small` was page faults for the next ones.
         "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
         "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
         # With a store that outlives rounds, a replacement node never receives the store's address.

@@ -17,7 +17,7 @@ from records import configure, run
 from nmt.config import InputError
 from pipeline.common.stage import Interrupted
 from pipeline.runs import stage_tracker
-from pipeline.runs.record import Record, append, present, read, records
+from pipeline.runs.record import Record, append, current_record, read, records
 from pipeline.runs.stage_tracker import StageTracker
 from pipeline.tracking.publish import Server
 
@@ -68,7 +68,7 @@ def test_a_line_still_being_written_waits(tmp_path: Path) -> None:
 def test_a_full_disk_is_reported_once_and_stops_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with stage_tracker.open_run("train") as tracker:
         tracker.metrics({"loss": 1.0}, 1)
-        record = present()
+        record = current_record()
         assert record is not None
         with room(record.history, 10):
             tracker.metrics({"loss": 1.0}, 2)
@@ -158,9 +158,9 @@ def test_before_there_is_a_configuration_nothing_is_tracked(root: Path) -> None:
 
 
 def test_a_run_is_named_by_its_orchestrator_where_there_is_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = present()
+    alone = current_record()
     monkeypatch.setenv("WMT_RUN", "../flow/1")
-    named = present()
+    named = current_record()
     assert named is not None
     assert named.folder == root / "runs/___flow_1"
     assert alone is not None
@@ -178,7 +178,7 @@ def test_code_of_training_that_differs_is_another_run() -> None:
         Path(name).write_text("a = 1\n")
 
     def folder() -> Path:
-        record = present()
+        record = current_record()
         assert record is not None
         return record.folder
 
@@ -247,7 +247,7 @@ def test_a_training_on_other_data_is_another_run(root: Path) -> None:
         with suppress(Interrupted), stage_tracker.open_run("train") as tracker:
             tracker.metrics({"loss": 5.0}, updates)
             raise Interrupted
-        record = present()
+        record = current_record()
         assert record is not None
         folders.append(record.folder.name)
     killed, resumed, other = folders

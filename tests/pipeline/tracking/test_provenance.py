@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.common.stage import write_json
 from pipeline.runs import stage_tracker
-from pipeline.runs.record import present, records
+from pipeline.runs.record import current_record, records
 from pipeline.tracking import provenance
 
 
@@ -46,7 +46,7 @@ def test_links_lead_to_commit_mlflow_prefect_and_dvc(monkeypatch: pytest.MonkeyP
     with stage_tracker.open_run("train"):
         pass
     with stage_tracker.open_run("report"):
-        record = present()
+        record = current_record()
         assert record is not None
         published = {"uri": "http://user:***@tracking", "experiment": "3", "run": "ff"}
         write_json(record.folder / "published.json", published)

@@ -32,7 +32,7 @@ from pipeline.common.stage import Interrupted
 from pipeline.corpora.archive_cache import obtain
 from pipeline.corpora.fetch import Patience
 from pipeline.runs import stage_tracker
-from pipeline.runs.record import Record, append, now, present, records
+from pipeline.runs.record import Record, append, current_record, now, records
 from pipeline.tracking import projection, publish
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ def test_a_wholly_cached_run_is_a_run_of_mlflow(root: Path) -> None:
     """As pipeline/runs/supervisor.py ends the runs of Prefect and the ablation."""
     scored(27.3)
     Path("results/training.csv").write_text("update,loss\n100,5.0\n")
-    record = present()
+    record = current_record()
     assert record is not None
     record.create(CONFIG)
     record.finish(["resolve", "train", "score", "report"])
@@ -504,7 +504,7 @@ def test_the_next_run_publishes_how_earlier_runs_ended(root: Path) -> None:
         with stage_tracker.open_run("train") as tracker:
             tracker.metrics({"loss": 5.0}, 1)
     assert wmt("publish", "base") == 0
-    record = present()
+    record = current_record()
     assert record is not None
     # As if stage and publisher had both been killed at once: running, with something still to be sent.
     with connected(root / "mlflow.db") as client:

@@ -15,7 +15,7 @@ from nmt.config import InputError
 from pipeline.common.paths import CERTIFICATE, CHAIN, CHECKPOINTS, CONFIG, PARAMS, SCORES
 from pipeline.config import resolution
 from pipeline.runs.pipeline_run import Run
-from pipeline.runs.record import Record, present, runs_folder
+from pipeline.runs.record import Record, current_record, runs_folder
 from pipeline.verification import fork
 
 
@@ -142,7 +142,7 @@ def test_a_fork_that_failed_begins_again_with_the_present_code_in_the_folder_of_
     assert others == []
     assert [left for _, left in begun] == [False, False]
     monkeypatch.setenv("WMT_RUN", name)
-    found = present()
+    found = current_record()
     assert found is not None
     assert found.folder.name == name
 
