@@ -76,7 +76,7 @@ def main() -> None:
     options = parser.parse_args()
     if "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         # These variables are read when a process starts.
-        os.environ.update(launch.environment(1) | {"KINETO_LOG_LEVEL": "5"})
+        os.environ.update(launch.environment(1))
         os.execv(sys.executable, [sys.executable, "-m", "tests.bench.profile", *sys.argv[1:]])
     announce(parser.prog)
     torch.set_flush_denormal(True)
