@@ -69,7 +69,8 @@ bench: setup
 	@$(VENV) python -m tests.bench.growth --pairs 1000 --rounds 1
 	@$(VENV) python -m tests.bench.decoding --shape small --lines 200
 	@$(VENV) python -m tests.bench.layers
-	@$(VENV) python -m tests.bench.packing
+	@$(VENV) python -m tests.bench.packed --row base --updates 0
+	@$(VENV) python -m tests.bench.packed --row small --updates 3
 	@$(VENV) python -m tests.bench.chain
 	@$(VENV) python -m tests.bench.tracking --minutes 1
 	@$(VENV) python -m tests.bench.state_store --rounds 1 --updates 40

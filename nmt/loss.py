@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmt.common.shapes import Float, Int
+from nmt.config import PAD
 
 ROWS = {"cpu": 512, "cuda": 4096}
 """Positions per block of logits. CPU: few enough for its cache, enough for an efficient matrix product. GPU: so many
@@ -26,16 +27,34 @@ def block_loss(
 
     `logits`: [rows, vocabulary]; `label`: [rows, 1]. All but the two products with the table: what a compiler can fuse.
     """
+    return _block_loss(logits, label, eps_ls, needs_gradient, None)
+
+
+def padded_block_loss(
+    logits: Tensor, label: Tensor, eps_ls: float, needs_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return what `block_loss` does of the rows whose label is not PAD: rows of padding count nothing."""
+    return _block_loss(logits, label, eps_ls, needs_gradient, label != PAD)
+
+
+def _block_loss(
+    logits: Tensor, label: Tensor, eps_ls: float, needs_gradient: bool, real: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     others = eps_ls / (logits.shape[1] - 1)
     log_p = F.log_softmax(logits.float(), dim=1)
-    picked = log_p.gather(1, label).sum(dtype=torch.float64)
     # Sum rows in float32 first: a float64 sum of the block would copy it.
-    smoothed = -((1 - eps_ls - others) * picked + others * log_p.sum(1).sum(dtype=torch.float64))
+    of_label, of_row = log_p.gather(1, label), log_p.sum(1, keepdim=True)
+    if real is not None:
+        of_label, of_row = of_label * real, of_row * real
+    picked = of_label.sum(dtype=torch.float64)
+    smoothed = -((1 - eps_ls - others) * picked + others * of_row.sum(dtype=torch.float64))
     if not needs_gradient:
         return smoothed, -picked, None
     # d loss / d logits = p - q, with q = 1 - eps on the label and eps / (V - 1) on every other.
     gradient = log_p.exp_().sub_(others)
     gradient.scatter_add_(1, label, gradient.new_full(label.shape, -(1 - eps_ls - others)))
+    if real is not None:
+        gradient *= real
     return smoothed, -picked, gradient.to(logits.dtype)
 
 
@@ -90,8 +109,9 @@ def smoothed_cross_entropy(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Return sums over positions, in nats: the smoothed loss, and the negative log-likelihood (no gradient).
 
-    Smoothing as in tensor2tensor: 1 - eps_ls on the label and eps_ls / (V - 1) on every other row. Give only real
-    positions, no padding. exp(second / positions) is the perplexity. `one_block`: `block_loss`, or the same compiled.
+    Smoothing as in tensor2tensor: 1 - eps_ls on the label and eps_ls / (V - 1) on every other row. With
+    `block_loss`, give only real positions, no padding. exp(second / positions) is the perplexity. `one_block`:
+    `block_loss` or `padded_block_loss`, or the same compiled.
     """
     # Under no_grad, `needs_input_grad` is still True for a parameter, and grad mode is always off inside `forward`.
     # torch gives `apply` no types.

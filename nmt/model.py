@@ -66,8 +66,8 @@ class AddNorm(nn.Module):
         self.norm = nn.LayerNorm(settings.d_model, eps=LAYER_NORM_EPSILON)
 
     def forward(
-        self, x: Float[Tensor, "batch length d_model"], sublayer: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
+        self, x: Float[Tensor, "*positions d_model"], sublayer: Float[Tensor, "*positions d_model"]
+    ) -> Float[Tensor, "*positions d_model"]:
         return self.norm(x + self.dropout(sublayer))
 
 
@@ -157,7 +157,7 @@ class FeedForward(nn.Module):
         self.W_2 = nn.Linear(settings.d_ff, settings.d_model)
         self.dropout = Dropout(settings.relu_dropout)
 
-    def forward(self, x: Float[Tensor, "batch length d_model"]) -> Float[Tensor, "batch length d_model"]:
+    def forward(self, x: Float[Tensor, "*positions d_model"]) -> Float[Tensor, "*positions d_model"]:
         return self.W_2(self.dropout(F.relu(self.W_1(x))))
 
 
@@ -192,10 +192,14 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Int[Tensor, "batch length"], start: int = 0) -> Float[Tensor, "batch length d_model"]:
         """Return the embeddings of `ids` at positions `start`, `start` + 1, ..."""
-        scaled = F.embedding(ids, self.table) * math.sqrt(self.settings.d_model)
-        return self.dropout(scaled + self._positions(start + ids.shape[1])[start:])
+        return self.at(ids, self.positions(start + ids.shape[1])[start:])
 
-    def _positions(self, length: int) -> Float[Tensor, "length d_model"]:
+    def at(self, ids: Int[Tensor, "..."], positions: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Return the embeddings of `ids` at positions with these encodings."""
+        return self.dropout(F.embedding(ids, self.table) * math.sqrt(self.settings.d_model) + positions)
+
+    def positions(self, length: int) -> Float[Tensor, "length d_model"]:
+        """Return the encodings of the first positions; raise InputError if the table of learned ones is shorter."""
         if self.settings.positions == "learned":
             if length > self.settings.max_positions:
                 raise InputError(

@@ -23,7 +23,16 @@ DEADLINE = 200.0
 Target = Callable[..., Any]
 
 
-def _rank(rank: int, size: int, folder: Path, store: str, home: Path | None, target: Target, given: Any) -> None:
+def _rank(
+    rank: int,
+    size: int,
+    folder: Path,
+    store: str,
+    home: Path | None,
+    variables: dict[str, str],
+    target: Target,
+    given: Any,
+) -> None:
     """One rank: its output goes to a file, what `target` returns to another."""
     import torch
 
@@ -34,7 +43,7 @@ def _rank(rank: int, size: int, folder: Path, store: str, home: Path | None, tar
     with (folder / f"rank-{rank}.log").open("ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), **variables}
     torch.set_num_threads(1)
     if home is not None:
         os.chdir(home)
@@ -71,8 +80,10 @@ def ranks(
     context = _server()
     folder.mkdir(parents=True, exist_ok=True)
     places = homes or [None] * size
+    # The server was started with the environment of the first test.
+    variables = {name: value for name, value in os.environ.items() if name.startswith("NMT_")}
     processes: list[BaseProcess] = [
-        context.Process(target=_rank, args=(rank, size, folder, store, places[rank], target, given))
+        context.Process(target=_rank, args=(rank, size, folder, store, places[rank], variables, target, given))
         for rank in range(size)
     ]
     try:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -176,6 +177,11 @@ class Batch:
         tensors = (self.src, self.tgt_in, self.positions, self.labels)
         return Batch(*(tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors))
 
+    def size_text(self) -> str:
+        """Return the size for a message."""
+        pairs, longest = self.src.shape
+        return f"{pairs:,} pairs, padded to {longest:,} and {self.tgt_in.shape[1]:,} subwords,"
+
 
 def make_batch(corpus: Corpus, pairs: Sequence[int] | NDArray[np.integer]) -> Batch:
     """Make a batch of pairs, padded to the longest."""
@@ -286,15 +292,17 @@ def updates_an_epoch(corpus: Corpus, tokens: int) -> int:
     return min(len(corpus), max(1, round(corpus.tokens / (2 * tokens))))
 
 
+Shard = TypeVar("Shard")
+
+
 @dataclass(frozen=True)
-class Update:
+class Update(Generic[Shard]):
     """One rank's shards of an update, and the whole update's size."""
 
     number: int
     first: int
     """The number of this rank's first shard, counted from 0."""
-    shards: list[Batch | None]
-    """None for an empty shard: an update may have fewer pairs than shards."""
+    shards: list[Shard]
     sums: LengthSums
     """Of all ranks' pairs."""
     padded: int
@@ -303,19 +311,24 @@ class Update:
 
 def updates(
     corpus: Corpus, seed: int, tokens: int, shards: int, rank: int, size: int, first: int, last: int
-) -> Iterator[Update]:
+) -> Iterator[Update[Batch | None]]:
     """Yield this rank's share of the updates `first` to `last`, counted from 1, over as many epochs as needed.
 
-    Every update is cut into `shards`, of which each of `size` ranks takes equally many consecutive ones.
+    Every update is cut into `shards`, some of which may be None: an update may have fewer pairs than shards.
     """
-    own = range(rank * shards // size, (rank + 1) * shards // size)
+    own = own_shards(shards, rank, size)
     for number, pairs in pairs_of_updates(corpus, seed, tokens, range(first, last + 1)):
         found = cut(corpus, pairs, shards)
         batches = [make_batch(corpus, part) if len(part) else None for part in found.parts[own.start : own.stop]]
         yield Update(number, own.start, batches, corpus.sums(pairs), found.padded)
 
 
-def ahead(items: Iterator[Update]) -> Iterator[Update]:
+def own_shards(shards: int, rank: int, size: int) -> range:
+    """Return a rank's shards of an update: each of `size` ranks takes equally many consecutive ones."""
+    return range(rank * shards // size, (rank + 1) * shards // size)
+
+
+def ahead(items: Iterator[Update[Shard]]) -> Iterator[Update[Shard]]:
     """Yield the items, which a thread prepares in advance; raise the thread's errors here."""
     with ThreadPoolExecutor(1, "batches") as thread:
         ready = deque(thread.submit(next, items, None) for _ in range(AHEAD + 1))

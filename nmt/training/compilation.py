@@ -13,22 +13,24 @@ from nmt.config import InputError
 from nmt.model import Transformer
 
 
-def compile_layers(model: Transformer, device: torch.device) -> bool:
-    """Compile every layer of the model in place, for any batch size and length; return whether it was compiled.
+def compilation_requested(device: torch.device) -> bool:
+    """Return whether to compile: `$NMT_COMPILE`, which is 1 or 0.
 
-    `$NMT_COMPILE` is 1 or 0; the default is 1 on GPUs, and 0 on CPUs, where compilation gains little and is slow to
-    start. If the compiler does not work (it needs a C++ compiler), print a line and leave the layers as they are.
+    The default is 1 on GPUs, and 0 on CPUs, where compilation gains little and is slow to start. If the compiler does
+    not work (it needs a C++ compiler), print a line and return False.
     """
     requested = os.environ.get("NMT_COMPILE", "1" if device.type == "cuda" else "0")
     if requested not in {"0", "1"}:
         raise InputError(f"NMT_COMPILE is {requested!r}: it must be 1 or 0, or unset")
-    if requested == "0" or not _works(device):
-        return False
+    return requested == "1" and _works(device)
+
+
+def compile_layers(model: Transformer) -> None:
+    """Compile every layer of the model in place, for any batch size and length."""
     for layer in (*model.encoder, *model.decoder):
         # Layers of a stack share their code, so two are compiled, not 2N. Dynamic sizes avoid a compilation for every
         # new length.
         cast("nn.Module", layer).compile(dynamic=True)
-    return True
 
 
 def _works(device: torch.device) -> bool:

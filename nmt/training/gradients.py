@@ -113,6 +113,48 @@ class Gradients:
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
 
+class FlatGradients:
+    """The same sums for gradients in flat tensors, which every shard's pass writes anew: one addition for each tensor.
+
+    They start when the last pass has ended.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], world: World, shards: int) -> None:
+        """`shards`: the number of this process' shards of an update."""
+        self.parameters, self.world, self.shards = list(parameters), world, shards
+        buckets = _buckets(self.parameters, world.size)
+        self.flats = [bucket.flat for bucket in buckets]
+        views = {parameter: view for bucket in buckets for parameter, view in bucket.views.items()}
+        self.views = [views[parameter] for parameter in self.parameters]
+        """Where a shard's pass writes the gradient of each parameter."""
+        self._shard = 0
+        self._waiting: list[list[Tensor]] = []
+        """Sums of complete subtrees on the left, each of which waits for the sum on its right."""
+
+    def start(self) -> None:
+        """Start an update."""
+        self._shard = 0
+        self._waiting.clear()
+
+    def add_shard(self) -> None:
+        """Add the gradients of the next shard to the sums that they complete."""
+        self._shard += 1
+        count = self._shard
+        while count % 2 == 0:
+            torch._foreach_add_(self.flats, self._waiting.pop())
+            count //= 2
+        if self._shard < self.shards:
+            self._waiting.append([flat.clone() for flat in self.flats])
+
+    def finish(self) -> list[Tensor]:
+        """Return the gradient of every parameter, summed over the shards of all processes."""
+        for flat in self.flats:
+            self.world.tree_sum(flat)
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view
+        return self.views
+
+
 class _SumThread(Thread):
     """Calls functions one after the other.
 

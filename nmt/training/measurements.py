@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ class Measurements:
         self.interval_updates, self.interval_sums = interval.updates, interval.sums
         self.interval_skipped = interval.skipped
 
-    def add_update(self, update: Update, losses: Tensor, norm: Tensor) -> None:
+    def add_update(self, update: Update[Any], losses: Tensor, norm: Tensor) -> None:
         """Add a finished update; does not wait for the device.
 
         `losses`, [shards of this rank, 2]: smoothed loss and negative log-likelihood of each shard, summed over its

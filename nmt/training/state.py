@@ -45,11 +45,13 @@ class ResumeConditions(_Saved):
     threads: int
     """CPU threads of a process; 0 on GPUs."""
     compiled: bool
+    packed: bool = False
+    """Whether updates are packed batches of few shapes; states of earlier code have no such value."""
     deterministic: bool
     torch: str
 
     @classmethod
-    def of(cls, world: World, compiled: bool, deterministic: bool) -> ResumeConditions:
+    def of(cls, world: World, *, compiled: bool, packed: bool, deterministic: bool) -> ResumeConditions:
         """Return the conditions of this process."""
         on_cpu = world.device.type == "cpu"
         return cls(
@@ -57,6 +59,7 @@ class ResumeConditions(_Saved):
             processor=processor() if on_cpu else "",
             threads=torch.get_num_threads() if on_cpu else 0,
             compiled=compiled,
+            packed=packed,
             deterministic=on_cpu or deterministic,
             torch=torch.__version__,
         )

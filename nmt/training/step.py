@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,24 +13,34 @@ import torch
 from torch import Tensor
 
 from nmt.config import InputError, Job
-from nmt.loss import block_loss, smoothed_cross_entropy
+from nmt.loss import BlockLoss, block_loss, padded_block_loss, smoothed_cross_entropy
 from nmt.model import Transformer
 from nmt.schedule import learning_rate
-from nmt.training.batches import Batch, Corpus, Update, cut, make_batch
-from nmt.training.compilation import compile_layers
+from nmt.training.batches import Batch, Corpus, Update, cut, make_batch, updates
+from nmt.training.compilation import compilation_requested, compile_layers
 from nmt.training.distributed import World, check_processes
-from nmt.training.gradients import Gradients
+from nmt.training.gradients import FlatGradients, Gradients
 from nmt.training.measurements import Measurements
+from nmt.training.packed.batches import PackedBatch, PackedPlan
+from nmt.training.packed.forward import Layers, forward
+from nmt.training.packed.recording import CudaGraphs, RecordedPass, Recorder, packing_requested
 from nmt.training.state import ResumeConditions, TrainState
 
 VALIDATION_POSITIONS = 2048
 """Positions a side of a validation batch: enough to fill a matrix product on a CPU."""
+STOP_EVERY = 8
+"""On GPUs this many updates take a second or so, and each question would hold up the start of the next one."""
 
 
 class Trainer:
-    """One rank's model, optimizer, gradients and measurements. `step` is the update."""
+    """One rank's model, optimizer, gradients and measurements. `step` is the update.
 
-    def __init__(self, job: Job, world: World) -> None:
+    Its passes over shards are of one of two kinds: of padded batches, whose gradients come one by one, or of packed
+    batches of few shapes, which a GPU repeats as CUDA graphs.
+    """
+
+    def __init__(self, job: Job, world: World, recorder: Recorder | None = None) -> None:
+        """`recorder`: of passes of packed batches; by default CUDA graphs on GPUs, and none on CPUs."""
         self.job, self.world = job, world
         self.settings = job.training
         check_processes(world.size, self.settings.shards)
@@ -37,10 +48,24 @@ class Trainer:
             use_deterministic_kernels()
         torch.manual_seed(self.settings.seed)
         self.model = Transformer(job.model, job.vocabulary, job.target_vocabulary).to(world.device)
-        self.compiled = compile_layers(self.model, world.device)
-        self.block_loss = torch.compile(block_loss, dynamic=True) if self.compiled else block_loss
+        self.compiled, self.packed = compilation_requested(world.device), packing_requested(world.device)
         self.parameters = list(self.model.parameters())
-        self.gradients = Gradients(self.parameters, world, self.settings.shards // world.size)
+        own = self.settings.shards // world.size
+        self.gradients: Gradients | FlatGradients
+        if self.packed:
+            self.gradients = FlatGradients(self.parameters, world, own)
+            if recorder is None and world.device.type == "cuda":
+                recorder = CudaGraphs()
+            self._recorded_pass = RecordedPass(self.packed_losses, self.gradients, self.model, self._seed, recorder)
+        else:
+            self.gradients = Gradients(self.parameters, world, own)
+            if self.compiled:
+                compile_layers(self.model)
+        self.layers = Layers(compiled=self.compiled)
+        self.block_loss, self.padded_block_loss = block_loss, padded_block_loss
+        if self.compiled:
+            self.block_loss = torch.compile(block_loss, dynamic=True)
+            self.padded_block_loss = torch.compile(padded_block_loss, dynamic=True)
         self.optimizer = torch.optim.Adam(
             self.parameters, betas=(self.settings.beta1, self.settings.beta2), eps=self.settings.epsilon, fused=True
         )
@@ -54,9 +79,21 @@ class Trainer:
 
     def conditions(self) -> ResumeConditions:
         """Return what must be the same for a resumed training to be bit-identical."""
-        return ResumeConditions.of(self.world, self.compiled, self.settings.deterministic)
+        return ResumeConditions.of(
+            self.world, compiled=self.compiled, packed=self.packed, deterministic=self.settings.deterministic
+        )
 
-    def step(self, update: Update) -> None:
+    def updates(self, corpus: Corpus, last: int) -> Iterator[Update[Any]]:
+        """Yield this rank's share of the updates after the last finished one, as batches of this trainer's kind."""
+        plan = self.settings.seed, self.settings.tokens, self.settings.shards
+        share = self.world.rank, self.world.size, self.update + 1, last
+        if not self.packed:
+            return updates(corpus, *plan, *share)
+        packed = PackedPlan(corpus, *plan)
+        self._recorded_pass.shapes = packed.shapes
+        return packed.updates(*share)
+
+    def step(self, update: Update[Any]) -> None:
         """Train on an update: sum gradients over shards and ranks, divide once by all target tokens, step Adam.
 
         The learning rate is Eq. 3.
@@ -65,12 +102,9 @@ class Trainer:
         self.gradients.start()
         losses = torch.zeros(len(update.shards), 2, dtype=torch.float64, device=self.world.device)
         for number, (shard, own_losses) in enumerate(zip(update.shards, losses, strict=True), start=update.first):
-            # Seeded by the position in the training, so that resuming needs no random state.
-            seed_dropout(self.world.device, random_seed(self.settings.seed, update.number, number))
-            if shard is None:
-                self.gradients.add_empty_shard()
-            else:
-                own_losses[:] = self._backward(shard.to(self.world.device), update.sums.target)
+            # By the position in the training, so that resuming needs no random state.
+            seed = random_seed(self.settings.seed, update.number, number)
+            own_losses[:] = self._backward(shard, seed, update.sums.target)
         norm = torch.nn.utils.get_total_norm(self.gradients.finish())
         # Fused Adam leaves weights and moments unchanged if found_inf is 1, so the host need not wait for the device.
         # GradScaler sets the same attribute, which the class does not declare.
@@ -80,35 +114,55 @@ class Trainer:
         self.optimizer.step()
         self.measured.add_update(update, losses, norm)
 
-    def _backward(self, shard: Batch, tokens: int) -> Tensor:
+    def _backward(self, shard: Batch | PackedBatch | None, seed: int, tokens: int) -> Tensor:
         """Run forward and backward pass of a shard; return its losses, [2].
 
         Raises InputError if memory runs out.
         """
-        self.gradients.start_shard()
         try:
-            smoothed, negative_log_likelihood = self.losses(shard, self.settings.eps_ls)
-            (smoothed / tokens).backward()
+            if isinstance(shard, PackedBatch):
+                return self._recorded_pass(shard.to(self.world.device), seed)
+            return self._padded_pass(shard, seed, tokens)
         except RuntimeError as error:
-            if not out_of_memory(error):
+            if shard is None or not out_of_memory(error):
                 raise
-            pairs, longest = shard.src.shape
             raise InputError(
-                f"a shard of {pairs:,} pairs, padded to {longest:,} and {shard.tgt_in.shape[1]:,} subwords, does not "
-                f"fit into this device's memory: raise training.shards, which is {self.settings.shards}, or use a "
-                "larger device or fewer processes on it"
+                f"a shard of {shard.size_text()} does not fit into this device's memory: raise training.shards, which "
+                f"is {self.settings.shards}, or use a larger device or fewer processes on it"
             ) from error
+
+    def _padded_pass(self, shard: Batch | None, seed: int, tokens: int) -> Tensor:
+        assert isinstance(self.gradients, Gradients)
+        if shard is None:
+            self.gradients.add_empty_shard()
+            return torch.zeros(2)
+        self._seed(seed)
+        self.gradients.start_shard()
+        smoothed, negative_log_likelihood = self.losses(shard.to(self.world.device), self.settings.eps_ls)
+        (smoothed / tokens).backward()
         return torch.stack((smoothed.detach(), negative_log_likelihood))
+
+    def _seed(self, seed: int) -> None:
+        seed_dropout(self.world.device, seed)
 
     def losses(self, batch: Batch, eps_ls: float) -> tuple[Tensor, Tensor]:
         """Return smoothed loss and negative log-likelihood of a batch, summed over its target tokens."""
         with self._precision():
             states = self.model(batch.src, batch.tgt_in)
         states = states.flatten(0, 1).index_select(0, batch.positions)
+        return self._losses(states, batch.labels, eps_ls, self.block_loss)
+
+    def packed_losses(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """Return what `losses` does of a packed batch, with the training's smoothing."""
+        with self._precision():
+            states = forward(self.model, batch, self.layers)
+        return self._losses(states, batch.labels, self.settings.eps_ls, self.padded_block_loss)
+
+    def _losses(self, states: Tensor, labels: Tensor, eps_ls: float, one_block: BlockLoss) -> tuple[Tensor, Tensor]:
         if self.settings.precision == "bfloat16":
             # Without this cast the largest product, with the vocabulary, would run in float32, which LayerNorm returns.
             states = states.bfloat16()
-        return smoothed_cross_entropy(states, self.model.output_table, batch.labels, eps_ls, self.block_loss)
+        return smoothed_cross_entropy(states, self.model.output_table, labels, eps_ls, one_block)
 
     def _precision(self) -> Any:
         if self.settings.precision == "bfloat16":
@@ -139,7 +193,9 @@ class Trainer:
         return checksum
 
     def any_stop_requested(self) -> bool:
-        """Return whether any rank was asked to stop."""
+        """Return whether any rank was asked to stop. Several GPUs ask each other every STOP_EVERY updates only."""
+        if self.world.size > 1 and self.world.device.type == "cuda" and self.update % STOP_EVERY:
+            return False
         return self.world.any(self.stop_requested)
 
 

@@ -31,7 +31,7 @@ from nmt.common.files import flush, read_yaml
 from nmt.common.processes import INTERRUPTED, TRAINERS, UNRECORDED, die_with_parent, sharing
 from nmt.config import InputError, Job
 from nmt.training import chain, checkpoint, state
-from nmt.training.batches import Corpus, ahead, check_positions, train_files, updates
+from nmt.training.batches import Corpus, ahead, check_positions, train_files
 from nmt.training.distributed import World, join_world, peer_is_lost
 from nmt.training.history import History, record_failure
 from nmt.training.measurements import Measurements
@@ -97,9 +97,7 @@ class Attempt:
         """Train until `last_update` or until patience ends; return False if a rank was asked to stop before."""
         trainer, settings, world = self.trainer, self.settings, self.trainer.world
         end = trainer.update if self.patience_ended() else last_update
-        plan = settings.seed, settings.tokens, settings.shards
-        feed = updates(self.corpus, *plan, world.rank, world.size, trainer.update + 1, end)
-        for update in ahead(feed):
+        for update in ahead(trainer.updates(self.corpus, end)):
             trainer.step(update)
             if update.number % settings.checkpoint_every == 0 and world.main:
                 folder = self.folder / "checkpoints"

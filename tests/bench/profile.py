@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from nmt.config import Job
 from nmt.flops import LengthSums, measure, training_flops
-from nmt.training.batches import Corpus, train_files, updates
+from nmt.training.batches import Corpus, train_files
 from nmt.training.distributed import World
 from nmt.training.step import Trainer
 from pipeline.training import launch
@@ -45,8 +45,7 @@ KINDS = {
 
 def shares(trainer: Trainer, corpus: Corpus, count: int) -> tuple[float, float, Counter[str]]:
     """Return the milliseconds of an update, its operations, and the milliseconds of each kind of operation."""
-    settings = trainer.settings
-    feed = updates(corpus, settings.seed, settings.tokens, settings.shards, 0, 1, 1, count + 1)
+    feed = trainer.updates(corpus, count + 1)
     trainer.step(next(feed))  # Takes memory from the system.
     made = list(islice(feed, count))
     with profile(activities=[ProfilerActivity.CPU]) as found:

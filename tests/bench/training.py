@@ -4,7 +4,8 @@
 line; `--row base --pair en-de` makes pairs with lengths like WMT14's and trains that row of the paper's tables.
 Printed: target tokens a second (the median of the intervals after the first), padding, peak memory of a process, the
 loss after the last update, the share of the machine's matrix peaks, which are measured before each training, and of the
-data sheet's where the device is known. With `--row` also how long the row's whole training would take at this speed on
+data sheet's where the device is known; on a GPU also the operations that the host starts for an update, and the GPU's
+memory. With `--row` also how long the row's whole training would take at this speed on
 one such device and, if eight were eight times as fast, on eight; with `--price`, what that costs.
 Several precisions (`--precision float32 bfloat16 --rounds 3`) take turns. The weights are thrown away. Needs torch,
 numpy, pyarrow, safetensors, PyYAML and pydantic alone.
@@ -16,12 +17,14 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,10 +32,15 @@ import numpy as np
 import pyarrow as pa
 import torch
 import yaml
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt import flops
-from nmt.config import EOS
+from nmt.config import EOS, Job
+from nmt.training.batches import Corpus, Update, train_files
+from nmt.training.distributed import World
 from nmt.training.history import read_history
+from nmt.training.step import Trainer
 from pipeline.training import launch
 from tests.bench.conditions import announce, conditions, spread
 
@@ -42,6 +50,8 @@ ROWS = Path(__file__).resolve().parents[2] / "pipeline/config/rows.yaml"
 WMT14_VOCABULARY = 37_056
 WMT14_PAIRS = 400_000
 INTERVALS = 6
+STARTS = re.compile(r"cu(da)?(Launch|GraphLaunch|Memcpy|Memset)")
+"""Names of calls by which the host starts work of a GPU, as the profiler shows them."""
 
 
 def read(src: Path, tgt: Path, longest: int = 250) -> tuple[Ids, Ids, int]:
@@ -158,6 +168,52 @@ def compare(a: argparse.Namespace, work: Path) -> dict[str, dict[str, Any]]:
     }
 
 
+@contextmanager
+def with_variable(name: str, value: str) -> Iterator[None]:
+    """Set a variable of the environment for a while."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def operations(trainer: Trainer, update: Update[Any]) -> int:
+    """How many operations the host starts for an update: on a GPU kernels, copies and graphs, by torch's profiler."""
+    if trainer.world.device.type == "cpu":
+        with Counting() as counting:
+            trainer.step(update)
+        return counting.operations
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        trainer.step(update)
+        torch.cuda.synchronize()
+    return sum(event.count for event in found.key_averages() if STARTS.match(event.key))
+
+
+class Counting(TorchDispatchMode):
+    """Counts torch's operations that compute: not those that look at a tensor in another way."""
+
+    operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def on_gpu(settings: dict[str, Any], corpus: Path) -> dict[str, int]:
+    """What the host starts for an update of this training, and the memory that it takes on a GPU."""
+    trainer = Trainer(Job.model_validate(settings), World(0, 1, torch.device("cuda")))
+    update = next(trainer.updates(Corpus(train_files(corpus)), 1))
+    for _ in range(3):  # Compiled and recorded.
+        trainer.step(update)
+    memory = round(torch.cuda.max_memory_allocated() / 2**20)
+    return {"operations_started": operations(trainer, update), "gpu_memory_mb": memory}
+
+
 def whole_training(a: argparse.Namespace, rate: float) -> dict[str, str]:
     """Hours, and money at `--price` for a device and hour, of a row's training at `rate` target tokens a second."""
     training = row_settings(a.row, a.pair)["training"]
@@ -199,6 +255,7 @@ def measure(a: argparse.Namespace, corpus: Path, vocabulary: int, state: Path) -
         "share_of_data_sheet": round(counted / (devices * sheet_peak), 3) if sheet_peak else None,
         "whole_training": whole_training(a, rate / devices) if a.row else None,
         "seconds": round(time.monotonic() - started, 1),
+        **(alone(on_gpu, settings, corpus) if kind == "cuda" else {}),
     }  # fmt: skip
 
 

@@ -76,12 +76,15 @@ def test_ranks_sum_along_the_tree(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_any_number_of_processes_trains_the_same_bits(tmp_path: Path, tiny_job: MakeJob, precision: str) -> None:
+@pytest.mark.parametrize(("precision", "packed"), [("float32", "0"), ("bfloat16", "0"), ("float32", "1")])
+def test_any_number_of_processes_trains_the_same_bits(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, precision: str, packed: str
+) -> None:
     """With dropout, on uneven updates of one to a dozen pairs: some shards are empty.
 
     Also killed, stopped and resumed on another number of processes each time.
     """
+    monkeypatch.setenv("NMT_GRAPH", packed)
     job = tiny_job(tokens=25, shards=4, precision=precision, resume_minutes=10.0)
     job["model"] |= {"P_drop": 0.3, "attention_dropout": 0.1, "relu_dropout": 0.1}
     corpus = Corpus(train_files(Path(job["corpus"])))

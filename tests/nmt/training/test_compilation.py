@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from nmt.config import InputError, Job
-from nmt.training.batches import Corpus, train_files, updates
+from nmt.training.batches import Corpus, train_files
 from nmt.training.distributed import World
 from nmt.training.history import interval_means
 from nmt.training.trainer import Trainer
@@ -40,19 +40,20 @@ print(json.dumps([losses, counters["stats"]["unique_graphs"], compiled]))
 def losses_of(job: Job) -> tuple[list[float], bool]:
     """The losses of all updates, and whether layers were compiled."""
     made = Trainer(job, World(0, 1, CPU))
-    losses, training = [], job.training
-    for update in updates(Corpus(train_files(Path(job.corpus))), 1, 120, training.shards, 0, 1, 1, training.updates):
+    losses = []
+    for update in made.updates(Corpus(train_files(Path(job.corpus))), job.training.updates):
         made.step(update)
         losses.append(interval_means(made.measured.take_interval())["loss"])
     return losses, made.compiled
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, and g++ is not here")
-def test_the_same_losses_from_few_compilations(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("packed", ["0", "1"])
+def test_the_same_losses_from_few_compilations(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, packed: str) -> None:
     job = tiny_job(updates=20)
     job["model"]["P_drop"] = 0.0
     # In one process: those that compile beside it first import torch, each of them.
-    environment = {**os.environ, "NMT_COMPILE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    environment = {**os.environ, "NMT_COMPILE": "1", "NMT_GRAPH": packed, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT, HERE)))
     result = subprocess.run(
         [sys.executable, "-c", PROBE, json.dumps(job)],

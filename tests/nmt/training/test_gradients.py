@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from queue import Queue
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from nmt.training import gradients
 from nmt.training.distributed import World
-from nmt.training.gradients import Gradients
+from nmt.training.gradients import FlatGradients, Gradients
 
 CPU = torch.device("cpu")
 Shards = list[list[Tensor] | None]
@@ -59,6 +60,26 @@ def summed(shards: Shards, sizes: list[int], processes: int) -> list[list[Tensor
     return [one.finish() for _, one in ranks]
 
 
+def summed_flat(shards: Shards, sizes: list[int], processes: int) -> list[list[Tensor]]:
+    """The same, where each shard's pass writes its gradients to the same memory."""
+    ranks = []
+    for world in linked_worlds(processes):
+        parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
+        ranks.append(FlatGradients(parameters, world, len(shards) // processes))
+    for rank, one in enumerate(ranks):
+        one.start()
+        for shard in shards[rank * one.shards : (rank + 1) * one.shards]:
+            for view, values in zip(one.views, shard or [torch.zeros(size) for size in sizes], strict=True):
+                view.copy_(values)
+            one.add_shard()
+        assert not one._waiting
+    with ThreadPoolExecutor(processes) as threads:
+        found = list(threads.map(FlatGradients.finish, ranks))
+    for one, gradients_ in zip(ranks, found, strict=True):
+        assert [parameter.grad for parameter in one.parameters] == gradients_
+    return found
+
+
 @given(
     st.integers(0, 4), st.lists(st.integers(1, 200), min_size=1, max_size=4), st.data(),
     st.integers(1, 2000), st.integers(0, 2**32 - 1),
@@ -85,7 +106,7 @@ def test_any_number_of_processes_has_the_sum_of_the_tree(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradients, "BUCKET_BYTES", bucket)
         for processes in [2**level for level in range(levels + 1)]:
-            for found in summed(shards, sizes, processes):
+            for found in [*summed(shards, sizes, processes), *summed_flat(shards, sizes, processes)]:
                 assert [gradient.numpy().tobytes() for gradient in found] == expected
 
 
@@ -129,6 +150,17 @@ def test_an_update_starts_without_what_the_last_one_left() -> None:
         one.start_shard()
         (first * second).backward()
     assert [gradient.item() for gradient in one.finish()] == [2.0, 2.0]
+
+
+def test_flat_gradients_start_without_what_the_last_update_left() -> None:
+    one = FlatGradients([nn.Parameter(torch.ones(1))], World(0, 1, CPU), 2)
+    for shards in (1, 2):  # The first update fails after its first shard.
+        one.start()
+        for _ in range(shards):
+            one.views[0].fill_(2.0)
+            one.add_shard()
+    assert [gradient.item() for gradient in one.finish()] == [4.0]
+    assert not one._waiting
 
 
 def test_an_error_of_the_sum_reaches_the_training() -> None:

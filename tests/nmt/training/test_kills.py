@@ -100,7 +100,9 @@ def test_a_killed_save_leaves_a_whole_state(
     tmp_path: Path, training: tuple[Transformer, torch.optim.Optimizer], same: bool
 ) -> None:
     model, optimizer = training
-    saved = TrainState.initial(ResumeConditions.of(World(0, 1, torch.device("cpu")), False, False), processes=1)
+    world = World(0, 1, torch.device("cpu"))
+    conditions = ResumeConditions.of(world, compiled=False, packed=False, deterministic=False)
+    saved = TrainState.initial(conditions, processes=1)
 
     def save(folder: Path, update: int) -> None:
         fill(model, optimizer, update)

@@ -51,7 +51,7 @@ states = st.builds(
     processes=st.just(1),
     conditions=st.builds(
         ResumeConditions, device=st.text(max_size=20), processor=st.text(max_size=20), threads=counts,
-        compiled=st.booleans(), deterministic=st.booleans(), torch=st.text(max_size=20),
+        compiled=st.booleans(), packed=st.booleans(), deterministic=st.booleans(), torch=st.text(max_size=20),
     ),
 )  # fmt: skip
 
@@ -142,6 +142,7 @@ def test_measurements_continue_a_state(state: TrainState) -> None:
     [
         ({}, "processor, threads, torch and compilation are the same"),
         ({"threads": 2}, "threads was 1 and is 2"),
+        ({"packed": True}, "packed was False and is True"),
         (
             {"processor": "Xeon", "torch": "2.14.0"},
             "processor was 'EPYC' and is 'Xeon'; torch was '2.13.0' and is '2.14.0'",
@@ -216,6 +217,12 @@ def test_unknown_missing_and_wrong_keys_are_refused(tmp_path: Path, key: str, va
     assert str(caught.value) == (
         f"{tmp_path / 'state.json'} cannot be resumed from ({problem}): remove {tmp_path} to start this training again"
     )
+
+
+def test_a_state_from_before_updates_were_packed(tmp_path: Path) -> None:
+    content = json.loads(TrainState.initial(CONDITIONS, 1).model_dump_json())
+    (tmp_path / "state.json").write_text(json.dumps(changed(content, "conditions.packed", None)))
+    assert read_state(tmp_path).conditions == CONDITIONS
 
 
 def test_a_state_cut_short_is_refused(tmp_path: Path) -> None:

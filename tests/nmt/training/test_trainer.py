@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +86,11 @@ def test_it_learns_to_copy(tmp_path: Path, tiny_job: MakeJob) -> None:
     assert losses[-1] < 0.5
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("precision", "packed"), [("float32", "0"), ("bfloat16", "0"), ("bfloat16", "1")])
 def test_stopped_and_resumed_it_ends_with_the_same_bits(
-    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, precision: str
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, precision: str, packed: str
 ) -> None:
+    monkeypatch.setenv("NMT_GRAPH", packed)
     job = tiny_job(precision=precision)
     assert run(job, tmp_path / "undisturbed")
     for number in (7, 8, 23):
@@ -541,6 +542,24 @@ def test_signals_ask_for_a_stop_while_training_alone(tiny_job: MakeJob, number: 
         os.kill(os.getpid(), number)
         assert trainer.any_stop_requested()
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize(
+    ("device", "size", "asked"),
+    [("cpu", 1, range(1, 21)), ("cuda", 1, range(1, 21)), ("cpu", 2, range(1, 21)), ("cuda", 2, [8, 16])],
+)
+def test_several_gpus_ask_each_other_every_eight_updates(
+    tiny_job: MakeJob, device: str, size: int, asked: Iterable[int]
+) -> None:
+    class Asked(World):
+        def minimum(self, value: int) -> int:
+            return 0
+
+    trainer = Trainer(Job.model_validate(tiny_job()), ALONE)
+    trainer.world = Asked(0, size, torch.device(device))
+    for update in range(1, 21):
+        trainer.measured.update = update
+        assert trainer.any_stop_requested() is (update in asked)
 
 
 @pytest.mark.parametrize(("outcome", "finished"), [("done.json", True), ("interrupted", False)])
