@@ -1,7 +1,8 @@
 """What a CUDA graph does, on a CPU: the operations of a function are recorded, and started again on its memory.
 
 Like a graph, a recording knows nothing of Python: a number that the host reads or a branch that it takes is part of the
-recording, and reading a value or finding a shape in the data is refused.
+recording, and reading a value or finding a shape in the data is refused. Unlike a graph, a recording notices no copy
+from the host's memory, and holds every tensor that it uses.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-REFUSED = ("aten::_local_scalar_dense", "aten::nonzero", "aten::item", "aten::masked_select", "aten::equal")
+REFUSED = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal")
 """On a GPU, the host would wait for these."""
 
 

@@ -23,12 +23,12 @@ from nmt.training.gradients import FlatGradients, Gradients
 from nmt.training.measurements import Measurements
 from nmt.training.packed.batches import PackedBatch, PackedPlan
 from nmt.training.packed.forward import Layers, forward
-from nmt.training.packed.recording import CudaGraphs, RecordedPass, Recorder, packing_requested
+from nmt.training.packed.recording import TOLERANCE, RecordedPass, Recorder, packing_requested
 from nmt.training.state import ResumeConditions, TrainState
 
 VALIDATION_POSITIONS = 2048
 """Positions a side of a validation batch: enough to fill a matrix product on a CPU."""
-STOP_EVERY = 8
+STOP_EVERY = 4
 """On GPUs this many updates take a second or so, and each question would hold up the start of the next one."""
 
 
@@ -40,7 +40,7 @@ class Trainer:
     """
 
     def __init__(self, job: Job, world: World, recorder: Recorder | None = None) -> None:
-        """`recorder`: of passes of packed batches; by default CUDA graphs on GPUs, and none on CPUs."""
+        """`recorder`: of passes of packed batches; by default they are not recorded."""
         self.job, self.world = job, world
         self.settings = job.training
         check_processes(world.size, self.settings.shards)
@@ -54,13 +54,15 @@ class Trainer:
         self.gradients: Gradients | FlatGradients
         if self.packed:
             self.gradients = FlatGradients(self.parameters, world, own)
-            if recorder is None and world.device.type == "cuda":
-                recorder = CudaGraphs()
-            self._recorded_pass = RecordedPass(self.packed_losses, self.gradients, self.model, self._seed, recorder)
+            # With deterministic kernels, which passes are repeated must change no bit.
+            tolerance = 0.0 if self.settings.deterministic else TOLERANCE
+            self._recorded_pass = RecordedPass(
+                self.packed_losses, self.gradients, self.model, self._seed, recorder, tolerance
+            )
         else:
             self.gradients = Gradients(self.parameters, world, own)
-            if self.compiled:
-                compile_layers(self.model)
+        if self.compiled:
+            compile_layers(self.model)
         self.layers = Layers(compiled=self.compiled)
         self.block_loss, self.padded_block_loss = block_loss, padded_block_loss
         if self.compiled:
@@ -77,6 +79,11 @@ class Trainer:
         """The last finished update."""
         return self.measured.update
 
+    @property
+    def recorded_shapes(self) -> int:
+        """How many shapes of packed batches are repeated from a recording."""
+        return self._recorded_pass.recorded if self.packed else 0
+
     def conditions(self) -> ResumeConditions:
         """Return what must be the same for a resumed training to be bit-identical."""
         return ResumeConditions.of(
@@ -89,9 +96,7 @@ class Trainer:
         share = self.world.rank, self.world.size, self.update + 1, last
         if not self.packed:
             return updates(corpus, *plan, *share)
-        packed = PackedPlan(corpus, *plan)
-        self._recorded_pass.shapes = packed.shapes
-        return packed.updates(*share)
+        return PackedPlan(corpus, *plan).updates(*share)
 
     def step(self, update: Update[Any]) -> None:
         """Train on an update: sum gradients over shards and ranks, divide once by all target tokens, step Adam.
@@ -129,6 +134,7 @@ class Trainer:
             raise InputError(
                 f"a shard of {shard.size_text()} does not fit into this device's memory: raise training.shards, which "
                 f"is {self.settings.shards}, or use a larger device or fewer processes on it"
+                + (", or set NMT_GRAPH=0" if isinstance(shard, PackedBatch) else "")
             ) from error
 
     def _padded_pass(self, shard: Batch | None, seed: int, tokens: int) -> Tensor:

@@ -10,6 +10,7 @@ torchrun runs `python -m nmt.training.trainer FOLDER` for each device. FOLDER ho
     chain.jsonl      hashes of the training at intervals
     skipped.jsonl    the lines of updates whose gradient was not finite
     earlier-N/       logs and checkpoints of earlier attempts that no saved state continues
+    rehearsed        on which GPU passes could be recorded
     done.json        at the end, or else `interrupted` (it was asked to stop) or `failed.json` (an error)
 
 The stage `train` holds `lock` there while the training runs.
@@ -35,6 +36,7 @@ from nmt.training.batches import Corpus, ahead, check_positions, train_files
 from nmt.training.distributed import World, join_world, peer_is_lost
 from nmt.training.history import History, record_failure
 from nmt.training.measurements import Measurements
+from nmt.training.packed.rehearsal import recorder_for
 from nmt.training.state import TrainState
 from nmt.training.step import Trainer
 
@@ -184,7 +186,7 @@ def train(job: Job, folder: Path, world: World) -> bool:
     corpus = Corpus(train_files(Path(job.corpus)))
     valid = Corpus([Path(job.corpus) / "valid.arrow"])
     check_positions(job.model, corpus, valid)
-    attempt = Attempt(Trainer(job, world), corpus, folder)
+    attempt = Attempt(Trainer(job, world, recorder_for(folder, world.device)), corpus, folder)
     attempt.resume()
     earlier_end = folder / "last_update"
     last_update = int(earlier_end.read_text(encoding="utf-8")) if earlier_end.exists() else job.training.updates

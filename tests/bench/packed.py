@@ -22,6 +22,7 @@ from nmt.config import Job
 from nmt.training.batches import Corpus, cut, pairs_of_updates, train_files, updates_an_epoch
 from nmt.training.distributed import World
 from nmt.training.packed.batches import PackedPlan
+from nmt.training.packed.recording import WARM_UP, CudaGraphs
 from nmt.training.packed.shapes import smallest
 from nmt.training.step import Trainer
 from tests.bench.conditions import announce
@@ -31,21 +32,25 @@ KINDS = {"padded": "0", "packed": "1"}
 
 
 def show_shapes(corpus: Corpus, training: dict[str, Any]) -> None:
-    """Print the shapes of an epoch's updates, how often each is used, and the padding."""
+    """Print the shapes of two epochs' updates, how often each is used, and the padding."""
     seed, tokens, shards = (training[name] for name in ("seed", "tokens", "shards"))
     plan, used, padded, places = PackedPlan(corpus, seed, tokens, shards), Counter[Any](), 0, 0
-    for _, pairs in pairs_of_updates(corpus, seed, tokens, range(1, updates_an_epoch(corpus, tokens) + 1)):
+    for _, pairs in pairs_of_updates(corpus, seed, tokens, range(1, 2 * updates_an_epoch(corpus, tokens) + 1)):
         shape = smallest(plan.shapes, plan.arranged(pairs).needed)
         used[shape] += 1
-        places += shards * 2 * shape.rows * shape.row
+        places += shards * 2 * shape.rows * shape.row_length
         padded += cut(corpus, pairs, shards).padded
     packed = sum(count * shards * (shape.src + shape.tgt) for shape, count in used.items())
-    print(f"{shards} shards of {tokens:,} source and target tokens, {used.total()} updates, {len(used)} shapes:")
-    for shape, count in sorted(used.items(), key=lambda item: (item[0].row, item[0].src)):
-        print(f"  {count:5} updates: {shape.src} source and {shape.tgt} target, {shape.rows} rows of {shape.row}")
+    others = sum(count for shape, count in used.items() if shape not in plan.shapes)
+    print(f"{shards} shards, {tokens:,} source and target tokens, {used.total()} updates of two epochs,")
+    print(f"{len(plan.shapes)} shapes; {others} updates, of the second epoch, have another one:")
+    for shape, count in sorted(used.items(), key=lambda item: (item[0].row_length, item[0].src)):
+        print(
+            f"  {count:5} updates: {shape.src} source and {shape.tgt} target, {shape.rows} rows of {shape.row_length}"
+        )
     for name, positions in (("packed", packed), ("padded", padded)):
-        print(f"{name} batches: {1 - corpus.tokens / positions:.2%} of the positions are padding")
-    print(f"attention of packed batches: {places / corpus.tokens:.2f} positions of rows for a subword")
+        print(f"{name} batches: {1 - 2 * corpus.tokens / positions:.2%} of the positions are padding")
+    print(f"attention of packed batches: {places / corpus.tokens / 2:.2f} positions of rows for a subword")
 
 
 def compare(corpus: Corpus, given: Job, count: int, rounds: int) -> None:
@@ -54,9 +59,10 @@ def compare(corpus: Corpus, given: Job, count: int, rounds: int) -> None:
     trainers, made = {}, {}
     for kind, value in KINDS.items():
         with with_variable("NMT_GRAPH", value):
-            trainers[kind] = Trainer(given, World(0, 1, device))
+            recorder = CudaGraphs() if device.type == "cuda" and kind == "packed" else None
+            trainers[kind] = Trainer(given, World(0, 1, device), recorder)
         made[kind] = list(islice(trainers[kind].updates(corpus, count), count))
-        for _ in range(2):  # Memory is taken from the system, on a GPU passes are compiled and recorded.
+        for _ in range(WARM_UP + 1):  # Memory is taken from the system; on a GPU passes are compiled and recorded.
             for update in made[kind]:
                 trainers[kind].step(update)
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}

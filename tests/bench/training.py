@@ -40,6 +40,7 @@ from nmt.config import EOS, Job
 from nmt.training.batches import Corpus, Update, train_files
 from nmt.training.distributed import World
 from nmt.training.history import read_history
+from nmt.training.packed.recording import CudaGraphs, packing_requested
 from nmt.training.step import Trainer
 from pipeline.training import launch
 from tests.bench.conditions import announce, conditions, spread
@@ -206,7 +207,10 @@ class Counting(TorchDispatchMode):
 
 def on_gpu(settings: dict[str, Any], corpus: Path) -> dict[str, int]:
     """What the host starts for an update of this training, and the memory that it takes on a GPU."""
-    trainer = Trainer(Job.model_validate(settings), World(0, 1, torch.device("cuda")))
+    device = torch.device("cuda")
+    trainer = Trainer(
+        Job.model_validate(settings), World(0, 1, device), CudaGraphs() if packing_requested(device) else None
+    )
     update = next(trainer.updates(Corpus(train_files(corpus)), 1))
     for _ in range(3):  # Compiled and recorded.
         trainer.step(update)

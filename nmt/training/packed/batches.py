@@ -20,23 +20,20 @@ from nmt.config import BOS, PAD
 from nmt.training.batches import Corpus, EpochPlan, Update, own_shards, pairs_of_updates, updates_an_epoch
 from nmt.training.packed.shapes import Arrangement, Shape, arrange, choose_shapes, smallest
 
-SAMPLE = 4096
-"""At most this many updates decide the shapes: nearly all of an epoch of WMT14's EN-DE."""
-
 
 @dataclass(frozen=True)
 class Side:
-    """The sources or the targets of a packed batch. `tokens` positions in the stream, and `rows` of `row` positions."""
+    """The sources or the targets of a packed batch: `tokens` positions in the stream, `rows` of `row_length` places."""
 
     ids: Int[Tensor, "tokens"]
     """Of the target: BOS, then the target without its EOS."""
     positions: Int[Tensor, "tokens"]
     """In the sentence, counted from 0."""
-    places: Int[Tensor, "tokens"]
+    place_of_token: Int[Tensor, "tokens"]
     """The place of each position of the stream in the flattened rows. Padding has a free place."""
-    sources: Int[Tensor, "places"]
+    token_of_place: Int[Tensor, "places"]
     """The position in the stream of each place in the flattened rows. Free places have the last, which is padding."""
-    sentences: Int[Tensor, "rows row"]
+    sentences: Int[Tensor, "rows row_length"]
     """The number of the sentence in its row, counted from 1; 0 in free places."""
 
 
@@ -45,13 +42,15 @@ class PackedBatch:
     """Pairs that go through the model together, without padding between them."""
 
     shape: Shape
+    common: bool
+    """Whether the shape is one of the training's few."""
     flat: Int[Tensor, "size"]
     """All of the batch in one tensor, so that it is copied to a device at once."""
 
     @staticmethod
     def sizes(shape: Shape) -> list[int]:
         """Return the sizes of the parts of `flat`: five of each side, the labels, and the update's target tokens."""
-        places = shape.rows * shape.row
+        places = shape.rows * shape.row_length
         sides = [[tokens, tokens, tokens, places, places] for tokens in (shape.src, shape.tgt)]
         return [*sides[0], *sides[1], shape.tgt, 1]
 
@@ -61,8 +60,10 @@ class PackedBatch:
         return parts
 
     def _side(self, first: int) -> Side:
-        ids, positions, places, sources, sentences = self._parts[first : first + 5]
-        return Side(ids, positions, places, sources, sentences.view(self.shape.rows, self.shape.row))
+        ids, positions, place_of_token, token_of_place, sentences = self._parts[first : first + 5]
+        return Side(
+            ids, positions, place_of_token, token_of_place, sentences.view(self.shape.rows, self.shape.row_length)
+        )
 
     @property
     def src(self) -> Side:
@@ -92,18 +93,17 @@ class PackedBatch:
         """Copy to a device without blocking the host."""
         if device.type == "cpu":
             return self
-        return PackedBatch(self.shape, self.flat.pin_memory().to(device, non_blocking=True))
+        return PackedBatch(self.shape, self.common, self.flat.pin_memory().to(device, non_blocking=True))
 
 
 class PackedPlan:
     """The updates of a training as packed batches of few shapes: a function of corpus, seed, tokens and shards."""
 
     def __init__(self, corpus: Corpus, seed: int, tokens: int, shards: int) -> None:
-        """Choose the shapes from updates of the first epoch."""
+        """Choose the shapes from the updates of the first epoch."""
         self._corpus, self._seed, self._tokens, self._shards = corpus, seed, tokens, shards
         epoch, count = EpochPlan(corpus, seed, 0, tokens), updates_an_epoch(corpus, tokens)
-        sample = np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).astype(np.int64))
-        self.shapes = choose_shapes([self.arranged(epoch.pairs(int(index))).needed for index in sample])
+        self.shapes = choose_shapes([self.arranged(epoch.pairs(index)).needed for index in range(count)])
 
     def arranged(self, pairs: NDArray[np.integer]) -> Arrangement:
         """Return which shard and row each pair of an update belongs to."""
@@ -120,14 +120,15 @@ class PackedPlan:
             arrangement = self.arranged(pairs)
             shape = smallest(self.shapes, arrangement.needed)
             sums = self._corpus.sums(pairs)
-            batches = pack(self._corpus, pairs, arrangement, shape, own, sums.target)
+            flat = pack(self._corpus, pairs, arrangement, shape, own, sums.target)
+            batches = [PackedBatch(shape, shape in self.shapes, batch) for batch in flat]
             yield Update(number, own.start, batches, sums, self._shards * (shape.src + shape.tgt))
 
 
 def pack(
     corpus: Corpus, pairs: NDArray[np.integer], arrangement: Arrangement, shape: Shape, own: range, tokens: int
-) -> list[PackedBatch]:
-    """Return the shards `own` of an update whose targets have `tokens` subwords."""
+) -> Int[Tensor, "shards size"]:
+    """Return `flat` of the shards `own` of an update whose targets have `tokens` subwords."""
     order = np.lexsort((arrangement.row, arrangement.shard))
     order = order[(arrangement.shard[order] >= own.start) & (arrangement.shard[order] < own.stop)]
     pairs, shard, row = pairs[order], arrangement.shard[order] - own.start, arrangement.row[order]
@@ -136,7 +137,7 @@ def pack(
     parts = np.split(flat, np.cumsum(PackedBatch.sizes(shape))[:-1], axis=1)
     _fill(corpus, 0, pairs, shard, row, shape, parts[:5])
     _fill(corpus, 1, pairs, shard, row, shape, parts[5:11])
-    return [PackedBatch(shape, torch.from_numpy(batch)) for batch in flat]
+    return torch.from_numpy(flat)
 
 
 def _fill(
@@ -153,13 +154,13 @@ def _fill(
     The numpy calls handle all shards at once: a loop over pairs would hold Python's lock, which the thread that starts
     the GPU's kernels needs.
     """
-    ids, positions, places, sources, sentences, *labels = parts
+    ids, positions, place_of_token, token_of_place, sentences, *labels = parts
     lengths = (corpus.src_lengths, corpus.tgt_lengths)[side][pairs].astype(np.int64)
     padded = corpus.padded(side, pairs) if len(pairs) else np.empty((0, 0), dtype=np.int64)
     real = padded[padded != PAD]
     within = np.arange(len(real)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     stream = within + np.repeat(_starts(lengths, shard), lengths)
-    place = within + np.repeat(row * shape.row + _starts(lengths, shard * shape.rows + row), lengths)
+    place = within + np.repeat(row * shape.row_length + _starts(lengths, shard * shape.rows + row), lengths)
     batch = np.repeat(shard, lengths)
     if labels:
         labels[0][batch, stream] = real
@@ -167,10 +168,10 @@ def _fill(
     ids[batch, stream] = real
     positions[batch, stream] = within
     sentences[batch, place] = np.repeat(1 + _starts(np.ones_like(lengths), shard * shape.rows + row), lengths)
-    sources[:] = ids.shape[1] - 1
-    sources[batch, place] = stream
-    places[:] = (sentences == 0).argmax(1)[:, None]
-    places[batch, stream] = place
+    token_of_place[:] = ids.shape[1] - 1
+    token_of_place[batch, place] = stream
+    place_of_token[:] = (sentences == 0).argmax(1)[:, None]
+    place_of_token[batch, stream] = place
 
 
 def _starts(lengths: NDArray[np.int64], group: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -42,7 +42,7 @@ def forward(model: Transformer, batch: PackedBatch, layers: Layers) -> Float[Ten
     for layer in model.encoder:
         memory = layers.encoder(layer, memory, src, src_mask)
     # A sentence lies in a row in its order, so a position may attend to its left.
-    later = ~subsequent_mask(batch.shape.row, src_mask.device)
+    later = ~subsequent_mask(batch.shape.row_length, src_mask.device)
     tgt_mask = mask_between(tgt, tgt).masked_fill_(later, FORBIDDEN)
     cross_mask = mask_between(tgt, src)
     x = embed(model.target_embedding, tgt)
@@ -107,15 +107,15 @@ def attend(
     return result
 
 
-def to_rows(x: Float[Tensor, "tokens width"], side: Side) -> Float[Tensor, "rows row width"]:
+def to_rows(x: Float[Tensor, "tokens width"], side: Side) -> Float[Tensor, "rows row_length width"]:
     """Copy a stream's positions to their places in rows."""
-    rows: Tensor = _move(x, side.sources, side.places).unflatten(0, side.sentences.shape)
+    rows: Tensor = _move(x, side.token_of_place, side.place_of_token).unflatten(0, side.sentences.shape)
     return rows
 
 
-def to_stream(x: Float[Tensor, "rows row width"], side: Side) -> Float[Tensor, "tokens width"]:
+def to_stream(x: Float[Tensor, "rows row_length width"], side: Side) -> Float[Tensor, "tokens width"]:
     """Copy the places of rows to their positions in the stream."""
-    return _move(x.flatten(0, 1), side.places, side.sources)
+    return _move(x.flatten(0, 1), side.place_of_token, side.token_of_place)
 
 
 class _Move(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """A shard's forward and backward pass, recorded once for each shape as a CUDA graph and then repeated.
 
-A pass of a small model is some 2,000 operations, which take longer to start one by one than to compute. A graph is
-started at once. It reads and writes the same memory every time: the batch is copied there, gradients and losses are
+A pass of row `base` is some 1,600 operations, which take longer to start one by one than to compute. A graph is started
+at once. It reads and writes the same memory every time: the batch is copied there, gradients and losses are
 taken from there.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -79,75 +80,87 @@ class RecordedPass:
         model: nn.Module,
         seed: Callable[[int], None],
         recorder: Recorder | None,
+        tolerance: float = TOLERANCE,
     ) -> None:
         """`losses`: the model's forward pass; the smoothed loss and the negative log-likelihood, summed.
 
-        `seed`: seeds the random numbers of the device. `recorder`: None to record nothing.
+        `seed`: seeds the random numbers of the device. `recorder`: None to record nothing. `tolerance`: how far a
+        repeated pass' gradient may be from the pass', relative to its norm.
         """
         self._losses, self._gradients, self._model = losses, gradients, model
-        self._seed, self._recorder = seed, recorder
-        self.shapes: Collection[Shape] = ()
-        """What is recorded. Rare other shapes are not."""
+        self._seed, self._recorder, self._tolerance = seed, recorder, tolerance
         self._batches: dict[Shape, PackedBatch] = {}
         """The memory that a shape's batches are copied to."""
-        self._passes: dict[Shape, int] = {}
+        self._passes: Counter[Shape] = Counter()
         self._repeat: dict[Shape, Callable[[], None]] = {}
-        self._read: list[Tensor] = []
+        self._kept: list[Tensor] = []
         """Tables of positions that recordings read: the model has others once a sentence is longer than they are."""
         self._result = torch.zeros(2, dtype=torch.float64, device=gradients.views[0].device)
+
+    @property
+    def recorded(self) -> int:
+        """Shapes whose pass is recorded."""
+        return len(self._repeat)
 
     def __call__(self, batch: PackedBatch, seed: int) -> Tensor:
         """Return the smoothed loss and the negative log-likelihood of a batch, [2], with random numbers of this seed.
 
-        The host does not wait for the device, except where a shape is recorded.
+        The host does not wait for the device, except where a shape is recorded. Raises InputError if that fails.
         """
-        if self._recorder is None or batch.shape not in self.shapes:
-            self._seed(seed)
+        self._seed(seed)
+        if self._recorder is None:
             self._run(batch)
+        elif not batch.common:
+            self._recorder.warm_up(lambda: self._run(batch))
         else:
-            self._run_recorded(batch, seed, self._recorder)
+            self._run_common(batch, seed, self._recorder)
         self._gradients.add_shard()
         return self._result
 
-    def _run_recorded(self, batch: PackedBatch, seed: int, recorder: Recorder) -> None:
+    def _run_common(self, batch: PackedBatch, seed: int, recorder: Recorder) -> None:
+        """Repeat the pass of the batch's shape; before there is a recording, run it, and record it in the end."""
         shape = batch.shape
-        fixed = self._batches.setdefault(shape, batch)
-        if fixed is not batch:
-            fixed.flat.copy_(batch.flat)
-        self._seed(seed)
+        if shape not in self._batches:
+            self._batches[shape] = PackedBatch(shape, batch.common, batch.flat.clone())
+        fixed = self._batches[shape]
+        fixed.flat.copy_(batch.flat)
         if shape in self._repeat:
             self._repeat[shape]()
             return
         recorder.warm_up(lambda: self._run(fixed))
-        self._passes[shape] = self._passes.get(shape, 0) + 1
+        self._passes[shape] += 1
         if self._passes[shape] > WARM_UP:
-            self._record_checked(fixed, seed, recorder)
+            self._record(fixed, seed, recorder)
 
-    def _record_checked(self, fixed: PackedBatch, seed: int, recorder: Recorder) -> None:
-        """Record the pass that has just run; keep the recording if it gives the same gradient, else record no more."""
+    def _record(self, fixed: PackedBatch, seed: int, recorder: Recorder) -> None:
+        """Record the pass that has just run; if what is recorded gives another gradient, record nothing any more."""
         expected, result = [flat.clone() for flat in self._gradients.flats], self._result.clone()
         norm = _norm(expected)
-        if not math.isfinite(norm):
-            return  # Another batch of this shape will do.
+        if not 0 < norm < math.inf:
+            return  # The next batch of this shape has a gradient to compare with.
         try:
             repeat = recorder.record(lambda: self._run(fixed))
-            self._seed(seed)
-            repeat()
-            error = _norm([flat - own for flat, own in zip(self._gradients.flats, expected, strict=True)])
-            if error <= TOLERANCE * norm:
-                self._repeat[fixed.shape] = repeat
-                self._read.extend(self._model.buffers())
-                return
-            problem = f"a repeated pass has another gradient, by {error:.3g} where its norm is {norm:.3g}"
-        except Exception as reason:
-            # torch raises errors of many types if an operation cannot be recorded. None of them prevents training.
-            problem = str(reason).strip().split("\n")[0]
+        except Exception as error:
+            # torch raises errors of many types, the last of them about the recording that was broken off.
+            raise InputError(
+                f"a pass of the model cannot be recorded as a CUDA graph here ({_first_cause(error)}): set NMT_GRAPH=0"
+            ) from error
+        self._seed(seed)
+        repeat()
+        difference = _norm([flat - own for flat, own in zip(self._gradients.flats, expected, strict=True)])
+        if difference <= self._tolerance * norm:
+            self._repeat[fixed.shape] = repeat
+            self._kept.extend(self._model.buffers())
+            return
+        print(
+            f"a recorded pass has another gradient, by {difference:.3g} where its norm is {norm:.3g}: training "
+            "continues without recordings, more slowly",
+            file=sys.stderr,
+        )
         self._recorder = None
         self._repeat.clear()
-        for flat, own in zip(self._gradients.flats, expected, strict=True):
-            flat.copy_(own)
+        torch._foreach_copy_(self._gradients.flats, expected)
         self._result.copy_(result)
-        print(f"recording does not work here ({problem}): training continues, but slower", file=sys.stderr)
 
     def _run(self, batch: PackedBatch) -> None:
         """Write the batch's gradients and losses to their memory."""
@@ -159,3 +172,10 @@ class RecordedPass:
 
 def _norm(tensors: Sequence[Tensor]) -> float:
     return float(torch.nn.utils.get_total_norm(tensors))
+
+
+def _first_cause(error: BaseException) -> str:
+    """Return the first line of the error that the others followed from."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return str(error).strip().split("\n")[0]

@@ -21,6 +21,8 @@ SHORTEST_ROW = 64
 ROW_COST = 0.1
 """An estimate of what a position of attention's rows costs, relative to one of the streams, which go through every
 matrix product with weights."""
+ALIGNMENT = 16
+"""Streams have a multiple of this many positions, or of the power of two that is at most a hundredth of them."""
 GROUPS = 150
 """At most this many groups of neighbours a length of rows, between which runs are cut."""
 
@@ -34,8 +36,8 @@ class Shape:
     tgt: int
     """As `src`, of the targets."""
     rows: int
-    """Rows of attention, each with the same number of positions. At least one position of a side is free."""
-    row: int
+    """Rows of attention. At least one of their positions is free on each side."""
+    row_length: int
     """Positions of a row, source and target alike."""
 
     def holds(self, other: Shape) -> bool:
@@ -45,7 +47,7 @@ class Shape:
     @property
     def cost(self) -> float:
         """An estimate of the time of a batch, in positions of a stream."""
-        return self.src + self.tgt + ROW_COST * 2 * self.rows * self.row
+        return self.src + self.tgt + ROW_COST * 2 * self.rows * self.row_length
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ def choose_shapes(needed: Sequence[Shape], count: int = SHAPES) -> list[Shape]:
 
     The needed shapes are sorted by the length of their rows and by the sources' share of the subwords, which decides
     most: an update has a fixed number of subwords. Of all ways to cut them into `count` runs, the cheapest is found by
-    dynamic programming; each run has its largest sizes as its shape.
+    dynamic programming. Each run has its largest sizes as its shape, and a little more, because other epochs have
+    other updates.
     """
     sizes = np.array([astuple(shape) for shape in needed])
     sizes = sizes[np.lexsort((sizes[:, 0] / sizes[:, :2].sum(1), sizes[:, 3]))]
@@ -106,8 +109,8 @@ def choose_shapes(needed: Sequence[Shape], count: int = SHAPES) -> list[Shape]:
     costs = np.full((len(groups), len(groups) + 1), np.inf)
     """[first, end]: the cost of all batches of these groups in one shape."""
     for first in range(len(groups)):
-        src, tgt, rows, row = np.maximum.accumulate(largest[first:]).T
-        costs[first, first + 1 :] = np.cumsum(uses[first:]) * (src + tgt + ROW_COST * 2 * rows * row)
+        src, tgt, rows, row_length = np.maximum.accumulate(largest[first:]).T
+        costs[first, first + 1 :] = np.cumsum(uses[first:]) * (src + tgt + ROW_COST * 2 * rows * row_length)
     least = np.full(len(groups) + 1, np.inf)
     least[0] = 0.0
     starts = []
@@ -117,9 +120,15 @@ def choose_shapes(needed: Sequence[Shape], count: int = SHAPES) -> list[Shape]:
         least = through.min(0)
     end, found = len(groups), []
     for start in reversed(starts):
-        found.append(Shape(*map(int, largest[start[end] : end].max(0))))
+        src, tgt, rows, row_length = map(int, largest[start[end] : end].max(0))
+        found.append(Shape(_rounded_up(src), _rounded_up(tgt), rows + 1, row_length))
         end = int(start[end])
-    return found[::-1]
+    return list(dict.fromkeys(reversed(found)))
+
+
+def _rounded_up(positions: int) -> int:
+    multiple = max(ALIGNMENT, 1 << max(0, (positions // 100).bit_length() - 1))
+    return -(-positions // multiple) * multiple
 
 
 def smallest(shapes: Sequence[Shape], needed: Shape) -> Shape:

@@ -51,7 +51,7 @@ def losses_of(job: Job) -> tuple[list[float], bool]:
 @pytest.mark.parametrize("packed", ["0", "1"])
 def test_the_same_losses_from_few_compilations(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, packed: str) -> None:
     job = tiny_job(updates=20)
-    job["model"]["P_drop"] = 0.0
+    job["model"] |= {"P_drop": 0.0, "N": 3}
     # In one process: those that compile beside it first import torch, each of them.
     environment = {**os.environ, "NMT_COMPILE": "1", "NMT_GRAPH": packed, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT, HERE)))

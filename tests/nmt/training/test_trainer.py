@@ -546,9 +546,9 @@ def test_signals_ask_for_a_stop_while_training_alone(tiny_job: MakeJob, number: 
 
 @pytest.mark.parametrize(
     ("device", "size", "asked"),
-    [("cpu", 1, range(1, 21)), ("cuda", 1, range(1, 21)), ("cpu", 2, range(1, 21)), ("cuda", 2, [8, 16])],
+    [("cpu", 1, range(1, 21)), ("cuda", 1, range(1, 21)), ("cpu", 2, range(1, 21)), ("cuda", 2, [4, 8, 12, 16, 20])],
 )
-def test_several_gpus_ask_each_other_every_eight_updates(
+def test_several_gpus_ask_each_other_every_four_updates(
     tiny_job: MakeJob, device: str, size: int, asked: Iterable[int]
 ) -> None:
     class Asked(World):

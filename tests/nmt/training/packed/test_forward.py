@@ -47,8 +47,9 @@ def packed(corpus: Corpus, spare: int = 0, shards: int = 1) -> list[PackedBatch]
     pairs = np.arange(len(corpus))
     found = arrange(corpus.src_lengths, corpus.tgt_lengths, shards)
     needed = found.needed
-    shape = Shape(needed.src + spare, needed.tgt + 2 * spare, needed.rows + spare // 4, needed.row)
-    return pack(corpus, pairs, found, shape, range(shards), int(corpus.tgt_lengths.sum()))
+    shape = Shape(needed.src + spare, needed.tgt + 2 * spare, needed.rows + spare // 4, needed.row_length)
+    flat = pack(corpus, pairs, found, shape, range(shards), int(corpus.tgt_lengths.sum()))
+    return [PackedBatch(shape, True, batch) for batch in flat]
 
 
 def model_of(**changes: Any) -> Transformer:
@@ -89,10 +90,10 @@ def test_states_of_every_position(corpus: Corpus) -> None:
     """In float64, to rounding; sentence by sentence."""
     model, (batch,) = model_of(), packed(corpus, spare=12)
     found = to_rows(forward(model, batch, PLAIN), batch.tgt).flatten(0, 1)
-    labels = batch.labels[batch.tgt.sources]
+    labels = batch.labels[batch.tgt.token_of_place]
     seen = []
     for row in range(batch.shape.rows):
-        places = slice(row * batch.shape.row, (row + 1) * batch.shape.row)
+        places = slice(row * batch.shape.row_length, (row + 1) * batch.shape.row_length)
         numbers = batch.tgt.sentences[row]
         for number in range(1, int(numbers.max()) + 1):
             own, target = found[places][numbers == number], labels[places][numbers == number].tolist()
@@ -127,11 +128,11 @@ def test_padding_has_no_gradient_at_all(corpus: Corpus) -> None:
 
 def test_a_batch_of_padding_alone_is_finite(corpus: Corpus) -> None:
     model, (batch,) = model_of(), packed(corpus)
-    empty = pack(
-        corpus, np.arange(1), arrange(corpus.src_lengths[:1], corpus.tgt_lengths[:1], 2), batch.shape, range(1, 2), 1
-    )
+    arrangement = arrange(corpus.src_lengths[:1], corpus.tgt_lengths[:1], 2)
+    (flat,) = pack(corpus, np.arange(1), arrangement, batch.shape, range(1, 2), 1)
+    empty = PackedBatch(batch.shape, True, flat)
     smoothed, likelihood = smoothed_cross_entropy(
-        forward(model, empty[0], PLAIN), model.output_table, empty[0].labels, 0.1, padded_block_loss
+        forward(model, empty, PLAIN), model.output_table, empty.labels, 0.1, padded_block_loss
     )
     assert torch.stack((smoothed, likelihood)).tolist() == [0, 0]
     assert not any(gradient.any() for gradient in gradients(smoothed, model))

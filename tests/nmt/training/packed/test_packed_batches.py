@@ -35,21 +35,21 @@ def binned(folder: Path, write_arrow: WriteArrow, pairs: Pairs) -> Corpus:
 def side_sentences(side: Side, ids: torch.Tensor) -> dict[tuple[int, int], list[int]]:
     """The ids of each sentence, by its row and its number there; checks every place of the rows and of the stream."""
     found: dict[tuple[int, int], list[int]] = {}
-    rows, row = side.sentences.shape
+    rows, length = side.sentences.shape
     assert ids[-1] == PAD
-    places, sources = side.places.tolist(), side.sources.tolist()
+    places, tokens = side.place_of_token.tolist(), side.token_of_place.tolist()
     for place, number in enumerate(side.sentences.flatten().tolist()):
         if number == 0:
-            assert sources[place] == len(ids) - 1
+            assert tokens[place] == len(ids) - 1
             continue
-        sentence = found.setdefault((place // row, number), [])
-        token = sources[place]
+        sentence = found.setdefault((place // length, number), [])
+        token = tokens[place]
         assert places[token] == place
         # A sentence lies in its row in its order, without gaps.
         assert int(side.positions[token]) == len(sentence)
         sentence.append(int(ids[token]))
     real = sum(map(len, found.values()))
-    assert rows * row > real
+    assert rows * length > real
     for token in range(real, len(ids)):
         assert (int(ids[token]), int(side.positions[token])) == (PAD, 0)
         assert side.sentences.flatten()[places[token]] == 0
@@ -101,26 +101,27 @@ def test_all_of_a_batch_is_one_tensor(tmp_path: Path, write_arrow: WriteArrow) -
     (update,) = PackedPlan(corpus, 1, 10, 1).updates(0, 1, 1, 1)
     (batch,) = update.shards
     assert batch.flat.shape == (sum(PackedBatch.sizes(batch.shape)),)
-    copied = PackedBatch(batch.shape, batch.flat.clone())
+    copied = PackedBatch(batch.shape, True, batch.flat.clone())
     batch.flat.zero_()
     assert not batch.src.ids.any()
     assert not batch.update_tokens.any()
     assert len(pairs_of(copied)) == 2
     assert copied.to(torch.device("cpu")) is copied
-    assert copied.size_text() == "6 source and 6 target subwords"
+    assert copied.size_text() == "16 source and 16 target subwords"
 
 
 def test_an_update_that_fits_nowhere_has_its_own_shape(tmp_path: Path, write_arrow: WriteArrow) -> None:
     random = np.random.default_rng(1)
     pairs = [([5] * int(a) + [EOS], [6] * int(a) + [EOS]) for a in random.integers(1, 90, 200)]
     plan = PackedPlan(binned(tmp_path, write_arrow, pairs), 1, 200, 2)
-    usual = {update.shards[0].shape for update in plan.updates(0, 1, 1, 40)}
-    assert usual <= set(plan.shapes)
+    usual = [batch for update in plan.updates(0, 1, 1, 40) for batch in update.shards]
+    assert {batch.shape for batch in usual} <= set(plan.shapes)
+    assert all(batch.common for batch in usual)
     plan.shapes = plan.shapes[:1]
     found = list(plan.updates(0, 1, 1, 40))
-    own = {update.shards[0].shape for update in found} - set(plan.shapes)
-    assert own
+    assert len({batch.shape for update in found for batch in update.shards}) > 1
     for update in found:
+        assert all(batch.common == (batch.shape in plan.shapes) for batch in update.shards)
         assert sum(len(pairs_of(batch)) for batch in update.shards) == update.sums.pairs
 
 

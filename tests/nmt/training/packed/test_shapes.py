@@ -29,15 +29,15 @@ def test_an_arrangement_holds_every_pair(sizes: list[tuple[int, int]], shards: i
     assert ((found.shard >= 0) & (found.shard < shards)).all()
     assert ((found.row >= 0) & (found.row < needed.rows)).all()
     longest = max(map(max, sizes))
-    assert needed.row == max(SHORTEST_ROW, 1 << (longest - 1).bit_length())
+    assert needed.row_length == max(SHORTEST_ROW, 1 << (longest - 1).bit_length())
     for side, most in ((src, needed.src), (tgt, needed.tgt)):
         of_shards = [int(side[found.shard == shard].sum()) for shard in range(shards)]
         # One position of padding in the largest shard, and a free one in its rows.
         assert max(of_shards) + 1 == most
-        assert needed.rows * needed.row > max(of_shards)
+        assert needed.rows * needed.row_length > max(of_shards)
         for shard in range(shards):
             for row in range(needed.rows):
-                assert side[(found.shard == shard) & (found.row == row)].sum() <= needed.row
+                assert side[(found.shard == shard) & (found.row == row)].sum() <= needed.row_length
 
 
 def test_shards_and_rows_are_even() -> None:
@@ -73,10 +73,10 @@ def test_every_batch_fits_into_one_of_few_shapes(needed: list[Shape], count: int
 
 @given(st.lists(shapes, min_size=1, max_size=8, unique=True), st.integers(1, 3))
 def test_no_cut_of_the_sorted_shapes_costs_less(needed: list[Shape], count: int) -> None:
-    ordered = sorted(needed, key=lambda shape: (shape.row, shape.src / (shape.src + shape.tgt)))
+    ordered = sorted(needed, key=lambda shape: (shape.row_length, shape.src / (shape.src + shape.tgt)))
 
     def union(run: list[Shape]) -> Shape:
-        return Shape(*(max(getattr(shape, name) for shape in run) for name in ("src", "tgt", "rows", "row")))
+        return Shape(*(max(getattr(shape, name) for shape in run) for name in ("src", "tgt", "rows", "row_length")))
 
     def cost(cuts: tuple[int, ...]) -> float:
         bounds = [0, *cuts, len(ordered)]
@@ -86,13 +86,16 @@ def test_no_cut_of_the_sorted_shapes_costs_less(needed: list[Shape], count: int)
     possible = [cuts for parts in range(count) for cuts in combinations(range(1, len(ordered)), parts)]
     least = min(map(cost, possible))
     chosen = choose_shapes(needed, count)
-    assert sum(smallest(chosen, shape).cost for shape in needed) <= least * (1 + 1e-9)
+    # A shape has up to 15 positions more on each side, and one more row.
+    more = len(needed) * (30 + 0.2 * 256)
+    assert sum(smallest(chosen, shape).cost for shape in needed) <= least + more
+    assert all(shape.src % 16 == shape.tgt % 16 == 0 for shape in chosen)
 
 
 def test_a_shape_that_is_too_small_in_one_way_does_not_hold() -> None:
     shape = Shape(10, 20, 3, 64)
     assert shape.holds(shape)
-    for name in ("src", "tgt", "rows", "row"):
+    for name in ("src", "tgt", "rows", "row_length"):
         larger = replace(shape, **{name: getattr(shape, name) + 1})
         assert larger.holds(shape)
         assert not shape.holds(larger)
@@ -125,18 +128,25 @@ def test_twelve_shapes_pad_wmt14_by_at_most_six_percent(
     bounds = [8]
     while bounds[-1] < tgt.max():
         bounds.append(int(max(bounds[-1] * 1.1, bounds[-1] + 1)))
-    order = np.lexsort((src, np.searchsorted(bounds, tgt)))
-    src, tgt = src[order], tgt[order]
-    ends = np.searchsorted(np.cumsum(src + tgt), np.arange(50_000, (src + tgt).sum(), 50_000))
-    updates = list(zip(np.split(src, ends), np.split(tgt, ends), strict=True))[:-1]
-    needed = [arrange(*update, shards).needed for update in updates]
-    chosen = choose_shapes(needed)
-    assert len(chosen) <= SHAPES == 12
-    used = [smallest(chosen, shape) for shape in needed]
-    assert set(used) <= set(chosen)
-    real = sum(int(side.sum()) for update in updates for side in update)
-    padding = 1 - real / sum(shards * (shape.src + shape.tgt) for shape in used)
-    places = sum(shards * 2 * shape.rows * shape.row for shape in used) / real
-    print(f"{made.__name__}, {shards} shards: {padding:.1%} padding, {places:.2f} places of rows a subword")
-    assert padding <= 0.06
-    assert places <= 2.5
+    random, chosen = np.random.default_rng(2), list[Shape]()
+    for epoch in range(2):
+        order = np.lexsort((src * random.uniform(0.97, 1.03, len(src)), np.searchsorted(bounds, tgt)))
+        sides = src[order], tgt[order]
+        ends = np.searchsorted(np.cumsum(sum(sides)), np.arange(50_000, (src + tgt).sum(), 50_000))
+        updates = list(zip(*(np.split(side, ends) for side in sides), strict=True))[:-1]
+        needed = [arrange(*update, shards).needed for update in updates]
+        chosen = chosen or choose_shapes(needed)
+        assert len(chosen) <= SHAPES == 12
+        used = [smallest(chosen, shape) for shape in needed]
+        others = sum(shape not in chosen for shape in used) / len(used)
+        real = sum(int(side.sum()) for update in updates for side in update)
+        padding = 1 - real / sum(shards * (shape.src + shape.tgt) for shape in used)
+        places = sum(shards * 2 * shape.rows * shape.row_length for shape in used) / real
+        print(
+            f"{made.__name__}, {shards} shards, epoch {epoch + 1}: {padding:.1%} padding, {places:.2f} places of rows"
+        )
+        print(f"  a subword, {others:.2%} of the updates have another shape")
+        assert padding <= 0.06
+        assert places <= 2.5
+        # The second epoch is cut in other places than the one that the shapes were chosen for.
+        assert others <= 0.003 * epoch
