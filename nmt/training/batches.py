@@ -303,6 +303,7 @@ class Update(Generic[Shard]):
     first: int
     """The number of this rank's first shard, counted from 0."""
     shards: list[Shard]
+    """Padded or packed batches. An empty shard of padded ones is None."""
     sums: LengthSums
     """Of all ranks' pairs."""
     padded: int

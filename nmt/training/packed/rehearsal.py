@@ -26,6 +26,8 @@ from nmt.training.step import Trainer
 
 REHEARSED = "rehearsed"
 """A file in the training's folder: where recording worked."""
+MOST_SECONDS = 480
+"""Enough to compile the layers; less than the other ranks wait for this one."""
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
@@ -49,11 +51,17 @@ def recording_works(folder: Path, device: torch.device) -> bool:
         return True
     environment = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
     command = [sys.executable, "-m", "nmt.training.packed.rehearsal", str(folder), str(device)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if result.returncode == 0:
-        remembered.write_text(here, encoding="utf-8")
-        return True
-    reason = (result.stderr.strip().split("\n") or [f"exit status {result.returncode}"])[-1]
+    try:
+        result = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=MOST_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"a recording was not ready after {MOST_SECONDS} seconds"
+    else:
+        if result.returncode == 0:
+            remembered.write_text(here, encoding="utf-8")
+            return True
+        reason = result.stderr.strip().split("\n")[-1] or f"exit status {result.returncode}"
     print(f"training continues without recordings, more slowly: {reason}", file=sys.stderr)
     return False
 

@@ -87,6 +87,28 @@ def test_success_is_remembered_for_the_same_device(folder: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (subprocess.TimeoutExpired("rehearsal", 480), "a recording was not ready after 480 seconds"),
+        (subprocess.CompletedProcess([], -9, "", ""), "exit status -9"),
+        (subprocess.CompletedProcess([], 1, "", "Warning: x\ntoo little memory\n"), "too little memory"),
+    ],
+)
+def test_why_recording_does_not_work(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], end: Any, reason: str
+) -> None:
+    def run(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
+        assert how["timeout"] == 480
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert not rehearsal.recording_works(folder, CPU)
+    assert capsys.readouterr().err == f"training continues without recordings, more slowly: {reason}\n"
+
+
+@pytest.mark.parametrize(
     ("device", "packed", "works", "found"),
     [
         ("cuda:1", "1", True, CudaGraphs), ("cuda:1", "1", False, type(None)), ("cuda:1", "0", True, type(None)),
