@@ -16,6 +16,10 @@ ROWS = {"cpu": 512, "cuda": 4096}
 """Positions per block of logits. CPU: few enough for its cache, enough for an efficient matrix product. GPU: so many
 that kernels and additions to the table's gradient are few; about 1.2 GB of memory for the paper's vocabulary."""
 
+PART = 2**19
+"""On a CPU, logits whose loss is computed together: few enough that its caches keep them from one operation to the
+next."""
+
 BlockLoss = Callable[[Tensor, Tensor, float, bool], tuple[Tensor, Tensor, Tensor | None]]
 """The signature of `block_loss`."""
 
@@ -58,6 +62,24 @@ def _block_loss(
     return smoothed, -picked, gradient.to(logits.dtype)
 
 
+def _in_parts(
+    one_block: BlockLoss, logits: Tensor, label: Tensor, eps_ls: float, needs_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return what `one_block` does; on a CPU it sees a few rows at a time, whose gradients replace their logits."""
+    rows = max(1, PART // logits.shape[1])
+    if logits.device.type != "cpu" or len(logits) <= rows:
+        return one_block(logits, label, eps_ls, needs_gradient)
+    smoothed = torch.zeros((), dtype=torch.float64)
+    negative_log_likelihood = torch.zeros_like(smoothed)
+    for part, part_label in zip(logits.split(rows), label.split(rows), strict=True):
+        part_smoothed, part_likelihood, gradient = one_block(part, part_label, eps_ls, needs_gradient)
+        smoothed += part_smoothed
+        negative_log_likelihood += part_likelihood
+        if gradient is not None:
+            part.copy_(gradient)
+    return smoothed, negative_log_likelihood, logits if needs_gradient else None
+
+
 class _SmoothedCrossEntropy(torch.autograd.Function):
     """The pre-softmax product and the loss in one, a block of rows at a time.
 
@@ -78,7 +100,8 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         rows = ROWS.get(states.device.type, ROWS["cpu"])
         for start in range(0, states.shape[0], rows):
             block, label = states[start : start + rows], labels[start : start + rows, None]
-            block_smoothed, block_likelihood, gradient = one_block(block @ weights.T, label, eps_ls, needs_gradient)
+            logits = block @ weights.T
+            block_smoothed, block_likelihood, gradient = _in_parts(one_block, logits, label, eps_ls, needs_gradient)
             smoothed += block_smoothed
             negative_log_likelihood += block_likelihood
             if d_states is not None and d_table is not None and gradient is not None:

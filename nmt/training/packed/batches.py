@@ -7,7 +7,7 @@ positions move into rows, each of which holds one sentence or several short ones
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -35,6 +35,10 @@ class Side:
     """The position in the stream of each place in the flattened rows. Free places have the last, which is padding."""
     sentences: Int[Tensor, "rows row_length"]
     """The number of the sentence in its row, counted from 1; 0 in free places."""
+
+    def copied(self) -> Side:
+        """Return the same in memory of its own: for tensors at other offsets, a compiler makes other code."""
+        return Side(*(getattr(self, field.name).clone() for field in fields(self)))
 
 
 @dataclass(frozen=True)

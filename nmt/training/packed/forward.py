@@ -36,7 +36,7 @@ class Layers:
 
 def forward(model: Transformer, batch: PackedBatch, layers: Layers) -> Float[Tensor, "tokens d_model"]:
     """Return the decoder's output at every position of the targets' stream."""
-    src, tgt = batch.src, batch.tgt
+    src, tgt = batch.src.copied(), batch.tgt.copied()
     src_mask = mask_between(src, src)
     memory = embed(model.embedding, src)
     for layer in model.encoder:
