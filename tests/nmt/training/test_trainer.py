@@ -86,7 +86,7 @@ def test_it_learns_to_copy(tmp_path: Path, tiny_job: MakeJob) -> None:
     assert losses[-1] < 0.5
 
 
-@pytest.mark.parametrize(("precision", "packed"), [("float32", "0"), ("bfloat16", "0"), ("bfloat16", "1")])
+@pytest.mark.parametrize(("precision", "packed"), [("float32", "0"), ("bfloat16", "1")])
 def test_stopped_and_resumed_it_ends_with_the_same_bits(
     tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, precision: str, packed: str
 ) -> None:

@@ -69,8 +69,7 @@ class Counting(CpuRecorder):
         return counted
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize(("precision", "shards"), [("float32", 1), ("bfloat16", 4)])
 def test_repeated_passes_train_the_same_bits(tiny_job: MakeJob, precision: str, shards: int) -> None:
     """With dropout, on updates of other sizes, while the weights change."""
     job = tiny_job(precision=precision, shards=shards)
