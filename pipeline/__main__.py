@@ -29,6 +29,7 @@ from pipeline.common import stage
 from pipeline.common.paths import SCORES
 from pipeline.common.stage import Interrupted
 from pipeline.config import graph, scorer
+from pipeline.imports import collection_paused
 from pipeline.runs import stage_tracker
 from pipeline.tracking import provenance
 from pipeline.training.progress import TrainingProgress
@@ -121,7 +122,8 @@ def run(name: str) -> NoReturn:
             supervisor = os.environ.get("WMT_SUPERVISOR")
             die_with_parent(signal.SIGTERM, None if supervisor is None else int(supervisor))
         report_status(name, "running")
-        module = importlib.import_module(f"pipeline.stages.{name}")
+        with collection_paused():
+            module = importlib.import_module(f"pipeline.stages.{name}")
         started = time.monotonic()
         with stage_tracker.open_run(name) as tracker:
             module.run(tracker, **further_arguments(module.run))

@@ -9,7 +9,7 @@ from queue import Queue
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -84,6 +84,7 @@ def summed_flat(shards: Shards, sizes: list[int], processes: int) -> list[list[T
     st.integers(0, 4), st.lists(st.integers(1, 200), min_size=1, max_size=4), st.data(),
     st.integers(1, 2000), st.integers(0, 2**32 - 1),
 )  # fmt: skip
+@settings(max_examples=60)
 def test_any_number_of_processes_has_the_sum_of_the_tree(
     levels: int, sizes: list[int], data: st.DataObject, bucket: int, seed: int
 ) -> None:
