@@ -10,7 +10,7 @@ import pytest
 from nmt.training.batches import Update
 from nmt.training.step import Trainer
 
-CHECKED_UPDATES = 20
+CHECKED_UPDATES = 8
 
 
 @pytest.fixture(autouse=True)
