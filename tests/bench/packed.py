@@ -8,6 +8,7 @@ batches are repeated as CUDA graphs; on a CPU their operations are started one b
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -15,6 +16,7 @@ from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -26,7 +28,7 @@ from nmt.training.packed.recording import WARM_UP, CudaGraphs
 from nmt.training.packed.shapes import smallest
 from nmt.training.step import Trainer
 from tests.bench.conditions import announce
-from tests.bench.training import job, operations, prepare, with_variable
+from tests.bench.training import job, operations, prepare
 
 KINDS = {"padded": "0", "packed": "1"}
 
@@ -58,7 +60,7 @@ def compare(corpus: Corpus, given: Job, count: int, rounds: int) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainers, made = {}, {}
     for kind, value in KINDS.items():
-        with with_variable("NMT_GRAPH", value):
+        with patch.dict(os.environ, {"NMT_GRAPH": value}):
             recorder = CudaGraphs() if device.type == "cuda" and kind == "packed" else None
             trainers[kind] = Trainer(given, World(0, 1, device), recorder)
         made[kind] = list(islice(trainers[kind].updates(corpus, count), count))

@@ -22,9 +22,8 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -167,20 +166,6 @@ def compare(a: argparse.Namespace, work: Path) -> dict[str, dict[str, Any]]:
         }
         for precision, rounds in found.items()
     }
-
-
-@contextmanager
-def with_variable(name: str, value: str) -> Iterator[None]:
-    """Set a variable of the environment for a while."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def operations(trainer: Trainer, update: Update[Any]) -> int:
