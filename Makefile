@@ -8,7 +8,14 @@ export MLFLOW_PORT PREFECT_PORT
 # The stages are run as `python -m pipeline <stage>`: the environment's python must be the first one found.
 VENV = PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv"
 
-.PHONY: run setup test infra-test lint ui serve bench mutants soak plan clean
+# uv does not read pip's configuration: these give it the same indexes, and --index-strategy pip's choice among them.
+pip_setting = $$("$(BIN)/python" -m pip config get :env:.$(1) 2>/dev/null || \
+    "$(BIN)/python" -m pip config get global.$(1) 2>/dev/null)
+INDEXES = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(call pip_setting,index-url)}" \
+    UV_INDEX="$${UV_INDEX:-$(call pip_setting,extra-index-url)}" \
+    UV_FIND_LINKS="$${UV_FIND_LINKS:-$(call pip_setting,find-links)}"
+
+.PHONY: run setup test infra-test lint ui serve bench bench-gpu mutants soak plan clean
 .DEFAULT_GOAL := run
 
 run: setup
@@ -31,18 +38,20 @@ $(STAMP): requirements.lock pyproject.toml infra/prefect-plugins.pth
 	        echo "make: $$found cannot make virtual environments: install its venv module" \
 	             "(python3-venv on Debian and Ubuntu) and run make again" >&2; exit 1; }; \
 	fi
-	@echo "installing the locked dependencies (a few minutes the first time)"
-	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@echo "installing the locked dependencies"
+	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' requirements.lock)"
+	@$(INDEXES) "$(BIN)/uv" pip install --quiet --python "$(BIN)/python" --index-strategy unsafe-best-match \
+	    -r requirements.lock
+	@"$(BIN)/uv" pip install --quiet --python "$(BIN)/python" --offline --no-deps --no-build-isolation -e .
 	@cp infra/prefect-plugins.pth "$$("$(BIN)/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@touch $@
 
 test: setup
 	@$(VENV) pytest
 
-# The part of the tests that starts the servers of infra/compose.yaml.
+# The tests of infra/, with those that start the servers of infra/compose.yaml.
 infra-test: setup
-	@$(VENV) pytest -n 0 tests/infra
+	@$(VENV) pytest -n 0 tests/infra tests/soak/test_team.py
 
 lint: setup
 	@$(VENV) ruff check .
@@ -69,14 +78,16 @@ bench: setup
 	@$(VENV) python -m tests.bench.growth --pairs 1000 --rounds 1
 	@$(VENV) python -m tests.bench.decoding --shape small --lines 200
 	@$(VENV) python -m tests.bench.layers
-	@$(VENV) python -m tests.bench.packed --row base --updates 0
-	@$(VENV) python -m tests.bench.packed --row small --updates 3
 	@$(VENV) python -m tests.bench.chain
 	@$(VENV) python -m tests.bench.tracking --minutes 1
-	@$(VENV) python -m tests.bench.state_store --rounds 1 --updates 40
+	@$(VENV) python -m tests.bench.state_store
 	@$(VENV) python -m tests.bench.cluster --pairs 20000 --rounds 1
 	@$(VENV) python -m tests.bench.pcfg --limit 100
 	@$(VENV) python -m tests.bench.page
+
+# Training on this machine's GPUs in one table, in ten minutes.
+bench-gpu: setup
+	@$(VENV) python -m tests.bench.gpu
 
 # Change the code wrongly 600 times, and see whether a test fails. This takes about an
 # hour on two cores; an interrupted run resumes.

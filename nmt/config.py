@@ -29,8 +29,6 @@ def first_error(error: ValidationError) -> tuple[str, Any, str]:
 
 
 class Settings(BaseModel):
-    """The base of every settings class."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @field_validator("*", mode="before")
@@ -48,8 +46,12 @@ def _is_power_of_two(number: int) -> int:
     return number
 
 
-Count = Annotated[int, Field(ge=1)]
-PowerOfTwo = Annotated[Count, AfterValidator(_is_power_of_two)]
+# The upper bounds lie far above anything in the field: what exceeds them is a typing error.
+Count = Annotated[int, Field(ge=1, le=100_000_000)]
+Size = Annotated[int, Field(ge=1, le=1_000_000)]
+"""The width of a layer, the rows of a table."""
+Few = Annotated[int, Field(ge=1, le=1024)]
+PowerOfTwo = Annotated[Few, AfterValidator(_is_power_of_two)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 DROPOUT_STEPS = 65_536
@@ -94,13 +96,13 @@ class SubwordSettings(Settings):
     """Joint BPE (Sennrich et al. 2016) or word pieces; section 5.1."""
 
     kind: Literal["bpe", "wordpieces"]
-    merges: Count | None
+    merges: Size | None
     """BPE only: the number of merge operations."""
-    vocabulary: Count | None
+    vocabulary: Size | None
     """The number of subwords to learn, instead of a number of merges."""
     target: Literal["joint", "closed"] = "joint"
     """One vocabulary for both sides, or the source's subwords and all symbols of the target."""
-    multiple_of: Count
+    multiple_of: Size
     """The vocabulary is padded to a multiple of this with rows that no text uses."""
 
     @model_validator(mode="after")
@@ -124,12 +126,12 @@ class BinningSettings(Settings):
 class ModelSettings(Settings):
     """The Transformer of section 3, in the symbols of Table 3."""
 
-    N: Count
-    d_model: Annotated[int, Field(ge=2, multiple_of=2)]
-    d_ff: Count
-    h: Count
-    d_k: Count
-    d_v: Count
+    N: Few
+    d_model: Annotated[Size, Field(ge=2, multiple_of=2)]
+    d_ff: Size
+    h: Few
+    d_k: Size
+    d_v: Size
     P_drop: DropoutProbability
     """Residual dropout: on the output of every sub-layer and on the sums of embeddings and positions (5.4)."""
     attention_dropout: DropoutProbability
@@ -138,8 +140,8 @@ class ModelSettings(Settings):
     """Inside the feed-forward network. The paper and its code of June 2017 have none."""
     positions: Literal["sinusoidal", "learned"]
     position_layout: Literal["interleaved", "halves"]
-    """Sines and cosines alternate (the paper), or all sines come first (tensor2tensor)."""
-    max_positions: Count
+    """Sines and cosines alternate (the paper), or all sines come first (Marian; tensor2tensor's exponents differ)."""
+    max_positions: Size
     """Rows of the table of learned positions; sinusoids have no limit."""
     sharing: Literal["all", "output", "none"] = "all"
     """One table for source, target and pre-softmax product (3.4), one for the last two, or three tables."""
@@ -154,8 +156,8 @@ class ForkSettings(Settings):
 
     update: Count
     """The last update that both trainings share."""
-    link: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """The hash of the shared training up to that update, from its chain of hashes."""
+    link: Annotated[str, Field(pattern=r"^[0-9a-f]{12,64}$")]
+    """The hash of the shared training up to that update, or its beginning: `link` in its results/chain.json."""
 
 
 class TrainingSettings(Settings):
@@ -183,7 +185,7 @@ class TrainingSettings(Settings):
     """Updates between two measurements of the validation perplexity."""
     checkpoint_every: Count
     """Updates between two checkpoints for averaging (6.1: ten minutes at the paper's step time)."""
-    keep_checkpoints: Count
+    keep_checkpoints: Few
     """How many checkpoints for averaging are kept."""
     resume_minutes: Annotated[float, Field(gt=0.0)]
     """Minutes between two saved states for resuming; changes no result."""
@@ -191,10 +193,16 @@ class TrainingSettings(Settings):
     """Stop after this many validations without a better perplexity; null: train all updates, as the paper does."""
     verify_every: Count | None = None
     """Updates between two links of the chain of hashes, which `wmt verify` compares; checkpoints have a link anyway."""
-    keep_states: Annotated[int, Field(ge=0)] = 0
-    """How many states to keep, evenly spaced, that `wmt verify` and `wmt fork` train from. Changes no result."""
+    keep_states: Annotated[int, Field(ge=0, le=1024)] = 0
+    """How many states to keep, evenly spaced, that `wmt verify` and forks train from. Changes no result."""
     fork: ForkSettings | None = None
     """The state of another training to start from; null: start at update 1."""
+
+    @model_validator(mode="after")
+    def _trains_after_its_fork(self) -> TrainingSettings:
+        if self.fork is not None and self.updates <= self.fork.update:
+            raise ValueError(f"the fork begins after update {self.fork.update:,}: raise training.updates above that")
+        return self
 
 
 class Job(Settings):
@@ -210,14 +218,13 @@ class Job(Settings):
 
     @property
     def output_rows(self) -> int:
-        """Rows of the pre-softmax product."""
         return self.target_vocabulary or self.vocabulary
 
 
 class SearchSettings(Settings):
     """Beam search with the length penalty of Wu et al. 2016; section 6.1."""
 
-    beam: Count
+    beam: Few
     alpha: Annotated[float, Field(ge=0.0, le=10.0)]
     """The exponent of the length penalty, which overflows far above 10; the paper's is 0.6."""
     max_extra: Annotated[int, Field(ge=0, le=100_000)]
@@ -227,14 +234,11 @@ class SearchSettings(Settings):
     beat the worst finished one, however few are finished."""
 
     def changed(self, changes: Mapping[str, Any]) -> SearchSettings:
-        """Return these settings with some values changed; raise InputError for a wrong name or value."""
+        """Return these settings with some values changed; raise InputError for a wrong one."""
         try:
             return SearchSettings.model_validate({**self.model_dump(), **changes})
         except ValidationError as error:
             name, value, rule = first_error(error)
-            if name not in SearchSettings.model_fields:
-                names = ", ".join(SearchSettings.model_fields)
-                raise InputError(f"search has no setting `{name}`: give one of {names}") from error
             raise InputError(f"the search's {name} is {value!r}, but {rule}: change it") from error
 
     def check_nbest(self, nbest: int) -> None:

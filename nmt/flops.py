@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from nmt.config import InputError, ModelSettings
+from nmt.config import ModelSettings
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,6 @@ class LengthSums:
 
     @classmethod
     def zero(cls) -> LengthSums:
-        """Return the sums of no pair."""
         return cls(0, 0, 0, 0, 0, 0)
 
     @classmethod
@@ -82,7 +81,7 @@ def training_flops(model: ModelSettings, vocabulary: int, sums: LengthSums) -> i
 
 @dataclass(frozen=True)
 class Hardware:
-    """The speed of a processor in operations per second, on dense matrices."""
+    """A processor's operations per second, on dense matrices."""
 
     name: str
     sustained: float
@@ -121,8 +120,7 @@ _DATA_SHEETS: dict[str, tuple[float, float | None]] = {
     "H200": (66.9, 989.4),
     "B200": (75.0, 2250.0),
 }
-"""Peaks in float32 and bfloat16, in TFLOPS, without sparsity. A longer name must precede a shorter one that it contains
-(`H100 PCIe` before `H100`): the first match counts."""
+"""Peaks in float32 and bfloat16, in TFLOPS, without sparsity. The first match counts: `H100 PCIe` precedes `H100`."""
 
 HARDWARE = (
     *(Hardware(name, speed, None, None, _PAPER) for name, speed in (("K80", 2.8e12), ("K40", 3.7e12), ("M40", 6e12))),
@@ -146,23 +144,11 @@ def hardware(device: str) -> Hardware | None:
     return next((entry for entry in HARDWARE if set(entry.name.split()) <= words), None)
 
 
-def paper_cost(seconds: float, devices: int, sustained_flops: float) -> float:
-    """Return the paper's estimate: seconds x devices x sustained single-precision operations per second of one."""
-    if seconds < 0 or devices < 1 or sustained_flops <= 0:
-        raise InputError(
-            f"{seconds} seconds on {devices} devices at {sustained_flops} operations per second is no training: "
-            "seconds must be 0 or more, devices at least 1 and the speed positive"
-        )
-    return seconds * devices * sustained_flops
-
-
-def utilisation(flops: float, seconds: float, devices: int, peak: float) -> float:
-    """Return the model FLOPs utilisation: counted operations divided by those of `devices` at their peak."""
-    return flops / (seconds * devices * peak)
-
-
 def sustained(device: str) -> float:
-    """Return the sustained single precision of a device as torch names it, or `cpu`: on record or measured here."""
+    """Return the sustained single precision of a device as torch names it, or `cpu`: on record or measured here.
+
+    The paper's estimate of the cost is this times the seconds and the number of devices.
+    """
     known = hardware(device)
     return known.sustained if known is not None else measure("cpu" if device == "cpu" else "cuda")
 

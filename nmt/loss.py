@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmt.common.shapes import Float, Int
-from nmt.config import PAD
 
 ROWS = {"cpu": 2048, "cuda": 4096}
 """Positions per block of logits, so many that additions to the table's gradient are few, on GPUs kernels, too. For the
@@ -31,34 +30,16 @@ def block_loss(
 
     `logits`: [rows, vocabulary]; `label`: [rows, 1]. All but the two products with the table: what a compiler can fuse.
     """
-    return _block_loss(logits, label, eps_ls, needs_gradient, None)
-
-
-def padded_block_loss(
-    logits: Tensor, label: Tensor, eps_ls: float, needs_gradient: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return what `block_loss` does of the rows whose label is not PAD: rows of padding count nothing."""
-    return _block_loss(logits, label, eps_ls, needs_gradient, label != PAD)
-
-
-def _block_loss(
-    logits: Tensor, label: Tensor, eps_ls: float, needs_gradient: bool, real: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
     others = eps_ls / (logits.shape[1] - 1)
     log_p = F.log_softmax(logits.float(), dim=1)
     # Sum rows in float32 first: a float64 sum of the block would copy it.
-    of_label, of_row = log_p.gather(1, label), log_p.sum(1, keepdim=True)
-    if real is not None:
-        of_label, of_row = of_label * real, of_row * real
-    picked = of_label.sum(dtype=torch.float64)
-    smoothed = -((1 - eps_ls - others) * picked + others * of_row.sum(dtype=torch.float64))
+    picked = log_p.gather(1, label).sum(dtype=torch.float64)
+    smoothed = -((1 - eps_ls - others) * picked + others * log_p.sum(1).sum(dtype=torch.float64))
     if not needs_gradient:
         return smoothed, -picked, None
     # d loss / d logits = p - q, with q = 1 - eps on the label and eps / (V - 1) on every other.
     gradient = log_p.exp_().sub_(others)
     gradient.scatter_add_(1, label, gradient.new_full(label.shape, -(1 - eps_ls - others)))
-    if real is not None:
-        gradient *= real
     return smoothed, -picked, gradient.to(logits.dtype)
 
 
@@ -96,7 +77,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         smoothed = torch.zeros((), dtype=torch.float64, device=states.device)
         negative_log_likelihood = torch.zeros_like(smoothed)
         d_states = torch.empty_like(states) if needs_gradient else None
-        d_table = torch.zeros_like(table) if needs_gradient else None
+        d_table: Tensor | None = None
         rows = ROWS.get(states.device.type, ROWS["cpu"])
         for start in range(0, states.shape[0], rows):
             block, label = states[start : start + rows], labels[start : start + rows, None]
@@ -104,9 +85,12 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             block_smoothed, block_likelihood, gradient = _in_parts(one_block, logits, label, eps_ls, needs_gradient)
             smoothed += block_smoothed
             negative_log_likelihood += block_likelihood
-            if d_states is not None and d_table is not None and gradient is not None:
+            if d_states is not None and gradient is not None:
                 torch.mm(gradient, weights, out=d_states[start : start + rows])
-                if d_table.dtype == states.dtype:
+                # The table's gradient takes 76 MB for the paper's vocabulary: no zeros are written and read first.
+                if d_table is None:
+                    d_table = (gradient.T @ block).to(table.dtype)
+                elif d_table.dtype == states.dtype:
                     d_table.addmm_(gradient.T, block)
                 else:
                     d_table += gradient.T @ block
@@ -120,7 +104,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         d_states, d_table = ctx.saved_tensors
         # In bfloat16 the factor, one over the batch's tokens, would be rounded by up to 0.4% for all gradients.
         scale = upstream[0].to(d_table.dtype)
-        return (d_states.to(scale.dtype) * scale).to(d_states.dtype), d_table * scale, None, None, None, None
+        return (d_states.to(scale.dtype) * scale).to(d_states.dtype), d_table.mul_(scale), None, None, None, None
 
 
 def smoothed_cross_entropy(
@@ -132,9 +116,9 @@ def smoothed_cross_entropy(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Return sums over positions, in nats: the smoothed loss, and the negative log-likelihood (no gradient).
 
-    Smoothing as in tensor2tensor: 1 - eps_ls on the label and eps_ls / (V - 1) on every other row. With
-    `block_loss`, give only real positions, no padding. exp(second / positions) is the perplexity. `one_block`:
-    `block_loss` or `padded_block_loss`, or the same compiled.
+    Smoothing as in tensor2tensor: 1 - eps_ls on the label and eps_ls / (V - 1) on every other row. Give
+    only real positions, no padding. exp(second / positions) is the perplexity. `one_block`: `block_loss`, which may be
+    compiled.
     """
     # Under no_grad, `needs_input_grad` is still True for a parameter, and grad mode is always off inside `forward`.
     # torch gives `apply` no types.

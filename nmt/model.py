@@ -121,7 +121,22 @@ class MultiHeadAttention(nn.Module):
         self, x: Float[Tensor, "batch query d_model"], context: Float[Tensor, "batch key d_model"], mask: Mask
     ) -> Float[Tensor, "batch query d_model"]:
         """Attend with queries from `x` to keys and values from `context`: the memory, or `x` in self-attention."""
-        return self.attend(x, *self.keys_values(context), mask)
+        if is_on_cpu(x):
+            return self.attend(x, self.split_heads(self.W_K(context)), self.split_heads(self.W_V(context)), mask)
+        # The same as one product for each input: GPUs are faster with few large ones, CPUs are not.
+        if context is x:
+            Q, K, V = self.project(x, self.W_Q, self.W_K, self.W_V)
+        else:
+            (Q,), (K, V) = self.project(x, self.W_Q), self.project(context, self.W_K, self.W_V)
+        return self.merge_heads(attention(Q, K, V, mask, self.dropout))
+
+    def project(self, x: Float[Tensor, "batch length d_model"], *parts: nn.Linear) -> list[Tensor]:
+        """Return x W + b of each part by one product, split into heads, [batch, h, length, d]."""
+        weight, bias = torch.cat([part.weight for part in parts]), None
+        if parts[0].bias is not None:
+            bias = torch.cat([part.bias for part in parts])
+        projected = F.linear(x, weight, bias).split([part.out_features for part in parts], dim=2)
+        return [self.split_heads(heads) for heads in projected]
 
     def attend(
         self,
@@ -132,13 +147,7 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Tensor, "batch query d_model"]:
         return self.merge_heads(attention(self.split_heads(self.W_Q(x)), K, V, mask, self.dropout))
 
-    def keys_values(
-        self, context: Float[Tensor, "batch key d_model"]
-    ) -> tuple[Float[Tensor, "batch h key d_k"], Float[Tensor, "batch h key d_v"]]:
-        return self.split_heads(self.W_K(context)), self.split_heads(self.W_V(context))
-
     def merge_heads(self, heads: Float[Tensor, "batch h query d_v"]) -> Float[Tensor, "batch query d_model"]:
-        """Concatenate the heads and multiply by W_O."""
         return self.W_O(heads.transpose(1, 2).flatten(2))
 
     def split_heads(self, x: Float[Tensor, "batch length heads"]) -> Float[Tensor, "batch h length d"]:
@@ -192,11 +201,10 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Int[Tensor, "batch length"], start: int = 0) -> Float[Tensor, "batch length d_model"]:
         """Return the embeddings of `ids` at positions `start`, `start` + 1, ..."""
-        return self.at(ids, self.positions(start + ids.shape[1])[start:])
-
-    def at(self, ids: Int[Tensor, "..."], positions: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Return the embeddings of `ids` at positions with these encodings."""
-        return self.dropout(F.embedding(ids, self.table) * math.sqrt(self.settings.d_model) + positions)
+        positions = self.positions(start + ids.shape[1])[start:]
+        # In the precision of the positions, which are float32 where the table is bfloat16.
+        scaled = F.embedding(ids, self.table).to(positions.dtype) * math.sqrt(self.settings.d_model)
+        return self.dropout((scaled + positions).to(self.table.dtype))
 
     def positions(self, length: int) -> Float[Tensor, "length d_model"]:
         """Return the encodings of the first positions; raise InputError if the table of learned ones is shorter."""
@@ -226,7 +234,7 @@ class Dropout(nn.Module):
     def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         if not self.training or self.probability == 0.0:
             return x
-        if x.device.type != "cpu":
+        if not is_on_cpu(x):
             return F.dropout(x, self.probability)
         # The full range: the default would leave the sign bit of every fourth 16-bit integer 0.
         drawn = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
@@ -307,8 +315,12 @@ class Transformer(nn.Module):
         return F.linear(states, self.output_table)
 
 
+def is_on_cpu(x: Tensor) -> bool:
+    """Return whether the code for CPUs applies; a function, so that tests on a CPU can run the code for GPUs."""
+    return x.device.type == "cpu"
+
+
 def padding_mask(ids: Int[Tensor, "batch length"]) -> Bool[Tensor, "batch 1 1 length"]:
-    """Return a mask that is True at real tokens."""
     return (ids != PAD)[:, None, None, :]
 
 
@@ -318,9 +330,10 @@ def subsequent_mask(length: int, device: torch.device) -> Bool[Tensor, "length l
 
 
 def initialise(model: Transformer) -> None:
-    """Initialise as tensor2tensor of June 2017 does: projections Glorot uniform, embeddings N(0, d_model^-0.5).
+    """Initialise projections Glorot uniform, embeddings N(0, d_model^-0.5), as tensor2tensor of June 2017 does.
 
-    The paper gives no method. A model on the meta device, whose weights are loaded later, stays as it is.
+    The paper gives no method. `glorot_fused` also draws q, k, v of self-attention as one matrix, as tensor2tensor.
+    A model on the meta device, whose weights are loaded later, stays as it is.
     """
     if model.output_table.is_meta:
         return

@@ -1,21 +1,31 @@
 """Run one stage: `python -m pipeline STAGE`, the command of every stage in dvc.yaml.
 
-The runner hands a stage its tracker, turns SIGTERM into `Interrupted`, writes the status file that orchestrators read,
-and turns errors into one sentence and an exit status. Stages are plain functions `run(tracker)`, some with further
-arguments, and know none of it.
+The runner turns SIGTERM into `Interrupted`, writes the status file that orchestrators read, tells MLflow how the run
+ended, and turns errors into one sentence and an exit status. Stages are plain functions `run()`, some with arguments,
+and know none of it.
 """
 
 from __future__ import annotations
 
-import argparse
-import errno
-import importlib
 import os
 import signal
 import sys
+
+if __name__ == "__main__":
+
+    def stop_importing(*_: object) -> None:
+        """End the imports below, which take half a second, at Ctrl-C without a traceback; `run` replaces this."""
+        print(f"{sys.argv[-1]}: interrupted; run the same command again to resume", file=sys.stderr, flush=True)
+        os._exit(os.EX_TEMPFAIL)
+
+    signal.signal(signal.SIGINT, stop_importing)
+
+import argparse
+import importlib
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from errno import EACCES, EAGAIN, EIO, EMFILE, ENFILE, ENOENT, EPERM, EROFS, ESTALE
 from inspect import signature
 from pathlib import Path
 from types import FrameType
@@ -23,73 +33,45 @@ from typing import Any, NoReturn
 
 from humanize import naturalsize, precisedelta
 
-from nmt.common.processes import INTERRUPTED, die_with_parent
+from nmt.common.files import FULL_DISK, write_json
+from nmt.common.processes import INTERRUPTED, Interrupted, die_with_parent
 from nmt.config import InputError
-from pipeline.common import stage
-from pipeline.common.paths import SCORES
-from pipeline.common.stage import Interrupted
-from pipeline.config import graph, scorer
-from pipeline.imports import collection_paused
-from pipeline.runs import stage_tracker
-from pipeline.tracking import provenance
-from pipeline.training.progress import TrainingProgress
+from pipeline.config import graph, tasks
+from pipeline.config.imports import collection_paused
+from pipeline.config.paths import SCORES, read_json, status_file
+from pipeline.tracking import provenance, publish
+from pipeline.tracking.follow import follow
+from pipeline.train.progress import TrainingProgress
 
-FROM_THE_MACHINE = frozenset(
-    (
-        errno.EACCES,
-        errno.EAGAIN,
-        errno.EDQUOT,
-        errno.EFBIG,
-        errno.EIO,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOENT,
-        errno.ENOSPC,
-        errno.EPERM,
-        errno.EROFS,
-        errno.ESTALE,
-    )
-)
+FROM_THE_MACHINE = {EACCES, EAGAIN, EIO, EMFILE, ENFILE, ENOENT, EPERM, EROFS, ESTALE}
 """Errors of files and disks that one sentence explains; any other OSError is our fault: it keeps its traceback."""
 
 
-def report_status(name: str, state: str, message: str = "") -> None:
-    """Write the stage's status file: exit statuses do not survive torchrun and dvc.
-
-    `<state root>/status/<stage>.json` (`$WMT_STATUS` names another folder) says `running`, `done`, `interrupted`,
-    `refused` (the user must change something) or `failed`.
-    """
-    folder = Path(os.environ.get("WMT_STATUS") or stage.state_root() / "status")
-    content = {"stage": name, "state": state, "message": message, "pid": os.getpid(), "time": time.time()}
-    stage.write_json(folder / f"{name}.json", content)
+def report_status(name: str, state: str, message: str = "", **seconds: float) -> None:
+    """Write the stage's status file."""
+    content = {"stage": name, "state": state, "message": message, "pid": os.getpid(), "time": time.time(), **seconds}
+    write_json(status_file(name), content)
 
 
-def report_end(name: str, state: str, message: str, sentence: str = "") -> None:
-    """Print how a stage ended, then write its status file, unless what ended the stage is in the way of that too."""
-    if sentence:
-        print(f"{name}: {sentence}", file=sys.stderr)
-    with suppress(OSError, InputError):
-        report_status(name, state, message)
-
-
-def further_arguments(run: Callable[..., None]) -> dict[str, Any]:
-    """Return what a stage's function gets besides the tracker: of the three below, those that its signature names.
+def arguments(run: Callable[..., None]) -> dict[str, Any]:
+    """Return what a stage's function gets: of the four below, those that its parameters name.
 
     They are passed, not imported, so a change of their code reruns no stage.
     """
-    known: dict[str, Callable[[], Any]] = {
-        "provenance": lambda: provenance.of_present_run,
-        "launch": _training_starter,
-        "progress": lambda: TrainingProgress,
+    known: dict[str, Any] = {
+        "provenance": provenance.of_present_run,
+        "launch": _torchrun,
+        "progress": TrainingProgress,
+        "follow": follow,
     }
-    return {name: make() for name, make in known.items() if name in signature(run).parameters}
+    return {name: known[name] for name in signature(run).parameters}
 
 
-def _training_starter() -> Callable[[Path, Callable[[], None]], int]:
-    """Return the function that starts the processes of a training, with its state mirrored. It imports torch."""
-    from pipeline.training import mirror
+def _torchrun(job_folder: Path, watch: Callable[[], None]) -> int:
+    # Imported here: importing torch takes a second.
+    from pipeline.train import sync
 
-    return mirror.train
+    return sync.torchrun(job_folder, watch)
 
 
 def summary(name: str, seconds: float) -> str:
@@ -98,7 +80,7 @@ def summary(name: str, seconds: float) -> str:
     outs = declared.outs if declared else []
     sizes = ", ".join(f"{out} ({naturalsize(size_of(Path(out)))})" for out in outs if Path(out).exists())
     time_ = f"{seconds:.1f} s" if seconds < 60 else precisedelta(round(seconds))
-    scores = [scorer.summary(stage.read_json(SCORES))] if str(SCORES) in outs else []
+    scores = [tasks.summary(read_json(SCORES))] if str(SCORES) in outs else []
     return "\n".join([f"{name}: {time_}{': ' if sizes else ''}{sizes}", *scores])
 
 
@@ -113,38 +95,54 @@ def stop(signum: int, frame: FrameType | None) -> None:
     raise Interrupted(f"stopped by {signal.Signals(signum).name}")
 
 
+def outcome(error: BaseException) -> tuple[str, str, int | None]:
+    """Return a stage's state after an error, its message, and the exit status; None where it keeps its traceback."""
+    match error:
+        case Interrupted() | KeyboardInterrupt():
+            return "interrupted", str(error), INTERRUPTED
+        case InputError():
+            return "refused", str(error), 1
+        case OSError() if error.errno in FULL_DISK:
+            where = error.filename or f"the disk of {Path.cwd()}"
+            return "failed", f"{error.strerror}: {where}; make room and run again: nothing half-written is left", 1
+        case OSError() if error.errno in FROM_THE_MACHINE:
+            return "failed", f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1
+    return "failed", repr(error), None
+
+
 def run(name: str) -> NoReturn:
     """Run a stage. Exit status 0, 1 for an error that the user can fix, 75 when interrupted and resumable."""
     signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if "DVC_STAGE" in os.environ:
-            # DVC does not pass signals on.
-            supervisor = os.environ.get("WMT_SUPERVISOR")
-            die_with_parent(signal.SIGTERM, None if supervisor is None else int(supervisor))
+            # DVC does not pass signals on. It is in the stage's process group; another parent means that it has died.
+            die_with_parent(signal.SIGTERM)
+            if os.getpgid(os.getppid()) != os.getpgrp():
+                os.kill(os.getpid(), signal.SIGTERM)
         report_status(name, "running")
         with collection_paused():
             module = importlib.import_module(f"pipeline.stages.{name}")
         started = time.monotonic()
-        with stage_tracker.open_run(name) as tracker:
-            module.run(tracker, **further_arguments(module.run))
-        print(summary(name, time.monotonic() - started), flush=True)
-        report_status(name, "done")
-    except (Interrupted, KeyboardInterrupt) as error:
-        report_end(name, "interrupted", str(error), "interrupted; run the same command again to resume")
-        sys.exit(INTERRUPTED)
-    except InputError as error:
-        report_end(name, "refused", str(error), str(error))
-        sys.exit(1)
-    except OSError as error:
-        if error.errno not in FROM_THE_MACHINE:
-            report_end(name, "failed", str(error))
-            raise
-        sentence = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
-        report_end(name, "failed", sentence, sentence)
-        sys.exit(1)
+        module.run(**arguments(module.run))
+        seconds = time.monotonic() - started
+        print(summary(name, seconds), flush=True)
+        publish.finish(name)
+        report_status(name, "done", seconds=seconds)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     except BaseException as error:
-        report_end(name, "failed", repr(error))
-        raise
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        state, message, status = outcome(error)
+        if status is not None:
+            again = "interrupted; run the same command again to resume"
+            print(f"{name}: {again if state == 'interrupted' else message}", file=sys.stderr)
+        # What ended the stage may be in the way of this, too.
+        with suppress(OSError, InputError):
+            report_status(name, state, message)
+        publish.end(name, "KILLED" if state == "interrupted" else "FAILED")
+        if status is None:
+            raise
+        sys.exit(status)
     sys.exit(0)
 
 

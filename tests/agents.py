@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from nmt.common import processes
 from nmt.training.history import read_history
-from pipeline.training import launch
+from pipeline.train import launch
 
 Start = Callable[[Path, int], subprocess.Popen[bytes]]
 PATIENCE = 200
@@ -27,7 +25,7 @@ def running_agents() -> Iterator[Start]:
 
     def start(folder: Path, count: int) -> subprocess.Popen[bytes]:
         environment = {**launch.environment(count), "PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen(launch.command(count, folder), env=environment, cwd=ROOT, start_new_session=True)
+        process = processes.start(launch.command(count, folder), env=environment, cwd=ROOT)
         started.append(process)
         return process
 
@@ -35,9 +33,7 @@ def running_agents() -> Iterator[Start]:
         yield start
     finally:
         for process in started:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            processes.end(process, 0.0)
 
 
 def children(pid: int) -> list[int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -13,18 +15,54 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from mirror import tarball
 
 ROOT = Path(__file__).resolve().parents[1]
-STAGES = [
-    "resolve", "download", "tokenize", "learn_subwords", "binarize", "train", "average", "decode", "score", "certify",
-    "attention", "report",
-]  # fmt: skip
+STAGES = list(yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"])
 SHRUNKEN: dict[str, Any] = {
     "model": {"N": 1, "d_model": 32, "d_ff": 64, "h": 2, "d_k": 16, "d_v": 16},
     "training": {"updates": 12, "tokens": 800, "checkpoint_every": 4, "keep_checkpoints": 2, "validate_every": 6},
     "averaging": {"last": 2},
     "search": {"beam": 2, "max_extra": 2},
 }
+WORDS = [
+    "the", "old", "man", "sees", "a", "dog", ".", "He", "did", "not", "see", "it", "She", "sleeps", "well", ",", "and",
+    "we", "do", "!",
+]  # fmt: skip
+
+
+def write_tiny_corpus(folder: Path) -> None:
+    """Write the catalog `tiny` into a repository: sixty pairs of the same words, or of their flat trees."""
+    chance, sides = random.Random(5), {}
+    for name, lines in (("train", 60), ("valid", 4), ("test", 4)):
+        text = [chance.choices(WORDS, k=chance.randrange(3, 9)) for _ in range(lines)]
+        for language in ("en", "de", "fr"):
+            sides[f"{name}.{language}"] = "".join(f"{' '.join(words)}\n" for words in text)
+        leaves = (" ".join(f"(NN {word})" for word in words) for words in text)
+        sides[f"{name}.tree"] = "".join(f"(S {each})\n" for each in leaves)
+    (folder / "data/catalog").mkdir(parents=True, exist_ok=True)
+    packed = folder / "data/tiny.tgz"
+    packed.write_bytes(tarball({name: text.encode() for name, text in sides.items()}))
+
+    def text_of(name: str, language: str) -> dict[str, Any]:
+        # A treebank has both sides.
+        languages = ("tree" if language == "tree" else "en", language)
+        source, target = ({"archive": "tiny", "member": f"{name}.{each}"} for each in languages)
+        return {"name": f"tiny{name}", "source": source, "target": target}
+
+    about = {"licence": "none", "source": "here", "bytes": packed.stat().st_size}
+    digest = hashlib.sha256(packed.read_bytes()).hexdigest()
+    catalog = {
+        "description": "Sixty pairs.",
+        "archives": {"tiny": {"url": "file:data/tiny.tgz", "sha256": digest, **about}},
+        "pairs": {
+            f"en-{each}": {
+                "train": [text_of("train", each)], "valid": text_of("valid", each), "test": text_of("test", each)
+            }
+            for each in ("de", "fr", "tree")
+        },
+    }  # fmt: skip
+    (folder / "data/catalog/tiny.yaml").write_text(yaml.safe_dump(catalog))
 
 
 class Clone:
@@ -49,7 +87,6 @@ class Clone:
         """This one, with this interpreter first and no state from outside."""
         outside = ("WMT_", "DVC_", "MLFLOW_", "NMT_", "PREFECT_", "RANK", "WORLD_SIZE", "COV_")
         environment = {key: value for key, value in os.environ.items() if not key.startswith(outside)}
-        environment["WMT_TRACKING_PATIENCE"] = "300"
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
         return environment
 

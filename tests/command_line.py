@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline import cli
+from pipeline.cli import app as cli
 
 
 def wmt(*arguments: object) -> int:

@@ -152,9 +152,9 @@ class Team(Orchestra):
             capture_output=True,
         )
 
-    def psql(self, statement: str, database: str = "postgres", password: str = PASSWORD) -> str:
+    def psql(self, statement: str, database: str = "postgres") -> str:
         """The answer to a statement."""
-        environment = {**self.variables("postgres"), "PGPASSWORD": password}
+        environment = {**self.variables("postgres"), "PGPASSWORD": PASSWORD}
         words = ["psql", "--username=wmt", f"--dbname={database}", "--no-align", "--tuples-only"]
         result = subprocess.run(
             [*words, f"--command={statement}"], env=environment, check=True, capture_output=True, text=True
@@ -205,7 +205,7 @@ class Team(Orchestra):
                 words,
                 cwd=self.database if owner else service.get("working_dir", self.home),
                 env=environment,
-                stdin=subprocess.PIPE if service.get("stdin_open") else subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 user=owner,
@@ -237,11 +237,7 @@ class Team(Orchestra):
         """Send a signal, by default that of the compose file, to a service; returns its exit status."""
         process = self.running.pop(name)
         process.send_signal(number or getattr(signal, self.service(name).get("stop_signal", "SIGTERM")))
-        try:
-            return process.wait(timeout=240)
-        finally:
-            if process.stdin is not None:
-                process.stdin.close()
+        return process.wait(timeout=240)
 
     @contextmanager
     def started(self, *names: str) -> Iterator[None]:
@@ -265,7 +261,7 @@ class Team(Orchestra):
 
 def use_dask_for_short_texts(clone: Clone) -> None:
     """Change a clone so that the data stages give texts of any size to `WMT_EXECUTOR`, as the sample's."""
-    path = clone.folder / "pipeline/parallel/parallel_map.py"
+    path = clone.folder / "pipeline/data/blocks.py"
     before = path.read_text()
     after = before.replace("_SMALL = 16 * 2**20", "_SMALL = 0")
     assert after != before

@@ -13,7 +13,7 @@ import hypothesis
 import jaxtyping
 import pytest
 
-from pipeline.imports import collection_paused
+from pipeline.config.imports import collection_paused
 
 # Threads gain nothing on tiny models, and spin for each other where the machine is busy; before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,8 +37,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("deterministic")
 
 FIRST = (
-    "infra/test_servers.py", "end_to_end/test_flow.py", "end_to_end/test_repro.py", "distributed/test_nodes.py",
-    "end_to_end/test_disturbed_flows.py", "end_to_end/test_services.py",
+    "end_to_end/test_flows.py", "end_to_end/test_repro.py", "distributed/test_nodes.py",
 )  # fmt: skip
 """The files that take minutes, most of which they wait. Whatever comes late among them, all others would wait for it.
 
@@ -58,15 +57,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first, so that the short ones fill the processors while these wait."""
     ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(FIRST)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
-
-
-@pytest.fixture(scope="session")
-def real() -> Path:
-    """A folder of real text beside the repository, for the tests that measure on it."""
-    folder = Path(__file__).resolve().parents[1].parent / "shared/real"
-    if not folder.is_dir():
-        pytest.skip("real text is not here: it stands in ../shared/real beside the repository")
-    return folder
 
 
 Pairs = Sequence[tuple[list[int], list[int]]]

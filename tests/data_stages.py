@@ -1,4 +1,4 @@
-"""What tests of the data stages share: a tracker, a resolved configuration, a pool of one thread."""
+"""What tests of the data stages share: a resolved configuration, a pool of one thread."""
 
 from __future__ import annotations
 
@@ -12,23 +12,6 @@ import yaml
 
 ONE_THREAD = ThreadPoolExecutor(1)
 PACKAGES = ("sacremoses", "subword_nmt", "sentencepiece", "sacrebleu")
-
-
-class Recorder:
-    """A tracker that records the metrics of a run as a whole, and is given nothing else."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, float] = {}
-
-    def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
-        assert update is None
-        self.values.update(values)
-
-    def tags(self, values: Mapping[str, str]) -> None:
-        raise AssertionError(values)
-
-    def artifact(self, path: Path, folder: str | None = None) -> None:
-        raise AssertionError(path, folder)
 
 
 def data_section(*corpora: str, valid: str = "dev", test: str = "exam") -> dict[str, Any]:

@@ -11,7 +11,7 @@ import io
 import re
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from html import escape, unescape
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,6 +21,17 @@ from pipeline.config import catalogs
 ROOT = Path(__file__).resolve().parents[1]
 Lines = Callable[[str, str, str], list[str]]
 """(name of a text in the catalog, pair, language) -> its lines."""
+
+
+def tarball(members: Mapping[str, bytes], mode: str = "w:gz") -> bytes:
+    """Return a .tgz, or with the mode `w:` a .tar, of these files."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=mode) as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return out.getvalue()
 
 
 def write(folder: Path, lines: Lines) -> None:
@@ -40,12 +51,8 @@ def write(folder: Path, lines: Lines) -> None:
     with (folder / "SHA256SUMS").open("w") as sums:
         for path, members in archives.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            with tarfile.open(folder / path, "w:gz" if path.endswith(".tgz") else "w:") as archive:
-                for name, packed in members.items():
-                    info = tarfile.TarInfo(name)
-                    info.size = len(packed)
-                    archive.addfile(info, io.BytesIO(packed))
-            packed = (folder / path).read_bytes()
+            packed = tarball(members, "w:gz" if path.endswith(".tgz") else "w:")
+            (folder / path).write_bytes(packed)
             sums.write(f"{hashlib.sha256(packed).hexdigest()}  {len(packed)}  {path}\n")
 
 
@@ -80,34 +87,6 @@ def sample_lines() -> Lines:
             content = files[f"test-full/sampletest-{other}en-{side}.{language}.sgm"]
             return [unescape(line) for line in re.findall(r"<seg[^>]*> *(.*?) *</seg>", content)]
         return files[f"training/sample.{other}-en.{language}"].split("\n")[:-1]
-
-    return lines
-
-
-def real_lines(folder: Path) -> Lines:
-    """Return real text: newstests, Tatoeba, Multi30k and parts of Europarl and giga-fren from a folder."""
-
-    def read(path: str) -> list[str]:
-        content = (folder / path).read_bytes()
-        return (gzip.decompress(content) if path.endswith(".gz") else content).decode().removesuffix("\n").split("\n")
-
-    def lines(name: str, pair: str, language: str) -> list[str]:
-        if name in {"newstest2013", "newstest2014"}:
-            # newstest2013's English side is the same file for both pairs.
-            shared = "en-de" if name == "newstest2013" and language == "en" else pair
-            return read(f"newstest/{name}.{shared}.{language}")
-        if name.startswith("news-commentary"):
-            years = ("news-test2008", *(f"newstest{year}" for year in range(2009, 2013)))
-            return [line for year in years for line in read(f"newstest/{year}.{pair}.{language}")]
-        captions = f"multi30k/train.{language}"
-        tatoeba = read(f"tatoeba/{'deu' if pair == 'en-de' else 'fra'}-eng.{language}.gz")
-        if pair == "en-de":
-            return read(f"europarl20k/europarl20k.{language}.gz") if name == "europarl-v7" else tatoeba + read(captions)
-        half = len(tatoeba) // 2
-        corpora = {"commoncrawl": lambda: tatoeba[:half], "un": lambda: tatoeba[half:]}
-        corpora["europarl-v7"] = lambda: read(captions)
-        corpora["giga-fren"] = lambda: read(f"gigafren30k/gigafren30k.{language}.gz")
-        return corpora[name]()
 
     return lines
 

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import json
 import os
-import pty
-import select
 import signal
 import sqlite3
 import subprocess
 import sys
-import termios
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,32 +40,12 @@ def until(find: Callable[[], Found | None], what: str, patience: float = PATIENC
     raise AssertionError(f"waited {patience:.0f} s in vain for {what}")
 
 
-class Terminal:
-    """A terminal that controls the process which is started in it, until it is closed; what it prints goes to a log."""
-
-    def __init__(self, log: Path) -> None:
-        self.ours, self.theirs = pty.openpty()
-        self.log, self.closing = log, threading.Event()
-        self.thread = threading.Thread(target=self._copy)
-        self.thread.start()
-
-    def control(self) -> None:
-        """To be called in the process, once it leads a session."""
-        fcntl.ioctl(self.theirs, termios.TIOCSCTTY, 0)
-
-    def _copy(self) -> None:
-        with self.log.open("ab", buffering=0) as log:
-            while not self.closing.is_set():
-                if select.select([self.ours], [], [], 0.1)[0]:
-                    log.write(os.read(self.ours, 65536))
-
-    def close(self) -> None:
-        """What the user does with the window."""
-        if not self.closing.is_set():
-            self.closing.set()
-            self.thread.join()
-            os.close(self.theirs)
-            os.close(self.ours)
+def is_over(process: psutil.Process) -> bool:
+    """Whether a process has ended, waited for or not; it may end between two questions."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 class Orchestra:
@@ -104,21 +78,18 @@ class Orchestra:
             "OMP_NUM_THREADS": "1",
         }
 
-    def start(self, terminal: Terminal | None = None) -> subprocess.Popen[bytes]:
-        """The services, once they are ready, in a terminal or without any."""
+    def start(self) -> subprocess.Popen[bytes]:
+        """The services, once they are ready."""
         before = self.log.stat().st_size if self.log.exists() else 0
         ports = {"PREFECT_PORT": str(self.prefect), "MLFLOW_PORT": str(self.mlflow)}
         with self.log.open("ab") as log:
-            output = terminal.theirs if terminal else log.fileno()
             process = subprocess.Popen(
                 [sys.executable, "-m", "pipeline.cli", "serve"],
                 cwd=self.clone.folder,
                 env={**self.environment(), **ports},
-                stdin=terminal and output,
-                stdout=output,
-                stderr=output,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
-                preexec_fn=terminal and terminal.control,  # noqa: PLW1509 - one system call
             )
         try:
             until(lambda: process.poll() is not None or b"a run: " in self.log.read_bytes()[before:], "the services")
@@ -165,7 +136,7 @@ class Orchestra:
             except psutil.Error:
                 continue
             mine = str(self.clone.folder) in command or here.startswith(str(self.clone.folder))
-            if mine and process.status() != psutil.STATUS_ZOMBIE and all(word in command for word in words):
+            if mine and not is_over(process) and all(word in command for word in words):
                 found.append(process.pid)
         return found
 
@@ -195,21 +166,8 @@ class Orchestra:
 
         return json.loads(until(answer, f"an answer to {path}"))
 
-    def type(self, *options: str, pair: str = "en-de") -> str:
-        """`prefect deployment run` with a short name, as a user types it; returns the flow run's id."""
-        result = subprocess.run(
-            ["prefect", "deployment", "run", *options, f"wmt-{pair}"],
-            cwd=self.clone.folder,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
-        return next(line.split()[-1] for line in result.stdout.split("\n") if "UUID" in line)
-
     def deploy(self, name: str | None = None, pair: str = "en-de", **parameters: Any) -> str:
-        """The same through the API, which takes no seconds to start."""
+        """What `prefect deployment run` does, without the seconds that its start takes; returns the flow run's id."""
         body = {"state": {"type": "SCHEDULED"}, "parameters": parameters, **({"name": name} if name else {})}
         return str(self.call(f"deployments/{self.deployment(pair)['id']}/create_flow_run", body)["id"])
 
@@ -221,13 +179,6 @@ class Orchestra:
     def run(self, identity: str) -> Json:
         found: Json = self.call(f"flow_runs/{identity}")
         return found
-
-    def completed(self, *options: str, pair: str = "en-de") -> str:
-        """The id of a run by the short name that came to its end."""
-        identity = self.type("-p", "row=sample", *options, "--watch", pair=pair)
-        run = self.run(identity)
-        assert run["state_type"] == "COMPLETED", self.messages(identity)
-        return identity
 
     def ended(self, identity: str, patience: float = PATIENCE) -> Json:
         """The flow run, once it is over."""
@@ -269,6 +220,15 @@ class Orchestra:
         found = self.call("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [identity]}}})
         return {artifact["key"]: artifact for artifact in found}
 
+    def worker(self) -> int:
+        """The process of Prefect's worker, below that which ends it (pipeline/flows/worker.py)."""
+        (found,) = (
+            pid
+            for pid in self.at_work("-m prefect worker start")
+            if "flows.worker" not in psutil.Process(pid).cmdline()[2]
+        )
+        return found
+
     def cancel(self, identity: str) -> None:
         """What the button in Prefect's pages does."""
         self.call(f"flow_runs/{identity}/set_state", {"state": {"type": "CANCELLING"}})
@@ -298,25 +258,3 @@ def with_suppressed(action: Callable[..., object], *arguments: object) -> None:
         action(*arguments)
     except (ProcessLookupError, psutil.Error):
         return
-
-
-@contextmanager
-def listening() -> Iterator[tuple[str, list[str]]]:
-    """The address of a webhook on this machine, and what is posted to it."""
-    posted: list[str] = []
-
-    class Webhook(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Webhook) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/failed", posted
-        finally:
-            server.shutdown()

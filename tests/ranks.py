@@ -29,7 +29,6 @@ def _rank(
     folder: Path,
     store: str,
     home: Path | None,
-    variables: dict[str, str],
     target: Target,
     given: Any,
 ) -> None:
@@ -43,7 +42,7 @@ def _rank(
     with (folder / f"rank-{rank}.log").open("ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), **variables}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
     torch.set_num_threads(1)
     if home is not None:
         os.chdir(home)
@@ -58,7 +57,7 @@ def _server() -> multiprocessing.context.ForkServerContext:
     The first optimizer imports torch._dynamo, and a process imports its parent's main module, which is pytest.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["nmt.training.trainer", "torch._dynamo", "pytest"])
+    context.set_forkserver_preload(["nmt.training.loop", "torch._dynamo", "pytest"])
     before = os.environ.get("PYTHONPATH")
     # Up to Python 3.12 the server has not our sys.path.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
@@ -80,10 +79,8 @@ def ranks(
     context = _server()
     folder.mkdir(parents=True, exist_ok=True)
     places = homes or [None] * size
-    # The server was started with the environment of the first test.
-    variables = {name: value for name, value in os.environ.items() if name.startswith("NMT_")}
     processes: list[BaseProcess] = [
-        context.Process(target=_rank, args=(rank, size, folder, store, places[rank], variables, target, given))
+        context.Process(target=_rank, args=(rank, size, folder, store, places[rank], target, given))
         for rank in range(size)
     ]
     try:
@@ -97,9 +94,9 @@ def ranks(
                 process.join()
 
 
-def finished(processes: Sequence[BaseProcess]) -> list[int | None]:
+def finished(processes: Sequence[BaseProcess], seconds: float = DEADLINE) -> list[int | None]:
     """Wait until all have ended; returns their exit codes, None for one that is not at its end by the deadline."""
-    end = time.monotonic() + DEADLINE
+    end = time.monotonic() + seconds
     for process in processes:
         process.join(max(0.0, end - time.monotonic()))
     return [process.exitcode for process in processes]
@@ -135,15 +132,12 @@ def agreements(world: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def training(world: Any, job: dict[str, Any], folder: str, bucket: int | None = None) -> bool:
-    """A whole training; `bucket`: the bytes that are summed together."""
+def training(world: Any, job: dict[str, Any], folder: str) -> bool:
+    """A whole training."""
     from nmt.config import Job
-    from nmt.training import gradients
     from nmt.training.distributed import peer_is_lost
-    from nmt.training.trainer import train
+    from nmt.training.loop import train
 
-    if bucket is not None:
-        gradients.BUCKET_BYTES = bucket
     try:
         return train(Job.model_validate(job), Path(folder), world)
     except Exception as error:
@@ -171,9 +165,9 @@ def training_with_a_weight_changed(world: Any, job: dict[str, Any], folder: str)
     """The last weight of the last rank is another by one bit."""
     import torch
 
-    from nmt.training import step
+    from nmt.training import trainer
 
-    make = step.Transformer
+    make = trainer.Transformer
 
     def changed(*given: Any) -> Any:
         model = make(*given)
@@ -182,7 +176,7 @@ def training_with_a_weight_changed(world: Any, job: dict[str, Any], folder: str)
             last[-1] ^= 1
         return model
 
-    step.Transformer = changed
+    trainer.Transformer = changed
     return training(world, job, folder)
 
 
@@ -191,35 +185,27 @@ def training_in_folders_of_their_own(world: Any, job: dict[str, Any], folder: st
     return training(world, job, f"{folder}-{world.rank}")
 
 
-def gradients_of_an_update(world: Any, job: dict[str, Any], folder: str, bucket: int = 50_000_000) -> dict[str, int]:
-    """Save each rank's gradients after the second update; returns how many buckets there are and were summed.
+def gradients_of_an_update(world: Any, job: dict[str, Any], folder: str) -> None:
+    """Save each rank's gradients after the second update: what the first update left is no part of the second.
 
-    `early`: whether a sum began before all gradients were there.
+    Summed along the tree, and as on GPUs by one all-reduce.
     """
     from safetensors.torch import save_file
 
     from nmt.config import Job
-    from nmt.training import gradients
-    from nmt.training.batches import Corpus, train_files, updates
+    from nmt.training.batches import Corpus, train_files
+    from nmt.training.distributed import World
     from nmt.training.trainer import Trainer
 
-    gradients.BUCKET_BYTES = bucket
     settings = Job.model_validate(job)
-    trainer = Trainer(settings, world)
-    left, start_sum = list[int](), trainer.gradients._start_sum
-
-    def watched(bucket: Any) -> None:
-        left.append(sum(other.missing for other in trainer.gradients._buckets))
-        start_sum(bucket)
-
-    trainer.gradients._start_sum = watched
-    corpus = Corpus(train_files(Path(settings.corpus)))
-    # Twice: what the first update left is no part of the second.
-    for update in updates(corpus, 1, 120, settings.training.shards, world.rank, world.size, 1, 2):
-        trainer.step(update)
-    found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
-    save_file(found, Path(folder) / f"gradients-{world.rank}.safetensors")
-    return {"buckets": len(trainer.gradients._buckets), "summed": len(left), "early": any(left)}
+    for order in ("gradients", "unordered"):
+        if order == "unordered":
+            Trainer.in_fixed_order, World.tree_sum = False, None
+        trainer = Trainer(settings, world)
+        for update in trainer.updates(Corpus(train_files(Path(settings.corpus))), 2):
+            trainer.step(update)
+        found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
+        save_file(found, Path(folder) / f"{order}-{world.rank}.safetensors")
 
 
 def tree_sums(world: Any, folder: str) -> None:
@@ -243,23 +229,56 @@ def main_module_out_of_memory(world: Any, folder: str, update: int, rank: int) -
 
     import torch
 
-    from nmt.training import trainer
+    from nmt.training import loop
+    from nmt.training.trainer import Trainer
 
-    losses = trainer.Trainer.losses
+    losses = Trainer.losses
 
     def watched(self: Any, batch: Any, eps_ls: float) -> Any:
         if self.update == update and world.rank == rank:
             torch.empty(2**60, dtype=torch.uint8)
         return losses(self, batch, eps_ls)
 
-    trainer.Trainer.losses = watched
-    trainer.join_world = lambda shards: nullcontext(world)  # These ranks have met over a file.
+    Trainer.losses = watched
+    loop.join_world = lambda shards: nullcontext(world)  # These ranks have met over a file.
     main_module(world, folder)
 
 
 def main_module(world: Any, folder: str) -> None:
     """What torchrun runs."""
-    from nmt.training import trainer
+    from nmt.training import loop
 
     sys.argv = ["trainer", folder] if folder else ["trainer"]
-    trainer.main()
+    loop.main()
+
+
+def main_module_failing(world: Any, folder: str, where: str, store: str) -> None:
+    """What torchrun runs; the last rank fails in saving, the forward pass or the sum of the third update.
+
+    Leaving the group waits for all ranks, as it does with NCCL.
+    """
+    from functools import partial
+
+    from torch import distributed
+
+    from nmt.training import loop, state
+    from nmt.training.distributed import World, join_world
+    from nmt.training.trainer import Trainer
+
+    leave = distributed.destroy_process_group
+    leave()
+
+    def failing(*given: Any) -> None:
+        raise OSError(f"no room in {where}")
+
+    def step(self: Trainer, update: Any, real: Any = Trainer.step) -> None:
+        if update.number == 3 and world.rank == (0 if where == "saving" else world.size - 1):
+            places = {"saving": (state, "save_tensors"), "forward": (Trainer, "losses"), "sum": (World, "tree_sum")}
+            owner, name = places[where]
+            setattr(owner, name, failing)
+        real(self, update)
+
+    Trainer.step = step
+    distributed.destroy_process_group = lambda: (distributed.barrier(), leave())
+    loop.join_world = partial(join_world, store=store)
+    main_module(world, folder)

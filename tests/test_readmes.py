@@ -21,7 +21,7 @@ from command_line import wmt
 from model_folders import folder_of
 from ruamel.yaml import YAML
 
-from pipeline import cli
+from pipeline.cli import app as cli
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_LINES = 130
@@ -141,7 +141,8 @@ def test_paths_exist(readme: str) -> None:
 
 
 @each_readme
-def test_modules_exist(readme: str) -> None:
+def test_modules_targets_and_commands_exist(readme: str) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
     for line in code(readme):
         for module, argument in re.findall(r"python -m ([\w.]+)(?: ([a-z_]+))?", line):
             path = ROOT / module.replace(".", "/")
@@ -151,22 +152,10 @@ def test_modules_exist(readme: str) -> None:
                 assert importlib.util.find_spec(module.split(".")[0]), f"{readme}: {line}"
             if module == "pipeline" and argument:
                 assert argument in stages(), f"{readme}: {line}"
-
-
-@each_readme
-def test_make_targets_exist(readme: str) -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
-    for line in code(readme):
         for words in re.findall(r"(?:^|[;&$] ?)make((?: [a-z-]+)+)", line):
             assert set(words.split()) <= targets, f"{readme}: {line}"
-
-
-@each_readme
-def test_commands_exist(readme: str) -> None:
-    command: Any = typer.main.get_command(cli.app)
-    for line in code(readme):
         for words in re.findall(r"(?:^|[\s/])wmt((?: [a-z]+)+)", line):
-            at = command
+            at: Any = typer.main.get_command(cli.app)
             for word in words.split():
                 if not hasattr(at, "commands"):
                     break

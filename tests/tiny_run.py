@@ -3,44 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import random
+import importlib
+import shutil
+import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from clones import ROOT, write_tiny_corpus
 
 from nmt.config import Job
-from nmt.training import trainer
+from nmt.training import loop
 from nmt.training.distributed import World
-from pipeline.common.paths import CONFIG
-from pipeline.config import resolution
-from pipeline.stages import average, binarize, certify, decode, learn_subwords, score, tokenize, train
+from pipeline.config.paths import PARAMS
+from pipeline.stages import train
 
-ROOT = Path(__file__).resolve().parents[1]
-WORDS = [
-    "the",
-    "old",
-    "man",
-    "sees",
-    "a",
-    "dog",
-    ".",
-    "He",
-    "did",
-    "not",
-    "see",
-    "it",
-    "She",
-    "sleeps",
-    "well",
-    ",",
-    "and",
-    "we",
-    "do",
-    "!",
-]
 OVERRIDES: dict[str, Any] = {
     "model": {"N": 1, "d_model": 16, "d_ff": 32, "h": 2, "d_k": 8, "d_v": 8, "P_drop": 0.1},
     "subwords": {"merges": 60},
@@ -51,58 +30,45 @@ OVERRIDES: dict[str, Any] = {
     "averaging": {"last": 3},
     "search": {"beam": 2, "max_extra": 2},
 }  # fmt: skip
-DVC = """
-stages:
-  train: {cmd: x, meta: {trains: true}, deps: [data/binned, nmt/code.py]}
-  certify: {cmd: x, outs: [results/certificate.json]}
-"""
 
 
 class Silent:
-    """A tracker and a display of progress that do nothing."""
-
-    def metrics(self, values: Mapping[str, float], update: int | None = None) -> None: ...
-
-    def tags(self, values: Mapping[str, str]) -> None: ...
+    """A display of progress that does nothing."""
 
     def show(self, update: int, record: Mapping[str, float]) -> None: ...
 
 
-def train_here(folder: Path, watch: Callable[[], None]) -> int:
+def train_here(folder: Path, watch: Callable[[], None], threads: int = 0) -> int:
     """Train in this process, as the launcher's processes do."""
     job = Job.model_validate(yaml.safe_load((folder / "job.yaml").read_text()))
-    trainer.train(job, folder, World(0, 1, torch.device("cpu")))
+    loop.train(job, folder, World(0, 1, torch.device("cpu")))
     return 0
 
 
 def training() -> None:
     """The stage `train` in the present folder."""
-    train.run(Silent(), train_here, lambda updates: contextlib.nullcontext(Silent()))
+    train.run(train_here, lambda updates: contextlib.nullcontext(Silent()), contextlib.nullcontext)
+
+
+def run_stages(*names: str) -> None:
+    """Stages in the present folder."""
+    for name in names:
+        training() if name == "train" else importlib.import_module(f"pipeline.stages.{name}").run()
 
 
 def after_training() -> None:
     """The stages after training in the present folder, up to the certificate."""
-    for stage in (average, decode, score, certify):
-        stage.run(Silent())
+    run_stages("average", "decode", "score", "certify")
 
 
-def prepare(seed: int = 1) -> None:
-    """Configuration, text, subwords and binned corpus in the present folder."""
-    here = Path.cwd()
-    with contextlib.chdir(ROOT):
-        params = {"row": "sample", "pair": "en-de", "corpus": "sample", "seed": seed, "overrides": OVERRIDES}
-        configuration = resolution.resolve(params)
-    (here / "results").mkdir()
-    CONFIG.write_text(resolution.text(configuration))
-    Path("nmt").mkdir()
-    Path("nmt/code.py").write_text("1")
-    Path("dvc.yaml").write_text(DVC)
-    chance = random.Random(5)
-    raw = here / "data/raw"
-    raw.mkdir(parents=True)
-    for name, lines in (("train.sample", 60), ("valid.sampledev", 4), ("test.sampletest", 4)):
-        text = [" ".join(chance.choices(WORDS, k=chance.randrange(3, 9))) for _ in range(lines)]
-        for language in ("en", "de"):
-            (raw / f"{name}.{language}").write_text("".join(f"{line}\n" for line in text))
-    for stage in (tokenize, learn_subwords, binarize):
-        stage.run(Silent())
+def prepare() -> None:
+    """A repository with a corpus of its own in the present folder, which is empty, and the stages up to training."""
+    for path in ("nmt", "pipeline", "dvc.yaml"):
+        Path(path).symlink_to(ROOT / path)
+    shutil.copyfile(ROOT / ".gitignore", ".gitignore")
+    write_tiny_corpus(Path())
+    params = {"row": "sample", "pair": "en-de", "corpus": "tiny", "seed": 1, "overrides": OVERRIDES}
+    PARAMS.write_text(yaml.safe_dump(params))
+    for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
+        subprocess.run(["git", *command], check=True)
+    run_stages("resolve", "download", "tokenize", "learn_subwords", "binarize")

@@ -1,14 +1,18 @@
-"""Processes: they end with their parent, are waited for by a shared lock, and have a status when interrupted."""
+"""Processes: they end with their parent and by groups, are waited for by a shared lock, and have exit statuses."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 INTERRUPTED = 75
 """The exit status of a process that was stopped and can be resumed (sysexits' EX_TEMPFAIL)."""
@@ -16,6 +20,52 @@ UNRECORDED = 73
 """The exit status of a training process that failed and could not write why (sysexits' EX_CANTCREAT)."""
 TRAINERS = "trainers.lock"
 """The file in a training's folder that all of its processes hold by `sharing`."""
+_LIBC = ctypes.CDLL(None)  # opened here: between fork and exec a lock of the loader may be held by a lost thread
+
+
+class Interrupted(Exception):
+    """The stage was asked to stop. Its finished work stays, and the same command resumes it."""
+
+
+def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a command as the leader of its own session and process group, with `options` of Popen.
+
+    It gets SIGTERM when this process dies, and so it does when the thread that called this ends (Linux only).
+    """
+    bind = partial(die_with_parent, signal.SIGTERM, os.getpid())
+    # `bind` makes system calls only: another thread may hold any lock at the fork.
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=bind, **options)  # noqa: PLW1509
+
+
+def end(process: subprocess.Popen[bytes], grace: float) -> int:
+    """End the process group of a process from `start`, and return the process' exit status.
+
+    All processes of the group get SIGTERM, at most `grace` seconds to end, then SIGKILL. Those that lead sessions of
+    their own are not in it: their parents end them.
+    """
+    deadline = time.monotonic() + grace
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        while not is_empty(process.pid) and (number == signal.SIGKILL or time.monotonic() < deadline):
+            process.poll()
+            time.sleep(0.05)
+    return process.wait()
+
+
+def is_empty(group: int) -> bool:
+    """Return whether all processes of a group have ended, waited for or not."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # What macOS says of a group of zombies.
+        return True
+    if sys.platform != "linux":
+        return False
+    # In a container whose first process waits for nobody, orphans stay as zombies.
+    stats = (_stat(path.name) for path in Path("/proc").glob("[0-9]*"))
+    return not any(found == group and state not in "ZX" for state, found in stats)
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL, ancestor: int | None = None) -> None:
@@ -28,18 +78,19 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL, ancestor: int | Non
     if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
         parent = os.getppid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
-        if os.getppid() != parent or (ancestor is not None and _is_dead(ancestor)):
+        _LIBC.prctl(PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent or (ancestor is not None and _stat(ancestor)[0] in "ZX"):
             os.kill(os.getpid(), number)
 
 
-def _is_dead(process: int) -> bool:
-    """Return whether a process has ended, waited for or not."""
+def _stat(process: int | str) -> tuple[str, int]:
+    """Return the state and the group of a process on Linux; X and 0 if it is gone. Z and X are states of dead ones."""
     try:
         status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return True
-    return status.rpartition(")")[2].split()[0] in "ZX"
+        return "X", 0
+    state, _, group = status.rpartition(")")[2].split()[:3]
+    return state, int(group)
 
 
 @contextmanager

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,7 +27,9 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
-        raise OSError(errno.EIO, f"the weights could not be written ({error})", str(path)) from error
+        number = int(found[1]) if (found := re.search(r"os error (\d+)", str(error))) else errno.EIO
+        reason = os.strerror(number) if found else f"the weights could not be written ({error})"
+        raise OSError(number, reason, str(path)) from error
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -48,8 +52,3 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     with ThreadPoolExecutor() as threads:
         found = list(threads.map(of_bytes, sorted(tensors)))
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()
-
-
-def shape_text(shape: Sequence[int] | None) -> str:
-    """Format a shape for a message."""
-    return "none" if shape is None else str(list(shape))

@@ -77,7 +77,6 @@ class CTranslate2Engine(Engine):
         return found
 
     def length_penalty(self, length: int, alpha: float) -> float:
-        """See Engine."""
         return float(length**alpha)
 
     def _search(
@@ -95,19 +94,14 @@ class CTranslate2Engine(Engine):
             suppress_sequences=self.specials,
             return_scores=True,
         )
-        return [
-            [
-                self._hypothesis(symbols, score, settings.alpha)
-                for symbols, score in zip(result.hypotheses, result.scores, strict=True)
-            ]
-            for result in results
-        ]
-
-    def _hypothesis(self, symbols: list[str], score: float, alpha: float) -> Hypothesis:
-        if not math.isfinite(score):
-            raise InputError(
-                f"CTranslate2 scores a translation as {score}: the weights are damaged, or they overflow; export "
-                "another checkpoint, or this one with --quantization float32"
-            )
-        ids = [self.tokens[symbol] for symbol in symbols]
-        return Hypothesis(ids, score * self.length_penalty(len(ids) + 1, alpha), score)
+        found: list[list[Hypothesis]] = [[] for _ in results]
+        for hypotheses, result in zip(found, results, strict=True):
+            for symbols, score in zip(result.hypotheses, result.scores, strict=True):
+                if not math.isfinite(score):
+                    raise InputError(
+                        f"CTranslate2 scores a translation as {score}: the weights are damaged, or they overflow; "
+                        "export another checkpoint, or this one with --quantization float32"
+                    )
+                ids = [self.tokens[symbol] for symbol in symbols]
+                hypotheses.append(Hypothesis(ids, score * self.length_penalty(len(ids) + 1, settings.alpha), score))
+        return found

@@ -24,22 +24,14 @@ from nmt.model import LAYER_NORM_EPSILON, MultiHeadAttention, Transformer, posit
 
 def check_representable(settings: ModelSettings) -> None:
     """Raise InputError for a model that CTranslate2 cannot represent."""
-    d_k, d_v, d_model = settings.d_k, settings.d_v, settings.d_model
-    if settings.sharing != "all":
-        raise InputError(
-            f"the export writes one table of embeddings, but this model has model.sharing {settings.sharing}: "
-            "translate with --engine torch"
-        )
-    if d_k != d_v:
-        raise InputError(
-            f"CTranslate2 has one size for keys and values, but this model has d_k {d_k} and d_v {d_v}: "
-            "translate with --engine torch"
-        )
-    if settings.h * d_k != d_model:
-        raise InputError(
-            f"CTranslate2 needs h x d_k = d_model, but this model has h x d_k = {settings.h * d_k} "
-            f"and d_model {d_model}: translate with --engine torch"
-        )
+    d_k, d_v, width = settings.d_k, settings.d_v, settings.h * settings.d_k
+    for fits, needs, found in (
+        (settings.sharing == "all", "one table of embeddings", f"model.sharing {settings.sharing}"),
+        (d_k == d_v, "one size for keys and values", f"d_k {d_k} and d_v {d_v}"),
+        (width == settings.d_model, "h x d_k = d_model", f"h x d_k = {width} and d_model {settings.d_model}"),
+    ):
+        if not fits:
+            raise InputError(f"the export needs {needs}, but this model has {found}: translate with --engine torch")
 
 
 def export(folder: Path, out: Path, quantization: Quantization = "float32") -> None:
@@ -102,7 +94,6 @@ def _fill(theirs: Any, *ours: nn.Linear) -> None:
 
 
 def _fill_layer(ours: Any, theirs: Any, sublayers: Sequence[Any]) -> None:
-    """Set a layer's self-attention, feed-forward network and layer norms."""
     own = ours.self_attention
     _fill(theirs.self_attention.linear[0], own.W_Q, own.W_K, own.W_V)
     _fill(theirs.self_attention.linear[1], own.W_O)

@@ -10,19 +10,22 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacremoses import MosesTokenizer
+from sacremoses.corpus import NonbreakingPrefixes
+
+from nmt import bootstrap
 from nmt.config import InputError
 from nmt.text import parallel_text
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from sacrebleu.metrics.base import Metric
-    from sacrebleu.significance import Result
-
-SAMPLES = 1000
-"""Resamples of the bootstrap (Koehn 2004). The seed is sacreBLEU's: 12345, or $SACREBLEU_SEED."""
 
 _COMPOUND = re.compile(r"(\S)-(\S)")
 _QUOTES = str.maketrans({"\u201c": '"', "\u201d": '"', "\u201e": '"', "\u201f": '"'})
@@ -37,64 +40,13 @@ _SETS = {
 """Names of WMT's news sets, by the sha256 of the references, with every run of white space as one space.
 
 The newstest2014 that papers report has 3,003 lines. sacreBLEU's `wmt14` is a subset of it, 2,737 lines of
-English-German in the same order.
+English-German in another order.
 """
 
 
-@dataclass(frozen=True)
-class Step:
-    """A step from sacreBLEU to the paper's way of scoring, and the BLEU after it, in percent."""
-
-    name: str
-    bleu: float
-
-
-@dataclass(frozen=True)
-class ConfidenceInterval:
-    """A 95% confidence interval, in points of BLEU."""
-
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Scores:
-    """All scores of one system, in percent."""
-
-    bleu: float
-    """Cased sacreBLEU (13a) of detokenised text."""
-    signature: str
-    interval: ConfidenceInterval
-    chrf: float
-    chrf_signature: str
-    paper_way: list[Step]
-    lines: int
-    set: str | None
-    """The name of the references if they are a known set of WMT's."""
-
-    @property
-    def bleu_paper_way(self) -> float:
-        """BLEU as the paper reports it."""
-        return self.paper_way[-1].bleu
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A system compared with a baseline by paired bootstrap resampling."""
-
-    difference: float
-    """In points of the score; positive if the system is better."""
-    p_value: float
-    """The probability of a difference at least as large by chance."""
-
-
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a text; raise InputError if it is missing, empty or not UTF-8."""
-    try:
-        lines = list(parallel_text.read_lines(path))
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
-    if not lines:
+    """Return the lines of a text; raise InputError if it is empty or not UTF-8."""
+    if not (lines := list(parallel_text.read_lines(path))):
         raise InputError(f"{path} is empty: there is nothing to score")
     return lines
 
@@ -106,10 +58,11 @@ def known_set(references: Sequence[str]) -> str | None:
     return _SETS.get(hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest())
 
 
-def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+def _check(hypotheses: Sequence[str], references: Sequence[str], names: tuple[object, object] = ("HYP", "REF")) -> None:
     if len(hypotheses) != len(references):
         raise InputError(
-            f"there are {len(hypotheses)} translations for {len(references)} references: give one line for each line"
+            f"{names[0]} has {len(hypotheses)} lines, {names[1]} has {len(references)}: "
+            "give one translation for each reference"
         )
     if not references:
         raise InputError("there is no line to score")
@@ -123,23 +76,15 @@ def _corpus_score(metric: Metric, hypotheses: Sequence[str], references: Sequenc
 
 def sacrebleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
     """Return cased sacreBLEU (13a) of detokenised lines in percent, and its signature."""
-    from sacrebleu.metrics.bleu import BLEU
-
     return _corpus_score(BLEU(), hypotheses, references)
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
     """Return chrF2 (Popovic 2015) in percent, and its signature."""
-    from sacrebleu.metrics.chrf import CHRF
-
     return _corpus_score(CHRF(), hypotheses, references)
 
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-    """Return chrF2 of each line in percent."""
-    from sacrebleu.metrics.chrf import CHRF
-
-    _check(hypotheses, references)
     metric, pairs = CHRF(), zip(hypotheses, references, strict=True)
     return [float(metric.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs]
 
@@ -154,96 +99,79 @@ def plain_quotes(line: str) -> str:
     return line.translate(_QUOTES)
 
 
-def paper_way(hypotheses: Sequence[str], references: Sequence[str], lang: str) -> list[Step]:
-    """Return the steps from sacreBLEU (first) to the paper's way (last); `lang` is the target language.
+def paper_way(hypotheses: Sequence[str], references: Sequence[str], lang: str) -> list[tuple[str, float]]:
+    """Return the steps from sacreBLEU (first) to the paper's way (last) and the BLEU after each; `lang`: the target's.
 
     Every step changes both sides. German: Moses tokens, compounds split, quotes made plain. Other languages: Moses
     tokens alone, as the literature reports English-French.
     """
-    from sacrebleu.metrics.bleu import BLEU
-    from sacremoses import MosesTokenizer
-
     moses = MosesTokenizer(lang)
     # Plain quotes before or after tokenization give the same words.
     changes = [("Moses tokens", lambda line: moses.tokenize(line, return_str=True, escape=False))]
     if lang == "de":
         changes += [("compounds split at hyphens", split_compounds), ("unicode quotes made plain", plain_quotes)]
-    steps = [Step("sacreBLEU, 13a", _corpus_score(BLEU(force=True), hypotheses, references)[0])]
+    steps = [("sacreBLEU, 13a", _corpus_score(BLEU(force=True), hypotheses, references)[0])]
     for name, change in changes:
         hypotheses, references = list(map(change, hypotheses)), list(map(change, references))
-        steps.append(Step(name, _corpus_score(BLEU(tokenize="none", force=True), hypotheses, references)[0]))
+        steps.append((name, _corpus_score(BLEU(tokenize="none", force=True), hypotheses, references)[0]))
     return steps
 
 
-def _bootstrap(systems: Sequence[Sequence[str]], references: Sequence[str]) -> list[Result]:
-    """Return sacreBLEU's bootstrap of the systems; all but the first are also compared with the first (Koehn 2004)."""
-    from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.significance import PairedTest
-
-    for system in systems:
-        _check(system, references)
-    metrics: dict[str, Metric] = {"BLEU": BLEU()}
-    named = [(str(number), system) for number, system in enumerate(systems)]
-    _, results = PairedTest(named, metrics, [references], test_type="bs", n_samples=SAMPLES)()
-    return [result for result in results["BLEU"] if not isinstance(result, str)]
+def line_statistics(hypotheses: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:
+    """Return what corpus BLEU (sacreBLEU, 13a) sums over lines, [lines, 10]: 4 matches, 4 totals, both lengths."""
+    _check(hypotheses, references)
+    metric, pairs = BLEU(effective_order=True), zip(hypotheses, references, strict=True)
+    scores = [metric.sentence_score(hypothesis, [reference]) for hypothesis, reference in pairs]
+    return np.array([[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores])
 
 
-def confidence(hypotheses: Sequence[str], references: Sequence[str]) -> ConfidenceInterval:
-    """Return the 95% interval of sacreBLEU under resampling of the lines (Koehn 2004)."""
-    result: Any = _bootstrap([hypotheses], references)[0]
-    return ConfidenceInterval(float(result.mean - result.ci), float(result.mean + result.ci))
+def bleu_of(sums: NDArray[np.int64]) -> float:
+    """Return the corpus BLEU of summed line statistics, [10], in percent."""
+    values = sums.tolist()
+    return float(BLEU.compute_bleu(values[:4], values[4:8], values[8], values[9], smooth_method="exp").score)
 
 
-def compare(baseline: Sequence[str], system: Sequence[str], references: Sequence[str]) -> Comparison:
-    """Compare the sacreBLEU of `system` with that of `baseline` by paired bootstrap resampling (Koehn 2004)."""
-    first, second = _bootstrap([baseline, system], references)
-    assert second.p_value is not None
-    difference = float(second.score - first.score)
-    # sacreBLEU reports a significant difference for equal systems and for texts of one line. We return p = 1 there.
-    return Comparison(difference, float(second.p_value) if difference and len(references) > 1 else 1.0)
+def confidence(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, float]:
+    """Return the 95% interval of sacreBLEU under resampling of the lines."""
+    return bootstrap.interval(line_statistics(hypotheses, references), bleu_of)
 
 
-def score(hypotheses: Sequence[str], references: Sequence[str], lang: str) -> Scores:
-    """Return all scores of detokenised translations; raise InputError unless there is one for each reference."""
-    return Scores(
-        *sacrebleu(hypotheses, references),
-        confidence(hypotheses, references),
-        *chrf(hypotheses, references),
-        paper_way(hypotheses, references, lang),
-        lines=len(references),
-        set=known_set(references),
-    )
+def compare(baseline: Sequence[str], system: Sequence[str], references: Sequence[str]) -> bootstrap.Comparison:
+    """Compare the sacreBLEU of `system` with that of `baseline` by paired bootstrap resampling."""
+    return bootstrap.compare(line_statistics(baseline, references), line_statistics(system, references), bleu_of)
+
+
+def score(hypotheses: Sequence[str], references: Sequence[str], lang: str) -> dict[str, Any]:
+    """Return all scores of detokenised translations, in percent, by the keys of `wmt bleu --json`.
+
+    `set` is the name of the references if they are a known set of WMT's. Raises InputError unless there is one
+    translation for each reference.
+    """
+    found: dict[str, Any] = {"set": known_set(references), "lines": len(references)}
+    found["bleu"], found["bleu_signature"] = sacrebleu(hypotheses, references)
+    found["bleu_low"], found["bleu_high"] = confidence(hypotheses, references)
+    steps = paper_way(hypotheses, references, lang)
+    found["bleu_paper_way"] = steps[-1][1]
+    found["paper_way_steps"] = [{"step": name, "bleu": value} for name, value in steps]
+    found["chrf"], found["chrf_signature"] = chrf(hypotheses, references)
+    return found
 
 
 def score_systems(hypotheses: Sequence[Path], reference: Path, lang: str) -> list[dict[str, Any]]:
     """Return all scores of each system's file; all but the first are also compared with the first.
 
-    Raises InputError if a file cannot be read or does not have one line for each reference.
+    Raises InputError if a file does not have one line for each reference, or `lang` is no language of Moses'.
     """
+    languages = sorted(NonbreakingPrefixes().available_langs.values())
+    if lang not in languages:
+        raise InputError(f"--lang is `{lang}`: give the target's code, one of {', '.join(languages)}")
     references = read_lines(reference)
     systems = [read_lines(path) for path in hypotheses]
     for path, lines in zip(hypotheses, systems, strict=True):
-        if len(lines) != len(references):
-            raise InputError(
-                f"{path} has {len(lines)} lines, {reference} has {len(references)}: "
-                "give one translation for each reference"
-            )
+        _check(lines, references, (path, reference))
     found: list[dict[str, Any]] = []
     for path, lines in zip(hypotheses, systems, strict=True):
-        scores = score(lines, references, lang)
-        report = {
-            "hypothesis": str(path),
-            "set": scores.set,
-            "lines": scores.lines,
-            "bleu": scores.bleu,
-            "bleu_signature": scores.signature,
-            "bleu_low": scores.interval.low,
-            "bleu_high": scores.interval.high,
-            "bleu_paper_way": scores.bleu_paper_way,
-            "paper_way_steps": [{"step": step.name, "bleu": step.bleu} for step in scores.paper_way],
-            "chrf": scores.chrf,
-            "chrf_signature": scores.chrf_signature,
-        }
+        report = {"hypothesis": str(path), **score(lines, references, lang)}
         if found:
             report |= vars(compare(systems[0], lines, references))
         found.append(report)
@@ -251,10 +179,8 @@ def score_systems(hypotheses: Sequence[Path], reference: Path, lang: str) -> lis
 
 
 def format_report(report: Mapping[str, Any]) -> str:
-    """Format one of the reports of `score_systems` for people."""
-    named = f" of {report['set']}" if report["set"] else ""
     lines = [
-        f"{report['hypothesis']}: {report['lines']} lines{named}",
+        f"{report['hypothesis']}: {report['lines']} lines" + (f" of {report['set']}" if report["set"] else ""),
         f"  sacreBLEU {report['bleu']:.2f}, 95% interval {report['bleu_low']:.2f} to {report['bleu_high']:.2f}",
         f"    {report['bleu_signature']}",
         f"  the paper's way {report['bleu_paper_way']:.2f}, by steps:",

@@ -5,29 +5,29 @@ The search reports the same log-probability for its own translations if their te
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from nmt.common.shapes import Float, Int
 from nmt.config import BOS, EOS, InputError
 from nmt.inference.loading import Models, padded
+from nmt.inference.options import WINDOW
 from nmt.inference.search import not_finite_error
-from nmt.inference.translator import batches
+from nmt.inference.translator import batches, windows
 from nmt.model import Transformer
 from nmt.text.parallel_text import parallel
 
-WINDOW = 2048
-"""Pairs sorted by length together."""
+_ROWS = 256
+"""Positions whose logits are in memory together: 38 MB for the paper's vocabulary."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The score of a translation."""
-
     log_probability: float
     """Of all its subwords and EOS, in nats."""
     tokens: int
@@ -54,9 +54,9 @@ def score(members: Sequence[Transformer], pairs: Sequence[tuple[list[int], list[
     targets = padded([target for _, target in pairs], device)
     every = []
     for model in members:
-        logits = model.logits(model(src, tgt_in))
-        precise = logits if logits.dtype == torch.float64 else logits.float()
-        every.append(precise.log_softmax(2).gather(2, targets[:, :, None])[:, :, 0].double())
+        blocks = zip(model(src, tgt_in).flatten(0, 1).split(_ROWS), targets.flatten().split(_ROWS), strict=True)
+        parts = [_log_probabilities(model.logits(states), labels) for states, labels in blocks]
+        every.append(torch.cat(parts).view(targets.shape))
     log_p = torch.stack(every).logsumexp(0) - math.log(len(every))
     scored = []
     for row, (_, target) in zip(log_p, pairs, strict=True):
@@ -67,12 +67,11 @@ def score(members: Sequence[Transformer], pairs: Sequence[tuple[list[int], list[
     return scored
 
 
-def _encode(models: Models, number: int, src: str, tgt: str) -> tuple[list[int], list[int]]:
-    """Return the ids of a pair of raw lines, EOS last; raise InputError if the source has no text."""
-    ids = models.encode(src)
-    if not ids:
-        raise InputError(f"line {number}: the source has no text to translate: leave it out")
-    return ids, models.encode_target(tgt) or [EOS]
+def _log_probabilities(
+    logits: Float[Tensor, "positions vocabulary"], labels: Int[Tensor, "positions"]
+) -> Float[Tensor, "positions"]:
+    precise = logits if logits.dtype == torch.float64 else logits.float()
+    return precise.log_softmax(1).gather(1, labels[:, None])[:, 0].double()
 
 
 def score_files(folders: Sequence[Path], source: Path, target: Path, batch_tokens: int = 4096) -> Iterator[Scored]:
@@ -81,21 +80,18 @@ def score_files(folders: Sequence[Path], source: Path, target: Path, batch_token
     An empty translation is EOS alone. Raises InputError if a source has no text, after the scores of the lines before.
     """
     models = Models(folders)
-    numbered = enumerate(parallel(source, target), start=1)
-    failure: InputError | None = None
-    while not failure:
-        encoded = []
-        try:
-            for number, (src, tgt) in itertools.islice(numbered, WINDOW):
-                encoded.append(_encode(models, number, src, tgt))
-        except InputError as error:
-            failure = error
-        if not encoded:
-            break
+
+    def encoded() -> Iterator[tuple[list[int], list[int]]]:
+        for number, (src, tgt) in enumerate(parallel(source, target), start=1):
+            if not (ids := models.encode(src)):
+                raise InputError(f"line {number}: the source has no text to translate: leave it out")
+            yield ids, models.encode_target(tgt) or [EOS]
+
+    for pairs, failure in windows(encoded(), WINDOW):
         found: dict[int, Scored] = {}
-        for batch in batches([max(pair, key=len) for pair in encoded], batch_tokens):
-            found |= zip(batch, score(models.members, [encoded[index] for index in batch]), strict=True)
-        for index in range(len(encoded)):
+        for batch in batches([max(pair, key=len) for pair in pairs], batch_tokens):
+            found |= zip(batch, score(models.members, [pairs[index] for index in batch]), strict=True)
+        for index in range(len(pairs)):
             yield found[index]
-    if failure:
-        raise failure
+        if failure:
+            raise failure

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import cast
 
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from nmt.common.shapes import Bool, Float, Int
-from nmt.config import InputError
 from nmt.inference.quantization import Int8Linear, is_quantized
 from nmt.model import DecoderLayer, Transformer, attention, padding_mask
 
@@ -74,7 +72,7 @@ class Decoder(Scorer):
                 embedding(zero, _POSITIONS)
         product = Int8Linear if is_quantized(model) else _Product
         layers = [cast("DecoderLayer", layer) for layer in model.decoder]
-        self.layers = [_Layer.of(layer, product) for layer in layers]
+        self.layers = [_Layer(layer, product) for layer in layers]
         attentions = [layer.cross_attention for layer in layers]
         self.keys_values = _fused([part for own in attentions for part in (own.W_K, own.W_V)], product)
         """The projections of the memory to keys and values of all layers, as one matrix."""
@@ -96,8 +94,6 @@ class Ensemble(Scorer):
     """Several models with one vocabulary: the mean of their probabilities."""
 
     def __init__(self, members: Sequence[Scorer]) -> None:
-        if not members:
-            raise InputError("an ensemble needs at least one model: give one")
         self.members = members
 
     def start(self, src: Int[Tensor, "batch src"]) -> DecodingState:
@@ -132,21 +128,15 @@ class _Product:
         return product if self.bias is None else product + self.bias
 
 
-@dataclass(frozen=True)
 class _Layer:
     """A decoder layer with the three projections of its self-attention as one matrix."""
 
-    layer: DecoderLayer
-    qkv: Callable[[Tensor], Tensor]
-    """The rows of W_Q are divided by sqrt(d_k) here, so that queries need not be at every step."""
-    sizes: list[int]
-
-    @classmethod
-    def of(cls, layer: DecoderLayer, product: _MakeProduct) -> _Layer:
-        own = layer.self_attention
+    def __init__(self, layer: DecoderLayer, product: _MakeProduct) -> None:
+        self.layer, own = layer, layer.self_attention
         parts: list[_Linear] = [own.W_Q, own.W_K, own.W_V]
-        scales = [1 / math.sqrt(own.W_Q.out_features // own.h), 1.0, 1.0]
-        return cls(layer, _fused(parts, product, scales), [part.out_features for part in parts])
+        # The rows of W_Q are divided by sqrt(d_k) here, so that queries need not be at every step.
+        self.qkv = _fused(parts, product, [1 / math.sqrt(own.W_Q.out_features // own.h), 1.0, 1.0])
+        self.sizes = [part.out_features for part in parts]
 
 
 def _fused(parts: Sequence[_Linear], product: _MakeProduct, scales: Sequence[float] = ()) -> Callable[[Tensor], Tensor]:

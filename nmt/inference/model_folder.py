@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from nmt.common.files import read_yaml, writing
-from nmt.common.tensors import WEIGHTS, load_tensors, save_tensors, shape_text
+from nmt.common.tensors import WEIGHTS, load_tensors, save_tensors
 from nmt.config import InputError, ModelSettings, SearchSettings, Settings, TokenizerSettings, first_error
 from nmt.model import Transformer
 
@@ -46,7 +46,8 @@ def load_description(folder: Path) -> ModelDescription:
     """Return config.yaml of a model folder; raise InputError if it is missing or wrong."""
     path = folder / "config.yaml"
     try:
-        return ModelDescription.model_validate(read_yaml(path))
+        found = read_yaml(path)
+        return ModelDescription.model_validate(found if isinstance(found, dict) else {})
     except OSError as error:
         raise InputError(f"{folder} is no model folder: {path} cannot be read ({error.strerror})") from error
     except ValidationError as error:
@@ -59,16 +60,12 @@ def load_model(folder: Path, description: ModelDescription) -> Transformer:
     weights = load_tensors(folder / WEIGHTS)
     with torch.device("meta"):
         model = Transformer(description.model, description.vocabulary, description.target_vocabulary)
-    expected = model.state_dict()
-    for name in sorted(expected.keys() | weights.keys()):
-        shapes = [tensors[name].shape if name in tensors else None for tensors in (weights, expected)]
-        if shapes[0] != shapes[1]:
-            raise InputError(
-                f"{folder / WEIGHTS}: tensor `{name}` has shape {shape_text(shapes[0])}, but config.yaml asks for "
-                f"{shape_text(shapes[1])}: the two files are of different models"
-            )
+    try:
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        problem = " ".join(str(error).split()[:40])
+        raise InputError(f"{folder / WEIGHTS} and config.yaml are of different models: {problem}") from error
     for name, tensor in weights.items():
         if not torch.isfinite(tensor).all():
             raise InputError(f"{folder / WEIGHTS}: tensor `{name}` holds values that are not finite: train it again")
-    model.load_state_dict(weights, assign=True)
     return model.eval()

@@ -13,11 +13,6 @@ _LEVELS = 127
 """The largest magnitude of an 8-bit integer, with a range symmetric about 0."""
 
 
-def _levels_of_x() -> int:
-    """Return the largest magnitude of x: without VNNI, pairs of products are added in 16 bits and would overflow."""
-    return _LEVELS if torch.cpu._is_vnni_supported() else _LEVELS // 2
-
-
 class Int8Linear(nn.Module):
     """x W^T + b with W and x as 8-bit integers: one scale per row of W and one per row of x; the product is oneDNN's.
 
@@ -28,7 +23,8 @@ class Int8Linear(nn.Module):
         super().__init__()
         self.out_features = weight.shape[0]
         self.bias = bias
-        self.levels = _levels_of_x()
+        # Of x. Without VNNI, pairs of products are added in 16 bits and would overflow.
+        self.levels = _LEVELS if torch.cpu._is_vnni_supported() else _LEVELS // 2
         self.scales = (weight.abs().amax(1) / _LEVELS).clamp_min(torch.finfo(torch.float32).tiny)
         self.rounded = (weight / self.scales[:, None]).round().to(torch.int8)
         self._zeros = torch.zeros(len(weight), dtype=torch.int32)
@@ -36,7 +32,6 @@ class Int8Linear(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "out in"]:
-        """The weights, dequantized."""
         return self.rounded * self.scales[:, None]
 
     def forward(self, x: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
@@ -76,5 +71,4 @@ def quantize(model: Transformer) -> None:
 
 
 def is_quantized(model: Transformer) -> bool:
-    """Return whether the model has 8-bit linear layers."""
     return any(isinstance(module, Int8Linear) for module in model.modules())

@@ -18,9 +18,7 @@ from nmt.inference.search import Hypothesis, generate, length_limits
 
 
 class SamplingSettings(Settings):
-    """How to draw."""
-
-    seed: Annotated[int, Field(ge=0)]
+    seed: Annotated[int, Field(ge=0)] = 1
     temperature: Annotated[float, Field(gt=0.0)] = 1.0
     """Divides log-probabilities: below 1, likely subwords become more likely."""
     top_k: Annotated[int, Field(ge=0)] = 0
@@ -43,22 +41,16 @@ def sample(
     seed and its key, whatever else is in the batch. The log-probabilities are the model's own, without temperature.
     The beam of `settings` is ignored. Raises InputError if the model's probabilities are not finite.
     """
-    uniform = _uniform(sampling.seed, keys, length_limits(src, settings), count)
+    steps = int(length_limits(src, settings).max()) + 1
+    # Numbers in (0, 1], one for every subword that may have to be drawn. A longer limit of another sentence adds steps,
+    # and does not change the numbers of earlier steps.
+    drawn = [1.0 - np.random.default_rng([sampling.seed, *key]).random((steps, count)) for key in keys]
+    uniform = torch.from_numpy(np.stack(drawn)).to(src.device)
 
     def choose(log_p: Tensor, sentences: list[int], position: int) -> Tensor:
         return _draw(log_p, uniform[sentences, position], sampling)
 
     return generate(scorer, src, settings, subwords, count, choose)
-
-
-def _uniform(
-    seed: int, keys: Sequence[Sequence[int]], limit: Int[Tensor, "batch"], count: int
-) -> Float[Tensor, "batch steps count"]:
-    """Return numbers in (0, 1], one for every subword that may have to be drawn."""
-    steps = int(limit.max()) + 1
-    # A longer limit of another sentence adds steps, and does not change the numbers of earlier steps.
-    drawn = [1.0 - np.random.default_rng([seed, *key]).random((steps, count)) for key in keys]
-    return torch.from_numpy(np.stack(drawn)).to(limit.device)
 
 
 def _draw(

@@ -27,8 +27,6 @@ _REMOVE_FROM = 8
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A translation."""
-
     ids: list[int]
     """Subwords without EOS."""
     log_probability: float
@@ -60,15 +58,11 @@ def search(
     settings.check_nbest(nbest)
     scorer = Decoder(model) if isinstance(model, Transformer) else model
     if settings.beam == 1:
-        return generate(scorer, src, settings, subwords, 1, _likeliest)
+        return generate(scorer, src, settings, subwords, 1, lambda log_p, *_: top_of_rows(log_p, 1)[1][:, :, 0])
     beam = _Beam(scorer, src, settings, subwords, nbest)
     while len(beam.results) < src.shape[0]:
         beam.step()
     return [beam.results[index] for index in range(src.shape[0])]
-
-
-def _likeliest(log_p: Tensor, sentences: list[int], position: int) -> Tensor:
-    return top_of_rows(log_p, 1)[1][:, :, 0]
 
 
 def generate(
@@ -137,36 +131,27 @@ def _allowed(
 ) -> Iterator[tuple[Float[Tensor, "part hypotheses vocabulary"], slice]]:
     """Yield log-probabilities of the next subword, and of which sentences; those not allowed have -inf.
 
-    `length`: how many subwords the hypotheses have.
+    PAD, BOS, UNK and padding rows have -inf. At the length limit all but EOS have. The other probabilities are not
+    rescaled. `length`: how many subwords the hypotheses have.
     """
     full = limit <= length
     any_full, first = bool(full.any()), 0
     for log_p in state.step(ids):
         part = slice(first, first + log_p.shape[0])
         first = part.stop
-        forbid_specials(log_p, subwords)
+        for token in (PAD, BOS, UNK):
+            log_p[..., token] = -math.inf
+        log_p[..., subwords:] = -math.inf
         if any_full:
-            force_eos(log_p, full[part])
+            ends = log_p[..., EOS].clone()
+            log_p.masked_fill_(full[part, None, None], -math.inf)
+            log_p[..., EOS] = ends
         yield log_p, part
 
 
 def length_limits(src: Int[Tensor, "batch src"], settings: SearchSettings) -> Int[Tensor, "batch"]:
     """Return the most subwords that each translation may have, EOS not counted: the source's and max_extra."""
     return (src != PAD).sum(1) - 1 + settings.max_extra
-
-
-def forbid_specials(log_p: Float[Tensor, "*rows vocabulary"], subwords: int) -> None:
-    """Make the specials but EOS, and the padding rows, impossible, in place. The others are not renormalised."""
-    for token in (PAD, BOS, UNK):
-        log_p[..., token] = -math.inf
-    log_p[..., subwords:] = -math.inf
-
-
-def force_eos(log_p: Float[Tensor, "batch hypotheses vocabulary"], full: Bool[Tensor, "batch"]) -> None:
-    """Make everything but EOS impossible, in place, for sentences whose translations have reached their limit."""
-    ends = log_p[..., EOS].clone()
-    log_p.masked_fill_(full[:, None, None], -math.inf)
-    log_p[..., EOS] = ends
 
 
 def not_finite_error(position: int) -> InputError:
@@ -223,7 +208,6 @@ class _Beam:
         self.finished_tokens = torch.full((batch, k, 1), PAD, device=src.device)
 
     def step(self) -> None:
-        """Extend every unfinished hypothesis by a position."""
         log_p, tokens, origin = self._continuations()
         ends = tokens == EOS
         self.length += 1

@@ -6,11 +6,12 @@ import itertools
 import math
 import re
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from nmt.inference.loading import Models, padded
 from nmt.inference.options import WINDOW
 from nmt.inference.sampling import SamplingSettings, sample
 from nmt.inference.search import Hypothesis, length_penalty, search
-from nmt.text.codec import Attention, Symbols
+from nmt.parsing.tokenizers import Attention, TreeTokenizer
 from nmt.text.subwords import SPECIALS
 
 WORKERS = 16
@@ -46,7 +47,6 @@ class Piece:
     key: tuple[int, int]
     """The number of the line, from 0, and of the sentence in it."""
     text: str = ""
-    """The raw line, or its part."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,17 @@ class Translation:
     hypotheses: list[Hypothesis]
     texts: list[str]
     """The detokenised hypotheses; a line without text has one empty text."""
+    repairs: list[Counter[str]]
+    """What had to be repaired in each hypothesis to make a tree, by name."""
 
 
 class Engine(ABC):
     """Searches batches of pieces."""
 
-    workers: int
-    """How many batches to search at the same time."""
-    threads: int
-    """Threads of each worker."""
+    workers: int  # How many batches to search at the same time.
+    threads: int  # Of each worker.
+    batch_tokens: int = 4096
+    """The source positions that a worker searches at a time, if the caller does not say."""
     positions: int | None = None
     """The most positions of a source or a translation that the engine itself takes; None: any number."""
 
@@ -88,7 +90,10 @@ class TorchEngine(Engine):
         self.subwords, self.sampling = models.target_subwords.used_rows, sampling
         # Two workers of one thread each are faster than one of two: no thread waits for another within a product.
         available = torch.get_num_threads()
-        self.workers = 1 if self.device.type == "cuda" else min(available, WORKERS)
+        on_gpu = self.device.type == "cuda"
+        self.workers = 1 if on_gpu else min(available, WORKERS)
+        # 280 sentences of WMT in the beam of 4; with 4,096, 35 of them would leave a GPU idle.
+        self.batch_tokens = 32_768 if on_gpu else 4096
         self.threads = max(1, available // self.workers)
 
     def run(self, batch: Sequence[Piece], settings: SearchSettings, nbest: int) -> list[list[Hypothesis]]:
@@ -122,6 +127,8 @@ class Translator:
             folders = Models([folders] if isinstance(folders, Path) else folders, device)
         self.models, self.description = folders, folders.description
         self.settings = settings or self.description.search
+        self.repairs: Counter[str] = Counter()
+        """Of all lines so far: `trees`, `malformed trees`, and how often each repair of these was needed."""
         rows = self.models.target_subwords.used_rows
         if self.settings.beam > rows:
             raise InputError(
@@ -129,65 +136,60 @@ class Translator:
                 "give a beam of at most that"
             )
         self.engine = engine or TorchEngine(self.models)
-        joins = self.models.target.joins
-        if split and not joins:
+        self.joins = not isinstance(self.models.target, TreeTokenizer)
+        """Whether the translations of a line's sentences, joined, are one of the line: text is, a tree is not."""
+        if split and not self.joins:
             raise InputError("--long is `split`, but a tree cannot be made of parts: leave it out, or raise --longest")
-        self.longest, self.split = longest, joins if split is None else split
+        self.longest, self.split = longest, self.joins if split is None else split
         learned = [each.model for each in self.models.descriptions if each.model.positions == "learned"]
-        limits = [model.max_positions for model in learned] + [self.engine.positions or math.inf]
-        self.room = min(limits) - self.settings.max_extra - 1
+        positions = min([model.max_positions for model in learned] + [self.engine.positions or math.inf])
+        self.room = positions - self.settings.max_extra - 1
         """The most subwords that the models and the engine have positions for."""
         if self.room < 1:
             raise InputError(
-                f"the search's max_extra is {self.settings.max_extra:,}, but the model has {min(limits):,} positions: "
-                f"give --max-extra at most {min(limits) - 2:,}"
+                f"the search's max_extra is {self.settings.max_extra:,}, but the model has {positions:,} positions: "
+                f"give --max-extra at most {positions - 2:,}"
             )
         if self.room < math.inf:
             self.longest = int(min(self.room, longest or self.room))
 
-    def translate(self, lines: Iterable[str], batch_tokens: int = 4096) -> Iterator[str]:
+    def translate(self, lines: Iterable[str]) -> Iterator[str]:
         """Yield the best translation of each line, in order; an empty line for a line without text."""
-        for translation in self.translations(lines, batch_tokens=batch_tokens):
+        for translation in self.translations(lines):
             yield translation.texts[0]
 
     def translations(
-        self, lines: Iterable[str], nbest: int = 1, batch_tokens: int = 4096, window: int = WINDOW, first: int = 0
+        self,
+        lines: Iterable[str],
+        nbest: int = 1,
+        batch_tokens: int | None = None,
+        window: int = WINDOW,
+        first: int = 0,
     ) -> Iterator[Translation]:
         """Yield the translations of each line with their scores; `first` is the number of the first line.
 
         `window` lines are sorted by length together. `batch_tokens` limits the source positions that each worker
-        searches at a time, padding and all beams counted. Raises InputError for a line that is too long.
+        searches at a time, padding and all beams counted; by default as the engine says. Raises InputError for a line
+        that is too long, after the translations of the lines before it.
         """
-        numbered = enumerate(lines, start=first)
-        wide = max(self.settings.beam, nbest)
+        numbered = ((line, self.pieces(line, number)) for number, line in enumerate(lines, start=first))
+        batch_tokens = batch_tokens or self.engine.batch_tokens
+        waiting: deque[tuple[list[tuple[str, list[Piece]]], _Searches, InputError | None]] = deque()
         with _Pool(self.engine) as pool:
-            waiting: deque[_Window] = deque()
-            failure: InputError | None = None
-            while not failure:
-                some: list[str] = []
-                pieces: list[list[Piece]] = []
-                try:
-                    for number, line in itertools.islice(numbered, window):
-                        pieces.append(self.pieces(line, number))
-                        some.append(line)
-                except InputError as error:
-                    failure = error  # The lines before this one are translated.
-                if not some:
-                    break
-                flat = [piece for line_pieces in pieces for piece in line_pieces]
-                positions = sum(len(piece.ids) for piece in flat)
-                limit = max(1, min(batch_tokens // wide, max(ALWAYS_ALLOWED, math.ceil(LARGEST_SHARE * positions))))
-                groups = batches([piece.ids for piece in flat], limit)
-                parts = [[flat[index] for index in group] for group in groups]
-                futures = [(part, pool.submit(self.engine.run, part, self.settings, nbest)) for part in parts]
-                waiting.append(_Window(some, pieces, futures))
+            for some, failure in windows(numbered, window):
+                flat = [piece for _, pieces in some for piece in pieces]
+                share = math.ceil(LARGEST_SHARE * sum(len(piece.ids) for piece in flat))
+                limit = max(1, min(batch_tokens // max(self.settings.beam, nbest), max(ALWAYS_ALLOWED, share)))
+                searches: _Searches = []
+                for indices in batches([piece.ids for piece in flat], limit):
+                    batch = [flat[index] for index in indices]
+                    searches.append((batch, pool.submit(self.engine.run, batch, self.settings, nbest)))
+                waiting.append((some, searches, failure))
                 # One more window is submitted before the results of the first are awaited, so that no worker idles.
                 if len(waiting) > 1 or window == 1:
-                    yield from self._collect(waiting.popleft())
+                    yield from self._collect(*waiting.popleft())
             while waiting:
-                yield from self._collect(waiting.popleft())
-            if failure:
-                raise failure
+                yield from self._collect(*waiting.popleft())
 
     def pieces(self, line: str, number: int = 0) -> list[Piece]:
         """Return the pieces of a line to translate: the line, none without text, its sentences if it is too long.
@@ -202,72 +204,74 @@ class Translator:
         sentences = split_sentences(line, self.description.source) if self.split else [line]
         encoded = [self.models.encode(sentence) for sentence in sentences]
         for sentence, ids in zip(sentences, encoded, strict=True):
-            if len(ids) - 1 > self.longest:
+            if (length := len(ids) - 1) > self.longest:
                 subject = "its sentence" if len(sentences) > 1 else "the line"
+                if self.joins:
+                    rule = "translated at once: put its sentences on lines of their own"
+                elif length > self.room:
+                    rule = f"parsed at once, of at most {self.room:,} that the model has positions for: leave it out"
+                else:
+                    rule = f"parsed at once: give --longest {length}"
                 raise InputError(
-                    f"line {number + 1}: {subject} `{sentence[:40]}...` has {len(ids) - 1:,} subwords, and at most "
-                    f"{self.longest:,} are {self._remedy(len(ids) - 1)}"
+                    f"line {number + 1}: {subject} `{sentence[:40]}...` has {length:,} subwords, and at most "
+                    f"{self.longest:,} are {rule}"
                 )
         return [Piece(ids, (number, part), sentences[part]) for part, ids in enumerate(encoded) if ids]
 
-    def _remedy(self, length: int) -> str:
-        """Return the end of the error message on a line of `length` subwords: what to do."""
-        if self.models.target.joins:
-            return "translated at once: put its sentences on lines of their own"
-        # A line of a parser is one sentence.
-        if length > self.room:
-            return f"parsed at once, of at most {self.room:,} that the model has positions for: leave it out"
-        return f"parsed at once: give --longest {length}"
-
-    def repairs(self, ids: list[int], piece: Piece) -> Mapping[str, int] | None:
-        """Return what had to be repaired in a translation to make a tree, by name; None where the target is text."""
-        return self.models.repairs(ids, piece.text, self._attention(ids, piece))
-
     def _attention(self, ids: list[int], piece: Piece) -> Attention | None:
-        """Return what computes the attention of a tree's symbols to the words; None where no model is here to ask."""
-        models = self.models
+        """Return what computes the attention of a tree's symbols to the words; None if there is no model to ask."""
+        models, vocabulary = self.models, self.models.target_subwords
         # Only in a closed vocabulary is each token of the target a symbol of its own.
-        if not isinstance(models.target_subwords, Symbols) or not models.members:
+        if vocabulary.settings.target != "closed" or not models.members:
             return None
-        words = models.source.tokenize(models.source.normalize(piece.text)).split()
-        lengths = [len(models.subwords.encode(word)) for word in words]
+        lengths = [len(models.subwords.encode(word)) for word in models.source.tokenize(piece.text).split()]
 
         def compute() -> NDArray[np.floating]:
-            used = [row for row, token in enumerate(ids) if len(SPECIALS) <= token < models.target_subwords.used_rows]
+            used = [row for row, token in enumerate(ids) if len(SPECIALS) <= token < vocabulary.used_rows]
             weights = alignment(models.members, piece.ids, ids)[used, :-1].numpy()
             return np.add.reduceat(weights, np.cumsum([0, *lengths[:-1]]), axis=1)
 
         return compute if sum(lengths) == len(piece.ids) - 1 else None
 
-    def _collect(self, window: _Window) -> Iterator[Translation]:
+    def _decode(self, ids: list[int], piece: Piece) -> tuple[str, Counter[str]]:
+        """Return the detokenised text of a hypothesis, and what had to be repaired in it to make a tree."""
+        repairs: Counter[str] = Counter()
+        tokens = self.models.target_subwords.decode(ids)
+        target = self.models.target
+        if not isinstance(target, TreeTokenizer):
+            return target.detokenize(tokens), repairs
+        text = target.detokenize(tokens, piece.text, self._attention(ids, piece), repairs)
+        self.repairs += repairs + Counter({"trees": 1, "malformed trees": int(bool(repairs))})
+        return text, repairs
+
+    def _collect(
+        self, lines: list[tuple[str, list[Piece]]], searches: _Searches, failure: InputError | None
+    ) -> Iterator[Translation]:
         found: dict[tuple[int, int], list[Hypothesis]] = {}
-        for part, future in window.futures:
-            found |= zip([piece.key for piece in part], future.result(), strict=True)
-        for line, pieces in zip(window.lines, window.pieces, strict=True):
+        for batch, future in searches:
+            found |= zip([piece.key for piece in batch], future.result(), strict=True)
+        for line, pieces in lines:
             yield self._translation(line, pieces, [found[piece.key] for piece in pieces])
+        if failure:
+            raise failure
 
     def _translation(self, line: str, pieces: list[Piece], found: list[list[Hypothesis]]) -> Translation:
         if not pieces:
-            return Translation(line, [], [], [""])
+            return Translation(line, [], [], [""], [])
         if len(pieces) == 1:
-            texts = [self.models.decode(best.ids, line, self._attention(best.ids, pieces[0])) for best in found[0]]
-            return Translation(line, pieces, found[0], texts)
+            decoded = [self._decode(one.ids, pieces[0]) for one in found[0]]
+            return Translation(line, pieces, found[0], [text for text, _ in decoded], [each for _, each in decoded])
         # The translation of a line that was split joins the best translations of its sentences.
         best = [hypotheses[0] for hypotheses in found]
         total, length = sum(one.log_probability for one in best), sum(len(one.ids) + 1 for one in best)
         ids = [token for one in best for token in one.ids]
-        text = " ".join(self.models.decode(one.ids, piece.text) for one, piece in zip(best, pieces, strict=True))
+        text = " ".join(self._decode(one.ids, piece)[0] for one, piece in zip(best, pieces, strict=True))
         joined = Hypothesis(ids, total, total / self.engine.length_penalty(length, self.settings.alpha))
-        return Translation(line, pieces, [joined], [text])
+        return Translation(line, pieces, [joined], [text], [])
 
 
-@dataclass(frozen=True)
-class _Window:
-    """Lines that were sorted by length together, and their batches."""
-
-    lines: list[str]
-    pieces: list[list[Piece]]
-    futures: list[tuple[list[Piece], Future[list[list[Hypothesis]]]]]
+_Searches = list[tuple[list[Piece], Future[list[list[Hypothesis]]]]]
+"""Batches, and what is found for each."""
 
 
 class _Pool(ThreadPoolExecutor):
@@ -281,6 +285,24 @@ class _Pool(ThreadPoolExecutor):
         # If the reader stops early, batches that have not begun are cancelled.
         self.shutdown(wait=True, cancel_futures=True)
         torch.set_num_threads(self.before)
+
+
+Item = TypeVar("Item")
+
+
+def windows(items: Iterable[Item], size: int) -> Iterator[tuple[list[Item], InputError | None]]:
+    """Yield lists of `size` items; the last comes with the InputError that ended `items`, if one did."""
+    iterator, failure = iter(items), None
+    while failure is None:
+        some: list[Item] = []
+        try:
+            some.extend(itertools.islice(iterator, size))  # Keeps the items before an error.
+        except InputError as error:
+            failure = error
+        if some or failure:
+            yield some, failure
+        else:
+            return
 
 
 def batches(sentences: Sequence[Sequence[int]], tokens: int) -> Iterator[list[int]]:

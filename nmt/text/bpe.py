@@ -84,7 +84,7 @@ def _merged(word: Word, first: str, second: str, joined: str) -> Word:
 
 
 class _Words:
-    """Words as symbols, and an index of the words that have each pair of symbols."""
+    """Words as symbols, with an index by pair."""
 
     def __init__(self, counts: Mapping[str, int]) -> None:
         in_order = sorted(sorted(counts.items()), key=lambda item: -item[1])
@@ -100,7 +100,6 @@ class _Words:
                 self._index[pair].append(number)
 
     def merge(self, pair: Pair, frequencies: _Frequencies) -> None:
-        """Join a pair in all words, and update the frequencies of neighbouring pairs."""
         first, second = pair
         joined = first + second
         for number in self._index.pop(pair, ()):
@@ -115,7 +114,6 @@ class _Words:
                 self._update_as_subword_nmt(number, word, pair, frequencies)
 
     def _update(self, number: int, merged: Word, pair: Pair, frequencies: _Frequencies) -> None:
-        """Update the frequencies after a pair that occurred once in the word."""
         joined = pair[0] + pair[1]
         at, count = merged.index(joined), self.counts[number]
         neighbours = [((before, pair[0]), (before, joined)) for before in merged[:at][-1:]]

@@ -13,7 +13,6 @@ One space separates the words of a tokenised line. (tokenizer.perl leaves two be
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from nmt.config import TokenizerSettings
@@ -30,9 +29,8 @@ _Rules = list[tuple[re.Pattern[str], str]]
 
 
 def _substitute(rules: _Rules, text: str) -> str:
-    """Apply rules in order. `search` first is faster: few rules match, and `sub` parses its template each time."""
     for pattern, replacement in rules:
-        if pattern.search(text):
+        if pattern.search(text):  # Faster: few rules match, and `sub` parses its template each time.
             text = pattern.sub(replacement, text)
     return text
 
@@ -55,12 +53,10 @@ def _normalizing(language: str) -> _Rules:
 
 
 class Moses:
-    """Tokenises raw lines of one language by `tokenize(normalize(line))`, and back. Lines have no \\n.
+    """Tokenises raw lines of one language, and back. Lines have no \\n.
 
     `language` is an ISO 639-1 code; one without rules of its own is tokenised as English.
     """
-
-    joins = True
 
     def __init__(self, language: str, settings: TokenizerSettings) -> None:
         from sacremoses import MosesDetokenizer, MosesTokenizer
@@ -107,10 +103,11 @@ class Moses:
         return [(pattern(rule), re.sub(r"\\g<(\d)>", r"$\1", text)) for rule, text in self._normalizing]
 
     def tokenize(self, line: str) -> str:
-        """A line, once normalised, as words with one space between. Nothing is escaped as XML.
+        """Normalise a line; return its words with one space between. Nothing is escaped as XML.
 
-        Equals sacremoses' tokenizer, and is several times faster by remembering words.
+        Equals sacremoses' tokenizer, and is several times faster because it caches words.
         """
+        line = self.normalize(line)
         if self._settings.tokenizer == "none":
             return _LINE_BREAKERS.sub(" ", line)
         words = line.split()
@@ -125,15 +122,8 @@ class Moses:
         self._full_stops(tokens)
         return " ".join(tokens)
 
-    def repairs(self, line: str, source: str, attention: object = None) -> None:
-        """Return None: Moses repairs nothing."""
-
-    def counts(self) -> Mapping[str, int]:
-        """Return nothing: Moses repairs nothing."""
-        return {}
-
-    def detokenize(self, line: str, source: str = "", attention: object = None) -> str:
-        """Return a tokenised line as it would be written, as far as Moses' rules restore it; `source` is not used."""
+    def detokenize(self, line: str) -> str:
+        """Return a tokenised line as it would be written, as far as Moses' rules restore it."""
         if self._settings.tokenizer == "none":
             return line
         detokenized: str = self._detokenizer.detokenize(line.split(), unescape=False)

@@ -111,8 +111,8 @@ def read_parallel_blocks(source: Path, target: Path, pairs: int) -> Iterator[tup
             yield source_block, target_block
     if source_lines != target_lines:
         raise InputError(
-            f"{source} has {source_lines:,} lines and {target} has {target_lines:,}: the two sides of a parallel "
-            "text have as many lines; fetch or make them again"
+            f"{source} has {source_lines:,} lines and {target} has {target_lines:,}: both files must have the "
+            "same number of lines"
         )
     if not source_lines:
         raise InputError(f"{source} and {target} are empty: give a corpus with at least one pair")

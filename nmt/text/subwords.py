@@ -32,9 +32,6 @@ _CONTINUES = "@@"
 _VERSION = "#version: 0.2"
 _CACHED = 1 << 17
 """Words in each generation of the cache."""
-_SPACE = "\u2581"
-"""sentencepiece's symbol for a space."""
-_PRIVATE = range(0x100000, 0x10FFFE)
 
 
 class Subwords(ABC):
@@ -61,18 +58,12 @@ class Subwords(ABC):
         return [self._symbols[token] for token in ids]
 
     def save(self, folder: Path) -> None:
-        """Write the folder that `load` reads."""
         with writing(folder) as temporary:
             temporary.mkdir()
             self._save_model(temporary)
-            description = {
-                "kind": self.settings.kind,
-                "size": self.size,
-                "unpadded": self.used_rows,
-                "settings": self.settings.model_dump(exclude_defaults=True),
-            }
-            with (temporary / "subwords.yaml").open("w", encoding="utf-8", newline="\n") as file:
-                yaml.safe_dump(description, file, sort_keys=False)
+            sizes = {"kind": self.settings.kind, "size": self.size, "unpadded": self.used_rows}
+            description = {**sizes, "settings": self.settings.model_dump(exclude_defaults=True)}
+            (temporary / "subwords.yaml").write_text(yaml.safe_dump(description, sort_keys=False), encoding="utf-8")
 
     @abstractmethod
     def _save_model(self, folder: Path) -> None: ...
@@ -89,7 +80,10 @@ class BytePairs(Subwords):
         super().__init__(symbols, settings)
         self.codes = codes
         self._merges = Merges(codes)
-        pieces = [_piece(symbol) for symbol in symbols[len(SPECIALS) :]]
+        pieces = [
+            symbol.removesuffix(_CONTINUES) + INSIDE if symbol.endswith(_CONTINUES) else symbol
+            for symbol in symbols[len(SPECIALS) :]
+        ]
         self._ids = {piece: token for token, piece in enumerate(pieces, start=len(SPECIALS))}
         texts = [piece.removesuffix(INSIDE) if piece.endswith(INSIDE) else piece + " " for piece in pieces]
         self._texts = [""] * len(SPECIALS) + texts + [""] * (self.size - self.used_rows)
@@ -121,14 +115,6 @@ class BytePairs(Subwords):
         (folder / "vocabulary.txt").write_bytes(("\n".join(self._symbols) + "\n").encode())
 
 
-def _symbol(piece: str) -> str:
-    return piece.removesuffix(INSIDE) + _CONTINUES if piece.endswith(INSIDE) else piece
-
-
-def _piece(symbol: str) -> str:
-    return symbol.removesuffix(_CONTINUES) + INSIDE if symbol.endswith(_CONTINUES) else symbol
-
-
 def _count_pieces(counts: Mapping[str, int], codes: Sequence[Pair]) -> Counter[str]:
     """Count the pieces after the merges; every character has an entry, both inside and at the end of a word."""
     merges = Merges(codes)
@@ -146,22 +132,15 @@ def _count_pieces(counts: Mapping[str, int], codes: Sequence[Pair]) -> Counter[s
     return pieces
 
 
-def _parse_codes(text: str) -> list[Pair]:
-    version, *lines = text.removesuffix("\n").split("\n")
-    pairs = [tuple(line.split(" ")) for line in lines]
-    if version != _VERSION or any(len(pair) != 2 or not all(pair) for pair in pairs):
-        raise ValueError(f"codes.bpe is not `{_VERSION}` and then two symbols per line")
-    return [(first, second) for first, second in pairs]
-
-
 def _learn_byte_pairs(counts: Mapping[str, int], settings: SubwordSettings) -> BytePairs:
-    if settings.vocabulary is not None:
-        codes, pieces = _fill(counts, settings.vocabulary)
-    else:
+    if settings.vocabulary is None:
         codes = learn_merges(counts, settings.merges or 0)
         pieces = _count_pieces(counts, codes)
+    else:
+        codes, pieces = _fill(counts, settings.vocabulary)
     ordered = sorted(pieces, key=lambda piece: (-pieces[piece], piece))
-    return BytePairs(codes, [*SPECIALS, *map(_symbol, ordered)], settings)
+    # INSIDE is at the end of a piece or nowhere.
+    return BytePairs(codes, [*SPECIALS, *(piece.replace(INSIDE, _CONTINUES) for piece in ordered)], settings)
 
 
 def _fill(counts: Mapping[str, int], vocabulary: int) -> tuple[list[Pair], Counter[str]]:
@@ -191,7 +170,8 @@ def _fill(counts: Mapping[str, int], vocabulary: int) -> tuple[list[Pair], Count
 class WordPieces(Subwords):
     """Word pieces by sentencepiece: nothing is normalised, every space stays, unseen characters become bytes.
 
-    `decode` restores every line, and UNK never occurs. Raises RuntimeError if `model` is no model of sentencepiece's.
+    `decode` restores every line, but for U+2581, sentencepiece's own symbol for a space, which becomes one. UNK never
+    occurs. Raises RuntimeError if `model` is no model of sentencepiece's.
     """
 
     def __init__(self, model: bytes, settings: SubwordSettings) -> None:
@@ -202,8 +182,6 @@ class WordPieces(Subwords):
         super().__init__(self._processor.id_to_piece(list(range(self._processor.get_piece_size()))), settings)
 
     def encode(self, line: str) -> list[int]:
-        if _SPACE in line:
-            return self._encode_written_space(line)
         ids: list[int] = self._processor.encode(line)
         return ids
 
@@ -218,23 +196,6 @@ class WordPieces(Subwords):
         """Return the score of each row before padding: of two pairs, the one with the higher score is merged first."""
         scores: list[float] = self._processor.get_score(list(range(self.used_rows)))
         return scores
-
-    def _encode_written_space(self, line: str) -> list[int]:
-        """Encode a line that contains U+2581. That character is encoded as bytes, or it would be decoded as a space.
-
-        The symbol is replaced by a private character before, and the bytes of that by the symbol's bytes after.
-        """
-        private = next(chr(c) for c in _PRIVATE if chr(c) not in line and self._processor.piece_to_id(chr(c)) == UNK)
-        private_bytes = self._byte_rows(private)
-        ids: list[int] = []
-        for token in self._processor.encode(line.replace(_SPACE, private)):
-            ids.append(token)
-            if ids[-len(private_bytes) :] == private_bytes:
-                ids[-len(private_bytes) :] = self._byte_rows(_SPACE)
-        return ids
-
-    def _byte_rows(self, character: str) -> list[int]:
-        return [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in character.encode()]
 
     def _save_model(self, folder: Path) -> None:
         (folder / "wordpieces.model").write_bytes(self._model)
@@ -300,7 +261,11 @@ def _read(folder: Path) -> Subwords:
     size, used_rows = description["size"], description["unpadded"]
     subwords: Subwords
     if settings.kind == "bpe":
-        codes = _parse_codes((folder / "codes.bpe").read_bytes().decode())
+        version, *lines = (folder / "codes.bpe").read_bytes().decode().removesuffix("\n").split("\n")
+        pairs = [line.split(" ") for line in lines]
+        if version != _VERSION or any(len(pair) != 2 or not all(pair) for pair in pairs):
+            raise ValueError(f"codes.bpe is not `{_VERSION}` and then two symbols per line")
+        codes = [(first, second) for first, second in pairs]
         rows = (folder / "vocabulary.txt").read_bytes().decode().removesuffix("\n").split("\n")
         subwords = BytePairs(codes, rows[:used_rows], settings)
     else:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt.common.shapes import Int
-from nmt.config import BOS, PAD, InputError, ModelSettings
+from nmt.config import BOS, PAD, InputError
 from nmt.flops import LengthSums
 
 _Ids = tuple[NDArray[np.int32], NDArray[np.unsignedinteger]]
@@ -39,8 +38,7 @@ class Corpus:
     def __init__(self, files: Sequence[Path]) -> None:
         self._sides: list[tuple[_Ids, _Ids]] = []
         """Source and target of each record batch."""
-        self._lines: list[NDArray[np.int64]] = []
-        starts, file_starts, longest = [0], [0], 0
+        starts, file_starts, self.longest = [0], [0], 0
         for path in files:
             try:
                 reader = pa.ipc.open_file(pa.memory_map(str(path)))
@@ -51,19 +49,17 @@ class Corpus:
                 columns = batch.column("src"), batch.column("tgt")
                 src, tgt = ((column.offsets.to_numpy(), column.values.to_numpy()) for column in columns)
                 self._sides.append((src, tgt))
-                longest = max(longest, *(int(np.diff(offsets).max(initial=0)) for offsets, _ in (src, tgt)))
+                self.longest = max(self.longest, *(int(np.diff(offsets).max(initial=0)) for offsets, _ in (src, tgt)))
                 starts.append(starts[-1] + batch.num_rows)
-                self._lines.append(batch.column("line").to_numpy())
             file_starts.append(starts[-1])
         if starts[-1] == 0:
             raise InputError(f"there is no pair in {len(files)} binned files: train on a corpus that has some")
-        self._starts, self._file_starts = np.array(starts), np.array(file_starts)
+        self._starts, self.file_starts = np.array(starts), np.array(file_starts)
         # Only these arrays grow with the corpus: 2 bytes per side, or 4 if a sentence has 65,536 subwords or more.
-        dtype = np.uint16 if longest < 2**16 else np.uint32
+        dtype = np.uint16 if self.longest < 2**16 else np.uint32
         self.src_lengths: NDArray[np.unsignedinteger] = np.empty(len(self), dtype)
-        """Subwords of each source, EOS included."""
+        """Subwords, EOS included; also of the targets."""
         self.tgt_lengths: NDArray[np.unsignedinteger] = np.empty(len(self), dtype)
-        """Subwords of each target, EOS included."""
         for (first, last), (src, tgt) in zip(pairwise(starts), self._sides, strict=True):
             self.src_lengths[first:last], self.tgt_lengths[first:last] = np.diff(src[0]), np.diff(tgt[0])
         self.tokens = int(self.src_lengths.sum(dtype=np.int64) + self.tgt_lengths.sum(dtype=np.int64))
@@ -71,17 +67,6 @@ class Corpus:
 
     def __len__(self) -> int:
         return int(self._starts[-1])
-
-    def _find(self, index: int) -> tuple[int, int]:
-        """Return the record batch of a pair and its row there."""
-        batch = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return batch, index - int(self._starts[batch])
-
-    def pair(self, index: int) -> tuple[NDArray[np.unsignedinteger], NDArray[np.unsignedinteger]]:
-        """Return source and target ids of a pair, each ending in EOS."""
-        batch, row = self._find(index)
-        (src_offsets, src), (tgt_offsets, tgt) = self._sides[batch]
-        return src[src_offsets[row] : src_offsets[row + 1]], tgt[tgt_offsets[row] : tgt_offsets[row + 1]]
 
     def padded(self, side: int, pairs: NDArray[np.integer]) -> Int[np.ndarray, "pairs length"]:
         """Return the ids of the pairs' sources (`side` 0) or targets (1), padded with PAD to the longest.
@@ -101,21 +86,11 @@ class Corpus:
             padded[rows[row], column] = ids[first[row] + column]
         return padded
 
-    def line(self, index: int) -> int:
-        """Return the line number of a pair in the tokenised files, counted from 1."""
-        batch, row = self._find(index)
-        return int(self._lines[batch][row]) + 1
-
-    def file_bounds(self) -> Iterator[tuple[int, int]]:
-        """Yield the range of pairs of each file: its first index, and its last plus one."""
-        return pairwise(self._file_starts.tolist())
-
     def sort_keys(self, pairs: NDArray[np.integer]) -> NDArray[np.integer]:
         """Return a sort key per pair: its length bin, or its target length if the corpus has only one file."""
-        alone = len(self._file_starts) == 2
-        keys: NDArray[np.integer] = (
-            self.tgt_lengths[pairs] if alone else np.searchsorted(self._file_starts, pairs, side="right")
-        )
+        alone = len(self.file_starts) == 2
+        keys: NDArray[np.integer]
+        keys = self.tgt_lengths[pairs] if alone else np.searchsorted(self.file_starts, pairs, side="right")
         return keys
 
     def checksum(self) -> int:
@@ -124,7 +99,7 @@ class Corpus:
         Reads the whole corpus once: 4.5 GB for 36 million pairs, which the first epoch reads anyway.
         """
         checksum = 0
-        for array in (self._file_starts, self.src_lengths, self.tgt_lengths):
+        for array in (self.file_starts, self.src_lengths, self.tgt_lengths):
             checksum = zlib.crc32(array.data, checksum)
         for offsets, ids in chain.from_iterable(self._sides):
             checksum = zlib.crc32(ids[offsets[0] : offsets[-1]].data, checksum)
@@ -145,20 +120,6 @@ def train_files(folder: Path) -> list[Path]:
     return files
 
 
-def check_positions(model: ModelSettings, corpus: Corpus, valid: Corpus) -> None:
-    """Raise InputError if a sentence is longer than the model's table of learned positions."""
-    if model.positions != "learned":
-        return
-    for name, pairs in (("training", corpus), ("validation", valid)):
-        lengths = np.maximum(pairs.src_lengths, pairs.tgt_lengths)
-        longest = int(lengths.argmax())
-        if lengths[longest] > model.max_positions:
-            raise InputError(
-                f"line {pairs.line(longest):,} of the {name} set has {lengths[longest]:,} subwords, but "
-                f"model.max_positions is {model.max_positions:,}: raise that, or shorten the line"
-            )
-
-
 @dataclass(frozen=True)
 class Batch:
     """Pairs that go through the model together, padded with PAD at the end."""
@@ -177,11 +138,6 @@ class Batch:
         tensors = (self.src, self.tgt_in, self.positions, self.labels)
         return Batch(*(tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors))
 
-    def size_text(self) -> str:
-        """Return the size for a message."""
-        pairs, longest = self.src.shape
-        return f"{pairs:,} pairs, padded to {longest:,} and {self.tgt_in.shape[1]:,} subwords,"
-
 
 def make_batch(corpus: Corpus, pairs: Sequence[int] | NDArray[np.integer]) -> Batch:
     """Make a batch of pairs, padded to the longest."""
@@ -192,11 +148,6 @@ def make_batch(corpus: Corpus, pairs: Sequence[int] | NDArray[np.integer]) -> Ba
     tgt_in[:, 1:] = np.where(tgt[:, 1:] == PAD, PAD, tgt[:, :-1])
     positions = np.flatnonzero(tgt != PAD)
     return Batch(*map(torch.from_numpy, (src, tgt_in, positions, tgt.reshape(-1)[positions])))
-
-
-def by_length(corpus: Corpus, pairs: NDArray[np.integer]) -> NDArray[np.integer]:
-    """Sort pairs by target bin, then by source length, so that neighbours have similar lengths on both sides."""
-    return pairs[np.lexsort((corpus.src_lengths[pairs], corpus.sort_keys(pairs)))]
 
 
 @dataclass(frozen=True)
@@ -213,11 +164,12 @@ class Cut:
 def cut(corpus: Corpus, pairs: NDArray[np.integer], count: int) -> Cut:
     """Cut pairs into `count` parts of about equal padded size, by their lengths alone.
 
-    Two orders are tried, one sorted more finely by source length, one by target length, and several cuts of each. The
-    cut is used whose sum and whose largest part are smallest: one process computes all parts, `count` one each.
+    Two orders are tried, by target bin and then by source length, and by target length and then by source length, and
+    several cuts of each. The chosen cut has the least positions in all, the cost of one process, plus `count` times
+    those of its largest part, the cost of `count` processes.
     """
-    finely_by_target = pairs[np.lexsort((corpus.src_lengths[pairs], corpus.tgt_lengths[pairs]))]
-    orders = by_length(corpus, pairs), finely_by_target
+    keys = corpus.sort_keys(pairs), corpus.tgt_lengths[pairs]
+    orders = [pairs[np.lexsort((corpus.src_lengths[pairs], key))] for key in keys]
     return min(
         chain.from_iterable(_cuts(corpus, order, count) for order in orders),
         key=lambda found: found.padded + count * found.largest,
@@ -240,51 +192,31 @@ def _cuts(corpus: Corpus, order: NDArray[np.integer], count: int) -> Iterator[Cu
         yield Cut(np.split(order, starts), int(sizes.sum()), int((widths * lengths[lengths > 0]).max()))
 
 
-class EpochPlan:
-    """Which pairs each update of an epoch trains on: every pair once, pairs of about equal length together.
+def plan_epoch(corpus: Corpus, seed: int, epoch: int, tokens: int) -> list[NDArray[np.int32]]:
+    """Return the pairs of each update of an epoch: every pair once, pairs of about equal length together.
 
     Pairs are sorted by target bin and then by source length, similar lengths in random order. The sorted pairs are cut
     into updates of equal size, and the updates are shuffled.
     """
-
-    def __init__(self, corpus: Corpus, seed: int, epoch: int, tokens: int) -> None:
-        random = np.random.default_rng((seed, epoch))
-        self.order = np.empty(len(corpus), dtype=np.int32)
-        count = updates_an_epoch(corpus, tokens)
-        cut = np.arange(1, count)
-        bounds = corpus.tokens * cut // count
-        cuts, done = np.zeros_like(cut), 0
-        # Bin by bin, because the temporary arrays take several times the memory of the result.
-        for first, last in corpus.file_bounds():
-            inside = np.arange(first, last, dtype=np.int32)
-            jitter = random.uniform(0.97, 1.03, last - first).astype(np.float32)
-            jittered = corpus.src_lengths[first:last].astype(np.int32) * jitter
-            order = inside[np.lexsort((jittered, corpus.sort_keys(inside)))]
-            self.order[first:last] = order
-            lengths = corpus.src_lengths[order].astype(np.int64) + corpus.tgt_lengths[order]
-            cuts += np.searchsorted(done + np.cumsum(lengths), bounds, side="right")
-            done += int(lengths.sum())
-        # A pair longer than an update's share must not leave the next update empty.
-        cuts = np.maximum.accumulate(np.maximum(cuts, 1) - cut) + cut
-        self._bounds = np.concatenate(([0], np.minimum(cuts, len(corpus) - count + cut), [len(corpus)]))
-        self._shuffled = random.permutation(count)
-
-    def pairs(self, index: int) -> NDArray[np.int32]:
-        """Return a copy of the pairs of the epoch's update `index`, counted from 0."""
-        slot = self._shuffled[index]
-        return self.order[self._bounds[slot] : self._bounds[slot + 1]].copy()
-
-
-def pairs_of_updates(
-    corpus: Corpus, seed: int, tokens: int, numbers: Iterable[int]
-) -> Iterator[tuple[int, NDArray[np.int32]]]:
-    """Yield each given update, counted from 1 and in order, with its pairs; each epoch is planned once."""
+    random = np.random.default_rng((seed, epoch))
+    order = np.empty(len(corpus), dtype=np.int32)
     count = updates_an_epoch(corpus, tokens)
-    for epoch, inside in groupby(numbers, lambda number: (number - 1) // count):
-        plan = EpochPlan(corpus, seed, epoch, tokens)
-        for number in inside:
-            yield number, plan.pairs((number - 1) % count)
-        del plan  # The next plan is made after the memory of this one is free.
+    cut = np.arange(1, count)
+    bounds = corpus.tokens * cut // count
+    cuts, done = np.zeros_like(cut), 0
+    # Bin by bin, because the temporary arrays take several times the memory of the result.
+    for first, last in pairwise(corpus.file_starts.tolist()):
+        inside = np.arange(first, last, dtype=np.int32)
+        jitter = random.uniform(0.97, 1.03, last - first).astype(np.float32)
+        jittered = corpus.src_lengths[first:last].astype(np.int32) * jitter
+        order[first:last] = inside = inside[np.lexsort((jittered, corpus.sort_keys(inside)))]
+        lengths = corpus.src_lengths[inside].astype(np.int64) + corpus.tgt_lengths[inside]
+        cuts += np.searchsorted(done + np.cumsum(lengths), bounds, side="right")
+        done += int(lengths.sum())
+    # A pair longer than an update's share must not leave the next update empty.
+    cuts = np.maximum.accumulate(np.maximum(cuts, 1) - cut) + cut
+    parts = np.split(order, np.minimum(cuts, len(corpus) - count + cut))
+    return [parts[slot] for slot in random.permutation(count)]
 
 
 def updates_an_epoch(corpus: Corpus, tokens: int) -> int:
@@ -292,18 +224,15 @@ def updates_an_epoch(corpus: Corpus, tokens: int) -> int:
     return min(len(corpus), max(1, round(corpus.tokens / (2 * tokens))))
 
 
-Shard = TypeVar("Shard")
-
-
 @dataclass(frozen=True)
-class Update(Generic[Shard]):
+class Update:
     """One rank's shards of an update, and the whole update's size."""
 
     number: int
     first: int
     """The number of this rank's first shard, counted from 0."""
-    shards: list[Shard]
-    """Padded or packed batches. An empty shard of padded ones is None."""
+    shards: list[Batch | None]
+    """An empty shard is None."""
     sums: LengthSums
     """Of all ranks' pairs."""
     padded: int
@@ -312,24 +241,25 @@ class Update(Generic[Shard]):
 
 def updates(
     corpus: Corpus, seed: int, tokens: int, shards: int, rank: int, size: int, first: int, last: int
-) -> Iterator[Update[Batch | None]]:
+) -> Iterator[Update]:
     """Yield this rank's share of the updates `first` to `last`, counted from 1, over as many epochs as needed.
 
-    Every update is cut into `shards`, some of which may be None: an update may have fewer pairs than shards.
+    Every update is cut into `shards`, of which each of `size` ranks takes equally many consecutive ones. Some may be
+    None: an update may have fewer pairs than shards.
     """
-    own = own_shards(shards, rank, size)
-    for number, pairs in pairs_of_updates(corpus, seed, tokens, range(first, last + 1)):
-        found = cut(corpus, pairs, shards)
-        batches = [make_batch(corpus, part) if len(part) else None for part in found.parts[own.start : own.stop]]
-        yield Update(number, own.start, batches, corpus.sums(pairs), found.padded)
+    own = slice(rank * shards // size, (rank + 1) * shards // size)
+    count = updates_an_epoch(corpus, tokens)
+    for epoch, numbers in groupby(range(first, last + 1), lambda number: (number - 1) // count):
+        plan = plan_epoch(corpus, seed, epoch, tokens)
+        for number in numbers:
+            pairs = plan[(number - 1) % count]
+            found = cut(corpus, pairs, shards)
+            batches = [make_batch(corpus, part) if len(part) else None for part in found.parts[own]]
+            yield Update(number, own.start, batches, corpus.sums(pairs), found.padded)
+        del plan, pairs  # The next plan is made after the memory of this one is free.
 
 
-def own_shards(shards: int, rank: int, size: int) -> range:
-    """Return a rank's shards of an update: each of `size` ranks takes equally many consecutive ones."""
-    return range(rank * shards // size, (rank + 1) * shards // size)
-
-
-def ahead(items: Iterator[Update[Shard]]) -> Iterator[Update[Shard]]:
+def ahead(items: Iterator[Update]) -> Iterator[Update]:
     """Yield the items, which a thread prepares in advance; raise the thread's errors here."""
     with ThreadPoolExecutor(1, "batches") as thread:
         ready = deque(thread.submit(next, items, None) for _ in range(AHEAD + 1))

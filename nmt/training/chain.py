@@ -18,14 +18,15 @@ from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
 
 from nmt.common.files import link_or_copy, writing
 from nmt.common.tensors import WEIGHTS, digest, load_tensors
 from nmt.config import InputError, TrainingSettings
 from nmt.model import Transformer
 from nmt.training import state
-from nmt.training.checkpoint import latest_resume, update_of
-from nmt.training.history import CHAIN, read_history
+from nmt.training.checkpoint import update_of
+from nmt.training.history import CHAIN, HISTORY, append, read_history
 from nmt.training.state import ResumeConditions
 
 INTERVAL = ("loss", "nll", "ppl", "learning_rate", "gradient_norm")
@@ -50,12 +51,8 @@ class Link(BaseModel):
     """What must be the same for equal bits (ResumeConditions). Not hashed, because it may differ where bits agree."""
     link: str
     """Of update, weights, moments, losses and the previous link's hash."""
-    validate_every: int | None = None
-    """Of the training at that time; not hashed. None where the code that wrote the link did not record it."""
-
-    def follows(self, previous: Link | None) -> bool:
-        """Return whether the link's own hash is that of its content after `previous`, None for the first link."""
-        return self.link == link_hash(previous, self.update, self.weights, self.moments, self.losses)
+    validate_every: int
+    """`training.validate_every` at that time; not hashed."""
 
 
 def link_hash(previous: Link | None, *content: int | str) -> str:
@@ -75,31 +72,26 @@ def losses_hash(records: Iterable[Mapping[str, Any]], after: int, last: int) -> 
 
 
 def read_chain(path: Path) -> list[Link]:
-    """Return the links of a chain file, the first update first."""
-    return parse(read_history(path), path)
-
-
-def parse(content: Sequence[Mapping[str, Any]], where: Path) -> list[Link]:
-    """Return links from their JSON; raise InputError where a key or a value is wrong."""
+    """Return the links of a chain file, the first update first; raise InputError where a key or a value is wrong."""
     try:
-        return [Link.model_validate(entry) for entry in content]
+        return [Link.model_validate(entry) for entry in read_history(path)]
     except ValidationError as error:
-        raise InputError(f"{where} holds no chain of hashes ({error.errors()[0]['msg']}): train again") from error
+        raise InputError(f"{path} holds no chain of hashes ({error.errors()[0]['msg']}): train again") from error
 
 
 def broken(links: Sequence[Link]) -> Link | None:
     """Return the first link whose hash does not follow from its content and the link before; None if all do."""
-    return next(
-        (link for link, previous in zip(links, [None, *links], strict=False) if not link.follows(previous)), None
-    )
+    for link, previous in zip(links, [None, *links], strict=False):
+        if link.link != link_hash(previous, link.update, link.weights, link.moments, link.losses):
+            return link
+    return None
 
 
 def add_link(
     folder: Path,
     settings: TrainingSettings,
     update: int,
-    model: Transformer,
-    optimizer: torch.optim.Optimizer,
+    weights_and_moments: Sequence[Mapping[str, Tensor]],
     conditions: ResumeConditions,
 ) -> None:
     """Append the link after `update` to the chain of the training in `folder`, unless it is there already."""
@@ -107,22 +99,27 @@ def add_link(
     previous = links[-1] if links else None
     if previous is not None and previous.update >= update:
         return
-    records = read_history(folder / "history.jsonl")
-    hashes = (
-        digest(model.state_dict()),
-        digest(state.moments(model, optimizer)),
-        losses_hash(records, previous.update if previous else 0, update),
-    )
+    weights, moments = map(digest, weights_and_moments)
+    losses = losses_hash(read_history(folder / HISTORY), previous.update if previous else 0, update)
     link = Link(
-        update=update,
-        updates=settings.updates,
+        update=update, updates=settings.updates, weights=weights, moments=moments, losses=losses,
+        conditions=conditions.model_dump(), link=link_hash(previous, update, weights, moments, losses),
         validate_every=settings.validate_every,
-        **dict(zip(("weights", "moments", "losses"), hashes, strict=True)),
-        conditions=conditions.model_dump(),
-        link=link_hash(previous, update, *hashes),
-    )
-    with (folder / CHAIN).open("a", encoding="utf-8") as file:
-        file.write(link.model_dump_json() + "\n")
+    )  # fmt: skip
+    append(folder / CHAIN, link.model_dump())
+
+
+def host_copies(model: Transformer, optimizer: torch.optim.Optimizer) -> list[dict[str, Tensor]]:
+    """Return copies of weights and moments on the host, which a thread can hash while training continues."""
+    both = model.state_dict(), state.moments(model, optimizer)
+    copies = [
+        {name: torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda).copy_(tensor, non_blocking=True)
+         for name, tensor in tensors.items()}
+        for tensors in both
+    ]  # fmt: skip
+    if model.output_table.is_cuda:
+        torch.cuda.synchronize()
+    return copies
 
 
 def is_link(settings: TrainingSettings, update: int) -> bool:
@@ -146,15 +143,8 @@ def keep_every(settings: TrainingSettings, report_every: int) -> int | None:
 
 
 def kept_states(folder: Path) -> dict[int, Path]:
-    """Return the kept states of the training in `folder` by update."""
-    return {update_of(path): path for path in sorted((folder / "states").glob("update-*"))}
-
-
-def keep_state(folder: Path) -> None:
-    """Keep the newest saved state of the training in `folder`."""
-    saved = latest_resume(folder / "resume")
-    assert saved is not None
-    copy_state(saved, folder / "states" / saved.name)
+    """Return the kept states of the training in `folder` by update, the first one first."""
+    return {update_of(path): path for path in sorted((folder / "states").glob("update-" + "[0-9]" * 8))}
 
 
 def remove_later_states(folder: Path, update: int) -> None:
@@ -166,7 +156,6 @@ def remove_later_states(folder: Path, update: int) -> None:
 
 def copy_state(source: Path, target: Path) -> None:
     """Copy a state, whole or not at all, by hard links where the disk allows it. States are never changed in place."""
-
     with writing(target) as temporary:
         shutil.copytree(source, temporary, copy_function=link_or_copy)
 

@@ -14,13 +14,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from nmt.common.files import writing
-from nmt.common.tensors import load_tensors, save_tensors, shape_text
+from nmt.common.tensors import load_tensors, save_tensors
 from nmt.config import InputError
 from nmt.model import Transformer
 
 
 def checkpoint_path(folder: Path, update: int) -> Path:
-    """Return the path of the checkpoint for averaging after `update`."""
     return folder / f"update-{update:08d}.safetensors"
 
 
@@ -30,7 +29,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def update_of(path: Path) -> int:
-    """Return the update in a checkpoint's name."""
+    """Return the update in the name of a checkpoint or state; raise InputError for another name."""
     found = re.fullmatch(r"update-(\d+)(\.safetensors)?", path.name)
     if found is None:
         raise InputError(f"{path} is not a checkpoint's name: those read update-00001500")
@@ -45,25 +44,15 @@ def save_checkpoint(folder: Path, update: int, model: Transformer, keep: int) ->
         old.unlink()
 
 
-def _resumable(folder: Path) -> dict[int, Path]:
-    """Return the saved states by update. Only the newest is sure to be complete."""
-    named, renamed = (
-        {int(match[1]): path for path in folder.glob("*") if (match := re.fullmatch(name, path.name))}
-        # Earlier versions replaced states by two renames; a kill between them left the state under the second name.
-        for name in (r"update-(\d+)", r"\.update-(\d+)\..+\.old")
-    )
-    return {**renamed, **named}
-
-
 def latest_resume(folder: Path) -> Path | None:
     """Return the folder of the newest saved state, or None."""
-    states = _resumable(folder)
-    return states[max(states)] if states else None
+    return max(folder.glob("update-*"), default=None)
 
 
 def trained(folder: Path) -> int:
     """Return the update of the newest saved state of the training in `folder`, or 0."""
-    return max(_resumable(folder / "resume"), default=0)
+    newest = latest_resume(folder / "resume")
+    return update_of(newest) if newest else 0
 
 
 def average(paths: Sequence[Path]) -> dict[str, Tensor]:
@@ -85,8 +74,8 @@ def average(paths: Sequence[Path]) -> dict[str, Tensor]:
                 tensor = file.get_tensor(name)
                 if tensor.shape != like.shape:
                     raise InputError(
-                        f"{path}: tensor `{name}` has shape {shape_text(tensor.shape)}, in {paths[0]} "
-                        f"{shape_text(like.shape)}: average checkpoints of one training"
+                        f"{path}: tensor `{name}` has shape {list(tensor.shape)}, in {paths[0]} "
+                        f"{list(like.shape)}: average checkpoints of one training"
                     )
                 sums[name] = sums.get(name, torch.zeros_like(tensor, dtype=torch.float64)) + tensor
     return {name: (total / len(paths)).to(first[name].dtype) for name, total in sums.items()}

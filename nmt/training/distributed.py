@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import platform
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +33,7 @@ class World:
 
     @property
     def main(self) -> bool:
-        """Whether this process writes the files and reports progress."""
+        """Whether this process writes the files and prints."""
         return self.rank == 0
 
     @property
@@ -46,7 +44,7 @@ class World:
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over all ranks in place, in no fixed order, and return the tensor.
 
-        The sum is the same for any number of ranks where at most one rank's number is not 0.
+        It is exact where, for each element, at most one rank has a value other than 0.
         """
         if self.size > 1:
             distributed.all_reduce(values)
@@ -76,11 +74,8 @@ class World:
     @staticmethod
     def _swap(sent: torch.Tensor, received: torch.Tensor, partner: int) -> None:
         """Send a tensor to a partner and receive one from it; on GPUs only the current stream waits."""
-        operations = [
-            distributed.P2POp(distributed.isend, sent, partner),
-            distributed.P2POp(distributed.irecv, received, partner),
-        ]
-        for work in distributed.batch_isend_irecv(operations):
+        pairs = ((distributed.isend, sent), (distributed.irecv, received))
+        for work in distributed.batch_isend_irecv([distributed.P2POp(call, tensor, partner) for call, tensor in pairs]):
             work.wait()
 
     def any(self, flag: bool) -> bool:
@@ -88,7 +83,6 @@ class World:
         return self.minimum(not flag) == 0
 
     def minimum(self, value: int) -> int:
-        """Return the minimum over all ranks."""
         if self.size == 1:
             return value
         values = torch.tensor(value)
@@ -96,11 +90,9 @@ class World:
         return int(values)
 
     def same(self, value: int) -> bool:
-        """Return whether all ranks have the same value."""
         return self.minimum(value) == -self.minimum(-value)
 
     def barrier(self) -> None:
-        """Wait until every rank calls this."""
         if self.size > 1:
             distributed.barrier()
 
@@ -125,7 +117,7 @@ def join_world(shards: int, store: str | None = None) -> Iterator[World]:
 
     Where the processes are not a power of two, or more than `shards`, the last ones join nothing and are spare. The
     backend is NCCL on GPUs and gloo elsewhere. `store` is an init_method such as `file:///...`, used instead of
-    torchrun's rendezvous.
+    torchrun's rendezvous. After an error nothing is destroyed: with NCCL that would wait for the other processes.
     """
     rank = int(os.environ.get("RANK", "0"))
     size = most_processes(int(os.environ.get("WORLD_SIZE", "1")), shards)
@@ -145,11 +137,9 @@ def join_world(shards: int, store: str | None = None) -> Iterator[World]:
         distributed.init_process_group(backend, rank=rank, world_size=size, timeout=TIMEOUT, **where)
         if backend == "nccl":
             control = distributed.new_group(backend="gloo", timeout=TIMEOUT)
-    try:
-        yield World(rank, size, device, control)
-    finally:
-        if size > 1:
-            distributed.destroy_process_group()
+    yield World(rank, size, device, control)
+    if size > 1:
+        distributed.destroy_process_group()
 
 
 def loopback_store(rank: int, size: int) -> TCPStore:
@@ -162,19 +152,6 @@ def loopback_store(rank: int, size: int) -> TCPStore:
         with socket.create_server((LOOPBACK, port)) as server:
             listening = server.detach()
     return TCPStore(LOOPBACK, port, size, rank == 0, TIMEOUT, master_listen_fd=listening)
-
-
-def device_name(device: torch.device) -> str:
-    """Return the GPU's model, or `cpu`."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def processor() -> str:
-    """Return the CPU's model."""
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text(encoding="utf-8", errors="replace").split("\n") if information.exists() else []
-    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.processor() or platform.machine())
 
 
 def peer_is_lost(error: BaseException) -> bool:

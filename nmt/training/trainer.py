@@ -1,267 +1,227 @@
-"""Training as section 5 describes it: the loop around `Trainer.step`; resumable at any update.
-
-torchrun runs `python -m nmt.training.trainer FOLDER` for each device. FOLDER holds `job.yaml` (a Job), and
-`last_update` where the attempt ends before `training.updates`. The training writes there:
-
-    resume/          the last complete state
-    checkpoints/     weights for averaging
-    states/          states kept to train parts of the training again
-    history.jsonl    one record per interval, one per validation
-    chain.jsonl      hashes of the training at intervals
-    skipped.jsonl    the lines of updates whose gradient was not finite
-    earlier-N/       logs and checkpoints of earlier attempts that no saved state continues
-    rehearsed        on which GPU passes could be recorded
-    done.json        at the end, or else `interrupted` (it was asked to stop) or `failed.json` (an error)
-
-The stage `train` holds `lock` there while the training runs.
-"""
+"""One update of a training, section 5: sum the gradients, divide by the update's target tokens, step Adam."""
 
 from __future__ import annotations
 
-import signal
+import os
+import re
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
+from typing import Any, cast
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
-from nmt.common.files import flush, read_yaml
-from nmt.common.processes import INTERRUPTED, TRAINERS, UNRECORDED, die_with_parent, sharing
+from nmt.common.cpu import processor
 from nmt.config import InputError, Job
-from nmt.training import chain, checkpoint, state
-from nmt.training.batches import Corpus, ahead, check_positions, train_files
-from nmt.training.distributed import World, join_world, peer_is_lost
-from nmt.training.history import History, record_failure
+from nmt.flops import LengthSums, training_flops
+from nmt.loss import BlockLoss, block_loss, smoothed_cross_entropy
+from nmt.model import Transformer
+from nmt.schedule import learning_rate
+from nmt.training.batches import Batch, Corpus, Update, cut, make_batch, updates
+from nmt.training.distributed import World, check_processes
+from nmt.training.gradients import Gradients
 from nmt.training.measurements import Measurements
-from nmt.training.packed.rehearsal import recorder_for
-from nmt.training.state import TrainState
-from nmt.training.step import Trainer
+from nmt.training.state import ResumeConditions, TrainState
 
-__all__ = ["Job", "Trainer", "train"]
+VALIDATION_POSITIONS = 2048
+"""Positions a side of a validation batch: enough to fill a matrix product on a CPU."""
+OUT_OF_MEMORY = re.compile("DefaultCPUAllocator|CU(BLAS|DNN)_STATUS_ALLOC_FAILED|CUDA.*out of memory")
+COMPILED_OPERATIONS = 2e16
+"""Operations of a whole training from which on it is compiled: less takes a GPU about as long as the compilation."""
+STOP_EVERY = 4
+"""On GPUs this many updates take a second or so, and each question would hold up the start of the next one."""
 
 
-class Attempt:
-    """One attempt at a training: it resumes, trains, reports and saves, until the last update or a request to stop."""
+class Trainer:
+    """One rank's model, optimizer, gradients and measurements. `step` is the update."""
 
-    def __init__(self, trainer: Trainer, corpus: Corpus, folder: Path) -> None:
-        self.trainer, self.corpus, self.folder = trainer, corpus, folder
-        self.settings = trainer.settings
-        self.history = History(folder, trainer.job, trainer.world)
-        self.report_every = max(1, min(100, self.settings.updates // 100))
-        self.keep_every = chain.keep_every(self.settings, self.report_every)
-        self.recorded = {"updates": self.settings.updates, "validate_every": self.settings.validate_every}
-        """What decides after which updates losses are recorded."""
-        self._saved = time.monotonic()
+    def __init__(self, job: Job, world: World) -> None:
+        self.job, self.world = job, world
+        self.settings = job.training
+        check_processes(world.size, self.settings.shards)
+        if self.settings.deterministic and world.device.type == "cuda":
+            use_deterministic_kernels()
+        torch.manual_seed(self.settings.seed)
+        self.model = Transformer(job.model, job.vocabulary, job.target_vocabulary).to(world.device)
+        self.parameters = list(self.model.parameters())
+        self.block_loss: BlockLoss = block_loss
+        self.compiled = False
+        if world.device.type == "cuda" and is_long(job) and compiler_works(world.device):
+            self.compile()
+        self.optimizer = torch.optim.Adam(
+            self.parameters, betas=(self.settings.beta1, self.settings.beta2), eps=self.settings.epsilon, fused=True
+        )
+        self.measured = Measurements(world, TrainState.initial(self.settings, self.conditions(), world.size))
+        self.stop_requested = False
 
-    def resume(self) -> None:
-        """Load the newest state, check that all ranks have it, and discard what was measured after it."""
-        trainer, world = self.trainer, self.trainer.world
-        path = checkpoint.latest_resume(self.folder / "resume")
-        if path is None:
-            loaded = TrainState.initial(trainer.conditions(), world.size)
-        else:
-            loaded = state.load_state(path, trainer.model, trainer.optimizer)
-        trainer.measured = Measurements(world, loaded.with_lost_time(self.history.last_seconds()))
-        if world.size > 1:
-            checksums = self.corpus.checksum(), trainer.weights_checksum()
-            state.check_ranks_agree(world, trainer.job.corpus, checksums[0], trainer.update, checksums[1])
-        world.barrier()
-        if path is None and self.settings.fork is not None:
-            raise InputError(
-                f"this training is a fork, but no state is in {self.folder / 'resume'}: run `wmt fork` where the run "
-                "is that it was made from"
-            )
-        if path is not None:
-            trainer.measured.resumes += 1
-        if not world.main:
-            return
-        # All ranks have started again, so an earlier failure no longer counts.
-        (self.folder / "failed.json").unlink(missing_ok=True)
-        if path is None:
-            state.move_earlier_files(self.folder, (*self.history.paths, *chain.kept_states(self.folder).values()))
-            return
-        state.remove_later_checkpoints(self.folder, trainer.update)
-        self.history.remove_after(trainer.update, trainer.update - loaded.interval.updates)
-        chain.remove_later_states(self.folder, trainer.update)
-        before = {"updates": loaded.updates, "validate_every": loaded.validate_every}
-        if None not in before.values() and before != self.recorded:
-            # Losses are recorded after other updates from here on: no link covers both kinds.
-            settings = self.settings.model_copy(update=before)
-            chain.add_link(self.folder, settings, trainer.update, trainer.model, trainer.optimizer, loaded.conditions)
-        if self.keeps(trainer.update):  # A kill may have come between saving and keeping it.
-            chain.keep_state(self.folder)
-        state.print_resume(loaded, trainer.conditions(), self.settings.updates)
+    def compile(self) -> None:
+        """Compile the layers and the loss, for any batch size and length: fuses what lies between matrix products.
 
-    def train(self, valid: Corpus, last_update: int) -> bool:
-        """Train until `last_update` or until patience ends; return False if a rank was asked to stop before."""
-        trainer, settings, world = self.trainer, self.settings, self.trainer.world
-        end = trainer.update if self.patience_ended() else last_update
-        for update in ahead(trainer.updates(self.corpus, end)):
-            trainer.step(update)
-            if update.number % settings.checkpoint_every == 0 and world.main:
-                folder = self.folder / "checkpoints"
-                checkpoint.save_checkpoint(folder, update.number, trainer.model, settings.keep_checkpoints)
-            last = update.number == settings.updates
-            planned = update.number % settings.validate_every == 0
-            if planned or last:
-                trainer.measured.add_validation(trainer.validate(valid), counts=planned)
-                self.history.log_validation(trainer.measured)
-            reported = update.number % self.report_every == 0 or last
-            if reported:
-                self.report()
-            if chain.is_link(settings, update.number):
-                self.add_link()
-            if reported and time.monotonic() - self._saved > 60 * settings.resume_minutes:
-                self.save()
-            if self.patience_ended():
-                break
-            if not last and trainer.any_stop_requested():
-                self.stop()
-                return False
-        trainer.measured.collect()
-        self.add_link()
-        self.save()
-        self.history.write_summary(trainer.measured, sum(parameter.numel() for parameter in trainer.parameters))
-        return True
-
-    def patience_ended(self) -> bool:
-        """Return whether the configured number of consecutive validations had no better perplexity."""
-        patience = self.settings.patience
-        return patience is not None and self.trainer.measured.validations_since_best >= patience
-
-    def report(self) -> None:
-        """Log the interval since the last report."""
-        measured = self.trainer.measured
-        self.log_skipped()
-        self.history.log_interval(measured, measured.take_interval())
-
-    def log_skipped(self) -> None:
-        """Sum what was measured since the last call, and log updates without a finite gradient; every rank calls it."""
-        self.history.log_skipped(self.corpus, self.trainer.measured.check_gradients())
-
-    def keeps(self, update: int) -> bool:
-        """Return whether the state after an update is kept."""
-        return self.keep_every is not None and update % self.keep_every == 0 and update < self.settings.updates
-
-    def add_link(self) -> None:
-        """Append a link to the chain of hashes on the main rank; keep the state every `keep_every` updates."""
-        trainer, update = self.trainer, self.trainer.update
-        if self.keeps(update):
-            self.log_skipped()  # A saved state has the sums of an unfinished interval, from every rank.
-        if not trainer.world.main:
-            return
-        chain.add_link(self.folder, self.settings, update, trainer.model, trainer.optimizer, trainer.conditions())
-        if self.keeps(update):
-            self.save()
-            chain.keep_state(self.folder)
-
-    def stop(self) -> None:
-        """Save the state between two reports, with the sums of the unfinished interval; every rank calls it."""
-        self.log_skipped()
-        self.save()
-
-    def save(self) -> None:
-        """Save the state on the main rank. Clocks differ, so only the main rank decides when.
-
-        The others do not wait.
+        Not done on CPUs, where it gains little and is slow to start.
         """
-        self._saved = time.monotonic()
-        trainer = self.trainer
-        if trainer.world.main:
-            # Flush the logs before saving: a resumed training does not rewrite records before the saved update.
-            for path in filter(Path.exists, self.history.paths):
-                flush(path)
-            saved = trainer.measured.state(trainer.conditions()).model_copy(update=self.recorded)
-            state.save_state(self.folder / "resume", saved, trainer.model, trainer.optimizer)
+        self.compiled = True
+        for layer in (*self.model.encoder, *self.model.decoder):
+            # Layers of a stack share their code, so two are compiled, not 2N. Dynamic sizes avoid a compilation for
+            # every new length.
+            cast("nn.Module", layer).compile(dynamic=True)
+        compiled_loss = torch.compile(block_loss, dynamic=True)
 
+        def fixed_vocabulary(logits: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+            torch._dynamo.mark_static(logits, 1)  # Kernels for any width of rows cannot use aligned loads.
+            return compiled_loss(logits, *others)
 
-def train(job: Job, folder: Path, world: World) -> bool:
-    """Train until the last update, resuming from the state in `folder`; return False if asked to stop before.
+        self.block_loss = fixed_vocabulary
 
-    The last update is that of the file `last_update` in `folder` or, without it, `training.updates`.
-    """
-    corpus = Corpus(train_files(Path(job.corpus)))
-    valid = Corpus([Path(job.corpus) / "valid.arrow"])
-    check_positions(job.model, corpus, valid)
-    attempt = Attempt(Trainer(job, world, recorder_for(folder, world.device)), corpus, folder)
-    attempt.resume()
-    earlier_end = folder / "last_update"
-    last_update = int(earlier_end.read_text(encoding="utf-8")) if earlier_end.exists() else job.training.updates
-    with stop_on_signals(attempt.trainer):
-        return attempt.train(valid, last_update)
+    @property
+    def update(self) -> int:
+        """The last finished update."""
+        return self.measured.state.update
 
+    @property
+    def in_fixed_order(self) -> bool:
+        """Whether sums have a fixed order, so that the weights do not depend on the number of processes."""
+        return self.world.device.type == "cpu" or self.settings.deterministic
 
-def stand_by(folder: Path, world: World) -> bool:
-    """Wait for the end of a training that this process has no part in; return whether it reached its last update.
+    def conditions(self) -> ResumeConditions:
+        """Return what must be the same for a resumed training to be bit-identical."""
+        on_cpu = self.world.device.type == "cpu"
+        return ResumeConditions(
+            device="cpu" if on_cpu else torch.cuda.get_device_name(self.world.device),
+            processor=processor() if on_cpu else "",
+            threads=torch.get_num_threads() if on_cpu else 0,
+            compiled=self.compiled,
+            deterministic=self.in_fixed_order,
+            torch=torch.__version__,
+        )
 
-    torchrun starts all processes anew when one of the others is lost, and then this one may take part.
-    """
-    print(f"process {world.rank} stands by: training.shards lets {world.size} processes train", flush=True)
-    while not (folder / "done.json").exists():
-        if (folder / "interrupted").exists():
+    def updates(self, corpus: Corpus, last: int) -> Iterator[Update]:
+        """Yield this rank's share of the updates after the last finished one."""
+        plan = self.settings.seed, self.settings.tokens, self.settings.shards
+        return updates(corpus, *plan, self.world.rank, self.world.size, self.update + 1, last)
+
+    def step(self, update: Update) -> None:
+        """Train on an update: sum gradients over shards and ranks, divide once by all target tokens, step Adam.
+
+        The learning rate is Eq. 3.
+        """
+        self.model.train()
+        self.optimizer.zero_grad()
+        gradients = Gradients()
+        losses = torch.zeros(len(update.shards), 2, dtype=torch.float64, device=self.world.device)
+        for number, (shard, own_losses) in enumerate(zip(update.shards, losses, strict=True), start=update.first):
+            # By the position in the training, so that resuming needs no random state.
+            seed = random_seed(self.settings.seed, update.number, number)
+            own_losses[:] = self._backward(shard, seed, update.sums.target, gradients)
+        total = gradients.total(self.world, in_fixed_order=self.in_fixed_order)
+        for parameter, gradient in zip(self.parameters, total, strict=True):
+            parameter.grad = gradient
+        norm = torch.nn.utils.get_total_norm(total)
+        # Fused Adam leaves weights and moments unchanged if found_inf is 1, so the host need not wait for the device.
+        # GradScaler sets the same attribute, which the class does not declare.
+        self.optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined] # not declared
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(update.number, self.job.model.d_model, self.settings)
+        self.optimizer.step()
+        self.measured.add_update(update, losses, norm)
+
+    def _backward(self, shard: Batch | None, seed: int, tokens: int, gradients: Gradients) -> Tensor:
+        """Run forward and backward pass of a shard and add its gradients; return its losses, [2].
+
+        Raises InputError if memory runs out.
+        """
+        if shard is None:
+            gradients.add([torch.zeros_like(parameter) for parameter in self.parameters])
+            return torch.zeros(2)
+        # Not torch.manual_seed, which takes 2 ms without a GPU: it formats the stack for each device that is not there.
+        (torch.cuda if self.world.device.type == "cuda" else torch.default_generator).manual_seed(seed)
+        try:
+            smoothed, negative_log_likelihood = self.losses(shard.to(self.world.device), self.settings.eps_ls)
+            gradients.add(torch.autograd.grad(smoothed / tokens, self.parameters))
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            pairs, longest = shard.src.shape
+            raise InputError(
+                f"a shard of {pairs:,} pairs, padded to {longest:,} and {shard.tgt_in.shape[1]:,} subwords, does not "
+                "fit into this device's memory: raise training.shards, which "
+                f"is {self.settings.shards}, or use a larger device or fewer processes on it"
+            ) from error
+        return torch.stack((smoothed.detach(), negative_log_likelihood))
+
+    def losses(self, batch: Batch, eps_ls: float) -> tuple[Tensor, Tensor]:
+        """Return smoothed loss and negative log-likelihood of a batch, summed over its target tokens."""
+        bfloat16 = self.settings.precision == "bfloat16"
+        with torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=bfloat16):
+            states = self.model(batch.src, batch.tgt_in)
+        states = states.flatten(0, 1).index_select(0, batch.positions)
+        if bfloat16:
+            # Without this cast the largest product, with the vocabulary, would run in float32, which LayerNorm returns.
+            states = states.bfloat16()
+        return smoothed_cross_entropy(states, self.model.output_table, batch.labels, eps_ls, self.block_loss)
+
+    @torch.no_grad()
+    def validate(self, corpus: Corpus) -> float:
+        """Return the unsmoothed negative log-likelihood per target subword, in nats; its exp is the perplexity.
+
+        The corpus alone decides the batches. Ranks take them in turn.
+        """
+        self.model.eval()
+        count = -(-corpus.tokens // (2 * VALIDATION_POSITIONS))
+        parts = cut(corpus, np.arange(len(corpus)), count).parts
+        likelihoods = torch.zeros(count, dtype=torch.float64, device=self.world.device)
+        for number in range(self.world.rank, count, self.world.size):
+            if len(parts[number]):
+                batch = make_batch(corpus, parts[number]).to(self.world.device)
+                likelihoods[number] = self.losses(batch, 0.0)[1]
+        return float(self.world.sum(likelihoods).sum()) / int(corpus.tgt_lengths.sum(dtype=np.int64))
+
+    def any_stop_requested(self) -> bool:
+        """Return whether any rank was asked to stop. Several GPUs ask each other every STOP_EVERY updates only."""
+        if self.world.size > 1 and self.world.device.type == "cuda" and self.update % STOP_EVERY:
             return False
-        time.sleep(1.0)
+        return self.world.any(self.stop_requested)
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Return whether memory ran out. On a CPU, and outside torch's allocator on a GPU, only the message says so."""
+    return isinstance(error, torch.OutOfMemoryError) or bool(OUT_OF_MEMORY.search(str(error)))
+
+
+def is_long(job: Job) -> bool:
+    """Return whether a training is long enough to be worth minutes of compilation."""
+    tokens = job.training.updates * job.training.tokens
+    sums = LengthSums(0, tokens, tokens, 0, 0, 0)
+    return training_flops(job.model, job.output_rows, sums) >= COMPILED_OPERATIONS
+
+
+def compiler_works(device: torch.device) -> bool:
+    """Return whether torch can compile for a device: not with TORCHDYNAMO_DISABLE=1, nor without a C++ compiler."""
+    if torch._dynamo.config.disable:
+        return False
+    try:
+        torch.compile(lambda x: x.sin() + x)(torch.ones(8, device=device))
+    except Exception as error:
+        # torch raises errors of many types if a tool is missing. None of them prevents training.
+        reason = str(error).strip().split("\n")[0]
+        print(f"torch.compile does not work here ({reason}): training continues, but slower", file=sys.stderr)
+        return False
     return True
 
 
-@contextmanager
-def stop_on_signals(trainer: Trainer) -> Iterator[None]:
-    """Make SIGTERM and SIGINT request a stop after the current update."""
-
-    def request_stop(signum: int, frame: FrameType | None) -> None:
-        trainer.stop_requested = True
-
-    old = {number: signal.signal(number, request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+def use_deterministic_kernels() -> None:
+    """Make torch use kernels on GPUs that add in a fixed order, and raise an error where it has none."""
+    # cuBLAS reads this when its first handle is made.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # Every element of a new tensor is written before it is read.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # documented
 
 
-def fail(folder: Path, state: str, error: str) -> None:
-    """Record a failure; exit with UNRECORDED where that fails too: a failure that nobody knows of is repeated."""
-    try:
-        record_failure(folder, state, error)
-    except OSError as reason:
-        print(f"train: {error}; {folder / 'failed.json'} could not be written: {reason}", file=sys.stderr)
-        sys.exit(UNRECORDED)
-
-
-def main() -> None:
-    """Run one of torchrun's workers: train the job in the given folder.
-
-    A second argument is the id of torchrun's process.
-
-    torchrun turns every exit status into 1, so the outcome is a file in the folder: `done.json`, `interrupted`, or
-    `failed.json` if this worker itself failed. A worker that only lost its peers writes none.
-    """
-    if len(sys.argv) not in {2, 3}:
-        sys.exit("usage: python -m nmt.training.trainer JOB [TORCHRUN]")
-    # If torchrun is killed with SIGKILL, its workers would otherwise live on and occupy the devices. It may have been
-    # killed already, while this one was importing.
-    die_with_parent(signal.SIGKILL, *map(int, sys.argv[2:]))
-    folder = Path(sys.argv[1])
-    torch.set_flush_denormal(True)
-    job = Job.model_validate(read_yaml(folder / "job.yaml"))
-    try:
-        with sharing(folder / TRAINERS), join_world(job.training.shards) as world:
-            finished = stand_by(folder, world) if world.spare else train(job, folder, world)
-            if not finished and world.main:
-                (folder / "interrupted").touch()
-    except InputError as error:
-        fail(folder, "refused", str(error))
-        sys.exit(f"train: {error}")
-    except Exception as error:
-        if not peer_is_lost(error):
-            fail(folder, "failed", f"{type(error).__name__}: {error}")
-        raise
-    if not finished:
-        sys.exit(INTERRUPTED)
-
-
-if __name__ == "__main__":
-    main()
+def random_seed(seed: int, update: int, shard: int) -> int:
+    """Return the seed of a shard's random numbers: distinct for every shard, the same on any process."""
+    mixed = 0
+    for part in (seed, update, shard):
+        mixed = ((mixed ^ part) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) % 2**64
+        mixed ^= mixed >> 29
+    return mixed % 2**63

@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from nmt.config import InputError, Settings
-from pipeline.common.paths import CATALOGS
-from pipeline.common.settings import (
+from pipeline.config.errors import nearest, read_mapping, validated
+from pipeline.config.paths import CATALOGS
+from pipeline.config.settings import (
     REPACKED,
     ArchiveSettings,
     DataSettings,
@@ -21,7 +22,6 @@ from pipeline.common.settings import (
     ParallelSettings,
     Sha256,
 )
-from pipeline.config.errors import nearest, read_mapping, validated
 
 Url = Annotated[str, Field(pattern=r"^(https?://[^/\s]+/|file:)\S+$")]
 """http, https, or file: with a path relative to the repository."""
@@ -65,8 +65,6 @@ class Catalog(Settings):
     description: str
     archives: dict[Name, ArchiveEntry] = Field(default_factory=dict)
     pairs: dict[Pair, PairEntry]
-    unlisted: dict[str, str] = Field(default_factory=dict)
-    """Archives that the mirror's checksums file does not list -> that file. They must not be used unchecked."""
 
 
 class CatalogFile(Settings):
@@ -88,16 +86,15 @@ class CatalogFile(Settings):
 
 
 def names() -> list[str]:
-    """Return the names of all catalogs, sorted."""
     return sorted(path.stem for path in CATALOGS.glob("*.yaml"))
 
 
 def load(name: str) -> Catalog:
     """Return the catalog `name`, completed by what it extends; raise InputError where it is unknown or invalid."""
-    return validated(Catalog, {"name": name, **_content(name, ())}, _path(name))
+    return validated(Catalog, {"name": name, **_content(name, "corpus", ())}, _path(name))
 
 
-def data_settings(catalog: Catalog, pair: str) -> DataSettings:
+def data_settings(catalog: Catalog, pair: Pair) -> DataSettings:
     """Return the texts of `pair` and their archives.
 
     Raises InputError where one is unknown, and where a text of trees is not one treebank on both sides.
@@ -112,12 +109,11 @@ def data_settings(catalog: Catalog, pair: str) -> DataSettings:
     return data.model_copy(update={"archives": archives})
 
 
-def pair_entry(catalog: Catalog, pair: str) -> PairEntry:
+def pair_entry(catalog: Catalog, pair: Pair) -> PairEntry:
     """Return the catalog's entry for `pair`; raise InputError where it has none."""
-    for known, entry in catalog.pairs.items():
-        if known == pair:
-            return entry
-    raise InputError(f"{_path(catalog.name)} has no pair `{pair}`; {nearest(pair, catalog.pairs)}")
+    if pair not in catalog.pairs:
+        raise InputError(f"{_path(catalog.name)} has no pair `{pair}`; {nearest(pair, catalog.pairs)}")
+    return catalog.pairs[pair]
 
 
 def _path(name: str) -> Path:
@@ -125,15 +121,10 @@ def _path(name: str) -> Path:
 
 
 def _archive(catalog: Catalog, name: str) -> ArchiveSettings:
-    path = _path(catalog.name)
-    if name in catalog.unlisted:
-        raise InputError(
-            f"{path}: the archive `{name}` is not listed in {catalog.unlisted[name]}, and nothing unchecked is used; "
-            f"add its line: sha256, bytes and path"
-        )
     if name not in catalog.archives:
         raise InputError(
-            f"{path}: a text names the archive `{name}`, which is unknown; {nearest(name, catalog.archives)}"
+            f"{_path(catalog.name)}: a text names the archive `{name}`, which is unknown (a mirror has those that its "
+            f"checksums list); {nearest(name, catalog.archives)}"
         )
     entry = catalog.archives[name]
     checks = entry.model_dump(exclude={"url", "mirrors", "repacked"})
@@ -141,45 +132,37 @@ def _archive(catalog: Catalog, name: str) -> ArchiveSettings:
     return ArchiveSettings(name=name, urls=[entry.url, *entry.mirrors, *repacked], **checks)
 
 
-def _content(name: str, extending: tuple[str, ...]) -> dict[str, Any]:
-    """Return a catalog's file merged over what it extends; `extending` are the catalogs that led here."""
-    path = _path(name)
+def _content(name: str, where: str, extending: tuple[str, ...]) -> dict[str, Any]:
+    """Return the content of a catalog that `where` names, merged over what it extends."""
+    path, known = _path(name), names()
     if name in extending:
-        raise InputError(f"{path} extends itself by way of {' and '.join(extending)}; remove one `extends`")
-    if name not in names():
-        where = f"{_path(extending[-1])} extends" if extending else "corpus"
-        raise InputError(f"{where} `{name}`: {CATALOGS} has no such catalog; {nearest(name, names())}")
+        raise InputError(f"{where} `{name}`, and so itself; remove one `extends`")
+    if name not in known:
+        raise InputError(f"{where} `{name}`: {CATALOGS} has no such catalog; {nearest(name, known)}")
     file = validated(CatalogFile, read_mapping(path, "description, archives and pairs"), path)
-    content = file.model_dump(exclude={"extends", "base_url", "checksums"}, exclude_unset=True)
+    own = file.model_dump(exclude={"extends", "base_url", "checksums"}, exclude_unset=True)
     if file.extends is None:
-        return content
-    base = _content(file.extends, (*extending, name))
+        return own
+    base = _content(file.extends, f"{path} extends", (*extending, name))
     pairs = dict(base.get("pairs", {}))
     for pair, entry in file.pairs.items():
         pairs[pair] = {**pairs.get(pair, {}), **entry}
-    # A catalog may provide archives that the mirror under it lacks.
-    unlisted = {archive: sums for archive, sums in base.get("unlisted", {}).items() if archive not in file.archives}
-    merged = {"archives": {**base.get("archives", {}), **file.archives}, "pairs": pairs, "unlisted": unlisted}
-    content = {**base, **content, **merged}
+    content = {**base, **own, "archives": {**base.get("archives", {}), **file.archives}, "pairs": pairs}
     if file.base_url is None:
         return content
-    return _mirrored(
-        validated(Catalog, {"name": name, **content}, path), file.base_url, path.parent / str(file.checksums)
-    )
+    catalog = validated(Catalog, {"name": name, **content}, path)
+    return _mirrored(catalog, file.base_url, path.parent / str(file.checksums))
 
 
 def _mirrored(catalog: Catalog, base_url: str, checksums: Path) -> dict[str, Any]:
     """Return the content of a catalog with its texts from another server, checked by that server's checksums."""
-    listed = _read_checksums(checksums)
-    archives, unlisted = {}, dict(catalog.unlisted)
+    listed, archives = _read_checksums(checksums), {}
     for name, entry in catalog.archives.items():
         path = urlsplit(entry.url).path.lstrip("/")
-        if path not in listed:
-            unlisted[name] = str(checksums)
-            continue
-        sha256, size = listed[path]
-        changes = {"url": f"{base_url.rstrip('/')}/{path}", "mirrors": [], "repacked": []}
-        archives[name] = {**entry.model_dump(), **changes, "bytes": size, "sha256": sha256, "md5": None}
+        if path in listed:  # What is not listed could be used only unchecked.
+            sha256, size = listed[path]
+            changes = {"url": f"{base_url.rstrip('/')}/{path}", "mirrors": [], "repacked": []}
+            archives[name] = {**entry.model_dump(), **changes, "bytes": size, "sha256": sha256, "md5": None}
     content = catalog.model_dump(exclude={"name"})
     for pair in content["pairs"].values():
         for text in (*pair["train"], pair["valid"], pair["test"]):
@@ -187,7 +170,7 @@ def _mirrored(catalog: Catalog, base_url: str, checksums: Path) -> dict[str, Any
                 if side["archive"] is not None:
                     # These are checksums of the original texts; a mirror may have shorter ones.
                     side["sha256"] = side["md5"] = None
-    return {**content, "archives": archives, "unlisted": unlisted}
+    return {**content, "archives": archives}
 
 
 def _read_checksums(path: Path) -> dict[str, tuple[str, int]]:

@@ -62,7 +62,8 @@ def valid_keys(model: Any, location: Sequence[int | str]) -> list[str]:
         inner = [one for one in get_args(model) if one is not NoneType]
         if get_origin(model) not in (dict, list) and inner:
             model = inner[0]
-    return list(model.model_fields)
+    # `seed` stands at the top of params.yaml.
+    return [name for name in model.model_fields if (*location, name) != ("training", "seed")]
 
 
 def read_mapping(path: Path, keys: str) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nmt.common.files import read_yaml
-from pipeline.common.paths import DVC_YAML
+from pipeline.config.paths import DVC_YAML
 
 
 @dataclass(frozen=True)
@@ -17,26 +17,19 @@ class Stage:
 
     name: str
     deps: list[str]
-    params: dict[str, list[str]]
-    """File -> the keys of it that the stage reads."""
+    params: list[str]  # files of which it reads some keys
     outs: list[str]
-    meta: dict[str, Any] = field(default_factory=dict)
+    meta: dict[str, Any]
 
     @property
     def uses_gpu(self) -> bool:
-        """Return whether the stage runs on a GPU if there is one."""
         return bool(self.meta.get("gpu", False))
 
     @property
     def code(self) -> list[Path]:
         """Return the modules among the deps, folders expanded."""
-        found: set[Path] = set()
-        for path in map(Path, self.deps):
-            if path.suffix == ".py":
-                found.add(path)
-            elif path.parts[0] in {"nmt", "pipeline"}:
-                found.update(path.rglob("*.py"))
-        return sorted(found)
+        code = [Path(path) for path in self.deps if path.split("/")[0] in {"nmt", "pipeline"}]
+        return sorted({file for path in code for file in ([path] if path.suffix == ".py" else path.rglob("*.py"))})
 
     @property
     def computing_code(self) -> list[Path]:
@@ -66,7 +59,6 @@ def last_stage() -> str | None:
 
 
 def made_by(path: str, graph: Mapping[str, Stage]) -> str | None:
-    """Return the stage whose outs contain `path`."""
     makers = (name for name, stage in graph.items() for out in stage.outs if path == out or path.startswith(f"{out}/"))
     return next(makers, None)
 
@@ -83,10 +75,7 @@ def upstream(name: str, graph: Mapping[str, Stage]) -> list[str]:
 
 
 def _stage(name: str, entry: Mapping[str, Any]) -> Stage:
-    params: dict[str, list[str]] = {}
-    for item in entry.get("params") or ():
-        for file, keys in item.items() if isinstance(item, Mapping) else [("params.yaml", [item])]:
-            params.setdefault(str(file), []).extend(map(str, keys or ()))
+    params = [str(file) for item in entry.get("params") or () if isinstance(item, Mapping) for file in item]
     outs = [path for key in ("outs", "metrics", "plots") for path in _paths(entry.get(key))]
     return Stage(name, _paths(entry.get("deps")), params, outs, dict(entry.get("meta") or {}))
 

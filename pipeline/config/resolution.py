@@ -8,35 +8,53 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import reduce
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import yaml
 from pydantic import ValidationError, model_validator
 
 from nmt.config import InputError
-from pipeline.common.paths import PARAMS
-from pipeline.common.settings import Configuration, RunSettings, VersionSettings
 from pipeline.config import catalogs, rows
-from pipeline.config.errors import explain, read_mapping, validated
+from pipeline.config.errors import explain, nearest, read_mapping, validated
+from pipeline.config.paths import PARAMS
+from pipeline.config.settings import SECTIONS, Configuration, RunSettings, VersionSettings
+from pipeline.config.tasks import task_of
 
 Layer = tuple[str, Mapping[str, Any]]
 """The origin of values, for messages, and the values: section -> key -> value."""
-Section = Literal["preparation", "subwords", "binning", "model", "training", "averaging", "search", "attention"]
-SECTIONS = get_args(Section)
-"""Sections that rows, catalogs and overrides may set."""
+OVERRIDABLE = (*SECTIONS, "attention")
+OF_CORPUS = ("preparation.", "subwords.")
+"""What the keys of settings begin with that a catalog may set."""
 
 
 class Params(RunSettings):
     """The content of params.yaml. An empty section overrides nothing."""
 
-    overrides: dict[Section, dict[str, Any] | None] | None = None
+    overrides: dict[str, dict[str, Any] | None] | None = None
 
     @model_validator(mode="after")
-    def _one_seed(self) -> Params:
+    def _known_sections(self) -> Params:
+        for section in self.overrides or ():
+            if section not in OVERRIDABLE:
+                raise ValueError(f"unknown key `overrides.{section}`; {nearest(section, OVERRIDABLE)}")
         if "seed" in ((self.overrides or {}).get("training") or {}):
             raise ValueError(f"overrides.training.seed is set once, by `seed` at the top of {PARAMS}; move it there")
         return self
+
+
+def changed(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a resolved configuration that are not those of its row, by their full keys."""
+    run = configuration["run"]
+    of_row = dict(rows.flat(rows.settings(run["row"], run["pair"])))
+    chosen = rows.flat({section: configuration[section] for section in OVERRIDABLE if section in configuration})
+    return {key: value for key, value in chosen if key != "training.seed" and of_row.get(key) != value}
+
+
+def in_words(settings: Mapping[str, Any]) -> list[str]:
+    """Return the first three settings by the last part of their keys, for the name of a run: `updates=1400`."""
+    return [f"{key.rpartition('.')[2]}={value}" for key, value in settings.items() if value != {}][:3]
 
 
 def resolve(params: Mapping[str, Any]) -> Configuration:
@@ -47,22 +65,22 @@ def resolve(params: Mapping[str, Any]) -> Configuration:
     """
     asked = validated(Params, params, PARAMS)
     run = RunSettings.model_validate(asked.model_dump(exclude={"overrides"}))
-    overrides: dict[str, dict[str, Any]] = {
-        section: values for section, values in (asked.overrides or {}).items() if values is not None
-    }
-    row_layers = rows.row_differences(run.row, run.pair)
+    overrides = {section: values for section, values in (asked.overrides or {}).items() if values is not None}
+    base, pair, *row = rows.differences(run.row, run.pair)
+    task = task_of(run.pair)
+    if task_of(rows.row(run.row).pair) is not task:
+        fitting = ", ".join(name for name, one in rows.table().rows.items() if task_of(one.pair) is task)
+        raise InputError(f"{PARAMS}: row {run.row} does not {task.verb} {run.pair}; rows that do are {fitting}")
     catalog = catalogs.load(run.corpus)
     corpus = catalogs.pair_entry(catalog, run.pair)
     layers: list[Layer] = [
-        *rows.pair_differences(run.pair),
+        *(base, pair),
         (f"the catalog {run.corpus}", {"preparation": corpus.preparation, "subwords": corpus.subwords}),
-        *row_layers,
+        *row,
         (f"{PARAMS}, seed", {"training": {"seed": run.seed}}),
         (f"{PARAMS}, overrides", overrides),
     ]
-    merged: dict[str, Any] = {}
-    for _, differences in layers:
-        merged = rows.merge(merged, differences)
+    merged: dict[str, Any] = reduce(rows.merge, (content for _, content in layers), {})
     versions = {name: importlib.metadata.version(name.replace("_", "-")) for name in VersionSettings.model_fields}
     data = catalogs.data_settings(catalog, run.pair)
     try:

@@ -1,9 +1,9 @@
-"""Tables 2 and 3 of the paper as data: each row's differences from base, and the paper's results."""
+"""Tables 2 to 4 of the paper as data: each row's differences from base, and the paper's and later results."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ from pydantic import Field
 
 from nmt.common.files import read_yaml
 from nmt.config import InputError, ModelSettings, Settings
-from pipeline.common.settings import Pair
 from pipeline.config.errors import nearest
-from pipeline.machine import fastest_precision
+from pipeline.config.machine import fastest_precision
+from pipeline.config.settings import Pair
 
 ROWS = Path(__file__).with_name("rows.yaml")
 PAPER_VOCABULARY = 40960
@@ -22,47 +22,43 @@ PAPER_VOCABULARY = 40960
 Differences = dict[str, dict[str, Any]]
 
 
-class Result(Settings):
+class Table2Result(Settings):
     """newstest2014 BLEU, and training cost in FLOPs where it is given, in Table 2."""
 
     bleu: float
     flops: float | None = None
 
 
-class Reported(Settings):
-    """The paper's results for a row."""
-
+class PaperResults(Settings):
     ppl: float | None = None  # newstest2013, per subword
     bleu: float | None = None  # newstest2013, from the last checkpoint (Table 3)
     params_m: int | None = None  # millions of parameters, as printed
     f1: float | None = None  # section 23 of the WSJ (Table 4)
-    table2: dict[Pair, Result] = Field(default_factory=dict)
+    table2: dict[Pair, Table2Result] = Field(default_factory=dict)
 
 
 class Row(Settings):
     """A row: its differences from base, for every pair and for single pairs, and the paper's results."""
 
     about: str
-    pair: Pair = "en-de"
-    """The pair of the paper's results and of the listed parameter count."""
+    pair: Pair = "en-de"  # of the paper's results and of the listed parameter count
     settings: Differences = Field(default_factory=dict)
     pairs: dict[Pair, Differences] = Field(default_factory=dict)
-    paper: Reported = Reported()
+    paper: PaperResults = PaperResults()
 
 
-class Literature(Settings):
-    """Another system's row of Table 2."""
-
+class Table2System(Settings):
     name: str
-    en_de: Result | None = Field(default=None, alias="en-de")
-    en_fr: Result | None = Field(default=None, alias="en-fr")
-
-    def on(self, pair: Pair) -> Result | None:
-        """Return its result for a language pair, None without one."""
-        return {"en-de": self.en_de, "en-fr": self.en_fr}.get(pair)
+    results: dict[Pair, Table2Result]
 
 
-class Other(Settings):
+class Table4Parser(Settings):
+    name: str
+    training: str
+    f1: float
+
+
+class LaterTransformer(Settings):
     """A later Transformer's results on newstest2014, as its authors report them."""
 
     name: str
@@ -72,29 +68,19 @@ class Other(Settings):
     note: str = ""
 
 
-class Parser(Settings):
-    """Another system's row of Table 4."""
-
-    name: str
-    training: str
-    f1: float
-
-
-class Table(Settings):
-    """The content of rows.yaml."""
-
+class RowsFile(Settings):
     base: Differences
     pairs: dict[Pair, Differences]
     rows: dict[str, Row]
-    literature: list[Literature]
-    parsers: list[Parser]
-    others: list[Other]
+    table2_systems: list[Table2System]
+    table4_parsers: list[Table4Parser]
+    later_transformers: list[LaterTransformer]
 
 
 @cache
-def table() -> Table:
-    """Return the content of rows.yaml, read once, with this machine's precision for `auto`."""
-    content = Table.model_validate(read_yaml(ROWS))
+def table() -> RowsFile:
+    """Return the content of rows.yaml, read once, with the precision of the device that trains for `auto`."""
+    content = RowsFile.model_validate(read_yaml(ROWS))
     for entry in content.rows.values():
         training = entry.settings.get("training", {})
         if training.get("precision") == "auto":
@@ -136,28 +122,24 @@ def merge(base: Mapping[str, Any], differences: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
-def row_differences(name: str, pair: Pair) -> list[tuple[str, Differences]]:
-    """Return what row `name` changes, in the order of merging, each with its origin for messages."""
-    chosen = row(name)
+def differences(name: str, pair: Pair) -> list[tuple[str, Differences]]:
+    """Return base, what the pair changes in it, and what row `name` does (two layers), each with its origin.
+
+    In the order of merging; a catalog comes before the row.
+    """
+    content, chosen = table(), row(name)
     return [
+        (f"{ROWS.name}, base", content.base),
+        (f"{ROWS.name}, pair {pair}", content.pairs[pair]),
         (f"{ROWS.name}, row {name}", chosen.settings),
         (f"{ROWS.name}, row {name} for {pair}", chosen.pairs.get(pair, {})),
     ]
 
 
-def pair_differences(pair: Pair) -> list[tuple[str, Differences]]:
-    """Return what every row starts from: base, and what the pair changes in it, each with its origin."""
-    return [(f"{ROWS.name}, base", table().base), (f"{ROWS.name}, pair {pair}", table().pairs[pair])]
-
-
 def settings(name: str, pair: Pair) -> dict[str, Any]:
     """Return row `name` in full, as in the paper: without a catalog's preparation and without overrides."""
-    merged: dict[str, Any] = {}
-    for _, differences in [*pair_differences(pair), *row_differences(name, pair)]:
-        merged = merge(merged, differences)
-    return merged
+    return reduce(merge, (content for _, content in differences(name, pair)), {})
 
 
 def model(name: str, pair: Pair = "en-de") -> ModelSettings:
-    """Return the model of row `name`."""
     return ModelSettings.model_validate(settings(name, pair)["model"])

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from nmt.common.files import writing
 from nmt.config import InputError
-from pipeline.common import stage
-from pipeline.common.paths import ATTENTION, AVERAGE, RAW
-from pipeline.common.settings import AttentionSettings, DataSettings, VersionSettings, load_section
+from pipeline.config.paths import ATTENTION, AVERAGE, RAW
+from pipeline.config.settings import AttentionSettings, DataSettings, check_versions, load_section
 
 WORDS = range(6, 16)
 """Numbers of words of a source that a picture can show."""
@@ -44,24 +43,17 @@ def choose_pairs(source: Path, target: Path, count: int) -> list[tuple[str, str]
     return found
 
 
-def run(tracker: stage.Tracker) -> None:
+def run() -> None:
     """Write results/attention: sentences.npz, and arrays and pictures of the first pair as `wmt attention` does."""
     # Imported here: importing torch takes a second.
     from nmt.inference import attention_maps
     from nmt.inference.loading import Models
 
     data = load_section("data", DataSettings)
-    versions = load_section("versions", VersionSettings)
-    stage.check_versions(
-        {
-            "sacremoses": versions.sacremoses,
-            "subword_nmt": versions.subword_nmt,
-            "sentencepiece": versions.sentencepiece,
-        }
-    )
+    check_versions("sacremoses", "subword_nmt", "sentencepiece")
     settings = load_section("attention", AttentionSettings)
     source, target = (RAW / f"valid.{data.valid.name}.{language}" for language in (data.source, data.target))
-    models = Models([AVERAGE], pair=(data.source, data.target))
+    models = Models([AVERAGE])
     found = [attention_maps.attention(models, *pair) for pair in choose_pairs(source, target, settings.sentences)]
     with writing(ATTENTION) as temporary:
         temporary.mkdir()

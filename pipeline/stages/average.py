@@ -6,14 +6,13 @@ A training that ended early, by its patience or by overrides that shorten it, ma
 
 from __future__ import annotations
 
+from nmt.common.files import write_json
 from nmt.config import AveragingSettings, ModelSettings, SearchSettings
-from pipeline.common import stage
-from pipeline.common.paths import AVERAGE, AVERAGING, CHECKPOINTS, LAST, SUBWORDS
-from pipeline.common.settings import PreparationSettings, RunSettings, load_section
-from pipeline.common.stage import Tracker
+from pipeline.config.paths import AVERAGE, AVERAGING, CHECKPOINTS, LAST, SUBWORDS
+from pipeline.config.settings import PreparationSettings, RunSettings, load_section
 
 
-def run(tracker: Tracker) -> None:
+def run() -> None:
     """Write models/average (Table 2's protocol), models/last (Table 3's) and results/averaging.json."""
     # Imported here: importing torch takes a second.
     from nmt.common import tensors
@@ -48,5 +47,4 @@ def run(tracker: Tracker) -> None:
         )
         model_folder.save_model(folder, weights, description, SUBWORDS)
     record = {"requested": settings.last, "checkpoints": len(chosen), "updates": updates, "weights": averaged}
-    stage.write_json(AVERAGING, record)
-    tracker.tags({"averaged_updates": updates})
+    write_json(AVERAGING, record)

@@ -21,17 +21,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from nmt.common.files import sha256_of, writing
+from nmt import codec
+from nmt.common.files import sha256_of, write_json, writing
 from nmt.config import EOS, UNK, BinningSettings, InputError
-from nmt.text import codec
 from nmt.text.parallel_text import Block, read_parallel_blocks
 from nmt.text.subwords import Subwords
-from pipeline.common import stage
-from pipeline.common.paths import BINNED, BINNED_STATS, SUBWORDS, TOKENIZED
-from pipeline.common.settings import DataSettings, VersionSettings, load_section
-from pipeline.common.stage import Tracker
-from pipeline.corpora.disk import IN_CACHE, explain_full_disk
-from pipeline.parallel.parallel_map import executor, map_in_order
+from pipeline.config.paths import BINNED, BINNED_STATS, SUBWORDS, TOKENIZED
+from pipeline.config.settings import DataSettings, check_versions, load_section
+from pipeline.data.blocks import executor, map_in_order
 
 SIZES = ("pairs", "source_tokens", "target_tokens")
 PAIRS = 8192  # per task of a worker
@@ -49,12 +46,10 @@ def bin_uppers(settings: BinningSettings) -> list[int]:
 
 SHOWN = 5  # unknown symbols that are named
 
-Unknown = dict[str, tuple[int, int]]
-"""Symbols that a closed target vocabulary lacks, in the order of the text: how often each occurs, and the number of its
-first line, from 1."""
-Encoded = tuple[dict[int, pa.RecordBatch], Counter[str], Unknown]
-"""A block of pairs as ids, by upper length, and the counts pairs, source_tokens, target_tokens (EOS included), too_long
-and unknown (UNK on both sides)."""
+Encoded = tuple[dict[int, pa.RecordBatch], Counter[str], Counter[str]]
+"""A block of pairs as ids, by upper length. The counts pairs, source_tokens, target_tokens (EOS included), too_long,
+unknown (UNK on both sides) and the pairs of each bin, by upper length. The symbols that a closed target vocabulary
+lacks, in the order of the text."""
 
 
 def _batch(sides: Iterable[tuple[Any, Any]], lines: Any) -> pa.RecordBatch:
@@ -76,8 +71,8 @@ def encode(folder: Path, version: str, uppers: Sequence[int], blocks: tuple[Bloc
     # By upper length: the ids and lengths of both sides, and the lines.
     rows: dict[int, tuple[list[array[int]], list[list[int]], array[int]]] = {}
     counts: Counter[str] = Counter()
-    unknown: Unknown = {}
-    closed = isinstance(vocabularies[1], codec.Symbols)
+    lacking: Counter[str] = Counter()
+    closed = vocabularies[1].settings.target == "closed"
     for line, pair in enumerate(zip(blocks[0].lines(), blocks[1].lines(), strict=True), start=blocks[0].first):
         sides = [[*vocabulary.encode(text), EOS] for vocabulary, text in zip(vocabularies, pair, strict=True)]
         upper = 0
@@ -93,21 +88,14 @@ def encode(folder: Path, version: str, uppers: Sequence[int], blocks: tuple[Bloc
             of_side.append(len(side))
             counts["unknown"] += side.count(UNK)
         if closed and UNK in sides[1]:
-            lacking = Counter(symbol for symbol, row in zip(pair[1].split(), sides[1], strict=False) if row == UNK)
-            _add(unknown, {symbol: (count, line + 1) for symbol, count in lacking.items()})
+            lacking.update(symbol for symbol, row in zip(pair[1].split(), sides[1], strict=False) if row == UNK)
     batches = {}
     for upper, (ids, lengths, lines) in sorted(rows.items()):
         offsets = [np.array([0, *accumulate(of_side)], dtype=np.int32) for of_side in lengths]
         batches[upper] = _batch(zip(map(np.asarray, ids), offsets, strict=True), np.asarray(lines))
-        counts.update(pairs=len(lines), source_tokens=len(ids[0]), target_tokens=len(ids[1]))
-    return batches, counts, unknown
-
-
-def _add(unknown: Unknown, later: Unknown) -> None:
-    """Add the unknown symbols of later lines."""
-    for symbol, (count, line) in later.items():
-        before, first = unknown.get(symbol, (0, line))
-        unknown[symbol] = before + count, first
+        sizes = {"pairs": len(lines), "source_tokens": len(ids[0]), "target_tokens": len(ids[1])}
+        counts.update({**sizes, str(upper): len(lines)})
+    return batches, counts, lacking
 
 
 def _compact(table: pa.Table) -> pa.RecordBatch:
@@ -121,74 +109,40 @@ def _compact(table: pa.Table) -> pa.RecordBatch:
     return _batch(sides, table.column("line").to_numpy())
 
 
-class BinFile:
-    """An Arrow file, written in record batches of `BATCH` pairs however large the added ones are."""
-
-    def __init__(self, path: Path, schema: pa.Schema, stack: ExitStack) -> None:
-        """The file is closed with `stack`, after `finish`."""
-        self._writer = stack.enter_context(pa.ipc.new_file(stack.enter_context(path.open("wb")), schema))
-        self._pending: list[pa.RecordBatch] = []
-        self._waiting = self.pairs = 0
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Add pairs."""
-        self.pairs += batch.num_rows
-        self._pending.append(batch)
-        self._waiting += batch.num_rows
-        if self._waiting >= BATCH:
-            self._flush()
-
-    def finish(self) -> None:
-        """Write the remaining pairs."""
-        while self._waiting:
-            self._flush()
-
-    def _flush(self) -> None:
-        table = pa.Table.from_batches(self._pending)
-        self._writer.write_batch(_compact(table.slice(0, BATCH)))
-        self._pending = table.slice(BATCH).to_batches()
-        self._waiting = max(0, self._waiting - BATCH)
+def _write(file: Any, pending: list[pa.RecordBatch], least: int) -> list[pa.RecordBatch]:
+    """Write batches of `BATCH` pairs to an Arrow file while `least` pairs are pending; return the rest."""
+    while sum(batch.num_rows for batch in pending) >= least:
+        table = pa.Table.from_batches(pending)
+        file.write_batch(_compact(table.slice(0, BATCH)))
+        pending = table.slice(BATCH).to_batches()
+    return pending
 
 
 def write_bins(
     sides: tuple[Path, Path], encode_block: Callable[[tuple[Block, Block]], Encoded], name: str, pool: Executor
-) -> tuple[Counter[str], dict[int, int], Unknown]:
-    """Encode a parallel text into the files `name` (with `{upper}`).
-
-    Returns its counts, its pairs by upper, and the symbols that a closed target vocabulary lacks.
-    """
+) -> tuple[Counter[str], Counter[str]]:
+    """Encode a parallel text into the files `name` (with `{upper}`); return its counts and lacking symbols."""
     counts: Counter[str] = Counter()
-    unknown: Unknown = {}
-    bins: dict[int, BinFile] = {}
+    lacking: Counter[str] = Counter()
+    files: dict[int, Any] = {}
+    pending: dict[int, list[pa.RecordBatch]] = {}
     with ExitStack() as stack:
-        for batches, block_counts, lacking in map_in_order(pool, encode_block, read_parallel_blocks(*sides, PAIRS)):
-            counts.update(block_counts)
-            _add(unknown, lacking)
+        for batches, of_block, of_target in map_in_order(pool, encode_block, read_parallel_blocks(*sides, PAIRS)):
+            counts.update(of_block)
+            lacking.update(of_target)
             for upper, batch in batches.items():
-                if upper not in bins:
-                    bins[upper] = BinFile(Path(name.format(upper=upper)), batch.schema, stack)
-                bins[upper].add(batch)
-        for file in bins.values():
-            file.finish()
-    return counts, {upper: file.pairs for upper, file in bins.items()}, unknown
+                if upper not in files:
+                    out = stack.enter_context(Path(name.format(upper=upper)).open("wb"))
+                    files[upper] = stack.enter_context(pa.ipc.new_file(out, batch.schema))
+                pending[upper] = _write(files[upper], [*pending.get(upper, ()), batch], BATCH)
+        for upper, file in files.items():
+            _write(file, pending[upper], 1)
+    return counts, lacking
 
 
 def _unknown_rate(counts: Counter[str]) -> float:
     """Return the share of UNK in the subwords of both sides, EOS not counted."""
     return counts["unknown"] / max(1, counts["source_tokens"] + counts["target_tokens"] - 2 * counts["pairs"])
-
-
-def _report_unknown(unknown: Unknown, path: Path) -> int:
-    """Return how many symbols of a text a closed vocabulary lacks; print them, if any, with their first lines."""
-    number = sum(count for count, _ in unknown.values())
-    if unknown:
-        named = [f"`{symbol}` (line {line:,})" for symbol, (_, line) in list(unknown.items())[:SHOWN]]
-        more = f" and {len(unknown) - SHOWN:,} more" if len(unknown) > SHOWN else ""
-        print(
-            f"{path}: {number:,} symbols become <unk>, because the training text has none like them: "
-            f"{', '.join(named)}{more}"
-        )
-    return number
 
 
 def binarize(
@@ -203,51 +157,47 @@ def binarize(
     version = " ".join(sha256_of(path) for path in sorted(vocabulary.rglob("*")) if path.is_file())
     uppers = bin_uppers(settings)
     encode_block = partial(encode, vocabulary.resolve(), version)
-    train, pairs, unknown = write_bins(
+    train, of_train = write_bins(
         sides["train"], partial(encode_block, uppers), str(folder / "train.{upper:05d}.arrow"), pool
     )
-    if not pairs:
+    if not train["pairs"]:
         raise InputError(
             f"each of the {train['too_long']:,} training pairs has more than {settings.max_length} subwords on a side, "
             f"binning.max_length: raise it"
         )
-    valid, _, unknown_valid = write_bins(sides["valid"], partial(encode_block, ()), str(folder / "valid.arrow"), pool)
+    valid, of_valid = write_bins(sides["valid"], partial(encode_block, ()), str(folder / "valid.arrow"), pool)
     closed: dict[str, Any] = {}
     if target is not source:
-        found = {"train": unknown, "valid": unknown_valid}
-        symbols = {name: _report_unknown(each, sides[name][1]) for name, each in found.items()}
+        lacking = {"train": of_train, "valid": of_valid}
+        symbols = {name: each.total() for name, each in lacking.items()}
         closed = {"target_vocabulary": target.size, "unknown_symbols": symbols}
+        for name, each in lacking.items():
+            if each:
+                named = ", ".join([*list(each)[:SHOWN], *(["..."] if len(each) > SHOWN else [])])
+                become = f"{each.total():,} symbols become <unk>, as the training text lacks them"
+                print(f"{sides[name][1]}: {become}: {named}")
     return {
         **{name: train[name] for name in SIZES},
         "dropped": {"too_long": train["too_long"]},
         "vocabulary": source.size,
         **closed,
         "out_of_vocabulary": {"train": _unknown_rate(train), "valid": _unknown_rate(valid)},
-        "histogram": {str(upper): pairs.get(upper, 0) for upper in uppers},
+        "histogram": {str(upper): train[str(upper)] for upper in uppers},
         "valid": {name: valid[name] for name in SIZES},
     }
 
 
-def run(tracker: Tracker) -> None:
+def run() -> None:
     """Write data/binned."""
     data = load_section("data", DataSettings)
     settings = load_section("binning", BinningSettings)
-    versions = load_section("versions", VersionSettings)
-    stage.check_versions({"subword_nmt": versions.subword_nmt, "sentencepiece": versions.sentencepiece})
+    check_versions("subword_nmt", "sentencepiece")
     sides = {
         name: (TOKENIZED / f"{name}.{data.source}", TOKENIZED / f"{name}.{data.target}") for name in ("train", "valid")
     }
-    with explain_full_disk(IN_CACHE, BINNED), writing(BINNED) as folder:
+    with writing(BINNED) as folder:
         folder.mkdir()
         with executor(sum(path.stat().st_size for path in sides["train"])) as pool:
             stats = binarize(sides, SUBWORDS, settings, folder, pool)
-        stage.write_json(folder / BINNED_STATS.name, stats)
+        write_json(folder / BINNED_STATS.name, stats)
     print(f"{stats['pairs']:,} pairs, {stats['dropped']['too_long']:,} dropped as too long")
-    tracker.metrics(
-        {
-            **{name: stats[name] for name in SIZES},
-            "dropped_too_long_subwords": stats["dropped"]["too_long"],
-            **{f"out_of_vocabulary_{name}": rate for name, rate in stats["out_of_vocabulary"].items()},
-            **{f"unknown_symbols_{name}": number for name, number in stats.get("unknown_symbols", {}).items()},
-        }
-    )

@@ -1,67 +1,45 @@
-"""Write the certificate of the run: the hash of every step from the corpus to the score, for `wmt verify`."""
+"""Write the certificate of the run: what was asked for, the hash of every file that came of it, for `wmt verify`.
+
+The same settings, code and bytes give the same certificate, wherever and whenever it is made.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from nmt.common.files import sha256_of
-from nmt.config import SearchSettings
-from pipeline.common import stage
-from pipeline.common.paths import AVERAGE, AVERAGING, CERTIFICATE, CHAIN, LAST, RAW, SCORES, SUBWORDS, TRANSLATIONS
-from pipeline.common.settings import DataSettings, RunSettings, load_section
-from pipeline.config.scorer import scorer
+from nmt.common.files import read_yaml, sha256_of, write_json
+from pipeline.config import graph, settings
+from pipeline.config.paths import CERTIFICATE, CHAIN, PARAMS, read_json
+from pipeline.config.settings import plain_section
+
+SECTIONS = ("run", "data", *settings.SECTIONS, "versions")
+"""The sections of results/config.yaml that decide results. That file itself has more, so it is not hashed."""
 
 
-def run(tracker: stage.Tracker) -> None:
-    """Write results/certificate.json."""
-    # Imported here: importing torch takes a second.
-    from nmt.common.tensors import WEIGHTS, digest, load_tensors
-
-    data = load_section("data", DataSettings)
-    training = stage.read_json(CHAIN)
-    references = [
-        RAW / f"{role}.{name}.{data.target}" for role, name in (("valid", data.valid.name), ("test", data.test.name))
-    ]
+def run() -> None:
+    """Write results/certificate.json: params.yaml, the resolved settings, versions, the chain, and hashes by path."""
+    stages = graph.stages()
+    made = [Path(path) for path in stages["certify"].deps if graph.made_by(path, stages)]
     content = {
-        "run": load_section("run", RunSettings).model_dump(),
-        "training": training,
-        "subwords": hashes(SUBWORDS.iterdir()),
-        "averaged": averaged(stage.read_json(AVERAGING)),
-        "average": digest(load_tensors(AVERAGE / WEIGHTS)),
-        "last": digest(load_tensors(LAST / WEIGHTS)),
-        "search": load_section("search", SearchSettings).model_dump(),
-        "translations": hashes(TRANSLATIONS.iterdir()),
-        "references": hashes(references),
-        "score": score(stage.read_json(SCORES)),
+        "params": read_yaml(PARAMS),
+        "settings": {name: plain_section(name) for name in SECTIONS},
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in ("torch", "numpy")}},
+        "training": read_json(CHAIN),
+        "files": hashes(made),
     }
-    stage.write_json(CERTIFICATE, {**content, "seal": seal(content)})
-    tracker.tags({"certificate": seal(content)})
+    write_json(CERTIFICATE, {**content, "seal": seal(content)})
 
 
 def hashes(paths: Iterable[Path]) -> dict[str, str]:
-    """Return the sha256 of files by their names, and of the files of folders by their paths."""
-    found: dict[str, str] = {}
-    for path in sorted(paths):
-        if path.is_dir():
-            found |= {f"{path.name}/{name}": value for name, value in hashes(path.iterdir()).items()}
-        else:
-            found[path.name] = sha256_of(path)
-    return found
-
-
-def averaged(record: Mapping[str, Any]) -> list[int]:
-    """Return the updates of the averaged checkpoints from results/averaging.json; none where there was none."""
-    return [int(update.replace(",", "")) for update in str(record["updates"]).split(", ") if update]
-
-
-def score(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the test set's score, its signature and the set from results/scores.json."""
-    key = scorer(scores).key
-    return {name: scores[name] for name in (key, f"{key}_signature", f"{key}_set")}
+    """Return the sha256 of files, and of those in folders, by their paths; without files that are not there."""
+    files = (each for path in paths for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file())
+    return {str(path): sha256_of(path) for path in sorted(files)}
 
 
 def seal(content: Mapping[str, Any]) -> str:

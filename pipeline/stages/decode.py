@@ -2,55 +2,39 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
-from nmt.common.files import writing
+from nmt.common.files import write_json, writing
 from nmt.config import SearchSettings
-from pipeline.common import stage
-from pipeline.common.paths import AVERAGE, LAST, RAW, TRANSLATIONS
-from pipeline.common.settings import DataSettings, VersionSettings, load_section
-from pipeline.common.stage import Tracker
+from pipeline.config.paths import AVERAGE, LAST, RAW, TRANSLATIONS
+from pipeline.config.settings import DataSettings, check_versions, load_section
 
 REPAIRS = ".repairs.json"
 """Ends the name of the file that counts repairs of a set's translations, beside them; without repairs, no file."""
 
 
-def run(tracker: Tracker) -> None:
+def run() -> None:
     """Write results/translations: `<validation set>.last.<language>` and `<test set>.average.<language>`."""
     data = load_section("data", DataSettings)
     search = load_section("search", SearchSettings)
-    versions = load_section("versions", VersionSettings)
-    stage.check_versions(
-        {
-            "sacremoses": versions.sacremoses,
-            "subword_nmt": versions.subword_nmt,
-            "sentencepiece": versions.sentencepiece,
-        }
-    )
+    check_versions("sacremoses", "subword_nmt", "sentencepiece")
     with writing(TRANSLATIONS) as temporary:
         temporary.mkdir()
         for split, name, model in (("valid", data.valid.name, LAST), ("test", data.test.name, AVERAGE)):
             source = RAW / f"{split}.{name}.{data.source}"
             out = temporary / f"{name}.{model.name}.{data.target}"
-            seconds, repairs = translate(model, search, source, out)
-            tracker.metrics({f"decode_{split}_seconds": seconds})
-            if repairs:
-                stage.write_json(out.with_name(out.name + REPAIRS), repairs)
+            if repairs := translate(model, search, source, out):
+                write_json(out.with_name(out.name + REPAIRS), repairs)
 
 
-def translate(model: Path, search: SearchSettings, source: Path, out: Path) -> tuple[float, dict[str, int]]:
-    """Translate a file with a model folder, line by line.
-
-    Returns the seconds it took, without loading the model, and what had to be repaired in the output, by name.
-    """
+def translate(model: Path, search: SearchSettings, source: Path, out: Path) -> dict[str, int]:
+    """Translate a file with a model folder, line by line; return what had to be repaired in the output, by name."""
     # Imported here: importing torch takes a second.
     from nmt.inference.translator import Translator
     from nmt.text.parallel_text import read_lines
 
     translator = Translator(model, settings=search)
-    start = time.monotonic()
     with out.open("w", encoding="utf-8", newline="\n") as file:
         for text in translator.translate(read_lines(source)):
             file.write(text + "\n")
-    return time.monotonic() - start, dict(translator.models.target.counts())
+    return dict(translator.repairs)

@@ -7,15 +7,12 @@ from collections.abc import Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 
+from nmt import codec
 from nmt.config import SubwordSettings
-from nmt.text import codec
 from nmt.text.parallel_text import Block, read_blocks
-from pipeline.common import stage
-from pipeline.common.paths import SUBWORDS, TOKENIZED
-from pipeline.common.settings import DataSettings, VersionSettings, load_section
-from pipeline.common.stage import Tracker
-from pipeline.corpora.disk import IN_CACHE, explain_full_disk
-from pipeline.parallel.parallel_map import executor, map_in_order
+from pipeline.config.paths import SUBWORDS, TOKENIZED
+from pipeline.config.settings import DataSettings, check_versions, load_section
+from pipeline.data.blocks import executor, map_in_order
 
 LINES = 65_536  # per task of a worker
 
@@ -36,21 +33,17 @@ def count_words(paths: Iterable[Path], pool: Executor) -> Counter[str]:
     return counts
 
 
-def run(tracker: Tracker) -> None:
+def run() -> None:
     """Write data/subwords."""
     data = load_section("data", DataSettings)
     settings = load_section("subwords", SubwordSettings)
-    versions = load_section("versions", VersionSettings)
-    stage.check_versions({"subword_nmt": versions.subword_nmt, "sentencepiece": versions.sentencepiece})
+    check_versions("subword_nmt", "sentencepiece")
     paths = [TOKENIZED / f"train.{language}" for language in (data.source, data.target)]
     with executor(sum(path.stat().st_size for path in paths)) as pool:
         source, target = (count_words([path], pool) for path in paths)
     learned, symbols = codec.learn(source, target, settings)
-    with explain_full_disk(IN_CACHE, SUBWORDS):
-        codec.save(SUBWORDS, learned, symbols)
+    codec.save(SUBWORDS, learned, symbols)
     words = len(source if symbols else source.keys() | target.keys())
     print(f"{learned.used_rows:,} subwords, {learned.size:,} with padding, from {words:,} different words")
-    tracker.metrics({"words": words, "subwords": learned.used_rows, "vocabulary": learned.size})
     if symbols is not None:
         print(f"{symbols.used_rows:,} symbols of the target, {symbols.size:,} with padding")
-        tracker.metrics({"target_symbols": symbols.used_rows, "target_vocabulary": symbols.size})

@@ -7,64 +7,24 @@ from typing import Any
 
 from humanize import precisedelta
 
+from nmt import codec
 from nmt.common.files import writing
-from nmt.config import (
-    AveragingSettings,
-    BinningSettings,
-    ModelSettings,
-    SearchSettings,
-    Settings,
-    SubwordSettings,
-    TrainingSettings,
-)
+from nmt.config import ModelSettings
 from nmt.flops import parameters
-from nmt.text import codec
-from pipeline.common import stage
-from pipeline.common.paths import (
-    ATTENTION,
-    AVERAGE,
-    BINNED_STATS,
-    CERTIFICATE,
-    CURVES,
-    FIGURES,
-    RAW,
-    REPORT,
-    REPORT_HTML,
-    SCORES,
-    SENTENCES,
-    TOKENIZED,
-    TRAINING,
-    TRANSLATIONS,
-    VALIDATION,
-)
-from pipeline.common.settings import (
-    DataSettings,
-    PreparationSettings,
-    RunSettings,
-    VersionSettings,
-    load_section,
-)
-from pipeline.config import rows
-from pipeline.config.scorer import scorer_of
-from pipeline.reporting import attention, browser_model, certificate, figures, page, scores, sentences
-from pipeline.reporting.page import Block, Bullets, Figure, Heading, Paragraph, Table
-from pipeline.reporting.provenance import Provenance
+from pipeline.config import catalogs, paths, rows, settings
+from pipeline.config.paths import read_json
+from pipeline.config.settings import DataSettings, PreparationSettings, RunSettings, load_section, plain_section
+from pipeline.config.tasks import task_of
+from pipeline.report import attention, browser_model, figures, page, scores, sentences
+from pipeline.report.page import Bars, Block, Bullets, Figure, Heading, Paragraph, Table
 
-LONGEST_MAPPING = 8
-"""Mappings with more entries are histograms, which the report leaves out."""
-SECTIONS: dict[str, type[Settings]] = {
-    "preparation": PreparationSettings,
-    "subwords": SubwordSettings,
-    "binning": BinningSettings,
-    "model": ModelSettings,
-    "training": TrainingSettings,
-    "averaging": AveragingSettings,
-    "search": SearchSettings,
-}
 NOT_COMPARED = {"training.seed", "training.resume_minutes", "training.verify_every", "training.keep_states"}
 """Keys that no row of the paper states or that decide no result."""
 PAPER_SUBWORDS = 37_000
 """The paper's joint vocabulary of "about 37000" (5.1); rows.yaml has the merges of the paper's code instead."""
+Provenance = tuple[Mapping[str, float | None], Sequence[str]]
+"""What no stage knows: the seconds that each stage before the report took here (None: it never ran here), and what
+names the run: the commit, DVC's experiment, Prefect's run."""
 
 
 def differences(run: RunSettings, configuration: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -85,9 +45,7 @@ def differences(run: RunSettings, configuration: Mapping[str, Any]) -> list[tupl
     ]
 
 
-def explanations(
-    run: RunSettings, data: DataSettings, metrics: Mapping[str, Any], configuration: Mapping[str, Any]
-) -> list[str]:
+def explanations(run: RunSettings, metrics: Mapping[str, Any], configuration: Mapping[str, Any]) -> list[str]:
     """Return sentences on why this run's numbers differ from the paper's."""
     name = scores.reference_row(run.row)
     paper = rows.row(name).paper
@@ -107,8 +65,7 @@ def explanations(
 
 
 def cost_section(metrics: Mapping[str, Any], training: Mapping[str, Any]) -> list[Block]:
-    """Return devices, time and cost of the training."""
-    used, padding = metrics["model_flops_utilisation"], training.get("padding")
+    used = metrics["model_flops_utilisation"]
     times = [f"{precisedelta(round(seconds))} of {name}" for name, seconds in training["device_seconds"].items()]
     lines = [
         ("device", f"{metrics['devices']} x {metrics['device']}"),
@@ -118,23 +75,41 @@ def cost_section(metrics: Mapping[str, Any], training: Mapping[str, Any]) -> lis
         ("device time, all attempts", ", ".join(times)),
         ("updates", f"{metrics['updates']:,}"),
         ("target tokens per second", scores.number(training.get("tokens_per_second"), ",.0f")),
-        ("padding, of all positions", scores.number(padding, ".1%")),
+        ("padding, of all positions", scores.number(training.get("padding"), ".1%")),
         ("operations counted", f"{metrics['train_flops_counted']:.3e}"),
         ("model FLOPs utilisation", "peak not on record" if used is None else f"{used:.1%}"),
     ]
     return [Heading("Hardware, time, cost"), Table(("", ""), lines)]
 
 
+def stage_times(seconds: Mapping[str, float | None]) -> list[Block]:
+    def spent(time: float | None) -> str:
+        if time is None:
+            return "not run here: DVC had its result"
+        return f"{time:.1f} seconds" if time < 60 else precisedelta(round(time))
+
+    bars = [(name, time or 0.0, spent(time)) for name, time in seconds.items()]
+    return [Heading("Time of the stages", 3), Bars(("stage", "time"), bars)] if bars else []
+
+
+def certificate_section(certificate: Mapping[str, Any]) -> list[Block]:
+    links = certificate["training"]["links"]
+    chain = f", {len(links):,} hashes of the training up to update {links[-1]['update']:,}" if links else ""
+    return [
+        Heading("Certificate"),
+        Paragraph(
+            f"results/certificate.json has the settings, the hashes of {len(certificate['files']):,} files{chain}, and "
+            f"its own: {certificate['seal']}. `wmt verify` makes the files again and compares: it runs every stage up "
+            "to the score but training, and trains parts of the training again from kept states."
+        ),
+    ]
+
+
 def corpus_section(data: DataSettings, binned: Mapping[str, Any]) -> list[Block]:
-    """Return the names of the corpora and the counts of the training corpus."""
     names = ", ".join(part.name for part in data.train)
-    short = {
-        key: value for key, value in binned.items() if not isinstance(value, Mapping) or len(value) <= LONGEST_MAPPING
-    }
     counts = [
         (key, f"{value:,}" if isinstance(value, int) else f"{value:.4g}")
-        for key, value in rows.flat(short)
-        if isinstance(value, int | float)
+        for key, value in rows.flat({name: each for name, each in binned.items() if name != "histogram"})
     ]
     return [
         Heading("Text"),
@@ -143,83 +118,91 @@ def corpus_section(data: DataSettings, binned: Mapping[str, Any]) -> list[Block]
     ]
 
 
-def test_lines(data: DataSettings) -> list[sentences.Line]:
-    """Return the lines of the test set with the average model's translations and their scores."""
-    source, reference = (RAW / f"test.{data.test.name}.{language}" for language in (data.source, data.target))
-    return sentences.scored(source, reference, TRANSLATIONS / f"{data.test.name}.average.{data.target}", data.target)
+def overlap(tokenized: Mapping[str, Any]) -> Paragraph:
+    """Return how many lines of the test and the validation set training has seen, by side."""
+    found = [
+        f"{name} set: {', '.join(f'{kind} {count:,}' for kind, count in tokenized['overlap'][role].items())}"
+        for role, name in (("test", "test"), ("valid", "validation"))
+    ]
+    return Paragraph(f"Lines that are in the training text, too. {'; '.join(found)}.")
 
 
-def groups(data: DataSettings, preparation: PreparationSettings, lines: Sequence[sentences.Line]) -> list[Block]:
+def groups(data: DataSettings, lines: Sequence[sentences.Line]) -> list[Block]:
     """Return the scores of the test set's lines by length, and of its words by frequency."""
+    found: list[Block] = [
+        Heading("By length", 3),
+        sentences.by_length({task_of(data.target).title: lines}, data.target),
+    ]
     if data.target == "tree":
-        gold, parsed = RAW / f"test.{data.test.name}.tree", TRANSLATIONS / f"{data.test.name}.average.tree"
-        return sentences.trees_by_length(gold, parsed)
+        return found
+    preparation = load_section("preparation", PreparationSettings)
     tokenizer = codec.tokenizers(data.source, data.target, preparation.tokenizer)[1]
-    counts = sentences.count_words(TOKENIZED / f"train.{data.target}")
-    return [*sentences.by_length(lines), *sentences.by_frequency(lines, tokenizer, counts)]
+    return [
+        *found,
+        Heading("By frequency of words", 3),
+        Paragraph("Words of the references, grouped by how often the training text has them."),
+        sentences.by_frequency(lines, tokenizer.tokenize, paths.TOKENIZED / f"train.{data.target}"),
+    ]
 
 
 def attention_section() -> list[Block]:
-    """Return the attention of pairs of the validation set."""
-    pictures = [
-        Figure(
-            path.read_bytes(),
-            path.stem,
-            f"attention-{path.stem}",
-            only_markdown=not path.stem.startswith("cross-layer"),
-        )
-        for path in sorted(ATTENTION.glob("*.svg"))
-    ]
-    return [Heading("Attention"), attention.view(ATTENTION / "sentences.npz", pictures)]
+    pictures = []
+    for path in sorted(paths.ATTENTION.glob("*.svg")):
+        name, in_page = path.stem, path.stem.startswith("cross-layer")
+        pictures.append(Figure(path.read_bytes(), name, f"attention-{name}", only_markdown=not in_page))
+    return [Heading("Attention"), attention.view(paths.ATTENTION / "sentences.npz", pictures)]
 
 
-def blocks(lines: Sequence[sentences.Line], provenance: Provenance) -> list[Block]:
+def blocks(lines: Sequence[sentences.Line], seconds: Mapping[str, float | None], names: Sequence[str]) -> list[Block]:
     """Return the whole report, made from the files of the earlier stages."""
     chosen, data = load_section("run", RunSettings), load_section("data", DataSettings)
-    configuration = {name: load_section(name, kind).model_dump() for name, kind in SECTIONS.items()}
-    versions = load_section("versions", VersionSettings).model_dump()
-    preparation = PreparationSettings.model_validate(configuration["preparation"])
-    metrics, name = stage.read_json(SCORES), scores.reference_row(chosen.row)
-    changed, output = differences(chosen, configuration), scorer_of(data.target).output
+    configuration = {name: plain_section(name) for name in settings.SECTIONS}
+    versions = ", ".join(f"{library} {version}" for library, version in plain_section("versions").items())
+    metrics, name = read_json(paths.SCORES), scores.reference_row(chosen.row)
+    changed, output = differences(chosen, configuration), task_of(data.target).output
     return [
         Heading(f"{chosen.row}, {chosen.pair} on {chosen.corpus}, seed {chosen.seed}", 1),
-        *provenance.header(),
+        Paragraph(f"Text: {catalogs.load(chosen.corpus).description}."),
+        *([Bullets(names)] if names else []),
         scores.headline(chosen, data, metrics),
-        figures.losses(CURVES, VALIDATION),
+        overlap(read_json(paths.TOKENIZED / "stats.json")),
+        figures.losses(paths.CURVES, paths.VALIDATION),
         *scores.results(chosen, data, metrics),
-        *(scores.literature(chosen, metrics) if "bleu" in metrics and scores.comparable(metrics) else []),
         Heading(f"{output.capitalize()}s of the test set"),
         sentences.view({output: lines}, data.source, data.target),
-        *groups(data, preparation, lines),
+        *groups(data, lines),
         *attention_section(),
-        *browser_model.section(AVERAGE, lines[0].source),
+        *browser_model.section(paths.AVERAGE, lines[0].source),
         Heading(f"Differences from the paper's {name}"),
         Table(("key", f"the paper's {name}", "this run"), changed) if changed else Paragraph("None in the settings."),
-        *([Bullets(explanations(chosen, data, metrics, configuration))] if "bleu" in metrics else []),
-        *cost_section(metrics, stage.read_json(TRAINING)),
-        *provenance.times(),
+        *([Bullets(explanations(chosen, metrics, configuration))] if "bleu" in metrics else []),
+        *cost_section(metrics, read_json(paths.TRAINING)),
+        *stage_times(seconds),
         Heading("Curves of the training"),
-        figures.curves(CURVES, VALIDATION),
-        *corpus_section(data, stage.read_json(BINNED_STATS)),
-        *certificate.section(stage.read_json(CERTIFICATE)),
+        figures.curves(paths.CURVES, paths.VALIDATION),
+        *corpus_section(data, read_json(paths.BINNED_STATS)),
+        *certificate_section(read_json(paths.CERTIFICATE)),
         Heading("How to repeat it"),
-        Paragraph(
-            "The full configuration is results/config.yaml; libraries that decide bytes: "
-            f"{', '.join(f'{library} {version}' for library, version in versions.items())}."
-        ),
+        Paragraph(f"The full configuration is results/config.yaml; libraries that decide bytes: {versions}."),
     ]
 
 
-def run(tracker: stage.Tracker, provenance: Callable[[], Provenance] = Provenance) -> None:
+def run(provenance: Callable[[], Provenance] = lambda: ({}, ())) -> None:
     """Write results/report.md, results/report.html, results/figures and results/sentences.jsonl."""
-    lines = test_lines(load_section("data", DataSettings))
-    content = blocks(lines, provenance())
-    sentences.write(lines, SENTENCES)
-    with writing(FIGURES) as temporary:
+    data = load_section("data", DataSettings)
+    source, reference = (paths.RAW / f"test.{data.test.name}.{language}" for language in (data.source, data.target))
+    output = paths.TRANSLATIONS / f"{data.test.name}.average.{data.target}"
+    lines = sentences.scored(source, reference, output, data.target)
+    content = blocks(lines, *provenance())
+    sentences.write(lines, paths.SENTENCES)
+    with writing(paths.FIGURES) as temporary:
         temporary.mkdir()
         for block in page.static_blocks(content):
             if isinstance(block, Figure):
                 (temporary / f"{block.name}.svg").write_bytes(block.svg)
-    for path, written in ((REPORT, page.markdown(content, FIGURES.name)), (REPORT_HTML, page.html(content))):
+    for path, written in (
+        (paths.REPORT, page.markdown(content, paths.FIGURES.name)),
+        (paths.REPORT_HTML, page.html(content)),
+    ):
         with writing(path) as temporary:
             temporary.write_text(written, encoding="utf-8", newline="\n")

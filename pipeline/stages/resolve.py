@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from nmt.common.files import writing
-from pipeline.common.paths import CONFIG
-from pipeline.common.stage import Tracker
 from pipeline.config import resolution
-from pipeline.corpora import user_text
+from pipeline.config.paths import CONFIG
+from pipeline.data import user_text
 
 
-def run(tracker: Tracker) -> None:
+def run() -> None:
     """Write results/config.yaml; raise InputError where a setting is wrong or a local file of the corpus was edited."""
     configuration = resolution.resolve(resolution.read_params())
     # Checked here, so that only this stage depends on data/local: another corpus added there reruns no download.
@@ -20,4 +19,3 @@ def run(tracker: Tracker) -> None:
         print(f"resolve: {shortage}; the run was shortened by its overrides, so {instead}")
     with writing(CONFIG) as temporary:
         temporary.write_text(resolution.text(configuration), encoding="utf-8", newline="\n")
-    tracker.tags({key: str(value) for key, value in configuration.run.model_dump().items()})

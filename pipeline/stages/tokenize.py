@@ -1,48 +1,49 @@
 """Tokenise and filter the text: data/raw -> data/tokenized.
 
-Training corpora are joined in the catalog's order. Dropped pairs are counted by corpus and reason, and so are kept
-training pairs that are also in the validation or the test set (both sides equal after tokenisation). The validation
-set is tokenised and never filtered; the test set stays raw.
+Training corpora are joined in the catalog's order. Dropped pairs are counted by corpus and reason. The lines of the
+validation and the test set whose source, target or both are in a kept training pair, too (equal after tokenisation),
+are counted by corpus and in sum. The validation set is tokenised and never filtered; the test set stays raw.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from nmt.common.files import writing
+from nmt.codec import tokenizers
+from nmt.common.files import write_json, writing
 from nmt.config import FilterSettings, InputError, TokenizerSettings
-from nmt.text.codec import Tokenizer, tokenizers
 from nmt.text.parallel_text import REASONS, Block, drop_reason, read_parallel_blocks
-from pipeline.common import stage
-from pipeline.common.paths import RAW, TOKENIZED
-from pipeline.common.settings import DataSettings, PreparationSettings, VersionSettings, load_section
-from pipeline.common.stage import Tracker
-from pipeline.corpora.disk import IN_CACHE, explain_full_disk
-from pipeline.parallel.parallel_map import executor, map_in_order
+from pipeline.config.paths import RAW, TOKENIZED
+from pipeline.config.settings import DataSettings, PreparationSettings, check_versions, load_section
+from pipeline.data.blocks import executor, map_in_order
 
 PAIRS = 8192  # per task of a worker
 
 
-Prepared = tuple[bytes, bytes, Counter[str]]
-"""A block of pairs, tokenised and filtered, as the text of both files, and the counts pairs (before filtering), kept,
-source_tokens, target_tokens, dropped_<reason> and overlap_<set>."""
+Prepared = tuple[bytes, bytes, Counter[str], set[bytes]]
+"""A block of pairs, tokenised and filtered, as the text of both files; the counts pairs (before filtering), kept,
+source_tokens, target_tokens and dropped_<reason>; the digests that the validation or the test set has, too."""
 Work = Callable[[tuple[Block, Block]], Prepared]
 
 
-@lru_cache(maxsize=4)
-def _tokenizers(source: str, target: str, settings: TokenizerSettings) -> tuple[Tokenizer, Tokenizer]:
-    """Return the tokenizers of both sides: one object per process, because they cache words."""
-    return tokenizers(source, target, settings)
+_tokenizers = lru_cache(maxsize=4)(tokenizers)
+"""One object of each per process, because they cache words."""
 
 
-def _digest(source: str, target: str) -> bytes:
-    return hashlib.blake2b(f"{source}\n{target}".encode(), digest_size=8).digest()
+KINDS = ("source", "target", "pair")
+"""What of a line may be in the training text, too."""
+
+
+def _digests(source: str, target: str) -> list[bytes]:
+    """Return the digests of a pair by `KINDS`."""
+    contents = f"{source}\n", f"\n{target}", f"{source}\n{target}"
+    return [hashlib.blake2b(content.encode(), digest_size=8).digest() for content in contents]
 
 
 def _lines(text: bytes) -> list[str]:
@@ -53,20 +54,21 @@ def prepare(
     languages: tuple[str, str],
     tokenizer: TokenizerSettings,
     filters: FilterSettings | None,
-    held_out: Mapping[str, frozenset[bytes]],
+    held_out: frozenset[bytes],
     blocks: tuple[Block, Block],
 ) -> Prepared:
     """Tokenise and filter a block of pairs; runs in a worker. Raises InputError at invalid UTF-8.
 
-    Without filters every pair is kept. `held_out`: set -> digests of pairs that training should not contain.
+    Without filters every pair is kept. `held_out`: digests that training should not contain.
     """
     of_source, of_target = _tokenizers(*languages, tokenizer)
     counts = Counter(pairs=len(blocks[0]))
     sources: list[str] = []
     targets: list[str] = []
+    seen: set[bytes] = set()
     for source_line, target_line in zip(blocks[0].lines(), blocks[1].lines(), strict=True):
-        source = of_source.tokenize(of_source.normalize(source_line))
-        target = of_target.tokenize(of_target.normalize(target_line))
+        source = of_source.tokenize(source_line)
+        target = of_target.tokenize(target_line)
         reason = drop_reason(source, target, filters) if filters else None
         if reason is not None:
             counts[f"dropped_{reason}"] += 1
@@ -74,14 +76,13 @@ def prepare(
         sources.append(source)
         targets.append(target)
         if held_out:
-            digest = _digest(source, target)
-            counts.update(f"overlap_{name}" for name, digests in held_out.items() if digest in digests)
+            seen |= held_out.intersection(_digests(source, target))
     counts["kept"] = len(sources)
     for name, side in (("source_tokens", sources), ("target_tokens", targets)):
         counts[name] = sum([len(line.split()) for line in side])
     # Joined here: workers share this work, and the main process only writes.
     source_text, target_text = ("".join([line + "\n" for line in side]).encode() for side in (sources, targets))
-    return source_text, target_text, counts
+    return source_text, target_text, counts, seen
 
 
 def tokenize(data: DataSettings, preparation: PreparationSettings, folder: Path, pool: Executor) -> dict[str, Any]:
@@ -92,74 +93,75 @@ def tokenize(data: DataSettings, preparation: PreparationSettings, folder: Path,
     languages = (data.source, data.target)
 
     def prepared(work: Work, name: str) -> Iterator[Prepared]:
-        sides = [RAW / f"{name}.{language}" for language in languages]
-        return map_in_order(pool, work, read_parallel_blocks(sides[0], sides[1], PAIRS))
+        source, target = (RAW / f"{name}.{language}" for language in languages)
+        return map_in_order(pool, work, read_parallel_blocks(source, target, PAIRS))
 
-    def write(role: str, names: Iterable[str], work: Work) -> dict[str, Counter[str]]:
-        """Write texts one after another into the files of `role`; return the counts of each."""
-        found: dict[str, Counter[str]] = {}
+    def write(role: str, names: Iterable[str], work: Work) -> dict[str, tuple[Counter[str], set[bytes]]]:
+        """Write texts one after another into the files of `role`; return the counts and held-out digests of each."""
+        found: dict[str, tuple[Counter[str], set[bytes]]] = {}
         paths = [folder / f"{role}.{language}" for language in languages]
         with paths[0].open("wb") as source, paths[1].open("wb") as target:
             for name in names:
-                found[name] = Counter()
-                for source_text, target_text, counts in prepared(work, f"{role}.{name}"):
+                found[name] = Counter(), set()
+                for source_text, target_text, counts, seen in prepared(work, f"{role}.{name}"):
                     source.write(source_text)
                     target.write(target_text)
-                    found[name].update(counts)
+                    found[name][0].update(counts)
+                    found[name][1].update(seen)
         return found
 
-    unfiltered = partial(prepare, languages, preparation.tokenizer, None, {})
+    unfiltered = partial(prepare, languages, preparation.tokenizer, None, frozenset())
     held_out = {
-        role: frozenset(
-            _digest(*pair)
-            for source_text, target_text, _ in prepared(unfiltered, f"{role}.{text.name}")
+        role: [
+            _digests(*pair)
+            for source_text, target_text, *_ in prepared(unfiltered, f"{role}.{text.name}")
             for pair in zip(_lines(source_text), _lines(target_text), strict=True)
-        )
+        ]
         for role, text in (("valid", data.valid), ("test", data.test))
     }
-    valid = write("valid", [data.valid.name], unfiltered)[data.valid.name]
-    filtered = partial(prepare, languages, preparation.tokenizer, preparation.filters, held_out)
+
+    def statistics(counts: Counter[str], seen: set[bytes]) -> dict[str, Any]:
+        """Return training text's counts for stats.json, with every reason and every set, zeros too."""
+        return {
+            **{name: counts[name] for name in ("pairs", "kept")},
+            "dropped": {reason: counts[f"dropped_{reason}"] for reason in REASONS},
+            "overlap": {
+                role: {kind: sum(line[at] in seen for line in lines) for at, kind in enumerate(KINDS)}
+                for role, lines in held_out.items()
+            },
+            **{name: counts[name] for name in ("source_tokens", "target_tokens")},
+        }
+
+    valid, _ = write("valid", [data.valid.name], unfiltered)[data.valid.name]
+    everything = frozenset(digest for lines in held_out.values() for line in lines for digest in line)
+    filtered = partial(prepare, languages, preparation.tokenizer, preparation.filters, everything)
     corpora = write("train", [text.name for text in data.train], filtered)
-    total = sum(corpora.values(), Counter[str]())
+    total = sum((counts for counts, _ in corpora.values()), Counter[str]())
     if not total["kept"]:
         dropped = ", ".join(f"{reason}: {count:,}" for reason in REASONS if (count := total[f"dropped_{reason}"]))
         raise InputError(
             f"none of the {total['pairs']:,} training pairs passes preparation.filters ({dropped}): loosen them"
         )
     return {
-        **_statistics(total),
-        "corpora": {name: _statistics(counts) for name, counts in corpora.items()},
+        **statistics(total, set().union(*(seen for _, seen in corpora.values()))),
+        "corpora": {name: statistics(*found) for name, found in corpora.items()},
         "valid": {name: valid[name] for name in ("pairs", "source_tokens", "target_tokens")},
     }
 
 
-def _statistics(counts: Counter[str]) -> dict[str, Any]:
-    """Return a training corpus' counts for stats.json, with every reason and every set, zeros too."""
-    return {
-        **{name: counts[name] for name in ("pairs", "kept")},
-        "dropped": {reason: counts[f"dropped_{reason}"] for reason in REASONS},
-        "overlap": {name: counts[f"overlap_{name}"] for name in ("valid", "test")},
-        **{name: counts[name] for name in ("source_tokens", "target_tokens")},
-    }
-
-
-def run(tracker: Tracker) -> None:
+def run() -> None:
     """Write data/tokenized."""
     data = load_section("data", DataSettings)
     preparation = load_section("preparation", PreparationSettings)
-    stage.check_versions({"sacremoses": load_section("versions", VersionSettings).sacremoses})
-    with explain_full_disk(IN_CACHE, TOKENIZED), writing(TOKENIZED) as folder:
+    check_versions("sacremoses")
+    with writing(TOKENIZED) as folder:
         folder.mkdir()
         with executor(sum(path.stat().st_size for path in RAW.iterdir())) as pool:
             stats = tokenize(data, preparation, folder, pool)
-        stage.write_json(folder / "stats.json", stats)
+        write_json(folder / "stats.json", stats)
     for name, counts in stats["corpora"].items():
         print(f"{name}: {counts['kept']:,} of {counts['pairs']:,} pairs kept")
-    tracker.metrics(
-        {
-            "pairs_raw": stats["pairs"],
-            "pairs_kept": stats["kept"],
-            **{f"dropped_{reason}": count for reason, count in stats["dropped"].items()},
-            **{f"overlap_{name}": count for name, count in stats["overlap"].items()},
-        }
-    )
+    for role, found in stats["overlap"].items():
+        if any(found.values()):
+            shared = ", ".join(f"{kind} {count:,}" for kind, count in found.items())
+            print(f"{role} set: lines that are in the training text, too: {shared}")

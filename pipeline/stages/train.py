@@ -1,8 +1,8 @@
 """Train the Transformer on the binned corpus with torchrun (section 5). A killed training resumes when run again.
 
 Its state is `<state root>/train/<fingerprint>/`, outside DVC's outputs. The fingerprint has what decides the weights:
-settings (without the number of updates, so that a finished training can be extended), data and code (that of nmt and of
-this module).
+settings (without the number of updates, so that a finished training can be extended), data and code (the
+modules of nmt among the stage's deps, and this one).
 """
 
 from __future__ import annotations
@@ -15,23 +15,32 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
 
 from nmt import flops
-from nmt.common.files import link_or_copy, read_yaml, sha256_of, writing
-from nmt.common.processes import TRAINERS, UNRECORDED, wait_for_sharers
+from nmt.common.files import FULL_DISK, link_or_copy, read_yaml, sha256_of, write_json, writing
+from nmt.common.processes import TRAINERS, UNRECORDED, Interrupted, wait_for_sharers
 from nmt.config import ForkSettings, InputError, ModelSettings, TrainingSettings
-from pipeline.common import stage
-from pipeline.common.paths import BINNED, BINNED_STATS, CHAIN, CHECKPOINTS, CURVES, TRAINING, VALIDATION
-from pipeline.common.settings import load_section
-from pipeline.common.stage import Interrupted, Tracker
 from pipeline.config import graph
+from pipeline.config.paths import (
+    BINNED,
+    BINNED_STATS,
+    CHAIN,
+    CHECKPOINTS,
+    CURVES,
+    TRAINING,
+    VALIDATION,
+    read_json,
+    state_root,
+    state_store,
+)
+from pipeline.config.settings import load_section
 
 COLUMNS = (
     *("update", "loss", "nll", "ppl", "learning_rate", "gradient_norm"),
@@ -47,26 +56,27 @@ CURVES_SECONDS = 10.0
 STOPPING = ("validate_every", "patience")
 """Training settings that decide when a training with a patience stops early."""
 NOT_IN_FINGERPRINT = ("updates", "resume_minutes", "verify_every", "keep_states", *STOPPING)
-"""Training settings that do not change the weights after a given update."""
+"""Training settings that do not change the weights after a given update: how long it trains, what is saved, and when
+it stops; the last without a patience only."""
 
 Launch = Callable[[Path, Callable[[], None]], int]
 """Trains the job in a folder and calls the second argument about once a second; returns an exit status."""
+Show = Callable[[int, Mapping[str, float]], None]
+"""Shows an update's record of the training's history."""
 
 
-class Progress(Protocol):
-    """Shows how far training is."""
+def run(
+    launch: Launch,
+    progress: Callable[[int], AbstractContextManager[Any]],
+    follow: Callable[[Path], AbstractContextManager[object]],
+) -> None:
+    """Train, or resume training, and write the checkpoints.
 
-    def show(self, update: int, record: Mapping[str, float]) -> None:
-        """Show a record of the training's history."""
-
-
-def run(tracker: Tracker, launch: Launch, progress: Callable[[int], AbstractContextManager[Progress]]) -> None:
-    """Train, or resume training, and publish the checkpoints. `progress` is called with the number of updates."""
-    model = load_section("model", ModelSettings)
+    `progress` is called with the number of updates and returns what has `show`, a `Show`; `follow` with the folder of
+    the state, whose history it may read while training works.
+    """
     training = load_section("training", TrainingSettings)
-    stats = stage.read_json(BINNED_STATS)
-    vocabularies: dict[str, int] = {key: stats[key] for key in ("vocabulary", "target_vocabulary") if key in stats}
-    job = job_settings(model, training, vocabularies)
+    job = job_settings(training)
     state = state_folder(job)
     with locked(state):
         # A stage that was killed leaves its processes the time to save.
@@ -75,16 +85,23 @@ def run(tracker: Tracker, launch: Launch, progress: Callable[[int], AbstractCont
         if training.fork is not None:
             begin_fork(state, training.fork)
         # With a store, a finished training may not have been uploaded yet.
-        if stage.state_store() is not None or not (state / "done.json").exists():
-            train(state, tracker, launch, progress(training.updates))
-        publish(state, tracker)
+        if state_store() is not None or not (state / "done.json").exists():
+            with follow(state), progress(training.updates) as display:
+                launch_and_watch(state, launch, display.show)
+        write_outputs(state)
 
 
-def job_settings(model: ModelSettings, training: TrainingSettings, vocabularies: Mapping[str, int]) -> dict[str, Any]:
-    """Return a training's job without defaults: a setting added later leaves the fingerprint of others as it is."""
-    # Not from nmt.config: tests/test_graph.py derives the stage's deps from its imports, and torchrun runs the trainer.
-    from nmt.training.trainer import Job
+def job_settings(training: TrainingSettings) -> dict[str, Any]:
+    """Return the job of a training with the model and the corpus of the current folder.
 
+    Defaults are left out: a setting added later leaves the fingerprint of others as it is.
+    """
+    # torchrun starts the loop as a program: imported from there, it is visible among the stage's imports and deps.
+    from nmt.training.loop import Job
+
+    stats = read_json(BINNED_STATS)
+    vocabularies: dict[str, int] = {key: stats[key] for key in ("vocabulary", "target_vocabulary") if key in stats}
+    model = load_section("model", ModelSettings)
     job = Job(model=model, training=training, corpus=str(BINNED.resolve()), **vocabularies)
     return job.model_dump(exclude_defaults=True)
 
@@ -95,7 +112,7 @@ def state_folder(job: Mapping[str, Any]) -> Path:
     from nmt.training import checkpoint
 
     inputs, code = _digest({**deciding_settings(job), "data": data_hashes()}), code_digest()
-    root = stage.state_root() / "train"
+    root = state_root() / "train"
     chosen = root / f"{inputs}-{code}"
     if os.environ.get("WMT_RESUME_ACROSS_CODE") == "1" and not checkpoint.trained(chosen):
         older = [path for path in root.glob(f"{inputs}-{'?' * len(code)}") if checkpoint.trained(path)]
@@ -116,8 +133,8 @@ def deciding_settings(job: Mapping[str, Any]) -> dict[str, Any]:
     if job["training"]["patience"] is not None:
         ignored -= set(STOPPING)
     training = {key: value for key, value in job["training"].items() if key not in ignored}
-    vocabularies = {key: job.get(key) for key in ("vocabulary", "target_vocabulary") if job.get(key) is not None}
-    return {"model": job["model"], "training": training, **vocabularies}
+    # The corpus is named by the hashes of its files.
+    return {key: value for key, value in job.items() if key != "corpus" and value is not None} | {"training": training}
 
 
 def data_hashes() -> dict[str, str]:
@@ -128,24 +145,24 @@ def data_hashes() -> dict[str, str]:
 def begin_fork(state: Path, fork: ForkSettings) -> None:
     """Put the state that a fork starts from into `state`, with what was recorded up to it, unless it has begun.
 
-    Raises InputError where no training under the state root keeps the state, and no store may have the fork's own.
+    Raises InputError if no training under the state root keeps that state and no store may have the fork's own.
     """
     from nmt.training import chain, checkpoint, history
 
     if checkpoint.latest_resume(state / "resume") is not None:
         return
     for origin in sorted(state.parent.glob("*/")):
+        links = {link["update"]: str(link.get("link")) for link in history.read_history(origin / history.CHAIN)}
         kept = chain.kept_states(origin).get(fork.update)
-        with contextlib.suppress(InputError):  # The chain of another version.
-            links = chain.read_chain(origin / history.CHAIN) if kept else []
-            if kept is not None and any((link.update, link.link) == (fork.update, fork.link) for link in links):
-                break
+        if kept is not None and links.get(fork.update, "").startswith(fork.link):
+            break
     else:
-        if stage.state_store() is not None:
+        if state_store() is not None:
             return  # A fork that another machine began resumes from its own state in the store.
         raise InputError(
-            f"training.fork: no training in {state.parent} keeps the state after update {fork.update:,} with the hash "
-            f"{fork.link[:12]}: run `wmt fork` where the training was run"
+            f"training.fork: no training in {state.parent} keeps the state after update {fork.update:,} whose `link` "
+            f"in its results/chain.json begins with {fork.link[:12]}: fork where that training was run with "
+            "training.keep_states"
         )
     for name in ("history.jsonl", history.CHAIN):
         earlier = [record for record in history.read_history(origin / name) if record["update"] <= fork.update]
@@ -199,38 +216,37 @@ def write_job(state: Path, job: Mapping[str, Any]) -> None:
         temporary.write_text(yaml.safe_dump(dict(job), sort_keys=False), encoding="utf-8")
 
 
-def train(state: Path, tracker: Tracker, launch: Launch, progress: AbstractContextManager[Progress]) -> None:
-    """Run torchrun to the end and log what rank 0 measures.
+def launch_and_watch(state: Path, launch: Launch, show: Show) -> None:
+    """Train to the end, and show what the main rank records.
 
-    Raises Interrupted when it was asked to stop, InputError for a user's error, ChildProcessError when a process died.
+    Raises Interrupted if it was asked to stop, InputError for a user's error, ChildProcessError if a process died.
     """
-    history = HistoryReader(state / "history.jsonl")
-    written = time.monotonic()
-    with progress as display:
+    from nmt.training.history import HistoryReader, read_history
 
-        def watch() -> None:
-            nonlocal written
-            raise_if_refused(state)
-            if (state / "interrupted").exists():
-                # On several nodes, the others would wait for the stopped one to come back.
-                raise Interrupted("a training process was asked to stop")
-            for record in history.new():
-                update = int(record["update"])
-                tracker.metrics({k: v for k, v in record.items() if k != "update"}, update)
-                display.show(update, record)
-            if history.position and time.monotonic() - written > CURVES_SECONDS:
-                with contextlib.suppress(OSError):  # A full disk; `publish` writes them in the end.
-                    write_curves(history.path)
-                written = time.monotonic()
+    history, written = HistoryReader(state / "history.jsonl"), time.monotonic()
+    history.new()  # Of an earlier attempt: some of them may not have been saved.
 
-        status = launch(state, watch)
-        if not (state / "done.json").exists():
-            raise _outcome(state, status)
-        watch()
+    def watch() -> None:
+        nonlocal written
+        raise_if_refused(state)
+        if (state / "interrupted").exists():
+            # On several nodes, the others would wait for the stopped one to come back.
+            raise Interrupted("a training process was asked to stop")
+        for record in history.new():
+            show(int(record["update"]), record)
+        if history.position and time.monotonic() - written > CURVES_SECONDS:
+            with contextlib.suppress(OSError):  # A full disk; `write_outputs` writes them in the end.
+                write_curves(read_history(history.path))
+            written = time.monotonic()
+
+    status = launch(state, watch)
+    if not (state / "done.json").exists():
+        raise _outcome(state, status)
+    watch()
 
 
 def raise_if_refused(state: Path) -> None:
-    """Raise InputError if a training process reported an error of the user's, which torchrun would only retry."""
+    """Raise InputError where a training process reported an error of the user's, which torchrun would only retry."""
     # A restart may remove the file at any moment.
     with contextlib.suppress(FileNotFoundError):
         failure = json.loads((state / "failed.json").read_text(encoding="utf-8"))
@@ -242,46 +258,22 @@ def _outcome(state: Path, status: int) -> Exception:
     """Return why a training ended before its last update, from torchrun's exit status and the files that are there."""
     raise_if_refused(state)
     if (state / "failed.json").exists():
-        failure = stage.read_json(state / "failed.json")
+        failure = read_json(state / "failed.json")
+        if failure.get("errno") in FULL_DISK:
+            return OSError(failure["errno"], os.strerror(failure["errno"]), failure["file"])
         return ChildProcessError(f"a training process failed: {failure['error']}; its output is above")
     if (state / "interrupted").exists():
         return Interrupted("a training process was asked to stop")
     if status == UNRECORDED:
-        return ChildProcessError("a training process failed and could not write why: the disk may be full; see above")
+        message = "a training process failed and could not write why, as on a full disk; see above"
+        return OSError(errno.ENOSPC, message, str(state))
     # Killed (by the system where memory runs out, say), or disconnected from the other nodes.
     return Interrupted("a training process was lost")
 
 
-class HistoryReader:
-    """A history file that another process appends to."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.position = 0  # bytes read so far
-
-    def new(self) -> Iterator[dict[str, float]]:
-        """Yield the records since the last call. A resume rewrites the file: then all records are new.
-
-        A line that cannot be read is the last one until then.
-        """
-        if not self.path.exists():
-            return
-        if self.path.stat().st_size < self.position:
-            self.position = 0
-        with self.path.open("rb") as file:
-            file.seek(self.position)
-            while (line := file.readline()).endswith(b"\n"):
-                try:
-                    record: dict[str, float] = json.loads(line)
-                except ValueError:
-                    return
-                self.position += len(line)
-                yield record
-
-
-def publish(state: Path, tracker: Tracker) -> None:
-    """Write the stage's outputs from a finished state: checkpoints, summary and curves."""
-    from nmt.training import checkpoint
+def write_outputs(state: Path) -> None:
+    """Write the stage's outputs from a finished state; raise InputError where its weights are gone."""
+    from nmt.training import checkpoint, history
 
     resume = checkpoint.latest_resume(state / "resume")
     if resume is None:
@@ -294,42 +286,30 @@ def publish(state: Path, tracker: Tracker) -> None:
         for path in sorted((state / "checkpoints").glob("update-*.safetensors")):
             link_or_copy(path, temporary / path.name)
         link_or_copy(resume / "model.safetensors", temporary / "last.safetensors")
-    summary = stage.read_json(state / "done.json")
+    summary = read_json(state / "done.json")
     device, times = summary["device"], summary["device_seconds"]
     # The speed of an unknown device is measured, which is possible only for the device of this machine.
     sustained = {name: flops.sustained(name if flops.hardware(name) else device) for name in times}
     summary["flops_sustained"] = sustained
-    summary["flops_paper"] = sum(flops.paper_cost(times[name], 1, sustained[name]) for name in times)
-    stage.write_json(TRAINING, summary)
-    write_curves(state / "history.jsonl")
-    write_chain(state)
-    # Metrics with a curve are logged by update; a point without an update would distort the curve.
-    tracker.metrics({k: v for k, v in summary.items() if isinstance(v, int | float) and k not in COLUMNS})
-    tracker.tags({"device": device, "precision": summary["precision"]})
+    summary["flops_paper"] = sum(times[name] * sustained[name] for name in times)
+    write_json(TRAINING, summary)
+    write_curves(history.read_history(state / "history.jsonl"))
+    job = read_yaml(state / "job.yaml")
+    del job["corpus"]  # In other copies of the repository the same corpus has another path.
+    decided_by = {"state": state.name, "job": job, "data": data_hashes(), "code": state.name.split("-")[1]}
+    write_json(CHAIN, {**decided_by, "links": history.read_history(state / history.CHAIN)})
 
 
-def write_curves(history: Path) -> None:
+def write_curves(records: Sequence[Mapping[str, float]]) -> None:
     """Write the tables of logging intervals and of validations, for DVC's plots."""
-    records = list(HistoryReader(history).new())
     _write_table(CURVES, COLUMNS, [record for record in records if "loss" in record])
     _write_table(VALIDATION, VALIDATION_COLUMNS, [record for record in records if "valid_loss" in record])
 
 
-def write_chain(state: Path) -> None:
-    """Write the chain of hashes with what decided the weights: settings, data and code."""
-    from nmt.training import history
-
-    job = read_yaml(state / "job.yaml")
-    del job["corpus"]  # In other copies of the repository the same corpus has another path.
-    content = {"state": state.name, "job": job, "data": data_hashes(), "code": state.name.split("-")[1]}
-    stage.write_json(CHAIN, {**content, "links": history.read_history(state / history.CHAIN)})
-
-
 def _write_table(path: Path, columns: Sequence[str], records: Sequence[Mapping[str, float]]) -> None:
-    """Write one row per update, in order, without columns that some records lack: DVC plots an empty cell as 0."""
-    rows = {int(record["update"]): {**record, "update": int(record["update"])} for record in records}
-    complete = [column for column in columns if all(column in row for row in rows.values())]
+    """Write one row per record, without columns that some records lack: DVC plots an empty cell as 0."""
+    complete = [column for column in columns if all(column in record for record in records)]
     with writing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, complete, extrasaction="ignore", lineterminator="\n")
         table.writeheader()
-        table.writerows(row for _, row in sorted(rows.items()))
+        table.writerows(records)

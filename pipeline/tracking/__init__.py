@@ -1,1 +1,4 @@
-"""MLflow brought to what the records of runs say; its model registry, and models served from it."""
+"""MLflow: one run for each configuration and training, followed while it trains and completed from its results.
+
+The model registry and the model as it is served are here, too.
+"""

@@ -1,223 +1,178 @@
-"""Bring MLflow to what the records of runs say. Doing it twice changes nothing.
-
-`$MLFLOW_TRACKING_URI` names the server; the default is mlflow.db in the state root, with artifacts in mlartifacts.
-`python -m pipeline.tracking.publish FOLDER STAGE` publishes a record every few seconds until standard input is closed.
-"""
+"""Bring the MLflow run of the results in this folder to completeness. Doing it twice changes nothing."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import getpass
-import logging
-import os
-import select
-import signal
-import sys
-import warnings
-from collections.abc import Iterator
+import csv
+import hashlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from nmt.config import InputError
-from pipeline.common.stage import write_json
+from nmt.common.files import read_yaml, sha256_of
+from nmt.common.processes import is_held
 from pipeline.config import graph
-from pipeline.runs.credentials import masked
-from pipeline.runs.record import Record, lock, records
-from pipeline.runs.stage_tracker import patience, warn
-from pipeline.tracking import views
-from pipeline.tracking.monitor import Monitor
-from pipeline.tracking.projection import RECORD, Publication
+from pipeline.config.paths import (
+    BINNED_STATS,
+    CHAIN,
+    CONFIG,
+    CURVES,
+    SCORES,
+    TOKENIZED,
+    VALIDATION,
+    read_json,
+    state_root,
+)
+from pipeline.config.resolution import changed
+from pipeline.config.tasks import task_in
+from pipeline.tracking import registry, server, source
+from pipeline.tracking.follow import Points
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-INTERVAL = 5.0
-"""Seconds between two publications of a stage at work."""
-RETRY = 30.0
-"""Seconds between two attempts to reach a server that is down."""
-MLFLOW = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_LOGGING_LEVEL": "CRITICAL",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-}
-"""Settings of MLflow, where the environment has no others."""
+PUBLISHED = "wmt.results"
+"""Tag of a run that has everything: the hash of its files."""
+SIZES = ("params", "vocabulary", "updates")
+"""Scores that describe the run and measure nothing: like the counts of the texts, they are parameters in MLflow."""
+FACTS = ("set", "signature", "model")
+"""What tags say of a score."""
 
 
-class Server:
-    """The MLflow store that runs are published to. `root`: the state root."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        chosen = os.environ.get("MLFLOW_TRACKING_URI")  # MLflow sets the variable itself, later.
-        self.uri = chosen or f"sqlite:///{root / 'mlflow.db'}"
-        self.address = masked(self.uri)
-        """For messages and files. A store has the same address after its password has changed."""
-        if self.address != self.uri:
-            # MLflow prints the address of a run with its credentials.
-            os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
-        self.artifacts = None if chosen else (root / "mlartifacts").as_uri()
-        self.runs: dict[str, str] = {}
-        """uuid of a record -> id of its MLflow run."""
-
-    @functools.cached_property
-    def client(self) -> MlflowClient:
-        """The open store. One process at a time opens it: the first creates the tables of the database."""
-        from mlflow import MlflowClient, set_tracking_uri
-
-        # The model registry reads the address of the whole process.
-        set_tracking_uri(self.uri)
-        with lock(self.root / "mlflow.lock"):
-            client = MlflowClient(self.uri)
-            client.search_experiments(max_results=1)
-        return client
-
-    def publish(self, record: Record, wait: bool = True) -> bool:
-        """Bring MLflow to what `record` says; returns whether that changed anything.
-
-        Where another process publishes the record, wait for it, or leave it to that one.
-        """
-        with lock(record.folder / "publish.lock", wait) as free:
-            if not free:
-                return False
-            state = record.signature()
-            run, created = self.run(record)
-            published = Publication(self.client, record, run)
-            published.describe()
-            published.log_numbers()
-            published.log_history()
-            published.log_artifacts()
-            published.log_corpora()
-            published.register_model()
-            status = published.set_status()
-            where = {"uri": self.address, "experiment": run.info.experiment_id, "run": run.info.run_id}
-            note = {**where, "signature": state, "status": status}
-            if record.published() != note:
-                write_json(record.folder / "published.json", note)
-            return created or published.changed
-
-    def run(self, record: Record) -> tuple[Run, bool]:
-        """Return the MLflow run of a record, and whether it was created now."""
-        described = record.description()
-        uuid = described["uuid"]
-        if uuid in self.runs:
-            run = self.client.get_run(self.runs[uuid])
-            if run.info.lifecycle_stage == "active":
-                return run, False
-        experiment = self._experiment(described["pair"])
-        tags = {"mlflow.user": user(), RECORD: uuid}
-        parent = record.folder.with_name(described["parent"] or record.folder.name)
-        if parent != record.folder and (parent / "run.json").exists():
-            tags["mlflow.parentRunId"] = self.run(Record(parent))[0].info.run_id
-        # Two runs of a study may create its run at the same time.
-        with lock(record.folder / "create.lock"):
-            found = self.client.search_runs([experiment], f"tags.`{RECORD}` = '{uuid}'")
-            run = (
-                found[0]
-                if found
-                else self.client.create_run(
-                    experiment, start_time=described["created"], tags=tags, run_name=described["name"]
-                )
-            )
-        self.runs[uuid] = run.info.run_id
-        return run, not found
-
-    def _experiment(self, pair: str) -> str:
-        """Return the id of a pair's experiment, created where it is missing, with its description and its views."""
-        from mlflow.exceptions import MlflowException
-
-        client, name = self.client, views.experiment_name(pair)  # Opening the client takes the same lock.
-        with lock(self.root / "mlflow.lock"):
-            found = client.get_experiment_by_name(name)
-            if found is None:
-                try:
-                    return str(client.create_experiment(name, self.artifacts, views.tags(pair)))
-                except MlflowException:
-                    # The lock holds on this machine alone: another one may have created it meanwhile.
-                    found = client.get_experiment_by_name(name)
-                    if found is None:
-                        raise
-            if found.lifecycle_stage != "active":
-                client.restore_experiment(found.experiment_id)
-            for key, value in views.tags(pair).items():
-                if key not in found.tags:
-                    client.set_experiment_tag(found.experiment_id, key, value)
-            return str(found.experiment_id)
-
-    def publish_waiting(self, runs: Path, own: Path | None = None) -> None:
-        """Publish what earlier runs left: those that were published in part, and those that did not end well.
-
-        A run between two stages is left alone: its next stage publishes it.
-        """
-        for record in records(runs):
-            with contextlib.suppress(InputError):  # A damaged record, which `wmt publish` reports.
-                status = record.status()
-                over = bool(record.published()) or record.is_complete() or status != "FINISHED"
-                if record.folder != own and status != "RUNNING" and over and not record.is_published():
-                    self.publish(record, wait=False)
+def complete(client: MlflowClient) -> str:
+    """Complete the run of the results in this folder; return its name, and whether that changed anything."""
+    run = server.open_run(client, read_json(CHAIN, "state")["state"])
+    name, digest = run.info.run_name, files_digest()
+    if run.data.tags.get(PUBLISHED) == digest:
+        if run.info.status != "FINISHED":
+            client.set_terminated(run.info.run_id)
+        return f"{name}: up to date"
+    configuration, scores = read_yaml(CONFIG), read_json(SCORES)
+    describe(client, run, configuration, scores)
+    points = Points(client, run)
+    for table in (CURVES, VALIDATION):
+        points.send(curve(table))
+    log_numbers(client, run, scores)
+    log_artifacts(client, run)
+    registry.register(client, run.info.run_id, configuration, scores)
+    client.set_tag(run.info.run_id, PUBLISHED, digest)
+    client.set_terminated(run.info.run_id)
+    return f"{name}: published"
 
 
-def user() -> str:
-    """Return the user's name, where the system knows it."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "unknown"
+def finish(stage: str) -> None:
+    """Complete the run after the last stage of a pipeline, for `PATIENCE` seconds at most."""
+    if stage == graph.last_stage():
+        server.attempt(stage, lambda: complete(server.connect()))
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep MLflow's own messages out of a stage's output, and its requests short."""
-    for name, value in MLFLOW.items():
-        os.environ.setdefault(name, value)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.disable(logging.ERROR)
-        try:
-            yield
-        finally:
-            logging.disable(logging.NOTSET)
+def end(stage: str, status: str) -> None:
+    """Set the status of the run, if MLflow has it, when a stage after the training has not ended well."""
+    before = graph.upstream(stage, graph.stages())[:-1]
+    if graph.training_stage() in before and CHAIN.exists():
+
+        def mark() -> None:
+            client = server.connect()
+            if run := server.find_run(client, read_json(CHAIN, "state")["state"]):
+                client.set_terminated(run.info.run_id, status)
+
+        server.attempt(stage, mark)
 
 
-def follow(record: Record, stage: str) -> None:
-    """Publish a record every few seconds until standard input is closed, which is when the stage ends."""
-    server = Server(record.folder.parent.parent)
-    monitor = Monitor(record) if stage == graph.training_stage() else None
-    if monitor is not None:
-        monitor.start()
-    warned, over, rest, pause = False, False, True, 0.0
-    while not over:
-        over = bool(select.select([sys.stdin], [], [], pause)[0])
-        if over:
-            if monitor is not None:
-                monitor.stop()
-            # A request that hangs now is ended by the alarm, which nothing here catches.
-            signal.alarm(patience())
-        try:
-            server.publish(record)
-            if rest:
-                server.publish_waiting(record.folder.parent, record.folder)
-            rest, pause = False, INTERVAL
-        except Exception as error:  # Whatever a server or its client does, the stage goes on.
-            if not warned:
-                problem = masked(str(error).strip().split("\n")[0])[:200]
-                warn(stage, f"MLflow at {server.address} is not reached ({problem})", record)
-            vars(server).pop("client", None)
-            warned, rest, pause = True, True, RETRY
+def end_abandoned(client: MlflowClient) -> Iterator[str]:
+    """Set runs whose training is RUNNING for MLflow, but held by no process of this machine, to KILLED."""
+    for run in server.runs(client, "attributes.status = 'RUNNING'"):
+        state = state_root() / "train" / run.data.tags.get(server.TRAINING, "of another tool")
+        if state.is_dir() and not is_held(state / "lock"):
+            client.set_terminated(run.info.run_id, "KILLED")
+            yield f"{run.info.run_name}: killed"
 
 
-def main() -> None:
-    """Run the process beside a stage."""
-    # The stage answers signals that the whole group gets.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    folder, stage = sys.argv[1:]
-    with quiet():
-        follow(Record(Path(folder)), stage)
+def publish() -> Iterator[str]:
+    """Complete the run of the results in this folder and end abandoned ones, yielding a line for each.
+
+    Raises InputError where MLflow cannot be reached.
+    """
+    with server.session() as client:
+        if SCORES.exists() and CHAIN.exists():
+            yield complete(client)
+        yield from end_abandoned(client)
 
 
-if __name__ == "__main__":
-    main()
+def outputs() -> list[Path]:
+    """Return what stages leave in results/, and DVC's lock file.
+
+    In the last stage, the lock file lacks that stage's entry: `wmt publish` sends it again.
+    """
+    paths = [Path(out) for stage in graph.stages().values() for out in stage.outs if out.startswith("results/")]
+    return [path for path in (*paths, Path("dvc.lock")) if path.exists()]
+
+
+def files_digest() -> str:
+    files = (file for path in outputs() for file in ([path] if path.is_file() else sorted(path.rglob("*"))))
+    lines = (f"{file} {sha256_of(file)}\n" for file in files if file.is_file())
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
+
+
+def curve(table: Path) -> Iterator[dict[str, float]]:
+    """Yield the records of a table that `train` wrote, with their update."""
+    with table.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            yield {name: float(value) for name, value in row.items()}
+
+
+def describe(client: MlflowClient, run: Run, configuration: Mapping[str, Any], scores: Mapping[str, Any]) -> None:
+    """Set parameters (row, pair, corpus, seed, what differs from the row, sizes) and tags."""
+    from mlflow.entities import Param, RunTag
+
+    # With a prefix: MLflow sorts parameters by name, and what names the run comes first.
+    params = {**configuration["run"], **{f"settings.{key}": value for key, value in changed(configuration).items()}}
+    params |= {key: scores[key] for key in SIZES if key in scores}
+    tokenized, binned = (read_json(path) if path.exists() else {} for path in (TOKENIZED / "stats.json", BINNED_STATS))
+    counts = {"pairs_raw": tokenized.get("pairs"), "pairs_kept": tokenized.get("kept"), "pairs": binned.get("pairs")}
+    counts |= {key: binned.get(key) for key in ("source_tokens", "target_tokens")}
+    params |= {key: value for key, value in counts.items() if value is not None}
+    missing = sorted(params.keys() - run.data.params.keys())
+    by = task_in(scores)
+    facts = (f"{prefix}{by.key}_{fact}" for prefix in ("", "valid_") for fact in FACTS)
+    tags = source.tags() | {fact: scores[fact] for fact in facts if fact in scores}
+    client.log_batch(
+        run.info.run_id,
+        params=[Param(key, str(params[key])[:6000]) for key in missing],
+        tags=[RunTag(key, str(value)[:5000]) for key, value in tags.items()],
+    )
+
+
+def log_numbers(client: MlflowClient, run: Run, scores: Mapping[str, Any]) -> None:
+    """Set the scores, with two digits, but for those that have a curve, at the time when the training had ended.
+
+    Of two values MLflow takes the later one; a number that is there already is not sent again.
+    """
+    from mlflow.entities import Metric
+
+    curves = {name for table in (CURVES, VALIDATION) for record in curve(table) for name in record}
+    known, identity = client.get_run(run.info.run_id).data.metrics, run.info.run_id
+    end = run.info.start_time + int(1000 * scores["train_seconds"])
+    metrics = []
+    for key in scores.keys() - {*SIZES, *curves}:
+        value = scores[key]
+        if isinstance(value, float) and key.startswith(task_in(scores).numbers):
+            value = round(value, 2)
+        # `nan` equals itself as text.
+        if isinstance(value, int | float) and str(float(value)) != str(known.get(key)):
+            earlier = client.get_metric_history(identity, key) if key in known else []
+            time = max([end, *(point.timestamp + 1 for point in earlier)])
+            metrics.append(Metric(key, float(value), time, 0))
+    client.log_batch(identity, metrics=metrics)
+
+
+def log_artifacts(client: MlflowClient, run: Run) -> None:
+    """Send the results, dvc.lock, and the patch where tracked files differ from the commit."""
+    for path in outputs():
+        client.log_artifact(run.info.run_id, str(path))
+    with suppress(ChildProcessError, FileNotFoundError), tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "differences.patch")
+        if path.write_bytes(source.difference(*source.CODE)) > 0:
+            client.log_artifact(run.info.run_id, str(path))

@@ -18,8 +18,6 @@ from mlflow.pyfunc.model import PythonModel, PythonModelContext
 if TYPE_CHECKING:
     from nmt.inference.translator import Translator
 
-PARAMETERS = {"beam", "alpha"}
-"""Settings that a request may change."""
 BEAM = 32
 """The widest beam of a request, unless the model's own is wider: memory grows with it."""
 SENTENCES = 10_000
@@ -48,33 +46,25 @@ class Translation(PythonModel):
         Raises MlflowException, which the server answers with status 400, where a request is wrong or too large.
         """
         from nmt.config import InputError
+        from nmt.inference.translator import Translator
 
-        sentences = [str(sentence) for sentence in np.ravel(np.asarray(model_input, dtype=object))]
+        ready, sentences = self.translator, [str(each) for each in np.ravel(np.asarray(model_input, dtype=object))]
+        most = max(BEAM, ready.settings.beam)
         try:
-            translator = self._translator(params or {})
-            _check_sizes(sentences)
+            settings = ready.settings.changed(params or {})
+            _check_sizes(sentences, settings.beam, most)
+            # One with the request's settings: requests are answered side by side.
+            translator = Translator(ready.models, None, settings, ready.engine, ready.longest)
             return list(translator.translate(sentences))
         except InputError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error
 
-    def _translator(self, params: dict[str, Any]) -> Translator:
-        """One with a request's settings: requests are answered side by side."""
-        from nmt.config import InputError
-        from nmt.inference.translator import Translator
 
-        ready = self.translator
-        if unknown := sorted(params.keys() - PARAMETERS):
-            raise InputError(f"a request has no parameter `{unknown[0]}`: give beam, alpha or none")
-        settings = ready.settings.changed(params)
-        most = max(BEAM, ready.settings.beam)
-        if settings.beam > most:
-            raise InputError(f"beam is {settings.beam:,}: ask for at most {most}, the memory of a search grows with it")
-        return Translator(ready.models, None, settings, ready.engine, ready.longest)
-
-
-def _check_sizes(sentences: list[str]) -> None:
+def _check_sizes(sentences: list[str], beam: int, most: int) -> None:
     from nmt.config import InputError
 
+    if beam > most:
+        raise InputError(f"beam is {beam:,}: ask for at most {most}, the memory of a search grows with it")
     if len(sentences) > SENTENCES:
         raise InputError(f"the request has {len(sentences):,} sentences: send at most {SENTENCES:,} at a time")
     for number, sentence in enumerate(sentences, start=1):

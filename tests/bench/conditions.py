@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from pipeline import machine
+from nmt.common.cpu import processor
+from pipeline.config import machine
 
 UNITS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "bf16", "i8mm")
 """Processor flags that decide the speed of matrix products."""
@@ -22,7 +23,7 @@ def conditions() -> dict[str, Any]:
     cpuinfo = Path("/proc/cpuinfo")
     words = set(cpuinfo.read_text(encoding="utf-8").split()) if cpuinfo.exists() else set()
     return {
-        "processor": machine.processor(),
+        "processor": processor(),
         "vector_units": " ".join(unit for unit in UNITS if unit in words) or "unknown",
         "cores": machine.available_cores(),
         "threads": torch.get_num_threads(),

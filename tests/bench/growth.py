@@ -30,12 +30,12 @@ from nmt.inference.model_folder import ModelDescription, save_model
 from nmt.inference.translator import Translator
 from nmt.model import Transformer
 from nmt.text.subwords import load
-from nmt.training import trainer
+from nmt.training import loop
 from nmt.training.distributed import World
-from pipeline.common import paths
+from pipeline.config import paths
 from tests.bench import training
 from tests.bench.conditions import announce, conditions, spread
-from tests.bench.preprocessing import Silent, cpu_seconds, peak_memory, prepare
+from tests.bench.preprocessing import cpu_seconds, peak_memory, prepare
 
 FACTORS = (1, 4, 16)
 MODEL = {"N": 1, "d_model": 64, "d_ff": 256, "h": 2, "d_k": 32, "d_v": 32}
@@ -48,7 +48,7 @@ TRANSLATED = 5
 """One line in so many is translated."""
 STEPS = ("tokenize", "learn_subwords", "binarize", "train", "translate")
 PRELOADED = [
-    "nmt.training.trainer", "nmt.inference.translator", "tests.bench.preprocessing", "tests.bench.training",
+    "nmt.training.loop", "nmt.inference.translator", "tests.bench.preprocessing", "tests.bench.training",
     "pipeline.stages.tokenize", "pipeline.stages.binarize",
 ]  # fmt: skip
 
@@ -68,7 +68,7 @@ def train(folder: Path) -> None:
     job["model"] |= MODEL
     state = folder / f"state-{time.monotonic_ns()}"
     state.mkdir()
-    trainer.train(Job.model_validate(job), state, World(0, 1, torch.device("cpu")))
+    loop.train(Job.model_validate(job), state, World(0, 1, torch.device("cpu")))
 
 
 def translate(folder: Path) -> None:
@@ -111,7 +111,7 @@ def step(name: str, folder: Path) -> dict[str, float]:
     if name in ("train", "translate"):
         work: Callable[[], object] = {"train": train, "translate": translate}[name].__get__(folder)
     else:
-        work = importlib.import_module(f"pipeline.stages.{name}").run.__get__(Silent())
+        work = importlib.import_module(f"pipeline.stages.{name}").run
     before = cpu_seconds()
     work()
     return {"seconds": cpu_seconds() - before, "megabytes": peak_memory() / 1e6}

@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from browser import chromium, opened
 
-from pipeline.reporting import attention, figures, page, sentences
-from pipeline.reporting.page import Heading, Tiles
-from pipeline.reporting.sentences import Line
+from pipeline.report import attention, figures, page, sentences
+from pipeline.report.page import Heading, Tiles
+from pipeline.report.sentences import Line
 from tests.bench import wmt_like
 from tests.bench.conditions import announce
 

@@ -29,9 +29,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from nmt.evaluation.evalb import by_length, score
-from nmt.text.trees import TAG, Tree, normalise, read_trees
+from nmt.parsing.evalb import by_length, score_lines
+from nmt.parsing.trees import TAG, Tree, normalise, read_trees
 from tests.bench.conditions import announce, conditions
+from tests.soak.treebank import retagged
 
 SAMPLE = Path(__file__).resolve().parents[2] / "data/sample/trees.tgz"
 RARE = 1
@@ -256,7 +257,7 @@ def main() -> None:
     if options.output:
         options.output.write_text("".join(f"{tree}\n" for tree, _ in found), encoding="utf-8")
     # Gold tags find the punctuation, as they do for a parser that writes none.
-    scores = score([[tree] for tree in gold], [[tree.retagged([TAG] * len(tree.words()))] for tree, _ in found])
+    scores = score_lines(map(str, gold), [str(retagged(tree, [TAG] * len(tree.words()))) for tree, _ in found])
     report = {
         **conditions(),
         "symbols": len(grammar.symbols),

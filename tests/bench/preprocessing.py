@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,8 @@ import yaml
 from nmt.config import SubwordSettings, TokenizerSettings
 from nmt.text import subwords
 from nmt.text.moses import Moses
-from pipeline.common.settings import load_section
-from pipeline.parallel.parallel_map import executor
+from pipeline.config.settings import load_section
+from pipeline.data.blocks import executor
 from pipeline.stages import learn_subwords
 from tests.bench import wmt_like
 from tests.bench.conditions import announce, conditions, spread
@@ -40,19 +39,6 @@ HELD_OUT = 3000
 """Pairs of the validation and of the test set, as newstest's."""
 PIPED = 200_000
 """Pairs that the pipe is measured on, at most: its rate does not depend on their number."""
-
-
-class Silent:
-    """A tracker for runs that nobody follows."""
-
-    def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
-        """Nothing."""
-
-    def tags(self, values: Mapping[str, str]) -> None:
-        """Nothing."""
-
-    def artifact(self, path: Path, folder: str | None = None) -> None:
-        """Nothing."""
 
 
 def configuration(merges: int) -> dict[str, Any]:
@@ -105,7 +91,7 @@ def run_stage(name: str) -> dict[str, Any]:
             learned.save(learn_subwords.SUBWORDS)
             result["subwords"] = learned.used_rows
     else:
-        importlib.import_module(f"pipeline.stages.{name}").run(Silent())
+        importlib.import_module(f"pipeline.stages.{name}").run()
     seconds = time.perf_counter() - started
     return {"seconds": seconds, "cpu_seconds": cpu_seconds(), "peak_bytes": peak_memory(), **result}
 

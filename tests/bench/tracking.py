@@ -1,9 +1,9 @@
 """What tracking costs a training: `python -m tests.bench.tracking [--minutes 2] [--json]`.
 
-Reports to a stage's tracker what a training does (a record a second, every ten with a validation), for some minutes,
-and counts the processor seconds of the stage's own calls and of the process that publishes beside it, into a store that
-an earlier stage has made. Costs that occur once (imports, opening the store) are reported apart from those of each
-further hour.
+A history grows as that of a training does (a record a second, every ten a validation) while `follow` sends it to a
+local store. All processor seconds of the process are counted: the thread that sends, and MLflow's, which watches the
+load.
+Costs that occur once (imports, opening the store) are reported apart from those of each further hour.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,70 +21,41 @@ import yaml
 
 from tests.bench.conditions import announce, conditions
 
-MEMBER = {"archive": "a", "member": "a.en", "path": None}
-ARCHIVE = {
-    "name": "a", "urls": ["https://example.org/a.tgz"], "bytes": None, "sha256": "0" * 64, "md5": None, "licence": "",
-    "source": "",
-}  # fmt: skip
-TEXT = {"name": "text", "source": MEMBER, "target": MEMBER}
-CONFIGURATION = {
-    "run": {"row": "base", "pair": "en-de", "corpus": "wmt14", "seed": 1},
-    "data": {"source": "en", "target": "de", "train": [TEXT], "valid": TEXT, "test": TEXT, "archives": [ARCHIVE]},
-    "model": {f"key{number}": number for number in range(60)},
-}
+RUN = {"row": "base", "pair": "en-de", "corpus": "wmt14", "seed": 1}
 RECORD = (
-    "loss", "nll", "ppl", "gradient_norm", "skipped", "padded", "tokens", "learning_rate", "tokens_per_second",
-    "flops_per_second", "utilisation", "padding", "seconds",
+    "loss", "nll", "ppl", "gradient_norm", "skipped", "tokens", "learning_rate", "tokens_per_second",
+    "flops_per_second", "utilisation", "padding",
 )  # fmt: skip
 
 
-def beside() -> float:
-    """Processor seconds of the processes beside this one that have ended."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return children.ru_utime + children.ru_stime
+def measure(seconds: float) -> float:
+    """Processor seconds of this process while it follows a training of `seconds` in this folder."""
+    from pipeline.tracking.follow import follow
 
-
-def measure(seconds: float) -> dict[str, float]:
-    """Processor seconds of a tracked stage of `seconds`; in a folder of its own."""
-    from pipeline.runs import stage_tracker
-
-    with stage_tracker.open_run("tokenize") as tracker:  # Makes the store.
-        tracker.metrics({"pairs": 1})
-    earlier = beside()
-    own, update = 0.0, 0
-    start = time.monotonic()
-    before = time.process_time()
-    with stage_tracker.open_run("train") as tracker:
-        own += time.process_time() - before
-        while time.monotonic() - start < seconds:
+    state = Path("work/train/state")
+    state.mkdir(parents=True)
+    begin, before, update = time.monotonic(), time.process_time(), 0
+    with follow(state), (state / "history.jsonl").open("a", buffering=1) as history:
+        while time.monotonic() - begin < seconds:
             time.sleep(1)
             update += 1
-            before = time.process_time()
-            tracker.metrics(dict.fromkeys(RECORD, update / 7), update)
+            content = {"update": update, "seconds": float(update), **dict.fromkeys(RECORD, update / 7)}
+            history.write(json.dumps(content) + "\n")
             if update % 10 == 0:
-                tracker.metrics({"valid_loss": 1 / update, "valid_ppl": 1 + 1 / update}, update)
-            own += time.process_time() - before
-    return {"stage": own, "beside": beside() - earlier, "updates": update}
+                content = {"update": update, "seconds": float(update), "valid_loss": 1 / update, "valid_ppl": 1.0}
+                history.write(json.dumps(content) + "\n")
+    return time.process_time() - before
 
 
-def isolated(seconds: float) -> dict[str, float]:
+def isolated(seconds: float) -> float:
     """`measure` in a process, a folder and a store of their own."""
     with tempfile.TemporaryDirectory() as folder:
-        read, write = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.environ |= {"WMT_TRACKING_PATIENCE": "300", "WMT_STATE": f"{folder}/work", "PYTHONPATH": str(Path.cwd())}
-            os.environ.pop("MLFLOW_TRACKING_URI", None)
-            os.chdir(folder)
-            Path("results").mkdir()
-            Path("results/config.yaml").write_text(yaml.safe_dump(CONFIGURATION))
-            os.write(write, json.dumps(measure(seconds)).encode())
-            os._exit(0)
-        os.close(write)
-        with os.fdopen(read) as file:
-            content = file.read()
-        os.waitpid(child, 0)
-        return dict(json.loads(content))
+        Path(folder, "results").mkdir()
+        Path(folder, "results/config.yaml").write_text(yaml.safe_dump({"run": RUN}))
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW_", "WMT_"))}
+        command = [sys.executable, "-c", f"from tests.bench.tracking import measure\nprint(measure({seconds}))"]
+        environment["PYTHONPATH"] = str(Path.cwd())
+        return float(subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE).stdout)
 
 
 def main() -> None:
@@ -97,12 +68,10 @@ def main() -> None:
     cores = measured_on["cores"]
     longer = 60 * arguments.minutes
     short, long = isolated(longer / 4), isolated(longer)
-    total = {name: run["stage"] + run["beside"] for name, run in (("short", short), ("long", long))}
-    slope = max(0.0, (total["long"] - total["short"]) / (longer - longer / 4))
-    once = max(0.0, total["long"] - slope * longer)
+    slope = max(0.0, (long - short) / (longer - longer / 4))
+    once = max(0.0, long - slope * longer)
     result = {
         **measured_on,
-        "stage_ms_per_record": 1000 * long["stage"] / long["updates"],
         "processor_seconds_once": once,
         "processor_seconds_per_hour": 3600 * slope,
         "share_of_185_s": (once + slope * 185) / (185 * cores),

@@ -5,8 +5,8 @@ line; `--row base --pair en-de` makes pairs with lengths like WMT14's and trains
 Printed: target tokens a second (the median of the intervals after the first), padding, peak memory of a process, the
 loss after the last update, the share of the machine's matrix peaks, which are measured before each training, and of the
 data sheet's where the device is known; on a GPU also the operations that the host starts for an update, and the GPU's
-memory. With `--row` also how long the row's whole training would take at this speed on
-one such device and, if eight were eight times as fast, on eight; with `--price`, what that costs.
+memory. With `--row` a GPU compiles where it would in the row's whole training; printed is also how long that would take
+at this speed on one such device and, if eight were eight times as fast, on eight; with `--price`, what that costs.
 Several precisions (`--precision float32 bfloat16 --rounds 3`) take turns. The weights are thrown away. Needs torch,
 numpy, pyarrow, safetensors, PyYAML and pydantic alone.
 """
@@ -20,10 +20,12 @@ import os
 import re
 import resource
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,12 +38,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt import flops
 from nmt.config import EOS, Job
+from nmt.training import loop
+from nmt.training import trainer as trainer_module
 from nmt.training.batches import Corpus, Update, train_files
 from nmt.training.distributed import World
 from nmt.training.history import read_history
-from nmt.training.packed.recording import CudaGraphs, packing_requested
-from nmt.training.step import Trainer
-from pipeline.training import launch
+from nmt.training.trainer import Trainer, is_long
+from pipeline.train import launch
 from tests.bench.conditions import announce, conditions, spread
 
 Ids = list[list[int]]
@@ -50,7 +53,8 @@ ROWS = Path(__file__).resolve().parents[2] / "pipeline/config/rows.yaml"
 WMT14_VOCABULARY = 37_056
 WMT14_PAIRS = 400_000
 INTERVALS = 6
-STARTS = re.compile(r"cu(da)?(Launch|GraphLaunch|Memcpy|Memset)")
+WORKER = "tests.bench.training"
+STARTS = re.compile(r"cu(da)?(Launch|Memcpy|Memset)")
 """Names of calls by which the host starts work of a GPU, as the profiler shows them."""
 
 
@@ -125,7 +129,7 @@ def job(a: argparse.Namespace, vocabulary: int, corpus: Path) -> dict[str, Any]:
             "d_v": a.d_model // a.heads,
         }  # fmt: skip
     training |= {
-        "updates": a.updates, "precision": a.precision, "seed": 1, "validate_every": 10**9, "checkpoint_every": 10**9,
+        "updates": a.updates, "precision": a.precision, "seed": 1, "validate_every": 10**8, "checkpoint_every": 10**8,
         "resume_minutes": 10**6,
     }  # fmt: skip
     for name in ("tokens", "shards"):
@@ -168,8 +172,8 @@ def compare(a: argparse.Namespace, work: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def operations(trainer: Trainer, update: Update[Any]) -> int:
-    """How many operations the host starts for an update: on a GPU kernels, copies and graphs, by torch's profiler."""
+def operations(trainer: Trainer, update: Update) -> int:
+    """How many operations the host starts for an update: on a GPU kernels and copies, by torch's profiler."""
     if trainer.world.device.type == "cpu":
         with Counting() as counting:
             trainer.step(update)
@@ -190,17 +194,31 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def on_gpu(settings: dict[str, Any], corpus: Path) -> dict[str, int]:
+def on_gpu(settings: dict[str, Any], compiled: bool, corpus: Path) -> dict[str, Any]:
     """What the host starts for an update of this training, and the memory that it takes on a GPU."""
     device = torch.device("cuda")
-    trainer = Trainer(
-        Job.model_validate(settings), World(0, 1, device), CudaGraphs() if packing_requested(device) else None
-    )
+    trainer_module.COMPILED_OPERATIONS = 0 if compiled else inf
+    trainer = Trainer(Job.model_validate(settings), World(0, 1, device))
     update = next(trainer.updates(Corpus(train_files(corpus)), 1))
-    for _ in range(3):  # Compiled and recorded.
+    for _ in range(3):  # Compiled.
         trainer.step(update)
     memory = round(torch.cuda.max_memory_allocated() / 2**20)
-    return {"operations_started": operations(trainer, update), "gpu_memory_mb": memory}
+    started = operations(trainer, update)
+    return {"compiled": trainer.compiled, "operations_started": started, "gpu_memory_mb": memory}
+
+
+def compiles(a: argparse.Namespace, settings: dict[str, Any]) -> bool:
+    """Whether a GPU would compile the row's whole training, or the one of the command line."""
+    row = row_settings(a.row, a.pair)["training"] if a.row else settings["training"]
+    whole = {**settings["training"], "updates": row["updates"], "tokens": row["tokens"]}
+    return is_long(Job.model_validate({**settings, "training": whole}))
+
+
+def train_compiled(*arguments: str) -> None:
+    """One of torchrun's workers: the production loop, compiled on a GPU though it has few updates."""
+    trainer_module.COMPILED_OPERATIONS = 0
+    sys.argv[1:] = arguments
+    loop.main()
 
 
 def whole_training(a: argparse.Namespace, rate: float) -> dict[str, str]:
@@ -218,8 +236,11 @@ def measure(a: argparse.Namespace, corpus: Path, vocabulary: int, state: Path) -
     (state / "job.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     peaks = {name: flops.measure(kind, 2.0, dtype=getattr(torch, name)) for name in ("float32", "bfloat16")}
+    if compiled := compiles(a, settings):
+        command = launch.command
+        launch.command = lambda count, job: [WORKER if x == loop.__name__ else x for x in command(count, job)]
     started = time.monotonic()
-    status = launch.train(state, lambda: None)
+    status = launch.torchrun(state, lambda: None)
     if status != 0:
         raise SystemExit(f"training ended with status {status}")
     done = json.loads((state / "done.json").read_text(encoding="utf-8"))
@@ -244,12 +265,15 @@ def measure(a: argparse.Namespace, corpus: Path, vocabulary: int, state: Path) -
         "share_of_data_sheet": round(counted / (devices * sheet_peak), 3) if sheet_peak else None,
         "whole_training": whole_training(a, rate / devices) if a.row else None,
         "seconds": round(time.monotonic() - started, 1),
-        **(alone(on_gpu, settings, corpus) if kind == "cuda" else {}),
+        **(alone(on_gpu, settings, compiled, corpus) if kind == "cuda" else {}),
     }  # fmt: skip
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print; or, with a job's folder and the id of torchrun's process, work for torchrun."""
+    if len(sys.argv) == 3 and sys.argv[2].isdecimal():
+        train_compiled(*sys.argv[1:])
+        return
     parser = argparse.ArgumentParser(prog="python -m tests.bench.training", description=__doc__)
     parser.add_argument("--src", type=Path, help="subwords of the source, separated by spaces")
     parser.add_argument("--tgt", type=Path, help="subwords of the target")

@@ -26,7 +26,7 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.parallel.parallel_map import map_in_order
+from pipeline.data.blocks import map_in_order
 
 BLOCK = 10_000
 """Pairs made at once."""

@@ -17,18 +17,18 @@ import pyarrow as pa
 import pytest
 import torch
 
+from nmt import codec
 from nmt.config import EOS, Job, ModelSettings, SearchSettings, SubwordSettings, TokenizerSettings, TrainingSettings
 from nmt.evaluation.forced_scoring import score
 from nmt.flops import parameters
 from nmt.inference.search import search
-from nmt.text import codec
+from nmt.parsing.trees import read_trees
 from nmt.text.subwords import Subwords
-from nmt.text.trees import read_trees
 from nmt.training.batches import Corpus, train_files, updates
 from nmt.training.distributed import World
 from nmt.training.trainer import Trainer
 from pipeline.config import rows
-from pipeline.corpora import archives
+from pipeline.data import archives
 
 SAMPLE = Path(__file__).resolve().parents[2] / "data/sample"
 PAIRS = 60
@@ -41,8 +41,8 @@ LINE = "The old man sees the dog ."
 def first_lines(archive: str, *names: str) -> list[list[str]]:
     """The first lines of members of an archive of the embedded sample."""
     found = {}
-    for member in archives.members(SAMPLE / archive, names):
-        found[member.name] = b"".join(archives.plain_chunks(member, member.name)).decode().split("\n")[:PAIRS]
+    for name, stream in archives.members(SAMPLE / archive, names):
+        found[name] = archives.plain(stream, name).read().decode().split("\n")[:PAIRS]
     return [found[name] for name in names]
 
 
@@ -116,7 +116,7 @@ def test_a_row_trains_an_update_and_translates_or_parses_a_sentence(
     assert (prepared.target_rows is not None) == parses
     job = Job(
         model=model,
-        # In one shard: the paper's rows do not differ in shards, and an update of 16 takes three times as long.
+        # In one shard: the paper's rows do not differ in shards.
         training=TrainingSettings(**{**settings["training"], "seed": 1, "shards": 1}),
         vocabulary=prepared.source.size,
         target_vocabulary=prepared.target_rows,
@@ -130,8 +130,8 @@ def test_a_row_trains_an_update_and_translates_or_parses_a_sentence(
     before = [matrix.detach().clone() for matrix in matrices]
     (update,) = updates(Corpus(train_files(prepared.corpus)), 1, 200, job.training.shards, 0, 1, 1, 1)
     trainer.step(update)
-    assert trainer.measured.check_gradients() == []
-    assert trainer.measured.take_interval().nll > 0
+    interval = trainer.measured.take_interval()
+    assert (interval.skipped, interval.nll > 0) == (0, True)
     assert not any(torch.equal(old, new) for old, new in zip(before, matrices, strict=True))
     ids = [*prepared.source.encode(LINE), EOS]
     source = torch.tensor([ids])

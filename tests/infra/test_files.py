@@ -16,6 +16,8 @@ import yaml
 from clones import ROOT
 from compose import VARIABLE, interpolated, read
 
+from pipeline.flows.worker import GRACE
+
 INFRA = ROOT / "infra"
 CHECKS = {
     "compose": ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", "compose.yaml", "compose.gpu.yaml"],
@@ -24,7 +26,7 @@ CHECKS = {
 }  # fmt: skip
 KUBERNETES = "1.33"
 
-GUARDED = ["python", "-m", "pipeline.runs.guard", "100", "9"]
+WORKER = ["python", "-m", "pipeline.flows.worker"]
 """What ends a run so that it saves its state: the words before Prefect's own command."""
 
 
@@ -59,12 +61,6 @@ def check_schema(resource: Any) -> None:
         raise AssertionError(f"{resource['kind']}: {'.'.join(map(str, error.path))}: {error.message}") from None
 
 
-@pytest.mark.parametrize("path", ["job/job.yaml", "shared/volume.yaml"])
-def test_kubernetes_has_every_field_of_its_resources(path: str) -> None:
-    for resource in resources(path):
-        check_schema(resource)
-
-
 def test_kubernetes_has_every_field_of_the_job_that_kubeflow_trainer_makes() -> None:
     validator = pytest.importorskip("kubernetes_validate", reason="it is in the extra `dev`")
     runtime, _ = resources("trainer/trainjob.yaml")
@@ -72,21 +68,6 @@ def test_kubernetes_has_every_field_of_the_job_that_kubeflow_trainer_makes() -> 
         check_schema(runtime)
     (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     check_schema({"apiVersion": "batch/v1", "kind": "Job", **node["template"]})
-
-
-def test_kustomizations_name_every_file_and_what_the_pods_use() -> None:
-    folder = INFRA / "kubernetes"
-    content = {path.parent.name: yaml.safe_load(path.read_text()) for path in folder.glob("*/kustomization.yaml")}
-    named = {f"{name}/{file}" for name, one in content.items() for file in one["resources"]}
-    files = {path.relative_to(folder).as_posix() for path in folder.glob("*/*.yaml")}
-    assert named == {path for path in files if not path.endswith("/kustomization.yaml")}
-    assert [content[name]["components"] for name in ("job", "trainer")] == [["../shared"]] * 2
-    shared = content["shared"]
-    (_, job), (volume,) = resources("job/job.yaml"), resources("shared/volume.yaml")
-    pod = job["spec"]["template"]["spec"]
-    assert [image["name"] for image in shared["images"]] == [one["image"] for one in pod["containers"]]
-    assert {"configMapRef": {"name": shared["configMapGenerator"][0]["name"]}} in pod["containers"][0]["envFrom"]
-    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == volume["metadata"]["name"]
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed: it is no package of PyPI")
@@ -117,25 +98,23 @@ def test_the_example_names_every_variable_and_no_password() -> None:
     assert subprocess.run(["git", "check-ignore", "--quiet", "infra/.env"], cwd=ROOT, check=False).returncode == 0
 
 
+GIVEN = {"POSTGRES_PASSWORD": "p", "PREFECT_PASSWORD": "p", "S3_ACCESS_KEY": "k", "S3_SECRET_KEY": "k"}
+"""The variables without which Compose starts nothing."""
+
+
 def test_a_bucket_and_a_port_of_ones_own() -> None:
-    given = {"POSTGRES_PASSWORD": "p", "PREFECT_PASSWORD": "p", "S3_ACCESS_KEY": "k", "S3_SECRET_KEY": "k"}
-    services = interpolated(read(), {**given, "S3_BUCKET": "mine", "S3_PORT": "9001"})["services"]
+    services = interpolated(read(), {**GIVEN, "S3_BUCKET": "mine", "S3_PORT": "9001"})["services"]
     assert "self:wmt" in services["s3"]["healthcheck"]["test"], "its only bucket; the others wait for it"
     assert services["mlflow"]["environment"]["AWS_ENDPOINT_URL"] == "http://s3:9001"
 
 
-def test_the_database_server_may_read_the_script_that_makes_the_databases() -> None:
-    """It runs as a user of its own, and Compose writes files of root."""
-    for service in read()["services"].values():
-        assert all(config["mode"] & 0o004 for config in service.get("configs", ()))
-
-
-def test_ports_are_published_on_loopback_and_no_password_is_in_a_command() -> None:
+def test_services_keep_their_passwords_and_listen_on_loopback() -> None:
     for name, service in read()["services"].items():
+        # The database's server runs as a user of its own, and Compose writes files of root.
+        assert all(config["mode"] & 0o004 for config in service.get("configs", ()))
         for port in service.get("ports", ()):
             assert port.startswith("${WMT_LISTEN:-127.0.0.1}:"), name
-        assert "PASSWORD" not in str(service.get("command")), name
-        assert "_KEY" not in str(service.get("command")), name
+        assert not re.search("PASSWORD|_KEY", str(service.get("command"))), name
         assert "healthcheck" in service, name
 
 
@@ -150,14 +129,10 @@ def test_both_ways_to_train_on_kubernetes_have_the_same_pod() -> None:
     mistake, eviction = policies[0]
     assert (mistake["action"], mistake["onExitCodes"]["values"], eviction["action"]) == ("FailJob", [3], "Ignore")
     assert mistake["onExitCodes"]["containerName"] == pods[0]["containers"][0]["name"]
-    nodes = [
-        job["spec"]["completions"],
-        runtime["spec"]["mlPolicy"]["numNodes"],
-        training["spec"]["trainer"]["numNodes"],
-    ]
+    nodes = {runtime["spec"]["mlPolicy"]["numNodes"], training["spec"]["trainer"]["numNodes"]}
     for pod in pods:
         variables = {one["name"]: one["value"] for one in pod["containers"][0].pop("env")}
-        assert {int(variables["WMT_NODES"]), *nodes} == {job["spec"]["parallelism"]}
+        assert {int(variables["WMT_NODES"]), job["spec"]["completions"], *nodes} == {job["spec"]["parallelism"]}
     assert pods[0] == pods[1]
     assert pods[0]["containers"][0]["imagePullPolicy"] == "Always", "a node would keep an older image of the same tag"
     assert os.access(ROOT / pods[0]["containers"][0]["command"][0], os.X_OK)
@@ -174,8 +149,8 @@ def test_the_pool_of_pods_makes_a_job() -> None:
     assert spec["volumes"][0]["persistentVolumeClaim"]["claimName"] == volume["metadata"]["name"]
     assert pod["envFrom"][0]["configMapRef"]["name"] == shared["configMapGenerator"][0]["name"]
     # A stopped pod sends a signal to its first process only, and its other processes end with that one.
-    assert (pod["command"], pod["args"], pod["stdin"]) == (GUARDED, "{{ command }}", True)
-    assert spec["terminationGracePeriodSeconds"] > int(GUARDED[3])
+    assert (pod["command"], pod["args"]) == (WORKER, "{{ command }}")
+    assert spec["terminationGracePeriodSeconds"] > GRACE
     (pull,) = load("prefect.yaml")["definitions"]["in_kubernetes"]["pull"]
     assert [pod["workingDir"]] == [step["directory"] for step in pull.values()]
     # With the defaults, and with what Prefect's worker gives.
@@ -197,12 +172,10 @@ def test_the_pool_of_pods_makes_a_job() -> None:
 def test_a_pool_of_containers_mounts_the_checkout_of_the_host() -> None:
     """The service `deploy` makes the deployments too, in a container whose working folder is another one."""
     variables = load("prefect.yaml")["definitions"]["in_docker"]["work_pool"]["job_variables"]
-    assert variables["command"].split() == [*GUARDED, "prefect", "flow-run", "execute"]
-    assert variables["container_create_kwargs"]["stdin_open"], "the guard ends when its standard input does"
+    assert variables["command"].split() == [*WORKER, "prefect", "flow-run", "execute"]
     assert variables["volumes"] == ["{{ $WMT_CHECKOUT }}:/srv/wmt"]
     assert variables["container_create_kwargs"]["user"] == "{{ $WMT_USER }}"
-    given = {"POSTGRES_PASSWORD": "p", "PREFECT_PASSWORD": "p", "S3_ACCESS_KEY": "k", "S3_SECRET_KEY": "k"}
-    deploy = interpolated(read(), {**given, "WMT_CHECKOUT": "/home/me/wmt", "WMT_USER": "7:8"})["services"]["deploy"]
+    deploy = interpolated(read(), {**GIVEN, "WMT_CHECKOUT": "/home/me/wmt", "WMT_USER": "7:8"})["services"]["deploy"]
     assert (deploy["environment"]["WMT_CHECKOUT"], deploy["environment"]["WMT_USER"]) == ("/home/me/wmt", "7:8")
     assert deploy["environment"]["PWD"] == "/srv/wmt"
 

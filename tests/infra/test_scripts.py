@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ INFRA = ROOT / "infra"
 PIPELINE = """
 import os, pathlib, shutil, signal, sys, time
 def end(state):
-    shutil.copyfile(pathlib.Path(os.environ["WMT_STATE"]) / f"{state}.json", f"{os.environ['WMT_STATUS']}/train.json")
+    status = pathlib.Path(".dvc/tmp/status")
+    status.mkdir(parents=True)
+    shutil.copyfile(os.environ["TMPDIR"] / status / f"{state}.json", status / "train.json")
     sys.exit(1)
 signal.signal(signal.SIGTERM, lambda *_: end("interrupted"))
 state = os.environ["STATE"]
@@ -26,7 +29,7 @@ if state != "interrupted":
 print("training", flush=True)
 time.sleep(600)
 """
-"""A stand-in for `python -m dvc`, whose last stage ends with the status $STATE."""
+"""A stand-in for `dvc`, whose last stage ends with the status $STATE."""
 
 
 def stand_in(folder: Path, name: str, body: str) -> None:
@@ -106,16 +109,12 @@ def test_a_recovery_pushes_what_is_finished_before_training(here: Path) -> None:
 
 
 @pytest.mark.parametrize(("state", "status"), [("refused", 3), ("failed", 1), ("interrupted", 128 + signal.SIGINT)])
-def test_a_pod_tells_a_mistake_of_the_users_from_what_may_succeed_later(
-    here: Path, monkeypatch: pytest.MonkeyPatch, state: str, status: int
-) -> None:
+def test_a_pod_tells_a_mistake_of_the_users_from_what_may_succeed_later(here: Path, state: str, status: int) -> None:
     image, shared = here / "image", here / "shared/work"
-    with monkeypatch.context() as patch:
-        patch.setenv("WMT_STATUS", str(shared))
-        runner.report_status(state, state, "the reason")
-    (image / "dvc").mkdir(parents=True)
-    (image / "dvc/__init__.py").touch()
-    (image / "dvc/__main__.py").write_text(PIPELINE)
+    runner.report_status(state, state, "the reason")
+    image.mkdir()
+    (here / "dvc.py").write_text(PIPELINE)
+    stand_in(here / ".venv/bin", "dvc", f"exec {sys.executable} {here / 'dvc.py'}")
     (image / "infra").symlink_to(INFRA)
     for words in (["init"], ["add", "--all"], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-m", "image"]):
         subprocess.run(["git", *words], cwd=image, check=True, capture_output=True)
@@ -124,7 +123,12 @@ def test_a_pod_tells_a_mistake_of_the_users_from_what_may_succeed_later(
     with (
         log.open("wb") as output,
         subprocess.Popen(
-            ["infra/kubernetes/node"], cwd=image, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output
+            ["infra/kubernetes/node"],
+            cwd=image,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
         ) as pod,
     ):
         if state == "interrupted":
@@ -132,5 +136,4 @@ def test_a_pod_tells_a_mistake_of_the_users_from_what_may_succeed_later(
             # Only to the container's first process, as it is stopped.
             pod.send_signal(signal.SIGINT)
         assert pod.wait(timeout=60) == status, log.read_text()
-    (reported,) = here.glob("tmp.*/train.json")
-    assert f'"state": "{state}"' in reported.read_text()
+    assert f'"state": "{state}"' in (here / "shared/.dvc/tmp/status/train.json").read_text()

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from nmt import loss
-from nmt.loss import ROWS, BlockLoss, block_loss, padded_block_loss, smoothed_cross_entropy
+from nmt.loss import ROWS, smoothed_cross_entropy
 
 
 def test_hand_worked_case() -> None:
@@ -45,11 +45,8 @@ def test_equals_the_distribution_written_out_and_its_gradient(eps: float) -> Non
         assert torch.allclose(gradient, expected_gradient.to(gradient.dtype), atol=1e-4)
 
 
-@pytest.mark.parametrize("one_block", [block_loss, padded_block_loss])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_few_rows_at_a_time_give_the_same_gradient(
-    monkeypatch: pytest.MonkeyPatch, one_block: BlockLoss, dtype: torch.dtype
-) -> None:
+def test_a_few_rows_at_a_time_give_the_same_gradient(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """To the bit; 13 rows at a time, and one where a row has more logits than a part."""
     torch.manual_seed(3)
     positions, vocabulary = ROWS["cpu"] + 30, 40
@@ -57,9 +54,9 @@ def test_a_few_rows_at_a_time_give_the_same_gradient(
     labels, found = torch.randint(vocabulary, (positions,)), []
     for part in (2**19, 13 * vocabulary + 1, vocabulary - 1):
         monkeypatch.setattr(loss, "PART", part)
-        sums = smoothed_cross_entropy(states.to(dtype), table, labels, 0.1, one_block)
+        sums = smoothed_cross_entropy(states.to(dtype), table, labels, 0.1)
         with torch.no_grad():
-            assert smoothed_cross_entropy(states.to(dtype), table, labels, 0.1, one_block) == sums
+            assert smoothed_cross_entropy(states.to(dtype), table, labels, 0.1) == sums
         found.append((torch.stack(sums), *torch.autograd.grad(sums[0], [states, table])))
     for other in found[1:]:
         torch.testing.assert_close(other[0], found[0][0], rtol=1e-12, atol=0)

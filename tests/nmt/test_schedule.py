@@ -22,16 +22,8 @@ def test_learning_rate(update: int, rate: float) -> None:
     assert learning_rate(update, 512, PAPER) == pytest.approx(rate, rel=1e-6)
 
 
-def test_it_peaks_at_the_end_of_the_warm_up() -> None:
-    rates = [learning_rate(update, 512, PAPER) for update in range(3900, 4100)]
-    assert rates.index(max(rates)) == 100
-
-
-def test_the_scale_multiplies() -> None:
+def test_the_scale_multiplies_and_updates_count_from_one() -> None:
     twice = PAPER.model_copy(update={"learning_rate_scale": 2.0})
     assert learning_rate(77, 512, twice) == 2 * learning_rate(77, 512, PAPER)
-
-
-def test_updates_count_from_one() -> None:
     with pytest.raises(ValueError, match="count from 1"):
         learning_rate(0, 512, PAPER)

@@ -17,13 +17,17 @@ SCORES = {
 }
 
 
-def test_bleu_its_interval_and_where_things_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture(autouse=True)
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    for name in ("data/catalog", "results"):
+        Path(name).mkdir(parents=True)
+    Path("dvc.yaml").touch()
+
+
+def test_bleu_its_interval_and_where_things_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert wmt("summary") == 1
     assert capsys.readouterr().err.startswith("summary: results/scores.json cannot be read")
-    Path("results").mkdir()
     for key in SCORES:
         Path("results/scores.json").write_text(json.dumps({name: SCORES[name] for name in SCORES if name != key}))
         assert wmt("summary") == 1
@@ -37,13 +41,19 @@ def test_bleu_its_interval_and_where_things_are(
     ]
 
 
-def test_trees_are_summed_up_by_f1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("results").mkdir()
+def test_trees_are_summed_up_by_f1(capsys: pytest.CaptureFixture[str]) -> None:
     scores = {"f1": 92.44, "f1_low": 90.0, "f1_high": 94.0, "f1_set": "sampletest, 500 trees", "f1_signature": "rules"}
     Path("results/scores.json").write_text(json.dumps(scores))
     assert wmt("summary") == 0
     summed = "F1      92.4 (95% interval 90.0 to 94.0) on sampletest, 500 trees; EVALB, rules"
     assert capsys.readouterr().out.splitlines()[0] == summed
+
+
+def test_scores_of_an_earlier_training_are_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """As `dvc repro train` leaves them."""
+    Path("results/scores.json").write_text(json.dumps({**SCORES, "train_seconds": 5.0}))
+    for seconds in (5.0, 6.0):
+        Path("results/training.json").write_text(json.dumps({"train_seconds": seconds}))
+        assert wmt("summary") == 0
+        said = "of an earlier training than results/training.json" in capsys.readouterr().out
+        assert said == (seconds == 6.0)

@@ -1,114 +1,198 @@
-"""Flows beside each other and disturbed: two rows at once, cancelled, with a process that dies, on one GPU."""
+"""Flows that everything befalls end with the weights of an undisturbed `dvc repro`; runs at once share a GPU."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
+import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from pathlib import Path
 
+import psutil
 import pytest
+import torch
 from clones import SHRUNKEN, Clone
 from orchestra import Orchestra, until
 
-pytestmark = pytest.mark.timeout(900)
+from nmt.common import tensors
 
-LONG = {"training": {"updates": 500, "checkpoint_every": 250, "validate_every": 250}}
+pytestmark = pytest.mark.timeout(3600)
+
+TRAINING = {**SHRUNKEN["training"], "updates": 2000, "checkpoint_every": 500, "validate_every": 500}
+STEP = 100
+"""Updates between two disturbances."""
+DOWN = 60.0
+"""Seconds that MLflow is stopped."""
+PROCESSES = {
+    "dvc": "-m dvc repro",
+    "stage": "-m pipeline train",
+    "launcher": "pipeline.train.launch",
+    "trainer": "nmt.training.loop",
+}
 
 
-@pytest.fixture(scope="module")
-def orchestra(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestra]:
-    clone = Clone(tmp_path_factory.mktemp("clone"))
+def weights(clone: Clone) -> dict[str, torch.Tensor]:
+    return tensors.load_tensors(clone.folder / "models/checkpoints/last.safetensors")
+
+
+@pytest.fixture
+def undisturbed(tmp_path: Path) -> Clone:
+    clone = Clone(tmp_path / "undisturbed")
+    clone.params(overrides={**SHRUNKEN, "training": TRAINING})
+    environment = {**clone.environment(), "OMP_NUM_THREADS": "1"}
+    clone.environment = lambda: environment
+    assert "train" in clone.repro()
+    return clone
+
+
+class Disturbed(Orchestra):
+    """`make serve` with runs that are disturbed every STEP updates."""
+
+    reached = STEP
+
+    def wait_until_gone(self) -> None:
+        until(lambda: not any(self.at_work(name) for name in PROCESSES.values()), "the end of the run's processes")
+
+    def wait_for_training(self) -> None:
+        until(lambda: self.trained(self.reached) and self.at_work(PROCESSES["trainer"]), "training to go on")
+        self.reached += STEP
+
+    def cancel_a_run(self) -> None:
+        cancelled = self.deploy()
+        self.wait_for_training()
+        self.cancel(cancelled)
+        assert self.ended(cancelled)["state_type"] == "CANCELLED"
+        self.wait_until_gone()
+
+    def kill_each_process_of_a_run_and_then_its_flow(self) -> None:
+        tried = self.deploy()
+        for attempts, words in enumerate(PROCESSES.values(), start=1):
+            self.wait_for_training()
+            for pid in self.at_work(words):
+                os.kill(pid, signal.SIGKILL)
+            until(lambda least=attempts: self.stages(tried)["train"]["run_count"] > least, f"a retry after {words}")
+            assert len(self.at_work(PROCESSES["dvc"])) <= 1, f"two attempts at once after the death of {words}"
+        self.wait_for_training()
+        for pid in self.at_work("engine"):
+            if psutil.Process(pid).environ().get("PREFECT__FLOW_RUN_ID") == tried:
+                os.kill(pid, signal.SIGKILL)
+        assert self.ended(tried)["state_type"] == "CRASHED"
+        self.wait_until_gone()
+
+    def halt_mlflow(self) -> None:
+        halted = [psutil.Process(pid) for pid in self.at_work("mlflow")]
+        for each in halted:
+            each.suspend()
+        time.sleep(DOWN)
+        for each in halted:
+            each.resume()
+
+
+def test_cancelled_killed_and_cut_off(tmp_path: Path, undisturbed: Clone) -> None:
+    clone = Clone(tmp_path / "disturbed")
+    clone.params(overrides={**SHRUNKEN, "training": TRAINING})
+    flow = clone.folder / "pipeline/flows/flow.py"
+    flow.write_text(flow.read_text().replace("RETRY_DELAYS = [10.0, 60.0, 300.0]", "RETRY_DELAYS = [0.5] * 9"))
+    orchestra = Disturbed(clone, tmp_path / "home")
+    process = orchestra.start()
+    try:
+        orchestra.cancel_a_run()
+        orchestra.kill_each_process_of_a_run_and_then_its_flow()
+        left = orchestra.deploy()
+        orchestra.wait_for_training()
+        assert orchestra.ends(process, psutil.Process(orchestra.worker()).kill) == 1
+        assert orchestra.on_disk(left)[0] == "CRASHED"
+
+        process = orchestra.start()
+        last = orchestra.deploy()
+        orchestra.wait_for_training()
+        orchestra.halt_mlflow()
+        run = orchestra.ended(last, 1200)
+        assert run["state_type"] == "COMPLETED", orchestra.messages(last)
+        limits = orchestra.call("v2/concurrency_limits/filter", {})
+        assert limits
+        assert not any(limit["active_slots"] for limit in limits), limits
+        assert not [path for path in (clone.folder / "work/copies").iterdir() if path.is_dir()]
+        assert clone.run("dvc", "exp", "apply", run["name"]).returncode == 0
+        assert orchestra.ends(process, lambda: process.send_signal(signal.SIGINT)) == 0
+    finally:
+        orchestra.kill(process)
+    resumed = weights(clone)
+    expected = weights(undisturbed)
+    assert all(torch.equal(resumed[name], expected[name]) for name in expected)
+
+
+@pytest.fixture
+def orchestra(tmp_path: Path) -> Iterator[Orchestra]:
+    clone = Clone(tmp_path / "clone")
     clone.params(overrides=SHRUNKEN)
-    orchestra = Orchestra(clone, tmp_path_factory.mktemp("home"))
+    orchestra = Orchestra(clone, tmp_path / "home")
     with orchestra.serving():
         yield orchestra
 
 
-@pytest.fixture(scope="module")
-def first(orchestra: Orchestra) -> str:
-    return orchestra.completed()
-
-
-def test_again_every_stage_is_cached_and_two_rows_run_at_once(orchestra: Orchestra, first: str) -> None:
+def test_runs_beside_each_other_use_a_gpu_in_turn_and_restore_what_is_cached(orchestra: Orchestra) -> None:
     """While a user edits params.yaml."""
-    seeds = [orchestra.deploy(row="sample", seed=seed) for seed in (1, 2, 3)]
-    until(lambda: all(orchestra.run(seed)["state_type"] == "RUNNING" for seed in seeds[1:]), "two runs at once")
-    until(lambda: all("working in" in orchestra.messages(seed) for seed in seeds), "their copies")
+    first = orchestra.deploy()
+    assert orchestra.ended(first)["state_type"] == "COMPLETED", orchestra.messages(first)
+    orchestra.gpus.write_text("GPU-4f2a, NVIDIA H100, 81559 MiB\n")
+    runs = [orchestra.deploy(row="sample", seed=seed) for seed in (1, 2, 3)]
+    until(lambda: all("working in" in orchestra.messages(run) for run in runs), "their copies")
     path = orchestra.clone.folder / "params.yaml"
     before = path.read_text()
     path.write_text("row: [")
     try:
-        for identity in seeds:
-            assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
+        for run in runs:
+            assert orchestra.ended(run)["state_type"] == "COMPLETED", orchestra.messages(run)
     finally:
         path.write_text(before)
-    assert set(orchestra.how(seeds[0]).values()) == {"Cached"}
-    for identity in seeds[1:]:
-        how = orchestra.how(identity)
+    assert set(orchestra.how(runs[0]).values()) == {"Cached"}
+    for run in runs[1:]:
+        how = orchestra.how(run)
         assert (how["tokenize"], how["train"], how["score"]) == ("Cached", "Ran", "Ran")
-    states = list((orchestra.clone.folder / "work/train").glob("*/done.json"))
-    assert len(states) == 3
-
-
-def test_cancelled_in_training_and_gone_on_with(orchestra: Orchestra) -> None:
-    before = set((orchestra.clone.folder / "work/train").glob("*"))
-    identity = orchestra.deploy(overrides=LONG)
-    state = until(lambda: orchestra.trained(30, before), "training to begin")
-    orchestra.cancel(identity)
-    assert orchestra.ended(identity)["state_type"] == "CANCELLED"
-    until(lambda: not orchestra.at_work("pipeline.runs.supervisor"), "the end of the run's processes", 60)
-    assert orchestra.at_work("nmt.training.trainer") == orchestra.at_work("-m pipeline train") == []
-    assert (state / "interrupted").exists()
-    identity = orchestra.deploy(overrides=LONG, target="train")
-    assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
-    assert json.loads((state / "done.json").read_text())["resumes"] == 1
-
-
-def test_a_stage_that_dies_is_tried_again(orchestra: Orchestra) -> None:
-    before = set((orchestra.clone.folder / "work/train").glob("*"))
-    identity = orchestra.deploy(seed=9, overrides=LONG, target="train")
-    state = until(lambda: orchestra.trained(30, before), "training to begin")
-    for pid in orchestra.at_work("nmt.training.trainer", str(state)):
-        subprocess.run(["kill", "-KILL", str(pid)], check=True)
-    assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
-    assert orchestra.stages(identity)["train"]["run_count"] == 2
-
-
-def test_a_run_whose_supervisor_dies_is_tried_again_in_the_same_copy(orchestra: Orchestra) -> None:
-    before = set((orchestra.clone.folder / "work/train").glob("*"))
-    identity = orchestra.deploy(seed=10, overrides=LONG, target="train")
-    until(lambda: orchestra.trained(30, before), "training to begin")
-    (killed,) = orchestra.at_work("pipeline.runs.supervisor")
-    (copy,) = (orchestra.clone.folder / "work/runs").glob(f"*{identity[-8:]}/repository")
-    made = copy.stat().st_ino
-    os.kill(killed, signal.SIGKILL)
-    until(lambda: orchestra.at_work("pipeline.runs.supervisor") not in ([killed], []), "another supervisor")
-    assert copy.stat().st_ino == made
-    assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
-    assert orchestra.stages(identity)["train"]["run_count"] >= 2
-
-
-def test_a_gpu_is_used_by_one_run_at_a_time(orchestra: Orchestra) -> None:
-    orchestra.gpus.write_text("GPU-4f2a\n")
-    try:
-        runs = [orchestra.deploy(seed=seed, target="train") for seed in (11, 12)]
-        for identity in runs:
-            assert orchestra.ended(identity)["state_type"] == "COMPLETED", orchestra.messages(identity)
-    finally:
-        orchestra.gpus.unlink()
     limit = orchestra.call("v2/concurrency_limits/GPU-4f2a")
     assert (limit["limit"], limit["active_slots"]) == (1, 0)
     spans = []
-    for identity in runs:
-        (began,) = [line for line in orchestra.lines(identity) if line["message"] == "Running stage 'train':"]
-        spans.append((time_of(began["timestamp"]), time_of(orchestra.stages(identity)["train"]["end_time"])))
+    for run in runs[1:]:
+        (began,) = [line for line in orchestra.lines(run) if line["message"] == "Running stage 'train':"]
+        ended = orchestra.stages(run)["train"]["end_time"]
+        spans.append((datetime.fromisoformat(began["timestamp"]), datetime.fromisoformat(ended)))
     (_, first_ended), (second_began, _) = sorted(spans)
     # A task ends a moment after it has let go of the GPU.
     assert second_began > first_ended - timedelta(seconds=2)
 
 
-def time_of(stamp: str) -> datetime:
-    return datetime.fromisoformat(stamp)
+def test_what_the_user_must_mend_is_not_tried_again_and_a_run_may_end_before_the_last_stage(
+    orchestra: Orchestra,
+) -> None:
+    """With a catalog that Git does not track."""
+    (orchestra.clone.folder / "data/catalog/mine.yaml").write_text("extends: sample\ndescription: Mine.\n")
+    mistaken = orchestra.deploy(overrides={"model": {"P_dropped": 0.1}})
+    identity = orchestra.deploy(corpus="mine", target="download")
+    parsing = orchestra.deploy(pair="en-tree", row="parse-sample", corpus="sample-trees", target="resolve")
+    run = orchestra.ended(mistaken)
+    assert (run["state_type"], run["state_name"]) == ("FAILED", "Resolve refused")
+    assert "did you mean `P_drop`?" in run["state"]["message"]
+    assert {name: (task["state_name"], task["run_count"]) for name, task in orchestra.stages(mistaken).items()} == {
+        "resolve": ("Refused", 1)
+    }
+    for each, stages in ((identity, ["resolve", "download"]), (parsing, ["resolve"])):
+        run = orchestra.ended(each)
+        assert run["state_type"] == "COMPLETED", orchestra.messages(each)
+        assert list(orchestra.how(each)) == stages
+        assert run["name"] in orchestra.clone.run("git", "for-each-ref", "--format=%(refname)", "refs/exps").stdout
+
+
+def test_killed_servers_leave_nothing_at_work(tmp_path: Path) -> None:
+    clone = Clone(tmp_path / "clone")
+    clone.params(overrides={**SHRUNKEN, "training": TRAINING})
+    orchestra = Orchestra(clone, tmp_path / "home")
+    process = orchestra.start()
+    try:
+        orchestra.deploy(target="train")
+        state = until(lambda: orchestra.trained(5), "training to begin")
+        assert orchestra.ends(process, process.kill) == -signal.SIGKILL
+        assert (state / "interrupted").exists()
+    finally:
+        orchestra.kill(process)

@@ -89,7 +89,7 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
 
 
 def download() -> subprocess.Popen[bytes]:
-    program = "import sys; from pipeline.stages import download; download.run(type('T', (), {'metrics': print})())"
+    program = "from pipeline.stages import download; download.run()"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "WMT_STATE": "state"}
     return subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE)
 

@@ -29,7 +29,7 @@ from nmt.config import Job
 from nmt.training import checkpoint
 from nmt.training.distributed import World, join_world
 from nmt.training.history import read_history
-from nmt.training.trainer import train
+from nmt.training.loop import train
 from pipeline.stages.train import write_job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +44,7 @@ def start(folder: Path, ranks: int) -> list[subprocess.Popen[bytes]]:
     common = {"WORLD_SIZE": str(ranks), **address, "OMP_NUM_THREADS": "1"}
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "nmt.training.trainer", str(folder)],
+            [sys.executable, "-m", "nmt.training.loop", str(folder)],
             cwd=ROOT,
             env={**os.environ, **common, "RANK": str(rank)},
             stderr=subprocess.DEVNULL,
@@ -144,7 +144,7 @@ def result(folder: Path, updates: int) -> dict[str, Any]:
     return {
         "files": {file.name: file.read_bytes() for file in files},
         "curve": curve,
-        "done": {key: done[key] for key in ("updates", "pairs", "target_tokens", "loss_valid", "padding")},
+        "done": {key: done[key] for key in ("updates", "pairs", "target_tokens", "valid_loss", "padding")},
     }
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from pipeline.training import launch
+from pipeline.train import launch
 
 ROOT = Path(__file__).resolve().parents[2]
 MakeJob = Callable[..., dict[str, Any]]
@@ -23,8 +23,8 @@ from pathlib import Path
 import torch, yaml
 from nmt.training.distributed import World
 from nmt.config import Job
-from nmt.training.step import Trainer
-from nmt.training.trainer import train
+from nmt.training.trainer import Trainer
+from nmt.training.loop import train
 marks = [int(mark) for mark in sys.argv[2:]]
 step = Trainer.step
 most = 0

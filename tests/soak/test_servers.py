@@ -67,7 +67,7 @@ def test_servers_that_are_killed_change_nothing(tmp_path: Path) -> None:
         identity, other = team.deploy(row="sample"), team.deploy(row="sample", seed=2, target="binarize")
         until(lambda: min(blocks_by_worker(team), default=0) > 20, "blocks from both Dask workers", LASTING)
         killed(team, "dask-worker-1")
-        assert list((clone.folder / "work/blocks").iterdir()), "no data stage was at work when the worker was killed"
+        assert team.trained(0) is None, "no data stage was at work when the worker was killed"
         for number, name in enumerate(SERVERS):
             until(lambda at=number: team.trained(STEP * at + 1), f"update {STEP * number}", LASTING)
             killed(team, name)
@@ -82,16 +82,16 @@ def test_servers_that_are_killed_change_nothing(tmp_path: Path) -> None:
         client = MlflowClient(f"http://127.0.0.1:{team.mlflow}")
         experiment = client.get_experiment_by_name("wmt-en-de")
         assert experiment is not None
-        assert len(client.search_runs([experiment.experiment_id])) == 2
-        (found,) = client.search_runs([experiment.experiment_id], f"tags.`prefect.flow_run_id` = '{identity}'")
+        (found,) = client.search_runs([experiment.experiment_id])  # The other flow trains nothing.
+        assert found.data.tags["prefect.flow_run_id"] == identity
         assert found.info.status == "FINISHED"
         metrics = json.loads((clone.folder / "results/metrics.json").read_text())
-        assert found.data.metrics["test/bleu"] == metrics["bleu"]
+        assert found.data.metrics["bleu"] == round(metrics["bleu"], 2)
         for key in found.data.metrics:
             # Without times: MLflow's primary key has both, so no two points are equal in step and time.
-            if key.startswith(("train/", "valid/")):
+            if not key.startswith("system/"):
                 steps = [point.step for point in client.get_metric_history(found.info.run_id, key)]
                 assert steps == sorted(set(steps)), (key, client.get_metric_history(found.info.run_id, key))
-        losses = [point.step for point in client.get_metric_history(found.info.run_id, "valid/loss")]
+        losses = [point.step for point in client.get_metric_history(found.info.run_id, "valid_loss")]
         assert losses == sorted(set(losses))
         assert losses[-1] == UPDATES

@@ -130,8 +130,11 @@ def test_a_job_that_is_requeued_twice_ends_with_the_same_bits(
         before = trained(clone)
         assert before < UPDATES
         until(lambda: at(before + UPDATES // 6), "training again", LASTING)
-        # Two minutes before its time is over the job gets SIGTERM, saves its state and queues itself again.
-        subprocess.run(["scontrol", "update", f"JobId={number}", "TimeLimit=1"], check=True)
+        # Two minutes before its time is over the job gets SIGTERM, saves its state and queues itself again. Slurm
+        # counts from the start of this try, and kills a job at once whose time is over already.
+        hours, minutes, _ = map(int, job(number)["RunTime"].split(":"))
+        limit = f"TimeLimit={60 * hours + minutes + 3}"
+        subprocess.run(["scontrol", "update", f"JobId={number}", limit], check=True)
         until(lambda: job(number)["Restarts"] == "2", "the job to queue itself again", LASTING)
         subprocess.run(["scontrol", "update", f"JobId={number}", "TimeLimit=UNLIMITED"], check=True)
         until(lambda: job(number)["JobState"] == "COMPLETED" or not at(0), "the end of the job", LASTING)

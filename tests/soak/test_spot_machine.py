@@ -27,8 +27,7 @@ from nmt.common.tensors import WEIGHTS
 from nmt.training import checkpoint
 from nmt.training.history import read_history
 from nmt.training.state import MOMENTS
-from pipeline.training.bucket import Bucket
-from pipeline.training.remote_states import RemoteStates
+from pipeline.train.sync import StateStore
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 10
@@ -36,8 +35,8 @@ UPDATES = 1500
 STAGE = """
 import sys
 from pathlib import Path
-from pipeline.training import mirror
-mirror.train(Path(sys.argv[1]), lambda: None)
+from pipeline.train import sync
+sync.torchrun(Path(sys.argv[1]), lambda: None)
 """
 
 
@@ -73,14 +72,13 @@ def test_ten_machines_are_lost(
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
             "WMT_PROCESSES": "1",
-            "WMT_LEASE_SECONDS": "6",
         }
         undisturbed = tmp_path / "undisturbed/0123-4567"
         assert start(undisturbed, job, {**environment, "WMT_STATE": str(tmp_path / "none")}).wait() == 0
         environment["WMT_STATE"] = f"s3://{BUCKET}/spot"
         for name, value in store.environment().items():
             monkeypatch.setenv(name, value)
-        states = RemoteStates(Bucket(environment["WMT_STATE"]), "0123-4567")
+        states = StateStore(environment["WMT_STATE"], "0123-4567")
         at, lost = 0, []
         for number in range(KILLS):
             folder = tmp_path / f"machine-{number}/0123-4567"

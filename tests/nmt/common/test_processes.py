@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nmt.common.processes import sharing, wait_for_sharers
+from nmt.common.processes import end, sharing, start, wait_for_sharers
 
 CHILD = """
 import signal, sys, time
@@ -24,31 +24,39 @@ time.sleep(100)
 """
 PARENT = """
 import subprocess, sys
-subprocess.run([sys.executable, "-c", *sys.argv[1:]])
+from nmt.common.processes import start
+(start if sys.argv[1] == "start" else subprocess.Popen)([sys.executable, "-c", *sys.argv[2:]]).wait()
 """
+STARTED = CHILD.replace("die_with_parent(", "(")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone sends a signal when a parent dies")
 @pytest.mark.parametrize("waited_for", [True, False])
-def test_a_launcher_whose_parent_died_while_it_started_does_not_train(tmp_path: Path, waited_for: bool) -> None:
+def test_a_process_whose_ancestor_has_died_before_it_asks_ends(waited_for: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", "pass"]) as dead:
         if waited_for:
             dead.wait()
         else:
             os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
-        command = [sys.executable, "-m", "pipeline.training.launch", "this", "1", str(tmp_path), str(dead.pid)]
+        asks = f"from nmt.common.processes import *; die_with_parent(signal.SIGTERM, {dead.pid})"
         root = Path(__file__).resolve().parents[3]
-        result = subprocess.run(command, cwd=root, capture_output=True, check=False)
+        result = subprocess.run([sys.executable, "-c", asks], cwd=root, capture_output=True, check=False)
     assert (result.returncode, result.stderr) == (-signal.SIGTERM, b"")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone sends a signal when a parent dies")
-@pytest.mark.parametrize(("number", "output"), [(signal.SIGTERM, "asked\n"), (signal.SIGKILL, "")])
-def test_a_killed_parent_is_followed(number: signal.Signals, output: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "child", "number", "output"),
+    [
+        ("run", CHILD, signal.SIGTERM, "asked\n"),
+        ("run", CHILD, signal.SIGKILL, ""),
+        ("start", STARTED, signal.SIGTERM, "asked\n"),
+    ],
+)
+def test_a_killed_parent_is_followed(how: str, child: str, number: signal.Signals, output: str) -> None:
     root = Path(__file__).resolve().parents[3]
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, CHILD, str(int(number))], cwd=root, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PARENT, how, child, str(int(number))], cwd=root, stdout=subprocess.PIPE, text=True
     )
     assert parent.stdout is not None
     with parent.stdout:
@@ -59,6 +67,38 @@ def test_a_killed_parent_is_followed(number: signal.Signals, output: str) -> Non
         # The pipe ends when the child, which holds it too, has ended.
         assert parent.stdout.read() == output
         assert time.monotonic() - started < 60
+
+
+LEADER = """
+import signal, subprocess, sys, time
+handlers = {"asked": lambda *_: sys.exit(3), "left": signal.SIG_DFL, "deaf": signal.SIG_IGN}
+signal.signal(signal.SIGTERM, handlers[sys.argv[1]])
+subprocess.Popen([sys.executable, "-c", sys.argv[2]])
+time.sleep(100)
+"""
+SLOW = """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), print("saved", flush=True), os._exit(0)))
+print(os.getpid(), flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize(
+    ("leader", "grace", "status", "output"),
+    [("asked", 60, 3, b"saved\n"), ("left", 60, -signal.SIGTERM, b"saved\n"), ("deaf", 0.1, -signal.SIGKILL, b"")],
+)
+def test_a_group_ends_when_its_last_process_does(leader: str, grace: float, status: int, output: bytes) -> None:
+    """Also one whose leader has not waited for it."""
+    process = start([sys.executable, "-c", LEADER, leader, SLOW], stdout=subprocess.PIPE)
+    assert process.stdout
+    with process.stdout as lines:
+        child = int(lines.readline())
+        assert os.getpgid(child) == process.pid != os.getpgid(0)
+        assert end(process, grace) == status
+        assert lines.read() == output
+    assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text()
+    assert end(process, grace) == status
 
 
 def test_who_shares_a_file_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

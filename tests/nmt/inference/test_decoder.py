@@ -9,10 +9,12 @@ from itertools import accumulate
 import numpy as np
 import pytest
 import torch
+from model_folders import model_settings
 from pydantic import ValidationError
 from torch import Tensor
 
-from nmt.config import BOS, EOS, PAD, InputError, ModelSettings, SearchSettings
+from nmt.config import BOS, EOS, PAD, SearchSettings
+from nmt.evaluation import forced_scoring
 from nmt.evaluation.forced_scoring import score
 from nmt.inference.decoder import Decoder, DecodingState, Ensemble
 from nmt.inference.sampling import SamplingSettings, _draw, sample
@@ -26,12 +28,7 @@ SRC = torch.tensor([[5, 6, 7, EOS], [8, EOS, PAD, PAD]])
 
 def model_of(seed: int = 0, **changes: object) -> Transformer:
     torch.manual_seed(seed)
-    settings = {
-        "N": 2, "d_model": 16, "d_ff": 32, "h": 2, "d_k": 8, "d_v": 8, "P_drop": 0.1, "attention_dropout": 0.0,
-        "relu_dropout": 0.0, "positions": "sinusoidal", "position_layout": "interleaved", "max_positions": 80,
-        "projection_biases": True, "initialisation": "glorot", **changes,
-    }  # fmt: skip
-    model = Transformer(ModelSettings.model_validate(settings), ROWS)
+    model = Transformer(model_settings(max_positions=80, **changes), ROWS)
     with torch.no_grad():
         model.embedding.table.mul_(3.0)
         for name, parameter in model.named_parameters():
@@ -98,17 +95,6 @@ def test_the_best_of_rows_are_those_of_topk() -> None:
         assert top_of_rows(log_p, 8)[0].isnan().nonzero().tolist() == [[4, 2, 0]]
 
 
-def test_an_ensemble_of_one_model_with_itself_is_the_model() -> None:
-    alone, twice = Decoder(model_of()), Ensemble([Decoder(model_of()), Decoder(model_of())])
-    for beam in (1, 4):
-        how = HOW.model_copy(update={"beam": beam})
-        for one, other in zip(search(alone, SRC, how, ROWS), search(twice, SRC, how, ROWS), strict=True):
-            assert one[0].ids == other[0].ids
-            assert one[0].score == pytest.approx(other[0].score, abs=1e-9)
-    with pytest.raises(InputError, match="at least one model"):
-        Ensemble([])
-
-
 def test_an_ensemble_averages_probabilities_in_search_and_in_scoring() -> None:
     first, second = model_of(1), model_of(2)
     state = Ensemble([Decoder(first), Decoder(second)]).start(SRC)
@@ -120,29 +106,21 @@ def test_an_ensemble_averages_probabilities_in_search_and_in_scoring() -> None:
     assert scored.log_probability == pytest.approx(best.log_probability, abs=1e-9)
 
 
-def test_forced_scoring_says_what_the_search_said() -> None:
-    model = model_of(3)
+def test_forced_scoring_says_what_the_search_said_and_holds_the_logits_of_a_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, logits = model_of(3), Transformer.logits
+    monkeypatch.setattr(forced_scoring, "_ROWS", 3)
     found = search(model, SRC, HOW, ROWS, nbest=4)
     sources = [[5, 6, 7, EOS], [8, EOS]]
     pairs = [(src, [*h.ids, EOS]) for src, best in zip(sources, found, strict=True) for h in best]
     said = [h.log_probability for best in found for h in best]
+    sizes: list[int] = []
+    monkeypatch.setattr(Transformer, "logits", lambda own, x: (sizes.append(x[..., 0].numel()), logits(own, x))[1])
     scored = score([model], pairs)
+    assert max(sizes) == 3
     assert [one.log_probability for one in scored] == pytest.approx(said, abs=1e-9)
     assert scored[0].perplexity == pytest.approx(math.exp(-said[0] / len(pairs[0][1])))
-
-
-def test_samples_follow_the_models_distribution_and_the_seed_alone() -> None:
-    model = model_of(4)
-    how = HOW.model_copy(update={"max_extra": 0})
-    src = torch.tensor([[5, EOS]])
-    drawn = sample(Decoder(model), src, how, SamplingSettings(seed=1), ROWS, [(0, 0)], 1000)[0]
-    log_p = step(Decoder(model).start(src), torch.full((1, 1), BOS))[0, 0].clone()
-    log_p[[0, 1, 3]] = -math.inf
-    expected = log_p.softmax(0)
-    counts = Counter(h.ids[0] if h.ids else EOS for h in drawn)
-    for token in range(ROWS):
-        assert counts[token] / 1000 == pytest.approx(float(expected[token]), abs=0.05)
-    assert all(len(h.ids) <= 1 for h in drawn)
 
 
 def test_a_sample_does_not_depend_on_what_stands_beside_it() -> None:
@@ -155,13 +133,6 @@ def test_a_sample_does_not_depend_on_what_stands_beside_it() -> None:
         assert found.log_probability == pytest.approx(scored.log_probability, abs=1e-9)
     other = sample(decoder, SRC, HOW, how.model_copy(update={"seed": 8}), ROWS, [(3, 0), (4, 0)], 2)
     assert [h.ids for row in other for h in row] != [h.ids for row in together for h in row]
-
-
-def test_the_likeliest_alone_is_greedy() -> None:
-    decoder = Decoder(model_of(6))
-    drawn = sample(decoder, SRC, HOW, SamplingSettings(seed=1, top_k=1), ROWS, [(0, 0), (1, 0)])
-    greedy = search(decoder, SRC, HOW.model_copy(update={"beam": 1}), ROWS)
-    assert [row[0].ids for row in drawn] == [row[0].ids for row in greedy]
 
 
 # Sampling against draws that are written out.
@@ -194,10 +165,8 @@ def drawn_by_hand(
 @pytest.mark.parametrize(
     "how",
     [
-        SamplingSettings(seed=0),
         SamplingSettings(seed=3, temperature=0.5),
         SamplingSettings(seed=4, temperature=2.0, top_k=3),
-        SamplingSettings(seed=5, top_k=1),
         SamplingSettings(seed=6, top_k=ROWS),
         SamplingSettings(seed=7, top_k=2 * ROWS),
     ],
@@ -213,14 +182,6 @@ def test_samples_are_those_drawn_by_hand(how: SamplingSettings) -> None:
         for one, (ids, total) in zip(found, expected, strict=True):
             assert one.log_probability == pytest.approx(total, abs=1e-9)
             assert one.score == pytest.approx(total / ((5 + len(ids) + 1) / 6) ** HOW.alpha, abs=1e-9)
-
-
-def test_a_sample_that_ended_stays_as_it_is() -> None:
-    """The others of its sentence go on."""
-    samples = sample(Decoder(model_of(8)), SRC, HOW, SamplingSettings(seed=1, temperature=50.0), ROWS, [(0,), (1,)], 20)
-    for found in samples:
-        assert len({len(one.ids) for one in found}) > 1
-        assert not any(EOS in one.ids for one in found)
 
 
 def test_one_sample_by_default_and_bounds_of_its_settings() -> None:

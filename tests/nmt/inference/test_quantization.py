@@ -7,11 +7,9 @@ import torch
 
 from nmt.config import EOS, InputError, SearchSettings
 from nmt.inference.decoder import Decoder
-from nmt.inference.loading import padded
 from nmt.inference.quantization import Int8Linear, is_quantized, quantize
-from nmt.inference.search import search
 from nmt.model import Transformer
-from tests.nmt.inference.test_decoder import ROWS, model_of
+from tests.nmt.inference.test_decoder import model_of
 
 SETTINGS = SearchSettings(beam=3, alpha=0.6, max_extra=4, stop="exact")
 
@@ -31,13 +29,10 @@ def test_every_row_is_exact_to_a_hundredth(bias: bool) -> None:
     assert error.max() < 0.015
 
 
-def test_a_row_does_not_depend_on_the_other_rows() -> None:
+def test_a_row_does_not_depend_on_the_other_rows_and_zeros_stay_finite() -> None:
     layer, x, _ = products(9, True)
     together = layer(x)
     assert all(torch.equal(layer(x[row : row + 1])[0], together[row]) for row in range(9))
-
-
-def test_rows_of_zeros_stay_finite() -> None:
     layer = Int8Linear(torch.zeros(4, 8), torch.ones(4))
     assert torch.equal(layer(torch.zeros(2, 8)), torch.ones(2, 4))
 
@@ -68,18 +63,6 @@ def test_all_linear_layers_have_8_bit_weights_and_the_model_says_nearly_the_same
         expected = exact.logits(exact(src, tgt[:, :1])).log_softmax(2)[:, 0]
         assert torch.allclose(next(parts)[:, 0], expected, atol=0.2)
     assert 0.0 < difference < 0.05
-
-
-def test_a_translation_does_not_depend_on_its_batch() -> None:
-    generator = torch.Generator().manual_seed(3)
-    sentences = [
-        [*torch.randint(4, ROWS, (length,), generator=generator).tolist(), EOS] for length in (3, 9, 5, 1) * 12
-    ]
-    decoder = Decoder(quantized())
-    together = search(decoder, padded(sentences, torch.device("cpu")), SETTINGS, ROWS)
-    for ids, found in zip(sentences[:4], together[:4], strict=True):
-        (alone,) = search(decoder, torch.tensor([ids]), SETTINGS, ROWS)
-        assert [one.ids for one in alone] == [one.ids for one in found]
 
 
 def test_other_precisions_and_processors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,148 +1,264 @@
-"""Beam search against all sequences there are, batches against single sentences, and the penalty worked by hand."""
+"""Beam search against a naive one, which recomputes everything at every step, and against searches worked by hand.
+
+`naive` is written from section 6.1 of the paper, Wu et al. 2016 (Eq. 14) and the documentation of SearchSettings.
+"""
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from random import Random
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from model_folders import model_settings
 from torch import Tensor
-from torch.nn import functional as F
 
-from nmt.config import BOS, EOS, PAD, UNK, InputError, ModelSettings, SearchSettings
-from nmt.inference.search import Hypothesis, length_penalty, search
+from nmt.config import BOS, EOS, PAD, UNK, InputError, SearchSettings
+from nmt.inference.decoder import Decoder, DecodingState, Ensemble, Scorer
+from nmt.inference.sampling import SamplingSettings, sample
+from nmt.inference.search import length_penalty, search
 from nmt.model import Transformer
 
-WORDS = 3
-SUBWORDS = 4 + WORDS
-"""Specials, then the words that may be said; one padding row follows."""
-SOURCE = torch.tensor([[4, 5, EOS]])
+SUBWORDS = 9
+"""Specials, then five words; one padding row follows."""
+EVERY_STOP = ("exact", "tensor2tensor")
 
-
-def tiny(seed: int) -> Transformer:
-    torch.manual_seed(seed)
-    model = Transformer(
-        ModelSettings(
-            N=1, d_model=8, d_ff=16, h=2, d_k=4, d_v=4, P_drop=0.1, attention_dropout=0.0, relu_dropout=0.0,
-            positions="sinusoidal", position_layout="interleaved", max_positions=32, projection_biases=True,
-            initialisation="glorot",
-        ),
-        SUBWORDS + 1,
-    )  # fmt: skip
-    with torch.no_grad():
-        model.embedding.table.mul_(4.0)
-    return model.double().eval()
+Found = list[tuple[list[int], float, float]]
+"""Ids, log-probability and score of hypotheses, best first."""
 
 
 def how(beam: int, alpha: float, extra: int = 2, stop: str = "exact") -> SearchSettings:
     return SearchSettings.model_validate({"beam": beam, "alpha": alpha, "max_extra": extra, "stop": stop})
 
 
-@torch.no_grad()
-def log_probability(model: Transformer, src: Tensor, ids: list[int]) -> float:
-    """Forced scoring, by the model's parallel form."""
-    tgt = torch.tensor([[BOS, *ids]])
-    logits = F.log_softmax(model.logits(model(src, tgt))[0], dim=1)
-    return float(sum(logits[i, token] for i, token in enumerate([*ids, EOS])))
+def model_of(seed: int, peak: float) -> Transformer:
+    """Random weights in float64; the larger `peak`, the further apart the probabilities of the subwords."""
+    torch.manual_seed(seed)
+    model = Transformer(model_settings(N=1, d_model=8, d_ff=16, d_k=4, d_v=4), SUBWORDS + 1)
+    with torch.no_grad():
+        model.embedding.table.mul_(peak)
+    return model.double().eval()
 
 
-@functools.cache
-def sequences(seed: int, longest: int) -> list[tuple[list[int], float]]:
-    """All sequences up to a length with their log-probabilities given SOURCE."""
-    model = tiny(seed)
-    return [
-        (list(ids), log_probability(model, SOURCE, list(ids)))
-        for length in range(longest + 1)
-        for ids in itertools.product(range(4, SUBWORDS), repeat=length)
-    ]
+class Forward:
+    """What follows a prefix, by full forward passes; several models give the mean of their probabilities."""
+
+    def __init__(self, models: Sequence[Transformer]) -> None:
+        self.models = models
+        self.known: dict[tuple[int, ...], list[float]] = {}
+        """By source and prefix: a pass is slow, and many searches ask for the same."""
+
+    @torch.no_grad()
+    def __call__(self, source: list[int], prefixes: list[list[int]]) -> list[list[float]]:
+        if not all((*source, *prefix) in self.known for prefix in prefixes):
+            src, tgt = torch.tensor([source] * len(prefixes)), torch.tensor([[BOS, *prefix] for prefix in prefixes])
+            every = [model.logits(model(src, tgt))[:, -1].log_softmax(1) for model in self.models]
+            mean = torch.stack(every).logsumexp(0) - math.log(len(every))
+            self.known.update(zip(((*source, *prefix) for prefix in prefixes), mean.tolist(), strict=True))
+        return [self.known[*source, *prefix] for prefix in prefixes]
 
 
-def everything(seed: int, settings: SearchSettings) -> list[Hypothesis]:
-    """All sequences up to the longest allowed, ranked."""
-    longest = int((SOURCE != PAD).sum()) - 1 + settings.max_extra
-    found = [
-        Hypothesis(ids, total, total / length_penalty(len(ids) + 1, settings.alpha))
-        for ids, total in sequences(seed, longest)
-    ]
-    return sorted(found, key=lambda hypothesis: -hypothesis.score)
+def naive(forward: Forward, source: list[int], settings: SearchSettings, nbest: int) -> Found:
+    """Beam search without economies. `source` ends in EOS."""
+    k, longest = settings.beam, len(source) - 1 + settings.max_extra
+    words = range(UNK + 1, SUBWORDS)
 
+    def penalty(length: int) -> float:
+        return math.pow((5 + length) / 6, settings.alpha)
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
-@pytest.mark.parametrize("stop", ["exact", "tensor2tensor"])
-@pytest.mark.parametrize("seed", range(4))
-def test_a_beam_wide_enough_finds_the_best_of_all(alpha: float, stop: str, seed: int) -> None:
-    settings = how(beam=WORDS**4, alpha=alpha, stop=stop)
-    expected = everything(seed, settings)[0]
-    found = search(tiny(seed), SOURCE, settings, SUBWORDS)[0][0]
-    assert found.ids == expected.ids
-    assert found.score == pytest.approx(expected.score, abs=1e-10)
-    assert found.log_probability == pytest.approx(expected.log_probability, abs=1e-10)
+    def ranked(hypotheses: Found) -> Found:
+        return sorted(hypotheses, key=lambda hypothesis: -hypothesis[2])
 
-
-@pytest.mark.parametrize("alpha", [0.0, 0.6])
-def test_nbest_are_the_best_of_all_in_order(alpha: float) -> None:
-    settings = how(beam=WORDS**4, alpha=alpha)
-    expected = everything(1, settings)[:6]
-    found = search(tiny(1), SOURCE, settings, SUBWORDS, nbest=6)[0]
-    assert [hypothesis.ids for hypothesis in found] == [hypothesis.ids for hypothesis in expected]
-
-
-@given(st.integers(0, 200), st.lists(st.lists(st.integers(4, 6), min_size=1, max_size=6), min_size=2, max_size=6))
-@settings(max_examples=10)
-def test_a_batch_finds_what_each_sentence_finds_alone(seed: int, sentences: list[list[int]]) -> None:
-    model = tiny(seed)
-    longest = max(map(len, sentences)) + 1
-    batch = torch.tensor([[*s, EOS] + [PAD] * (longest - len(s) - 1) for s in sentences])
-    for beam in (1, 3):
-        together = search(model, batch, how(beam, 0.6, extra=5), SUBWORDS, nbest=beam)
-        for sentence, found in zip(sentences, together, strict=True):
-            alone = search(model, torch.tensor([[*sentence, EOS]]), how(beam, 0.6, extra=5), SUBWORDS, nbest=beam)[0]
-            assert [h.ids for h in found] == [h.ids for h in alone]
-            for one, other in zip(found, alone, strict=True):
-                assert one.score == pytest.approx(other.score, abs=1e-9)
-            assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
-            assert len({tuple(h.ids) for h in found}) == len(found)
-
-
-@given(st.integers(0, 300))
-@settings(max_examples=25)
-def test_the_score_is_that_of_forced_scoring(seed: int) -> None:
-    model, src = tiny(seed), torch.tensor([[4, 6, 5, EOS]])
-    for beam in (1, 4):
-        best = search(model, src, how(beam, 0.6, extra=4), SUBWORDS)[0][0]
-        expected = log_probability(model, src, best.ids)
-        assert best.log_probability == pytest.approx(expected, abs=1e-9)
-        assert best.score == pytest.approx(expected / ((5 + len(best.ids) + 1) / 6) ** 0.6, abs=1e-9)
-        assert len(best.ids) <= 3 + 4
-        assert not {PAD, BOS, EOS, UNK, SUBWORDS} & set(best.ids)
-
-
-@torch.no_grad()
-def test_greedy_takes_the_likeliest_every_time() -> None:
-    model, src = tiny(5), torch.tensor([[4, 6, 5, EOS]])
-    ids: list[int] = []
-    while len(ids) < 3 + 6:
-        logits = model.logits(model(src, torch.tensor([[BOS, *ids]])))[0, -1]
-        token = max([EOS, *range(4, SUBWORDS)], key=lambda i: float(logits[i]))
-        if token == EOS:
+    living: list[tuple[list[int], float]] = [([], 0.0)]
+    finished: Found = []
+    for length in range(longest + 1):
+        following = forward(source, [ids for ids, _ in living])
+        candidates = [
+            (total + row[token], ids, token)
+            for (ids, total), row in zip(living, following, strict=True)
+            for token in ([EOS] if length == longest else [EOS, *words])
+        ]
+        candidates.sort(key=lambda candidate: -candidate[0])
+        best = candidates[: 2 * k if k > 1 else 1]
+        finished += [(ids, total, total / penalty(len(ids) + 1)) for total, ids, token in best if token == EOS]
+        living = [([*ids, token], total) for total, ids, token in best if token != EOS][:k]
+        if not living:
             break
-        ids.append(token)
-    assert search(model, src, how(1, 0.6, extra=6), SUBWORDS)[0][0].ids == ids
+        if settings.stop == "tensor2tensor" and finished:
+            attainable = living[0][1] / penalty(longest + 1)
+            if attainable <= ranked(finished)[:k][-1][2]:
+                break
+    # "exact" is what a search gives that goes on until nothing lives.
+    return ranked(finished)[:nbest]
+
+
+def agree(forward: Forward, sources: list[list[int]], settings: SearchSettings, nbest: int) -> list[Found]:
+    """Both searches find the same for every source; returns that."""
+    longest = max(map(len, sources))
+    src = torch.tensor([[*source, *[PAD] * (longest - len(source))] for source in sources])
+    models = forward.models
+    ours = search(Ensemble([Decoder(model) for model in models]), src, settings, SUBWORDS, nbest)
+    theirs = [naive(forward, source, settings, nbest) for source in sources]
+    for found, expected in zip(ours, theirs, strict=True):
+        assert [hypothesis.ids for hypothesis in found] == [ids for ids, _, _ in expected]
+        assert [hypothesis.log_probability for hypothesis in found] == pytest.approx([p for _, p, _ in expected])
+        assert [hypothesis.score for hypothesis in found] == pytest.approx([score for _, _, score in expected])
+    return theirs
+
+
+@cache
+def example(seed: int) -> tuple[Forward, list[list[int]]]:
+    """One model or, at every fourth seed, two, and sources of several lengths."""
+    chance = Random(seed)
+    models = [model_of(seed + 100 * member, chance.choice((8, 16, 32))) for member in range(2 if seed % 4 == 0 else 1)]
+    return Forward(models), [[*chance.choices(range(4, SUBWORDS), k=length), EOS] for length in (1, 2, 5)]
+
+
+@pytest.mark.parametrize("stop", EVERY_STOP)
+@pytest.mark.parametrize("beam", [1, 2, 3, 4, 5])
+def test_finds_what_the_naive_search_finds(beam: int, stop: str) -> None:
+    longest = 0
+    for seed in range(5):
+        forward, sources = example(seed)
+        chance = Random(f"{seed} {beam} {stop}")
+        settings = how(beam, chance.choice((0.0, 0.6, 1.0, 2.0)), chance.randrange(5), stop)
+        for source, found in zip(sources, agree(forward, sources, settings, chance.randint(1, beam)), strict=True):
+            longest += any(len(ids) == len(source) - 1 + settings.max_extra for ids, _, _ in found)
+    assert longest > 3, "too few of the translations are as long as they may be"
+
+
+def test_sentences_that_are_done_leave_a_large_batch_undisturbed() -> None:
+    forward, _ = example(1)
+    chance = Random(1)
+    sources = [[*chance.choices(range(4, SUBWORDS), k=length), EOS] for length in (1, 2, 3, 5) for _ in range(5)]
+    for beam in (1, 3):
+        agree(forward, sources, how(beam, 0.6, 3), beam)
 
 
 def test_length_penalty_by_hand() -> None:
-    assert length_penalty(1, 0.6) == 1.0
-    assert length_penalty(7, 1.0) == 2.0
-    assert length_penalty(19, 0.5) == 2.0
-    assert math.isclose(length_penalty(20, 0.6), (25 / 6) ** 0.6)
+    for length, alpha, expected in ((1, 0.6, 1.0), (7, 1.0, 2.0), (19, 0.5, 2.0), (20, 0.6, (25 / 6) ** 0.6)):
+        assert length_penalty(length, alpha) == pytest.approx(expected)
 
 
 def test_nbest_may_not_exceed_the_beam() -> None:
+    src = torch.tensor([[4, EOS]])
     for nbest in (0, 3):
         with pytest.raises(InputError, match=f"nbest is {nbest}: it must lie between 1 and the beam, 2"):
-            search(tiny(0), torch.tensor([[4, EOS]]), how(2, 0.0), SUBWORDS, nbest=nbest)
-    assert len(search(tiny(0), torch.tensor([[4, EOS]]), how(2, 0.0), SUBWORDS, nbest=2)[0]) == 2
+            search(model_of(0, 4.0), src, how(2, 0.0), SUBWORDS, nbest=nbest)
+    assert len(search(model_of(0, 4.0), src, how(2, 0.0), SUBWORDS, nbest=2)[0]) == 2
+
+
+# Searches worked by hand: a prefix of the letters a to e says what follows it, "" being EOS.
+
+LETTERS = "abcde"
+
+
+class ByHand(Scorer):
+    """Probabilities by prefix, whatever the source; what is not listed has none."""
+
+    def __init__(self, table: Mapping[str, Mapping[str, float]]) -> None:
+        self.table = table
+
+    def start(self, src: Tensor) -> DecodingState:
+        return _ByHandState(self.table, src.shape[0])
+
+
+class _ByHandState(DecodingState):
+    def __init__(self, table: Mapping[str, Mapping[str, float]], batch: int) -> None:
+        self.table, self.prefixes = table, [[""] for _ in range(batch)]
+
+    def step(self, ids: Tensor) -> Iterator[Tensor]:
+        words = dict(enumerate(LETTERS, start=UNK + 1))
+        log_p = torch.full((*ids.shape, SUBWORDS + 1), -math.inf, dtype=torch.float64)
+        for row, tokens in enumerate(ids.tolist()):
+            self.prefixes[row] = [
+                prefix + words.get(token, "") for prefix, token in zip(self.prefixes[row], tokens, strict=True)
+            ]
+            for place, prefix in enumerate(self.prefixes[row]):
+                for letter, probability in self.table.get(prefix, {}).items():
+                    token = LETTERS.index(letter) + UNK + 1 if letter else EOS
+                    log_p[row, place, token] = math.log(probability)
+        # One part a sentence.
+        return iter(log_p.split(1))
+
+    def select_hypotheses(self, origin: Tensor) -> None:
+        rows = zip(self.prefixes, origin.tolist(), strict=True)
+        self.prefixes = [[prefixes[place] for place in places] for prefixes, places in rows]
+
+    def select_sentences(self, sentences: Tensor) -> None:
+        self.prefixes = [self.prefixes[row] for row in sentences.tolist()]
+
+
+def by_hand(table: Mapping[str, Mapping[str, float]], settings: SearchSettings, nbest: int = 1) -> dict[str, float]:
+    """The translations of a source of one subword, best first, with their probabilities."""
+    found = search(ByHand(table), torch.tensor([[4, EOS]]), settings, SUBWORDS, nbest)[0]
+    return {
+        "".join(LETTERS[token - UNK - 1] for token in one.ids): round(math.exp(one.log_probability), 9) for one in found
+    }
+
+
+@pytest.mark.parametrize("stop", EVERY_STOP)
+def test_a_search_goes_on_while_the_longest_translation_could_still_win(stop: str) -> None:
+    table = {"": {"": 0.5, "a": 0.3}, "a": {"b": 1.0}, "ab": {"c": 1.0}, "abc": {"": 1.0}}
+    # ln(0.3) / ((5 + 4) / 6)^2 = -0.535 beats ln(0.5) = -0.693; ln(0.3) / ((5 + 2) / 6)^2 = -0.885 would not.
+    assert by_hand(table, how(2, 2.0, stop=stop)) == {"abc": 0.3}
+    # ln(0.2) / ((5 + 4) / 6)^2 = -0.715: nothing can win any more, whatever is asked for.
+    table[""] = {"": 0.5, "a": 0.2}
+    assert by_hand(table, how(2, 2.0, stop=stop)) == {"": 0.5}
+
+
+def test_tensor2tensors_rule_stops_at_the_first_one_finished_that_nothing_beats() -> None:
+    table = {"": {"": 0.6, "a": 0.4}, "a": {"": 1.0}}
+    assert by_hand(table, how(2, 0.0, stop="exact"), nbest=2) == {"": 0.6, "a": 0.4}
+    assert by_hand(table, how(2, 0.0, stop="tensor2tensor"), nbest=2) == {"": 0.6}
+    # The worst of several finished counts: "b" is below what "a" may still come to.
+    table = {"": {"": 0.5, "a": 0.3, "b": 0.2}, "a": {"c": 0.9, "": 0.1}, "b": {"": 1.0}, "ac": {"": 1.0}}
+    assert by_hand(table, how(3, 0.0, stop="tensor2tensor"), nbest=3) == {"": 0.5}
+    table[""] = {"": 0.2, "a": 0.5, "b": 0.3}
+    assert by_hand(table, how(3, 0.0, stop="tensor2tensor"), nbest=3) == {"ac": 0.45, "b": 0.3, "": 0.2}
+
+
+def test_ended_hypotheses_take_no_place_from_living_ones() -> None:
+    table = {"": {"": 0.4, "a": 0.35, "b": 0.25}, "a": {"": 0.1}, "b": {"": 1.0}}
+    assert by_hand(table, how(2, 0.0), nbest=2) == {"": 0.4, "b": 0.25}
+
+
+def test_the_best_of_all_hypotheses_live_on_not_the_best_of_each() -> None:
+    table = {"": {"a": 0.9, "b": 0.1}, "a": {"c": 0.5, "d": 0.45}, "b": {"c": 1.0}}
+    ends = {"ac": {"": 0.01}, "ad": {"": 1.0}, "bc": {"": 1.0}}
+    assert by_hand({**table, **ends}, how(2, 0.0)) == {"ad": 0.405}
+    # All of the 2k best may continue one hypothesis.
+    table = {"": {"a": 0.9, "b": 0.1}, "a": {"": 0.4, "c": 0.3, "d": 0.28}, "b": {"c": 1.0}}
+    ends = {"ac": {"": 0.01}, "ad": {"": 1.0}, "bc": {"": 1.0}}
+    assert by_hand({**table, **ends}, how(2, 0.0), nbest=2) == {"a": 0.36, "ad": 0.252}
+
+
+# Probabilities that are none.
+
+
+OVERFLOWING = ByHand({"": {"a": 1.0}, "a": dict.fromkeys(["", *LETTERS], math.nan)})
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "scorer",
+    [
+        OVERFLOWING,
+        Ensemble([ByHand({"": {"a": 1.0}, "a": {"": 1.0}}), OVERFLOWING]),
+        ByHand({"": {"a": 1.0}}),  # After "a", everything is impossible.
+    ],
+)
+@pytest.mark.parametrize("extra", [0, 3])
+def test_a_model_without_probabilities_ends_the_search_with_an_error(scorer: Scorer, extra: int) -> None:
+    src, sentence = (
+        torch.tensor([[4, EOS], [5, EOS]]),
+        "for subword 2 of a translation the model gives no probabilities",
+    )
+    for beam in (1, 2, 4):
+        for stop in EVERY_STOP:
+            with pytest.raises(InputError, match=sentence):
+                search(scorer, src, how(beam, 0.6, extra, stop), SUBWORDS)
+    with pytest.raises(InputError, match=sentence):
+        sample(scorer, src, how(1, 0.6, extra), SamplingSettings(seed=1), SUBWORDS, [(0,), (1,)], 3)

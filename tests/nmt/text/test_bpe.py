@@ -83,14 +83,6 @@ def test_a_word_may_hold_the_mark_of_a_words_end() -> None:
     assert merges.split("aa") == ["a\n", "a"]
 
 
-@given(counts=st.dictionaries(WORD, st.integers(1, 9), min_size=1, max_size=20), word=WORD)
-@settings(max_examples=100, deadline=None)
-def test_the_pieces_of_a_word_are_the_word(counts: dict[str, int], word: str) -> None:
-    *inner, last = Merges(learn_merges(counts, 30)).split(word)
-    assert all(piece.endswith(INSIDE) for piece in inner)
-    assert "".join([*(piece.removesuffix(INSIDE) for piece in inner), last]) == word
-
-
 def test_merges_by_hand() -> None:
     """Pairs that occur once are worth no merge; of equally frequent ones the last in order comes first."""
     assert learn_merges({"ab": 1}, 5) == []

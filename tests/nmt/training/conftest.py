@@ -8,7 +8,7 @@ import jaxtyping
 import pytest
 
 from nmt.training.batches import Update
-from nmt.training.step import Trainer
+from nmt.training.trainer import Trainer
 
 CHECKED_UPDATES = 8
 

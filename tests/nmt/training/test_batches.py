@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,12 +22,11 @@ from nmt.flops import LengthSums
 from nmt.training.batches import (
     AHEAD,
     Corpus,
-    EpochPlan,
     Update,
     ahead,
     cut,
     make_batch,
-    pairs_of_updates,
+    plan_epoch,
     train_files,
     updates,
     updates_an_epoch,
@@ -48,14 +48,12 @@ def write(path: Path, pairs: list[Pair], block: int = 5) -> Path:
     return path
 
 
-def binned(folder: Path, pairs: list[Pair]) -> Corpus:
-    """Bins of target lengths up to 4, 8 and 99."""
-    lower = 0
-    for upper in (4, 8, 99):
+def binned(folder: Path, pairs: list[Pair], uppers: Sequence[int] = (4, 8, 99), block: int = 5) -> Corpus:
+    """A corpus with a bin of each range of target lengths up to the next of `uppers`."""
+    for lower, upper in pairwise((0, *uppers)):
         inside = [pair for pair in pairs if lower < len(pair[1]) <= upper]
         if inside:
-            write(folder / f"train.{upper:05d}.arrow", inside)
-        lower = upper
+            write(folder / f"train.{upper:05d}.arrow", inside, block)
     return Corpus(train_files(folder))
 
 
@@ -103,28 +101,22 @@ def test_no_update_is_empty(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[tuple[int, int]], tokens: int
 ) -> None:
     corpus = binned(tmp_path_factory.mktemp("binned"), numbered(sizes))
-    plan = EpochPlan(corpus, 1, 0, tokens)
-    assert all(len(plan.pairs(index)) for index in range(updates_an_epoch(corpus, tokens)))
+    plan = plan_epoch(corpus, 1, 0, tokens)
+    assert len(plan) == updates_an_epoch(corpus, tokens)
+    assert all(map(len, plan))
 
 
-def test_the_same_update_whatever_ranks_and_start(tmp_path: Path) -> None:
+def test_an_update_is_the_same_wherever_training_starts_and_another_in_the_next_epoch(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     corpus = binned(tmp_path, numbered([(int(a), int(a) + 1) for a in rng.integers(2, 30, 200)]))
 
-    def content(rank: int, size: int, first: int) -> dict[int, set[int]]:
-        found: dict[int, set[int]] = {}
-        for update in updates(corpus, 7, 100, 4, rank, size, first, 40):
-            found[update.number] = {int(i) for batch in update.shards if batch is not None for i in batch.src[:, 0]}
-        return found
+    def content(first: int) -> dict[int, list[Any]]:
+        found = updates(corpus, 7, 100, 4, 0, 1, first, 40)
+        return {update.number: [batch and batch.src.tolist() for batch in update.shards] for update in found}
 
-    alone, late = content(0, 1, 1), content(0, 1, 25)
-    shared = [content(rank, 4, 1) for rank in range(4)]
-    for number in range(1, 41):
-        assert alone[number] == set().union(*(part[number] for part in shared))
-        if number >= 25:
-            assert alone[number] == late[number]
-    epoch = updates_an_epoch(corpus, 100)
-    assert alone[1] != alone[1 + epoch]
+    alone = content(1)
+    assert content(25) == {number: alone[number] for number in range(25, 41)}
+    assert alone[1] != alone[1 + updates_an_epoch(corpus, 100)]
 
 
 def binned_as_configured(folder: Path, lengths_: Sequence[NDArray[np.int64]], longest: int) -> Corpus:
@@ -133,18 +125,13 @@ def binned_as_configured(folder: Path, lengths_: Sequence[NDArray[np.int64]], lo
     while uppers[-1] < longest:
         uppers.append(min(longest, max(uppers[-1] + 1, int(uppers[-1] * 1.1))))
     pairs: list[Pair] = [([5] * (s - 1) + [EOS], [6] * (t - 1) + [EOS]) for s, t in zip(*lengths_, strict=True)]
-    lower = 0
-    for upper in uppers:
-        inside = [pair for pair in pairs if lower < len(pair[1]) <= upper]
-        write(folder / f"train.{upper:05d}.arrow", inside, 1000)
-        lower = upper
-    return Corpus(train_files(folder))
+    return binned(folder, pairs, uppers, 1000)
 
 
 def padding_of_an_epoch(corpus: Corpus, tokens: int, shards: int) -> tuple[float, list[float], list[int]]:
     """The share of padding; of each update, how many times the mean shard the largest is; and its real tokens."""
     real, padded, shares = [], 0, []
-    for _, chosen in pairs_of_updates(corpus, 1, tokens, range(1, updates_an_epoch(corpus, tokens) + 1)):
+    for chosen in plan_epoch(corpus, 1, 0, tokens):
         sums, found = corpus.sums(chosen), cut(corpus, chosen, shards)
         real.append(sums.source + sums.target)
         padded += found.padded
@@ -181,6 +168,7 @@ def test_padding_on_lengths_of_sentences_and_trees(tmp_path: Path, tokens: int, 
 def test_make_batch_pads_and_shifts(tmp_path: Path) -> None:
     corpus = Corpus([write(tmp_path / "a.arrow", [([7, 8, EOS], [9, EOS]), ([7, EOS], [4, 5, 6, EOS])])])
     batch = make_batch(corpus, [0, 1])
+    assert batch.src.dtype == torch.int64
     assert batch.src.tolist() == [[7, 8, EOS], [7, EOS, PAD]]
     assert batch.tgt_in.tolist() == [[BOS, 9, PAD, PAD], [BOS, 4, 5, 6]]
     assert batch.positions.tolist() == [0, 1, 4, 5, 6, 7]
@@ -215,16 +203,10 @@ def test_fewer_pairs_than_parts_leave_empty_parts(tmp_path: Path, pairs: int) ->
     assert (found.padded, found.largest) == (10 * pairs, 10)
 
 
-def lengths_in_order(corpus: Corpus, seed: int, epoch: int) -> list[list[int]]:
-    """The source lengths of each update's pairs, in the order that the updates come in."""
-    plan = EpochPlan(corpus, seed, epoch, 100)
-    return [corpus.src_lengths[plan.pairs(index)].tolist() for index in range(updates_an_epoch(corpus, 100))]
-
-
 def test_updates_come_in_another_order_in_each_epoch_and_with_each_seed(tmp_path: Path) -> None:
     corpus = binned(tmp_path, numbered([(2 + i % 29, 3) for i in range(300)]))
-    orders = [lengths_in_order(corpus, seed, epoch) for seed, epoch in [(1, 0), (1, 1), (2, 0), (1, 0)]]
-    means = [[np.mean(update) for update in order] for order in orders]
+    plans = [plan_epoch(corpus, seed, epoch, 100) for seed, epoch in [(1, 0), (1, 1), (2, 0), (1, 0)]]
+    means = [[corpus.src_lengths[pairs].mean() for pairs in plan] for plan in plans]
     for order in means:
         assert order != sorted(order)
         assert order != sorted(order, reverse=True)
@@ -237,8 +219,7 @@ def test_pairs_of_about_one_length_come_together_anew_in_each_epoch(tmp_path: Pa
     corpus = binned(tmp_path, numbered([(5, 3)] * 200))
 
     def groups(seed: int, epoch: int) -> set[frozenset[int]]:
-        plan = EpochPlan(corpus, seed, epoch, 100)
-        return {frozenset(plan.pairs(index).tolist()) for index in range(updates_an_epoch(corpus, 100))}
+        return {frozenset(pairs.tolist()) for pairs in plan_epoch(corpus, seed, epoch, 100)}
 
     assert groups(1, 0) == groups(1, 0)
     # Of eight updates of 25 pairs each, none is the same by chance.
@@ -250,7 +231,7 @@ def test_near_ties_are_mixed_and_no_others(tmp_path: Path) -> None:
     """Lengths within 6% of each other: 50 and 51 mix, 40 and 50 do not; nor do bins, by target."""
     pairs = numbered([(50, 3), (51, 3), (40, 3)] * 60 + [(30, 6)] * 20)
     corpus = binned(tmp_path, pairs)
-    order = EpochPlan(corpus, 1, 0, 1000).order
+    (order,) = plan_epoch(corpus, 1, 0, 10**6)
     found = corpus.src_lengths[order].tolist()
     assert found[:60] == [40] * 60
     assert sorted(found[60:180]) == [50] * 60 + [51] * 60
@@ -265,11 +246,10 @@ def test_pairs_and_lines_are_found_over_blocks_and_files(tmp_path: Path) -> None
     corpus = binned(tmp_path, numbered(sizes))
     assert corpus.src_lengths.dtype == np.uint16
     found = []
-    for first, last in corpus.file_bounds():
+    for first, last in pairwise(corpus.file_starts.tolist()):
         for index in range(first, last):
-            source, target = corpus.pair(index)
+            source, target = (corpus.padded(side, np.array([index]))[0] for side in (0, 1))
             assert (len(source), len(target)) == (corpus.src_lengths[index], corpus.tgt_lengths[index])
-            assert corpus.line(index) == index - first + 1
             found.append(int(source[0]) - 10)
     assert sorted(found) == list(range(40))
     assert [sizes[number] for number in found] == list(zip(corpus.src_lengths, corpus.tgt_lengths, strict=True))
@@ -285,15 +265,12 @@ def test_pairs_and_lines_are_found_over_blocks_and_files(tmp_path: Path) -> None
     assert sums.product == s0 * t0 + s1 * t1
 
 
-def test_a_corpus_of_one_file_is_binned_by_target_length(tmp_path: Path) -> None:
+def test_lengths_of_a_corpus_of_one_file(tmp_path: Path) -> None:
+    """Its pairs are sorted by them; 16 bits do not hold all of them."""
     corpus = Corpus([write(tmp_path / "a.arrow", numbered([(3, 4), (3, 2), (3, 9)]))])
     assert corpus.sort_keys(np.array([2, 0, 1])).tolist() == [9, 4, 2]
-
-
-def test_a_length_that_16_bits_do_not_hold(tmp_path: Path) -> None:
-    corpus = Corpus([write(tmp_path / "a.arrow", [([5] * 65_536, [6]), ([5], [6] * 65_535)])])
-    assert corpus.src_lengths.tolist() == [65_536, 1]
-    assert corpus.tgt_lengths.tolist() == [1, 65_535]
+    corpus = Corpus([write(tmp_path / "b.arrow", [([5] * 65_536, [6]), ([5], [6] * 65_535)])])
+    assert (corpus.src_lengths.tolist(), corpus.tgt_lengths.tolist()) == ([65_536, 1], [1, 65_535])
     assert corpus.tokens == 2 * 65_536 + 1
 
 
@@ -318,13 +295,7 @@ def test_the_checksum_is_of_all_that_training_reads(tmp_path: Path) -> None:
         ("ids across pairs", [(pairs[0][0], [6, EOS, 6]), (pairs[1][0], [6, 6, EOS, EOS]), *pairs[2:]], 5),
     ]:  # fmt: skip
         (tmp_path / name).mkdir()
-        lower = 0
-        for upper in (4, 8, 99):
-            write(
-                tmp_path / name / f"train.{upper:05d}.arrow", [p for p in changed if lower < len(p[1]) <= upper], block
-            )
-            lower = upper
-        checksums[name] = Corpus(train_files(tmp_path / name)).checksum()
+        checksums[name] = binned(tmp_path / name, changed, block=block).checksum()
     assert checksums["same"] == checksums["in other blocks"]
     assert len(set(checksums.values())) == len(checksums) - 1
     (tmp_path / "one").mkdir()
@@ -373,8 +344,3 @@ def test_missing_damaged_and_empty_corpora(tmp_path: Path) -> None:
         Corpus([tmp_path / "bad.arrow"])
     with pytest.raises(InputError, match="no pair"):
         Corpus([write(tmp_path / "empty.arrow", [])])
-
-
-def test_tensors_are_64_bit_ids(tmp_path: Path) -> None:
-    corpus = Corpus([write(tmp_path / "a.arrow", numbered([(3, 3)]))])
-    assert make_batch(corpus, [0]).src.dtype == torch.int64

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from trainings import MakeJob, run, stopped
 
 from nmt.common import tensors
-from nmt.config import InputError, Job, TrainingSettings
+from nmt.config import InputError, TrainingSettings
 from nmt.training import chain, checkpoint, state
-from nmt.training.distributed import World
 from nmt.training.history import read_history
-from nmt.training.step import Trainer
-from nmt.training.trainer import train
-
-ALONE = World(0, 1, torch.device("cpu"))
-MakeJob = Callable[..., dict[str, Any]]
-
-
-def run(job: dict[str, Any], folder: Path) -> bool:
-    folder.mkdir(exist_ok=True)
-    return train(Job.model_validate(job), folder, ALONE)
 
 
 def links(folder: Path) -> list[chain.Link]:
@@ -36,17 +23,6 @@ def links(folder: Path) -> list[chain.Link]:
 
 def hashes(folder: Path) -> list[tuple[int, str]]:
     return [(link.update, link.link) for link in links(folder)]
-
-
-def stop_after(patch: pytest.MonkeyPatch, number: int) -> None:
-    step = Trainer.step
-
-    def watched(self: Trainer, update: Any) -> None:
-        step(self, update)
-        if update.number == number:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    patch.setattr(Trainer, "step", watched)
 
 
 def test_checkpoints_chosen_updates_and_the_end_have_links(tmp_path: Path, tiny_job: MakeJob) -> None:
@@ -62,15 +38,10 @@ def test_checkpoints_chosen_updates_and_the_end_have_links(tmp_path: Path, tiny_
     assert chain.state_hashes(last) == (found[-1].weights, found[-1].moments)
 
 
-def test_a_stopped_training_has_the_chain_of_an_undisturbed_one(
-    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_training_has_the_chain_of_an_undisturbed_one(tmp_path: Path, tiny_job: MakeJob) -> None:
     job = tiny_job(updates=20, verify_every=3, keep_states=2)
     assert run(job, tmp_path / "undisturbed")
-    for number in (6, 11):
-        with monkeypatch.context() as patch:
-            stop_after(patch, number)
-            assert not run(job, tmp_path / "disturbed")
+    stopped(job, tmp_path / "disturbed", 6, 11)
     # A kill, after a state was saved: the links and kept states that came later go.
     lost = tmp_path / "disturbed/states/update-00000015"
     shutil.copytree(tmp_path / "undisturbed/states/update-00000009", lost)
@@ -128,26 +99,12 @@ def test_a_state_kept_within_an_interval_of_the_history_starts_the_training_agai
     assert state.read_state(kept).interval.updates == 1
 
 
-def test_a_state_that_a_kill_left_unkept_is_kept_on_resuming(
-    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_a_kill_left_unkept_is_kept_on_resuming(tmp_path: Path, tiny_job: MakeJob) -> None:
     job = tiny_job(updates=20, keep_states=1)
-    with monkeypatch.context() as patch:
-        stop_after(patch, 10)
-        assert not run(job, tmp_path)
+    stopped(job, tmp_path, 10)
     shutil.rmtree(tmp_path / "states")
     assert run(job, tmp_path)
     assert list(chain.kept_states(tmp_path)) == [10]
-
-
-def test_a_training_that_starts_anew_moves_what_it_kept(tmp_path: Path, tiny_job: MakeJob) -> None:
-    job = tiny_job(updates=12, keep_states=1)
-    assert run(job, tmp_path / "run")
-    first = hashes(tmp_path / "run")
-    shutil.rmtree(tmp_path / "run/resume")
-    assert run(job, tmp_path / "run")
-    assert hashes(tmp_path / "run") == first
-    assert {path.name for path in (tmp_path / "run/earlier-1").iterdir()} >= {"chain.jsonl", "update-00000010"}
 
 
 def test_the_hash_of_losses_covers_numbers_and_not_times() -> None:
@@ -174,8 +131,9 @@ def test_a_link_that_was_changed_breaks_the_chain(tmp_path: Path, tiny_job: Make
         changed = [found[0], found[1].model_copy(update={key: "0" * 64}), found[2]]
         assert chain.broken(changed) == changed[1]
     assert chain.broken(found[1:]) == found[1]
+    (tmp_path / "chain.jsonl").write_text('{"update": 1}\n')
     with pytest.raises(InputError, match=r"chain.jsonl holds no chain of hashes"):
-        chain.parse([{"update": 1}], tmp_path / "chain.jsonl")
+        links(tmp_path)
 
 
 def test_the_digest_of_tensors_covers_name_dtype_shape_and_bytes() -> None:

@@ -5,21 +5,18 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from kills import every_kill
+from trainings import CONDITIONS, MakeJob
 
 from nmt.common import tensors
 from nmt.common.files import writing
-from nmt.config import ModelSettings
+from nmt.config import ModelSettings, TrainingSettings
 from nmt.model import Transformer
 from nmt.training import checkpoint
-from nmt.training.distributed import World
-from nmt.training.state import ResumeConditions, TrainState, load_state, save_state
-
-MakeJob = Callable[..., dict[str, Any]]
+from nmt.training.state import TrainState, load_state, save_state
 
 
 def names(folder: Path) -> list[str]:
@@ -100,9 +97,7 @@ def test_a_killed_save_leaves_a_whole_state(
     tmp_path: Path, training: tuple[Transformer, torch.optim.Optimizer], same: bool
 ) -> None:
     model, optimizer = training
-    world = World(0, 1, torch.device("cpu"))
-    conditions = ResumeConditions.of(world, compiled=False, packed=False, deterministic=False)
-    saved = TrainState.initial(conditions, processes=1)
+    saved = TrainState.initial(TrainingSettings.model_construct(updates=9, validate_every=9), CONDITIONS, 1)
 
     def save(folder: Path, update: int) -> None:
         fill(model, optimizer, update)
@@ -116,7 +111,7 @@ def test_a_killed_save_leaves_a_whole_state(
     def prepared(number: int) -> Callable[[], object]:
         folder = shutil.copytree(tmp_path / "made", tmp_path / str(number))
         # What an earlier kill may have left there.
-        shutil.copytree(folder / "update-00000005", folder / ".update-00000004.there.9.old")
+        shutil.copytree(folder / "update-00000005", folder / ".update-00000004.there.9.tmp")
         return lambda: save(folder, next_update)
 
     seen = set()

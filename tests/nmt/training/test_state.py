@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
-import shutil
+import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trainings import ALONE, CONDITIONS
 
-from nmt.config import InputError, ModelSettings
+from nmt.config import InputError, ModelSettings, TrainingSettings
 from nmt.flops import LengthSums
 from nmt.model import Transformer
-from nmt.training.distributed import World
 from nmt.training.measurements import Measurements
-from nmt.training.state import Interval, ResumeConditions, TrainState, load_state, print_resume, read_state, save_state
+from nmt.training.state import Interval, ResumeConditions, TrainState, load_state, read_state, save_state
 
-MakeJob = Callable[..., dict[str, Any]]
-ALONE = World(0, 1, torch.device("cpu"))
-CONDITIONS = ResumeConditions(
-    device="cpu", processor="EPYC", threads=1, compiled=False, deterministic=True, torch="2.13.0"
-)
+SETTINGS = TrainingSettings.model_construct(updates=30, validate_every=10)
+INITIAL = TrainState.initial(SETTINGS, CONDITIONS, processes=1)
 
 counts = st.integers(0, 2**60)
 measures = st.floats(0, allow_nan=False, allow_infinity=False)
@@ -49,9 +45,11 @@ states = st.builds(
     device_seconds=st.dictionaries(st.text(max_size=20), measures, max_size=3),
     resumes=counts,
     processes=st.just(1),
+    updates=counts,
+    validate_every=counts,
     conditions=st.builds(
         ResumeConditions, device=st.text(max_size=20), processor=st.text(max_size=20), threads=counts,
-        compiled=st.booleans(), packed=st.booleans(), deterministic=st.booleans(), torch=st.text(max_size=20),
+        compiled=st.booleans(), deterministic=st.booleans(), torch=st.text(max_size=20),
     ),
 )  # fmt: skip
 
@@ -97,7 +95,7 @@ def test_moments_that_were_loaded_hold_no_file(
     tmp_path: Path, training: tuple[Transformer, torch.optim.Optimizer]
 ) -> None:
     """On NFS its folder could not be removed."""
-    save_state(tmp_path, TrainState.initial(CONDITIONS, 1), *training)
+    save_state(tmp_path, INITIAL, *training)
     load_state(tmp_path / "update-00000000", *training)
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
@@ -105,20 +103,17 @@ def test_moments_that_were_loaded_hold_no_file(
 def test_a_folder_that_cannot_be_removed_yet_stays_for_the_next_save(
     tmp_path: Path, training: tuple[Transformer, torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state, number = TrainState.initial(CONDITIONS, 1), errno.ENOTEMPTY
+    """As one on NFS with an open file."""
 
-    def refused(path: Path) -> None:
-        raise OSError(number, "of the test", str(path))
+    def refused(path: Any, **_: Any) -> None:
+        raise OSError(errno.ENOTEMPTY, "of the test", str(path))
 
-    save_state(tmp_path, state, *training)
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", refused)
-        save_state(tmp_path, state.model_copy(update={"update": 1}), *training)
-        number = errno.EACCES
-        with pytest.raises(PermissionError):
-            save_state(tmp_path, state.model_copy(update={"update": 2}), *training)
-    assert len(list(tmp_path.iterdir())) == 3
-    save_state(tmp_path, state.model_copy(update={"update": 3}), *training)
+        patch.setattr(os, "rmdir", refused)
+        for update in (0, 1):
+            save_state(tmp_path, INITIAL.model_copy(update={"update": update}), *training)
+    assert len(list(tmp_path.iterdir())) == 2
+    save_state(tmp_path, INITIAL.model_copy(update={"update": 3}), *training)
     assert [path.name for path in tmp_path.iterdir()] == ["update-00000003"]
 
 
@@ -126,106 +121,46 @@ def test_a_folder_that_cannot_be_removed_yet_stays_for_the_next_save(
 @given(state=states)
 def test_measurements_continue_a_state(state: TrainState) -> None:
     """Restored and saved again at once, only the clock goes on."""
-    again = Measurements(ALONE, state).state(state.conditions)
+    again = Measurements(ALONE, state).saved()
     assert again.seconds >= state.seconds
     assert again.interval.seconds == pytest.approx(state.interval.seconds, rel=1e-6, abs=60)
-    assert again.device_seconds.keys() == {*state.device_seconds, "cpu"}
-    clock = {"seconds": 0.0, "device_seconds": {}}
-    intervals = [one.interval.model_copy(update={"seconds": 0.0}) for one in (state, again)]
-    assert state.model_copy(update={**clock, "interval": intervals[0]}) == again.model_copy(
-        update={**clock, "interval": intervals[1]}
-    )
+    clock = {name: getattr(state, name) for name in ("seconds", "device_seconds", "interval")}
+    assert again.model_copy(update=clock) == state
+    interval = again.interval.model_copy(update={"seconds": state.interval.seconds})
+    assert interval == state.interval
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({}, "processor, threads, torch and compilation are the same"),
-        ({"threads": 2}, "threads was 1 and is 2"),
-        ({"packed": True}, "packed was False and is True"),
-        (
-            {"processor": "Xeon", "torch": "2.14.0"},
-            "processor was 'EPYC' and is 'Xeon'; torch was '2.13.0' and is '2.14.0'",
-        ),
-    ],
-)
-def test_a_resume_says_what_is_different_now(
-    capsys: pytest.CaptureFixture[str], changes: dict[str, Any], reason: str
-) -> None:
-    """The number of processes is not among it."""
-    print_resume(TrainState.initial(CONDITIONS, processes=4), CONDITIONS.model_copy(update=changes), 9)
-    assert capsys.readouterr().out == (
-        f"resuming after update 0 of 9; the weights will {'not ' if changes else ''}be bit-identical to an undisturbed "
-        f"run's: {reason}\n"
-    )
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_gpu_is_exact_with_deterministic_kernels_alone(
-    capsys: pytest.CaptureFixture[str], deterministic: bool
-) -> None:
-    gpu = {"device": "NVIDIA H100", "processor": "", "threads": 0, "deterministic": deterministic}
-    conditions = CONDITIONS.model_copy(update=gpu)
-    print_resume(TrainState.initial(conditions, 1), conditions, 9)
-    output = capsys.readouterr().out
-    assert ("will be bit-identical" in output) is deterministic
-    assert ("without training.deterministic GPUs add in no fixed order" in output) is not deterministic
-
-
-def test_time_lost_to_a_kill_counts_for_the_devices_that_saved_the_state() -> None:
+def test_an_attempt_counts_time_lost_to_a_kill_for_the_devices_that_saved_the_state() -> None:
     gpu = CONDITIONS.model_copy(update={"device": "NVIDIA H100"})
     times = {"NVIDIA H100": 100.0, "cpu": 7.0}
-    state = TrainState.initial(gpu, processes=2).model_copy(update={"seconds": 60.0, "device_seconds": times})
-    later = state.with_lost_time(recorded=65.0)
+    state = INITIAL.model_copy(
+        update={"seconds": 60.0, "device_seconds": times, "conditions": gpu, "processes": 2, "update": 9}
+    )
+    later = state.resumed(65.0, INITIAL)
     assert (later.seconds, later.device_seconds) == (65.0, {"NVIDIA H100": 110.0, "cpu": 7.0})
-    assert state.with_lost_time(recorded=50.0) == state
-
-
-def changed(content: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """Set a dotted key; None removes it."""
-    *parts, last = key.split(".")
-    inner = content
-    for part in parts:
-        inner = inner[part]
-    if value is None:
-        del inner[last]
-    else:
-        inner[last] = value
-    return content
+    assert (later.update, later.resumes, later.processes, later.conditions) == (9, 1, 1, CONDITIONS)
+    assert state.resumed(50.0, INITIAL).device_seconds == times
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "problem"),
+    ("text", "changed", "problem"),
     [
-        ("validations_since_best", None, "key `validations_since_best` is missing"),
-        ("interval.norm", None, "key `interval.norm` is missing"),
-        ("sums.pairs", None, "key `sums.pairs` is missing"),
-        ("conditions.torch", None, "key `conditions.torch` is missing"),
-        ("interval_tokens", 3, "key `interval_tokens` is unknown"),
-        ("interval.tokens", 3, "key `interval.tokens` is unknown"),
-        ("sums.words", 3, "key `sums.words` is unknown"),
-        ("update", "7", "key `update`: Input should be a valid integer"),
+        ('"norm":0.0,', "", "interval.norm: Field required"),
+        ('"pairs":0,', "", "interval.sums.pairs: Field required"),
+        ('"pairs":0', '"pairs":0,"words":3', "interval.sums.words: "),
+        ('"update":0', '"update":0,"interval_tokens":3', "interval_tokens: Extra inputs are not permitted"),
+        ('"update":0', '"update":"0"', "update: Input should be a valid integer"),
+        ('"update":0', '"upda', "it: Invalid JSON"),
+        ("cpu", "\xff", "it: Invalid JSON: invalid unicode"),
     ],
 )
-def test_unknown_missing_and_wrong_keys_are_refused(tmp_path: Path, key: str, value: Any, problem: str) -> None:
-    content = json.loads(TrainState.initial(CONDITIONS, 1).model_dump_json())
-    (tmp_path / "state.json").write_text(json.dumps(content))
-    assert read_state(tmp_path) == TrainState.initial(CONDITIONS, 1)
-    (tmp_path / "state.json").write_text(json.dumps(changed(content, key, value)))
+def test_unknown_missing_and_wrong_keys_are_refused(tmp_path: Path, text: str, changed: str, problem: str) -> None:
+    content = INITIAL.model_dump_json()
+    (tmp_path / "state.json").write_text(content)
+    assert read_state(tmp_path) == INITIAL
+    before, found, after = content.rpartition(text)
+    assert found
+    (tmp_path / "state.json").write_text(before + changed + after, encoding="latin-1")
     with pytest.raises(InputError) as caught:
         read_state(tmp_path)
-    assert str(caught.value) == (
-        f"{tmp_path / 'state.json'} cannot be resumed from ({problem}): remove {tmp_path} to start this training again"
-    )
-
-
-def test_a_state_from_before_updates_were_packed(tmp_path: Path) -> None:
-    content = json.loads(TrainState.initial(CONDITIONS, 1).model_dump_json())
-    (tmp_path / "state.json").write_text(json.dumps(changed(content, "conditions.packed", None)))
-    assert read_state(tmp_path).conditions == CONDITIONS
-
-
-def test_a_state_cut_short_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "state.json").write_text('{"update": 7, "su')
-    with pytest.raises(InputError, match=r"cannot be resumed from \(Invalid JSON"):
-        read_state(tmp_path)
+    assert f"{tmp_path / 'state.json'} cannot be resumed from ({problem}" in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -14,9 +15,9 @@ from pydantic import ValidationError
 
 from nmt.config import InputError, ModelSettings, SubwordSettings
 from nmt.text import subwords
-from pipeline.common.paths import CONFIG
-from pipeline.common.settings import LEAST_VOCABULARY, Configuration, load_section
 from pipeline.config import errors, resolution, rows
+from pipeline.config.paths import CONFIG
+from pipeline.config.settings import LEAST_VOCABULARY, Configuration, load_section
 from pipeline.stages import resolve
 
 SUM = sha256(b"").hexdigest()
@@ -77,125 +78,93 @@ def test_pair_differs_in_subwords_tokenizer_and_bigs_dropout() -> None:
     assert (french.subwords.kind, french.subwords.vocabulary) == ("wordpieces", 32000)
     assert french.preparation.tokenizer.tokenizer == "none"
     assert french.model.P_drop == 0.1
+    data = french.data
+    assert (data.source, data.target, data.valid.name, data.test.name) == ("en", "fr", "valid", "test")
+    assert data.train[0].source.path == "train.en"
     assert _resolved(row="big").model.P_drop == 0.3
 
 
 @pytest.mark.parametrize("name", list(rows.table().rows))
 @pytest.mark.parametrize("pair", ["en-de", "en-fr"])
 def test_every_row_resolves(name: str, pair: str) -> None:
-    assert _resolved(row=name, pair=pair).run.row == name
+    if rows.row(name).pair == "en-tree":
+        with pytest.raises(
+            InputError, match=f"^params.yaml: row {name} does not translate {pair}; rows that do are ba"
+        ):
+            _resolved(row=name, pair=pair)
+    else:
+        assert _resolved(row=name, pair=pair).run.row == name
+
+
+def test_changed_settings_are_those_that_differ_from_the_row() -> None:
+    overrides = {"training": {"updates": 7}, "model": {"N": 2}, "search": {"beam": 4, "alpha": 1.0}}
+    asked = resolution.resolve({**PARAMS, "overrides": overrides})
+    found = resolution.changed(asked.model_dump(mode="json"))
+    chosen = {key: value for key, value in found.items() if not key.startswith(resolution.OF_CORPUS)}
+    assert chosen == {"model.N": 2, "training.updates": 7, "search.alpha": 1.0}
+    assert resolution.in_words({**chosen, "attention.sentences": 1}) == ["N=2", "updates=7", "alpha=1.0"]
+    assert resolution.in_words({"": {}}) == []
 
 
 def test_an_emptied_section_overrides_nothing() -> None:
     assert _resolved(overrides=None) == _resolved(overrides={"model": None}) == _resolved()
 
 
+ABSURD = {
+    "training": {"updates": 10**20, "tokens": 1e12, "shards": 1_048_576, "keep_states": 10**9},
+    "model": {"N": 10**6, "d_model": 10**11},
+    "subwords": {"merges": 10**11},
+    "search": {"beam": 10**8},
+}
+"""Values that training would take minutes to build, and end with tracebacks."""
+
+
+def over(section: str, **values: Any) -> dict[str, Any]:
+    """Changes of params.yaml that override values of a section."""
+    return {"overrides": {section: values}}
+
+
+LEARNED, FRENCH = {"row": "E-learned-positions"}, {"pair": "en-fr"}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"row": "bas"}, "params.yaml, row: `bas` is not a row of rows.yaml; did you mean `base`?"),
+        ({"pair": "en-tree"}, "params.yaml: row base does not parse en-tree; rows that do are parse-wsj"),
         ({"pair": "en-ge"}, "params.yaml: pair is 'en-ge'; input should be 'en-de', 'en-fr' or 'en-tree'"),
         ({"corpus": "tyny"}, "did you mean `tiny`?"),
-        (
-            {"overrides": {"model": {"N": 0}, "training": 3}},
-            "params.yaml: overrides.training is 3; input should be a valid dictionary",
-        ),
-        ({"pair": None}, "params.yaml: pair is None; input should be 'en-de', 'en-fr' or 'en-tree'"),
-        ({"row": 3}, "params.yaml: row is 3; input should be a valid string"),
         ({"corpus": "a b"}, "params.yaml: corpus is 'a b'; string should match pattern"),
-        ({"seed": -1}, "params.yaml: seed is -1; input should be greater than or equal to 0"),
-        ({"seed": None}, "params.yaml: seed is None; input should be a valid integer"),
-        (
-            {"sed": 1},
-            "params.yaml: unknown key `sed`; did you mean `seed`? valid are row, pair, corpus, seed, overrides",
-        ),
+        ({"seed": 2**64}, "params.yaml: seed is 18446744073709551616; input should be less than"),
+        ({"sed": 1}, "unknown key `sed`; did you mean `seed`? valid are row, pair, corpus, seed, overrides"),
         ({"overrides": {"modle": {}}}, "params.yaml: unknown key `overrides.modle`; did you mean `model`?"),
-        ({"overrides": {"model": 3}}, "params.yaml: overrides.model is 3; input should be a valid dictionary"),
-        (
-            {"overrides": [1]},
-            "params.yaml: overrides is [1]; input should be a valid dictionary",
+        ({"overrides": {"training": 3}}, "params.yaml: overrides.training is 3; input should be a valid dictionary"),
+        (over("preparation", filters={"max_token": 3}), "unknown key `preparation.filters.max_token`; did you mean"),
+        (over("model", P_drop=1.5), "params.yaml, overrides: model.P_drop is 1.5; input should be less than 1"),
+        (over("model", N=True), "params.yaml, overrides: model.N is True; it should not be true or false"),
+        *(
+            (over(section, **{name: value}), f"overrides: {section}.{name} is {value}; input should be less")
+            for section, settings in ABSURD.items()
+            for name, value in settings.items()
         ),
-        (
-            {"overrides": {"model": {"d_modle": 3}}},
-            "params.yaml, overrides: unknown key `model.d_modle`; did you mean `d_model`?",
-        ),
-        (
-            {"overrides": {"preparation": {"filters": {"max_token": 3}}}},
-            "params.yaml, overrides: unknown key `preparation.filters.max_token`; did you mean `max_tokens`?",
-        ),
-        (
-            {"overrides": {"model": {"P_drop": 1.5}}},
-            "params.yaml, overrides: model.P_drop is 1.5; input should be less than 1",
-        ),
-        (
-            {"overrides": {"model": {"N": None}}},
-            "params.yaml, overrides: model.N is None; input should be a valid integer",
-        ),
-        ({"seed": True}, "params.yaml: seed is True; it should not be true or false"),
-        (
-            {"overrides": {"model": {"N": True}}},
-            "params.yaml, overrides: model.N is True; it should not be true or false",
-        ),
-        (
-            {"overrides": {"training": {"precision": "float16"}}},
-            "training.precision is 'float16'; input should be 'float32' or 'bfloat16'",
-        ),
-        ({"overrides": {"subwords": {"merges": 5, "vocabulary": 5}}}, "give either merges or vocabulary"),
-        (
-            {"pair": "en-fr", "overrides": {"subwords": {"merges": 5}}},
-            "params.yaml, overrides: subwords: word pieces are sized by vocabulary, not by merges",
-        ),
-        ({"overrides": {"averaging": {"last": 9}}}, "averaging.last is 9, but training.keep_checkpoints keeps only 5"),
-        (
-            {"overrides": {"training": {"seed": 3}}},
-            ("params.yaml: overrides.training.seed is set once, by `seed` at the top of params.yaml; move it there"),
-        ),
-        (
-            {"row": "E-learned-positions", "overrides": {"model": {"max_positions": 100}}},
-            "params.yaml: model.max_positions is 100, but training sentences have up to binning.max_length = 256",
-        ),
-        (
-            {"row": "E-learned-positions", "overrides": {"model": {"max_positions": 305}}},
-            (
-                "model.max_positions is 305, but a sentence of binning.max_length = 256 subwords may have a "
-                "translation of search.max_extra = 50 more: raise model.max_positions to 306, or lower"
-            ),
-        ),
-        ({"seed": 2**64}, "params.yaml: seed is 18446744073709551616; input should be less than 18446744073709551616"),
-        (
-            {"overrides": {"preparation": {"filters": {"min_tokens": 251}}}},
-            "params.yaml: preparation.filters.min_tokens is 251, but max_tokens is 250, so no pair would pass",
-        ),
-        (
-            {"overrides": {"binning": {"max_length": 1}}},
-            "binning.max_length is 1, but pairs of preparation.filters.min_tokens have at least 2 subwords",
-        ),
+        (over("training", see=3), "unknown key `training.see`; valid are updates, tokens,"),
+        (over("training", seed=3), "training.seed is set once, by `seed` at the top of params.yaml"),
+        (over("subwords", merges=5, vocabulary=5), "give either merges or vocabulary"),
+        (FRENCH | over("subwords", merges=5), "params.yaml, overrides: subwords: word pieces are sized by vocabulary"),
+        (over("averaging", last=9), "averaging.last is 9, but training.keep_checkpoints keeps only 5"),
+        (LEARNED | over("model", max_positions=100), "params.yaml: model.max_positions is 100, but training sentences"),
+        (LEARNED | over("model", max_positions=305), "model.max_positions is 305, but a sentence of"),
+        (over("preparation", filters={"min_tokens": 251}), "filters.min_tokens is 251, but max_tokens is 250"),
+        (over("binning", max_length=1), "binning.max_length is 1, but pairs of preparation.filters.min_tokens"),
         (
             {"overrides": {"binning": {"max_length": 10}, "preparation": {"filters": {"min_tokens": 10}}}},
             "binning.max_length is 10, but pairs of preparation.filters.min_tokens have at least 11 subwords",
         ),
+        (over("subwords", vocabulary=5), "subwords.vocabulary is 5, but bpe needs at least 6"),
+        (FRENCH | over("subwords", vocabulary=261), "subwords.vocabulary is 261, but wordpieces needs at least 262"),
         (
-            {"overrides": {"subwords": {"vocabulary": 5}}},
-            "subwords.vocabulary is 5, but bpe needs at least 6, and more for most texts: raise it",
-        ),
-        (
-            {"pair": "en-fr", "overrides": {"subwords": {"vocabulary": 261}}},
-            "subwords.vocabulary is 261, but wordpieces needs at least 262",
-        ),
-        (
-            {"overrides": {"training": {"checkpoint_every": 20001}}},
-            (
-                "params.yaml: averaging.last is 5, but 100,000 updates with a checkpoint every 20,001 "
-                "(training.updates, training.checkpoint_every) leave 4: raise training.updates, or lower "
-                "training.checkpoint_every or averaging.last"
-            ),
-        ),
-        (
-            {"overrides": {"training": {"updates": 7499}, "averaging": {"last": 5}}},
-            (
-                "averaging.last is 5, but 7,499 updates with a checkpoint every 1,500 (training.updates, "
-                "training.checkpoint_every) leave 4"
-            ),
+            over("training", checkpoint_every=20001),
+            "(training.updates, training.checkpoint_every) leave 4: raise training.updates, or lower",
         ),
     ],
 )
@@ -210,13 +179,13 @@ def test_mistakes_are_told_in_one_sentence(changes: Mapping[str, Any], message: 
     "changes",
     [
         {"seed": 2**64 - 1},
-        {"overrides": {"preparation": {"filters": {"min_tokens": 250}}}},
-        {"overrides": {"binning": {"max_length": 2}}},
-        {"overrides": {"subwords": {"vocabulary": 6}}},
-        {"pair": "en-fr", "overrides": {"subwords": {"vocabulary": 262}}},
-        {"row": "E-learned-positions", "overrides": {"model": {"max_positions": 306}}},
-        {"overrides": {"model": {"max_positions": 1}}},
-        {"overrides": {"training": {"checkpoint_every": 20_000}}},
+        over("preparation", filters={"min_tokens": 250}),
+        over("binning", max_length=2),
+        over("subwords", vocabulary=6),
+        FRENCH | over("subwords", vocabulary=262),
+        LEARNED | over("model", max_positions=306),
+        over("model", max_positions=1),
+        over("training", checkpoint_every=20_000),
         {"overrides": {"training": {"keep_checkpoints": 6}, "averaging": {"last": 6}}},
         {"overrides": {"training": {"updates": 7500}, "averaging": {"last": 5}}},
     ],
@@ -252,41 +221,34 @@ def test_a_run_shortened_by_its_overrides_averages_what_is_there(
     """`prefect deployment run wmt-en-de -p overrides='{"training": {"updates": 100}}'`."""
     changes = {"training": training, "averaging": {}}
     Path("params.yaml").write_text(yaml.safe_dump({**PARAMS, "overrides": changes}), encoding="utf-8")
-    resolve.run(_Tracker())
+    resolve.run()
     assert (_resolved(overrides=changes).checkpoints, _resolved(overrides=changes).averaging.last) == (checkpoints, 5)
     out = capsys.readouterr().out
     assert said in out
     assert out.count("\n") == bool(said)
 
 
-class _Tracker:
-    def __init__(self) -> None:
-        self.recorded: dict[str, str] = {}
-
-    def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
-        raise AssertionError("resolving measures nothing")
-
-    def tags(self, values: Mapping[str, str]) -> None:
-        self.recorded |= values
-
-    def artifact(self, path: Path, folder: str | None = None) -> None:
-        raise AssertionError("results/config.yaml is kept by whoever keeps runs")
-
-
-def test_stage_writes_a_file_that_stages_can_read(repository: Path) -> None:
-    Path("params.yaml").write_text(yaml.safe_dump(PARAMS), encoding="utf-8")
-    tracker = _Tracker()
-    resolve.run(tracker)
-    first = CONFIG.read_bytes()
-    assert first.startswith(b"# Made by `python -m pipeline resolve`")
-    assert load_section("model", ModelSettings) == _resolved().model
-    content = yaml.safe_load(first)
-    assert list(content) == list(Configuration.model_fields)
-    assert Configuration.model_validate(content) == _resolved()
-    assert tracker.recorded == {"row": "base", "pair": "en-de", "corpus": "tiny", "seed": "7"}
-    resolve.run(tracker)
-    assert CONFIG.read_bytes() == first
+def test_stage_writes_a_file_that_stages_can_read() -> None:
+    Path("params.yaml").write_text(yaml.safe_dump({**PARAMS, "row": "C-N2"}), encoding="utf-8")
+    resolve.run()
+    first = CONFIG.read_text(encoding="utf-8")
+    # Keys stand in the order of the schema.
+    assert [line for line in first.split("\n") if line and not line.startswith(" ")] == [
+        "# Made by `python -m pipeline resolve` from params.yaml, pipeline/config/rows.yaml (row C-N2) and",
+        "# data/catalog/tiny.yaml. Change those, not this.",
+        *(f"{section}:" for section in Configuration.model_fields),
+    ]
+    assert load_section("model", ModelSettings) == _resolved(row="C-N2").model
+    assert Configuration.model_validate(yaml.safe_load(first)) == _resolved(row="C-N2")
+    resolve.run()
+    assert CONFIG.read_text(encoding="utf-8") == first
     assert [path.name for path in CONFIG.parent.iterdir()] == ["config.yaml"]
+
+
+def test_letters_beyond_ascii_stay_as_they_are_and_long_lines_readable() -> None:
+    for row, shown in (("\u00e9", "\u00e9"), ("wort " * 20, f"'{'wort ' * 20}'")):
+        named = _resolved().model_copy(update={"run": _resolved().run.model_copy(update={"row": row})})
+        assert f"  row: {shown}\n" in resolution.text(named)
 
 
 def test_a_local_file_without_a_checksum_in_the_catalog_is_known_by_its_bytes(repository: Path) -> None:
@@ -299,7 +261,7 @@ def test_a_local_file_without_a_checksum_in_the_catalog_is_known_by_its_bytes(re
     found = set()
     for text in ("a\n", "b\n"):
         Path("train.en").write_text(text)
-        resolve.run(_Tracker())
+        resolve.run()
         side = yaml.safe_load(CONFIG.read_text())["data"]["train"][0]["source"]
         assert side["sha256"] == sha256(text.encode()).hexdigest()
         found.add(CONFIG.read_bytes())
@@ -311,7 +273,6 @@ def test_a_local_file_without_a_checksum_in_the_catalog_is_known_by_its_bytes(re
     [
         (None, "params.yaml is missing: run from the repository's root, or restore it with git"),
         (b"row: [", "params.yaml is not valid YAML: while parsing a flow node did not find expected"),
-        (b"seed: 1\nrow: base\nseed: 2\n", "params.yaml is not valid YAML: `seed` is there twice in"),
         (b"overrides: {model: {N: 1, N: 2}}", "params.yaml is not valid YAML: `N` is there twice in"),
         (b"- 1\n", "params.yaml holds no mapping: it needs the keys row, pair, corpus, seed and overrides"),
         (b"row: \xff", "params.yaml is not UTF-8 (byte 5): save it as UTF-8"),
@@ -321,93 +282,34 @@ def test_unreadable_params_write_nothing(content: bytes | None, message: str) ->
     if content is not None:
         Path("params.yaml").write_bytes(content)
     with pytest.raises(InputError) as caught:
-        resolve.run(_Tracker())
+        resolve.run()
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
     assert not CONFIG.exists()
 
 
-def test_params_are_read_as_utf_8_from_where_they_are(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_bytes("row: d\u00e9j\u00e0".encode())
-    assert resolution.read_params(path) == {"row": "d\u00e9j\u00e0"}
-
-
-def test_the_file_says_what_it_was_made_from() -> None:
-    written = resolution.text(_resolved(row="C-N2"))
-    assert written.split("\n")[:3] == [
-        "# Made by `python -m pipeline resolve` from params.yaml, pipeline/config/rows.yaml (row C-N2) and",
-        "# data/catalog/tiny.yaml. Change those, not this.",
-        "run:",
-    ]
-    # Keys stand in the order of the schema, letters beyond ASCII as they are, and long lines stay readable.
-    assert [line[:-1] for line in written.split("\n") if line.endswith(":") and line[0].isalpha()] == [
-        *Configuration.model_fields
-    ]
-    named = _resolved().model_copy(update={"run": _resolved().run.model_copy(update={"row": "\u00e9"})})
-    assert "  row: \u00e9\n" in resolution.text(named)
-    long = _resolved().model_copy(update={"run": _resolved().run.model_copy(update={"row": "wort " * 20})})
-    assert f"  row: '{'wort ' * 20}'\n" in resolution.text(long)
-
-
 def test_versions_are_the_installed_libraries() -> None:
-    import sacrebleu
-    import sentencepiece
-
-    found = _resolved().versions
-    assert (found.sacrebleu, found.sentencepiece) == (sacrebleu.__version__, sentencepiece.__version__)
-    assert found.subword_nmt == importlib.metadata.version("subword-nmt")
-    assert found.sacremoses == importlib.metadata.version("sacremoses")
+    found = _resolved().versions.model_dump()
+    assert found == {name: importlib.metadata.version(name.replace("_", "-")) for name in found}
 
 
-def test_the_data_are_the_catalogs_for_the_pair() -> None:
-    french = _resolved(pair="en-fr").data
-    assert (french.source, french.target, french.valid.name, french.test.name) == ("en", "fr", "valid", "test")
-    assert french.train[0].source.path == "train.en"
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            b"edited",
-            "train.en has the sha256 .* it was edited; add it again with `wmt catalog add --force`, or restore",
-        ),
-        (None, "train.en is missing: restore it, or add it again with `wmt catalog add`"),
-    ],
-)
-def test_an_edited_or_missing_local_file_writes_nothing(content: bytes | None, message: str) -> None:
+def test_an_edited_or_missing_local_file_writes_nothing() -> None:
     Path("params.yaml").write_text(yaml.safe_dump(PARAMS), encoding="utf-8")
+    Path("train.en").write_bytes(b"edited")
+    with pytest.raises(InputError, match=r"^train\.en has the sha256 .* it was edited; add it again with `wmt catalog"):
+        resolve.run()
     Path("train.en").unlink()
-    if content is not None:
-        Path("train.en").write_bytes(content)
-    with pytest.raises(InputError, match=f"^{message}"):
-        resolve.run(_Tracker())
+    with pytest.raises(InputError, match=r"^train\.en is missing: restore it, or add it again with `wmt catalog add`"):
+        resolve.run()
     assert not CONFIG.exists()
 
 
 @pytest.mark.parametrize(
     ("german", "message"),
     [
-        (
-            {"preparation": {"filters": {"max_ratio": 0.5}}},
-            "the catalog tiny: preparation.filters.max_ratio is 0.5; input should be greater than or equal to 1",
-        ),
-        (
-            {"subwords": {"merges": 0}},
-            "the catalog tiny: subwords.merges is 0; input should be greater than or equal to 1",
-        ),
-        ({"subwords": {"merges": 5, "vocabulary": 5}}, "the catalog tiny: subwords: give either merges or vocabulary"),
-        (
-            {"preparation": {"filter": {}}},
-            "the catalog tiny: unknown key `preparation.filter`; did you mean `filters`?",
-        ),
-        (
-            {"preparation": {"filters": {"max_token": 3}}},
-            "the catalog tiny: unknown key `preparation.filters.max_token`; did you mean `max_tokens`?",
-        ),
-        ({"preparation": {"filters": 3}}, "the catalog tiny: preparation.filters is 3; input should be a valid dict"),
-        ({"subwords": {"merge": 3}}, "the catalog tiny: unknown key `subwords.merge`; did you mean `merges`?"),
+        ({"preparation": {"filters": {"max_ratio": 0.5}}}, "preparation.filters.max_ratio is 0.5; input should be"),
+        ({"subwords": {"merges": 5, "vocabulary": 5}}, "subwords: give either merges or vocabulary"),
+        ({"preparation": {"filter": {}}}, "unknown key `preparation.filter`; did you mean `filters`?"),
     ],
 )
 def test_a_mistake_in_the_catalog_is_told_of_the_catalog(german: dict[str, Any], message: str) -> None:
@@ -415,37 +317,11 @@ def test_a_mistake_in_the_catalog_is_told_of_the_catalog(german: dict[str, Any],
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     content["pairs"]["en-de"] |= german
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
-    with pytest.raises(InputError) as caught:
-        _resolved()
-    assert str(caught.value).startswith(message)
-
-
-def test_where_a_value_stands_is_the_last_layer_that_says_something_of_it() -> None:
-    layers = [
-        ("first", {"model": {"N": 6, "h": 8}, "search": {"beam": 4}}),
-        ("second", {"model": {"N": 2}, "search": {}}),
-        ("params.yaml, overrides", {"training": {"updates": 3}, "model": {"h": None}}),
-    ]
-    assert resolution._origin(["model", "N"], layers) == "second"
-    assert resolution._origin(["model", "h"], layers) == "params.yaml, overrides"
-    assert resolution._origin(["search"], layers) == "first"
-    assert resolution._origin(["model"], layers) == "params.yaml, overrides"
-    # Of no layer, of the whole, and of something inside a value.
-    assert [resolution._origin(path, layers) for path in ([], ["data"], ["model", "N", "x"])] == ["params.yaml"] * 3
+    with pytest.raises(InputError, match=re.escape(f"the catalog tiny: {message}")):
+        _resolved(overrides={"subwords": {}, "preparation": {}})  # which say nothing
 
 
 def test_a_missing_value_is_told() -> None:
     with pytest.raises(ValidationError) as caught:
         Configuration.model_validate({"run": {}})
     assert errors.explain(caught.value, Configuration) == "`run.row` is missing: add it"
-
-
-def test_the_keys_of_a_section() -> None:
-    assert errors.valid_keys(Configuration, []) == [*Configuration.model_fields]
-    assert errors.valid_keys(Configuration, ["averaging"]) == ["last"]
-    assert errors.valid_keys(Configuration, ["preparation", "filters"]) == [
-        "min_tokens",
-        "max_tokens",
-        "max_ratio",
-        "drop_identical",
-    ]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from data_stages import ONE_THREAD, Recorder, configure, data_section
+from data_stages import ONE_THREAD, configure, data_section
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.config import FilterSettings, InputError, TokenizerSettings
 from nmt.text.parallel_text import read_lines
-from pipeline.common.settings import DataSettings, PreparationSettings
-from pipeline.parallel import parallel_map
+from pipeline.config.settings import DataSettings, PreparationSettings
+from pipeline.data import blocks
 from pipeline.stages import tokenize
 
 TRAIN = {
@@ -49,9 +50,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_writes_and_counts(here: Path) -> None:
-    tracker = Recorder()
-    tokenize.run(tracker)
+def overlap(valid: tuple[int, int, int] = (0, 0, 0), test: tuple[int, int, int] = (0, 0, 0)) -> dict[str, Any]:
+    kinds = ("source", "target", "pair")
+    return {role: dict(zip(kinds, counts, strict=True)) for role, counts in (("valid", valid), ("test", test))}
+
+
+def test_writes_and_counts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenize.run()
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-2:] == [
+        "valid set: lines that are in the training text, too: source 1, target 1, pair 1",
+        "test set: lines that are in the training text, too: source 1, target 0, pair 0",
+    ]
     folder = tokenize.TOKENIZED
     assert sorted(path.name for path in Path("data").iterdir()) == ["raw", "tokenized"]
     assert {path.name for path in folder.iterdir()} == {"train.en", "train.de", "valid.en", "valid.de", "stats.json"}
@@ -61,56 +71,44 @@ def test_writes_and_counts(here: Path) -> None:
     assert list(read_lines(folder / "valid.de")) == ["Gültig eins .", "leer"]
     stats = json.loads((folder / "stats.json").read_text(encoding="utf-8"))
     none = {"empty": 0, "too_short": 0, "too_long": 0, "ratio": 0, "identical": 0}
+    # The pair of the test set is not that of the corpus: the normaliser deletes \r, as Moses' does.
+    shared = overlap(valid=(1, 1, 1), test=(1, 0, 0))
+    news = {"pairs": 4, "kept": 1, "source_tokens": 7, "target_tokens": 5, "overlap": overlap()}
+    web = {"pairs": 3, "kept": 2, "source_tokens": 7, "target_tokens": 6, "overlap": shared}
     assert stats == {
         "pairs": 7,
         "kept": 3,
-        "dropped": none | {"empty": 1, "too_long": 1, "ratio": 1, "identical": 1},
-        # The pair of the test set is not that of the corpus: the normaliser deletes \r, as Moses' does.
-        "overlap": {"valid": 1, "test": 0},
         "source_tokens": 14,
         "target_tokens": 11,
+        "overlap": shared,
+        "dropped": none | {"empty": 1, "too_long": 1, "ratio": 1, "identical": 1},
         "corpora": {
-            "news": {
-                "pairs": 4,
-                "kept": 1,
-                "dropped": none | {"empty": 1, "ratio": 1, "identical": 1},
-                "overlap": {"valid": 0, "test": 0},
-                "source_tokens": 7,
-                "target_tokens": 5,
-            },
-            "web": {
-                "pairs": 3,
-                "kept": 2,
-                "dropped": none | {"too_long": 1},
-                "overlap": {"valid": 1, "test": 0},
-                "source_tokens": 7,
-                "target_tokens": 6,
-            },
+            "news": news | {"dropped": none | {"empty": 1, "ratio": 1, "identical": 1}},
+            "web": web | {"dropped": none | {"too_long": 1}},
         },
         "valid": {"pairs": 2, "source_tokens": 3, "target_tokens": 4},
     }
-    assert tracker.values["pairs_kept"] == 3
-    assert tracker.values["dropped_ratio"] == 1
-    assert tracker.values["overlap_valid"] == 1
 
 
-def test_overlap_is_seen_through_spaces_and_quotes(here: Path) -> None:
-    write_raw("train.web", [("Is  it here ?", "Ist es hier?"), ("Is it here?", "Wo?"), ("Is it here?", "Ist es hier?")])
-    tokenize.run(Recorder())
+def test_overlap_counts_lines_of_the_set_by_side_and_is_seen_through_spaces(here: Path) -> None:
+    write_raw("train.news", [("Is it here?", "Wo?"), ("Wo?", "A test.")])
+    write_raw("train.web", [("Is  it here ?", "Ist es hier?"), ("No.", "Ein Test."), ("No.", "Ein  Test.")])
+    tokenize.run()
     stats = json.loads((tokenize.TOKENIZED / "stats.json").read_text(encoding="utf-8"))
-    assert stats["corpora"]["web"]["overlap"] == {"valid": 0, "test": 2}
+    assert stats["corpora"]["news"]["overlap"] == overlap(test=(1, 0, 0))
+    assert stats["corpora"]["web"]["overlap"] == stats["overlap"] == overlap(test=(1, 2, 1))
 
 
 def test_same_bytes_for_any_number_of_workers(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_raw(
         "train.web", [(f"Number {n}, it's {n % 7} - {n}.", f"Zahl {n}, das ist {n}." * (n % 5)) for n in range(99)]
     )
-    tokenize.run(Recorder())
+    tokenize.run()
     alone = {path.name: path.read_bytes() for path in tokenize.TOKENIZED.iterdir()}
     monkeypatch.setattr(tokenize, "PAIRS", 7)
-    monkeypatch.setattr(parallel_map, "available_cores", lambda: 2)
-    monkeypatch.setattr(parallel_map, "_SMALL", 0)
-    tokenize.run(Recorder())
+    monkeypatch.setattr(blocks, "available_cores", lambda: 2)
+    monkeypatch.setattr(blocks, "_SMALL", 0)
+    tokenize.run()
     assert {path.name: path.read_bytes() for path in tokenize.TOKENIZED.iterdir()} == alone
 
 
@@ -141,14 +139,14 @@ def test_any_text_stays_paired(
             assert ends[0] == ends[1]
             assert len(ends[0]) == len(set(ends[0])) == kept
         assert stats["kept"] + sum(stats["dropped"].values()) == stats["pairs"] == len(pairs)
-        assert stats["overlap"] == {"valid": stats["kept"], "test": stats["kept"]}
+        assert stats["overlap"] == overlap(*[(stats["kept"],) * 3] * 2)
 
 
 def test_nothing_kept_is_refused_and_leaves_nothing(here: Path) -> None:
     for name in TRAIN:
         write_raw(f"train.{name}", [("", "leer")])
     with pytest.raises(InputError, match=r"none of the 2 training pairs passes preparation.filters \(empty: 2\)"):
-        tokenize.run(Recorder())
+        tokenize.run()
     assert [path.name for path in Path("data").iterdir()] == ["raw"]
 
 
@@ -165,5 +163,5 @@ def test_bad_text_is_refused_and_leaves_nothing(here: Path, content: bytes | Non
     if content is None:
         (tokenize.RAW / "train.web.de").write_bytes(b"")
     with pytest.raises(InputError, match=message):
-        tokenize.run(Recorder())
+        tokenize.run()
     assert [path.name for path in Path("data").iterdir()] == ["raw"]

@@ -1,6 +1,6 @@
 """Where a training keeps its state: what decides the weights names it, and a longer one is never taken back.
 
-What it leaves for the stages after it, also after kills; and how it ends.
+What it leaves for the stages after it, also after kills; what a fork begins with; and how a training ends.
 """
 
 from __future__ import annotations
@@ -9,35 +9,45 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from kills import every_kill
 
 from nmt import flops
-from nmt.config import InputError
-from pipeline.commands import join
-from pipeline.common.stage import Interrupted
+from nmt.common.processes import Interrupted
+from nmt.config import ForkSettings, InputError, Job
+from nmt.training import loop
+from nmt.training.checkpoint import checkpoints
+from nmt.training.distributed import World
 from pipeline.stages import train
 
 Folder = Callable[..., Path]
+MakeJob = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
-    """The state folder of a job whose training settings are given, in an empty repository of one binned file."""
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty repository of one binned file."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("WMT_STATE", raising=False)
-    monkeypatch.delenv("WMT_RESUME_ACROSS_CODE", raising=False)
-    for name in ("nmt/code.py", "pipeline/common/paths.py", "pipeline/stages/train.py"):
+    for name in ("WMT_STATE", "WMT_RESUME_ACROSS_CODE", "DVC_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("nmt/code.py", "pipeline/config/paths.py", "pipeline/stages/train.py"):
         Path(name).parent.mkdir(parents=True)
         Path(name).write_text("1")
-    Path("dvc.yaml").write_text("stages: {train: {cmd: x, deps: [data/binned, nmt, pipeline/common, pipeline/stages]}}")
+    Path("dvc.yaml").write_text("stages: {train: {cmd: x, deps: [data/binned, nmt, pipeline/config, pipeline/stages]}}")
     train.BINNED.mkdir(parents=True)
     (train.BINNED / "train.00008.arrow").write_bytes(b"ids")
+
+
+@pytest.fixture
+def folder(repository: None) -> Folder:
+    """The state folder of a job whose training settings are given."""
 
     def state(**training: Any) -> Path:
         settings = {"updates": 100, "tokens": 10, "resume_minutes": 1, "validate_every": 10, "patience": None}
@@ -50,17 +60,45 @@ def came_to(state: Path, update: int) -> None:
     (state / f"resume/update-{update:08d}").mkdir(parents=True)
 
 
-def test_more_updates_go_on_and_other_settings_start_anew(folder: Folder) -> None:
+def leaves(settings: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from leaves(value)
+        else:
+            yield settings, name
+
+
+def test_every_setting_names_the_state_or_is_listed_as_changing_no_weight(repository: None, tiny_job: MakeJob) -> None:
+    """Another model or optimizer must not resume the weights of this one."""
+    job = Job.model_validate(tiny_job(patience=3)).model_dump()
+    # The corpus is named by the hashes of its files; a training can be extended; the others say what is written when.
+    exempt = {"corpus", "updates", "resume_minutes", "verify_every", "keep_states"}
+    before, seen = train.state_folder(job), set[str]()
+    for section, name in leaves(job):
+        seen.add(name)
+        value, section[name] = section[name], 987
+        named = train.state_folder(job) != before
+        assert named != (name in exempt), name
+        section[name] = value
+    assert seen > {"d_model", "beta1", "seed", "fork", "vocabulary", "target_vocabulary", *exempt}
+
+
+@pytest.mark.parametrize("name", ["train.00008.arrow", "valid.arrow"])
+def test_other_text_names_another_state(folder: Folder, name: str) -> None:
+    """Validation decides where a training with a patience stops, and is part of its curve."""
+    (train.BINNED / "valid.arrow").write_bytes(b"ids")
     state = folder()
+    (train.BINNED / "stats.json").write_text("{}")
+    assert folder() == state
+    (train.BINNED / name).write_bytes(b"others")
+    assert folder() != state
+
+
+def test_more_updates_go_on_and_a_shorter_training_leaves_the_longer_one_alone(folder: Folder) -> None:
+    state = folder(updates=100)
     came_to(state, 100)
-    assert folder(updates=200) == state
+    assert folder(updates=100_000) == state
     assert folder(validate_every=20, resume_minutes=9, verify_every=3, keep_states=1) == state
-    assert folder(fork={"update": 3, "link": "0" * 64}) != state
-    assert folder(tokens=20) != state
-
-
-def test_a_shorter_training_leaves_the_longer_one_alone(folder: Folder) -> None:
-    state = folder(updates=100_000)
     came_to(state, 30_000)
     assert folder(updates=50_000) == state
     shorter = folder(updates=500)
@@ -68,10 +106,6 @@ def test_a_shorter_training_leaves_the_longer_one_alone(folder: Folder) -> None:
     came_to(shorter, 500)
     assert folder(updates=500) == shorter
     assert folder(updates=100_000) == state
-
-
-def test_patience_names_the_state_because_it_decides_where_training_ends(folder: Folder) -> None:
-    assert len({folder(), folder(patience=2), folder(patience=3), folder(patience=2, validate_every=20)}) == 4
 
 
 def test_across_code_the_exact_state_comes_first_and_then_the_furthest(
@@ -84,84 +118,11 @@ def test_across_code_the_exact_state_comes_first_and_then_the_furthest(
     came_to(second, 10)
     Path("nmt/code.py").write_text("3")
     third = folder()
+    assert len({first, second, third}) == 3
     monkeypatch.setenv("WMT_RESUME_ACROSS_CODE", "1")
     assert folder() == first
     came_to(third, 5)
     assert folder() == third
-
-
-def test_code_that_all_stages_share_leaves_a_training_as_it_is(folder: Folder) -> None:
-    """A new stage edits it, and the stage `train` is run again: it must find its training."""
-    state = folder()
-    Path("pipeline/common/paths.py").write_text("2")
-    assert folder() == state
-    Path("pipeline/stages/train.py").write_text("2")
-    assert folder() != state
-
-
-def test_after_an_edit_of_shared_code_a_finished_training_ends_at_once(
-    folder: Folder, finished: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: Callable[..., dict[str, Any]]
-) -> None:
-    given = {**tiny_job(), "vocabulary": 77}
-    monkeypatch.setattr(train, "load_section", lambda name, section: section.model_validate(given[name]))
-    (train.BINNED / "stats.json").write_text('{"vocabulary": 77}')
-
-    def torchrun(state: Path, watch: Callable[[], None]) -> int:
-        (finished / "job.yaml").unlink()
-        shutil.copytree(finished, state, dirs_exist_ok=True)
-        return 0
-
-    def refused(state: Path, watch: Callable[[], None]) -> int:
-        raise AssertionError(f"{state} is trained again")
-
-    train.run(Listener(), torchrun, lambda updates: Silent())
-    before = published()
-    Path("pipeline/common/paths.py").write_text("2")
-    train.run(Listener(), refused, lambda updates: Silent())
-    assert published() == before
-    Path("nmt/code.py").write_text("2")
-    with pytest.raises(AssertionError, match="is trained again"):
-        train.run(Listener(), refused, lambda updates: Silent())
-
-
-def test_a_further_machine_has_the_code_of_the_first(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WMT_NODES", "2")
-    monkeypatch.setenv("WMT_RENDEZVOUS", "first:29400")
-    state = folder()
-    state.mkdir(parents=True)
-    (state / "job.yaml").touch()
-    Path("nmt/code.py").write_text("2")
-    with pytest.raises(
-        InputError, match="is trained with other code than this machine has: check out the first node's"
-    ):
-        join.join(state, 1.0)
-
-
-def test_what_a_process_refuses_is_told_at_once(tmp_path: Path) -> None:
-    """torchrun would start it again, a hundred times on several nodes."""
-    train.raise_if_refused(tmp_path)
-    (tmp_path / "failed.json").write_text('{"state": "failed", "error": "a bug"}')
-    train.raise_if_refused(tmp_path)
-    (tmp_path / "failed.json").write_text('{"state": "refused", "error": "mend this"}')
-    with pytest.raises(InputError, match="mend this"):
-        train.raise_if_refused(tmp_path)
-
-
-class Listener:
-    """A tracker that keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.heard: list[tuple[dict[str, float], int | None]] = []
-        self.facts: dict[str, str] = {}
-
-    def metrics(self, values: Mapping[str, float], update: int | None = None) -> None:
-        self.heard.append((dict(values), update))
-
-    def tags(self, values: Mapping[str, str]) -> None:
-        self.facts |= values
-
-    def artifact(self, path: Path, folder: str | None = None) -> None:
-        raise AssertionError("training hands on no files")
 
 
 @pytest.fixture
@@ -179,14 +140,7 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ):
         (state / name).parent.mkdir(parents=True, exist_ok=True)
         (state / name).write_text(name)
-    done = {
-        "updates": 12,
-        "device": "cpu",
-        "precision": "float32",
-        "loss": 9.0,
-        "processes": 2,
-        "device_seconds": {"NVIDIA H100 80GB HBM3": 10.0},
-    }
+    done = {"updates": 12, "device": "cpu", "loss": 9.0, "device_seconds": {"NVIDIA H100 80GB HBM3": 10.0}}
     (state / "done.json").write_text(json.dumps(done))
     records = [
         {"update": 6, "loss": 3.0, "seconds": 1.0},
@@ -194,22 +148,73 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         {"update": 12, "loss": 2.5},
     ]
     (state / "job.yaml").write_text(yaml.safe_dump(job(updates=12)))
-    links = [{"update": 6, "link": "a"}, {"update": 12, "link": "b"}]
-    (state / "chain.jsonl").write_text("".join(json.dumps(link) + "\n" for link in links))
-    (state / "history.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records) + '{"upd')
+    write_lines(state / "chain.jsonl", [{"update": 6, "link": "a"}, {"update": 12, "link": "b"}])
+    write_lines(state / "history.jsonl", records)
+    with (state / "history.jsonl").open("a") as file:
+        file.write('{"upd')
     return state
 
 
-def published() -> dict[str, str]:
+def job(updates: int = 10, corpus: str = "here", **training: Any) -> dict[str, Any]:
+    return {"model": {"N": 1}, "training": {"updates": updates, **training}, "vocabulary": 8, "corpus": corpus}
+
+
+def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def outputs() -> dict[str, str]:
     folder = {path.name: path.read_text() for path in train.CHECKPOINTS.iterdir()}
     others = (train.TRAINING, train.CURVES, train.VALIDATION, train.CHAIN)
     return {**folder, **{path.name: path.read_text() for path in others}}
 
 
-def test_checkpoints_summary_and_curves_are_handed_on(finished: Path) -> None:
-    tracker = Listener()
-    train.publish(finished, tracker)
-    found = published()
+def test_after_an_edit_of_shared_code_a_finished_training_ends_at_once(
+    folder: Folder, finished: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: MakeJob
+) -> None:
+    """Adding a stage edits it, and reruns the stage `train`; an edit of what computes the weights trains anew."""
+    given = {**tiny_job(), "vocabulary": 77}
+    monkeypatch.setattr(train, "load_section", lambda name, section: section.model_validate(given[name]))
+    (train.BINNED / "stats.json").write_text('{"vocabulary": 77}')
+    asked: list[Any] = []
+
+    def torchrun(state: Path, watch: Callable[[], None]) -> int:
+        asked.append(yaml.safe_load((state / "job.yaml").read_text()))
+        shutil.copytree(finished, state, dirs_exist_ok=True, ignore=lambda *_: ["job.yaml"])
+        return 0
+
+    def run() -> dict[str, str]:
+        train.run(torchrun, lambda updates: asked.append(updates) or Silent(), nullcontext)
+        return outputs()
+
+    before = run()
+    assert asked == [given["training"]["updates"], {**given, "corpus": str(train.BINNED.resolve())}]
+    Path("pipeline/config/paths.py").write_text("2")
+    assert run() == before
+    assert len(asked) == 2
+    # With a store, whoever uploads is asked also when the training is done.
+    monkeypatch.setenv("WMT_STATE", "s3://bucket/prefix")
+    run()
+    assert len(asked) == 4
+    monkeypatch.delenv("WMT_STATE")
+    for name in ("nmt/code.py", "pipeline/stages/train.py"):
+        Path(name).write_text("2")
+        run()
+    assert len(asked) == 8
+
+
+@pytest.mark.parametrize("same_disk", [True, False])
+def test_checkpoints_summary_and_curves_are_handed_on(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, same_disk: bool
+) -> None:
+    if not same_disk:
+
+        def refused(*_: object) -> None:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+        monkeypatch.setattr(os, "link", refused)
+    train.write_outputs(finished)
+    found = outputs()
     assert found.keys() == {
         "update-00000006.safetensors",
         "update-00000012.safetensors",
@@ -221,7 +226,8 @@ def test_checkpoints_summary_and_curves_are_handed_on(finished: Path) -> None:
     }
     assert found["last.safetensors"] == "resume/update-00000012/model.safetensors"
     assert found["update-00000006.safetensors"] == "checkpoints/update-00000006.safetensors"
-    assert (train.CHECKPOINTS / "last.safetensors").samefile(finished / "resume/update-00000012/model.safetensors")
+    source = finished / "resume/update-00000012/model.safetensors"
+    assert (train.CHECKPOINTS / "last.safetensors").samefile(source) == same_disk
     assert found["training.csv"] == "update,loss\n6,3.0\n12,2.5\n"
     assert found["validation.csv"] == "update,valid_loss,valid_ppl\n12,2.0,7.4\n"
     chain = json.loads(found["chain.json"])
@@ -232,49 +238,35 @@ def test_checkpoints_summary_and_curves_are_handed_on(finished: Path) -> None:
     sustained = flops.sustained("NVIDIA H100 80GB HBM3")
     assert summary["flops_sustained"] == {"NVIDIA H100 80GB HBM3": sustained}
     assert summary["flops_paper"] == pytest.approx(10.0 * sustained)
-    # `loss` has a curve: a point at no update would bend it.
-    assert tracker.heard == [({"updates": 12, "processes": 2, "flops_paper": summary["flops_paper"]}, None)]
-    assert tracker.facts == {"device": "cpu", "precision": "float32"}
-
-
-def test_on_another_disk_checkpoints_are_copied(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(source: Path, target: Path) -> None:
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "link", refused)
-    train.publish(finished, Listener())
-    last = train.CHECKPOINTS / "last.safetensors"
-    assert last.read_text() == "resume/update-00000012/model.safetensors"
-    assert last.stat().st_nlink == 1
 
 
 def test_a_finished_training_without_a_state_is_told(finished: Path) -> None:
     shutil.rmtree(finished / "resume")
     with pytest.raises(InputError, match=r"abc-def is finished, but its resume/ is empty: .* --free abc-def"):
-        train.publish(finished, Listener())
+        train.write_outputs(finished)
 
 
 def test_killed_at_any_call_it_hands_on_the_same_when_run_again(finished: Path, tmp_path: Path) -> None:
-    train.publish(finished, Listener())
-    expected = published()
+    train.write_outputs(finished)
+    expected = outputs()
     state = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     # Before, another training's results stood there.
     for path in (train.CHECKPOINTS / "update-00000006.safetensors", train.TRAINING, train.CURVES):
         path.unlink()
         path.write_text("another's")
-    before = published()
+    before = outputs()
     shutil.copytree("models", "before/models")
     shutil.copytree("results", "before/results")
     kills = 0
     # Every second point is every state of the disk between two calls: before a call it is that after the call before.
-    points = every_kill(lambda _: lambda: train.publish(finished, Listener()), step=2)
+    points = every_kill(lambda _: lambda: train.write_outputs(finished), step=2)
     for kills, (_, point) in enumerate(points, start=1):
-        now = published() if train.CHECKPOINTS.exists() else {}
+        now = outputs() if train.CHECKPOINTS.exists() else {}
         assert all(content in (before.get(name), expected[name]) for name, content in now.items()), point
         assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == state
         if kills % 8 == 0:
-            train.publish(finished, Listener())
-            assert published() == expected
+            train.write_outputs(finished)
+            assert outputs() == expected
             assert [path.name for path in tmp_path.glob("*/.*")] == []
         for name in ("models", "results"):
             shutil.rmtree(name)
@@ -282,52 +274,32 @@ def test_killed_at_any_call_it_hands_on_the_same_when_run_again(finished: Path, 
     assert kills > 40
 
 
-def job(updates: int = 10, corpus: str = "here", **training: Any) -> dict[str, Any]:
-    return {"model": {"N": 1}, "training": {"updates": updates, **training}, "vocabulary": 8, "corpus": corpus}
-
-
-def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: Path) -> None:
-    folder = ".update-00000006.there.1"
-    for name in (
+def test_preparing_writes_the_job_and_drops_what_another_attempt_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped = {
         "interrupted",
         "failed.json",
-        "done.json",
         ".done.json.there.1.tmp",
-        "resume/update-00000003/f",
-        f"resume/{folder}.old/f",
-        f"resume/{folder}.tmp/f",
+        ".torchrun.1.tmp/f",
         "checkpoints/.a.there.1.tmp",
-        "skipped.tmp",
-    ):
+    }
+    left = {"done.json", "resume/update-00000003/f", "resume/.update-00000006.x.1.old/f", "skipped.tmp"}
+    for name in dropped | left:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
+    remove = shutil.rmtree
+    # A torchrun that is ending removes its own folder meanwhile.
+    monkeypatch.setattr(shutil, "rmtree", lambda path: (remove(path), remove(path)))
     train.write_job(tmp_path, job())
-    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
-        "job.yaml",
-        "done.json",
-        "resume/update-00000003/f",
-        f"resume/{folder}.old/f",
-        "skipped.tmp",
-    }
-    assert not (tmp_path / f"resume/{folder}.tmp").exists()
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == left | {"job.yaml"}
     # The same job elsewhere is the same.
     train.write_job(tmp_path, job(corpus="there"))
     assert (tmp_path / "done.json").exists()
     assert yaml.safe_load((tmp_path / "job.yaml").read_text()) == job(corpus="there")
-    assert list(yaml.safe_load((tmp_path / "job.yaml").read_text())) == ["model", "training", "vocabulary", "corpus"]
     train.write_job(tmp_path, job(updates=11))
     assert not (tmp_path / "done.json").exists()
-    train.write_job(tmp_path, job(updates=12))
-
-
-def test_preparing_bears_a_torchrun_that_removes_its_own_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / ".torchrun.1.tmp").mkdir()
-    remove = shutil.rmtree
-    monkeypatch.setattr(shutil, "rmtree", lambda path: (remove(path), remove(path)))
-    train.write_job(tmp_path, job())
-    assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]
 
 
 def test_a_state_is_held_by_one_process(tmp_path: Path) -> None:
@@ -342,24 +314,68 @@ def test_a_state_is_held_by_one_process(tmp_path: Path) -> None:
         pass
 
 
-def test_new_records_are_read_once_and_a_rewritten_history_anew(tmp_path: Path) -> None:
-    path = tmp_path / "history.jsonl"
-    history = train.HistoryReader(path)
-    assert list(history.new()) == []
-    path.write_text('{"update": 1}\n{"update": 2}\n{"upd')
-    assert list(history.new()) == [{"update": 1}, {"update": 2}]
-    assert list(history.new()) == []
-    with path.open("a") as file:
-        file.write('ate": 3}\n')
-    assert list(history.new()) == [{"update": 3}]
-    path.write_text('{"update": 1}\n')
-    assert list(history.new()) == [{"update": 1}]
-    # After a power failure, until the training resumes and writes it anew.
-    with path.open("a") as file:
-        file.write("\0\0\n")
-    assert list(history.new()) == list(history.new()) == []
-    path.write_text('{"update": 1}\n{"update": 2}\n')
-    assert list(history.new()) == [{"update": 2}]
+LINK = "0123456789abcdef" * 4
+
+
+@pytest.fixture
+def origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A training that keeps its states after updates 8 and 16, beside folders of others."""
+    monkeypatch.delenv("WMT_STATE", raising=False)
+    (tmp_path / "another/states/update-00000008").mkdir(parents=True)
+    write_lines(tmp_path / "another/chain.jsonl", [{"update": 8, "hash": "of another version"}])
+    folder = tmp_path / "origin"
+    write = [f"states/update-{update:08d}/model.safetensors" for update in (8, 16)]
+    for name in (*write, *(f"checkpoints/update-{update:08d}.safetensors" for update in (4, 8, 12))):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    write_lines(folder / "chain.jsonl", [{"update": 8, "link": LINK}, {"update": 16, "link": LINK[::-1]}])
+    write_lines(folder / "history.jsonl", [{"update": update} for update in (4, 8, 9, 12)])
+    return folder
+
+
+@pytest.mark.parametrize("digits", [12, 64])
+def test_a_fork_begins_with_what_was_there_up_to_its_update(origin: Path, digits: int) -> None:
+    fork = origin.with_name("fork")
+    settings = ForkSettings(update=8, link=LINK[:digits])
+    train.begin_fork(fork, settings)
+    state = "update-00000008/model.safetensors"
+    assert (fork / "resume" / state).read_text() == (fork / "states" / state).read_text() == f"states/{state}"
+    assert [path.name for path in checkpoints(fork / "checkpoints")] == [
+        f"update-0000000{u}.safetensors" for u in (4, 8)
+    ]
+    assert (fork / "history.jsonl").read_text() == '{"update": 4}\n{"update": 8}\n'
+    assert (fork / "chain.jsonl").read_text() == json.dumps({"update": 8, "link": LINK}) + "\n"
+    # One that has begun goes on where it is.
+    (fork / "resume/update-00000008").rename(fork / "resume/update-00000010")
+    train.begin_fork(fork, settings)
+    assert [path.name for path in (fork / "resume").iterdir()] == ["update-00000010"]
+
+
+@pytest.mark.parametrize(("update", "link"), [(8, LINK[::-1]), (8, "f" + LINK[1:]), (4, LINK), (16, LINK)])
+def test_a_fork_of_another_training_is_refused(
+    origin: Path, update: int, link: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork = origin.with_name("fork")
+    with pytest.raises(InputError, match=f"keeps the state after update {update} whose `link` in its results/chain"):
+        train.begin_fork(fork, ForkSettings(update=update, link=link))
+    # A fork that another machine began resumes from its own state in the store.
+    monkeypatch.setenv("WMT_STATE", "s3://bucket/prefix")
+    train.begin_fork(fork, ForkSettings(update=update, link=link))
+    assert not fork.exists()
+
+
+def test_a_fork_with_the_same_settings_ends_with_the_same_bits(tmp_path: Path, tiny_job: MakeJob) -> None:
+    def trained(folder: Path, **settings: Any) -> list[dict[str, Any]]:
+        given = tiny_job(updates=20, verify_every=5, keep_states=1, **settings)
+        train.write_job(folder, given)
+        if "fork" in settings:
+            train.begin_fork(folder, ForkSettings(**settings["fork"]))
+        assert loop.train(Job.model_validate(given), folder, World(0, 1, torch.device("cpu")))
+        return [json.loads(line) for line in (folder / "chain.jsonl").read_text().splitlines()]
+
+    links = trained(tmp_path / "origin")
+    start = next(link for link in links if link["update"] == 10)
+    assert trained(tmp_path / "fork", fork={"update": 10, "link": start["link"][:12]}) == links
 
 
 class Silent:
@@ -377,89 +393,71 @@ class Silent:
         self.shown.append(update)
 
 
+REFUSED = {"failed.json": '{"state": "refused", "error": "mend this"}'}
+FULL = {"failed.json": '{"state": "failed", "error": "OSError", "errno": 28, "file": "resume/x"}'}
+FAILED = {"failed.json": '{"state": "failed", "error": "a bug"}'}
+
+
 @pytest.mark.parametrize(
-    ("left", "kind", "message"),
+    ("left", "status", "kind", "message"),
     [
-        ({"failed.json": '{"state": "refused", "error": "mend this"}'}, InputError, "mend this"),
-        (
-            {"failed.json": '{"state": "failed", "error": "a bug"}', "interrupted": ""},
-            ChildProcessError,
-            "a training process failed: a bug; its output is above",
-        ),
-        ({"interrupted": ""}, Interrupted, "a training process was asked to stop"),
-        ({}, Interrupted, "a training process was lost"),
-        ({"status": "73"}, ChildProcessError, "a training process failed and could not write why: .*; see above"),
+        (REFUSED, 1, InputError, "mend this"),
+        ({**FAILED, "interrupted": ""}, 1, ChildProcessError, "a training process failed: a bug; its output is above"),
+        ({"interrupted": ""}, 1, Interrupted, "a training process was asked to stop"),
+        ({}, 1, Interrupted, "a training process was lost"),
+        (FULL, 1, OSError, ".Errno 28. No space left on device: 'resume/x'"),
+        ({}, 73, OSError, ".Errno 28. a training process failed and could not write why, .*; see above.*"),
     ],
 )
 def test_why_a_training_ended_is_told(
-    tmp_path: Path, left: dict[str, str], kind: type[Exception], message: str
+    tmp_path: Path, left: dict[str, str], status: int, kind: type[Exception], message: str
 ) -> None:
     def ended(state: Path, watch: Callable[[], None]) -> int:
         for name, content in left.items():
             (state / name).write_text(content)
-        return int(left.get("status", 1))
+        return status
 
     with pytest.raises(kind, match=f"^{message}$"):
-        train.train(tmp_path, Listener(), ended, Silent())
+        train.launch_and_watch(tmp_path, ended, Silent().show)
+
+
+@pytest.mark.parametrize(("left", "kind"), [(REFUSED, InputError), ({"interrupted": ""}, Interrupted), (FAILED, None)])
+def test_an_error_of_the_users_and_a_stop_of_one_process_end_the_others_at_once(
+    tmp_path: Path, left: dict[str, str], kind: type[Exception] | None
+) -> None:
+    """torchrun would start them again, a hundred times on several nodes; so it may after a fault."""
+
+    def torchrun(state: Path, watch: Callable[[], None]) -> int:
+        for name, content in left.items():
+            (state / name).write_text(content)
+        watch()
+        assert kind is None, "nobody stopped it"
+        (state / "done.json").touch()
+        return 0
+
+    with nullcontext() if kind is None else pytest.raises(kind):
+        train.launch_and_watch(tmp_path, torchrun, Silent().show)
 
 
 def test_what_training_measures_is_handed_on_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the tracker, and to the tables that `dvc plots show` draws."""
+    """To the display, and to the tables that `dvc plots show` draws."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train, "CURVES_SECONDS", 0.0)
-    tracker, history = Listener(), tmp_path / "history.jsonl"
+    history, progress = tmp_path / "history.jsonl", Silent()
+    write_lines(history, [{"update": 9, "valid_loss": 3.0, "valid_ppl": 20.1}])  # Of an earlier attempt.
 
     def torchrun(state: Path, watch: Callable[[], None]) -> int:
         assert state == tmp_path
         watch()
-        history.write_text('{"update": 1, "valid_loss": 3.0, "valid_ppl": 20.1}\n')
+        history.rename("earlier.jsonl")
+        write_lines(history, [{"update": 1, "valid_loss": 3.0, "valid_ppl": 20.1}])
         watch()
-        assert tracker.heard == [({"valid_loss": 3.0, "valid_ppl": 20.1}, 1)]
+        assert progress.shown == [1]
         assert train.VALIDATION.read_text() == "update,valid_loss,valid_ppl\n1,3.0,20.1\n"
         with history.open("a") as file:
             file.write('{"update": 2, "valid_loss": 2.0, "valid_ppl": 7.4}\n')
         (tmp_path / "done.json").touch()
         return 0
 
-    progress = Silent()
-    train.train(tmp_path, tracker, torchrun, progress)
+    train.launch_and_watch(tmp_path, torchrun, progress.show)
     assert progress.shown == [1, 2]
-    assert tracker.heard[1:] == [({"valid_loss": 2.0, "valid_ppl": 7.4}, 2)]
-
-
-def test_a_stop_of_one_process_ends_the_others(tmp_path: Path) -> None:
-    def torchrun(state: Path, watch: Callable[[], None]) -> int:
-        (tmp_path / "interrupted").touch()
-        watch()
-        raise AssertionError("nobody stopped it")
-
-    with pytest.raises(Interrupted, match="was asked to stop"):
-        train.train(tmp_path, Listener(), torchrun, Silent())
-
-
-def test_a_run_trains_once_and_hands_on_each_time(
-    finished: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: Callable[..., dict[str, Any]]
-) -> None:
-    job = {**tiny_job(), "vocabulary": 77, "corpus": str(train.BINNED.resolve())}
-    (finished / "job.yaml").unlink()
-    calls: list[Any] = []
-    monkeypatch.setattr(train, "load_section", lambda name, section: section.model_validate(job[name]))
-    monkeypatch.setattr(train, "state_folder", lambda job: calls.append(job) or finished)
-    train.BINNED.mkdir(parents=True)
-    (train.BINNED / "stats.json").write_text('{"vocabulary": 77}')
-
-    def torchrun(state: Path, watch: Callable[[], None]) -> int:
-        (finished / "done").rename(state / "done.json")
-        return 0
-
-    train.run(Listener(), torchrun, lambda updates: calls.append(updates) or Silent())
-    assert calls == [job]
-    assert yaml.safe_load((finished / "job.yaml").read_text()) == job
-    (finished / "done.json").rename(finished / "done")
-    train.run(Listener(), torchrun, lambda updates: calls.append(updates) or Silent())
-    assert calls[1:] == [job, 30]
-    # Where a store is set, whoever uploads is asked also when the training is done.
-    monkeypatch.setenv("WMT_STATE_STORE", "s3://bucket/prefix")
-    train.run(Listener(), lambda *_: calls.append("asked") or 0, lambda updates: Silent())
-    assert calls[3:] == [job, "asked"]
-    assert published().keys() >= {"last.safetensors", "training.json"}

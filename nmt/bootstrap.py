@@ -1,0 +1,53 @@
+"""Bootstrap resampling of the lines of a test set (Koehn 2004): confidence intervals, and paired comparisons.
+
+Scores are functions of statistics that are summed over lines. Draws, intervals and p-values are sacreBLEU's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Score = Callable[[NDArray[np.int64]], float]
+    """From summed statistics, [k], to a score."""
+
+SAMPLES = 1000
+SEED = 12345
+
+
+@dataclass(frozen=True)
+class Comparison:
+    difference: float
+    """In points of the score; positive if the system is better."""
+    p_value: float
+    """The probability of a difference at least as large by chance."""
+
+
+def resampled(statistics: NDArray[np.int64], score: Score) -> NDArray[np.float64]:
+    """Return the scores of SAMPLES resamples of line statistics, [lines, k]; systems with as many lines share draws."""
+    lines = len(statistics)
+    drawn = np.random.default_rng(SEED).choice(lines, size=(SAMPLES, lines))
+    return np.array([score(np.bincount(sample, minlength=lines) @ statistics) for sample in drawn])
+
+
+def interval(statistics: NDArray[np.int64], score: Score) -> tuple[float, float]:
+    """Return the 95% interval of a score: the mean of the resamples, less and plus half of their central range."""
+    scores = np.sort(resampled(statistics, score))
+    half = (scores[SAMPLES - SAMPLES // 40 - 1] - scores[SAMPLES // 40]) / 2
+    return float(scores.mean() - half), float(scores.mean() + half)
+
+
+def compare(baseline: NDArray[np.int64], system: NDArray[np.int64], score: Score) -> Comparison:
+    """Compare two systems' line statistics of the same references."""
+    difference = score(system.sum(0)) - score(baseline.sum(0))
+    apart = np.abs(resampled(system, score) - resampled(baseline, score))
+    if not difference or np.ptp(apart) < 1e-9:  # Equal systems, one line or lines all alike: nothing can be said.
+        return Comparison(difference, 1.0)
+    exceeding = int((apart - apart.mean() > abs(difference)).sum())
+    return Comparison(difference, (exceeding + 1) / (SAMPLES + 1))

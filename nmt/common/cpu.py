@@ -1,0 +1,21 @@
+"""The CPU, from the text that Linux gives."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def processor() -> str:
+    return cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def cpuinfo(key: str) -> str:
+    """Return the first value of a key of /proc/cpuinfo, empty without one."""
+    if CPUINFO.exists():
+        for line in CPUINFO.read_text(encoding="utf-8", errors="replace").split("\n"):
+            if line.startswith(key):
+                return line.split(":", 1)[1].strip()
+    return ""

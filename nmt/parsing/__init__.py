@@ -1,0 +1,1 @@
+"""Section 6.3: constituency trees, their linearisation and back, and EVALB."""

@@ -1,0 +1,326 @@
+"""Training as section 5 describes it: the loop around `Trainer.step`; resumable at any update.
+
+torchrun runs `python -m nmt.training.loop FOLDER` for each device. FOLDER holds `job.yaml` (a Job), and
+`last_update` where the attempt ends before `training.updates`. The training writes there:
+
+    resume/          the last complete state
+    checkpoints/     weights for averaging
+    states/          states kept to train parts of the training again
+    history.jsonl    one record per interval, one per validation
+    chain.jsonl      hashes of the training at intervals
+    done.json        at the end, or else `interrupted` (it was asked to stop) or `failed.json` (an error)
+
+The stage `train` holds `lock` there while the training runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import torch
+
+from nmt.common.files import FULL_DISK, flush, read_yaml, writing
+from nmt.common.processes import INTERRUPTED, TRAINERS, UNRECORDED, die_with_parent, sharing
+from nmt.config import InputError, Job
+from nmt.training import chain, checkpoint, history, state
+from nmt.training.batches import Corpus, ahead, train_files
+from nmt.training.distributed import World, join_world, peer_is_lost
+from nmt.training.history import CHAIN, HISTORY, Record, read_history
+from nmt.training.measurements import Measurements
+from nmt.training.state import TrainState
+from nmt.training.trainer import Trainer
+
+__all__ = ["Job", "train"]
+
+
+class Attempt:
+    """One attempt at a training: it resumes, trains, reports and saves, until the last update or a request to stop."""
+
+    def __init__(self, trainer: Trainer, corpus: Corpus, folder: Path) -> None:
+        self.trainer, self.corpus, self.folder = trainer, corpus, folder
+        self.settings = trainer.settings
+        self.report_every = max(1, min(100, self.settings.updates // 100))
+        self.keep_every = chain.keep_every(self.settings, self.report_every)
+        self._saved = time.monotonic()
+        self._hashing = ThreadPoolExecutor(1, "hashing")
+        self._link: Future[None] | None = None
+
+    def resume(self) -> None:
+        """Load the newest state, check that all ranks have it, and discard what was measured after it."""
+        trainer, world = self.trainer, self.trainer.world
+        path = checkpoint.latest_resume(self.folder / "resume")
+        loaded = None
+        if path is not None:
+            loaded = state.load_state(path, trainer.model, trainer.optimizer)
+            recorded = max((record["seconds"] for record in read_history(self.folder / HISTORY)), default=0.0)
+            trainer.measured = Measurements(world, loaded.resumed(recorded, trainer.measured.state))
+        if world.size > 1:
+            check_ranks_agree(trainer, self.corpus)
+        world.barrier()
+        if loaded is None and self.settings.fork is not None:
+            raise InputError(
+                f"this training is a fork, but no state is in {self.folder / 'resume'}: train where the "
+                "training is that it begins in"
+            )
+        if not world.main:
+            return
+        # All ranks have started again, so an earlier failure no longer counts.
+        (self.folder / "failed.json").unlink(missing_ok=True)
+        # What came after the state comes again.
+        for path in checkpoint.checkpoints(self.folder / "checkpoints"):
+            if checkpoint.update_of(path) > trainer.update:
+                path.unlink()
+        history.remove_after(self.folder, trainer.measured.state)
+        chain.remove_later_states(self.folder, trainer.update)
+        if loaded is None:
+            return
+        before = {"updates": loaded.updates, "validate_every": loaded.validate_every}
+        if any(getattr(self.settings, name) != value for name, value in before.items()):
+            # Losses are recorded after other updates from here on: no link covers both kinds.
+            settings = self.settings.model_copy(update=before)
+            copies = chain.host_copies(trainer.model, trainer.optimizer)
+            chain.add_link(self.folder, settings, trainer.update, copies, loaded.conditions)
+        if self.keeps(trainer.update):  # A kill may have come between saving and keeping it.
+            self.keep_state()
+        self.print_resume(loaded)
+
+    def print_resume(self, loaded: TrainState) -> None:
+        """Print where training resumes, and whether its weights will be those of an undisturbed training."""
+        conditions = self.trainer.conditions()
+        reason = "processor, threads, torch and compilation are the same"
+        if not conditions.deterministic:
+            reason = "without training.deterministic GPUs add in no fixed order"
+        differences = loaded.conditions.differences(conditions)
+        exact = "" if conditions.deterministic and not differences else "not "
+        print(
+            f"resuming after update {loaded.update:,} of {self.settings.updates:,}; the weights will {exact}be "
+            f"bit-identical to an undisturbed run's: {'; '.join(differences) or reason}",
+            flush=True,
+        )
+
+    def train(self, valid: Corpus, last_update: int) -> bool:
+        """Train until `last_update` or until patience ends; return False if a rank was asked to stop before."""
+        trainer, settings, world = self.trainer, self.settings, self.trainer.world
+        end = trainer.update if self.patience_ended() else last_update
+        for update in ahead(trainer.updates(self.corpus, end)):
+            trainer.step(update)
+            if update.number % settings.checkpoint_every == 0 and world.main:
+                folder = self.folder / "checkpoints"
+                checkpoint.save_checkpoint(folder, update.number, trainer.model, settings.keep_checkpoints)
+            last = update.number == settings.updates
+            planned = update.number % settings.validate_every == 0
+            if planned or last:
+                loss = trainer.validate(valid)
+                trainer.measured.add_validation(loss, counts=planned)
+                self.log({"valid_loss": loss, "valid_ppl": history.perplexity(loss)})
+            reported = update.number % self.report_every == 0 or last
+            if reported:
+                interval = trainer.measured.take_interval()
+                self.log(history.interval_record(trainer.job, trainer.measured.state, interval))
+            if chain.is_link(settings, update.number):
+                self.add_link()
+            if reported and time.monotonic() - self._saved > 60 * settings.resume_minutes:
+                self.save()
+            if self.patience_ended():
+                break
+            if not last and trainer.any_stop_requested():
+                trainer.measured.collect()
+                self.save()
+                return False
+        trainer.measured.collect()
+        self.add_link()
+        self.save()
+        if world.main:
+            with writing(self.folder / "done.json") as temporary:
+                content = history.summary(trainer.job, trainer.measured.saved())
+                temporary.write_text(json.dumps(content, indent=2), encoding="utf-8")
+        return True
+
+    def patience_ended(self) -> bool:
+        """Return whether the configured number of consecutive validations had no better perplexity."""
+        patience = self.settings.patience
+        return patience is not None and self.trainer.measured.state.validations_since_best >= patience
+
+    def log(self, values: Record) -> None:
+        """Append a record of the last update to the history on the main rank."""
+        if self.trainer.world.main:
+            times = {"update": self.trainer.update, "seconds": self.trainer.measured.seconds()}
+            history.append(self.folder / HISTORY, {**times, **values})
+
+    def keeps(self, update: int) -> bool:
+        return self.keep_every is not None and update % self.keep_every == 0 and update < self.settings.updates
+
+    def add_link(self) -> None:
+        """Append a link to the chain of hashes on the main rank; keep the state every `keep_every` updates."""
+        trainer, update = self.trainer, self.trainer.update
+        if self.keeps(update):
+            trainer.measured.collect()  # A saved state has the sums of an unfinished interval, from every rank.
+        if not trainer.world.main:
+            return
+        self.finish_link()
+        copies = chain.host_copies(trainer.model, trainer.optimizer)
+        # On 8 GPUs, hashing the 757 MB of base while all wait would take several percent of the time.
+        given = self.folder, self.settings, update, copies, trainer.conditions()
+        self._link = self._hashing.submit(chain.add_link, *given)
+        if self.keeps(update):
+            self.save()
+            self.keep_state()
+
+    def finish_link(self) -> None:
+        """Wait until the last link is in the chain; raise the error that prevented it."""
+        if self._link is not None:
+            self._link.result()
+
+    def keep_state(self) -> None:
+        name = f"update-{self.trainer.update:08d}"
+        chain.copy_state(self.folder / "resume" / name, self.folder / "states" / name)
+
+    def save(self) -> None:
+        """Save the state on the main rank. Clocks differ, so only the main rank decides when.
+
+        The others do not wait, so everything must be collected before.
+        """
+        self._saved = time.monotonic()
+        trainer = self.trainer
+        if trainer.world.main:
+            self.finish_link()
+            # Flush the logs before saving: a resumed training does not rewrite records before the saved update.
+            for name in (HISTORY, CHAIN):
+                if (self.folder / name).exists():
+                    flush(self.folder / name)
+            state.save_state(self.folder / "resume", trainer.measured.saved(), trainer.model, trainer.optimizer)
+
+
+def check_ranks_agree(trainer: Trainer, corpus: Corpus) -> None:
+    """Raise an error if ranks, on machines whose folders differ, would train on different text or weights."""
+    world, update = trainer.world, trainer.update
+    if not world.same(corpus.checksum()):
+        raise InputError(f"the machines' corpora differ: {trainer.job.corpus} must be the same folder on all of them")
+    if not world.same(update):
+        # Network file systems show new files late: a restart finds them.
+        raise RuntimeError(f"this rank would resume after update {update:,}, but another rank after another update")
+    weights = 0
+    for parameter in trainer.parameters:
+        weights = zlib.crc32(parameter.detach().cpu().numpy().data, weights)
+    if not world.same(weights):
+        raise InputError(
+            f"the ranks' weights after update {update:,} differ: give all machines the same settings, "
+            "the same version of torch and the same state folder, then start the training again"
+        )
+
+
+def train(job: Job, folder: Path, world: World) -> bool:
+    """Train until the last update, resuming from the state in `folder`; return False if asked to stop before.
+
+    The last update is that of the file `last_update` in `folder` or, without it, `training.updates`.
+    """
+    corpus = Corpus(train_files(Path(job.corpus)))
+    valid = Corpus([Path(job.corpus) / "valid.arrow"])
+    for name, pairs in (("training", corpus), ("validation", valid)):
+        if job.model.positions == "learned" and pairs.longest > job.model.max_positions:
+            raise InputError(
+                f"a sentence of the {name} set has {pairs.longest:,} subwords, but model.max_positions is "
+                f"{job.model.max_positions:,}: raise that, or shorten the sentence"
+            )
+    attempt = Attempt(Trainer(job, world), corpus, folder)
+    attempt.resume()
+    earlier_end = folder / "last_update"
+    last_update = int(earlier_end.read_text(encoding="utf-8")) if earlier_end.exists() else job.training.updates
+    with stop_on_signals(attempt.trainer):
+        return attempt.train(valid, last_update)
+
+
+def stand_by(folder: Path, world: World) -> bool:
+    """Wait for the end of a training that this process has no part in; return whether it reached its last update.
+
+    torchrun starts all processes anew when one of the others is lost, and then this one may take part.
+    """
+    print(f"process {world.rank} stands by: training.shards lets {world.size} processes train", flush=True)
+    while not (folder / "done.json").exists():
+        if (folder / "interrupted").exists():
+            return False
+        time.sleep(1.0)
+    return True
+
+
+@contextmanager
+def stop_on_signals(trainer: Trainer) -> Iterator[None]:
+    """Make SIGTERM and SIGINT request a stop after the current update."""
+
+    def request_stop(signum: int, frame: FrameType | None) -> None:
+        trainer.stop_requested = True
+
+    old = {number: signal.signal(number, request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def fail(folder: Path, error: Exception) -> NoReturn:
+    """Write `failed.json` unless another process did or only lost its peers, and end this process at once.
+
+    Ending in order would let NCCL wait for the other processes, which wait for this one. Where the failure cannot be
+    written the status is UNRECORDED: a failure that nobody knows of is repeated.
+    """
+    status, state, reason = 1, "failed", f"{type(error).__name__}: {error}"
+    disk = {"errno": error.errno, "file": error.filename} if isinstance(error, OSError) else {}
+    if isinstance(error, InputError):
+        state, reason = "refused", str(error)
+        print(f"train: {error}", file=sys.stderr)
+    elif disk.get("errno") not in FULL_DISK:
+        traceback.print_exception(error)
+    if not (peer_is_lost(error) or (folder / "failed.json").exists()):
+        try:
+            with writing(folder / "failed.json") as temporary:
+                temporary.write_text(json.dumps({"state": state, "error": reason, **disk}), encoding="utf-8")
+        except OSError as unwritten:
+            print(f"train: {reason}; {folder / 'failed.json'} could not be written: {unwritten}", file=sys.stderr)
+            status = UNRECORDED
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def main() -> None:
+    """Run one of torchrun's workers: train the job in the given folder.
+
+    A second argument is the id of torchrun's process.
+
+    torchrun turns every exit status into 1, so the outcome is a file in the folder: `done.json`, `interrupted`, or
+    `failed.json` if this worker itself failed. A worker that only lost its peers writes none.
+    """
+    if len(sys.argv) not in {2, 3}:
+        sys.exit("usage: python -m nmt.training.loop JOB [TORCHRUN]")
+    # If torchrun is killed with SIGKILL, its workers would otherwise live on and occupy the devices. It may have been
+    # killed already, while this one was importing.
+    die_with_parent(signal.SIGKILL, *map(int, sys.argv[2:]))
+    folder = Path(sys.argv[1])
+    torch.set_flush_denormal(True)
+    job = Job.model_validate(read_yaml(folder / "job.yaml"))
+    try:
+        with sharing(folder / TRAINERS), join_world(job.training.shards) as world:
+            finished = stand_by(folder, world) if world.spare else train(job, folder, world)
+            if not finished and world.main:
+                (folder / "interrupted").touch()
+    except Exception as error:
+        fail(folder, error)
+    if not finished:
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

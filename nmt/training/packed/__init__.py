@@ -1,1 +1,0 @@
-"""Updates as packed batches of few shapes, which a GPU trains on as recorded CUDA graphs."""

@@ -1,0 +1,103 @@
+"""The command `wmt`: its commands by topic, errors and exit statuses.
+
+A command reads its options and calls a function of pipeline or nmt. Everything slow is imported inside the commands,
+so that `--help` and shell completion are fast. Stages are run by `python -m pipeline STAGE`, not from here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from inspect import cleandoc
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from nmt.config import InputError
+from pipeline.cli import ablation, catalog, join, models, plan, rows, runs, services, states, verification
+
+
+class Commands(TyperGroup):
+    """The commands of `wmt`. Errors that a user can fix become one sentence and an exit status, only here."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, each paragraph of its help on one line: Typer wraps lines, and keeps our line breaks."""
+        command = super().get_command(ctx, cmd_name)
+        for each in (command, *getattr(command, "commands", {}).values()):
+            if each is not None and each.help is not None:
+                paragraphs = cleandoc(each.help).split("\n\n")
+                each.help = "\n\n".join(part if part[0] == "\b" else part.replace("\n", " ") for part in paragraphs)
+        return command
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. Status 1 for what a user can fix, 130 for Ctrl-C, 0 where the reader has closed the pipe."""
+        try:
+            try:
+                return super().invoke(ctx)
+            finally:
+                _flush()
+        except KeyboardInterrupt as error:
+            raise typer.Exit(130) from error
+        except BrokenPipeError as error:
+            _discard_output()
+            raise typer.Exit from error
+        except (OSError, InputError) as error:
+            try:
+                _flush()
+            except OSError:
+                _discard_output()
+            print(f"{ctx.invoked_subcommand}: {_sentence(error)}", file=sys.stderr)
+            raise typer.Exit(1) from error
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
+def _flush() -> None:
+    """Write what was printed. Python has no standard output where the shell has closed it (`>&-`)."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _discard_output() -> None:
+    """Redirect standard output to nowhere: Python would raise again when it flushes the stream at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for topic in (models, plan, rows, runs, states, join, ablation, verification, services):
+    app.add_typer(topic.app)
+app.add_typer(catalog.app, name="catalog", rich_help_panel="Data")
+
+
+@app.callback()
+def wmt() -> None:
+    """Raw WMT14 text to a scored Transformer.
+
+    `dvc repro` runs the pipeline that params.yaml describes. These commands do everything else.
+
+    \b
+    Example:
+      dvc repro
+      wmt summary
+      wmt translate models/average --input in.en --output out.de
+    """
+
+
+def main() -> None:
+    """Run the command line; raises SystemExit."""
+    app(prog_name="wmt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""The commands of `wmt` on models and their output: translate, parse, score, evalb, bleu, attention, export.
+
+A parameter is an option, with its help. Everything slow is imported inside the commands, so that `--help` is fast.
+"""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from nmt.config import Precision
+from nmt.inference.options import LONGEST, WINDOW, EngineName, LongLines, Quantization, TranslationOptions
+from pipeline.config.imports import collection_paused
+
+app = typer.Typer()
+
+Model = Annotated[
+    Path, typer.Argument(metavar="MODEL_DIR", help="A model folder, such as models/average.", show_default=False)
+]
+Ensemble = Annotated[
+    list[Path],
+    typer.Option(
+        metavar="MODEL_DIR", help="Another model of the same vocabulary, to average probabilities; may be repeated."
+    ),
+]
+
+
+def _search(text: str, *names: str, **rules: Any) -> Any:
+    """Return an option of search with this help."""
+    return typer.Option(*names, **rules, help=text, rich_help_panel="Search (by default as the model folder says)")
+
+
+PARSE_HELP = """Parse sentences with a model folder of the pair en-tree: a tree in Penn bracketing for each line.
+
+Words are separated by spaces. Sentences of more than --longest subwords are refused. Standard error tells at the end
+how many outputs had to be repaired to be trees. The options are those of wmt translate.
+
+\b
+Example:
+  wmt parse models/average --input sentences.txt --output trees.mrg
+"""
+
+
+@app.command("parse", rich_help_panel="Models", help=PARSE_HELP)
+@app.command(rich_help_panel="Models")
+def translate(
+    context: typer.Context,
+    model: Model,
+    ensemble: Ensemble = [],
+    input: Annotated[Path | None, typer.Option(metavar="FILE", help="Translate this file, not standard input.")] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Appears when it is complete.")] = None,
+    beam: Annotated[int | None, _search("Hypotheses per sentence; 1: greedy.")] = None,
+    alpha: Annotated[float | None, _search("Length penalty.")] = None,
+    max_extra: Annotated[int | None, _search("Subwords that a translation may have more than its source.")] = None,
+    stop: Annotated[str | None, _search("exact, or tensor2tensor's looser rule.")] = None,
+    nbest: Annotated[
+        int, _search("Translations per line, written `line ||| text ||| score`; one of a line that is split.", min=1)
+    ] = 1,
+    sample: Annotated[bool, _search("Draw translations at random, do not search.", "--sample")] = False,
+    temperature: Annotated[float | None, _search("Temperature of --sample, by default 1.")] = None,
+    top_k: Annotated[int | None, _search("--sample draws among this many likeliest subwords; by default all.")] = None,
+    seed: Annotated[int | None, _search("Seed of --sample, by default 1.")] = None,
+    longest: Annotated[int, typer.Option(min=1, help="Most subwords of a line that is translated whole.")] = LONGEST,
+    long: Annotated[
+        LongLines | None, typer.Option(help="Longer lines: split at sentence ends, or refused, as trees always are.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Write JSON lines: translations, scores, attention.")] = False,
+    engine: Annotated[
+        EngineName, typer.Option(help="ctranslate2: for a folder of wmt export; its length penalty is not GNMT's.")
+    ] = "torch",
+    device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="By default a GPU where there is one.")] = None,
+    precision: Annotated[
+        Precision | None, typer.Option(help="Precision of the weights and the arithmetic; by default float32.")
+    ] = None,
+    quantization: Annotated[
+        Literal["int8"] | None, typer.Option(help="8-bit weights: faster on a CPU, slightly less exact.")
+    ] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Source positions per batch, all beams counted; 4096, on a GPU 32768.")
+    ] = None,
+    window: Annotated[int, typer.Option(min=1, help="Lines sorted by length together; 1: line by line.")] = WINDOW,
+) -> None:
+    """Translate raw text with a model folder.
+
+    Each input line gives one output line; an empty line stays empty. At a terminal it prompts for lines.
+
+    \b
+    Example:
+      wmt translate models/average --input in.en --output out.de
+      wmt translate models/average --json --nbest 4 < in.en
+    """
+    fields = dict(locals())  # The parameters have the names of the options' fields, but for one.
+    options = TranslationOptions(command=str(fields.pop("context").info_name), **fields)
+    with collection_paused():
+        from nmt.deployment import streams
+
+    streams.translate(options)
+
+
+@app.command(rich_help_panel="Models")
+def score(
+    model: Model,
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Raw lines.", show_default=False)],
+    target: Annotated[
+        Path, typer.Argument(metavar="TARGET", help="Their translations, detokenised.", show_default=False)
+    ],
+    ensemble: Ensemble = [],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line, then one for all lines.")] = False,
+) -> None:
+    """Score given translations: log-probability in nats and perplexity per subword, EOS counted, one line each.
+
+    For its own translations `wmt translate` reports the same numbers, unless their text splits into other subwords.
+
+    \b
+    Example:
+      wmt score models/average in.en out.de
+    """
+    with collection_paused():
+        from nmt.evaluation import forced_scoring
+
+    def written(scored: forced_scoring.Scored, **more: int) -> str:
+        return json_format.dumps({**more, **asdict(scored), "perplexity": scored.perplexity})
+
+    lines, total = 0, forced_scoring.Scored(0.0, 0)
+    for scored in forced_scoring.score_files([model, *ensemble], source, target):
+        lines, total = lines + 1, total + scored
+        print(written(scored) if as_json else f"{scored.log_probability:.4f}\t{scored.perplexity:.4f}")
+    if as_json:
+        print(written(total, lines=lines))
+    else:
+        print(f"{lines:,} lines, {total.tokens:,} subwords: perplexity {total.perplexity:.4f}", file=sys.stderr)
+
+
+@app.command(rich_help_panel="Models")
+def evalb(
+    gold: Annotated[Path, typer.Argument(metavar="GOLD", help="Gold trees, one a line.", show_default=False)],
+    parsed: Annotated[Path, typer.Argument(metavar="PARSED", help="A tree for each line.", show_default=False)],
+    gold_tags: Annotated[
+        bool, typer.Option("--gold-tags", help="Take the tags of GOLD, as the pipeline's own scores do.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="An object.")] = False,
+) -> None:
+    """Score constituency trees as EVALB does with COLLINS.prm: labelled F1 and others, by sentence length too.
+
+    \b
+    Example:
+      wmt evalb gold.mrg parsed.mrg
+    """
+    from nmt.parsing import evalb as scoring
+
+    report = scoring.report(gold, parsed, gold_tags)
+    print(json_format.dumps(report, indent=2, ensure_ascii=False) if as_json else scoring.text(report))
+
+
+@app.command(rich_help_panel="Models")
+def bleu(
+    texts: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="HYP... REF",
+            help="Detokenised translations, of several systems the baseline first; then one reference per line.",
+            show_default=False,
+        ),
+    ],
+    lang: Annotated[str, typer.Option(help="The target language's code: de, fr, ...", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="An object, or a list for several systems.")] = False,
+) -> None:
+    """Score translations: sacreBLEU with its signature, the paper's own way step by step, chrF.
+
+    Several systems are compared with the first by paired bootstrap resampling.
+
+    \b
+    Example:
+      wmt bleu out.de ref.de --lang de
+      wmt bleu base.de other.de ref.de --lang de --json
+    """
+    from nmt.evaluation import bleu as scoring
+
+    *hypotheses, reference = texts
+    if not hypotheses:
+        raise typer.BadParameter("REF is missing: give translations, then their references", param_hint="HYP... REF")
+    reports = scoring.score_systems(hypotheses, reference, lang)
+    if as_json:
+        print(json_format.dumps(reports if len(reports) > 1 else reports[0], indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(map(scoring.format_report, reports)))
+
+
+@app.command(rich_help_panel="Models")
+def attention(
+    model: Model,
+    source: Annotated[str, typer.Option(help="A raw sentence.", show_default=False)],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write.", show_default=False)],
+    target: Annotated[str | None, typer.Option(help="Its translation; the model's own by default.")] = None,
+) -> None:
+    """Write every layer's and head's attention for a pair of sentences, as arrays and pictures.
+
+    The pictures are in the manner of the paper's figures 3 to 5.
+
+    \b
+    Example:
+      wmt attention models/average --source "She sees a dog." --output looked
+    """
+    if output.exists():
+        raise typer.BadParameter(f"{output} exists: give a new folder", param_hint="--output")
+    with collection_paused():
+        from nmt.inference import attention_maps
+
+    attention_maps.write_attention(model, source, target, output)
+
+
+@app.command(rich_help_panel="Models")
+def export(
+    model: Model,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)],
+    quantization: Annotated[Quantization, typer.Option(help="Quantization of the weights.")] = "float32",
+) -> None:
+    """Make a CTranslate2 model, complete in itself.
+
+    `wmt translate OUT --engine ctranslate2` translates with it.
+
+    \b
+    Example:
+      wmt export models/average exported --quantization int8
+    """
+    if out.exists() and not (out / "model.bin").exists():
+        raise typer.BadParameter(f"{out} exists and is no CTranslate2 model: give another folder", param_hint="OUT")
+    with collection_paused():
+        from nmt.deployment import export as exporting
+
+    exporting.export(model, out, quantization)

@@ -1,0 +1,285 @@
+"""`wmt plan`: the stages that would run, and the disk, memory, operations and time that they need."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial, reduce
+from operator import getitem
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from humanize import naturalsize, precisedelta
+
+from nmt import flops
+from nmt.common.cpu import processor
+from nmt.config import InputError
+from nmt.flops import LengthSums, parameters, training_flops
+from pipeline.config import graph, machine, resolution
+from pipeline.config.paths import BINNED_STATS, CONFIG, read_json
+from pipeline.config.settings import Configuration
+from pipeline.data import user_text
+from pipeline.train import launch
+
+app = typer.Typer()
+
+KNOWN_PAIRS = {
+    ("en-de", "commoncrawl", "europarl-v7", "news-commentary-v9"): 4_508_785,
+    ("en-de", "commoncrawl", "europarl-v7", "news-commentary-v11"): 4_508_785,
+    ("en-fr", "commoncrawl", "europarl-v7", "giga-fren", "news-commentary-v9", "un"): 40_836_715,
+}
+"""Training pairs by language pair and texts. News Commentary 11 is larger than 9 by less than the estimates' error."""
+
+# Approximate values for what is not measured on this machine.
+LINE = 150  # bytes of a line of raw text
+COMPRESSION = 3  # bytes of plain text per byte of its archive
+SUBWORDS = 28  # of a sentence, EOS included
+SYMBOLS = 128  # of a closed vocabulary of trees
+SPREAD = 1.5  # mean of squared lengths over the square of the mean length
+RESERVE = 700 * 2**20  # bytes of a process before it trains: torch and its libraries
+
+size = partial(naturalsize, binary=True)
+
+
+@app.command("plan", rich_help_panel="Runs")
+def plan_run(
+    no_measure: Annotated[bool, typer.Option("--no-measure", help="Do not measure, and estimate no time.")] = False,
+    on: Annotated[str | None, typer.Option(metavar="GPU", help="Compute the time on rented GPUs: H100, ...")] = None,
+    devices: Annotated[int, typer.Option(min=1, help="How many of them.")] = 1,
+    price: Annotated[float, typer.Option(min=0, help="What all of them cost in an hour, in any currency.")] = 0.0,
+    utilisation: Annotated[
+        float, typer.Option(min=0.01, max=1, help="The share of their peak that training reaches.")
+    ] = 0.3,
+) -> None:
+    """List the stages that would run, and estimate the disk, memory, operations and time that they need.
+
+    It writes nothing. It measures the speed of training for a few seconds with the configured model on this machine,
+    and estimates everything else from the configuration and the known sizes of the corpora. The exit status is 1 where
+    disk or memory do not suffice.
+
+    \b
+    Example:
+      wmt plan --no-measure
+      wmt plan --no-measure --on H100 --devices 8 --price 24
+    """
+    if on is None and (devices, price, utilisation) != (1, 0.0, 0.3):
+        raise typer.BadParameter("--devices, --price and --utilisation need --on GPU", param_hint="--on")
+    rented = None if on is None else partial(rental, on, devices, price, utilisation)
+    raise typer.Exit(0 if report(not no_measure, rented) else 1)
+
+
+@dataclass(frozen=True)
+class CorpusSize:
+    """The size of the training corpus."""
+
+    pairs: int
+    subwords: float  # mean length of a target sentence
+    vocabulary: int
+    origin: str  # of these numbers, for the printed plan
+    target_vocabulary: int | None = None  # where the target has its own
+
+    @property
+    def output_rows(self) -> int:  # of the pre-softmax product
+        return self.target_vocabulary or self.vocabulary
+
+
+def corpus_size(configuration: Configuration, prepared: bool) -> CorpusSize:
+    """Return the training corpus's size: counted where it is `prepared`, else known, or guessed from bytes."""
+    subwords = configuration.subwords
+    if prepared and BINNED_STATS.exists():
+        stats = read_json(BINNED_STATS)
+        pairs = int(stats["pairs"])
+        mean, symbols = stats["target_tokens"] / pairs, stats.get("target_vocabulary")
+        return CorpusSize(pairs, mean, int(stats["vocabulary"]), f"counted in {BINNED_STATS}", symbols)
+    # Characters and unmerged pieces add to the merges: 32,000 give about 37,000.
+    learned = subwords.vocabulary or int(1.15 * (subwords.merges or 0))
+    vocabulary = -(-learned // subwords.multiple_of) * subwords.multiple_of
+    symbols = SYMBOLS if subwords.target == "closed" else None
+    texts = (configuration.run.pair, *sorted(text.name for text in configuration.data.train))
+    if texts in KNOWN_PAIRS:
+        return CorpusSize(KNOWN_PAIRS[texts], SUBWORDS, vocabulary, "known", symbols)
+    local = [Path(text.source.path) for text in configuration.data.train if text.source.path is not None]
+    bytes_ = sum(path.stat().st_size for path in local if path.exists())
+    used = {text.source.archive for text in configuration.data.train}
+    packed = sum(archive.bytes or 0 for archive in configuration.data.archives if archive.name in used)
+    # An archive contains both sides.
+    pairs = max(1, (bytes_ + packed * COMPRESSION // 2) // LINE)
+    return CorpusSize(pairs, SUBWORDS, vocabulary, "guessed from the bytes of its archives and files", symbols)
+
+
+def needs(configuration: Configuration, corpus: CorpusSize) -> tuple[dict[str, int], int, int]:
+    """Return the bytes of disk by stage, of memory of each training process, and the operations of training."""
+    model, training = configuration.model, configuration.training
+    weights = 4 * parameters(model, corpus.vocabulary, corpus.target_vocabulary)
+    text = 2 * LINE * corpus.pairs
+    id_bytes = 2 if corpus.vocabulary <= 65_535 else 4
+    disk = {
+        "download": sum(archive.bytes or 0 for archive in configuration.data.archives) + text,
+        "tokenize": int(1.1 * text),
+        "binarize": int(corpus.pairs * (2 * corpus.subwords * id_bytes + 16)),
+        # The checkpoints, and weights and both moments of the kept states, the last and the one being written.
+        "train": weights * (training.keep_checkpoints + 3 * (training.keep_states + 2)),
+        "average": 2 * weights,
+    }
+    layer = 26 * model.d_model + 4 * model.d_ff + int(6 * model.h * corpus.subwords)
+    activations = training.tokens // training.shards * (model.N * layer + 4 * model.d_model) * 4
+    tokens = training.updates * training.tokens
+    squared = int(tokens * corpus.subwords * SPREAD)
+    lengths = LengthSums(int(tokens / corpus.subwords), tokens, tokens, squared, squared, squared)
+    # Weights, two moments, and gradients: a process that has all shards keeps as many sums as the tree has levels.
+    gradients = max(1, training.shards.bit_length() - 1)
+    memory = RESERVE + (3 + gradients) * weights + activations
+    return disk, memory, training_flops(model, corpus.output_rows, lengths)
+
+
+def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: float = 3.0) -> tuple[float, str]:
+    """Return the operations per second of real updates of this model on one device, the best of a few, and its name."""
+    import torch
+
+    from nmt.config import Job
+    from nmt.training.batches import Batch, Update
+    from nmt.training.distributed import World
+    from nmt.training.trainer import Trainer
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # One shard as large as the row's on a GPU, a smaller one on a CPU, where an update takes long.
+    training = configuration.training.model_copy(update={"shards": 1})
+    job = Job(
+        model=configuration.model,
+        training=training,
+        vocabulary=corpus.vocabulary,
+        target_vocabulary=corpus.target_vocabulary,
+        corpus="none",
+    )
+    trainer = Trainer(job, World(0, 1, device))
+    length = max(2, round(corpus.subwords))
+    positions = configuration.training.tokens // configuration.training.shards
+    rows = max(1, min(positions, positions if device.type == "cuda" else 512) // length)
+    ids = torch.randint(4, min(corpus.vocabulary, corpus.output_rows), (rows, length))
+    batch = Batch(ids, ids, torch.arange(rows * length), ids.flatten())
+    sums = sum((LengthSums.of(length, length) for _ in range(rows)), LengthSums.zero())
+    update = Update(number=1, first=0, shards=[batch], sums=sums, padded=2 * rows * length)
+    trainer.step(update)  # warms up
+    times: list[float] = []
+    while sum(times) < seconds:
+        start = time.perf_counter()
+        trainer.step(update)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else processor()
+    return training_flops(configuration.model, corpus.output_rows, sums) / min(times), name
+
+
+def stages_to_run(configuration: Configuration) -> dict[str, str]:
+    """Return every stage with why it would run, or ""; raise InputError where DVC cannot read its record."""
+    from dvc.dependency import ParamsDependency
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+    from dvc.utils.serialize import loads_yaml
+
+    # Parsed as DVC parses its record, by YAML 1.2.
+    settings = loads_yaml(resolution.text(configuration))
+    try:
+        with Repo() as repo:
+            status, recorded = repo.status(), {one.addressing: one for one in repo.index.stages}
+    except DvcException as error:
+        raise InputError(
+            f"dvc status fails ({error}): run this in the root of a git clone, while no `dvc repro` works there"
+        ) from error
+    declared = graph.stages()
+    reasons: dict[str, str] = {}
+    for name in declared:
+        makers = [graph.made_by(path, declared) for path in declared[name].deps]
+        follows = sorted({maker for maker in makers if maker and reasons[maker]})
+        changes = status.get(name, [])
+        changed = ["the command"] if "changed command" in changes else []
+        deps = [path for change in changes if isinstance(change, dict) for path in change.get("changed deps", ())]
+        # Of settings and outputs of other stages the lines below tell more.
+        changed += sorted(path for path in deps if path != str(CONFIG) and not graph.made_by(path, declared))
+        keys = [
+            key
+            for dep in recorded[name].deps
+            if isinstance(dep, ParamsDependency) and dep.def_path == str(CONFIG)
+            for key in dep.params
+            if (dep.hash_info.value or {}).get(key) != reduce(getitem, key.split("."), settings)
+        ]
+        if not any(out.hash_info for out in recorded[name].outs):
+            reasons[name] = "never ran here"
+        elif changed:
+            reasons[name] = f"changed: {', '.join(changed)}"
+        elif keys:
+            reasons[name] = f"settings changed: {', '.join(keys)}"
+        else:
+            reasons[name] = f"follows {', '.join(follows)}" if follows else ""
+    return reasons
+
+
+def rental(gpu: str, devices: int, price: float, utilisation: float, operations: int, precision: str) -> str:
+    """Return how long a training of so many operations takes on rented GPUs, and its cost where they have a price.
+
+    `price` is of all of them for an hour; `utilisation` is the share of their peak that is reached. Raises InputError
+    where the GPU's peak is unknown.
+    """
+    hardware = flops.hardware(gpu)
+    peak = hardware and hardware.peak(precision)
+    if not hardware or not peak:
+        known = ", ".join(entry.name for entry in flops.HARDWARE if entry.peak(precision))
+        raise InputError(f"--on {gpu}: its peak in {precision} is not known; known are {known}")
+    hours = operations / (devices * utilisation * peak) / 3600
+    money = f", {hours * price:,.2f} at {price:,.2f} an hour" if price else ""
+    return (
+        f"{hours:,.1f} hours on {devices} {hardware.name}{money}; computed for {utilisation:.0%} of "
+        f"{peak / 1e12:,.0f} TFLOPS each, not measured"
+    )
+
+
+def report(measure: bool, rented: Callable[[int, str], str] | None = None) -> bool:
+    """Print the plan, with the time of training here if `measure`; return whether disk and memory suffice."""
+    configuration = resolution.resolve(resolution.read_params())
+    with suppress(InputError):  # Where a local file is missing, `resolve` says so.
+        configuration = configuration.model_copy(update={"data": user_text.identified(configuration.data)})
+    run, training = configuration.run, configuration.training
+    reasons = stages_to_run(configuration)
+    corpus = corpus_size(configuration, prepared=not reasons.get("binarize"))
+    disk, needed, operations = needs(configuration, corpus)
+    cost = None if rented is None else rented(operations, training.precision)
+    print(f"{run.pair}, row {run.row}, corpus {run.corpus}, seed {run.seed}\n")
+    for name, reason in reasons.items():
+        print(f"  {name:15} {f'would run ({reason})' if reason else 'unchanged'}")
+    if not reasons["resolve"] and any("versions." in reason for reason in reasons.values()):
+        print("\n  (DVC does not see that a library changed: run `dvc repro --force --single-item resolve` first.)")
+    print("\n  (Where DVC's cache has the result already, it is restored and nothing runs.)\n")
+    written = sum(number for name, number in disk.items() if reasons[name])
+    free, memory, gpus = shutil.disk_usage(".").free, machine.memory(), machine.gpus()
+    room, fits = written <= free, needed <= memory
+    where = f"for a process that trains, {size(memory)} {'of each GPU' if gpus else 'in this machine'}"
+    own = f", {corpus.target_vocabulary:,} of the target" if corpus.target_vocabulary else ""
+    print(f"  disk            {size(written)} are written, {size(free)} are free{'' if room else ': NOT ENOUGH'}")
+    print(f"  memory          {size(needed)} {where}{'' if fits else ': NOT ENOUGH'}")
+    if len(gpus) == 1 < training.shards:
+        print(
+            f"  shards          {training.shards} on one GPU: training.shards=1 is faster where it fits in memory (by "
+            "estimate twice for base on an H100), and is another training"
+        )
+    print(f"\n  corpus          {corpus.pairs:,} pairs of {corpus.subwords:.0f} subwords ({corpus.origin})")
+    count = parameters(configuration.model, corpus.vocabulary, corpus.target_vocabulary)
+    print(f"  parameters      {count:,} with a vocabulary of {corpus.vocabulary:,}{own}")
+    print(f"  training        {operations:.2e} operations in {training.updates:,} updates")
+    if measure:
+        devices = launch.processes(training.shards) if gpus else 1
+        rate, device = measured_rate(configuration, corpus)
+        each = f"each of {devices} " if devices > 1 else ""
+        print(f"  measured        {rate / 1e9:,.0f} GFLOPS of real updates on {each}{device}")
+        print(f"  train           {_about(operations / rate / devices)}{'' if reasons['train'] else ', if it ran'}")
+    if cost is not None:
+        print(f"  train, rented   {cost}")
+    return room and fits
+
+
+def _about(seconds: float) -> str:
+    return "about " + precisedelta(seconds, minimum_unit="minutes" if seconds > 120 else "seconds", format="%.0f")

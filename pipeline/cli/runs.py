@@ -1,0 +1,125 @@
+"""`wmt summary`, `wmt publish` and `wmt compare`: the finished run, and runs in MLflow."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nmt.common.files import output_file, read_yaml, writing
+from nmt.config import InputError
+from pipeline.cli.repository import check_folder
+from pipeline.config import tasks
+from pipeline.config.paths import CONFIG, SCORES, SENTENCES, TRAINING, VALIDATION, read_json
+from pipeline.config.rows import flat
+from pipeline.config.tasks import task_in
+
+if TYPE_CHECKING:
+    from pipeline.report.comparison import Compared
+
+app = typer.Typer()
+
+HERE = "."  # names the results in this folder
+
+
+@app.command(rich_help_panel="Runs")
+def summary() -> None:
+    """Print the BLEU or F1 of the finished run, its interval, and where report and model are.
+
+    \b
+    Example:
+      wmt summary
+    """
+    check_folder()
+    scores = read_json(SCORES)
+    print(tasks.summary(scores))
+    if TRAINING.exists() and read_json(TRAINING).get("train_seconds") != scores.get("train_seconds"):
+        print(f"        of an earlier training than {TRAINING}: `dvc repro` scores the present one")
+    print("report  results/report.html\nmodel   models/average")
+
+
+@app.command(rich_help_panel="Runs")
+def publish() -> None:
+    """Bring the MLflow run of the results in this folder to completeness. Doing it twice changes nothing.
+
+    The pipeline does so itself after its last stage; this command completes what a server that was away has not taken.
+    Trainings of this machine that were killed and that MLflow takes for running are set to KILLED.
+
+    \b
+    Example:
+      wmt publish
+    """
+    check_folder()
+    from pipeline.tracking import publish
+
+    if SCORES.exists() and not _up_to_date():
+        raise InputError(
+            "the results are not those of the present files (`dvc status` lists what differs), or DVC is at work: "
+            "run `dvc repro`, then this"
+        )
+    for line in publish.publish():
+        print(line)
+
+
+def _up_to_date() -> bool:
+    """Return whether DVC would run nothing."""
+    from dvc.exceptions import DvcException, NotDvcRepoError
+    from dvc.repo import Repo
+
+    try:
+        with Repo() as repo:
+            return not repo.status()
+    except NotDvcRepoError:
+        return True
+    except DvcException:
+        return False
+
+
+@app.command(rich_help_panel="Runs")
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="The baseline's name in MLflow, or its id.")],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="The other run's.")] = HERE,
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("results/comparison.html"),
+) -> None:
+    """Compare two runs on the same test set, as a page: scores, paired bootstrap, settings, translations side by side.
+
+    MLflow lists names and ids; the beginning of an id is enough. `.` names the results in this folder.
+
+    \b
+    Example:
+      wmt compare sample-sample-s2
+      wmt compare 3f2a81c0 77b09d1e
+    """
+    check_folder()
+    from pipeline.report import comparison, page
+
+    target = output_file(output, CONFIG, SCORES, SENTENCES, VALIDATION)
+    with tempfile.TemporaryDirectory() as folder:
+        one, other = (_compared(name, Path(folder, str(number))) for number, name in enumerate((first, second)))
+        found = comparison.difference(one, other)
+        content = page.html(comparison.blocks(one, other, found))
+    with writing(target) as temporary:
+        temporary.write_text(content, encoding="utf-8", newline="\n")
+    difference = f"{found.difference:+.2f} {task_in(other.metrics).title}, p = {found.p_value:.3f} (paired bootstrap)"
+    print(f"{other.name} against {one.name}: {difference}\npage    {output}")
+
+
+def _compared(name: str, folder: Path) -> Compared:
+    """Return the results of a run, fetched into `folder` where they are not those here."""
+    from pipeline.report import sentences
+    from pipeline.report.comparison import Compared
+    from pipeline.tracking import artifacts
+
+    paths = [CONFIG, SCORES, SENTENCES, VALIDATION]
+    if name != HERE:
+        name, paths = artifacts.fetch(name, [path.name for path in paths], folder)
+    config, scores, lines, validation = paths
+    if not scores.exists():
+        raise InputError(
+            f"the run {name} has no scores: finish it with `dvc repro`, then `wmt publish`, or choose another"
+        )
+    found = read_json(scores)
+    read_json(scores, task_in(found).key)
+    return Compared(name, dict(flat(read_yaml(config))), found, sentences.read(lines), validation)

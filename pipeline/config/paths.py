@@ -1,0 +1,80 @@
+"""Paths of the pipeline's inputs and outputs, relative to the repository's root, and of its state; reads JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from nmt.config import InputError
+
+PARAMS = Path("params.yaml")
+DVC_YAML = Path("dvc.yaml")
+CONFIG = Path("results/config.yaml")
+
+CATALOGS = Path("data/catalog")
+LOCAL = Path("data/local")
+RAW = Path("data/raw")
+TOKENIZED = Path("data/tokenized")
+SUBWORDS = Path("data/subwords")
+BINNED = Path("data/binned")
+BINNED_STATS = BINNED / "stats.json"
+
+CHECKPOINTS = Path("models/checkpoints")
+AVERAGE = Path("models/average")
+LAST = Path("models/last")
+
+TRAINING = Path("results/training.json")
+CURVES = Path("results/training.csv")
+VALIDATION = Path("results/validation.csv")
+CHAIN = Path("results/chain.json")
+CERTIFICATE = Path("results/certificate.json")
+AVERAGING = Path("results/averaging.json")
+TRANSLATIONS = Path("results/translations")
+SCORES, METRICS = Path("results/scores.json"), Path("results/metrics.json")
+ATTENTION = Path("results/attention")
+FIGURES = Path("results/figures")
+SENTENCES = Path("results/sentences.jsonl")
+REPORT, REPORT_HTML = Path("results/report.md"), Path("results/report.html")
+
+
+def state_root() -> Path:
+    """Return the folder of training states, downloads and records of runs, outside DVC's outputs.
+
+    It is `$WMT_STATE`, if that is a folder, or else `work/`, both relative to the repository in which DVC runs; in a
+    queued experiment, to the original. Raises InputError for the address of a store with one slash.
+    """
+    root = os.environ.get("WMT_STATE", "")
+    if re.match("[a-z0-9]+:/(?!/)", root):
+        raise InputError(f"WMT_STATE is {root}: write {root.replace(':/', '://', 1)} for a store, or name a folder")
+    return Path(os.environ.get("DVC_ROOT", ".")) / (root if root and "://" not in root else "work")
+
+
+def state_store() -> str | None:
+    """Return `$WMT_STATE` if that is the URL of a store: training's states are copied to it."""
+    root = os.environ.get("WMT_STATE", "")
+    return root if "://" in root else None
+
+
+def status_file(stage: str) -> Path:
+    """Return where the runner writes how a stage stands: exit statuses do not survive torchrun and dvc.
+
+    The JSON object has `stage`, `state` (running, done, interrupted, refused: the user must change something, failed),
+    `message`, `pid`, `time`, and once it is done, `seconds`.
+    """
+    return Path(".dvc/tmp/status") / f"{stage}.json"
+
+
+def read_json(path: Path, *keys: str, remedy: str = "run `dvc repro` to make it again") -> dict[str, Any]:
+    """Return the JSON object in a file; raises InputError with `remedy` if it is missing, is none, or lacks `keys`."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read ({error}): {remedy}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds no JSON object: {remedy}")
+    if missing := [key for key in keys if key not in content]:
+        raise InputError(f"{path} has no {', '.join(missing)}: {remedy}")
+    return content

@@ -1,0 +1,94 @@
+"""Plain text out of archives: .tgz, .tar and .zip, with .gz and .sgm members.
+
+Members are read as streams and written under our own names: no path, link or device of an archive reaches the disk.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import posixpath
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import IO
+
+from nmt.config import InputError
+from nmt.text.parallel_text import decode
+
+BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError)
+"""What the standard library raises on broken archives."""
+_ENTITIES = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
+_ENTITY = re.compile(r"&(amp|lt|gt|quot|apos|#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});")
+_OPENING = re.compile(r"<seg(?:\s[^<>]*)?>", re.IGNORECASE)
+_CLOSING = re.compile(r"</seg\s*>", re.IGNORECASE)
+
+
+def is_archive(path: Path) -> bool:
+    """Return whether a file starts like a .tgz or .tar, or is a .zip."""
+    return tarfile.is_tarfile(path) or zipfile.is_zipfile(path)
+
+
+def members(path: Path, names: Collection[str]) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield the named files of an archive in its order; read each before requesting the next.
+
+    Raises InputError where one is missing, and one of `BROKEN` where the archive is.
+    """
+    missing = set(names)
+    # A tar may end with a zip, which is_zipfile takes for the whole.
+    if tarfile.is_tarfile(path):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                name = posixpath.normpath(member.name)
+                stream = tar.extractfile(member) if name in names and member.isreg() else None
+                if stream:
+                    missing.discard(name)
+                    yield name, stream
+    else:
+        with zipfile.ZipFile(path) as packed:
+            for name in missing.intersection(packed.namelist()):
+                missing.discard(name)
+                with packed.open(name) as stream:
+                    yield name, stream
+    if missing:
+        raise InputError(f"{path} has no file {min(missing)!r}: correct the catalog, or remove the archive")
+
+
+def plain(stream: IO[bytes], name: str) -> IO[bytes]:
+    """Return the plain text of a member or file called `name`: `.gz` unpacked, `.sgm` as one line a segment."""
+    if name.endswith(".gz"):
+        stream, name = gzip.GzipFile(fileobj=stream), name.removesuffix(".gz")  # type: ignore[assignment]
+    if name.endswith((".sgm", ".sgml")):
+        return io.BytesIO("".join(f"{segment}\n" for segment in segments(stream.read(), name)).encode())
+    return stream
+
+
+def segments(content: bytes, name: str) -> list[str]:
+    """Return the segments of the NIST/WMT .sgm file (srcset or refset) `name` in order, each one line.
+
+    Entities are decoded once. Line breaks and runs of blanks inside a segment become one space, and blanks around it
+    are removed, as in the plain files whose md5s are in the catalogs. Accepts invalid XML, which these files usually
+    are. Raises InputError without a segment, for one that does not end, and for invalid UTF-8.
+    """
+    text = "\n".join(decode(content, name))
+    found: list[str] = []
+    for piece in _OPENING.split(text)[1:]:
+        inside, *end = _CLOSING.split(piece, maxsplit=1)
+        if not end:
+            raise InputError(f"{name} is cut: segment {len(found) + 1:,} does not end")
+        found.append(re.sub(r"(?:[ \t\n]|\r\n)+", " ", _ENTITY.sub(_character, inside)).strip(" \r"))
+    if not found:
+        raise InputError(f"{name} holds no <seg>")
+    return found
+
+
+def _character(match: re.Match[str]) -> str:
+    """Return the character of an entity; an entity of no character stays unchanged."""
+    name = match[1]
+    if name in _ENTITIES:
+        return _ENTITIES[name]
+    code = int(name.lstrip("#xX"), 16 if name[1] in "xX" else 10)
+    return chr(code) if code < 0x110000 and not 0xD800 <= code < 0xE000 else match[0]

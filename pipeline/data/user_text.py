@@ -1,0 +1,146 @@
+"""The user's own text files or treebanks as a corpus: linked into data/local/, checked, described by a catalog."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nmt.common.files import output_file, sha256_of, writing
+from nmt.config import InputError
+from nmt.parsing.trees import read_trees
+from nmt.text.parallel_text import parallel, read_lines
+from pipeline.config.paths import LOCAL
+from pipeline.config.settings import DataSettings, MemberSettings
+
+_PACKED = (".gz", ".tgz", ".zip", ".bz2", ".xz", ".zst", ".tar", ".sgm", ".sgml")
+
+LONGEST = 1_000_000
+"""Characters of a line. A longer one is a file without line breaks."""
+
+
+def add(
+    name: str, pair: str, texts: Mapping[str, tuple[Path, Path]], description: str, force: bool, catalogs: Path
+) -> Path:
+    """Write the catalog `name` of source and target files by role (train, valid, test); return its path.
+
+    data/local/<name>/ links to the files. Their sha256 is in the catalog, so that later stages notice an edit. Raises
+    InputError, having written nothing, where the name is invalid or exists (without `force`), where a file is missing,
+    empty, packed, not UTF-8 or holds NUL or an absurd line, where two sides differ in their number of lines, and where
+    a treebank holds no tree or a wrong bracket. Text that makes a score worthless gets a warning. For the pair en-tree
+    the two files of a role are one treebank: sentences and trees are made of it.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise InputError(f"`{name}` cannot name a catalog: take letters, digits, `.`, `_` and `-`")
+    if yaml.safe_dump(name).startswith("'"):  # YAML reads it as text in quotes only.
+        raise InputError(f"`{name}` cannot name a catalog: YAML reads `corpus: {name}` as no text; add letters")
+    catalog, folder = catalogs / f"{name}.yaml", LOCAL / name
+    for path in (catalog, folder):
+        if path.exists() and not force:
+            raise InputError(f"{path} exists: choose another name, or replace it with --force")
+    if owned := sorted(str(path) for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
+        raise InputError(f"{owned[0]} is a file, not a link to one, and --force would delete it: move it elsewhere")
+    output_file(catalog, *(file for files in texts.values() for file in files))
+    links: dict[str, Path] = {}
+    content: dict[str, Any] = {}
+    sides = ["mrg", "mrg"] if pair == "en-tree" else pair.split("-")
+    for role, files in texts.items():
+        _check(role, files, pair)
+        text: dict[str, Any] = {"name": f"{name}-{role}"}
+        for side, ending, file in zip(("source", "target"), sides, files, strict=True):
+            link = folder / f"{role}.{ending}"
+            links[link.name] = file.resolve()
+            text[side] = {"path": link.as_posix(), "sha256": sha256_of(file)}
+        content[role] = [text] if role == "train" else text
+    for warning in [] if pair == "en-tree" else _doubts(texts):
+        print(f"catalog: {warning}", file=sys.stderr)
+    described = {"description": description or f"{name}: local files, {pair}", "pairs": {pair: content}}
+    with writing(folder) as temporary:
+        temporary.mkdir()
+        for link_name, file in links.items():
+            (temporary / link_name).symlink_to(file)
+    with writing(catalog) as temporary:
+        temporary.write_text(yaml.safe_dump(described, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return catalog
+
+
+def _check(role: str, files: tuple[Path, Path], pair: str) -> None:
+    """Raise InputError where the two files are not a parallel text or, for en-tree, one treebank."""
+    for file in files:
+        if not file.is_file():
+            raise InputError(f"{file}, for --{role}, is no file: give two files that exist")
+        if file.suffix in _PACKED:
+            raise InputError(f"{file}, for --{role}, is packed or marked up: give plain text, one segment per line")
+    if pair != "en-tree":
+        _check_lines(files)
+    elif not files[0].samefile(files[1]) or file.suffix != ".mrg":
+        raise InputError(
+            f"--{role} is {files[0]} and {files[1]}: for en-tree give one treebank in Penn bracketing twice, with a "
+            "name that ends in .mrg; sentences and trees are made of it"
+        )
+    elif not sum(1 for _ in read_trees(read_lines(file), str(file))):
+        raise InputError(f"{file}, for --{role}, holds no tree: give a treebank in Penn bracketing")
+
+
+def _check_lines(files: tuple[Path, Path]) -> None:
+    for number, lines in enumerate(parallel(*files), 1):
+        for file, line in zip(files, lines, strict=True):
+            if "\0" in line:
+                raise InputError(f"{file}, line {number:,}, holds a NUL byte, as UTF-16 does: convert it to UTF-8")
+            if len(line) > LONGEST:
+                raise InputError(f"{file}, line {number:,}, has {len(line):,} characters: give one segment per line")
+
+
+def _doubts(texts: Mapping[str, tuple[Path, Path]]) -> Iterator[str]:
+    """Yield what is doubtful in parallel texts: pairs without text or translation, training lines held out, too."""
+    for role, files in texts.items():
+        pairs = empty = equal = 0
+        for source, target in parallel(*files):
+            pairs += 1
+            empty += not (source.strip() and target.strip())
+            equal += source == target != ""
+        for count, what in ((empty, "an empty side"), (equal, "equal sides")):
+            if 2 * count > pairs:
+                yield f"{count:,} of the {pairs:,} pairs for --{role} have {what}"
+        if role == "train":
+            continue
+        for path, training in zip(files, texts["train"], strict=True):
+            known = {line for line in read_lines(path) if line.strip()}
+            if shared := len(known.intersection(read_lines(training))):
+                yield f"{shared:,} of {len(known):,} different lines of {path} are also in {training}"
+
+
+def identified(data: DataSettings) -> DataSettings:
+    """Return the settings with the sha256 of every local file; raise InputError where one is missing or was edited.
+
+    A catalog may give a file's number of lines in place of its sha256. With the sha256 in the configuration, later
+    stages run again when the file changes.
+    """
+    content = data.model_dump()
+    for text in (*content["train"], content["valid"], content["test"]):
+        for side in (text["source"], text["target"]):
+            if side["path"] is not None:
+                path = verified(MemberSettings.model_validate(side))
+                side["sha256"] = side["sha256"] or sha256_of(path)
+    return DataSettings.model_validate(content)
+
+
+def verified(side: MemberSettings) -> Path:
+    """Return the local file of one side; raise InputError where it is missing or was edited since it was added."""
+    assert side.path is not None
+    path = Path(side.path)
+    if not path.exists() and not path.is_absolute():
+        # DVC's experiments run in a copy of the repository; files that git ignores are in the original.
+        path = Path(os.environ.get("DVC_ROOT", ".")) / path
+    if not path.is_file():
+        remedy = "make it as its catalog says" if side.lines else "restore it, or add it again with `wmt catalog add`"
+        raise InputError(f"{side.path} is missing: {remedy}")
+    if side.sha256 is not None and (sha256 := sha256_of(path)) != side.sha256:
+        remedy = "run again" if side.lines else "add it again with `wmt catalog add --force`, or restore it"
+        raise InputError(f"{side.path} has the sha256 {sha256}, not {side.sha256}: it was edited; {remedy}")
+    return path

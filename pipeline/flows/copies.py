@@ -1,0 +1,194 @@
+"""Isolated copies of the repository: a run does not see what is edited in the original after it began.
+
+    with copies.made(Path.cwd(), "big-1", {"row": "big"}) as copy:
+        status = copies.run(copy, [*copies.DVC, "repro"], print)
+        copies.save(copy, (), print)
+
+A copy is a git clone of HEAD with the changes of tracked files, in `<state root>/copies/<name>`. It has the original's
+DVC cache, state root, catalogs and data/local. It is removed at the end, however the run ended: what can be resumed is
+in the state root. A killed process leaves its copy, and the next run removes it. Prefect is not imported.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from nmt.common.processes import end, is_empty, start
+from nmt.config import InputError
+from pipeline.config.errors import validated
+from pipeline.config.paths import CATALOGS, LOCAL, PARAMS, state_root
+from pipeline.config.resolution import Params, read_params
+from pipeline.config.rows import merge
+from pipeline.tracking.source import difference, git
+
+DVC = (sys.executable, "-m", "dvc")
+GRACE = 90.0
+"""Seconds between SIGTERM and SIGKILL: more than a training stage gives its processes to save their state."""
+GROUP = Path(".dvc/tmp/group")
+"""File of a copy with the process group that works in it."""
+
+
+@contextmanager
+def made(original: Path, name: str, changes: Mapping[str, Any]) -> Iterator[Path]:
+    """Copy `original`, set values of params.yaml to `changes`, yield the copy's path, and remove the copy at the end.
+
+    `overrides` are merged into those of params.yaml. `name` is also that of the DVC experiment. Raises InputError if
+    `original` has no commit, params.yaml is invalid, or another process works by this name.
+    """
+    root = (original / state_root()).absolute()
+    folder = root / "copies"
+    folder.mkdir(parents=True, exist_ok=True)
+    copy, lock = folder / name, FileLock(folder / f"{name}.lock", blocking=False, fallback_to_soft=False)
+    try:
+        # One process at a time: otherwise a lock could be taken while it is removed.
+        with FileLock(folder / ".lock", fallback_to_soft=False):
+            for left in folder.glob("[!.]*.lock"):
+                with suppress(Timeout), FileLock(left, blocking=False, fallback_to_soft=False):
+                    _remove(left.with_suffix(""))
+            lock.acquire()
+    except Timeout as error:
+        raise InputError(f"{name} is at work already: wait for its end") from error
+    try:
+        while copy.exists():  # Processes of a killed run save their state.
+            time.sleep(0.5)
+            _remove(copy)
+        _make(original, copy, root, changes)
+        yield copy
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
+        lock.release()
+        Path(lock.lock_file).unlink(missing_ok=True)
+
+
+def _remove(copy: Path) -> None:
+    """Remove a copy that is left over, unless processes still work in it; then its lock too."""
+    group = (copy / GROUP).read_text(encoding="utf-8") if (copy / GROUP).exists() else ""
+    if group and not is_empty(int(group)):
+        return
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.with_name(f"{copy.name}.lock").unlink(missing_ok=True)
+
+
+def _make(original: Path, copy: Path, root: Path, changes: Mapping[str, Any]) -> None:
+    head = commit(original)
+    git("clone", "--quiet", "--no-checkout", "--no-tags", str(original), str(copy))
+    git("checkout", "--quiet", "--detach", head, folder=copy)
+    if changed := difference(folder=original):
+        # Also applied to the index: `dvc exp save` leaves out new files that are not in it.
+        git("apply", "--index", "--whitespace=nowarn", "-", folder=copy, content=changed)
+    _set_params(copy / PARAMS, changes)
+    for path in (*(original / CATALOGS).rglob("*"), *(original / LOCAL).rglob("*")):
+        made = copy / path.relative_to(original)
+        if path.is_file() and not made.exists():
+            made.parent.mkdir(parents=True, exist_ok=True)
+            # Git does not track it: the user's own text, which may be large, or a new catalog.
+            if path.is_relative_to(original / LOCAL):
+                made.symlink_to(path.resolve())
+            else:
+                shutil.copy(path, made)
+    _share_cache(original, copy)
+    (copy / "work").symlink_to(root)
+    for key in ("user.name", "user.email"):
+        identity = git("config", "--default", "wmt-transformer", "--get", key, folder=original).decode().strip()
+        git("config", key, identity, folder=copy)
+
+
+def commit(original: Path) -> str:
+    """Return the id of HEAD. Raises InputError if there is none."""
+    try:
+        return git("rev-parse", "HEAD", folder=original).decode().strip()
+    except ChildProcessError as error:
+        raise InputError(
+            f"{original} is no git repository with a commit, and runs work in copies of one: commit first ({error})"
+        ) from error
+
+
+def _set_params(params: Path, changes: Mapping[str, Any]) -> None:
+    """Set values of params.yaml and keep its comments: `dvc exp apply` copies the file to the original."""
+    from ruamel.yaml import YAML
+
+    validated(Params, read_params(params), PARAMS)
+    editor = YAML()
+    editor.width = 4096
+    content = editor.load(params)
+    for key, value in changes.items():
+        content[key] = merge(content.get(key) or {}, value) if key == "overrides" else value
+    if changes:
+        with params.open("w", encoding="utf-8") as file:
+            editor.dump(content, file)
+
+
+def _share_cache(original: Path, copy: Path) -> None:
+    """Give the copy the original's DVC cache and settings for this machine."""
+    from dvc.repo import Repo
+
+    with Repo(str(original)) as repo:
+        cache = repo.cache.local_cache_dir
+    if (original / ".dvc/config.local").exists():
+        shutil.copyfile(original / ".dvc/config.local", copy / ".dvc/config.local")
+    with Repo(str(copy)) as repo, repo.config.edit("local") as settings:
+        settings["cache"]["dir"] = cache
+        settings["core"]["autostage"] = True
+
+
+def run(copy: Path, command: Sequence[str], log: Callable[[str], None], tick: Callable[[], None] = lambda: None) -> int:
+    """Run a command in the copy and return its exit status; `log` gets every line that it prints.
+
+    `tick` is called a few times a second. Whatever it or a signal raises first ends all processes of the command.
+    """
+    state = os.environ.get("WMT_STATE", "")
+    environment = {
+        **os.environ,
+        "DVC_EXP_NAME": copy.name,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "PYTHONUNBUFFERED": "1",
+        # The copy's work/ is the original's state root.
+        **({"WMT_STATE": ""} if state and "://" not in state else {}),
+    }
+    printed = copy / ".dvc/tmp/printed"
+    printed.parent.mkdir(parents=True, exist_ok=True)
+    rest = b""
+
+    def pass_on(last: bytes = b"") -> None:
+        nonlocal rest
+        *whole, rest = (rest + output.read() + last).split(b"\n")
+        for line in whole:
+            if line.strip():
+                log(line.decode(errors="replace"))
+
+    # A file: if this process were killed, a pipe would break and end a stage that is saving its state.
+    with printed.open("wb") as file, printed.open("rb") as output:
+        process = start(command, cwd=copy, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        try:
+            (copy / GROUP).write_text(str(process.pid), encoding="utf-8")
+            while process.poll() is None:
+                time.sleep(0.2)
+                pass_on()
+                tick()
+        finally:
+            status = end(process, GRACE)
+            pass_on(b"\n")
+    return status
+
+
+def save(copy: Path, stages: Iterable[str], log: Callable[[str], None]) -> None:
+    """Complete the run in MLflow, and bring the results to the original as a DVC experiment named like the copy.
+
+    `stages`: those of the run; none: all. Without their names DVC requires the outputs of all stages. Raises
+    ChildProcessError if DVC fails. If MLflow cannot be reached, that is logged.
+    """
+    run(copy, [sys.executable, "-m", "pipeline.cli", "publish"], log)
+    experiment = ("save", "--force", "--name", copy.name, *stages)
+    for words in (experiment, ("push", "--no-cache", "--force", "origin", copy.name)):
+        if run(copy, [*DVC, "exp", *words], log) != 0:
+            raise ChildProcessError(f"`dvc exp {words[0]}` failed; its message is in the log")

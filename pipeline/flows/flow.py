@@ -1,0 +1,202 @@
+"""The pipeline as Prefect flows, one per pair: a task for each stage of dvc.yaml.
+
+infra/prefect.yaml has their deployments. A run works in a copy of the repository (pipeline/flows/copies.py), DVC runs
+its stages there, and its results become a DVC experiment with the name of the run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from prefect import Flow, Task, flow, get_run_logger, runtime, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from prefect.client.schemas.objects import State
+from prefect.concurrency.sync import concurrency
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, TerminationSignal
+from prefect.states import Completed, Failed
+
+from nmt.common.files import read_yaml
+from nmt.common.processes import die_with_parent
+from nmt.config import InputError
+from pipeline.config import graph, machine, paths, rows
+from pipeline.config.paths import read_json, status_file
+from pipeline.config.resolution import in_words
+from pipeline.config.settings import DataSettings, RunSettings
+from pipeline.config.tasks import summary, task_in
+from pipeline.flows import copies
+from pipeline.flows.parameters import ROOT, Parameters
+from pipeline.report import page
+from pipeline.report.scores import results
+
+RETRY_DELAYS = [10.0, 60.0, 300.0]
+"""Seconds before each retry of a failed stage."""
+LEASE = 120.0
+"""Seconds after which the slots of a killed run are free again: more than its processes get to save their state."""
+
+PAIRS = {"wmt-en-de": "en-de", "wmt-en-fr": "en-fr", "parse-en": "en-tree"}
+"""The flows by name, with their pairs."""
+
+
+def make_flow(name: str, description: str) -> Flow[..., State[Any]]:
+    """Return the flow of this name, which runs the pipeline of its pair."""
+    form = Parameters(PAIRS[name])
+
+    def run_name() -> str:
+        # Also the name of its DVC experiment. The first characters of an id are a time.
+        given = runtime.flow_run.parameters
+        settings = in_words(dict(rows.flat(given.get("overrides", {}))))
+        words = [given.get("row", form.row), PAIRS[name], *settings, runtime.flow_run.id[-8:]]
+        return re.sub(r"[^\w-]", "_", "-".join(words))
+
+    def pipeline(
+        row: str = form.row,
+        corpus: str = form.corpus,
+        seed: int = form.seed,
+        overrides: dict[str, Any] = {},  # noqa: B006 - Prefect's form shows it
+        target: str = form.stages[-1],
+        force: bool = False,
+    ) -> State[Any]:
+        changes = {"pair": PAIRS[name], "row": row, "corpus": corpus, "seed": seed, "overrides": overrides}
+        return run_pipeline(changes, target, force)
+
+    # Prefect makes the form from these, and deployments find the flow by its name in this module.
+    pipeline.__doc__ = form.docstring(description)
+    pipeline.__annotations__ |= form.types
+    pipeline.__name__ = pipeline.__qualname__ = name.replace("-", "_")
+    return flow(name=name, flow_run_name=run_name, description=description)(pipeline)
+
+
+FLOWS = wmt_en_de, wmt_en_fr, parse_en = (
+    make_flow("wmt-en-de", "Raw text to BLEU, English to German."),
+    make_flow("wmt-en-fr", "Raw text to BLEU, English to French."),
+    make_flow("parse-en", "Treebank to F1, English to constituency trees."),
+)
+
+
+def run_pipeline(changes: Mapping[str, Any], target: str, force: bool) -> State[Any]:
+    """Run the stages up to `target` with `changes` of params.yaml's values; returns the final state of the flow run."""
+    if "PREFECT__FLOW_RUN_ID" in os.environ:
+        end_with_worker()
+    logger, name = get_run_logger(), str(runtime.flow_run.name)
+    try:
+        with copies.made(ROOT, name, changes) as copy:
+            logger.info("working in %s", copy)
+            declared = graph.stages(copy / paths.DVC_YAML)
+            stages = graph.upstream(target, declared)
+            states: list[State[Any]] = []
+            for each in stages:
+                # Waiting for a device is no time of the task.
+                with slots_for(declared[each]):
+                    states.append(stage_task(copy, each, force)(wait_for=states[-1:], return_state=True))
+                if not states[-1].is_completed():
+                    # Prefect's pages show the name at the top, and the message under "Details".
+                    return Failed(name=f"{each} {states[-1].name}".capitalize(), message=states[-1].message)
+            publish_scores(copy, changes)
+            copies.save(copy, stages if len(stages) < len(declared) else (), logger.info)
+    except InputError as error:
+        return Failed(name="Refused", message=str(error))
+    logger.info("`dvc exp show` lists the results, `dvc exp apply %s` brings them here", name)
+    counts = ", ".join(f"{count} {how}" for how, count in Counter(str(state.name).lower() for state in states).items())
+    return Completed(message=f"{counts}; DVC experiment {name}")
+
+
+def end_with_worker() -> None:
+    """Terminate this process when the worker is killed, and report the run's state nonetheless.
+
+    The worker reads this process's output through pipes. Without a reader every line that Prefect prints would end
+    the process before it reports to the server.
+    """
+
+    def terminate(*_: object) -> None:
+        # What ends the worker may send SIGTERM, too, and the kernel repeats SIGUSR1 where the worker has several
+        # threads: either would interrupt the report.
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)
+        with open(os.devnull, "w") as nothing:
+            for descriptor in (1, 2):
+                os.dup2(nothing.fileno(), descriptor)
+        raise TerminationSignal(signal=signal.SIGTERM)  # As Prefect does at SIGTERM.
+
+    # Not SIGTERM: Prefect takes that for a cancellation only while it has its own handler.
+    signal.signal(signal.SIGUSR1, terminate)
+    die_with_parent(signal.SIGUSR1)
+
+
+def stage_task(copy: Path, name: str, force: bool) -> Task[[], State[Any]]:
+    """Return the task that runs one stage if it has changed, or restores it from DVC's cache."""
+
+    @task(
+        name=name,
+        task_run_name=name,
+        retries=len(RETRY_DELAYS),
+        retry_delay_seconds=RETRY_DELAYS,
+        # Not where the user must change something first.
+        retry_condition_fn=lambda _task, _run, state: state.name != "Refused",
+        cache_policy=NO_CACHE,
+    )
+    def run_stage() -> State[Any]:
+        reported = copy / status_file(name)
+        reported.unlink(missing_ok=True)
+        command = [*copies.DVC, "repro", "--single-item", *(["--force"] if force else []), name]
+        code = copies.run(copy, command, get_run_logger().info)
+        # Exit statuses do not survive DVC. A stage that DVC restored has written no status file.
+        status = read_json(reported) if reported.exists() else {}
+        if code == 0:
+            return Completed(name="Ran" if status else "Cached")
+        if not status:
+            return Failed(name="Refused", message=f"{name}: DVC did not run it; the log has the reason")
+        if status["state"] == "running":
+            return Failed(name="Died", message=f"{name}: it was killed")
+        if status["state"] == "done":
+            return Failed(name="Not saved", message=f"{name}: DVC could not keep its results; the log has the reason")
+        return Failed(name=status["state"].capitalize(), message=f"{name}: {status['message']}")
+
+    return run_stage
+
+
+@contextmanager
+def slots_for(declared: graph.Stage) -> Iterator[None]:
+    """Hold a slot of each device that the stage computes on: the GPUs that it may use, or else this machine's CPU.
+
+    Waits while other runs hold them. A device has one slot, because training uses all of it; the user can change that
+    with `prefect gcl update NAME --limit 2`. Stages without `meta: gpu` in dvc.yaml need no slot.
+    """
+    if not declared.uses_gpu:
+        yield
+        return
+    devices = [gpu.id for gpu in machine.gpus()] or [f"cpu-{socket.gethostname()}"]
+    with get_client(sync_client=True) as client:
+        for device in devices:
+            try:
+                client.read_global_concurrency_limit_by_name(device)
+            except ObjectNotFound:
+                with suppress(ObjectAlreadyExists):
+                    client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=device, limit=1))
+    get_run_logger().info("%s: requesting a slot of %s", declared.name, ", ".join(devices))
+    with concurrency(devices, lease_duration=LEASE, raise_on_lease_renewal_failure=False):
+        yield
+
+
+def publish_scores(copy: Path, changes: Mapping[str, Any]) -> None:
+    """Write the report's table of results as an artifact. Runs of the same pair and row are its versions."""
+    if not (copy / paths.SCORES).exists():
+        return
+    config, scores = read_yaml(copy / paths.CONFIG), read_json(copy / paths.SCORES)
+    settings, data = RunSettings.model_validate(config["run"]), DataSettings.model_validate(config["data"])
+    markdown = f"{summary(scores)}\n\n{page.markdown(results(settings, data, scores), paths.FIGURES.name)}"
+    key = re.sub(r"[^a-z0-9]+", "-", f"wmt-{changes['pair']}-{changes['row']}-{task_in(scores).key}".lower())
+    try:
+        create_markdown_artifact(markdown, key, f"Scores of {copy.name}; its results: `dvc exp apply {copy.name}`")
+    except Exception as error:  # It must not fail the run.
+        get_run_logger().warning("an artifact could not be written: %s", error)

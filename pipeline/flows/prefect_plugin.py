@@ -1,0 +1,38 @@
+"""Prefect's startup plugin: short names of deployments, and the login of the server that `make serve` started.
+
+Prefect names a deployment `<flow>/<deployment>`. Here both names are equal, and `prefect deployment run wmt-en-de` is
+enough.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from prefect.plugins import HookContext, SetupResult, register_hook
+
+from pipeline.flows import services
+
+NAMES = ("wmt-en-de", "wmt-en-fr", "parse-en")
+
+
+def long_names(arguments: list[str]) -> list[str]:
+    """Return Prefect's command line with the short names of our deployments replaced by the long ones."""
+    if "deployment" not in arguments:
+        return arguments
+    return [f"{argument}/{argument}" if argument in NAMES else argument for argument in arguments]
+
+
+@register_hook
+def setup_environment(*, ctx: HookContext) -> SetupResult | None:
+    """Change Prefect's command line and settings; Prefect calls this before it reads them."""
+    if Path(sys.argv[0]).name != "prefect":
+        return None
+    arguments, settings = long_names(sys.argv), services.login()
+    if ctx.api_url is None and not settings and arguments != sys.argv:
+        sys.exit(f"prefect: no server answers: run `make serve` in {services.ROOT} first, or set PREFECT_API_URL")
+    sys.argv[:] = arguments
+    if settings and ctx.api_url in {None, settings["PREFECT_API_URL"]} and "PREFECT_API_AUTH_STRING" not in os.environ:
+        return SetupResult(env=settings)
+    return None

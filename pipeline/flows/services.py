@@ -1,0 +1,209 @@
+"""MLflow, Prefect's server and a worker on this machine's loopback interface, for one person: `wmt ui`, `wmt serve`."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+from filelock import FileLock, Timeout
+
+from nmt.common.files import writing
+from nmt.common.processes import end, start
+from nmt.config import InputError
+from pipeline.config.paths import state_root
+from pipeline.flows import worker as flows_worker
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The repository."""
+LOGIN = "prefect/login.json"
+"""File in the state root with the settings of Prefect's clients, while the server runs."""
+PATIENCE = 120.0
+"""Seconds that a server has to answer."""
+GRACE = {"the worker": flows_worker.GRACE + 10, "Prefect": 10.0, "MLflow": 10.0}
+"""Seconds between SIGTERM and SIGKILL."""
+POOL = "wmt"
+PREFECT = (sys.executable, "-m", "prefect")
+DEPLOY = (*PREFECT, "--no-prompt", "deploy", "--all", "--prefect-file", "infra/prefect.yaml")
+ENVIRONMENT = {
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    # Otherwise a dozen processes start, for evaluating language models.
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
+    "PREFECT_PLUGINS_ENABLED": "false",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    # In memory, leases would be lost when the server restarts, and their slots would never be free again.
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+}
+"""Environment variables of all services."""
+
+
+class Stopped(Exception):
+    """The user requested the end."""
+
+
+def _stop(*_: object) -> None:
+    _end_undisturbed()
+    raise Stopped
+
+
+def _end_undisturbed() -> None:
+    """Let no signal interrupt the end but a second SIGINT; a closing terminal may send SIGHUP twice."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    # It ends this process at once. The kernel tells the services, and the worker then kills its flows.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+class Services:
+    """MLflow and Prefect, and perhaps a worker, on the state root."""
+
+    def __init__(self, root: Path) -> None:
+        mlflow, prefect = (f"127.0.0.1:{free_port(*each)}" for each in (("MLFLOW_PORT", 5000), ("PREFECT_PORT", 4200)))
+        self.mlflow, self.prefect = f"http://{mlflow}", f"http://{prefect}"
+        self.password = f"wmt:{secrets.token_urlsafe(16)}"
+        self.login = {"PREFECT_API_URL": f"{self.prefect}/api", "PREFECT_API_AUTH_STRING": self.password}
+        self.environment = {
+            **os.environ,
+            **self.login,
+            **ENVIRONMENT,
+            "MLFLOW_TRACKING_URI": self.mlflow,
+            "PREFECT_HOME": str(root / "prefect"),
+            "PREFECT_SERVER_API_AUTH_STRING": self.password,
+            # Pages may be opened by either name of this machine.
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"{self.prefect},http://{prefect.replace('127.0.0.1', 'localhost')}",
+            "PWD": str(Path.cwd()),
+        }
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *command: str) -> None:
+        """Start a service; it does not see Ctrl-C, because this process decides what ends in which order."""
+        self.running[name] = start((sys.executable, "-m", *command), env=self.environment, stdin=subprocess.DEVNULL)
+
+    def start_servers(self) -> None:
+        """Start MLflow and Prefect, and wait until both answer."""
+        for name, url, app in (
+            ("MLflow", self.mlflow, "pipeline.tracking.web:mlflow"),
+            ("Prefect", self.prefect, "pipeline.flows.prefect_server:create_app"),
+        ):
+            port = url.rpartition(":")[2]
+            options = f"--host 127.0.0.1 --port {port} --log-level warning --timeout-graceful-shutdown 5 --factory"
+            self.start(name, "uvicorn", *options.split(), app)
+        self.wait_for(f"{self.prefect}/api/admin/version")
+        self.wait_for(f"{self.mlflow}/health")
+
+    def start_worker(self) -> None:
+        """Start a worker and deploy the flows."""
+        self.start(
+            "the worker", flows_worker.__name__, *PREFECT, "worker", "start", "--pool", POOL, "--type", "process"
+        )
+        self.wait_for(f"{self.prefect}/api/work_pools/{POOL}")
+        deployed = subprocess.run(
+            DEPLOY, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        if deployed.returncode != 0:
+            raise InputError(f"deploying the flows failed: {(deployed.stdout + deployed.stderr).strip()}")
+
+    def check(self) -> None:
+        """Raise InputError if a service has ended."""
+        for name, process in self.running.items():
+            if (status := process.poll()) is not None:
+                raise InputError(f"{name} ended with status {status}: its output is above, and all others end too")
+
+    def wait_for(self, url: str) -> None:
+        """Wait until a server answers. Raises InputError after PATIENCE, or if a service has ended."""
+        user, password = self.password.split(":")
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            self.check()
+            with suppress(httpx.TransportError):
+                # No proxy of the environment.
+                if httpx.get(url, auth=(user, password), timeout=5, trust_env=False).is_success:
+                    return
+            time.sleep(0.1)
+        raise InputError(f"{url} does not answer after {PATIENCE:.0f} s")
+
+    def end(self) -> None:
+        """End all. The worker first: its runs report to a server that still answers."""
+        for name, process in reversed(self.running.items()):
+            end(process, GRACE[name])
+
+
+def serve(*, worker: bool) -> None:
+    """Run MLflow, Prefect's server and optionally a worker until SIGINT, SIGTERM or SIGHUP; print their addresses.
+
+    Raises InputError if a port is not free, other services use the state root, or a service does not start or dies.
+    """
+    root = state_root().absolute()
+    (root / "prefect").mkdir(parents=True, exist_ok=True)
+    (root / "prefect").chmod(0o700)  # prefect.db has the parameters and the logs of runs.
+    services = Services(root)
+    lock = FileLock(root / "prefect/services.lock", blocking=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise InputError(f"`make serve` or `make ui` runs already on {root}: end it first") from error
+    # Only the user can read it.
+    with writing(root / LOGIN) as temporary:
+        temporary.touch(mode=0o600)
+        temporary.write_text(json.dumps(services.login) + "\n", encoding="utf-8")
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # nohup ignores SIGHUP; a shell ignores SIGINT in background commands.
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, _stop)
+        services.start_servers()
+        print(f"MLflow:  {services.mlflow}\nPrefect: {services.prefect}, password {services.password}", flush=True)
+        if worker:
+            services.start_worker()
+            print("a run: prefect deployment run wmt-en-de -p row=sample", flush=True)
+        while True:
+            services.check()
+            time.sleep(0.5)
+    except Stopped:
+        pass
+    finally:
+        _end_undisturbed()
+        services.end()
+        (root / LOGIN).unlink(missing_ok=True)
+
+
+def free_port(variable: str, default: int) -> str:
+    """Return the port that an environment variable sets; raises InputError if no server can listen there."""
+    port = os.environ.get(variable) or str(default)
+    try:
+        # Like the servers, it accepts a port whose last connections are about to time out.
+        socket.create_server(("127.0.0.1", int(port))).close()
+    except (OSError, OverflowError, ValueError) as error:
+        raise InputError(
+            f"{variable} is {port}, which is no free port: end the program that listens there, or set {variable} to "
+            "another one"
+        ) from error
+    return port
+
+
+def login() -> dict[str, str]:
+    """Return the settings of the server of `make serve`, found in the state root or in the repository's work/.
+
+    Empty if no server answers.
+    """
+    for path in (state_root() / LOGIN, ROOT / "work" / LOGIN):
+        try:
+            settings: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+            address = urlsplit(settings["PREFECT_API_URL"])
+            # The file of a killed server is still there.
+            socket.create_connection((str(address.hostname), address.port or 80), timeout=5).close()
+        except OSError:
+            continue
+        return settings
+    return {}

@@ -1,1 +1,0 @@
-"""Map blocks of text over processes of this machine or over a Dask cluster, results in order."""

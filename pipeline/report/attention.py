@@ -1,0 +1,33 @@
+"""The attention of pairs of the validation set, as the page's view needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.report.page import Figure, View
+
+KINDS = ("encoder", "decoder", "cross")
+"""The order of the weights in the view's blob."""
+
+
+def title(subwords: Sequence[str]) -> str:
+    if subwords[0].startswith("\u2581"):  # Word pieces, which have their spaces in front.
+        return "".join(subwords[:-1]).replace("\u2581", " ").strip()
+    return " ".join(subwords[:-1]).replace("@@ ", "")
+
+
+def view(path: Path, pictures: Sequence[Figure]) -> View:
+    """Return the view of the arrays that the stage `attention` wrote; without JavaScript the pictures are shown."""
+    pairs, weights = [], []
+    with np.load(path, allow_pickle=False) as arrays:
+        layers, heads = arrays["encoder.0"].shape[:2]
+        count = sum(name.startswith("source.") for name in arrays)
+        for number in range(count):
+            source, target = (arrays[f"{side}.{number}"].tolist() for side in ("source", "target"))
+            pairs.append({"title": title(source), "source": source, "target": target})
+            weights += [arrays[f"{kind}.{number}"].tobytes() for kind in KINDS]
+    content = {"layers": layers, "heads": heads, "pairs": pairs}
+    return View("attention", "attention", content, b"".join(weights), fallback=pictures)

@@ -1,0 +1,166 @@
+"""A model folder as data for the page, which translates or parses with it: 8-bit weights, subwords, tokenizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nmt import codec
+from nmt.config import TokenizerSettings
+from nmt.text.moses import Moses
+from nmt.text.subwords import BytePairs, Subwords, WordPieces
+from pipeline.config.tasks import task_of
+from pipeline.report.page import Block, Heading, Paragraph, View
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LARGEST = 25_000_000
+"""Bytes of 8-bit weights that a page may hold."""
+LONGEST = 256
+"""Subwords of a line that the page translates: as `wmt translate` and `wmt parse`."""
+STEPS = 127
+"""A row's largest weight in steps of its scale."""
+
+
+def quantize(weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Return a matrix as int8, and the scale of each row by which that is multiplied, float32."""
+    matrix = weights.float().numpy()
+    scales = (np.abs(matrix).max(axis=1) / STEPS).astype(np.float32)
+    divisors = np.where(scales > 0, scales, 1)[:, None]
+    return np.round(matrix / divisors).astype(np.int8), scales
+
+
+def _pack(weights: Mapping[str, Tensor]) -> tuple[list[dict[str, Any]], bytes]:
+    """Return the tensors' entries, and the data: all float32 numbers, then all int8 numbers.
+
+    An entry has name, shape and `at`, where its numbers begin: for a vector counted in float32 numbers, for a matrix in
+    bytes. A matrix has `scales`, too: where the scales of its rows begin, in float32 numbers.
+    """
+    floats: list[np.ndarray] = []
+    matrices: list[tuple[dict[str, Any], np.ndarray]] = []
+    tensors: list[dict[str, Any]] = []
+    used = 0
+    for name, tensor in sorted(weights.items()):
+        entry: dict[str, Any] = {"name": name, "shape": list(tensor.shape)}
+        if tensor.dim() == 2:
+            steps, numbers = quantize(tensor)
+            entry["scales"] = used
+            matrices.append((entry, steps))
+        else:
+            numbers = tensor.float().numpy()
+            entry["at"] = used
+        floats.append(numbers)
+        used += numbers.size
+        tensors.append(entry)
+    at = 4 * used
+    for entry, steps in matrices:
+        entry["at"] = at
+        at += steps.size
+    return tensors, b"".join(part.tobytes() for part in (*floats, *(steps for _, steps in matrices)))
+
+
+def _ranges(characters: Iterable[str]) -> list[list[int]]:
+    """Return code points as closed ranges."""
+    found: list[list[int]] = []
+    for code in sorted(set(map(ord, characters))):
+        if found and code == found[-1][1] + 1:
+            found[-1][1] = code
+        else:
+            found.append([code, code])
+    return found
+
+
+def tokenizer_tables(language: str, settings: TokenizerSettings) -> dict[str, Any]:
+    """Return what the page's tokenizer of `language` needs: classes of characters, abbreviations, rules.
+
+    Parsers' sentences need none of them: their words are separated by spaces.
+    """
+    if settings.tokenizer not in ("moses", "none"):
+        return {"tokenizer": settings.tokenizer}
+    normalizing = Moses(language, settings).javascript_rules() if settings.normalize_punctuation else []
+    if settings.tokenizer == "none":
+        return {"tokenizer": "none", "normalizing": normalizing}
+    from sacremoses import MosesTokenizer
+
+    moses = MosesTokenizer(language)
+    names = {"alnum": "IsAlnum", "alpha": "IsAlpha", "number": "IsN", "lower": "IsLower"}
+    return {
+        "tokenizer": "moses",
+        "language": language,
+        "normalizing": normalizing,
+        "aggressiveHyphens": settings.aggressive_hyphens,
+        "classes": {name: _ranges(getattr(moses, attribute)) for name, attribute in names.items()},
+        "prefixes": sorted(set(moses.NONBREAKING_PREFIXES)),
+        "numericPrefixes": sorted(set(moses.NUMERIC_ONLY_PREFIXES)),
+    }
+
+
+def detokenizer_tables(language: str, settings: TokenizerSettings) -> dict[str, Any]:
+    if settings.tokenizer != "moses":
+        return {"tokenizer": settings.tokenizer}
+    from sacremoses import MosesDetokenizer
+    from sacremoses.util import CJKChars
+
+    return {
+        "tokenizer": "moses",
+        "language": language,
+        "classes": {"alpha": _ranges(MosesDetokenizer.IsAlpha), "currency": _ranges(MosesDetokenizer.IsSc)},
+        "cjk": CJKChars().ranges,
+    }
+
+
+def subword_tables(vocabulary: Subwords) -> dict[str, Any]:
+    """Return what the page needs to encode and decode subwords; a closed vocabulary is only decoded."""
+    tables = {"symbols": vocabulary.symbols(range(vocabulary.size)), "usedRows": vocabulary.used_rows}
+    if isinstance(vocabulary, BytePairs):
+        return {"kind": "bpe", "codes": [f"{first} {second}" for first, second in vocabulary.codes], **tables}
+    if isinstance(vocabulary, WordPieces):
+        return {"kind": "wordpieces", "scores": vocabulary.scores(), **tables}
+    return tables
+
+
+def section(folder: Path, example: str) -> list[Block]:
+    """Return the section of the report in which one translates or parses, or which says how to, for a large model."""
+    # Imported here: importing torch takes a second.
+    from nmt.common.tensors import WEIGHTS, load_tensors
+    from nmt.inference.model_folder import load_description
+
+    description = load_description(folder)
+    by = task_of(description.target)
+    heading = Heading(f"{by.verb.capitalize()} with this model")
+    by_command = Paragraph(f"At a terminal: wmt {by.verb} {folder}")
+    weights = load_tensors(folder / WEIGHTS)
+    size = sum(tensor.numel() for tensor in weights.values())
+    if size > LARGEST:
+        serving = (
+            f"The 8-bit weights would take {size / 1e6:,.0f} MB, and a page holds at most {LARGEST / 1e6:.0f} MB. "
+            f"To serve the model over HTTP: mlflow models serve --env-manager local -m "
+            f"models:/wmt-{description.source}-{description.target}@best -p 5001."
+        )
+        return [heading, Paragraph(serving), by_command]
+    model, longest = description.model, LONGEST
+    if model.positions == "learned":
+        longest = min(LONGEST, max(1, model.max_positions - description.search.max_extra - 1))
+    tensors, blob = _pack(weights)
+    source, target = codec.load(folder / "subwords")
+    content = {
+        "languages": [description.source, description.target],
+        "settings": model.model_dump(include={"N", "h", "d_model", "d_k", "d_v", "position_layout"}),
+        "tensors": tensors,
+        "searching": description.search.model_dump(),
+        "subwords": subword_tables(source),
+        "targetSymbols": None if target is source else subword_tables(target),
+        "tokenizer": tokenizer_tables(description.source, description.tokenizer),
+        "detokenizer": detokenizer_tables(description.target, description.tokenizer),
+        "longest": longest,
+        "example": example,
+    }
+    about = Paragraph(
+        "The run's averaged model with weights rounded to 8 bits, computed in this page: nothing is sent anywhere. "
+        f"Its {by.output}s may differ from those of the model in full precision."
+    )
+    return [heading, about, View("translate", "translate", content, blob, fallback=[by_command])]

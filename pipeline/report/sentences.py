@@ -1,0 +1,146 @@
+"""The lines of the test set with their scores: all of them for the page, and by length and by frequency of words."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from nmt.common.files import writing
+from nmt.config import InputError
+from nmt.evaluation import bleu
+from nmt.parsing import evalb
+from nmt.text.parallel_text import read_lines
+from pipeline.config.tasks import task_of
+from pipeline.report.page import Paragraph, Table, View
+
+EXAMPLES = 5
+"""Lines of the test set in Markdown."""
+LENGTHS = (10, 20, 30, 40, 50)
+"""The longest source, in words, of each group of lines; longer ones are the last group."""
+FREQUENCIES = (0, 1, 4, 9, 99, 999)
+"""The most occurrences in the training text of each group of words; more frequent ones are the last group."""
+BLOCK = 1 << 24
+"""Characters of the training text that are counted at a time."""
+
+
+class Line(NamedTuple):
+    source: str
+    reference: str
+    output: str
+    score: float | None
+    """chrF of the line in percent, or F1 of the tree; None for a tree that cannot be scored."""
+
+
+def scored(source: Path, reference: Path, output: Path, target: str) -> list[Line]:
+    """Return all lines with their scores; raise InputError where the files have different numbers of lines."""
+    paths = (source, reference, output)
+    sources, references, outputs = (list(read_lines(path)) for path in paths)
+    if not len(sources) == len(references) == len(outputs):
+        names = ", ".join(map(str, paths))
+        raise InputError(f"{names} have different numbers of lines: run `dvc repro` to translate the test set again")
+    if target == "tree":
+        trees = evalb.score_lines(references, outputs, gold_tags=True).sentences
+        of = [200 * each.matched / (each.gold + each.parsed) if each.gold + each.parsed else None for each in trees]
+        return list(map(Line, sources, references, outputs, of))
+    return list(map(Line, sources, references, outputs, bleu.sentence_chrf(outputs, references)))
+
+
+def write(lines: Iterable[Line], path: Path) -> None:
+    """Write a JSON object a line."""
+    with writing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(json.dumps(line._asdict(), ensure_ascii=False) + "\n" for line in lines)
+
+
+def read(path: Path) -> list[Line]:
+    """Return what `write` wrote; raise InputError where the file is missing or damaged."""
+    try:
+        return [Line(**json.loads(line)) for line in read_lines(path)]
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{path} has no lines of a test set ({error}): run `dvc repro` to write it again") from error
+
+
+def view(systems: Mapping[str, Sequence[Line]], source: str, target: str) -> View:
+    """Return the searchable list of all lines, of one system or of several on the same lines."""
+    lines = [
+        {
+            "source": each[0].source,
+            "reference": each[0].reference,
+            "outputs": [line.output for line in each],
+            "scores": [line.score for line in each],
+        }
+        for each in zip(*systems.values(), strict=True)
+    ]
+    examples = [(line["source"], line["reference"], *line["outputs"]) for line in lines[:EXAMPLES]]
+    table = Table(("source", "reference", *systems), examples)
+    content = {"languages": [source, target], "metric": task_of(target).of_line, "systems": list(systems)}
+    first = Paragraph("The first lines of the test set:")
+    return View("translations", "translations", content | {"lines": lines}, fallback=[first, table])
+
+
+def _names(bounds: Sequence[int]) -> list[str]:
+    """Return the names of groups of numbers from 0 on, of which each but the last ends at a bound."""
+    lows = [0, *(bound + 1 for bound in bounds)]
+    named = [f"{low}" if low == high else f"{low:,} to {high:,}" for low, high in zip(lows, bounds, strict=False)]
+    return [*named, f"{lows[-1]:,} and more"]
+
+
+def by_length(systems: Mapping[str, Sequence[Line]], target: str) -> Table:
+    """Return BLEU, or F1 of trees, by the number of words of the source, shortest first; no empty groups."""
+    measured = [_trees_by_length(lines) if target == "tree" else _bleu_by_length(lines) for lines in systems.values()]
+    rows = [
+        (name, f"{count:,}", *(f"{each[name][1]:.1f}" for each in measured)) for name, (count, _) in measured[0].items()
+    ]
+    counted = ("words", "sentences") if target == "tree" else ("words of the source", "lines")
+    return Table((*counted, *systems), rows)
+
+
+def _bleu_by_length(lines: Iterable[Line]) -> dict[str, tuple[int, float]]:
+    groups: dict[int, list[Line]] = {}
+    for line in lines:
+        groups.setdefault(bisect_left(LENGTHS, len(line.source.split())), []).append(line)
+    names, found = _names(LENGTHS), {}
+    for number, group in sorted(groups.items()):
+        score, _ = bleu.sacrebleu([line.output for line in group], [line.reference for line in group])
+        found[names[number]] = (len(group), score)
+    return found
+
+
+def _trees_by_length(lines: Sequence[Line]) -> dict[str, tuple[int, float]]:
+    found = evalb.score_lines([line.reference for line in lines], [line.output for line in lines], gold_tags=True)
+    return {name: (total.sentences, total.f1) for name, total in evalb.by_length(found.sentences).items()}
+
+
+def by_frequency(lines: Sequence[Line], tokenize: Callable[[str], str], training: Path) -> Table:
+    """Return how many words of the references are in the translations, by their number in the tokenised training text.
+
+    As compare-mt does (Neubig et al. 2019): a word that occurs m times in the reference and n times in the translation
+    of a line matches min(m, n) times. Memory grows with the number of different words of the training text.
+    """
+    counts: Counter[str] = Counter()
+    with training.open(encoding="utf-8", newline="\n") as file:
+        while block := file.readlines(BLOCK):
+            counts.update("".join(block).split())
+
+    def split(text: str) -> Counter[str]:
+        return Counter(tokenize(text).split())
+
+    totals: dict[int, Counter[str]] = {}
+    for line in lines:
+        reference, output = split(line.reference), split(line.output)
+        for name, words in (("reference", reference), ("output", output), ("both", reference & output)):
+            for word, count in words.items():
+                totals.setdefault(bisect_left(FREQUENCIES, counts[word]), Counter())[name] += count
+    names, header = _names(FREQUENCIES), ("times in the training text", "words", "found in the translation")
+    rows = [
+        (
+            names[number],
+            f"{total['reference']:,}",
+            *(f"{total['both'] / total[side]:.0%}" if total[side] else "" for side in ("reference", "output")),
+        )
+        for number, total in sorted(totals.items())
+    ]
+    return Table((*header, "its words found in the reference"), rows)

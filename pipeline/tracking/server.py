@@ -1,0 +1,199 @@
+"""The MLflow store: where it is, its experiments, and the one run of a configuration and a training.
+
+`$MLFLOW_TRACKING_URI` names the store; the default is mlflow.db in the state root, with artifacts in mlartifacts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from filelock import FileLock
+
+from nmt.common.files import read_yaml, sha256_of
+from nmt.config import InputError
+from pipeline.config.paths import CONFIG, state_root
+from pipeline.config.resolution import OF_CORPUS, changed, in_words
+from pipeline.config.tasks import task_of
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+PATIENCE = 30.0
+"""Seconds that a stage waits for MLflow in its end."""
+SILENCE = 2.0
+"""Seconds of that without a line that says so."""
+SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+"""Settings of MLflow, where the environment has no others."""
+CONFIGURATION, TRAINING = "wmt.configuration", "wmt.training"
+"""Tags by which a run is found again: the hash of results/config.yaml, and the name of the training's state."""
+
+_USER_INFO = re.compile(r"://(?:[^\s/?#]*|[^\s/:@]*:[^\s@]*)@")
+"""Before the host. The second form: database URIs may hold a password with an unescaped slash."""
+_QUERY = re.compile(r"([?&;][^\s=&;#]*(?:password|passwd|pwd|token|secret|key)[^\s=&;#]*=)[^\s&;#]*", re.IGNORECASE)
+
+
+def masked(text: str) -> str:
+    """Replace user names and passwords by `***` in every URI of a text: the URI itself, or a message that names it."""
+    return _QUERY.sub(r"\1***", _USER_INFO.sub("://***@", text))
+
+
+def local_uri() -> str:
+    # Resolved: a copy of the repository has a link to the original's state root.
+    return f"sqlite:///{state_root().resolve() / 'mlflow.db'}"
+
+
+def uri() -> str:
+    return os.environ.get("MLFLOW_TRACKING_URI") or local_uri()
+
+
+def problem(error: BaseException) -> str:
+    """Return the first line of an error, with the store's address, for a message."""
+    first, *_ = str(error).strip().split("\n")
+    return masked(f"MLflow at {uri()}: {first[:200]}")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep MLflow's own messages out of a stage's output, and its requests short."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.ERROR)
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)
+
+
+def attempt(stage: str, work: Callable[[], object]) -> None:
+    """Do `work` in a thread beside this one, for `PATIENCE` seconds at most; print why it failed."""
+
+    problems: list[str] = []
+
+    def run() -> None:
+        with quiet():
+            try:
+                work()
+            except Exception as error:  # Whatever a server or its client does, the stage goes on.
+                problems.append(problem(error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(min(SILENCE, PATIENCE))
+    if thread.is_alive():
+        print(f"{stage}: telling MLflow, for {PATIENCE:g} s at most", file=sys.stderr, flush=True)
+        thread.join(PATIENCE - SILENCE)
+    if problems or thread.is_alive():
+        warn(stage, *problems or [too_slow()])
+
+
+def too_slow() -> str:
+    return masked(f"MLflow at {uri()} did not take everything in {PATIENCE:g} s")
+
+
+def warn(stage: str, what: str) -> None:
+    print(f"{stage}: tracking: {what}; `wmt publish` completes the run", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def opening() -> Iterator[None]:
+    """Let one process at a time open the store, because the first creates its tables, or make experiments and runs.
+
+    Only the user can read a local store.
+    """
+    root = state_root().resolve()
+    root.mkdir(parents=True, exist_ok=True)
+    with FileLock(root / "mlflow.lock"):
+        if uri() == local_uri():
+            (root / "mlflow.db").touch()
+            (root / "mlflow.db").chmod(0o600)
+        yield
+
+
+def connect() -> MlflowClient:
+    from mlflow import MlflowClient, set_tracking_uri
+
+    # The model registry reads the address of the whole process.
+    set_tracking_uri(uri())
+    client = MlflowClient()
+    with opening():
+        client.search_experiments(max_results=1)
+    return client
+
+
+@contextlib.contextmanager
+def session() -> Iterator[MlflowClient]:
+    """Yield a client of the store for a command; raise InputError where MLflow fails."""
+    with quiet():
+        try:
+            yield connect()
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(problem(error)) from error
+
+
+def _experiment(client: MlflowClient, pair: str) -> str:
+    """Return the id of a pair's experiment, made where it is missing."""
+    if found := client.get_experiment_by_name(f"wmt-{pair}"):
+        return str(found.experiment_id)
+    artifacts = (state_root().resolve() / "mlartifacts").as_uri() if uri() == local_uri() else None
+    tags = {
+        "mlflow.experimentKind": "custom_model_development",  # Model training, not GenAI.
+        "mlflow.experiment.primaryMetric.name": f"valid_{task_of(pair).key}",
+    }
+    return str(client.create_experiment(f"wmt-{pair}", artifacts, tags))
+
+
+def _identity(training: str) -> dict[str, str]:
+    return {CONFIGURATION: sha256_of(CONFIG)[:16], TRAINING: training}
+
+
+def find_run(client: MlflowClient, training: str) -> Run | None:
+    """Return the run of results/config.yaml and of a training, named by its state; None where there is none."""
+    found = client.get_experiment_by_name(f"wmt-{read_yaml(CONFIG)['run']['pair']}")
+    query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in _identity(training).items())
+    runs = client.search_runs([found.experiment_id], query) if found is not None else []
+    return runs[0] if runs else None
+
+
+def open_run(client: MlflowClient, training: str) -> Run:
+    """Return the run of results/config.yaml and of a training, made where it is missing."""
+    with opening():
+        if found := find_run(client, training):
+            return found
+        configuration = read_yaml(CONFIG)
+        run = configuration["run"]
+        tags = {**_identity(training), "row": run["row"], "mlflow.user": os.environ.get("USER", "unknown")}
+        # The corpus decides the other sections.
+        chosen = {key: value for key, value in changed(configuration).items() if not key.startswith(OF_CORPUS)}
+        words = [f"{run['row']}-{run['corpus']}-s{run['seed']}", *in_words(chosen)]
+        if queued := os.environ.get("DVC_EXP_NAME"):
+            tags["DVC_EXP_NAME"] = queued
+            words.append(queued)
+        if flow := os.environ.get("PREFECT__FLOW_RUN_ID"):
+            tags["prefect.flow_run_id"] = flow
+        return client.create_run(_experiment(client, run["pair"]), tags=tags, run_name=" ".join(words))
+
+
+def runs(client: MlflowClient, query: str = "") -> list[Run]:
+    """Return the runs of all pairs that fit a query, the newest first."""
+    experiments = [each.experiment_id for each in client.search_experiments(filter_string="name LIKE 'wmt-%'")]
+    return list(client.search_runs(experiments, query, max_results=50_000)) if experiments else []

@@ -1,0 +1,75 @@
+"""What a run's numbers rest on: commit and differences, libraries, hardware."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from nmt.common import cpu
+from pipeline.config import machine
+from pipeline.tracking.server import masked
+
+CODE = (".", ":(exclude)dvc.lock", ":(exclude)params.yaml")
+"""All tracked files but those that every run may change, and whose content is recorded elsewhere."""
+LIBRARIES = (
+    *("torch", "numpy", "pyarrow", "safetensors", "sacremoses", "subword-nmt", "sentencepiece", "sacrebleu"),
+    *("dvc", "mlflow", "prefect"),
+)
+
+
+def git(*words: str, folder: Path | None = None, content: bytes | None = None) -> bytes:
+    """Return what git prints in `folder`; raises ChildProcessError with git's message if it fails."""
+    # Git hooks set these variables for their own repository.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    result = subprocess.run(
+        ["git", *words], cwd=folder, env=environment, input=content, capture_output=True, check=False
+    )
+    if result.returncode != 0:
+        said, *_ = result.stderr.decode(errors="replace").strip().split("\n")
+        raise ChildProcessError(f"git {words[0]} in {folder or Path.cwd()}: {said}")
+    return result.stdout
+
+
+def difference(*paths: str, folder: Path | None = None) -> bytes:
+    """Return the patch from HEAD to the tracked files, equal whatever the user's own configuration of git is."""
+    plain = ("--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv")
+    return git("diff", *plain, "--src-prefix=a/", "--dst-prefix=b/", "HEAD", "--", *paths, folder=folder)
+
+
+def code() -> dict[str, str]:
+    """Return the commit, and the files that differ from it or are new (not dvc.lock and params.yaml)."""
+    try:
+        commit, changed = git("rev-parse", "HEAD"), git("diff", "--name-only", "HEAD", "--", *CODE)
+        new = git("ls-files", "--others", "--exclude-standard")
+    except OSError:
+        return {"commit": "unknown", "differing_files": "unknown: git names no commit here"}
+    files = (changed + new).decode(errors="replace").splitlines()
+    return {"commit": commit.decode().strip(), "differing_files": ", ".join(files) or "none"}
+
+
+def tags() -> dict[str, str]:
+    """Return the code and the libraries at hand as tags of a run."""
+    versions = [f"python {platform.python_version()}"]
+    for name in LIBRARIES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+    found, address = code(), ""
+    with suppress(OSError):
+        address = masked(git("remote", "get-url", "origin").decode().strip())
+    return {
+        **found,
+        "versions": ", ".join(versions),
+        "mlflow.source.git.commit": found["commit"],
+        "mlflow.source.name": address or Path.cwd().name,
+    }
+
+
+def hardware() -> str:
+    """Return this machine's cores, CPU, memory, GPUs and system."""
+    gpus = "; ".join(f"{gpu.name}, {gpu.memory}" for gpu in machine.gpus()) or "none"
+    cores = f"{os.cpu_count()} cores of {cpu.processor()}, {machine.memory() / 2**30:.1f} GiB"
+    return f"{cores}; GPUs: {gpus}; {platform.platform()}"

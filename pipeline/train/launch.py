@@ -1,0 +1,193 @@
+"""Start torchrun on this machine: one process per GPU, or one for the CPU's cores. Its processes end with ours.
+
+`python -m pipeline.train.launch` is torchrun with exit statuses that tell how the training ended.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nmt.common.files import read_yaml
+from nmt.common.processes import UNRECORDED, end, start
+from nmt.config import InputError, ModelSettings
+from nmt.flops import parameters
+from pipeline.config import machine
+
+INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # loopback
+GRACE = 45.0  # seconds between SIGTERM and SIGKILL: time to save the state
+WORKERS_GRACE = 40  # the same of torchrun for its workers, whose default is 30
+JOIN = 600  # seconds that a node waits for the others
+RESTARTS = 100  # lost nodes that a training survives
+RENDEZVOUS = "rendezvous"  # file in the folder of a training of several nodes: where they meet
+KEEP_ALIVE = 600  # seconds between a single node's heartbeats: each makes torchrun's rendezvous file longer
+
+
+def processes(shards: int) -> int:
+    """Return `$WMT_PROCESSES`, by default one process per GPU, or one without a GPU; `shards` are divided among them.
+
+    Where the shards cannot be divided among all GPUs, fewer are used, and a line says so.
+    """
+    # Imported here because it imports torch.
+    from nmt.training.distributed import check_processes, most_processes
+
+    requested, gpus = os.environ.get("WMT_PROCESSES"), len(machine.gpus())
+    if requested is not None:
+        if not requested.isdecimal() or int(requested) < 1:
+            raise InputError(
+                f"WMT_PROCESSES is {requested!r}: it must be a whole number from 1 on; unset it to have it chosen"
+            )
+        if 0 < gpus < int(requested):
+            raise InputError(
+                f"WMT_PROCESSES is {requested}, but this machine has {gpus} GPUs for it: each process needs one of its "
+                f"own; set it to at most {gpus}, or unset it"
+            )
+        check_processes(int(requested), shards)
+        return int(requested)
+    count = most_processes(max(1, gpus), shards)
+    if count < gpus:
+        print(f"training uses {count} of {gpus} GPUs: training.shards is {shards}, and the processes must divide it")
+    return count
+
+
+def check_memory(job: Mapping[str, Any], count: int) -> None:
+    """Raise InputError if the weights, their gradients and both moments alone exceed the memory of the device."""
+    sizes = (job["vocabulary"], job.get("target_vocabulary"))
+    needed = 4 * 4 * parameters(ModelSettings.model_validate(job["model"]), *sizes)  # float32
+    needed *= 1 if machine.gpus() else count
+    if needed > (memory := machine.memory()):
+        raise InputError(
+            f"weights, gradients and Adam's moments of this model take {needed / 2**30:,.1f} GiB, but the device has "
+            f"{memory / 2**30:,.1f} GiB: lower model.d_model, model.d_ff, model.N or the vocabulary"
+        )
+
+
+def nodes() -> tuple[int, int, str | None]:
+    """Return the least and the most nodes of `$WMT_NODES`, by default 1, and `$WMT_RENDEZVOUS`.
+
+    The rendezvous is the first node's name and a free port there.
+    """
+    value, rendezvous = os.environ.get("WMT_NODES", "1"), os.environ.get("WMT_RENDEZVOUS")
+    match = re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", value)
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+    if least > most:
+        raise InputError(
+            f"WMT_NODES is {value!r}: it must be a whole number from 1 on, or the least and the most nodes, as 1:4; "
+            "unset it for one node"
+        )
+    if most > 1 and not re.fullmatch(r"\S+:\d+", rendezvous or ""):
+        raise InputError(
+            f"WMT_NODES is {value}, so WMT_RENDEZVOUS must name where the nodes meet, as HOST:PORT; it is "
+            f"{rendezvous!r}"
+        )
+    return least, most, rendezvous
+
+
+def command(count: int, job: Path) -> list[str]:
+    """Return the command that runs this module as torchrun with `count` processes."""
+    # Imported here because torch takes a second to import; imported at all so that the import graph has the training.
+    from nmt.training import loop
+
+    return [sys.executable, "-m", __name__, loop.__name__, str(count), str(job)]
+
+
+def arguments(module: str, count: str, job: str, scratch: Path) -> list[str]:
+    """Return torchrun's arguments for `count` processes on this machine; torchrun must run in this process."""
+    # Imported here because it imports torch.
+    from nmt.training.distributed import LOOPBACK
+
+    least, most, endpoint = nodes()
+    # On one node a file: torchrun's default store listens without authentication on all addresses of the machine.
+    rendezvous = ["--rdzv-endpoint", str(scratch / "rendezvous"), "--rdzv-id", Path(job).name]
+    rendezvous += ["--rdzv-conf", f"store_type=file,keep_alive_interval={KEEP_ALIVE}", "--local-addr", LOOPBACK]
+    if most > 1:
+        # A lost node may be replaced: the others wait for it if they are too few, and all resume from the last state.
+        rendezvous = ["--rdzv-endpoint", str(endpoint), "--rdzv-id", Path(job).name]
+        rendezvous += ["--rdzv-conf", f"join_timeout={JOIN}", "--max-restarts", str(RESTARTS)]
+    # Without redirected output torchrun's folder for logs in /tmp would stay, empty.
+    logs = ["--log-dir", os.devnull]
+    nodes_ = ["--nnodes", f"{least}:{most}", "--rdzv-backend", "c10d"]
+    # Our id: no worker outlives this process.
+    return [*nodes_, *rendezvous, *logs, "--nproc-per-node", count, "-m", module, job, str(os.getpid())]
+
+
+def environment(count: int) -> dict[str, str]:
+    """Return this process' environment, with the cores divided among the processes unless OMP_NUM_THREADS is set."""
+    defaults = {
+        "OMP_NUM_THREADS": str(max(1, machine.available_cores() // count)),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(WORKERS_GRACE),
+        # By default GNU's malloc gives large freed blocks back to the system. With WMT14's vocabulary a sixth of an
+        # update of row `small` was page faults for the next ones.
+        "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+        # With a store that outlives rounds, a replacement node never receives the store's address.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # Threads that sleep at once cost row `sample` a quarter of its speed on idle cores. Those that spin as long as
+        # OpenMP's default are 3.5 times slower beside another program, with this 2.2 times. In GNU's OpenMP the count
+        # overrules the policy.
+        defaults["GOMP_SPINCOUNT"] = "1000"
+    if nodes()[1] == 1:
+        # Ranks of one machine need no other interface. `=` matches the whole name.
+        defaults |= {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": f"={INTERFACE}"}
+    return {**defaults, **os.environ}
+
+
+def torchrun(job: Path, watch: Callable[[], None], threads: int = 0) -> int:
+    """Run this node's torchrun on the job, calling `watch` about once a second; return its exit status.
+
+    `threads`: those of a process; 0: as the environment says, or by default the cores divided by the processes.
+
+    Whatever ends the wait (SIGTERM, Ctrl-C, an error) first ends torchrun and its processes: SIGTERM, time to
+    save the state, then SIGKILL.
+    """
+    _, most, rendezvous = nodes()
+    if most > 1:
+        # `wmt join` on the other nodes finds the training by it.
+        (job / RENDEZVOUS).write_text(str(rendezvous), encoding="utf-8")
+    settings = read_yaml(job / "job.yaml")
+    count = processes(settings["training"]["shards"])
+    check_memory(settings, count)
+    variables = environment(count) | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+    process = start(command(count, job), env=variables)
+    try:
+        while True:
+            try:
+                return process.wait(timeout=1.0)
+            except subprocess.TimeoutExpired:
+                watch()
+    finally:
+        # Its workers lead sessions of their own, and are killed by the kernel when it ends.
+        end(process, GRACE)
+
+
+def main() -> None:
+    """Run torchrun. It gets SIGTERM, and so time to save the state, when the process that started it dies."""
+    module, count, job = sys.argv[1:]
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    # In the job's folder, where the stage removes what a SIGKILL leaves.
+    with tempfile.TemporaryDirectory(prefix=".torchrun.", suffix=".tmp", dir=job) as scratch:
+        try:
+            run.main(arguments(module, count, job, Path(scratch)))
+        except SignalException as error:
+            # A requested stop: a traceback would explain nothing.
+            sys.exit(128 + error.sigval)
+        except ChildFailedError as error:
+            # The training processes have told why; a traceback of torchrun's would bury it.
+            unrecorded = any(failure.exitcode == UNRECORDED for failure in error.failures.values())
+            sys.exit(UNRECORDED if unrecorded else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Show the progress of training: live on a terminal, a line per minute in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+
+from humanize import naturaldelta
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+LOG_SECONDS = 60.0  # between two lines of a log
+VALUES_WIDTH = 120
+"""Characters of a line beside the bar."""
+
+
+class TrainingProgress:
+    """Update, loss, perplexity, tokens per second, learning rate and remaining time."""
+
+    def __init__(self, updates: int) -> None:
+        self.updates = updates
+        console = Console(file=sys.stderr)
+        self.live = console.is_terminal
+        bar = BarColumn(min(40, max(10, console.width - VALUES_WIDTH)))
+        # On a narrow terminal the last values are cut off, and nothing else.
+        values = TextColumn("{task.fields[values]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+        columns = TextColumn("training"), bar, MofNCompleteColumn(), TimeRemainingColumn(), values
+        self.bar = Progress(*columns, console=console, disable=not self.live, expand=True)
+        self.task = self.bar.add_task("training", total=updates, values="")
+        self.logged = time.monotonic()
+        self.valid = ""
+        self.first: tuple[int, float] | None = None
+        """The update of the first record, and its seconds of training: those of a resumed training go on."""
+
+    def __enter__(self) -> TrainingProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def show(self, update: int, record: Mapping[str, float]) -> None:
+        """Show a record of the training's history."""
+        if "valid_ppl" in record:
+            self.valid = f", validation ppl {record['valid_ppl']:.2f}"
+            return
+        seconds = record.get("seconds", 0.0)
+        self.first = self.first or (update, seconds)
+        values = (
+            f"loss {record['loss']:.3f}, ppl {record['ppl']:.2f}, {record['tokens_per_second']:,.0f} tokens/s"
+            f"{self.valid}, lr {record['learning_rate']:.2e}"
+        )
+        self.bar.update(self.task, completed=update, values=values)
+        if not self.live and (time.monotonic() - self.logged > LOG_SECONDS or update == self.updates):
+            self.logged = time.monotonic()
+            left, done = "", update - self.first[0]
+            if done and update < self.updates:
+                left = f", {naturaldelta((seconds - self.first[1]) / done * (self.updates - update))} left"
+            print(f"update {update:,} of {self.updates:,}: {values}{left}", flush=True)

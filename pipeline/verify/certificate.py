@@ -1,0 +1,103 @@
+"""A run's certificate, what the check of a step found, and the checks that need no stage: its seal and the code."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
+
+from nmt.config import InputError, Job, first_error
+from nmt.training.chain import Link
+from pipeline.config import graph
+from pipeline.config.paths import read_json
+from pipeline.stages import certify, train
+
+Status = Literal["recomputed", "equal", "differs", "inconclusive"]
+"""Made again with the same bytes, compared by its hash alone, changed, or without anything to compare it with."""
+HELP = "name a results/certificate.json"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A step of a run, and how it compares with the certificate."""
+
+    step: str
+    status: Status
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.step:14} {self.status:12} {self.detail}"
+
+
+def _valid_job(job: dict[str, Any]) -> dict[str, Any]:
+    Job.model_validate({**job, "corpus": ""})
+    return job
+
+
+class ChainOfRun(BaseModel):
+    """The content of results/chain.json: what decided the weights, and the hashes of the training."""
+
+    state: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+    job: Annotated[dict[str, Any], AfterValidator(_valid_job)]
+    data: dict[str, str]
+    code: str
+    links: Annotated[list[Link], Field(min_length=1)]
+
+
+class Certificate(BaseModel):
+    """The content of results/certificate.json (pipeline/stages/certify.py)."""
+
+    params: dict[str, Any]
+    settings: dict[str, dict[str, Any]]
+    versions: dict[str, str]
+    training: ChainOfRun
+    files: dict[str, str]
+    seal: str
+
+    def under(self, paths: Iterable[str]) -> dict[str, str]:
+        """Return the hashes of files that are one of the paths, or in a folder that is."""
+        folders = tuple(f"{path}/" for path in paths)
+        return {name: digest for name, digest in self.files.items() if f"{name}/".startswith(folders)}
+
+
+def load(path: Path) -> Certificate:
+    """Return a certificate; raise InputError for a file that is none."""
+    try:
+        return Certificate.model_validate(read_json(path, remedy=HELP))
+    except ValidationError as error:
+        name, _, rule = first_error(error)
+        raise InputError(f"{path} is no certificate ({name}: {rule}): {HELP}") from error
+
+
+def sealed(path: Path) -> Finding:
+    """Check the certificate's own hash."""
+    content = read_json(path)
+    if certify.seal({key: value for key, value in content.items() if key != "seal"}) != content["seal"]:
+        return Finding("certificate", "differs", f"{path} was edited: its hash is not that of its content")
+    return Finding("certificate", "recomputed", f"{len(content['files'])} files, hash {content['seal'][:12]}")
+
+
+def code(certificate: Certificate) -> Finding:
+    """Compare the modules that decide the weights; ask git whether others can have the code that runs here."""
+    was, here = certificate.training.code, train.code_digest()
+    if was != here:
+        return Finding("code", "differs", f"the modules that decide the weights had the hash {was}, here {here}")
+    detail = f"the modules that decide the weights, {here}"
+    for name, old in certificate.versions.items():
+        if name != "python" and version(name) != old:
+            detail = f"{detail}; {name} was {old}, here {version(name)}"
+    stages = graph.stages()
+    read = {path for stage in stages.values() for path in stage.deps if not graph.made_by(path, stages)}
+    command = ["git", "status", "--porcelain", "--", "dvc.yaml", *sorted(read)]
+    changed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if changed.returncode != 0:
+        return Finding("code", "inconclusive", f"{detail}; git knows no commit here, so nobody else may have this code")
+    if changed.stdout:
+        first = changed.stdout.splitlines()[0][3:]
+        return Finding("code", "inconclusive", f"{first} is as in no commit, so nobody else may have it; {detail}")
+    return Finding("code", "equal", detail)

@@ -1,0 +1,249 @@
+"""Run the stages of a certified run again, in a folder that holds certified files alone; compare every step."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import chdir, redirect_stdout
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+
+from nmt import flops
+from nmt.common.files import link_or_copy, scratch_folder
+from nmt.common.tensors import digest, load_tensors
+from nmt.config import InputError, Job, TrainingSettings
+from nmt.training import chain, checkpoint
+from nmt.training.history import perplexity
+from pipeline.config import graph
+from pipeline.config.paths import (
+    BINNED,
+    CHAIN,
+    CHECKPOINTS,
+    CONFIG,
+    CURVES,
+    PARAMS,
+    TRAINING,
+    VALIDATION,
+    read_json,
+    state_root,
+)
+from pipeline.config.rows import flat
+from pipeline.config.settings import DataSettings, load_section, plain_section
+from pipeline.stages import certify, train
+from pipeline.verify import certificate as certificates
+from pipeline.verify.certificate import Certificate, Finding, Status
+from pipeline.verify.replay import Training
+
+
+class Remake:
+    """A folder like the repository's, in which nothing is made yet."""
+
+    def __init__(self, certificate: Certificate, folder: Path) -> None:
+        self.certificate, self.folder = certificate, folder
+        self.stages = graph.stages()
+        self._link(Path(), {Path(out) for stage in self.stages.values() for out in stage.outs})
+        (folder / PARAMS).write_text(yaml.safe_dump(certificate.params), encoding="utf-8")
+
+    def _link(self, within: Path, outs: set[Path]) -> None:
+        """Link what no stage makes."""
+        for path in within.iterdir():
+            if any(path in out.parents for out in outs):
+                (self.folder / path).mkdir()
+                self._link(path, outs)
+            elif path not in outs and path != PARAMS and not path.name.startswith("."):
+                (self.folder / path).symlink_to(path.resolve())
+
+    def hashes(self, name: str) -> dict[str, Any]:
+        """Return what a stage made in the present folder: hashes by path; of `resolve` the settings by key."""
+        if name != "resolve":
+            return certify.hashes(map(Path, self.stages[name].outs))
+        if not CONFIG.exists():
+            return {}
+        return dict(flat({name: plain_section(name) for name in certify.SECTIONS}))
+
+    def recorded(self, name: str) -> dict[str, Any]:
+        """Return what the certificate has of a stage."""
+        if name == "resolve":
+            return dict(flat(self.certificate.settings))
+        return self.certificate.under(self.stages[name].outs)
+
+    def take(self, name: str) -> dict[str, Any]:
+        """Put the files of a stage that are here, as the certificate has them, into the folder; return all that are."""
+        here, recorded = self.hashes(name), self.recorded(name)
+        for path in here if name != "resolve" else ():
+            target = self.folder / path
+            if here[path] == recorded.get(path) and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                link_or_copy(path, target)
+        return here
+
+    def run(self, name: str) -> Finding:
+        """Run a stage again; compare what it makes, and what is here, with the certificate."""
+        recorded, needed = self.recorded(name), self.certificate.under(self.stages[name].deps)
+        problem = next((f"{path} is not here" for path in sorted(needed) if not (self.folder / path).exists()), None)
+        again: dict[str, Any] = {}
+        if problem is None:
+            with chdir(self.folder), redirect_stdout(sys.stderr):
+                try:
+                    importlib.import_module(f"pipeline.stages.{name}").run()
+                    again = self.hashes(name)
+                except Exception as error:  # Whatever tampering led to: other steps can still be checked.
+                    problem = f"it cannot run again: {type(error).__name__}: {error}"
+        for path in again if name != "resolve" else ():
+            if again[path] != recorded.get(path):
+                (self.folder / path).unlink()
+        here = self.take(name)
+        if here and (other := difference(recorded, here)):
+            return Finding(name, "differs", f"{other}: it was changed")
+        if problem is not None:
+            return Finding(name, "inconclusive", problem)
+        if other := difference(recorded, again):
+            return Finding(name, "differs", f"made again, {other}")
+        if name == "download":
+            archives = load_section("data", DataSettings, self.folder / CONFIG).archives
+            if unknown := [archive.name for archive in archives if archive.sha256 is None and archive.md5 is None]:
+                return Finding(name, "inconclusive", f"no checksum of {', '.join(unknown)} was published")
+        what = "settings" if name == "resolve" else "files"
+        return Finding(name, "recomputed", f"{len(recorded)} {what} of {', '.join(self.stages[name].outs)}")
+
+
+def difference(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
+    """Return the first entry that differs, and how many others do; None where all are equal."""
+    changed = [key for key in sorted(recorded.keys() | found.keys()) if recorded.get(key) != found.get(key)]
+    if not changed:
+        return None
+    was, now = (str(each.get(changed[0], "missing"))[:40] for each in (recorded, found))
+    others = f", and {len(changed) - 1} more" if changed[1:] else ""
+    return f"{changed[0]} is {now}, in the certificate {was}{others}"
+
+
+def findings(path: Path, updates: Sequence[str], share: float) -> Iterator[Finding]:
+    """Yield the finding of every step, in the order of the pipeline.
+
+    `updates`: the intervals to train again, as A:B; none: random ones that cover `share` of the updates. Raises
+    InputError where the certificate is none, or where an interval cannot be trained again.
+    """
+    certificate = certificates.load(path)
+    if not 0 < share <= 1:
+        raise InputError(f"--share is {share:g}: it must be above 0 and at most 1")
+    training = Training(certificate.training)
+    named = [training.named(text) for text in updates]
+    yield certificates.sealed(path)
+    yield certificates.code(certificate)
+    with scratch_folder(state_root().resolve() / "verify") as folder:
+        again = Remake(certificate, folder)
+        for name in graph.upstream("certify", again.stages)[:-1]:
+            if name != graph.training_stage():
+                yield tried(name, again.run, name)
+                continue
+            yield tried("chain", chained, certificate, folder)
+            yield tried(name, trained, certificate, again)
+            yield tried("states", training.states)
+            yield tried("intervals", training.retrained, folder / BINNED, named, share)
+
+
+def tried(step: str, check: Callable[..., Finding], *arguments: object) -> Finding:
+    """Return what a check finds; where it fails, whatever tampering led to that, the other steps go on."""
+    try:
+        return check(*arguments)
+    except Exception as error:
+        return Finding(step, "inconclusive", f"{type(error).__name__}: {error}")
+
+
+def chained(certificate: Certificate, folder: Path) -> Finding:
+    """Check that the chain follows from itself, and has the resolved settings, the corpus and the end of the run."""
+    training, links = certificate.training, certificate.training.links
+    if (link := chain.broken(links)) is not None:
+        return Finding("chain", "differs", f"it breaks at update {link.update:,}: a link was changed")
+    corpus = {path: found for path, found in certificate.under([str(BINNED)]).items() if path.endswith(".arrow")}
+    if other := difference({str(BINNED / name): found for name, found in training.data.items()}, corpus):
+        return Finding("chain", "differs", f"of another corpus: {other}")
+    with chdir(folder):  # The settings as they were resolved again.
+        settings = load_section("training", TrainingSettings)
+        job = train.job_settings(settings)
+    if other := difference(dict(flat(training.job)), dict(flat({**job, "corpus": training.job.get("corpus")}))):
+        return Finding("chain", "differs", f"of other settings: {other}")
+    if settings.patience is None and links[-1].update != settings.updates:
+        end = f"it ends at update {links[-1].update:,}, the training at update {settings.updates:,}"
+        return Finding("chain", "differs", end)
+    return Finding("chain", "recomputed", f"{len(links):,} links, the last at update {links[-1].update:,}")
+
+
+def trained(certificate: Certificate, again: Remake) -> Finding:
+    """Compare the training's outputs with the certificate, and what they hold with the chain."""
+    name = "train"
+    here, recorded = again.take(name), again.recorded(name)
+    if not here:
+        return Finding(name, "inconclusive", "nothing that training made is here")
+    if problem := difference(recorded, here) or next(contradictions(certificate), None):
+        return Finding(name, "differs", problem)
+    return Finding(name, "equal", f"{len(recorded)} files, whose losses and weights are those of the chain")
+
+
+def contradictions(certificate: Certificate) -> Iterator[str]:
+    """Yield where the training's outputs contradict the chain."""
+    links = certificate.training.links
+    if read_json(CHAIN) != certificate.training.model_dump():
+        yield f"{CHAIN} has another chain than the certificate"
+    validations = rows(VALIDATION)
+    records, before = [*rows(CURVES), *validations], 0
+    for link in links:
+        if chain.losses_hash(records, before, link.update) != link.losses:
+            yield f"{CURVES} or {VALIDATION.name} was edited within updates {before:,} to {link.update:,}"
+        before = link.update
+    if any(record["update"] > before for record in records):
+        yield f"{CURVES} or {VALIDATION.name} goes on after update {before:,}"
+    yield from misstated(certificate, validations)
+    weights = {checkpoint.checkpoint_path(CHECKPOINTS, link.update): link.weights for link in links}
+    weights[CHECKPOINTS / "last.safetensors"] = links[-1].weights
+    for path in sorted(CHECKPOINTS.iterdir()):
+        if digest(load_tensors(path)) != weights.get(path):
+            yield f"{path} does not have the weights that the chain recorded"
+    training = certificate.training.job["training"]
+    every, begin = training["checkpoint_every"], (training.get("fork") or {"update": 0})["update"]
+    newest = range(every, before + 1, every)[-training["keep_checkpoints"] :]
+    kept = map(checkpoint.update_of, checkpoint.checkpoints(CHECKPOINTS))
+    # Of a fork only those are here that are its own.
+    if missing := {update for update in newest if update > begin} - set(kept):
+        yield f"the checkpoint of update {min(missing):,} is missing, so others were averaged"
+
+
+def misstated(certificate: Certificate, validations: Sequence[Mapping[str, float]]) -> Iterator[str]:
+    """Yield which numbers of training.json are not those of the training, and an end before its patience."""
+    link = certificate.training.links[-1]
+    job, training = Job.model_validate({**certificate.training.job, "corpus": ""}), read_json(TRAINING)
+    known = {
+        "updates": link.update,
+        "params": flops.parameters(job.model, job.vocabulary, job.target_vocabulary),
+        "vocabulary": job.vocabulary,
+        "precision": job.training.precision,
+        "valid_loss": validations[-1]["valid_loss"],
+        "valid_ppl": perplexity(validations[-1]["valid_loss"]),
+    }
+    for key, value in known.items():
+        if training.get(key) != value:
+            yield f"{TRAINING} has {training.get(key)} as {key}, the training has {value}"
+    if link.update < job.training.updates:
+        # Patience counts no validation that the end of a shorter training added.
+        losses = [row["valid_loss"] for row in validations if row["update"] % job.training.validate_every == 0]
+        if not losses or len(losses) - 1 - losses.index(min(losses)) < (job.training.patience or 0):
+            yield f"the training ends at update {link.update:,} of {job.training.updates:,}, before its patience"
+
+
+def rows(path: Path) -> list[dict[str, float]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file, strict=True)]
+
+
+def verdict(found: Sequence[Finding]) -> tuple[str, int]:
+    """Return a sentence on all findings, and the exit status."""
+    by_status = {status: [finding.step for finding in found if finding.status == status] for status in get_args(Status)}
+    if by_status["differs"]:
+        return f"not verified, these differ: {', '.join(by_status['differs'])}", 1
+    if by_status["inconclusive"]:
+        return f"verified, but for what is inconclusive: {', '.join(by_status['inconclusive'])}", 2
+    return "verified", 0

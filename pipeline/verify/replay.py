@@ -1,0 +1,170 @@
+"""Train parts of a training again, from the states that it kept, and compare the result to the bit."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nmt.common.files import scratch_folder
+from nmt.config import InputError
+from nmt.training import chain, history
+from nmt.training.chain import Link
+from nmt.training.checkpoint import latest_resume, update_of
+from nmt.training.state import read_state
+from pipeline.config.paths import read_json, state_root
+from pipeline.train import launch
+from pipeline.verify.certificate import ChainOfRun, Finding
+
+Interval = tuple[int, int]
+"""The updates after the first up to the second, both of which have a link (or the first is 0)."""
+
+
+class Training:
+    """A recorded training: its chain from the certificate, and what its folder under the state root keeps."""
+
+    def __init__(self, recorded: ChainOfRun) -> None:
+        self.job, self.links = recorded.job, recorded.links
+        self.by_update = {link.update: link for link in self.links}
+        self.last = self.links[-1].update
+        self.folder = state_root() / "train" / recorded.state
+        self.kept = {at: path for at, path in chain.kept_states(self.folder).items() if at in self.by_update}
+        fork = self.job["training"].get("fork")
+        self.begin: int = fork["update"] if fork else 0
+        """The update before the first that is this training's own."""
+
+    def states(self) -> Finding:
+        """Compare the saved states with the chain; take those that were changed out of `kept`."""
+        found, newest = dict(self.kept), latest_resume(self.folder / "resume")
+        if newest is not None and update_of(newest) in self.by_update:
+            found[update_of(newest)] = newest
+        changed = []
+        for update, path in found.items():
+            link = self.by_update[update]
+            try:
+                same = chain.state_hashes(path) == (link.weights, link.moments)
+                same = same and read_state(path).update == update
+            except (InputError, OSError, ValueError):  # A damaged or missing file.
+                same = False
+            if not same:
+                changed.append(f"{path} is not the state after update {update:,} of the chain")
+                self.kept.pop(update, None)
+        if changed:
+            return Finding("states", "differs", "; ".join(changed))
+        if not self.kept and self.job["training"].get("keep_states"):
+            return Finding("states", "inconclusive", f"{self.folder / 'states'} keeps none: random parts cannot begin")
+        return Finding("states", "equal", f"{len(found)} in {self.folder}")
+
+    def starts(self) -> list[int]:
+        """Return the updates after which the training can begin again, in order."""
+        return sorted({*self.kept, *([0] if self.begin == 0 else [])})
+
+    def choose(self, share: float) -> list[Interval]:
+        """Return random intervals that begin where a state is kept and cover `share` of the updates, up to a link."""
+        spans = [(start, end) for start, end in pairwise([*self.starts(), self.last]) if start < end]
+        left, chosen = math.ceil(share * (self.last - self.begin)), []
+        for start, last in random.SystemRandom().sample(spans, len(spans)):
+            end = next(end for end in self.by_update if end == last or last > end >= start + left)
+            chosen.append((start, end))
+            left -= end - start
+            if left <= 0:
+                break
+        return sorted(chosen)
+
+    def named(self, text: str) -> Interval:
+        """Return the interval that covers `A:B`, from a kept state to a link; raise InputError where none does."""
+        match = re.fullmatch(r"(\d+):(\d+)", text)
+        if match is None or not self.begin <= int(match[1]) < int(match[2]) <= self.last:
+            raise InputError(
+                f"--updates is {text!r}: it must be A:B with {self.begin} <= A < B <= {self.last}, as 0:20"
+            )
+        start = max((start for start in self.starts() if start <= int(match[1])), default=None)
+        if start is None:
+            raise InputError(f"--updates is {text!r}, but no state before it is in {self.folder}: name later updates")
+        return start, next(update for update in self.by_update if update >= int(match[2]))
+
+    def retrained(self, corpus: Path, named: Sequence[Interval], share: float) -> Finding:
+        """Train the named intervals again on a corpus, or random ones that cover a share of the updates."""
+        step, chosen = "intervals", named or self.choose(share)
+        for start, end in chosen:
+            if (parted := self.retrain(start, end, corpus)) is not None:
+                exact = bool(self.by_update[end].conditions["deterministic"])
+                why = "" if exact else "; without training.deterministic GPUs add in no fixed order: it shows nothing"
+                return Finding(step, "differs" if exact else "inconclusive", f"{parted}{why}")
+        updates = sum(end - start for start, end in chosen)
+        where = ", ".join(f"{start:,} to {end:,}" for start, end in chosen)
+        detail = f"{updates:,} of {self.last:,} updates trained again ({updates / self.last:.1%}: {where})"
+        if self.begin:
+            return Finding(step, "inconclusive", f"{detail}; up to update {self.begin:,} it is another run's training")
+        if not self.kept and updates < self.last:
+            return Finding(step, "inconclusive", f"{detail}; no state is kept here to begin elsewhere")
+        return Finding(step, "recomputed", detail)
+
+    def retrain(self, start: int, end: int, corpus: Path) -> str | None:
+        """Train the updates after `start` up to `end` again; return what differs first, or None.
+
+        Raises ChildProcessError or InputError where the training fails.
+        """
+        recorded = [link for link in self.links if start < link.update <= end]
+        # Beside the kept states, so that they become hard links there.
+        with scratch_folder(state_root() / "replay") as folder:
+            if start:
+                chain.copy_state(self.kept[start], folder / "resume" / self.kept[start].name)
+                before = [link for link in self.links if link.update <= start]
+                (folder / history.CHAIN).write_text("".join(link.model_dump_json() + "\n" for link in before))
+            # A training that was extended is trained again in the same parts: losses were recorded at other updates.
+            for (updates, every), links in groupby(recorded, lambda link: (link.updates, link.validate_every)):
+                training = {"updates": updates, "validate_every": every, "keep_states": 0}
+                training = {**self.job["training"], **training}
+                job = {**self.job, "training": training, "corpus": str(corpus.resolve())}
+                (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
+                (folder / "last_update").write_text(str(list(links)[-1].update), encoding="utf-8")
+                (folder / "done.json").unlink(missing_ok=True)
+                launch.torchrun(folder, lambda: None, threads=int(recorded[0].conditions["threads"]))
+                if not (folder / "done.json").exists():
+                    failed = folder / "failed.json"
+                    reason = f": {read_json(failed)['error']}" if failed.exists() else "; its output is above"
+                    raise ChildProcessError(f"training updates {start} to {end} again failed{reason}")
+            records = history.read_history(folder / "history.jsonl")
+            return self._parting(recorded, chain.read_chain(folder / history.CHAIN), records, start)
+
+    def _parting(
+        self, recorded: Sequence[Link], again: Sequence[Link], records: Sequence[Mapping[str, Any]], before: int
+    ) -> str | None:
+        """Return the first link that differs, and why it may; None where everything is equal."""
+        made = {link.update: link for link in again}
+        for link in recorded:
+            # Where training.verify_every was changed, training again has its links elsewhere, and the same losses.
+            losses = chain.losses_hash(records, before, link.update)
+            other = made.get(link.update, link).model_copy(update={"losses": losses})
+            if changed := [
+                name for name in ("weights", "moments", "losses") if getattr(link, name) != getattr(other, name)
+            ]:
+                parted = f"{', '.join(changed)} part between updates {before:,} and {link.update:,}"
+                now = again[-1].conditions
+                others = [
+                    f"{key} was {was}, here {now[key]}" for key, was in link.conditions.items() if was != now[key]
+                ]
+                return "; ".join([parted, *self._other_loss(records), *others])
+            before = link.update
+        return None if recorded[-1].update in made else f"training again did not come to update {before:,}"
+
+    def _other_loss(self, records: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Return the first recorded loss that differs, where the history is here."""
+        known = {
+            (record["update"], key): value
+            for record in history.read_history(self.folder / "history.jsonl")
+            for key, value in record.items()
+        }
+        return [
+            f"{key} at update {record['update']} was {known[record['update'], key]!r} and is {record[key]!r}"
+            for record in records
+            for key in (*chain.VALIDATION, *chain.INTERVAL)
+            if key in record and known.get((record["update"], key), record[key]) != record[key]
+        ][:1]

@@ -1,0 +1,229 @@
+"""The flows with a real Prefect server, worker and MLflow, as `make serve` starts them: who may use them, a run on a
+tiny corpus, disturbed ones, and what is left when the servers end.
+
+All tests share the servers and go on with each other's runs. Trainings have no end where one is disturbed, so that no
+disturbance comes too late; those of tests/soak end, with the right bits.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import stat
+import subprocess
+import sys
+import time
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from clones import SHRUNKEN, STAGES, Clone, write_tiny_corpus
+from orchestra import Orchestra, until
+
+pytestmark = pytest.mark.timeout(900)
+
+SUBWORDS = {"vocabulary": 300}
+ENDLESS = {
+    "training": {"updates": 100_000, "checkpoint_every": 50_000, "validate_every": 50_000},
+    "subwords": SUBWORDS,
+}
+SHORT = {"training": {"updates": 8, "checkpoint_every": 4}, "subwords": SUBWORDS}
+TRAINER = "nmt.training.loop"
+
+Services = tuple[Orchestra, "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    """The services, which a test ends."""
+    clone = Clone(tmp_path_factory.mktemp("clone"))
+    # A change that is not committed travels with the runs; this one says where their code stands.
+    clone.params(overrides=SHRUNKEN)
+    path = clone.folder / "nmt/text/parallel_text.py"
+    path.write_text(path.read_text() + '\n\nprint("code of", __file__)\n')
+    # Git does not track the catalog, and the flows' form offers it.
+    write_tiny_corpus(clone.folder)
+    clone.run("git", "add", "data/tiny.tgz")
+    orchestra = Orchestra(clone, tmp_path_factory.mktemp("home"))
+    process = orchestra.start()
+    try:
+        yield orchestra, process
+    finally:
+        orchestra.kill(process)
+
+
+@pytest.fixture(scope="module")
+def orchestra(services: Services) -> Orchestra:
+    return services[0]
+
+
+@pytest.fixture(scope="module")
+def first(orchestra: Orchestra) -> str:
+    """The id of a run into French, with word pieces, that `prefect` began elsewhere by a short name."""
+    given = ("row=sample", "corpus=tiny", f"overrides={json.dumps(SHORT)}")
+    words = ("deployment", "run", *(word for value in given for word in ("-p", value)), "wmt-en-fr")
+    typed = prefect_elsewhere(orchestra, *words)
+    assert typed.returncode == 0, typed.stdout + typed.stderr
+    return re.findall(r"UUID: (\S+)", typed.stdout)[0]
+
+
+def prefect_elsewhere(orchestra: Orchestra, *words: str) -> subprocess.CompletedProcess[str]:
+    """`prefect` typed in another folder, in an environment that has the file which `make setup` installs there."""
+    code = f"import site, sys; site.addsitedir({str(orchestra.clone.folder / 'infra')!r}); sys.argv[0] = 'prefect'\n"
+    return subprocess.run(
+        [sys.executable, "-c", code + "from prefect.cli import app; app()", *words],
+        cwd=orchestra.home,
+        env=orchestra.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def status(port: int, request: tuple[str, str, bytes], **headers: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        method, path, body = request
+        connection.request(method, path, body, {"Content-Type": "application/json", **headers})
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.getheader("Access-Control-Allow-Origin") not in {"*", "null", "http://evil.example"}
+        return answer.status
+    finally:
+        connection.close()
+
+
+def test_only_this_machine_with_the_password_and_its_own_pages_may_use_them(orchestra: Orchestra, first: str) -> None:
+    login = orchestra.clone.folder / "work/prefect/login.json"
+    assert stat.S_IMODE(login.stat().st_mode) == 0o600
+    assert orchestra.login()["PREFECT_API_AUTH_STRING"] in orchestra.log.read_text()
+    search = ("POST", "/api/flow_runs/filter", b"{}")
+    prefect, mlflow = orchestra.prefect, orchestra.mlflow
+    known = {"Authorization": orchestra.authorization()}
+    assert status(prefect, search, **known) == 200
+    assert status(prefect, search, **known, Origin=f"http://localhost:{prefect}") == 200
+    assert status(prefect, search) == 401
+    assert status(prefect, search, Authorization="Basic d210OndybW9uZw==") == 401
+    assert status(prefect, search, **known, Host="evil.example") == 400
+    assert status(prefect, search, **known, Host=f"evil.example:{prefect}") == 400
+    assert status(prefect, search, **known, Origin="http://evil.example") == 403
+    assert status(prefect, search, **known, Origin="null") == 403
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    assert status(prefect, ("OPTIONS", search[1], b""), Origin="http://evil.example", **asked) == 403
+    search = ("POST", "/api/2.0/mlflow/experiments/search", b'{"max_results": 1}')
+    assert status(mlflow, search) == 200
+    assert status(mlflow, search, Origin=f"http://localhost:{mlflow}") == 200
+    assert status(mlflow, search, Host="evil.example") == 400
+    assert status(mlflow, search, Origin="http://evil.example") == 403
+    assert status(mlflow, search, Origin=f"http://localhost:{prefect}") == 403, "another local port's page"
+    assert not list(orchestra.home.glob("prefect/*.db"))
+    work = orchestra.clone.folder / "work"
+    assert [stat.S_IMODE((work / name).stat().st_mode) for name in ("mlflow.db", "prefect")] == [0o600, 0o700]
+
+
+def test_a_row_of_another_task_is_refused_by_the_form(orchestra: Orchestra) -> None:
+    for pair, row in (("en-de", "C-N3"), ("en-tree", "sample")):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            orchestra.deploy(pair=pair, row=row)
+        assert f"'{row}' is not one of [" in refused.value.read().decode()
+    typed = prefect_elsewhere(orchestra, "deployment", "run", "wmt-en-de", "-p", 'overrides={"training": 5}')
+    assert (typed.returncode, typed.stderr) == (1, "")
+    assert "Validation failed for field 'overrides.training'" in typed.stdout
+
+
+def test_every_stage_is_a_task_and_the_results_come_back_as_an_experiment(orchestra: Orchestra, first: str) -> None:
+    """The same BLEU in metrics.json, Prefect and MLflow; the copy is gone."""
+    run = orchestra.ended(first, 600)
+    assert run["state_type"] == "COMPLETED", orchestra.messages(first)
+    name = f"sample-en-fr-updates_8-checkpoint_every_4-vocabulary_300-{first[-8:]}"
+    assert run["name"] == name
+    assert list(orchestra.how(first).items()) == [(stage, "Ran") for stage in STAGES]
+    until(lambda: "dvc exp apply" in orchestra.messages(first), "the last line of the log")
+    assert re.findall(r"^Running stage '(\w+)':$", orchestra.messages(first), re.MULTILINE) == STAGES
+    clone = orchestra.clone
+    copy = clone.folder / "work/copies" / name
+    assert set(re.findall(r"code of (\S+)", orchestra.messages(first))) == {str(copy / "nmt/text/parallel_text.py")}
+    assert not copy.exists()
+    assert name in experiments(clone)
+    applied = clone.run("dvc", "exp", "apply", name)
+    assert applied.returncode == 0, applied.stderr
+    assert clone.files("data/subwords") == {"data/subwords/subwords.yaml", "data/subwords/wordpieces.model"}
+    assert (clone.folder / "results/translations/tinytest.average.fr").exists()
+    metrics = json.loads((clone.folder / "results/metrics.json").read_text())
+    markdown = orchestra.artifacts(first)["wmt-en-fr-sample-bleu"]["data"]
+    assert f"{metrics['bleu']:.2f} (" in markdown
+    assert markdown.startswith(f"BLEU    {metrics['bleu']:.1f} (")
+    # The paper scored other text.
+    assert "| 38.1 |" not in markdown
+    from mlflow import MlflowClient  # It takes a second, which each of pytest's processes would spend on collecting.
+
+    client = MlflowClient(f"http://127.0.0.1:{orchestra.mlflow}")
+    experiment = client.get_experiment_by_name("wmt-en-fr")
+    assert experiment is not None
+    (found,) = client.search_runs([experiment.experiment_id], f"tags.DVC_EXP_NAME = '{name}'")
+    assert found.info.status == "FINISHED"
+    assert found.data.metrics["bleu"] == round(metrics["bleu"], 2)
+
+
+def experiments(clone: Clone) -> set[str]:
+    """The names of DVC's experiments: Git has them as references, and `dvc exp show` takes seconds."""
+    listed = clone.run("git", "for-each-ref", "--format=%(refname)", "refs/exps").stdout
+    return {reference.split("/")[-1] for reference in listed.split()}
+
+
+@pytest.fixture(scope="module")
+def runs(orchestra: Orchestra) -> list[str]:
+    """Two runs, the one that trains first."""
+    settings = {"pair": "en-fr", "corpus": "tiny", "target": "train", "overrides": ENDLESS}
+    both = [orchestra.deploy(seed=seed, **settings) for seed in (1, 2)]
+    until(lambda: all("train: requesting a slot of cpu-" in orchestra.messages(run) for run in both), "both trainings")
+    until(lambda: any("Running stage 'train'" in orchestra.messages(run) for run in both), "a training")
+    return sorted(both, key=lambda run: "Running stage 'train'" not in orchestra.messages(run))
+
+
+@pytest.fixture(scope="module")
+def state(orchestra: Orchestra, runs: list[str]) -> Path:
+    """The folder of the training that begins first."""
+    return until(lambda: orchestra.trained(9), "updates of the first training")
+
+
+def test_two_runs_at_once_train_one_after_the_other(orchestra: Orchestra, runs: list[str], state: Path) -> None:
+    assert [orchestra.run(run)["state_type"] for run in runs] == ["RUNNING", "RUNNING"]
+    limits = orchestra.call("v2/concurrency_limits/filter", {})
+    (limit,) = (limit for limit in limits if limit["name"].startswith("cpu-"))
+    assert (limit["limit"], limit["active_slots"]) == (1, 1)
+    assert [path for path in state.parent.iterdir() if not (path / "done.json").exists()] == [state]
+    assert "Running stage 'train'" not in orchestra.messages(runs[1])
+    assert "train" not in orchestra.stages(runs[1]), "waiting is no time of the task"
+
+
+def test_a_cancelled_run_saves_its_training_and_the_next_one_trains(
+    orchestra: Orchestra, runs: list[str], state: Path
+) -> None:
+    before = set(state.parent.iterdir())
+    orchestra.cancel(runs[0])
+    assert orchestra.ended(runs[0])["state_type"] == "CANCELLED"
+    until((state / "interrupted").exists, "the end of the cancelled training")
+    until(lambda: not orchestra.at_work(TRAINER, str(state)), "the end of its processes")
+    until(lambda: orchestra.trained(5, before), "the other training")
+
+
+def test_a_killed_worker_ends_all_once_its_run_has_saved_and_reported(
+    services: Services, runs: list[str], state: Path
+) -> None:
+    orchestra, process = services
+    (other,) = (path for path in state.parent.iterdir() if path != state and not (path / "done.json").exists())
+    since = time.time()
+    history = other / "history.jsonl"
+    until(lambda: history.exists() and history.stat().st_mtime > since, "updates of the second training")
+    assert orchestra.ends(process, psutil.Process(orchestra.worker()).kill) == 1
+    assert (other / "interrupted").exists()
+    kind, message = orchestra.on_disk(runs[1])
+    # The flow reported it: its process was not killed.
+    assert (kind, message) == ("CRASHED", "Execution was aborted by a termination signal.")
+    said = orchestra.log.read_text().strip().split("\n")[-1]
+    assert said == "serve: the worker ended with status 137: its output is above, and all others end too"
+    assert not (orchestra.clone.folder / "work/prefect/login.json").exists()

@@ -1,0 +1,223 @@
+"""The library that translates: batches, long lines, ensembles, attention."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command_line import wmt
+from model_folders import WORDS, folder_of, parser_of
+
+from nmt import codec
+from nmt.config import EOS, PAD, InputError, SearchSettings, TokenizerSettings
+from nmt.inference import attention_maps
+from nmt.inference.alignment import alignment
+from nmt.inference.loading import Models
+from nmt.inference.search import Hypothesis
+from nmt.inference.translator import Piece, Translator, split_sentences
+from nmt.model import positional_encoding
+
+ROOT = Path(__file__).resolve().parents[3]
+LINES = ["the old man sees a dog .", "", "She sleeps well", "we do !", "   ", "He did not see it"]
+
+
+def batch_sizes(ready: Translator, lines: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The source positions of the batches that the engine gets, for one line many times."""
+    sizes: list[int] = []
+
+    def translated(batch: Sequence[Piece], *_: Any) -> list[list[Hypothesis]]:
+        sizes.append(sum(len(piece.ids) for piece in batch))
+        return [[Hypothesis([], 0.0, 0.0)] for _ in batch]
+
+    monkeypatch.setattr(ready.engine, "run", translated)
+    assert len(list(ready.translate([LINES[0]] * lines))) == lines
+    return sizes
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_small_file_makes_two_batches_whatever_the_number_of_workers(
+    model: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = Translator(model)
+    ready.engine.workers = workers
+    length = len(ready.pieces(LINES[0])[0].ids)
+    for lines, made in ((80, 2), (1024 // length, 2), (256 // length, 1)):  # The last one is hardly any work.
+        sizes = batch_sizes(ready, lines, monkeypatch)
+        assert len(sizes) == made
+        assert made == 1 or max(sizes) <= 0.6 * sum(sizes)
+
+
+def test_a_gpu_gets_larger_batches(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = Models([model])
+    for device, largest in (("cpu", 1024), ("cuda", 8192)):
+        models.device = torch.device(device)
+        sizes = batch_sizes(Translator(models), 2000, monkeypatch)
+        assert 0.9 * largest < max(sizes) <= largest, "a beam of 4"
+
+
+def test_bfloat16_does_not_round_the_positions(model: Path) -> None:
+    embedding = Models([model], precision="bfloat16").members[0].embedding
+    ids = torch.arange(4, 60)[None]
+    exact = embedding.table[ids].float() * 4 + positional_encoding(56, 16)
+    assert torch.equal(embedding(ids), exact.bfloat16())
+
+
+def test_translating_does_not_import_torchs_compiler(model: Path) -> None:
+    """It takes more than a second."""
+    program = (
+        "import sys, torch; from pathlib import Path; from nmt.inference.translator import Translator;"
+        "list(Translator(Path(sys.argv[1]), torch.device('cpu')).translate(['a line']));"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(model)], check=True)
+
+
+def test_a_search_in_another_thread_does_not_change_attention(model: Path) -> None:
+    """As `--json` looks at one window's lines while workers search the next."""
+    member = Models([model]).members[0]
+    source, target = [5, 6, 7, EOS], [8, 9]
+    expected = attention_maps.attention_of(member, source, target)
+    other = torch.tensor([[5, 6, 7, 8, 9, EOS]])
+
+    def search(*_: object) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(member.encode, other, (other != PAD)[:, None, None, :]).result()
+
+    handle = member.decoder[0].register_forward_pre_hook(search)
+    found = attention_maps.attention_of(member, source, target)
+    handle.remove()
+    assert all(torch.equal(found[name], expected[name]) for name in attention_maps.ATTENTIONS)
+
+
+def test_a_blank_line_has_no_subwords_whatever_the_tokenizer(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Word pieces of raw text would encode the space."""
+    models = Models([model])
+    monkeypatch.setattr(models.subwords, "encode", lambda line: [5] * len(line))
+    settings = TokenizerSettings(tokenizer="none", normalize_punctuation=False, aggressive_hyphens=False)
+    models.source, _ = codec.tokenizers("en", "de", settings)
+    assert [models.encode(line) for line in ("", " ", "\r", "\u2003\t")] == [[]] * 4
+    assert models.encode(" a")
+
+
+def test_the_library_refuses_nothing_that_fits_and_splits_what_does_not(model: Path) -> None:
+    whole = Translator(model)
+    long = "the old man sees a dog. He did not see it. She sleeps well."
+    parted = Translator(whole.models, longest=12)
+    assert len(whole.pieces(long)) == 1
+    assert len(parted.pieces(long)) == 3
+    alone = list(parted.translate(["the old man sees a dog.", "He did not see it.", "She sleeps well."]))
+    assert list(parted.translate([long])) == [" ".join(alone)]
+    with pytest.raises(InputError, match=r"line 2: the line `the old .* at most 12"):
+        list(Translator(whole.models, longest=12, split=False).translate(["we do", long]))
+    with pytest.raises(InputError, match="line 1: the line"):
+        list(parted.translate([long.replace(".", "")]))
+
+
+def test_words_are_aligned_by_the_attention_to_all_their_subwords(parser: Path) -> None:
+    translator = Translator(parser)
+    (piece,) = translator.pieces("unbelievably She sleeps well")
+    ids = translator.models.target_subwords.encode("(S XX XX )S")
+    attention = translator._attention(ids, piece)
+    assert attention is not None
+    found, whole = attention(), alignment(translator.models.members, piece.ids, ids)[:4]
+    parts = len(translator.models.subwords.encode("unbelievably"))
+    assert parts > 1
+    assert found[:, 0] == pytest.approx(whole[:, :parts].sum(1).numpy())
+    assert found[:, 1:] == pytest.approx(whole[:, parts:-1].numpy())
+    assert Translator(folder_of(parser.parent / "text"))._attention([5], piece) is None
+
+
+def test_learned_positions_bound_the_line(tmp_path: Path) -> None:
+    ready = Translator(folder_of(tmp_path / "learned", positions="learned", max_positions=24))
+    assert ready.longest == 13
+    with pytest.raises(InputError, match="at most 13"):
+        list(ready.translate(["dog " * 14]))
+    sinusoids = folder_of(tmp_path / "sinusoids", seed=2)
+    assert Translator([sinusoids, tmp_path / "learned"]).longest == 13, "the shortest table of an ensemble"
+    with pytest.raises(InputError, match="the model has 24 positions: give --max-extra at most 22"):
+        Translator(tmp_path / "learned", settings=ready.settings.changed({"max_extra": 23}))
+    parser = Translator(parser_of(tmp_path / "parser", "vinyals", positions="learned", max_positions=24), longest=5)
+    with pytest.raises(InputError, match=r"at most 5 are parsed at once: give --longest \d+$"):
+        parser.pieces("dog " * (13 // (len(parser.models.encode("dog")) - 1)))
+    with pytest.raises(InputError, match=r"of at most 13 that the model has positions for: leave it out$"):
+        parser.pieces("dog " * 14)
+
+
+def test_sentences_are_split_where_they_end() -> None:
+    line = 'Mr. Smith left at 3.5 p.m. today. "Why?" he asked. (No one knew.) It was 7. October e.g. a Monday! Ok'
+    assert split_sentences(line, "en") == [
+        "Mr. Smith left at 3.5 p.m. today.",
+        '"Why?" he asked.',
+        "(No one knew.)",
+        "It was 7.",
+        "October e.g. a Monday!",
+        "Ok",
+    ]
+    assert split_sentences("no end", "xx") == ["no end"]
+    # In linear time: this would take an hour if every character could begin a word.
+    assert split_sentences(f"{'a' * 300_000} b. C", "en") == [f"{'a' * 300_000} b.", "C"]
+
+
+def test_settings_of_a_search_are_changed_by_name(model: Path) -> None:
+    settings = SearchSettings(beam=4, alpha=0.6, max_extra=10, stop="exact")
+    assert settings.changed({"beam": 2}) == SearchSettings(beam=2, alpha=0.6, max_extra=10, stop="exact")
+    rows = Models([model]).subwords.used_rows
+    assert Translator(model, settings=settings.changed({"beam": rows})).settings.beam == rows
+    with pytest.raises(InputError, match=f"beam is {rows + 1}, but the vocabulary has {rows} subwords: give a beam"):
+        Translator(model, settings=settings.changed({"beam": rows + 1}))
+
+
+def test_an_ensemble_is_of_one_pair_and_vocabulary(model: Path, tmp_path: Path) -> None:
+    other = folder_of(tmp_path / "second", seed=2)
+    assert len(list(Translator([model, other]).translate(LINES))) == len(LINES)
+    for strange in (folder_of(tmp_path / "french", target="fr"), folder_of(tmp_path / "upper", words=WORDS.upper())):
+        with pytest.raises(InputError, match="has another pair, tokenizer or vocabulary than"):
+            Models([model, strange])
+
+
+def test_attention_of_every_layer_head_and_kind(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "attention"
+    command = ["attention", str(model), "--source", "we do $ !", "--output", str(out)]
+    assert wmt(*command, "--target", "She sleeps") == 0
+    with np.load(out / "attention.npz") as arrays:
+        assert {*arrays} == {"source", "target", *attention_maps.ATTENTIONS}
+        source, target = len(arrays["source"]), len(arrays["target"])
+        assert arrays["encoder"].shape == (2, 2, source, source)
+        assert arrays["decoder"].shape == (2, 2, target, target)
+        assert arrays["cross"].shape == (2, 2, target, source)
+        for name in attention_maps.ATTENTIONS:
+            assert np.allclose(arrays[name].sum(-1), 1.0, atol=1e-5)
+        assert not np.triu(arrays["decoder"][0, 0], 1).any()
+    pictures = sorted(out.glob("*.svg"))
+    assert len(pictures) == 3
+    assert all(picture.read_text(encoding="utf-8").rstrip().endswith("</svg>") for picture in pictures)
+    assert wmt(*command) == 2
+    assert "exists: give a new folder" in " ".join(capsys.readouterr().err.replace("│", "").split())
+    shutil.rmtree(out)
+    assert wmt(*command) == 0
+    with np.load(out / "attention.npz") as arrays:
+        assert arrays["target"][0] == "<s>"
+        assert list(arrays["source"])[-1] == "</s>"
+
+
+@torch.no_grad()
+def test_attention_is_what_the_layers_use(model: Path) -> None:
+    built = Models([model]).members[0]
+    source, target = [5, 6, 7, 2], [8, 9]
+    weights = attention_maps.attention_of(built, source, target)["encoder"][0]
+    x = built.embedding(torch.tensor([source]))
+    module = built.encoder[0].self_attention
+    assert not isinstance(module, torch.Tensor)
+    V = module.W_V(x).unflatten(2, (2, 8)).transpose(1, 2)[0]
+    expected = module(x, x, torch.ones(1, 1, 1, 4, dtype=torch.bool))
+    assert torch.allclose(module.W_O((weights @ V).transpose(0, 1).flatten(1)), expected[0], atol=1e-5)

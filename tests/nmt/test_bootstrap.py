@@ -1,0 +1,103 @@
+"""Intervals and differences of BLEU and F1: the scorers' own numbers, and what pairing does."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from nmt import bootstrap
+from nmt.config import InputError
+from nmt.evaluation import bleu
+from nmt.evaluation.bleu import bleu_of, line_statistics
+from nmt.parsing import evalb
+
+WORDS = ["the", "old", "man", "sees", "a", "dog", "and", "she", "sleeps", "well", "while", "we", "do", "not"]
+
+
+def texts(errors: float, seed: int) -> tuple[list[str], list[str]]:
+    """Translations of which a share of the words is wrong, and references."""
+    chance, mistakes = random.Random(1), random.Random(seed)
+    references = [" ".join(chance.choices(WORDS, k=12)) for _ in range(150)]
+    changed = [
+        " ".join("wrong" if mistakes.random() < errors else word for word in line.split()) for line in references
+    ]
+    return changed, references
+
+
+@pytest.mark.parametrize("errors", [0.0, 0.1, 0.5, 1.0])
+def test_sums_of_lines_give_sacrebleus_score(errors: float) -> None:
+    translations, references = texts(errors, 2)
+    statistics = line_statistics(translations, references)
+    assert statistics.shape == (150, 10)
+    assert bleu_of(statistics.sum(0)) == pytest.approx(bleu.sacrebleu(translations, references)[0], abs=1e-9)
+
+
+def test_interval_and_p_value_are_sacrebleus() -> None:
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.significance import PairedTest
+
+    (first, references), (second, _) = texts(0.20, 1), texts(0.18, 2)
+    _, results = PairedTest([("0", first), ("1", second)], {"BLEU": BLEU()}, [references], "bs", n_samples=1000)()
+    one, two = results["BLEU"]
+    low, high = bleu.confidence(first, references)
+    assert low == pytest.approx(one.mean - one.ci, abs=1e-4)
+    assert high == pytest.approx(one.mean + one.ci, abs=1e-4)
+    found = bleu.compare(first, second, references)
+    assert found.difference == pytest.approx(two.score - one.score)
+    assert found.p_value == pytest.approx(two.p_value, abs=1e-9)
+    assert 0.002 < found.p_value < 0.9
+    turned = bleu.compare(second, first, references)
+    assert turned == bootstrap.Comparison(-found.difference, found.p_value)
+
+
+GOLD = "(S (NP (D the) (N dog)) (VP (V sees) (NP (D a) (N man))))"
+"""Four brackets."""
+FLAT = "(S (NP (D the) (N dog)) (V sees) (D a) (N man))"
+"""Two brackets, which the gold tree has."""
+OTHER = "(S (NP (D the) (N dog)) (VP (V sees) (PP (D a) (N man))))"
+"""Four brackets, of which the gold tree has three."""
+BROKEN = "(S (NP the"
+
+
+def parses(flat: int, other: int, exact: int) -> list[str]:
+    lines = [FLAT] * flat + [OTHER] * other + [GOLD] * exact
+    random.Random(1).shuffle(lines)
+    return lines
+
+
+def test_the_difference_of_two_parsed_files_is_that_of_their_f1() -> None:
+    # Matched are 2, 3 or 4 brackets of a sentence: 320 of 400 and 340, and 370 of 400 and 380.
+    baseline, system, gold = parses(30, 20, 50), parses(10, 10, 80), [GOLD] * 100
+    found = evalb.compare_systems(baseline, system, gold)
+    assert found.difference == pytest.approx(100 * (740 / 780 - 640 / 740))
+    assert found.p_value < 0.01
+    assert evalb.compare_systems(system, baseline, gold) == bootstrap.Comparison(-found.difference, found.p_value)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "system", "difference", "p_value"),
+    [
+        # Better on eleven sentences and worse on ten.
+        ([*[OTHER] * 11, *[GOLD] * 89], [*[GOLD] * 11, *[OTHER] * 10, *[GOLD] * 79], 0.25, (0.2, 1.0)),
+        # Both fail on half of the sentences: resampled apart, p would be 0.2.
+        ([*[FLAT] * 50, *[OTHER] * 6, *[GOLD] * 44], [FLAT] * 50 + [GOLD] * 50, None, (0.0, 0.03)),
+        # Equal systems, one sentence, and sentences that are all alike say nothing.
+        ([OTHER] * 9 + [GOLD], [OTHER] * 9 + [GOLD], 0.0, (1.0, 1.0)),
+        ([FLAT], [GOLD], None, (1.0, 1.0)),
+        ([FLAT] * 9, [GOLD] * 9, None, (1.0, 1.0)),
+        # A sentence that cannot be scored counts for neither side of its F1.
+        ([BROKEN, OTHER, GOLD, GOLD], [GOLD, GOLD, "", GOLD], 100 * (1 - 22 / 24), (0.0, 1.0)),
+    ],
+)
+def test_p_values_of_parses(
+    baseline: list[str], system: list[str], difference: float | None, p_value: tuple[float, float]
+) -> None:
+    found = evalb.compare_systems(baseline, system, [GOLD] * len(baseline))
+    assert difference is None or found.difference == pytest.approx(difference)
+    assert p_value[0] <= found.p_value <= p_value[1]
+
+
+def test_another_number_of_lines_is_refused() -> None:
+    with pytest.raises(InputError, match="GOLD has 2 sentences and PARSED has 1: give a line for each line"):
+        evalb.compare_systems([GOLD], [GOLD], [GOLD, GOLD])

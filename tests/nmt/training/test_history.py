@@ -1,0 +1,40 @@
+"""The files of JSON lines that a training appends to, read while it works and after a kill."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nmt.training.history import HistoryReader, read_history
+
+
+def test_new_records_are_read_once_and_a_replaced_history_anew(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    history = HistoryReader(path)
+    assert history.new() == []
+    path.write_text('{"update": 1}\n{"update": 2}\n{"upd')
+    assert history.new() == [{"update": 1}, {"update": 2}]
+    assert history.new() == []
+    with path.open("a") as file:
+        file.write('ate": 3}\n')
+    assert history.new() == [{"update": 3}]
+    path.write_text('{"update": 1}\n')
+    assert history.new() == [{"update": 1}]
+    # After a power failure, until the training resumes and writes it anew.
+    with path.open("a") as file:
+        file.write("\0\0\n")
+    assert history.new() == history.new() == []
+    path.write_text('{"update": 1}\n{"update": 2}\n')
+    assert history.new() == [{"update": 2}]
+    (tmp_path / "anew").write_text('{"update": 1}\n{"update": 2}\n{"update": 3}\n')
+    os.replace(tmp_path / "anew", path)
+    assert [record["update"] for record in history.new()] == [1, 2, 3], "longer than before, but another file"
+
+
+@pytest.mark.parametrize("rest", [b'{"upd', b'{"upd\n', bytes(50), bytes(50) + b'\n{"update": 3}\n', b"\xff\xfe\n"])
+def test_a_history_is_read_up_to_what_a_kill_or_a_power_failure_left(tmp_path: Path, rest: bytes) -> None:
+    (tmp_path / "h").write_bytes(b'{"update": 1}\n' + rest)
+    assert read_history(tmp_path / "h") == [{"update": 1}]
+    assert read_history(tmp_path / "none") == []

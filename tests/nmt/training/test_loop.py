@@ -1,0 +1,479 @@
+"""Training: it learns, resumes to the bit, keeps what it should, and no bad gradient reaches the weights."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import distributed
+from trainings import ALONE, CONDITIONS, MakeJob, final_weights, infinite_gradients, run, same, stop_after, stopped
+
+from nmt.common import tensors
+from nmt.common.processes import TRAINERS, UNRECORDED
+from nmt.config import InputError, Job, ModelSettings
+from nmt.flops import LengthSums, parameters, training_flops
+from nmt.training import checkpoint, loop, state
+from nmt.training.batches import Corpus, train_files, updates
+from nmt.training.distributed import World
+from nmt.training.history import read_history
+from nmt.training.loop import stand_by, stop_on_signals
+from nmt.training.trainer import Trainer, random_seed
+
+GPU = {"device": "NVIDIA H100", "processor": "", "threads": 0, "deterministic": False}
+
+
+def test_without_smoothing_the_loss_is_the_likelihood_that_perplexity_is_of(tmp_path: Path, tiny_job: MakeJob) -> None:
+    """And with it the likelihood is another number than the loss."""
+    for eps_ls in (0.0, 0.1):
+        assert run(tiny_job(updates=4, eps_ls=eps_ls), tmp_path / str(eps_ls))
+        records = [record for record in read_history(tmp_path / str(eps_ls) / "history.jsonl") if "loss" in record]
+        assert len(records) == 4
+        for record in records:
+            assert record["ppl"] == pytest.approx(math.exp(record["nll"]))
+            assert (record["loss"] == pytest.approx(record["nll"], rel=1e-9)) is (eps_ls == 0.0)
+
+
+def test_it_learns_to_copy(tmp_path: Path, tiny_job: MakeJob) -> None:
+    job = tiny_job(
+        updates=300, validate_every=300, resume_minutes=1.0, tokens=200, warmup_steps=100, learning_rate_scale=0.5,
+        shards=1,
+    )  # fmt: skip
+    job["model"].update(d_model=32, d_k=16, d_v=16)
+    assert run(job, tmp_path / "run")
+    losses = [r["valid_loss"] for r in read_history(tmp_path / "run/history.jsonl") if "valid_loss" in r]
+    # A guess among twelve words and the end has a loss of about 2.5 nats, the mean of the source's words one of 1.7.
+    assert losses[-1] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "stops"),
+    [
+        ({"precision": "float32"}, (7, 8, 23)),
+        ({"precision": "bfloat16"}, (7, 8, 23)),
+        # Every second update has a record: the stop is between two.
+        ({"updates": 200, "shards": 1, "validate_every": 200, "checkpoint_every": 200, "resume_minutes": 10.0}, (7,)),
+    ],
+)
+def test_stopped_and_resumed_it_ends_with_the_same_bits(
+    tmp_path: Path, tiny_job: MakeJob, changes: dict[str, Any], stops: tuple[int, ...]
+) -> None:
+    job = tiny_job(**changes)
+    assert run(job, tmp_path / "undisturbed")
+    stopped(job, tmp_path / "disturbed", *stops)
+    assert run(job, tmp_path / "disturbed")
+    assert same(final_weights(tmp_path / "undisturbed"), final_weights(tmp_path / "disturbed"))
+    for path in checkpoint.checkpoints(tmp_path / "undisturbed/checkpoints"):
+        twin = tmp_path / "disturbed/checkpoints" / path.name
+        assert same(tensors.load_tensors(path), tensors.load_tensors(twin))
+    measured = ("update", "loss", "nll", "tokens", "gradient_norm", "padding", "valid_loss")
+    curves = [
+        [[record.get(key) for key in measured] for record in read_history(tmp_path / name / "history.jsonl")]
+        for name in ("undisturbed", "disturbed")
+    ]
+    assert curves[0][0][0] == (2 if "updates" in changes else 1)
+    assert curves[0] == curves[1]
+
+
+def test_a_finished_training_can_be_extended(tmp_path: Path, tiny_job: MakeJob) -> None:
+    assert run(tiny_job(updates=30), tmp_path / "whole")
+    assert run(tiny_job(updates=12), tmp_path / "extended")
+    assert run(tiny_job(updates=30), tmp_path / "extended")
+    assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "extended"))
+
+
+def test_any_number_of_shards_follows_the_same_losses(tmp_path: Path, tiny_job: MakeJob) -> None:
+    curves = []
+    for shards in (1, 4, 16):
+        job = tiny_job(updates=25, warmup_steps=400, shards=shards)
+        job["model"]["P_drop"] = 0.0
+        run(job, tmp_path / str(shards))
+        curves.append([r["loss"] for r in read_history(tmp_path / str(shards) / "history.jsonl") if "loss" in r])
+    assert len(curves[0]) == 25
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+    assert curves[0] == pytest.approx(curves[2], rel=1e-4)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    infinite_gradients(monkeypatch, {4})
+    job = Job.model_validate(tiny_job())
+    corpus = Corpus(train_files(Path(job.corpus)))
+    one = Trainer(job, ALONE)
+    for update in updates(corpus, 1, 120, job.training.shards, 0, 1, 1, 5):
+        before = {name: tensor.clone() for name, tensor in one.model.state_dict().items()}
+        moments = one.optimizer.state.get(one.parameters[0], {}).get("exp_avg", torch.zeros(())).clone()
+        one.step(update)
+        assert same(before, one.model.state_dict()) == (update.number == 4)
+        if update.number == 4:
+            assert torch.equal(one.optimizer.state[one.parameters[0]]["exp_avg"], moments)
+    assert all(torch.isfinite(tensor).all() for tensor in one.model.state_dict().values())
+    assert run(tiny_job(updates=6), tmp_path / "run")
+    assert capsys.readouterr().err == "update 4: the gradient was not finite and changed no weight\n"
+    assert sum(record.get("skipped", 0) for record in read_history(tmp_path / "run/history.jsonl")) == 1
+
+
+def test_a_state_is_not_written_twice(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop saves the update that its report saved just before, and so does the end."""
+    saved: list[str] = []
+    save = tensors.save_tensors
+
+    def counted(path: Path, tensors: Any) -> None:
+        saved.append(str(path))
+        save(path, tensors)
+
+    for module in (checkpoint, state):
+        monkeypatch.setattr(module, "save_tensors", counted)
+    stopped(tiny_job(updates=12, resume_minutes=1e-9), tmp_path / "run", 8)
+    assert run(tiny_job(updates=12, resume_minutes=1e-9), tmp_path / "run")
+    # Weights and moments of every update, and the weights for averaging after updates 5 and 10.
+    assert len(saved) == 2 * 12 + 2
+
+
+def test_what_was_measured_after_the_state_is_measured_again(tmp_path: Path, tiny_job: MakeJob) -> None:
+    """As after a kill between two saves, or before the first one: later records and checkpoints go."""
+    folder = tmp_path / "run"
+    stopped(tiny_job(), folder, 10)
+    assert checkpoint.trained(folder) == 10
+    later = folder / "checkpoints/update-00000011.safetensors"
+    shutil.copy(folder / "checkpoints/update-00000010.safetensors", later)
+    with (folder / "history.jsonl").open("a") as file:
+        file.write("".join(f'{{"update": {update}, "seconds": 50.0, "late": 1}}\n' for update in (10, 11)))
+        file.write('\0\0\0{"update": 12, "seconds": 51.0}\n{"update": 13, "seco')
+    stopped(tiny_job(), folder, 11)
+    assert not later.exists()
+    assert (folder / "checkpoints/update-00000010.safetensors").exists()
+    assert [record["update"] for record in read_history(folder / "history.jsonl") if "late" in record] == [10]
+    assert all(record["seconds"] > 50 for record in read_history(folder / "history.jsonl") if record["update"] > 10)
+    shutil.rmtree(folder / "resume")
+    stopped(tiny_job(), folder, 4)
+    assert [record["update"] for record in read_history(folder / "history.jsonl")] == [1, 2, 3, 4]
+    assert not checkpoint.checkpoints(folder / "checkpoints")
+
+
+def test_a_history_that_was_damaged_before_its_state_is_refused(tmp_path: Path, tiny_job: MakeJob) -> None:
+    stopped(tiny_job(), tmp_path, 3)
+    lines = (tmp_path / "history.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "history.jsonl").write_text("".join(["\0" + lines[0], *lines[1:]]))
+    with pytest.raises(InputError, match=r"history\.jsonl was on disk up to update 3, but line 1 cannot be read"):
+        run(tiny_job(), tmp_path)
+    assert len((tmp_path / "history.jsonl").read_text().splitlines()) == len(lines), "a record was dropped"
+
+
+def test_the_validation_at_an_early_end_does_not_count_for_the_patience_of_a_longer_training(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = {4: 3.0, 8: 2.0, 10: 2.5, 12: 1.5, 16: 1.2, 20: 1.0}
+    monkeypatch.setattr(Trainer, "validate", lambda self, corpus: losses[self.update])
+    settings = {"validate_every": 4, "patience": 1}
+    assert run(tiny_job(updates=10, **settings), tmp_path / "run")
+    assert json.loads((tmp_path / "run/done.json").read_text())["valid_loss"] == 2.5
+    assert run(tiny_job(updates=20, **settings), tmp_path / "run")
+    assert json.loads((tmp_path / "run/done.json").read_text())["updates"] == 20
+
+
+def test_what_is_logged_is_on_disk_before_the_state(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power failure a state whose logs are cut would never get them back."""
+    order: list[str] = []
+    flushed, saved = loop.flush, state.save_state
+    monkeypatch.setattr(loop, "flush", lambda path: (order.append(path.name), flushed(path)))
+    monkeypatch.setattr(state, "save_state", lambda *given: (order.append("state"), saved(*given)))
+    assert run(tiny_job(updates=10), tmp_path / "run")
+    saves = " ".join(order).split("state")
+    assert len(saves) > 2
+    assert all("history.jsonl" in before for before in saves[:-1])
+    assert saves[-2].split() == ["history.jsonl", "chain.jsonl"]
+
+
+def end_of_main(patch: pytest.MonkeyPatch, folder: Path, job: dict[str, Any], train: Callable[..., bool]) -> Any:
+    """Run torchrun's worker; return its exit status, None for 0."""
+
+    def left(status: int) -> None:
+        raise SystemExit(status)
+
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    patch.setattr(loop, "train", train)
+    patch.setattr(loop, "die_with_parent", lambda *given: None)
+    patch.setattr(torch, "set_flush_denormal", lambda on: None)  # It would last for all later tests.
+    patch.setattr(os, "_exit", left)
+    patch.setattr(sys, "argv", ["loop", str(folder)])
+    try:
+        loop.main()
+    except SystemExit as ended:
+        return ended.code
+    return None
+
+
+def test_the_processes_of_a_training_hold_its_folder_and_die_with_torchrun(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound: list[object] = []
+
+    def held(*_: object) -> bool:
+        with (tmp_path / TRAINERS).open("a") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        monkeypatch.setattr(loop, "die_with_parent", lambda *given: bound.extend(given))
+        return True
+
+    assert end_of_main(monkeypatch, tmp_path, tiny_job(), held) is None
+    assert not (tmp_path / "failed.json").exists()
+    monkeypatch.setattr(sys, "argv", ["loop", str(tmp_path), "77"])
+    loop.main()
+    assert bound == [signal.SIGKILL, 77], "torchrun may have been killed before"
+
+
+def test_a_rank_that_fails_says_why_and_ends_without_leaving_the_others(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With NCCL leaving is collective: it would wait for ranks that wait for this one."""
+    order: list[str] = []
+
+    def failing(*_: object) -> bool:
+        raise AssertionError("a bug")
+
+    def left(status: int) -> None:
+        order.append((tmp_path / "failed.json").read_text())
+        raise SystemExit(status)
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("init_process_group", "destroy_process_group"):
+        monkeypatch.setattr(distributed, name, lambda *_, name=name, **__: order.append(name))
+    job = tiny_job()
+    job["training"]["shards"] = 2
+    assert end_of_main(monkeypatch, tmp_path, job, lambda *_: True) is None
+    assert order == ["init_process_group", "destroy_process_group"]
+    with monkeypatch.context() as patch:
+        assert end_of_main(patch, tmp_path, job, failing) == 1
+    assert order[2:] == ["init_process_group"]
+    assert json.loads((tmp_path / "failed.json").read_text()) == {"state": "failed", "error": "AssertionError: a bug"}
+
+
+def test_a_failure_that_cannot_be_written_has_a_status_of_its_own(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(loop, "writing", full)
+    assert end_of_main(monkeypatch, tmp_path, tiny_job(), full) == UNRECORDED
+    assert "failed.json could not be written: [Errno 28] No space left on device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "message"),
+    [
+        ({}, {}, "will be bit-identical to an undisturbed run's: processor, threads, torch and compilation are the"),
+        ({}, {"threads": 2}, "will not be bit-identical to an undisturbed run's: threads was 1 and is 2"),
+        ({}, {"processor": "Xeon", "torch": "3"}, "processor was 'EPYC' and is 'Xeon'; torch was '2.13.0' and is '3'"),
+        (GPU, GPU, "will not be bit-identical to an undisturbed run's: without training.deterministic GPUs add in no"),
+        (GPU | {"deterministic": True}, GPU | {"deterministic": True}, "will be bit-identical"),
+    ],
+)
+def test_a_resume_says_what_is_different_now(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    before: dict[str, Any], now: dict[str, Any], message: str,
+) -> None:  # fmt: skip
+    """The number of processes is not among it."""
+    trainer = Trainer(Job.model_validate(tiny_job()), ALONE)
+    saved = state.TrainState.initial(trainer.settings, CONDITIONS.model_copy(update=before), processes=4)
+    monkeypatch.setattr(Trainer, "conditions", lambda self: CONDITIONS.model_copy(update=now))
+    loop.Attempt(trainer, Corpus(train_files(Path(trainer.job.corpus))), tmp_path).print_resume(saved)
+    output = capsys.readouterr().out
+    assert output.startswith("resuming after update 0 of 30; the weights will ")
+    assert message in output
+
+
+def test_a_fork_without_its_state_does_not_train_from_the_beginning(tmp_path: Path, tiny_job: MakeJob) -> None:
+    with pytest.raises(InputError, match="this training is a fork, but no state is in"):
+        run(tiny_job(fork={"update": 5, "link": "0" * 64}), tmp_path / "run")
+
+
+def test_a_stop_where_patience_ends_changes_nothing(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does more time: a training that its patience ended stays where it is."""
+    measured = iter([3.0, 2.0, 2.5, 2.6])
+    monkeypatch.setattr(Trainer, "validate", lambda self, corpus: next(measured))
+    stop_after(monkeypatch, 40)
+    assert run(tiny_job(updates=50, patience=2), tmp_path / "run")
+    weights = final_weights(tmp_path / "run")
+    assert run(tiny_job(updates=80, patience=2), tmp_path / "run")
+    assert json.loads((tmp_path / "run/done.json").read_text())["updates"] == 40
+    assert same(weights, final_weights(tmp_path / "run"))
+
+
+def test_a_resumed_training_knows_the_best_validation(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worse than the best before the stop, if better than the last: patience ends."""
+    measured = iter([2.0, 2.6, 2.5, 1.0])
+    monkeypatch.setattr(Trainer, "validate", lambda self, corpus: next(measured))
+    stopped(tiny_job(updates=50, patience=2), tmp_path / "run", 21)
+    assert run(tiny_job(updates=50, patience=2), tmp_path / "run")
+    assert checkpoint.trained(tmp_path / "run") == 30
+
+
+def test_the_last_validation_is_told_after_a_resume_without_another(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill after the last state and before the summary."""
+    job = tiny_job(updates=10)
+    assert run(job, tmp_path / "run")
+    done = json.loads((tmp_path / "run/done.json").read_text())
+    (tmp_path / "run/done.json").unlink()
+    assert run(job, tmp_path / "run")
+    again = json.loads((tmp_path / "run/done.json").read_text())
+    assert (again["valid_loss"], again["padding"], again["pairs"]) == (
+        done["valid_loss"], done["padding"], done["pairs"],
+    )  # fmt: skip
+    assert (done["resumes"], again["resumes"]) == (0, 1)
+
+
+def test_a_training_that_diverges_is_ended_however_often_it_stops(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tiny_job(updates=400, shards=1, validate_every=400, checkpoint_every=400, resume_minutes=10.0)
+    infinite_gradients(monkeypatch, {*range(7, 400)} - {19})
+    stopped(job, tmp_path / "run", 9, 59, 60)
+    with pytest.raises(InputError, match="the 101 updates up to 120 were not finite: the training has diverged"):
+        run(job, tmp_path / "run")
+    # Every fourth update has a record; the stop after the 9th and that after the 59th came between two.
+    records = {record["update"]: record for record in read_history(tmp_path / "run/history.jsonl")}
+    assert [records[update]["skipped"] for update in (4, 8, 12, 16, 20, 60, 64)] == [0, 2, 4, 4, 3, 4, 4]
+    told = [int(number) for number in re.findall(r"update (\d+): the gradient", capsys.readouterr().err)]
+    assert told == [n for n in range(7, 121) if n != 19]
+
+
+def test_time_before_a_stop_counts_and_speed_stays_true(tmp_path: Path, tiny_job: MakeJob) -> None:
+    """A stop just before a report of twenty updates: the report is of the time that they took."""
+    slow = 0.05
+    job = tiny_job(updates=2000, validate_every=2000, checkpoint_every=2000, resume_minutes=10.0)
+    stopped(job, tmp_path / "run", 19, seconds=slow)
+    stopped(job, tmp_path / "run", 21)
+    (record,) = [record for record in read_history(tmp_path / "run/history.jsonl") if "loss" in record]
+    assert record["update"] == 20
+    assert record["tokens_per_second"] <= record["tokens"] / (19 * slow)
+    assert record["seconds"] >= 19 * slow
+    # Operations are those of all twenty updates too.
+    numbered = updates(Corpus(train_files(Path(job["corpus"]))), 1, 120, 1, 0, 1, 1, 20)
+    sums = sum((update.sums for update in numbered), start=LengthSums.zero())
+    operations = training_flops(ModelSettings.model_validate(job["model"]), 16, sums)
+    assert record["flops_per_second"] / record["tokens_per_second"] == pytest.approx(operations / sums.target)
+    (path,) = (tmp_path / "run/resume").iterdir()
+    saved = state.read_state(path)
+    # Of one device: what is measured a moment later is the same time, and far from that of two.
+    assert list(saved.device_seconds) == ["cpu"]
+    assert saved.seconds <= saved.device_seconds["cpu"] < 1.9 * saved.seconds
+
+
+@pytest.mark.parametrize(("name", "longest"), [("training", 9), ("validation", 10)])
+def test_learned_positions_are_checked_for_both_sets(
+    tmp_path: Path, tiny_job: MakeJob, write_arrow: Callable[..., None], name: str, longest: int
+) -> None:
+    job = tiny_job()
+    job["model"] |= {"positions": "learned", "max_positions": longest - 1}
+    write_arrow(Path(job["corpus"]) / "valid.arrow", [([5, 2], [6, 2]), ([5, 2], [5] * 9 + [2])])
+    with pytest.raises(InputError, match=rf"of the {name} set has {longest} subwords, but model.max_positions is"):
+        run(job, tmp_path / "run")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_ask_for_a_stop_while_training_alone(tiny_job: MakeJob, number: signal.Signals) -> None:
+    trainer = Trainer(Job.model_validate(tiny_job()), ALONE)
+    before = signal.getsignal(number)
+    with stop_on_signals(trainer):
+        assert not trainer.any_stop_requested()
+        os.kill(os.getpid(), number)
+        assert trainer.any_stop_requested()
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize(
+    ("device", "size", "asked"),
+    [("cpu", 1, range(1, 21)), ("cuda", 1, range(1, 21)), ("cpu", 2, range(1, 21)), ("cuda", 2, [4, 8, 12, 16, 20])],
+)
+def test_several_gpus_ask_each_other_every_four_updates(
+    tiny_job: MakeJob, device: str, size: int, asked: Iterable[int]
+) -> None:
+    class Asked(World):
+        def minimum(self, value: int) -> int:
+            return 0
+
+    trainer = Trainer(Job.model_validate(tiny_job()), ALONE)
+    trainer.world = Asked(0, size, torch.device(device))
+    for update in range(1, 21):
+        trainer.measured.state.update = update
+        assert trainer.any_stop_requested() is (update in asked)
+
+
+@pytest.mark.parametrize(("outcome", "finished"), [("done.json", True), ("interrupted", False)])
+def test_a_process_that_stands_by_ends_with_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str, finished: bool
+) -> None:
+    """It waits until the others leave word of how it ended."""
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            (tmp_path / outcome).touch()
+
+    monkeypatch.setattr(time, "sleep", wait)
+    assert stand_by(tmp_path, World(2, 2, torch.device("cpu"))) is finished
+    assert len(waits) == 3
+
+
+def test_the_summary_says_what_was_trained(tmp_path: Path, tiny_job: MakeJob) -> None:
+    job = tiny_job(updates=9)
+    run(job, tmp_path / "run")
+    done = json.loads((tmp_path / "run/done.json").read_text())
+    model = ModelSettings.model_validate(job["model"])
+    assert done["updates"] == 9
+    assert done["params"] == parameters(model, 16)
+    corpus = Corpus(train_files(Path(job["corpus"])))
+    sums = [update.sums for update in updates(corpus, 1, 120, 1, 0, 1, 1, 9)]
+    total = sum(sums[1:], start=sums[0])
+    assert (done["pairs"], done["target_tokens"]) == (total.pairs, total.target)
+    assert done["flops_counted"] == training_flops(model, 16, total)
+    assert done["valid_ppl"] > 1
+    assert 0 <= done["padding"] < 0.5
+
+
+def test_a_full_disk_at_a_checkpoint_leaves_the_one_before(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(tiny_job(updates=10), tmp_path / "run")
+    before = final_weights(tmp_path / "run")
+
+    def full(_: Any, path: Path) -> None:
+        path.write_bytes(b"half of it")
+        raise tensors.SafetensorError("No space left on device")
+
+    monkeypatch.setattr(tensors, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(tiny_job(updates=30), tmp_path / "run")
+    assert same(final_weights(tmp_path / "run"), before)
+    assert not list((tmp_path / "run").rglob("*.tmp"))
+
+
+def test_streams_of_random_numbers_are_distinct() -> None:
+    seeds = {random_seed(s, u, n) for s in range(3) for u in range(50) for n in range(16)}
+    assert len(seeds) == 3 * 50 * 16
+    assert all(0 <= seed < 2**63 for seed in seeds)

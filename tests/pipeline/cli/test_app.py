@@ -1,0 +1,174 @@
+"""The command `wmt`: its help, its errors and its exit statuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from command_line import wmt
+from model_folders import folder_of
+
+from pipeline.cli import app as cli
+from pipeline.cli import runs
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def commands(command: Any, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """A command and those below it, by their names."""
+    yield names, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands(below, *names, name)
+
+
+ADD = "catalog add mine --pair en-de --train a a --valid a a --test a a"
+COMMANDS = dict(commands(typer.main.get_command(cli.app)))
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 80 columns, without colours."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    monkeypatch.setattr("typer.rich_utils.FORCE_TERMINAL", False)
+
+
+def python(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[str]:
+    """`wmt` in a process of its own, whose output goes through a buffer."""
+    command = [sys.executable, "-m", "pipeline.cli", *arguments]
+    return subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False, **streams)
+
+
+def test_the_map_of_the_product(capsys: pytest.CaptureFixture[str]) -> None:
+    assert wmt("--help") == 0
+    output = capsys.readouterr().out
+    panels = re.findall(r"^╭─ (\w+) ─", output, re.MULTILINE)
+    assert sorted(panels) == ["Data", "Models", "Options", "Runs", "Services"]
+    assert set(re.findall(r"^│ ([a-z]+) ", output, re.MULTILINE)) == {
+        *("translate", "parse", "score", "evalb", "bleu", "attention", "export"),
+        *("rows", "plan", "summary", "compare", "verify", "publish", "states", "join", "ablation"),
+        *("catalog", "ui", "serve"),
+    }
+
+
+@pytest.mark.parametrize("names", COMMANDS, ids=" ".join)
+def test_every_help_holds_an_example_that_is_right(names: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert wmt(*names, "--help") == 0
+    output = re.sub(r" +$", "", capsys.readouterr().out, flags=re.MULTILINE)
+    for line in re.findall(r"^ (\S.*)(?=\n \S)", output.split("Example:")[0], re.MULTILINE):
+        assert len(line) > 50, "broken before the terminal's width"
+    example = output.split(" Example:\n", maxsplit=1)[1].split("\n\n", maxsplit=1)[0]
+    typed = [shlex.split(line) for line in re.findall(r"^ +wmt (.*)$", example.replace("\\\n", ""), re.MULTILINE)]
+    assert typed
+    for words in typed:
+        path = max((path for path in COMMANDS if words[: len(path)] == list(path)), key=len)
+        arguments = words[len(path) : words.index("<") if "<" in words else None]
+        assert path[: len(names)] == names
+        # Refuses what is no option, and arguments that are too few or too many.
+        COMMANDS[path].make_context(path[-1], arguments)
+
+
+def test_a_shell_completes_commands_and_values() -> None:
+    for words, completed in (("wmt tr", "translate"), ("wmt catalog add --pair en-", "en-de\nen-fr\nen-tree")):
+        environment = {
+            **os.environ,
+            "_WMT_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split()) - 1),
+        }
+        result = python(env=environment, stdout=subprocess.PIPE)
+        assert (result.stdout.strip(), result.stderr) == (completed, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        ("states", "dvc.yaml"),
+        ("publish", "dvc.yaml"),
+        ("join", "dvc.yaml"),
+        ("summary", "dvc.yaml"),
+        ("verify", "dvc.yaml"),
+        ("compare one", "data/catalog"),
+        ("catalog list", "data/catalog"),
+        (ADD, "dvc.yaml"),
+    ],
+)
+def test_outside_the_repository_nothing_is_done(
+    command: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data/catalog").mkdir(parents=True)
+    for name in ("dvc.yaml", "a"):
+        Path(name).write_text("x\n")
+    Path(missing).rename("other")
+    before = sorted(tmp_path.rglob("*"))
+    assert wmt(*command.split()) == 1
+    assert f": {missing} is not in {tmp_path}: run this in the repository's root\n" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_without_standard_output_a_command_ends_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a shell leaves it by `>&-`."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert wmt("rows") == 0
+
+
+@pytest.mark.parametrize("command", ["rows", "rows --help"])
+def test_a_closed_pipe_is_no_traceback(command: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        result = python(*command.split(), stdout=writing)
+    finally:
+        os.close(writing)
+    assert result.stderr == ""
+    assert result.returncode == (1 if "--help" in command else 0)
+
+
+def test_a_full_disk_is_one_sentence() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("/dev/full is not here")
+    with Path("/dev/full").open("w") as full:
+        result = python("rows", stdout=full)
+    assert (result.returncode, result.stderr) == (1, "rows: No space left on device\n")
+
+
+@pytest.mark.parametrize("command", ["bleu --lang de", "evalb"])
+def test_texts_may_be_pipes_and_what_cannot_be_read_is_said(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipes = []
+    for _ in range(2):
+        reading, writing = os.pipe()
+        os.write(writing, b"(S (N dogs) (V sleep))\n")
+        os.close(writing)
+        pipes.append(reading)
+    assert wmt(*command.split(), *(f"/dev/fd/{pipe}" for pipe in pipes)) == 0
+    assert " 100.0" in capsys.readouterr().out
+    for pipe in pipes:
+        os.close(pipe)
+    assert wmt(*command.split(), tmp_path, tmp_path) == 1
+    assert f"{tmp_path}: Is a directory" in capsys.readouterr().err
+
+
+def test_a_model_that_makes_no_trees_does_not_parse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = folder_of(tmp_path / "model")
+    assert wmt("parse", model, "--input", tmp_path / "lines") == 1
+    assert capsys.readouterr().err == (f"parse: {model} writes de, not trees: use wmt translate\n")
+
+
+def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_json(path: Path) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(runs, "read_json", read_json)
+    with pytest.raises(ValueError, match="a bug"):
+        cli.app(["summary"], prog_name="wmt")

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from clones import STAGES
+from command_line import wmt
+
+from nmt import flops
+from nmt.config import InputError
+from pipeline.cli import plan
+from pipeline.config import graph, machine, resolution
+from pipeline.config.paths import CONFIG
+from pipeline.config.settings import Configuration
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def configuration(row: str, pair: str = "en-de", corpus: str = "wmt14") -> Configuration:
+    return resolution.resolve({"row": row, "pair": pair, "corpus": corpus, "seed": 1, "overrides": {}})
+
+
+def test_base_on_wmt14_is_what_the_paper_says_it_is() -> None:
+    base = configuration("base")
+    corpus = plan.corpus_size(base, prepared=False)
+    assert (corpus.pairs, corpus.origin) == (4_508_785, "known")
+    assert 36_000 < corpus.vocabulary < 38_000
+    disk, _, operations = plan.needs(base, corpus)
+    # Six operations a weight and token pair: 6 * 65e6 * 25,000 * 100,000, and attention on top.
+    assert operations == pytest.approx(6 * 65e6 * 2.5e9, rel=0.1)
+    archives, text = 657632379 + 918311367 + 80418416 + 38654961, 2 * 150 * 4_508_785
+    assert disk["download"] == archives + text
+    assert 5e9 < sum(disk.values()) < 20e9
+
+
+def test_more_of_everything_needs_more() -> None:
+    base, big = configuration("base", "en-fr"), configuration("big", "en-fr")
+    corpus = plan.corpus_size(base, prepared=False)
+    assert corpus.pairs == 40_836_715
+    (less, small, quick), (more, large, slow) = (plan.needs(row, corpus) for row in (base, big))
+    assert slow > 8 * quick
+    assert large > 2 * small
+    assert more["tokenize"] == less["tokenize"]
+    fewer = base.model_copy(update={"training": base.training.model_copy(update={"shards": 4})})
+    assert plan.needs(fewer, corpus)[1] > small
+
+
+def test_a_prepared_corpus_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = tmp_path / "stats.json"
+    stats.write_text(json.dumps({"pairs": 100, "target_tokens": 1500, "vocabulary": 640}))
+    monkeypatch.setattr(plan, "BINNED_STATS", stats)
+    sample = configuration("sample", corpus="sample")
+    counted = plan.corpus_size(sample, prepared=True)
+    assert (counted.pairs, counted.subwords, counted.vocabulary) == (100, 15.0, 640)
+    guess = plan.corpus_size(sample, prepared=False)
+    assert guess.origin.startswith("guessed")
+    assert 8_000 < guess.pairs < 72_000
+
+
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with this one's stages and their code, which DVC has on record as run on the sample."""
+    folder = tmp_path_factory.mktemp("committed")
+    with contextlib.chdir(ROOT):
+        stages = graph.stages().values()
+        code = {str(path) for stage in stages for path in stage.code}
+    outs = {path for stage in stages for path in stage.outs}
+    for name in ("dvc.yaml", "params.yaml", ".dvc/config", "pipeline/config/rows.yaml", *code):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, folder / name)
+    for name in ("data/catalog", "data/local", "data/binned"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / plan.BINNED_STATS).write_text(
+        json.dumps({"pairs": 24_000, "target_tokens": 480_000, "vocabulary": 4_000})
+    )
+    for path in outs:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        if not (folder / path).exists():
+            (folder / path).write_text(path)
+    (folder / CONFIG).write_text(resolution.text(configuration("sample", corpus="sample")))
+    subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
+    subprocess.run([sys.executable, "-m", "dvc", "commit", "--force", "--quiet"], cwd=folder, check=True)
+    return folder
+
+
+@pytest.fixture
+def finished(committed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configuration:
+    """A repository in which every stage ran with the configuration returned, and nothing changed since."""
+    asked = configuration("sample", corpus="sample")
+    shutil.copytree(committed, tmp_path / "repository")
+    monkeypatch.chdir(tmp_path / "repository")
+    return asked
+
+
+def runs(asked: Configuration) -> dict[str, str]:
+    return {name: reason for name, reason in plan.stages_to_run(asked).items() if reason}
+
+
+def test_nothing_would_run_after_a_finished_run(finished: Configuration) -> None:
+    assert "epsilon: 1e-09" in Path("dvc.lock").read_text(), "DVC's way to write it, which PyYAML takes for text"
+    assert runs(finished) == {}
+    shutil.rmtree("results")
+    assert runs(finished) == {}, "DVC restores what it has on record"
+
+
+def longer(finished: Configuration) -> Configuration:
+    return finished.model_copy(update={"training": finished.training.model_copy(update={"updates": 7})})
+
+
+def test_a_training_value_reruns_training_and_what_follows(finished: Configuration) -> None:
+    found = runs(longer(finished))
+    assert found["train"] == "settings changed: training"
+    assert found.keys() >= {"train", "average", "decode", "score", "certify", "attention", "report"}
+    assert not found.keys() & {"resolve", "download", "tokenize", "learn_subwords", "binarize"}
+
+
+def test_code_of_search_reruns_decoding_and_what_follows(finished: Configuration) -> None:
+    Path("nmt/inference/search.py").write_text("# Another.\n")
+    shutil.rmtree("models")
+    path = Path("dvc.yaml")
+    path.write_text(path.read_text().replace("python -m pipeline score", "python -m pipeline score --again"))
+    found = runs(finished)
+    assert found.items() >= {
+        ("decode", "changed: nmt/inference"),
+        ("score", "changed: the command"),
+        ("attention", "changed: nmt/inference"),
+        ("certify", "follows decode, score"),
+    }
+    assert found["report"].startswith("follows attention, certify, decode, score")
+    assert not found.keys() & {"binarize", "train", "average"}
+
+
+def test_adding_a_corpus_leaves_the_download_of_another_up_to_date(finished: Configuration) -> None:
+    put("data/local/other/train.en", 1)
+    put("data/catalog/other.yaml", 1)
+    assert runs(finished) == {"resolve": "changed: data/catalog, data/local", "report": "changed: data/catalog"}
+
+
+def test_the_version_of_sacrebleu_decides_scores_and_their_certificate_alone(
+    finished: Configuration, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    upgraded = finished.model_copy(update={"versions": finished.versions.model_copy(update={"sacrebleu": "0.0.1"})})
+    found = runs(upgraded)
+    assert found.keys() >= {"score", "certify", "report"}
+    assert not found.keys() & {"binarize", "train", "average", "decode", "attention"}
+    monkeypatch.setattr(resolution, "read_params", dict)
+    monkeypatch.setattr(resolution, "resolve", lambda _: upgraded)
+    plan.report(measure=False)
+    assert "a library changed: run `dvc repro --force --single-item resolve` first" in capsys.readouterr().out
+    monkeypatch.setattr(resolution, "resolve", lambda _: finished)
+    plan.report(measure=False)
+    assert "a library changed" not in capsys.readouterr().out
+
+
+def test_before_the_first_run_every_stage_would_run(finished: Configuration) -> None:
+    Path("dvc.lock").unlink()
+    assert list(runs(finished).values()) == ["never ran here"] * len(STAGES)
+
+
+def test_outside_a_repository_dvc_has_no_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = configuration("sample", corpus="sample")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="dvc status fails"):
+        plan.stages_to_run(asked)
+
+
+def put(path: str, size: int) -> None:
+    """A file of that size; it takes no room."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with Path(path).open("wb") as file:
+        file.truncate(size)
+
+
+def test_a_parser_is_counted_with_its_own_table_of_symbols(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = configuration("parse-sample", "en-tree", "sample-trees")
+    assert plan.corpus_size(asked, prepared=False).target_vocabulary == 128
+    monkeypatch.chdir(tmp_path)
+    Path("data/binned").mkdir(parents=True)
+    stats = {"pairs": 10, "target_tokens": 500, "vocabulary": 2048, "target_vocabulary": 64}
+    Path("data/binned/stats.json").write_text(json.dumps(stats))
+    corpus = plan.corpus_size(asked, prepared=True)
+    assert plan.needs(asked, corpus)[0]["average"] == 2 * 4 * flops.parameters(asked.model, 2048, 64)
+    rate, device = plan.measured_rate(asked, corpus, seconds=0.1)
+    assert rate > 1e8
+    assert device
+
+
+def test_disk_is_summed_over_the_stages_that_would_run(
+    finished: Configuration, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolution, "read_params", dict)
+    monkeypatch.setattr(resolution, "resolve", lambda _: longer(finished))
+    monkeypatch.setattr(machine, "memory", lambda: 2**40)
+    disk = {"download": 2**40, "tokenize": 2**40, "binarize": 2**40, "train": 3 * 2**20, "average": 2**20}
+    monkeypatch.setattr(plan, "needs", lambda *_: (disk, 1, 1))
+    for free in (4 * 2**20, 4 * 2**20 - 1):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        assert plan.report(measure=False) == (free == 4 * 2**20)
+        output = capsys.readouterr().out
+        assert "4.0 MiB are written, 4.0 MiB are free" in output
+        assert ("NOT ENOUGH" in output) == (free < 4 * 2**20)
+
+
+def test_memory_is_compared_with_that_of_the_device_that_trains(
+    finished: Configuration, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolution, "read_params", dict)
+    for gpus, memory, shards in ((0, 2**20, 8), (1, 2**20, 8), (1, 2**40, 1), (2, 2**40, 8)):
+        monkeypatch.setattr(machine, "memory", lambda memory=memory: memory)
+        monkeypatch.setattr(machine, "gpus", lambda gpus=gpus: [None] * gpus)
+        training = finished.training.model_copy(update={"shards": shards})
+        asked = finished.model_copy(update={"training": training})
+        monkeypatch.setattr(resolution, "resolve", lambda _, asked=asked: asked)
+        assert wmt("plan", "--no-measure") == (memory == 2**20)
+        output = capsys.readouterr().out
+        found = tuple(sentence in output for sentence in ("NOT ENOUGH", "in this machine", "of each GPU"))
+        assert found == (memory == 2**20, not gpus, gpus > 0)
+        assert ("training.shards=1 is faster" in output) == (gpus == 1 < shards)
+
+
+def test_hours_and_money_of_rented_gpus() -> None:
+    # 989.4e12 x 0.25 x 8 x 3600 s = 7.12e18 operations in an hour.
+    text = plan.rental("H100", 8, 24.0, 0.25, 14_247_360_000_000_000_000, "bfloat16")
+    assert text == "2.0 hours on 8 H100, 48.00 at 24.00 an hour; computed for 25% of 989 TFLOPS each, not measured"
+    assert plan.rental("A100", 1, 0.0, 0.3, 336_960_000_000_000_000, "bfloat16").startswith("1.0 hours on 1 A100; comp")
+    with pytest.raises(InputError, match="its peak in bfloat16 is not known; known are A100"):
+        plan.rental("P100", 1, 0.0, 0.3, 1, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "why"),
+    [("bas", (), "`bas` is not a row"), ("sample", ("--on", "A9000"), "--on A9000: its peak in float32 is not known")],
+)
+def test_what_is_unknown_is_refused_before_anything_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], row: str, options: tuple[str, ...], why: str
+) -> None:
+    params = {"row": row, "pair": "en-de", "corpus": "sample", "seed": 1}
+    monkeypatch.setattr(resolution, "read_params", lambda: params)
+    monkeypatch.setattr(plan, "stages_to_run", lambda _: {"resolve": ""})
+    assert wmt("plan", "--no-measure", *options) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert why in printed.err
+
+
+@pytest.mark.parametrize(
+    "options", ["--devices=8", "--devices=0", "--on H100 --price=-24", "--on H100 --utilisation=0"]
+)
+def test_impossible_rentals_are_refused(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "report", lambda measure, rented: True)
+    assert wmt("plan", *options.split()) == 2
+    assert wmt("plan", "--on", "H100", "--devices=8") == wmt("plan") == 0

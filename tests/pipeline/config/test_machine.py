@@ -1,0 +1,110 @@
+"""Facts about the machine, from the text that Linux gives."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nmt.common import cpu
+from pipeline.config import machine, resolution, rows
+
+EPYC = "processor\t: 0\nmodel name\t: AMD EPYC 9R14\nflags\t\t: fpu sse4_2 avx2 avx512f{}\n\nprocessor\t: 1\n"
+PARAMS = {"row": "small", "pair": "en-de", "corpus": "sample", "seed": 1}
+
+
+@pytest.fixture(autouse=True)
+def gpus_listed_anew() -> Iterator[None]:
+    machine.gpus.cache_clear()
+    yield
+    machine.gpus.cache_clear()
+
+
+@pytest.fixture
+def described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the machine is described, of rows that are read anew."""
+    monkeypatch.setattr(cpu, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(rows, "table", rows.table.__wrapped__)
+    return tmp_path / "cpuinfo"
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision"),
+    [("", "float32"), (" avx512_bf16 avx512_vnni", "bfloat16"), (" amx_bf16", "bfloat16"), (" avx512_vnni", "float32")],
+)
+def test_rows_for_cpus_multiply_in_what_the_processor_is_fastest_in(
+    described: Path, flags: str, precision: str
+) -> None:
+    assert machine.fastest_precision() == "float32", "without a description"
+    described.write_text(EPYC.format(flags))
+    assert cpu.processor() == "AMD EPYC 9R14"
+    assert resolution.resolve(PARAMS).training.precision == precision
+    # The row is the same everywhere: its settings differ nowhere from the configuration.
+    assert rows.settings("small", "en-de")["training"]["precision"] == precision
+    assert resolution.resolve({**PARAMS, "row": "base"}).training.precision == "bfloat16"
+    asked = {**PARAMS, "overrides": {"training": {"precision": "float32"}}}
+    assert resolution.resolve(asked).training.precision == "float32"
+
+
+@pytest.mark.parametrize(("counted", "cores"), [(8, 8), (None, 1)])
+def test_cores_are_those_that_the_process_may_use_or_all(
+    counted: int | None, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {2, 5, 7}, raising=False)
+    assert machine.available_cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    monkeypatch.setattr(os, "cpu_count", lambda: counted)
+    assert machine.available_cores() == cores
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The script that is run as nvidia-smi."""
+    path = tmp_path / "nvidia-smi"
+    path.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [(None, ["GPU-1a", "GPU-2b"]), ("1", ["GPU-2b"]), ("GPU-1", ["GPU-1a"]), ("", []), ("0, 1", ["GPU-1a", "GPU-2b"])],
+)
+def test_gpus_are_those_that_cuda_shows(
+    nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, found: list[str]
+) -> None:
+    nvidia_smi.write_text("#!/bin/sh\necho 'GPU-1a, A100, 40960 MiB'; echo 'GPU-2b, H100 80GB, 81559 MiB'\n")
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpu.id for gpu in machine.gpus()] == found
+    if found[1:]:
+        assert machine.gpus()[1] == machine.Gpu("GPU-2b", "H100 80GB", "81559 MiB")
+
+
+@pytest.mark.parametrize(
+    ("told", "precision"),
+    [("8.0", "bfloat16"), ("9.0\\n10.0", "bfloat16"), ("9.0\\n7.5", "float32"), ("Field is not valid", "float32")],
+)
+def test_precision_and_memory_are_those_of_the_gpus_that_train(
+    nvidia_smi: Path, described: Path, told: str, precision: str
+) -> None:
+    described.write_text(EPYC.format(" amx_bf16" if precision == "float32" else ""))
+    listed = "GPU-1, H100, 81559 MiB\\nGPU-2, V100, 16384 MiB"
+    nvidia_smi.write_text(f"#!/bin/sh\ncase $1 in *cap*) printf '{told}\\n';; *) printf '{listed}\\n';; esac\n")
+    assert resolution.resolve(PARAMS).training.precision == precision
+    assert machine.memory() == 2**34
+
+
+@pytest.mark.parametrize("script", ["exec sleep 600", "exit 9", "echo No devices were found"])
+def test_without_an_answer_of_the_driver_there_is_no_gpu(
+    nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    nvidia_smi.write_text(f"#!/bin/sh\n{script}\n")
+    monkeypatch.setattr(machine, "NVIDIA_SMI_TIMEOUT", 0.5)
+    started = time.monotonic()
+    assert machine.gpus() == []
+    assert time.monotonic() - started < 60

@@ -1,0 +1,52 @@
+"""Where state lives, and JSON files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nmt.common.files import write_json
+from nmt.config import InputError
+from pipeline.config.paths import read_json, state_root, state_store
+
+
+def test_state_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WMT_STATE", raising=False)
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    assert state_root() == Path("work")
+    monkeypatch.setenv("DVC_ROOT", "/repository")
+    assert state_root() == Path("/repository/work")
+    monkeypatch.setenv("WMT_STATE", "state")
+    assert state_root() == Path("/repository/state"), "in a queued experiment, too"
+    monkeypatch.setenv("WMT_STATE", "/state")
+    assert state_root() == Path("/state")
+    monkeypatch.setenv("WMT_STATE", "s3:/bucket/prefix")
+    with pytest.raises(InputError, match="WMT_STATE is s3:/bucket/prefix: write s3://bucket/prefix for a store"):
+        state_root()
+
+
+def test_a_store_is_beside_the_state_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WMT_STATE", "DVC_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    assert state_store() is None
+    monkeypatch.setenv("WMT_STATE", "s3://bucket/prefix")
+    assert (state_root(), state_store()) == (Path("work"), "s3://bucket/prefix")
+    monkeypatch.setenv("WMT_STATE", "/state")
+    assert state_store() is None
+
+
+def test_json_goes_round_whole(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.json"
+    write_json(path, {"b": 1.5, "a": "ü"})
+    assert path.read_text(encoding="utf-8") == '{\n  "b": 1.5,\n  "a": "ü"\n}\n'
+    assert read_json(path) == {"b": 1.5, "a": "ü"}
+
+
+@pytest.mark.parametrize("content", [None, "{", "[1]"])
+def test_json_that_cannot_be_read_is_a_users_error(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "numbers.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError, match=r"numbers\.json .*dvc repro"):
+        read_json(path)

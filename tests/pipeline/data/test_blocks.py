@@ -1,0 +1,100 @@
+"""The pools, and work mapped over them in order and in bounded memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import alive, wait_for
+
+from pipeline.data import blocks
+from pipeline.data.blocks import executor, map_in_order
+
+
+def square(number: int) -> int:
+    time.sleep(0.02 * (number % 3 == 0))
+    return number * number
+
+
+def refuse(number: int) -> int:
+    if number == 3:
+        raise ValueError("three")
+    return number
+
+
+def die(number: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+class Counting(ThreadPoolExecutor):
+    """Knows how many results nobody has taken yet."""
+
+    submitted = 0
+    ahead = 4
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.submitted += 1
+        return super().submit(fn, *args, **kwargs)
+
+
+def test_results_come_in_order_from_at_most_so_many_ahead() -> None:
+    pool, taken = Counting(), 0
+    for result in map_in_order(pool, square, range(50)):
+        assert result == taken * taken
+        taken += 1
+        assert pool.submitted - taken < 4
+    assert taken == 50
+
+
+def test_an_error_is_raised_where_it_stands() -> None:
+    results = map_in_order(ThreadPoolExecutor(1), refuse, range(9))
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="three"):
+        next(results)
+
+
+def test_processes_give_what_one_process_gives_and_tell_of_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "available_cores", lambda: 2)
+    with executor() as pool:
+        assert isinstance(pool, ProcessPoolExecutor)
+        assert list(map_in_order(pool, square, range(20))) == [number * number for number in range(20)]
+        with pytest.raises(OSError, match="a worker process was killed"):
+            list(map_in_order(pool, die, range(3)))
+
+
+@pytest.mark.parametrize("chosen", ["", "dask://127.0.0.1:1"])
+def test_little_text_starts_no_process_and_asks_no_cluster(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WMT_EXECUTOR", chosen)
+    assert isinstance(executor(1000), ThreadPoolExecutor)
+
+
+def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import os, time\n"
+        "from pipeline.data import blocks\n"
+        "if __name__ == '__main__':\n"
+        "    blocks.available_cores = lambda: 2\n"
+        "    print(blocks.executor().submit(os.getpid).result(), flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    root = str(Path(__file__).resolve().parents[3])
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": root},
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        parent.kill()
+    wait_for(lambda: not alive(worker))

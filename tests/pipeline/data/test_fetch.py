@@ -1,0 +1,407 @@
+"""Transfers that break off, servers that refuse, and the cache that keeps what they gave."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from mirror import tarball
+
+from nmt.config import InputError
+from pipeline.config.settings import REPACKED, ArchiveSettings
+from pipeline.data import archive_cache, fetch
+from pipeline.data.fetch import FetchError
+
+CONTENT = random.Random(1).randbytes(300_000)
+ROOT = Path(__file__).resolve().parents[3]
+
+Answer = Callable[["Handler"], None]
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """A server with ranges, and a list of other answers to give first, one a request."""
+
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.requests.append((self.path, dict(self.headers)))
+        if self.server.answers:
+            self.server.answers.pop(0)(self)
+        else:
+            self.send(self.server.content)
+
+    def send(self, content: bytes, ranges: bool = True, cut: int | None = None) -> None:
+        """Send the whole or the asked range; after `cut` bytes the connection drops."""
+        start = 0
+        if ranges and (asked := self.headers.get("Range")):
+            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+        if start and start >= len(content):
+            self.send_response(416)
+        else:
+            self.send_response(206 if start else 200)
+            self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        self.wfile.write(content[start:] if cut is None else content[start : start + cut])
+
+    def log_message(self, *_: object) -> None:
+        """Tests are quiet."""
+
+
+class Server(http.server.ThreadingHTTPServer):
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.content = CONTENT
+        self.answers: list[Answer] = []
+        self.requests: list[tuple[str, dict[str, str]]] = []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/file.tgz"
+
+    @property
+    def starts(self) -> list[int]:
+        """The first byte that each request asked for."""
+        return [int(headers.get("Range", "bytes=0-")[6:-1]) for _, headers in self.requests]
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hangs up is part of the tests."""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses between attempts, which are not waited for."""
+    slept: list[float] = []
+    monkeypatch.setattr(fetch, "time", type("Time", (), {"sleep": slept.append}))
+    return slept
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Path:
+    return tmp_path / "file.part"
+
+
+def drop(after: int, ranges: bool = True) -> Answer:
+    """Send `after` bytes of what was asked for, then hang up."""
+    return lambda handler: handler.send(handler.server.content, ranges, cut=after)
+
+
+def status(code: int, **headers: str) -> Answer:
+    def answer(handler: Handler) -> None:
+        handler.send_response(code)
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+
+    return answer
+
+
+def without_size(content: bytes, chunked: bool) -> Answer:
+    """Send `content` in chunks, the last of which is missing, or until the connection closes."""
+
+    def answer(handler: Handler) -> None:
+        handler.protocol_version = "HTTP/1.1"
+        handler.send_response(200)
+        handler.send_header("Connection", "close")
+        if chunked:
+            handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        handler.wfile.write(b"%x\r\n%s\r\n" % (len(content), content) if chunked else content)
+        handler.close_connection = True
+
+    return answer
+
+
+def get(url: str, part: Path, size: int | None = len(CONTENT)) -> tuple[list[tuple[int, int | None]], list[str]]:
+    """Fetch; return the progress and the messages."""
+    moved: list[tuple[int, int | None]] = []
+    messages: list[str] = []
+    fetch.fetch(url, part, size, lambda *at: moved.append(at), messages.append)
+    return moved, messages
+
+
+@pytest.mark.parametrize("size", [len(CONTENT), None])
+def test_fetches_a_file(server: Server, part: Path, size: int | None) -> None:
+    moved, messages = get(server.url, part, size)
+    assert part.read_bytes() == CONTENT
+    assert moved[-1] == (len(CONTENT), len(CONTENT))
+    assert messages == []
+    ((_, headers),) = server.requests
+    assert (headers["User-Agent"], headers["Accept-Encoding"]) == ("wmt-transformer", "identity")
+
+
+def test_goes_on_where_connections_dropped(server: Server, part: Path, pauses: list[float]) -> None:
+    server.answers = [drop(1000)] * 10  # More than ATTEMPTS: each brought new bytes.
+    moved, messages = get(server.url, part)
+    assert part.read_bytes() == CONTENT
+    assert server.starts == list(range(0, 11_000, 1000))
+    assert len(messages) == 10
+    assert pauses == [1.0] * 10
+    assert moved[0] == (1000, len(CONTENT))
+
+
+@pytest.mark.parametrize(
+    ("held", "starts"),
+    [(CONTENT[:123_456], [123_456]), (CONTENT, []), (CONTENT + b"x", [0])],
+    ids=["partial", "complete", "too long"],
+)
+def test_goes_on_from_an_earlier_runs_file(server: Server, part: Path, held: bytes, starts: list[int]) -> None:
+    part.write_bytes(held)
+    get(server.url, part)
+    assert part.read_bytes() == CONTENT
+    assert server.starts == starts
+
+
+def test_starts_over_where_ranges_are_ignored_or_refused(server: Server, part: Path) -> None:
+    part.write_bytes(b"x" * 1000)
+    server.answers = [lambda handler: handler.send(CONTENT, ranges=False)]
+    get(server.url, part)
+    assert part.read_bytes() == CONTENT
+    _, messages = get(server.url, part, None)  # Nobody knows that it is whole.
+    assert server.starts == [1000, len(CONTENT), 0]
+    assert part.read_bytes() == CONTENT
+    assert messages == [f"{server.url}: refused to resume the partial file; trying again in 1 s"]
+
+
+def test_pauses_double_up_to_a_minute_or_are_what_the_server_asks(
+    server: Server, part: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "ATTEMPTS", 9)
+    server.answers = [status(500)] * 9
+    with pytest.raises(FetchError, match=r"^answers 500 Internal Server Error, 9 times in a row$") as caught:
+        get(server.url, part)
+    assert caught.value.transient
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    pauses.clear()
+    server.answers = [status(500, Retry_After="soon"), status(503, Retry_After="3600"), status(429, Retry_After="5")]
+    get(server.url, part)
+    assert pauses == [1.0, 60.0, 5.0]
+
+
+@pytest.mark.parametrize("code", [408, 425, 429, 500, 502, 503, 504, 204, 400, 401, 403, 404, 410, 416, 501, 505])
+def test_which_statuses_may_pass(server: Server, part: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    monkeypatch.setattr(fetch, "ATTEMPTS", 1)
+    server.answers = [status(code)]
+    with pytest.raises(FetchError, match=f"^answers {code} [A-Z]") as caught:
+        get(server.url, part)
+    assert caught.value.transient == (code in {408, 425, 429, 500, 502, 503, 504})
+
+
+def test_gives_up_after_attempts_without_a_new_byte(server: Server, part: Path) -> None:
+    server.answers = [drop(1000), *[status(503)] * 9]
+    with pytest.raises(FetchError, match="answers 503 Service Unavailable, 5 times in a row"):
+        get(server.url, part)
+    assert part.read_bytes() == CONTENT[:1000]
+    assert len(server.requests) == 1 + 5
+    server.answers = [drop(after, ranges=False) for after in [1000, 900] * 50]
+    with pytest.raises(FetchError, match=r"broke off after 1,000 bytes .*, 5 times in a row"):
+        get(server.url, part)
+
+
+def test_another_size_than_expected_costs_no_byte_at_hand(server: Server, part: Path) -> None:
+    part.write_bytes(CONTENT[:1000])
+    page: Answer = lambda handler: handler.send(b"<html>back soon</html>", ranges=False)  # noqa: E731
+    for answers, size, offered in (([page], len(CONTENT), "22"), ([], len(CONTENT) - 1, "300,000")):
+        server.answers = answers
+        with pytest.raises(FetchError, match=f"^offers {offered} bytes where {size:,} are expected$") as caught:
+            get(server.url, part, size)
+        assert not caught.value.transient
+        assert part.read_bytes() == CONTENT[:1000]
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_lost_connection_is_seen_without_a_content_length(server: Server, part: Path, chunked: bool) -> None:
+    server.answers = [without_size(CONTENT[:1000], chunked)]
+    moved, (message,) = get(server.url, part)
+    assert part.read_bytes() == CONTENT
+    assert message.startswith(f"{server.url}: broke off after 1,000 ")
+    assert server.starts == [0, 1000]
+    assert moved[0] == (1000, len(CONTENT))
+
+
+def test_a_silent_server_times_out(server: Server, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wake = threading.Event()
+    server.answers = [lambda _: (wake.wait(10), None)[1]]
+    monkeypatch.setattr(fetch, "TIMEOUT", 0.2)
+    _, (message,) = get(server.url, part)
+    wake.set()
+    assert "timed out" in message
+    assert part.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("target", ["file:///etc/hostname", "ftp://127.0.0.1:1/x"])
+def test_redirections_stay_on_http(server: Server, part: Path, target: str) -> None:
+    server.answers = [status(302, Location="/elsewhere.tgz")]
+    get(server.url, part)
+    assert server.requests[1][0] == "/elsewhere.tgz"
+    part.unlink()
+    server.answers = [status(302, Location=target)] * 9
+    with pytest.raises(FetchError):
+        get(server.url, part, None)
+    assert not part.exists()
+
+
+def test_proxies_come_from_the_environment(server: Server, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", server.url.removesuffix("/file.tgz"))
+    monkeypatch.setenv("no_proxy", "")
+    url = "http://archive.invalid/file.tgz"  # No name server knows it, so only the proxy can have been asked.
+    get(url, part)
+    assert server.requests[0][0] == url
+    assert part.read_bytes() == CONTENT
+
+
+# The cache.
+
+
+def archive(*urls: str, content: bytes | None = CONTENT, md5: str | None = None, name: str = "a") -> ArchiveSettings:
+    size, sha256 = (None, None) if content is None else (len(content), hashlib.sha256(content).hexdigest())
+    about = {"licence": "free as air", "source": "http://example.org/page"}
+    return ArchiveSettings(name=name, urls=list(urls), bytes=size, sha256=sha256, md5=md5, **about)
+
+
+def obtain(root: Path, *archives: ArchiveSettings) -> bytes:
+    """Return the content of the first archive."""
+    return archive_cache.obtain(list(archives), root)["a"].read_bytes()
+
+
+def test_a_kept_archive_needs_no_network_but_where_it_rotted(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = archive_cache.obtain([archive(server.url)], tmp_path)["a"]
+    errors = capsys.readouterr().err
+    assert "licence: free as air" in errors
+    assert "http://example.org/page" in errors
+    assert "━" not in errors  # No progress bar in a log.
+    assert obtain(tmp_path, archive("http://127.0.0.1:1/gone")) == CONTENT
+    assert len(server.requests) == 1
+    assert capsys.readouterr().err == ""
+    assert not list(tmp_path.rglob("*.part"))
+    path.write_bytes(CONTENT[:-1] + b"?")
+    assert obtain(tmp_path, archive(server.url)) == CONTENT
+    assert "fetching it again" in capsys.readouterr().err
+
+
+def test_wrong_bytes_are_never_taken(server: Server, tmp_path: Path) -> None:
+    server.content = CONTENT[::-1]
+    wrong, right = (hashlib.sha256(content).hexdigest() for content in (CONTENT[::-1], CONTENT))
+    with pytest.raises(InputError) as caught:
+        obtain(tmp_path, archive(server.url))
+    assert str(caught.value) == (
+        f"the archive a could not be downloaded: {server.url} has the sha256 {wrong}, not {right} as in the catalog; "
+        "run again to continue"
+    )
+    assert not [path for path in (tmp_path / "downloads").iterdir() if path.suffix != ".lock"]
+    server.content = CONTENT
+    (tmp_path / "downloads" / f"{right}.part").write_bytes(b"from elsewhere")
+    assert obtain(tmp_path, archive(server.url)) == CONTENT
+    assert server.starts == [0, 0, 14, 0]
+
+
+def test_the_next_mirror_goes_on_where_the_first_stopped(server: Server, tmp_path: Path) -> None:
+    server.answers = [drop(1000), status(404)]
+    assert obtain(tmp_path, archive(server.url, server.url.replace("file", "mirror"))) == CONTENT
+    assert server.requests[2][0] == "/mirror.tgz"
+    assert server.starts == [0, 1000, 1000]
+
+
+@pytest.mark.parametrize(("code", "error"), [(404, InputError), (503, ConnectionError)])
+def test_every_address_is_named_where_none_gives(server: Server, tmp_path: Path, code: int, error: type) -> None:
+    """What a later attempt may mend is no mistake of the user's: Prefect tries it again."""
+    server.answers = [*[status(code)] * (5 if code == 503 else 1), status(403)]
+    with pytest.raises(error, match=rf"file\.tgz answers {code} .*; .*file\.tgz answers 403 Forbidden; run again"):
+        obtain(tmp_path, archive(server.url, server.url))
+
+
+def test_several_at_a_time(server: Server, tmp_path: Path) -> None:
+    together = threading.Barrier(2, timeout=5)
+    contents = [CONTENT, CONTENT[::-1]]
+
+    def by_name(handler: Handler) -> None:
+        together.wait()
+        handler.send(contents[int(handler.path[1])])
+
+    server.answers = [by_name, by_name]
+    urls = [server.url.replace("file.tgz", str(n)) for n in range(2)]
+    archives = [archive(urls[n], content=contents[n], name=f"a{n}") for n in range(2)]
+    paths = archive_cache.obtain(archives, tmp_path)
+    assert [paths[f"a{n}"].read_bytes() for n in range(2)] == contents
+
+
+def test_the_first_download_is_recorded_and_later_ones_held_to_it(server: Server, tmp_path: Path) -> None:
+    server.content = first = tarball({"a": b"first\n"})
+    unknown = archive(server.url, content=None)
+    path = archive_cache.obtain([unknown], tmp_path)["a"]
+    assert path.read_bytes() == first
+    (record,) = (tmp_path / "checksums").iterdir()
+    sha256 = hashlib.sha256(first).hexdigest()
+    assert json.loads(record.read_text()) == {"url": server.url, "bytes": len(first), "sha256": sha256}
+    path.unlink()
+    server.content = bytes(reversed(first))
+    with pytest.raises(InputError, match=rf"the sha256 .* as in {record}, .*: if the new one is right, remove that"):
+        obtain(tmp_path, unknown)
+    server.content = first + b"more"
+    with pytest.raises(InputError, match=r"offers .* bytes where .* are expected"):
+        obtain(tmp_path, unknown)
+    server.content = first
+    assert obtain(tmp_path, unknown) == first
+
+
+def test_another_packing_is_asked_when_no_mirror_answers_and_held_to_its_first_bytes(
+    server: Server, tmp_path: Path
+) -> None:
+    server.content = packed = tarball({"a": b"the same member\n"})
+    server.answers = [status(404)]
+    known = archive(server.url, REPACKED + server.url.replace("file.tgz", "other.zip"))
+    path = archive_cache.obtain([known], tmp_path)["a"]
+    assert path.read_bytes() == packed
+    assert [request[0] for request in server.requests] == ["/file.tgz", "/other.zip"]
+    assert archive_cache.obtain([known], tmp_path)["a"] == path
+    assert len(server.requests) == 2
+    path.unlink()
+    server.content = packed[::-1]
+    server.answers = [status(404)]
+    with pytest.raises(InputError, match=r"other\.zip has the sha256"):
+        obtain(tmp_path, known)
+
+
+def test_without_a_checksum_it_has_the_recorded_md5_or_is_at_least_an_archive(server: Server, tmp_path: Path) -> None:
+    assert obtain(tmp_path, archive(server.url, content=None, md5=hashlib.md5(CONTENT).hexdigest())) == CONTENT
+    wrong = archive(server.url + "?2", content=None, md5=hashlib.md5(b"other").hexdigest())
+    with pytest.raises(InputError, match=r"has the md5 .*, not .* as in the catalog"):
+        obtain(tmp_path, wrong)
+    server.content = b"<html>Welcome to our network: log in</html>"
+    with pytest.raises(InputError, match=r"is neither \.tgz nor \.tar nor \.zip"):
+        obtain(tmp_path, archive(server.url + "?3", content=None))
+    assert len(list((tmp_path / "checksums").iterdir())) == 1
+
+
+FETCHING = """
+import sys
+from pathlib import Path
+from pipeline.data import archive_cache
+from pipeline.config.settings import ArchiveSettings
+archive_cache.obtain([ArchiveSettings.model_validate_json(sys.argv[1])], Path(sys.argv[2]))
+"""
+
+
+def test_two_runs_side_by_side_fetch_once(server: Server, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FETCHING, archive(server.url).model_dump_json(), str(tmp_path)]
+    both = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait(120) for process in both] == [0, 0]
+    assert len(server.requests) == 1

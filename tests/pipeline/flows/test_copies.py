@@ -1,0 +1,165 @@
+"""What travels into a copy of the repository, what runs there, and what is left of it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from clones import Clone
+from orchestra import is_over
+
+from nmt.config import InputError
+from pipeline.flows import copies
+
+
+@pytest.fixture
+def original(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("WMT_STATE", raising=False)
+    folder = tmp_path / "original"
+    folder.mkdir()
+    return Clone(folder).folder
+
+
+def git(folder: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def left(original: Path) -> list[str]:
+    return [path.name for path in (original / "work/copies").iterdir()]
+
+
+def test_changes_of_tracked_files_travel_and_new_values_leave_the_comments(original: Path) -> None:
+    module = original / "nmt/schedule.py"
+    module.write_text(module.read_text() + "# Changed.\n")
+    (original / "nmt/added.py").write_text("# Added.\n")
+    (original / "nmt/untracked.py").write_text("# Not added.\n")
+    (original / "LICENSE").unlink()
+    git(original, "add", "nmt/added.py")
+    # As users set them.
+    git(original, "config", "diff.noprefix", "true")
+    git(original, "config", "color.ui", "always")
+    before = git(original, "status", "--porcelain")
+    with copies.made(original, "one", {"row": "big", "overrides": {"training": {"updates": 7}}}) as copy:
+        assert (copy / "nmt/schedule.py").read_text() == module.read_text()
+        assert (copy / "nmt/added.py").exists()
+        assert not (copy / "nmt/untracked.py").exists()
+        assert not (copy / "LICENSE").exists()
+        params = (copy / "params.yaml").read_text()
+        assert git(copy, "rev-parse", "HEAD") == git(original, "rev-parse", "HEAD")
+        # The first one is at work, and another run begins and ends.
+        with copies.made(original, "two", {}) as other:
+            assert "row: big" not in (other / "params.yaml").read_text()
+            assert copy.exists()
+            with pytest.raises(InputError, match=r"^one is at work already"), copies.made(original, "one", {}):
+                pass
+        assert copy.exists()
+    assert left(original) == [".lock"]
+    assert git(original, "status", "--porcelain") == before
+    assert "# base, big, a row of Table 3" in params
+    changed = [line for line in params.split("\n") if line not in (original / "params.yaml").read_text().split("\n")]
+    assert [line.split("#")[0].split() for line in changed if line] == [
+        ["row:", "big"],
+        ["overrides:"],
+        ["training:"],
+        ["updates:", "7"],
+    ]
+
+
+def test_cache_state_and_what_git_does_not_track_are_the_originals(original: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.en").write_text("A line.\n")
+    (original / "data/local/mine").mkdir(parents=True)
+    (original / "data/local/mine/train.en").symlink_to(tmp_path / "text.en")
+    catalog = original / "data/catalog/mine.yaml"
+    catalog.write_text("extends: sample\n")
+    with copies.made(original, "one", {}) as copy:
+        catalog.write_text("extends: edited\n")
+        assert (copy / "data/catalog/mine.yaml").read_text() == "extends: sample\n"
+        assert (copy / "data/local/mine/train.en").read_text() == "A line.\n"
+        said: list[str] = []
+        program = "from pipeline.config.paths import state_root; print(state_root().resolve())"
+        assert copies.run(copy, [*copies.DVC, "cache", "dir"], said.append) == 0
+        assert copies.run(copy, [sys.executable, "-c", program], said.append) == 0
+        assert said == [str(original / ".dvc/cache"), str(original / "work")]
+        assert git(copy, "status", "--porcelain") == "?? data/catalog/mine.yaml\n"
+
+
+PROGRAM = """
+import os, signal, subprocess, sys, time
+if len(sys.argv) == 1:
+    child = subprocess.Popen([sys.executable, __file__, "child"])
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), print("saved", sys.argv[1:], flush=True), os._exit(0)))
+print(os.environ["DVC_EXP_NAME"], "\\xfc", flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_interrupts_a_command_first_ends_all_of_its_processes(original: Path) -> None:
+    said: list[str] = []
+
+    def tick() -> None:
+        if len(said) == 2:
+            raise KeyboardInterrupt
+
+    with copies.made(original, "one", {}) as copy:
+        (copy / "program.py").write_text(PROGRAM)
+        with pytest.raises(KeyboardInterrupt):
+            copies.run(copy, [sys.executable, "program.py"], said.append, tick)
+        assert said[:2] == ["one \xfc"] * 2
+        assert sorted(said[2:]) == ["saved ['child']", "saved []"]
+        assert copies.run(copy, [sys.executable, "-c", "print(1); print(2, end=''); exit(3)"], said.append) == 3
+        assert said[4:] == ["1", "2"]
+
+
+def test_a_killed_owner_leaves_its_copy_to_the_next_run(original: Path) -> None:
+    """Once the processes in the copy have ended, which may take a while to save their state."""
+    program = (
+        "import sys; from pathlib import Path; from pipeline.flows import copies\n"
+        "with copies.made(Path.cwd(), 'one', {}) as copy:\n"
+        "    (copy / 'program.py').write_text(sys.argv[1])\n"
+        "    copies.run(copy, [sys.executable, 'program.py', 'leader'], lambda line: print(line, flush=True))\n"
+    )
+    slow = PROGRAM.replace("sleep(0.5)", "sleep(3)")
+    with subprocess.Popen([sys.executable, "-c", program, slow], cwd=original, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout
+        assert owner.stdout.readline() == b"one \xc3\xbc\n"
+        (leader,) = psutil.Process(owner.pid).children()
+        owner.send_signal(signal.SIGKILL)
+    copy = original / "work/copies/one"
+    with copies.made(original, "two", {}):
+        assert copy.exists() == leader.is_running()
+    started = time.monotonic()
+    with copies.made(original, "one", {}):
+        assert is_over(leader)
+        assert not (copy / "program.py").exists()
+    assert time.monotonic() - started < 60
+    assert left(original) == [".lock"]
+
+
+def test_what_cannot_be_copied_is_refused(original: Path, tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    git(plain, "init", "--quiet")
+    with (
+        pytest.raises(InputError, match=r"no git repository with a commit, .*: commit first \(git .*: fatal: "),
+        copies.made(plain, "one", {}),
+    ):
+        pass
+    params = original / "params.yaml"
+    content = params.read_text()
+    for wrong, why in (
+        ("row: [", "is not valid YAML"),
+        (content.replace("{}", "[1]"), r"overrides is \[1\]"),
+        (content + "seed: 2\n", "`seed` is there twice"),
+    ):
+        params.write_text(wrong)
+        with (
+            pytest.raises(InputError, match=rf"params\.yaml.* {why}"),
+            copies.made(original, "one", {"overrides": {"model": {"N": 1}}}),
+        ):
+            pass
+    assert left(original) == [".lock"]

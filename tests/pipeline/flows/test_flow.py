@@ -1,0 +1,167 @@
+"""The flows' names and parameters, and the devices that a stage waits for; tests/end_to_end has the runs themselves."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+
+from pipeline.config import graph, resolution, rows
+from pipeline.config.rows import Pair
+from pipeline.flows import parameters
+from pipeline.flows.parameters import EXAMPLE, Parameters
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def flow() -> Any:
+    """The module of the flows. It imports Prefect, which takes a second that collecting tests need not."""
+    from pipeline.flows import flow
+
+    return flow
+
+
+def test_every_pair_has_a_flow_and_every_deployment_one_of_them(flow: Any) -> None:
+    from prefect.utilities.callables import get_call_parameters
+    from prefect.utilities.importtools import import_object
+
+    assert [each.name for each in flow.FLOWS] == ["wmt-en-de", "wmt-en-fr", "parse-en"] == list(flow.PAIRS)
+    assert tuple(flow.PAIRS.values()) == get_args(Pair)
+    text = (ROOT / "infra/prefect.yaml").read_text().replace("# schedules:", "schedules:")
+    deployments = yaml.safe_load(text)["deployments"]
+    for each, deployment in zip(flow.FLOWS, deployments, strict=True):
+        assert deployment["name"] == each.name
+        assert import_object(deployment["entrypoint"]) is each
+        assert deployment["entrypoint"] == f"{each.fn.__module__}.{each.fn.__name__}"
+        assert list(each.parameters.properties) == ["row", "corpus", "seed", "overrides", "target", "force"]
+        assert all("description" in parameter for parameter in each.parameters.properties.values())
+        (schedule,) = deployment["schedules"]
+        each.validate_parameters(get_call_parameters(each.fn, (), schedule["parameters"]))
+
+
+def test_the_form_offers_the_rows_corpora_and_stages_of_the_pair_and_has_defaults(flow: Any) -> None:
+    translates, parses = (each.parameters.properties for each in (flow.wmt_en_fr, flow.parse_en))
+    assert {"base", "big", "C-N2", "sample"} < set(translates["row"]["enum"])
+    assert {"parse-wsj", "parse-semi", "parse-small", "parse-sample"} <= set(parses["row"]["enum"])
+    assert not set(translates["row"]["enum"]) & set(parses["row"]["enum"])
+    assert {"sample", "wmt14", "wmt16-t2t"} <= set(translates["corpus"]["enum"])
+    assert {"sample-trees", "wsj", "semi"} <= set(parses["corpus"]["enum"])
+    assert not set(translates["corpus"]["enum"]) & set(parses["corpus"]["enum"])
+    assert translates["target"]["enum"] == list(graph.stages(ROOT / "dvc.yaml"))
+    defaults = {name: parameter["default"] for name, parameter in parses.items()}
+    assert defaults == {
+        "row": "parse-sample",
+        "corpus": "sample-trees",
+        "seed": 1,
+        "overrides": {},
+        "target": "report",
+        "force": False,
+    }
+    assert "big: Transformer (big)" in translates["row"]["description"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"row": "C-N3"}, {"corpus": "wsj"}, {"seed": -1}, {"target": "trian"}),
+        *({"overrides": {"training": 5}}, {"overrides": {"trainin": {}}}),
+    ],
+)
+def test_a_wrong_value_is_refused_before_the_run_begins(flow: Any, wrong: dict[str, Any]) -> None:
+    from prefect.exceptions import ParameterTypeError
+    from prefect.utilities.callables import get_call_parameters
+
+    with pytest.raises(ParameterTypeError):
+        flow.wmt_en_de.validate_parameters(get_call_parameters(flow.wmt_en_de.fn, (), wrong))
+
+
+def test_the_defaults_are_those_of_params_yaml_where_they_fit_the_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parameters, "ROOT", tmp_path)
+    (tmp_path / "data/catalog").mkdir(parents=True)
+    shutil.copy(ROOT / "data/catalog/sample.yaml", tmp_path / "data/catalog")
+    for name, content in (
+        ("mine", "extends: sample"),
+        ("broken", "["),
+        ("a", "extends: a"),
+    ):
+        (tmp_path / f"data/catalog/{name}.yaml").write_text(content)
+    (tmp_path / "params.yaml").write_text("{row: base, pair: en-de, corpus: mine, seed: 7}")
+    found = Parameters("en-de")
+    assert (found.row, found.corpus, found.seed) == ("base", "mine", 7)
+    assert list(found.corpora) == ["mine", "sample"]
+    (tmp_path / "params.yaml").write_text("[")
+    found = Parameters("en-de")
+    assert (found.row, found.corpus, found.seed) == ("sample", "sample", 1)
+
+
+def test_the_example_of_overrides_succeeds_with_every_row(flow: Any) -> None:
+    """Averaging has the checkpoints that it needs."""
+    assert EXAMPLE in flow.wmt_en_de.parameters.properties["overrides"]["description"]
+    assert f"overrides={EXAMPLE}" in (ROOT / "pipeline/README.md").read_text()
+    for name, row in rows.table().rows.items():
+        corpus = "sample-trees" if row.pair == "en-tree" else "sample"
+        params = {"row": name, "pair": row.pair, "corpus": corpus, "seed": 1, "overrides": json.loads(EXAMPLE)}
+        asked = resolution.resolve(params)
+        assert asked.training.updates // asked.training.checkpoint_every >= asked.averaging.last, name
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind", "name", "message"),
+    [
+        (0, "done", "COMPLETED", "Ran", None),
+        (0, None, "COMPLETED", "Cached", None),
+        (255, None, "FAILED", "Refused", "train: DVC did not run it; the log has the reason"),
+        (255, "running", "FAILED", "Died", "train: it was killed"),
+        (255, "done", "FAILED", "Not saved", "train: DVC could not keep its results; the log has the reason"),
+        (255, "interrupted", "FAILED", "Interrupted", "train: why"),
+        (255, "refused", "FAILED", "Refused", "train: why"),
+        (-9, "failed", "FAILED", "Failed", "train: why"),
+    ],
+)
+def test_a_stages_state_is_what_it_reported_in_this_attempt(
+    flow: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    status: str | None,
+    kind: str,
+    name: str,
+    message: str | None,
+) -> None:
+    file = tmp_path / ".dvc/tmp/status/train.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"state": "failed", "message": "an earlier attempt"}')
+
+    def run(copy: Path, command: list[str], log: object) -> int:
+        assert command[-4:] == ["repro", "--single-item", "--force", "train"]
+        if status is not None:
+            file.write_text(json.dumps({"state": status, "message": "why"}))
+        return code
+
+    monkeypatch.setattr(flow.copies, "run", run)
+    monkeypatch.setattr(flow, "get_run_logger", lambda: logging.getLogger("flow"))
+    task = flow.stage_task(tmp_path, "train", force=True)
+    state = task.fn()
+    assert (state.type.value, state.name, state.message) == (kind, name, message)
+    assert task.retry_condition_fn(task, None, state) is (name != "Refused")
+
+
+def test_nothing_interrupts_the_report_of_a_flow_whose_worker_was_killed() -> None:
+    """The kernel may tell it twice: once for each thread of the worker."""
+    program = (
+        "import os, signal\nfrom prefect.exceptions import TerminationSignal\nfrom pipeline.flows import flow\n"
+        "flow.end_with_worker()\ntry:\n    os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "except TerminationSignal:\n    os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n    os._exit(3)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 3

@@ -1,0 +1,98 @@
+"""What `make serve` refuses before it starts anything, and how a worker's flows end; tests/end_to_end starts it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from orchestra import is_over, until
+from ports import free_port
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def refused(state: Path, **ports: int) -> str:
+    """What the services say as they end at once."""
+    ports = {"MLFLOW_PORT": free_port(), "PREFECT_PORT": free_port(), **ports}
+    environment = {**os.environ, "WMT_STATE": str(state), **{name: str(port) for name, port in ports.items()}}
+    command = [sys.executable, "-m", "pipeline.cli", "serve"]
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (result.returncode, result.stdout) == (1, "")
+    assert not (state / "prefect/login.json").exists()
+    assert not (state / "mlflow.db").exists()
+    return result.stderr
+
+
+def test_ports_that_cannot_be_used(tmp_path: Path) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        wrong = [port, 65536]
+        for each in wrong:
+            assert refused(tmp_path, PREFECT_PORT=each) == (
+                f"serve: PREFECT_PORT is {each}, which is no free port: end the program that listens there, or set "
+                "PREFECT_PORT to another one\n"
+            )
+
+
+def test_a_second_start_on_the_same_state(tmp_path: Path) -> None:
+    (tmp_path / "prefect").mkdir()
+    with (tmp_path / "prefect/services.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        said = refused(tmp_path)
+    assert said == f"serve: `make serve` or `make ui` runs already on {tmp_path}: end it first\n"
+
+
+WORKER = """
+import os, signal, subprocess, sys, time
+role, deaf = sys.argv[1:]
+if role == "worker":
+    subprocess.Popen([sys.executable, __file__, "flow", deaf], start_new_session=True)
+reported = lambda *_: deaf or (print(role, "reported", flush=True), os._exit(0))
+signal.signal(signal.SIGTERM, reported)
+print(role, os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ended", "deaf", "status", "output"),
+    [
+        ("worker.py", "", 137, "flow reported\n"),
+        ("SIGTERM", "", 143, "flow reported\n"),
+        ("SIGINT", "", 130, "flow reported\n"),
+        ("SIGTERM SIGTERM", "deaf", 143, ""),
+    ],
+)
+def test_flows_report_when_their_worker_ends(tmp_path: Path, ended: str, deaf: str, status: int, output: str) -> None:
+    """And a second signal kills those that do not."""
+    (tmp_path / "worker.py").write_text(WORKER)
+    program = [sys.executable, str(tmp_path / "worker.py"), "worker", deaf]
+    command = [sys.executable, "-m", "pipeline.flows.worker", *program]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        pids = dict(process.stdout.readline().split() for _ in range(2))
+        worker, flow = (psutil.Process(int(pids[role])) for role in ("worker", "flow"))
+        until(lambda: psutil.Process(process.pid).cpu_times(), "the wrapper")
+        if ended == "worker.py":
+            # Its parent asks every half second which flows there are.
+            time_to_look = 2.0
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(time_to_look)
+            worker.kill()
+        for number in ended.split()[: 0 if ended == "worker.py" else None]:
+            process.send_signal(getattr(signal, number))
+            until(lambda: is_over(worker), "the worker's end")
+        assert process.wait(timeout=60) == status
+        assert is_over(flow)
+        assert process.stdout.read() == output

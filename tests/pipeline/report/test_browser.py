@@ -1,0 +1,236 @@
+"""The report's page in Chromium: what it shows, how one uses it, and that hostile text does nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from browser import HOSTILE, PATIENCE, chromium, open_sections, opened, serious
+
+from pipeline.report import attention, figures, page, sentences
+from pipeline.report.page import Bars, Block, Bullets, Figure, Heading, Paragraph, Table, Tiles
+from pipeline.report.sentences import Line
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+def lines(count: int = 3003) -> list[Line]:
+    """Lines of which the first are hostile; the scores fall with the number."""
+    chosen = random.Random(1)
+    words = ["man", "dog", "house", "sees", "old"]
+    found = [Line(text, text, text[::-1], 0.0) for text in HOSTILE]
+    for number in range(len(HOSTILE), count):
+        reference = " ".join(chosen.choices(words, k=12))
+        found.append(Line(f"source {number}", reference, reference.replace("dog", "cat"), 100 - number / 100))
+    return found
+
+
+def attention_file(path: Path, layers: int = 2, heads: int = 4) -> Path:
+    """Two pairs; head 1 of the last layer looks from every word of the target at the first of the source."""
+    arrays: dict[str, Any] = {}
+    pairs = ((["the", "do@@", "g", "</s>"], ["<s>", "Hund"]), (HOSTILE[:4], HOSTILE))
+    for number, (source, target) in enumerate(pairs):
+        arrays |= {f"source.{number}": np.array(source), f"target.{number}": np.array(target)}
+        sides = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
+        for kind, (rows, columns) in sides.items():
+            weights = np.zeros((layers, heads, len(rows), len(columns)), np.uint8)
+            weights[..., -1] = 255
+            weights[-1, 0] = 0
+            weights[-1, 0, :, 0] = 255
+            arrays[f"{kind}.{number}"] = weights
+    np.savez_compressed(path, **arrays)
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with every kind of block, and hostile text wherever a run's text goes."""
+    folder = tmp_path_factory.mktemp("page")
+    series = {"training": [(n, 9 / (n + 1)) for n in range(100)], HOSTILE[1]: [(5, 4), (50, 2)]}
+    points = {HOSTILE[0]: [(1e18, 25.0)], "near": [(1.1e18, 25.1)], "this run": [(1e19, 28.0)]}
+    losses, costs = figures.Panel("Loss", "update", series), figures.Panel("BLEU", "FLOPs", points, scatter=True)
+    picture = Figure(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "c", "n")
+    blocks: list[Block] = [
+        Heading(HOSTILE[0], 1),
+        Bullets([f"commit {HOSTILE[1]}"]),
+        Tiles([("BLEU", "27.3", text) for text in HOSTILE[:3]]),
+        figures.chart([losses], "Loss", "loss"),
+        Heading("Result"),
+        Table(("key", HOSTILE[1]), [(text, text) for text in HOSTILE]),
+        Bars((HOSTILE[0], "time"), [(HOSTILE[1], 3.0, HOSTILE[2]), ("train", 6.0, "6 seconds")]),
+        Paragraph(HOSTILE[0]),
+        Heading("Table 2"),
+        figures.chart([costs], HOSTILE[0], "cost"),
+        Heading("Translations"),
+        sentences.view({"translation": lines()}, "en", "de"),
+        Heading("Attention"),
+        attention.view(attention_file(folder / "sentences.npz"), [picture]),
+    ]  # fmt: skip
+    path = folder / "report.html"
+    path.write_text(page.html(blocks), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("scheme", "size"), [("light", (390, 844)), ("dark", (1280, 900))], ids=["phone", "desktop"])
+def test_hostile_text_is_shown_as_it_is_and_axe_finds_nothing_serious(
+    browser: Browser, report: Path, scheme: Any, size: tuple[int, int]
+) -> None:
+    viewport: Any = {"width": size[0], "height": size[1]}
+    with opened(browser, report, color_scheme=scheme, viewport=viewport, bypass_csp=True) as shown:
+        open_sections(shown)
+        assert shown.locator("h1").text_content() == HOSTILE[0]
+        cells = shown.locator("main table").first.locator("tbody tr td:first-child").all_text_contents()
+        assert cells == HOSTILE
+        assert shown.locator("script").count() == 5, "the script, and the data of four views"
+        assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert serious(shown) == []
+
+
+def test_lines_are_found_ordered_and_marked(browser: Browser, report: Path) -> None:
+    from playwright.sync_api import expect
+
+    with opened(browser, report) as shown:
+        open_sections(shown)
+        section = shown.locator("[data-view=translations]")
+        rows, search = section.locator(".lines > li"), section.get_by_role("searchbox")
+        assert rows.count() <= 200, "lines are added as one scrolls"
+        for text in HOSTILE[:4]:
+            search.fill(text)
+            expect(rows).to_have_count(1)
+            expect(rows.locator("dd").first).to_have_text(text)
+        search.fill("SOURCE 300")
+        expect(section.get_by_text("4 of 3,003 lines")).to_be_visible()
+        assert "line 3003" in (rows.first.text_content() or "")
+        section.get_by_role("combobox", name="Order").select_option("best")
+        assert "line 301" in (rows.first.text_content() or "")
+        marks = rows.first.locator("mark").all_text_contents()
+        assert set(marks) <= {"cat", "cat cat", "cat cat cat"}
+        assert marks
+        section.get_by_role("combobox", name="Lines").select_option("exact")
+        search.fill("")
+        equal = sum(line.output == line.reference for line in lines())
+        expect(section.get_by_text(f"{equal:,} of 3,003 lines")).to_be_visible()
+
+
+def test_every_line_can_be_scrolled_to(browser: Browser, report: Path) -> None:
+    with opened(browser, report) as shown:
+        shown.locator("summary", has_text="Translations").click()
+        rows = shown.locator(".lines > li")
+        shown.locator("[data-view=translations]").get_by_role("combobox", name="Order").select_option("set")
+        count = 0
+        while count < 300:
+            before, count = count, rows.count()
+            assert count > before, "scrolling adds lines"
+            shown.evaluate("document.querySelector('.listing').scrollTop = 1e6")
+            shown.wait_for_selector(f".lines > li:nth-child({count + 1})", timeout=PATIENCE)
+
+
+def test_attention_is_that_of_the_arrays(browser: Browser, report: Path) -> None:
+    with opened(browser, report) as shown:
+        open_sections(shown)
+        view = shown.locator("[data-view=attention]")
+        said = view.locator(".hint")
+        assert view.locator(".queries .word").all_text_contents() == ["Hund", "</s>"], "a row has the word it writes"
+        view.locator(".queries .word").first.hover()
+        assert said.text_content() == "Hund looks at </s> 0.75, the 0.25 (mean of the chosen heads)"
+        assert view.locator(".attention line").count() == 4, "a line for each head"
+        for head in (2, 3, 4):
+            view.get_by_role("button", name=f"head {head}").click()
+        view.locator(".queries .word").first.focus()
+        assert said.text_content() == "Hund looks at the 1.00 (mean of the chosen heads)"
+        view.get_by_role("combobox", name="Layer").select_option("0")
+        view.locator(".keys .word").nth(3).hover()
+        assert said.text_content() == "</s> is looked at by Hund 1.00, </s> 1.00 (mean of the chosen heads)"
+        view.get_by_role("combobox", name="Attention").select_option("decoder")
+        assert view.locator(".queries .word").all_text_contents() == ["Hund", "</s>"]
+        assert view.locator(".keys .word").all_text_contents() == ["<s>", "Hund"]
+        view.get_by_role("combobox", name="Attention").select_option("encoder")
+        assert view.locator(".queries .word").all_text_contents() == ["the", "do@@", "g", "</s>"]
+        view.get_by_role("combobox", name="Sentence").select_option("1")
+        assert view.locator(".keys .word").all_text_contents() == HOSTILE[:4]
+
+
+def test_a_chart_is_read_and_zoomed_by_mouse_and_keyboard(browser: Browser, report: Path) -> None:
+    with opened(browser, report) as shown:
+        shown.wait_for_selector("header [data-ready]")
+        chart = shown.locator("header .chart")
+        drawing, legend = chart.locator("svg"), chart.locator(".legend")
+        drawing.focus()
+        drawing.press("ArrowRight")
+        assert (legend.text_content() or "").startswith("update 0training 9")
+        drawing.press("ArrowRight")
+        assert "update 1training 4.5" in (legend.text_content() or "")
+        reset = chart.get_by_role("button", name="Whole range")
+        assert not reset.is_visible()
+        box: Any = drawing.bounding_box()
+        middle = box["y"] + box["height"] / 2
+        shown.mouse.move(box["x"] + box["width"] / 2, middle)
+        shown.mouse.down()
+        shown.mouse.move(box["x"] + box["width"] * 0.8, middle)
+        shown.mouse.up()
+        assert reset.is_visible()
+        # The curve of 9 / (n + 1) no longer reaches 2.
+        labels = chart.locator("svg text").all_text_contents()
+        assert max(float(label) for label in labels if label.replace(".", "").isdigit() and float(label) < 10) < 3
+        for _ in range(3):
+            drawing.press("ArrowRight")
+        read = int((legend.text_content() or "").split("training")[0].removeprefix("update "))
+        assert 70 < read < 81, "the keys read what is shown, of which the right end is under the cursor"
+        # Held down, plus ends at the finest step; with a modifier the keys are the browser's.
+        for _ in range(60):
+            drawing.press("+")
+        assert chart.locator("svg text").count() < 30
+        drawing.press("Control+-")
+        assert reset.is_visible()
+        drawing.press("Escape")
+        assert not reset.is_visible()
+
+
+def test_labels_of_near_points_do_not_cover_each_other(browser: Browser, report: Path) -> None:
+    with opened(browser, report) as shown:
+        open_sections(shown)
+        boxes: list[Any] = [label.bounding_box() for label in shown.locator(".point text").all()]
+        assert len(boxes) == 3
+        for one, other in itertools.combinations(sorted(boxes, key=lambda box: box["x"]), 2):
+            assert abs(one["y"] - other["y"]) >= 12 or other["x"] > one["x"] + one["width"], (one, other)
+
+
+def test_a_link_opens_its_section(browser: Browser, report: Path) -> None:
+    with opened(browser, report) as shown:
+        shown.get_by_role("link", name="Attention").click()
+        shown.wait_for_selector("[data-view=attention][data-ready]")
+        assert shown.locator("details[open]").count() == 1
+
+
+def test_it_works_in_a_frame_that_may_only_run_scripts(browser: Browser, report: Path, tmp_path: Path) -> None:
+    """As MLflow shows the HTML files among a run's artifacts: from a blob."""
+    outer, inner = tmp_path / "outer.html", json.dumps(report.read_text(encoding="utf-8")).replace("<", "\\u003c")
+    source = f"URL.createObjectURL(new Blob([{inner}], {{ type: 'text/html' }}))"
+    frame = '<meta charset="utf-8"><iframe sandbox="allow-scripts"></iframe>'
+    outer.write_text(f"{frame}<script>document.querySelector('iframe').src = {source}</script>", encoding="utf-8")
+    with opened(browser, outer) as shown:
+        inside = shown.frame_locator("iframe")
+        inside.locator("header [data-ready]").wait_for()
+        inside.get_by_role("link", name="Attention").click()
+        inside.locator("[data-view=attention][data-ready]").wait_for()
+
+
+def test_without_javascript_the_page_can_be_read(browser: Browser, report: Path) -> None:
+    with opened(browser, report, java_script_enabled=False) as shown:
+        assert shown.locator("header noscript img, header img").count() == 1
+        shown.locator("summary", has_text="Translations").click()
+        assert shown.locator("details[open] noscript p").bounding_box() is not None
+        assert shown.locator("details[open] td").nth(3).text_content() == HOSTILE[1]

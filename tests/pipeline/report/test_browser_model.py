@@ -1,0 +1,324 @@
+"""The page's model does what `wmt translate` and `wmt parse` do with the same 8-bit weights; its text code is nmt's."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from browser import HOSTILE, PATIENCE, chromium, open_sections, opened, serious
+from clones import WORDS
+from command_line import wmt
+from model_folders import TREES, folder_of, parser_of
+
+from nmt import codec
+from nmt.common.tensors import WEIGHTS, load_tensors
+from nmt.config import SubwordSettings, TokenizerSettings
+from nmt.inference.loading import Models
+from nmt.inference.model_folder import load_description, save_model
+from nmt.inference.translator import Translator
+from nmt.model import Transformer
+from nmt.parsing.delinearisation import delinearise
+from nmt.parsing.trees import LINEARISATIONS, TAG, Linearisation, escape, linearise, read_trees
+from nmt.text import subwords
+from pipeline.report import browser_model, comparison, page
+from pipeline.report.page import Heading, Paragraph, View
+from pipeline.report.sentences import Line
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+ALPHA = 1.5
+STATIC = Path(browser_model.__file__).parent / "static"
+VOCABULARY = (*WORDS, *("don't", '"it\'s"', "1,000", "Mr.", "x@@y"))
+UNICODE = [
+    *("It's the dogs' U.S. house, isn't it?", "He said: 'no'.", "It was 'so.'", "", "the end.'", "' '", "DOTMULTI x"),
+    *(
+        "“Quoted” „so“ «là» ‚x‘ – and — ´acute´ …",
+        "3,000 or a,b or ,x, 1,",
+        "...dots.. and. more.",
+        "a-b well-known x-",
+    ),
+    *("No. 5 and no. Five; Mr. Smith vs. Art. 3", "e.g. i.e. z.B. usw. Nr. 3", "@-@ a @-@ b", "' single ' quotes '"),
+    *("\u00a0no\u2009break\u3000spaces\u0085next\u2028line\ufeffbom", "tab\tcontrol\x01\x1f\x7f"),
+    *("l'homme d'Aujourd'hui c'est", "中文 漢字 日本語テスト 한국어", "¿qué? ¡sí! $5 €7 (x) [y] {z}", "naïve ẞ ǅ ﬁ"),
+    *("💡 emoji 👩\u200d👩\u200d👧", "100 % sure : yes ; no !", "\u2581 under \u2581score", "<a href='x'>&amp;</a>"),
+    *("١٢٣,٤٥٦ ½,x", "x'y 's s' 5's", "\"\"\" ''' ``` `x`"),
+]
+
+
+def sentences(count: int) -> list[str]:
+    chosen = random.Random(3)
+    return [" ".join(chosen.choices(VOCABULARY, k=chosen.randrange(1, 9))) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def scripts(browser: Browser) -> Page:
+    """A page with the text code as globals."""
+    made = browser.new_page()
+    for name in ("text.js", "trees.js"):
+        made.add_script_tag(content=(STATIC / name).read_text(encoding="utf-8"))
+    return made
+
+
+def dequantized(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights that the page computes with: matrices rounded to 8 bits, vectors as they are."""
+    found = dict(weights)
+    for name, tensor in weights.items():
+        if tensor.dim() == 2:
+            steps, scales = browser_model.quantize(tensor)
+            found[name] = torch.from_numpy(steps.astype(np.float32) * scales[:, None])
+    return found
+
+
+@contextmanager
+def model_page(browser: Browser, path: Path, folder: Path, example: str) -> Iterator[Page]:
+    """A page in which one uses the model of a folder."""
+    blocks = [Heading("Model", 1), *browser_model.section(folder, example)]
+    path.write_text(page.html(blocks), encoding="utf-8")
+    with opened(browser, path) as shown:
+        open_sections(shown)
+        yield shown
+
+
+def computed(shown: Page, lines: list[str], button: str) -> list[str]:
+    """What the page makes of lines."""
+    shown.locator("textarea").fill("\n".join(lines))
+    shown.get_by_role("button", name=button).click()
+    output = shown.locator(".translation[data-lines]")
+    output.wait_for(timeout=4 * PATIENCE)
+    found: list[str] = json.loads(output.get_attribute("data-lines") or "")
+    return found
+
+
+def word_pieces(folder: Path) -> subwords.Subwords:
+    settings = SubwordSettings(kind="wordpieces", merges=None, vocabulary=320, multiple_of=8)
+    learned = subwords.learn(dict.fromkeys(VOCABULARY, 3), settings)
+    learned.save(folder)
+    return learned
+
+
+@pytest.mark.parametrize("language", ["en", "de", "fr"])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("tokenizer", ["moses", "none"])
+def test_tokenizer_and_detokenizer_are_moses(scripts: Page, language: Any, tokenizer: Any, normalize: bool) -> None:
+    hyphens = normalize and tokenizer == "moses"
+    settings = TokenizerSettings(tokenizer=tokenizer, normalize_punctuation=normalize, aggressive_hyphens=hyphens)
+    ours, _ = codec.tokenizers(language, "de", settings)
+    lines = [*UNICODE, *sentences(100)]
+    expected = [ours.tokenize(line) for line in lines]
+    program = "([tables, lines]) => { const run = makeTokenizer(tables); return lines.map(run); }"
+    found = scripts.evaluate(program, [browser_model.tokenizer_tables(language, settings), lines])
+    assert found == expected
+    program = program.replace("makeTokenizer", "makeDetokenizer")
+    detokenized = scripts.evaluate(program, [browser_model.detokenizer_tables(language, settings), expected])
+    assert detokenized == [ours.detokenize(line) for line in expected]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpieces"])
+def test_subwords_are_encoded_and_decoded_as_by_nmt(scripts: Page, tmp_path: Path, kind: str) -> None:
+    if kind == "bpe":
+        settings = SubwordSettings(kind="bpe", merges=60, vocabulary=None, multiple_of=8)
+        ours = subwords.learn(dict.fromkeys(VOCABULARY, 3), settings)
+    else:
+        ours = word_pieces(tmp_path / "subwords")
+    lines = [*(" ".join(line.split()) for line in UNICODE), *sentences(100), "\U0010ffff \U00100000 \u2581x"]
+    make = "makeBytePairs" if kind == "bpe" else "makeWordPieces"
+    both = "lines.map((line) => [of.encode(line), of.decode(of.encode(line))])"
+    program = f"([tables, lines]) => {{ const of = {make}(tables); return {both}; }}"
+    found = scripts.evaluate(program, [browser_model.subword_tables(ours), lines])
+    expected = [(ids := ours.encode(line), ours.decode(ids)) for line in lines]
+    assert [tuple(each) for each in found] == expected
+    chance = random.Random(4)
+    outputs = [chance.choices(range(ours.used_rows), k=chance.randrange(5)) for _ in range(500)]
+    program = f"([tables, outputs]) => {{ const of = {make}(tables); return outputs.map((ids) => of.decode(ids)); }}"
+    decoded = scripts.evaluate(program, [browser_model.subword_tables(ours), outputs])
+    assert decoded == [ours.decode(ids) for ids in outputs]
+
+
+def bpe_model(folder: Path) -> Path:
+    """Moses, BPE and a beam, with a length penalty that decides between translations."""
+    made = folder_of(folder, seed=2)
+    path = made / "config.yaml"
+    path.write_text(path.read_text().replace("alpha: 0.6", f"alpha: {ALPHA}"))
+    return made
+
+
+def other_model(folder: Path) -> Path:
+    """Everything else: word pieces, raw text, learned positions, three tables, no biases, greedy search."""
+    made = folder_of(folder, target="fr", positions="learned", sharing="none", projection_biases=False, d_k=4, h=3)
+    description = load_description(made)
+    pieces = word_pieces(folder.parent / "pieces")
+    raw = description.tokenizer.model_copy(update={"tokenizer": "none"})
+    greedy = description.search.model_copy(update={"beam": 1})
+    changed = description.model_copy(update={"vocabulary": pieces.size, "tokenizer": raw, "search": greedy})
+    torch.manual_seed(2)
+    save_model(made, Transformer(changed.model, pieces.size).state_dict(), changed, folder.parent / "pieces")
+    return made
+
+
+@pytest.mark.parametrize("make", [bpe_model, other_model])
+def test_the_page_translates_as_wmt_translate(browser: Browser, tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    folder = make(tmp_path / "model")
+    lines = sentences(100)
+    models = Models([folder])
+    models.members[0].load_state_dict(dequantized(load_tensors(folder / WEIGHTS)))
+    expected = list(Translator(models).translate(lines))
+    if models.description.search.beam > 1:
+        settings = models.description.search.changed({"alpha": 0.0})
+        without = Translator(models, settings=settings).translate(lines)
+        assert sum(one != other for one, other in zip(expected, without, strict=True)) > 50
+    with model_page(browser, tmp_path / "page.html", folder, lines[0]) as shown:
+        assert computed(shown, lines, "Translate") == expected
+        assert len(set(expected)) > 20, "the model tells lines apart"
+        # The attention below is that of the last line.
+        ids = models.encode(lines[-1])
+        assert shown.locator(".keys .word").all_text_contents() == models.subwords.symbols(ids)
+
+
+@pytest.mark.parametrize("name", LINEARISATIONS)
+def test_any_output_becomes_the_tree_that_nmt_makes_of_it(scripts: Page, name: Linearisation) -> None:
+    known = sorted({symbol for tree in read_trees(TREES, "TREES") for symbol in linearise(tree, name)})
+    chosen = random.Random(5)
+    symbols = [*known, TAG, "NP", "/NP", "(NP", ")NP", "/", "(", ")", "a(b"]
+    pairs = [(" ".join(linearise(tree, name)), " ".join(tree.words())) for tree in read_trees(TREES, "TREES")]
+    for _ in range(600):
+        line = chosen.choices(symbols, k=chosen.randrange(12))
+        words = chosen.choices(["the", "(dog)", "\u00a0Ünïcödé\U0001f600"], k=chosen.randrange(6))
+        pairs.append((" ".join(line), " ".join(words)))
+    settings = TokenizerSettings(tokenizer=name, normalize_punctuation=False, aggressive_hyphens=False)
+    source, target = codec.tokenizers("en", "tree", settings, known)
+    assert source.tokenize("a (b)  c\u2003d\x1ce") == scripts.evaluate("makeWords()('a (b)  c\u2003d\x1ce')")
+    each = "pairs.map(([line, source]) => run(line, source))"
+    program = f"([name, known, pairs]) => {{ const run = makeTrees(name, known); return {each}; }}"
+    assert scripts.evaluate(program, [name, known, pairs]) == [target.detokenize(*pair) for pair in pairs]
+    _, of_joint = codec.tokenizers("en", "tree", settings)
+    assert scripts.evaluate(program, [name, None, pairs]) == [of_joint.detokenize(*pair) for pair in pairs]
+    made = (delinearise(line.split(), words.split(), name, frozenset(known)) for line, words in pairs if words)
+    assert len({repair for _, repairs in made for repair in repairs}) == 8, "every rule is needed"
+
+
+@pytest.mark.parametrize(("name", "sharing", "seed"), [("vinyals", "output", 3), ("tensor2tensor", "none", 9)])
+def test_the_page_parses_as_wmt_parse(
+    browser: Browser, tmp_path: Path, name: Linearisation, sharing: str, seed: int
+) -> None:
+    folder = parser_of(tmp_path / "model", name, seed, sharing=sharing)
+    lines = [*sentences(48), "the (old) man", ""]
+    rounded = dequantized(load_tensors(folder / WEIGHTS))
+    save_model(tmp_path / "rounded", rounded, load_description(folder), folder / "subwords")
+    (tmp_path / "lines").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    # The page gives words to trees in order; `wmt parse` aligns those of outputs that have too many or too few.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Translator, "_attention", lambda *_: None)
+        assert wmt("parse", tmp_path / "rounded", "--input", tmp_path / "lines", "--output", tmp_path / "trees") == 0
+    expected = (tmp_path / "trees").read_text(encoding="utf-8").split("\n")[:-1]
+    assert len(expected) == 50
+    assert len({re.sub(r"[^() ]+\)", ")", tree) for tree in expected}) > 15, "the model tells sentences apart"
+    assert sum("(S " in tree for tree in expected) > 10
+    with model_page(browser, tmp_path / "page.html", folder, lines[0]) as shown:
+        assert computed(shown, lines, "Parse") == expected
+        shown.locator("textarea").fill(lines[0])
+        shown.get_by_role("button", name="Parse").click()
+        queries = shown.locator(".queries .word")
+        models = Models([folder])
+        queries.first.wait_for()
+        assert shown.locator(".keys .word").all_text_contents() == models.subwords.symbols(models.encode(lines[0]))
+        assert set(queries.all_text_contents()[:-1]) <= set(
+            models.target_subwords.symbols(range(4, models.target_subwords.used_rows))
+        )
+
+
+def compared(name: str, outputs: list[str], gold: list[str], sources: list[str], folder: Path) -> comparison.Compared:
+    """A finished run of a parser, with hostile text in its settings, too."""
+    metrics = {"f1": 50.0, "f1_low": 40.0, "f1_high": 60.0, "f1_set": HOSTILE[2]}
+    (folder / "validation.csv").write_text("update,valid_loss\n1,2.0\n2,1.0\n")
+    lines = [Line(*fields, 50.0) for fields in zip(sources, gold, outputs, strict=True)]
+    configuration = {"data.source": "en", "data.target": "tree", HOSTILE[3]: name}
+    return comparison.Compared(name, configuration, metrics, lines, folder / "validation.csv")
+
+
+def test_two_parsers_side_by_side_with_hostile_words(browser: Browser, tmp_path: Path) -> None:
+    from playwright.sync_api import expect
+
+    sources = [" ".join(text.split()) for text in HOSTILE]
+    leaves = [" ".join(f"(NN {escape(word)})" for word in text.split()) for text in sources]
+    gold, flat = [f"(S (NP {words}))" for words in leaves], [f"(S {words})" for words in leaves]
+    first, second = (compared(HOSTILE[n], trees, gold, sources, tmp_path) for n, trees in enumerate((flat, gold)))
+    blocks = comparison.blocks(first, second, comparison.difference(first, second))
+    model = browser_model.section(parser_of(tmp_path / "model", "vinyals", sharing="output"), HOSTILE[0])
+    path = tmp_path / "page.html"
+    path.write_text(page.html([*blocks, Heading("Model"), *model]), encoding="utf-8")
+    with opened(browser, path, color_scheme="dark", viewport={"width": 390, "height": 844}, bypass_csp=True) as shown:
+        open_sections(shown)
+        assert shown.locator("h1").text_content() == f"{HOSTILE[1]} against {HOSTILE[0]}"
+        section = shown.locator("[data-view=translations]")
+        section.get_by_role("searchbox").fill(sources[1])
+        row = section.locator(".lines > li")
+        expect(row).to_have_count(1)
+        assert all(tree in (row.text_content() or "") for tree in (gold[1], flat[1]))
+        area, short = shown.locator("textarea"), [text for text in sources if len(text) < 100]
+        assert area.input_value() == HOSTILE[0]
+        parsed = computed(shown, short, "Parse")
+        assert len(parsed) == len(short)
+        assert all(escape(word) in tree for text, tree in zip(short, parsed, strict=True) for word in text.split())
+        shown.locator(".queries .word").first.wait_for()
+        assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        header = shown.get_by_role("columnheader", name="sentences")
+        rows = "const text = new Range(); text.selectNode(cell.firstChild); return text.getClientRects().length;"
+        assert header.evaluate(f"(cell) => {{ {rows} }}") == 1, "a word is not broken where the table can scroll"
+        assert serious(shown) == []
+
+
+def test_a_line_that_is_too_long_is_refused_and_nothing_hostile_runs(browser: Browser, tmp_path: Path) -> None:
+    hostile = "</textarea><img src=x onerror=alert(1)>"
+    with model_page(browser, tmp_path / "page.html", folder_of(tmp_path / "model"), hostile) as shown:
+        area, button = shown.locator("textarea"), shown.get_by_role("button", name="Translate")
+        assert area.input_value() == hostile
+        button.click()
+        shown.locator(".translation[data-lines]").wait_for()
+        area.fill("dog " * 300)
+        button.click()
+        refused = shown.locator(".translation .error")
+        refused.wait_for()
+        assert "at most 256 are translated" in (refused.text_content() or "")
+
+
+@pytest.mark.parametrize(
+    ("make", "pair", "command"),
+    [
+        (folder_of, "en-de", "wmt translate"),
+        (lambda folder: parser_of(folder, "vinyals", sharing="output"), "en-tree", "wmt parse"),
+    ],
+)
+def test_a_large_model_is_not_in_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path], pair: str, command: str
+) -> None:
+    folder = make(tmp_path / "model")
+    assert any(isinstance(block, View) for block in browser_model.section(folder, ""))
+    monkeypatch.setattr(browser_model, "LARGEST", 1000)
+    blocks = browser_model.section(folder, "")
+    assert not any(isinstance(block, View) for block in blocks)
+    [why, by_command] = [block.text for block in blocks if isinstance(block, Paragraph)]
+    assert f"mlflow models serve --env-manager local -m models:/wmt-{pair}@best" in why
+    assert by_command == f"At a terminal: {command} {folder}"
+
+
+def test_weights_are_rounded_by_at_most_half_a_step() -> None:
+    weights = torch.randn(5, 7) * torch.tensor([[1e-3], [1.0], [50.0], [0.0], [1.0]])
+    rounded = dequantized({"w": weights, "b": weights[0]})
+    steps = weights.abs().amax(1, keepdim=True) / 127
+    assert ((rounded["w"] - weights).abs() <= steps * 0.5001).all()
+    assert torch.equal(rounded["b"], weights[0])

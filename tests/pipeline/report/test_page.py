@@ -1,0 +1,90 @@
+"""Reports as Markdown: text is displayed unchanged, whatever signs it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt  # It comes with rich.
+from markdown_it.token import Token
+
+from pipeline.report import attention, page
+from pipeline.report.page import Bullets, Figure, Heading, Paragraph, Table
+
+READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+BLOCKS = {
+    *("heading_open", "heading_close", "paragraph_open", "paragraph_close", "inline"),
+    *("bullet_list_open", "bullet_list_close", "list_item_open", "list_item_close"),
+    *(f"{part}_{end}" for part in ("table", "thead", "tbody", "tr", "th", "td") for end in ("open", "close")),
+}
+"""What a report is made of."""
+
+
+def read(markdown: str) -> list[Token]:
+    tokens = READER.parse(markdown)
+    assert {token.type for token in tokens} <= BLOCKS
+    return [token for token in tokens if token.type == "inline"]
+
+
+def texts(tokens: list[Token], allowed: set[str]) -> Iterator[str]:
+    """The text of every line or cell, which holds nothing but text and what is `allowed`."""
+    for token in tokens:
+        children = token.children or []
+        assert {child.type for child in children} <= {"text", *allowed}
+        yield " ".join("".join(child.content for child in children).split())
+
+
+SIGNS = st.sampled_from([*"\\`*_{}[]<>()#+-.!|~&:@/=\"'$^ \t\n\r\u00a00123abw", "http://", "&lt;", "www."])
+TEXT = st.one_of(
+    st.lists(SIGNS, max_size=12).map("".join),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
+)
+
+
+@given(TEXT)
+@example("[click](http://example.com)")
+@example("![i](http://example.com/i.svg)")
+@example("`code` ``` ~~struck~~ &lt;b&gt; &#42; <b> *a* __b__ a|b \\| \\")
+@example("- a")
+@example("1. a")
+@example("12) a")
+@example("+")
+@example("---")
+@example("    code")
+@example("> quoted")
+@example("# heading #")
+@example("[x]: http://example.com")
+@example("| a |")
+def test_no_text_becomes_markup(text: str) -> None:
+    said = " ".join(text.split())
+    markdown = page.markdown([Heading(text), Paragraph(text), Bullets([text, text])], "figures")
+    # An empty text makes an empty block.
+    assert list(filter(None, texts(read(markdown), set()))) == ([said] * 4 if said else [])
+    table = page.markdown([Table((text, "b"), [(text, "c"), (text, text)], frozenset([1]))], "figures")
+    assert list(texts(read(table), {"strong_open", "strong_close"})) == [said, "b", said, "c", said, said]
+    [picture] = read(page.markdown([Figure(b"", text, "name")], "figures"))
+    [image] = picture.children or []
+    assert (image.type, image.attrs["src"]) == ("image", "figures/name.svg")
+    assert list(texts([image], set())) == [said]
+
+
+@pytest.mark.parametrize("address", ["http://example.com", "https://example.com/a", "www.example.com", "a@example.com"])
+def test_addresses_are_no_links_on_github_either(address: str) -> None:
+    # GitHub looks for these three in what is left of a text when escaped signs have been taken out of it.
+    markdown = page.markdown([Paragraph(f"See {address}.")], "figures")
+    assert not any(sign in markdown for sign in (" http://", "https://", "www.", "a@"))
+    assert list(texts(read(markdown), set())) == [f"See {address}."]
+
+
+def test_numbers_and_ordinary_sentences_stay_as_they_are() -> None:
+    text = "27.3 (26.5 to 28.1), newstest2014/full; it's the paper's way: 3.3e+18 - 8 x P100"
+    markdown = page.markdown([Table(("a",), [(text,)])], "figures")
+    assert f"| {text} |" in markdown
+
+
+def test_a_sentence_is_made_of_either_kind_of_subwords() -> None:
+    assert attention.title(["the", "o@@", "ld", "man", "</s>"]) == "the old man"
+    assert attention.title(["\u2581The", "\u2581o", "ld", "\u2581man", "</s>"]) == "The old man"
+    assert attention.title(["</s>"]) == ""

@@ -1,0 +1,176 @@
+"""A training that MLflow is told of while it works, whatever the server does meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import wmt
+from filelock import FileLock
+from tracked import REPOSITORY, STATE, connected, history, recorded, wait_until, write_results
+
+from nmt.common.processes import Interrupted
+from nmt.config import InputError
+from pipeline.tracking import follow as following
+from pipeline.tracking import publish, registry
+from pipeline.tracking.follow import follow
+
+PASSWORD = "correct-horse"
+
+
+@pytest.fixture
+def state(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The state of a training."""
+    monkeypatch.setattr(following, "INTERVAL", 0.2)
+    monkeypatch.setattr(following, "RETRY", 0.2)
+    monkeypatch.setattr(registry, "register", lambda *_: None)
+    folder = root / "train" / STATE
+    folder.mkdir(parents=True)
+    return folder
+
+
+def measure(state: Path, *updates: int, seconds: float = 1.0) -> None:
+    """What a training process writes."""
+    with (state / "history.jsonl").open("a") as file:
+        for update in updates:
+            file.write(json.dumps({"update": update, "seconds": seconds * update, "loss": 1 / update}) + "\n")
+            if update % 10 == 0:
+                values = {"valid_loss": 2 / update, "valid_ppl": float("nan")}
+                file.write(json.dumps({"update": update, "seconds": seconds * update + 0.5, **values}) + "\n")
+
+
+def status(root: Path) -> list[str]:
+    return [run.info.status for run in recorded(root)]
+
+
+def test_a_training_is_followed_and_then_completed(root: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
+    with follow(state):
+        measure(state, *range(1, 1201))
+        wait_until(lambda: any("loss" in run.data.metrics for run in recorded(root)))
+        wait_until(lambda: "system/cpu_utilization_percentage" in recorded(root)[0].data.metrics)
+        assert status(root) == ["RUNNING"]
+        measure(state, 1201)
+    (run,) = recorded(root)
+    assert run.info.status == "SCHEDULED", "stages follow"
+    assert wmt("publish") == 0
+    assert status(root) == ["SCHEDULED"], "no training was killed"
+    assert {"hardware", "versions", "commit"} <= run.data.tags.keys()
+    assert history(root, run, "loss") == [(update, 1 / update) for update in range(1, 1202)]
+    assert [step for step, _ in history(root, run, "valid_loss")] == list(range(10, 1201, 10))
+    assert "seconds" not in run.data.metrics
+    with connected(root / "mlflow.db") as client:
+        last = max(point.timestamp for point in client.get_metric_history(run.info.run_id, "loss"))
+    assert last == run.info.start_time + 1_201_000, "a training's own time, without interruptions"
+    write_results()
+    publish.finish("report")
+    (run,) = recorded(root)
+    assert (run.info.status, run.data.metrics["bleu"]) == ("FINISHED", 27.3)
+    assert len(history(root, run, "loss")) == 1201, "the tables' points are there already"
+
+
+def test_a_resumed_training_is_the_same_run_without_a_second_point(root: Path, state: Path) -> None:
+    measure(state, *range(1, 16))
+    with pytest.raises(Interrupted), follow(state):
+        raise Interrupted
+    assert status(root) == ["KILLED"]
+    # Resumed from update 8: the rest is measured again, at other times.
+    (state / "history.jsonl").unlink()
+    measure(state, *range(1, 9))
+    measure(state, *range(9, 21), seconds=1.5)
+    with follow(state):
+        wait_until(lambda: status(root) == ["RUNNING"])
+    (run,) = recorded(root)
+    assert history(root, run, "loss") == [(update, 1 / update) for update in range(1, 21)]
+    assert [step for step, _ in history(root, run, "valid_loss")] == [10, 20]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(InputError("wrong"), "FAILED"), (ChildProcessError("died"), "FAILED"), (KeyboardInterrupt(), "KILLED")],
+)
+def test_a_training_that_ends_badly_says_how(root: Path, state: Path, error: BaseException, expected: str) -> None:
+    with pytest.raises(type(error)), follow(state):
+        raise error
+    assert status(root) == [expected]
+
+
+def test_a_training_that_is_sigkilled_is_killed_for_the_next_publication(
+    root: Path, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure(state, 1)
+    program = (
+        "import time\nfrom pathlib import Path\nfrom pipeline.tracking.follow import follow\n"
+        f"with follow(Path({str(state)!r})):\n    time.sleep(600)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment) as stage:
+        wait_until(lambda: any("loss" in run.data.metrics for run in recorded(root)))
+        stage.kill()
+    assert status(root) == ["RUNNING"]
+    with FileLock(state / "lock"):
+        assert wmt("publish") == 0
+    assert status(root) == ["RUNNING"], "a process is at it"
+    assert wmt("publish") == 0
+    assert status(root) == ["KILLED"]
+    assert capsys.readouterr().out == "base-wmt14-s1 P_drop=0.2: killed\n"
+
+
+def test_a_server_that_is_down_is_told_once_and_delays_nothing(
+    root: Path, state: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # Nothing listens on this port: connections are refused.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://someone:{PASSWORD}@127.0.0.1:9")
+    warned = ""
+
+    def told() -> bool:
+        nonlocal warned
+        warned += capfd.readouterr().err
+        return bool(warned)
+
+    with follow(state):
+        wait_until(told)
+        start = time.monotonic()
+        measure(state, 1)
+    assert time.monotonic() - start < 30
+    warned += capfd.readouterr().err
+    assert warned.count("\n") == 1
+    assert warned.startswith("train: tracking: MLflow at http://***@127.0.0.1:9: ")
+    assert warned.endswith("; `wmt publish` completes the run\n")
+    assert PASSWORD not in warned
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    write_results()
+    assert wmt("publish") == 0
+    assert status(root) == ["FINISHED"]
+
+
+def test_a_server_that_is_away_for_a_while_loses_and_repeats_nothing(
+    root: Path, state: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also where it has taken what it could not confirm."""
+    from mlflow import MlflowClient  # It takes a second, which each of pytest's processes would spend on collecting.
+
+    send = MlflowClient.log_batch
+
+    def cut_off(*arguments: Any, **named: Any) -> None:
+        send(*arguments, **named)
+        raise ConnectionResetError("cut off")
+
+    with follow(state):
+        measure(state, *range(1, 51))
+        wait_until(lambda: any("loss" in run.data.metrics for run in recorded(root)))
+        with monkeypatch.context() as away:
+            away.setattr(MlflowClient, "log_batch", cut_off)
+            measure(state, *range(51, 101))
+            wait_until(lambda: len(history(root, recorded(root)[0], "loss")) == 100)
+            measure(state, 101)
+        measure(state, 102)
+    (run,) = recorded(root)
+    assert [step for step, _ in history(root, run, "loss")] == list(range(1, 103))
+    assert capfd.readouterr().err.count("cut off; `wmt publish` completes the run\n") == 1

@@ -1,0 +1,293 @@
+"""torchrun on one machine: what it is started with, where it listens, and what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from agents import alive, wait_for
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from nmt.config import InputError
+from nmt.training import checkpoint
+from pipeline.config import machine
+from pipeline.train import launch
+
+ROOT = Path(__file__).resolve().parents[3]
+MakeJob = Callable[..., dict[str, Any]]
+STAGE = """
+import sys
+from pathlib import Path
+from pipeline.train import launch
+launch.torchrun(Path(sys.argv[1]), lambda: None)
+"""
+"""What the stage `train` does, in a process that can be killed."""
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WMT_PROCESSES", "WMT_NODES", "WMT_RENDEZVOUS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def here(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [machine.Gpu(f"GPU-{number}", "H100", "81559 MiB") for number in range(gpus)]
+    monkeypatch.setattr(machine, "gpus", lambda: found)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "shards", "count"),
+    [
+        *(("1", 0, 16, 1), ("8", 0, 16, 8), ("1", 2, 16, 1), ("2", 2, 16, 2)),
+        *((None, 0, 1, 1), (None, 1, 16, 1), (None, 8, 16, 8)),
+        *((None, 6, 16, 4), (None, 8, 2, 2), (None, 3, 1, 1)),
+    ],
+)
+def test_processes_are_those_asked_for_or_one_a_gpu_as_far_as_shards_can_be_divided(
+    asked: str | None, gpus: int, shards: int, count: int, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    here(gpus, monkeypatch)
+    if asked:
+        monkeypatch.setenv("WMT_PROCESSES", asked)
+    assert launch.processes(shards) == count
+    message = f"training uses {count} of {gpus} GPUs: training.shards is {shards}, and the processes must divide it\n"
+    assert capsys.readouterr().out == (message if asked is None and count < gpus else "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "rule"),
+    [
+        *((asked, 0, f"WMT_PROCESSES is '{asked}': it must be a whole") for asked in ("0", "-1", "two", "", "1.5")),
+        ("4", 2, "WMT_PROCESSES is 4, but this machine has 2 GPUs .* set it to at most 2"),
+        ("3", 0, "3 processes cannot train together: training.shards is 16, .* must divide it; use 2 pro"),
+        ("32", 0, "32 processes cannot train together: .* use 16 processes, or change training.shards$"),
+    ],
+)
+def test_other_numbers_of_processes_are_refused(
+    asked: str, gpus: int, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here(gpus, monkeypatch)
+    monkeypatch.setenv("WMT_PROCESSES", asked)
+    with pytest.raises(InputError, match=f"^{rule}"):
+        launch.processes(16)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rendezvous", "found"),
+    [
+        *((None, None, (1, 1, None)), ("2", "first:29400", (2, 2, "first:29400"))),
+        *(("1:4", "first:29400", (1, 4, "first:29400")), ("1", "first:29400", (1, 1, "first:29400"))),
+    ],
+)
+def test_nodes(
+    nodes: str | None, rendezvous: str | None, found: tuple[int, int, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if nodes:
+        monkeypatch.setenv("WMT_NODES", nodes)
+    if rendezvous:
+        monkeypatch.setenv("WMT_RENDEZVOUS", rendezvous)
+    assert launch.nodes() == found
+
+
+@pytest.mark.parametrize("nodes", ["0", "two", "", "1.5", "2:1", "1:", "0:2", "1:2:3"])
+def test_other_numbers_of_nodes_are_refused(nodes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WMT_NODES", nodes)
+    with pytest.raises(InputError, match=f"^WMT_NODES is '{nodes}': it must be a whole number from 1 on"):
+        launch.nodes()
+
+
+@pytest.mark.parametrize("place", ["", "first", "first:", ":29400", "first:port", "first:29400 "])
+def test_other_places_to_meet_are_refused(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WMT_NODES", "2")
+    monkeypatch.setenv("WMT_RENDEZVOUS", place)
+    with pytest.raises(InputError, match=f"^WMT_NODES is 2, so .* HOST:PORT; it is '{place}'"):
+        launch.nodes()
+
+
+def test_torchrun_meets_over_a_file_on_one_node_and_over_the_network_on_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tmp_path / "0123-4567"
+    command = launch.command(3, job)
+    assert command == [sys.executable, "-m", "pipeline.train.launch", "nmt.training.loop", "3", str(job)]
+    scratch = tmp_path / "scratch"
+    each = ["--log-dir", os.devnull, "--nproc-per-node", "3", "-m", "nmt.training.loop", str(job), str(os.getpid())]
+    meeting = f"--nnodes 1:1 --rdzv-backend c10d --rdzv-endpoint {scratch}/rendezvous --rdzv-id 0123-4567 --rdzv-conf"
+    alone = f"{meeting} store_type=file,keep_alive_interval=600 --local-addr 127.0.0.1".split()
+    assert launch.arguments("nmt.training.loop", "3", str(job), scratch) == [*alone, *each]
+    monkeypatch.setenv("WMT_NODES", "1:2")
+    monkeypatch.setenv("WMT_RENDEZVOUS", "first:29400")
+    meeting = "--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint first:29400 --rdzv-id 0123-4567 --rdzv-conf"
+    several = f"{meeting} join_timeout=600 --max-restarts 100".split()
+    assert launch.arguments("nmt.training.loop", "3", str(job), scratch) == [*several, *each]
+
+
+def test_processes_share_the_cores_and_stay_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)))
+    malloc = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", *malloc):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OF_THE_USER", "kept")
+    assert [launch.environment(count)["OMP_NUM_THREADS"] for count in (1, 2, 7, 8)] == ["7", "3", "1", "1"]
+    made = launch.environment(1)
+    ours = {
+        *("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", *malloc),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+    }
+    assert 30 < int(made["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < launch.GRACE
+    assert (made["OMP_WAIT_POLICY"], made["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"]) == ("PASSIVE", "1")
+    assert (made["GLOO_SOCKET_IFNAME"], made["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
+    assert made["OF_THE_USER"] == "kept"
+    assert int(made["GOMP_SPINCOUNT"]) > 0
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert "GOMP_SPINCOUNT" not in launch.environment(1), "it would overrule the user's policy"
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    made = launch.environment(1)
+    assert (made["OMP_NUM_THREADS"], made["GLOO_SOCKET_IFNAME"]) == ("5", "eth0")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    monkeypatch.setenv("WMT_NODES", "2")
+    monkeypatch.setenv("WMT_RENDEZVOUS", "first:29400")
+    assert launch.environment(1).keys() - os.environ.keys() == ours - {"OMP_NUM_THREADS"}
+
+
+def listening(processes: list[psutil.Process]) -> set[str]:
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            connections = process.net_connections("inet")
+            found |= {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks to die with its parent")
+@pytest.mark.timeout(240)
+def test_one_process_listens_nowhere_and_leaves_nothing_where_its_stage_is_killed(
+    tmp_path: Path, tiny_job: MakeJob
+) -> None:
+    state, temporary = tmp_path / "state", tmp_path / "tmp"
+    state.mkdir()
+    temporary.mkdir()
+    job = tiny_job(updates=1_000_000, resume_minutes=0.0001)
+    (state / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TMPDIR": str(temporary),
+        "OMP_NUM_THREADS": "1",
+        "WMT_PROCESSES": "1",
+    }
+    stage = subprocess.Popen([sys.executable, "-c", STAGE, str(state)], cwd=tmp_path, env=environment)
+    running = [psutil.Process(stage.pid)]
+    try:
+        wait_for(lambda: checkpoint.trained(state) > 0)
+        running += running[0].children(recursive=True)
+        assert len(running) >= 3, "the stage, torchrun and its one rank"
+        assert listening(running) == set()
+        (scratch,) = state.glob(".torchrun.*")
+        # A name that the next start of the stage removes, should torchrun be killed too.
+        assert scratch.match(".*.tmp")
+        stage.kill()
+        stage.wait()
+        wait_for(lambda: not any(alive(process.pid) for process in running))
+    finally:
+        for process in running:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+    assert (state / "interrupted").exists(), "no time to save the state"
+    assert not [*state.glob(".*"), *temporary.glob("torchelastic*")]
+
+
+SLEEPER = """
+import signal, sys
+from pathlib import Path
+signal.signal(signal.SIGTERM, lambda *_: (Path(sys.argv[1], "terminated").touch(), sys.exit(9)))
+Path(sys.argv[1], "on").touch()
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_model_larger_than_the_memory_is_refused_before_torchrun_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: Callable[..., dict[str, Any]], gpus: int
+) -> None:
+    here(gpus, monkeypatch)
+    monkeypatch.setenv("WMT_PROCESSES", "1")
+    monkeypatch.setattr(machine.os, "sysconf", lambda name: 2**18)  # 64 GiB in all
+    monkeypatch.setattr(launch, "command", lambda *_: ["true"])
+    job = tiny_job(shards=1)
+    for d_ff, fits in ((8_000, True), (1_000_000, False)):
+        job["model"] |= {"N": 100, "d_ff": d_ff}  # 6.4 thousand parameters a unit, with 16 bytes each
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+        if fits:
+            assert launch.torchrun(tmp_path, lambda: None) == 0
+        else:
+            with pytest.raises(
+                InputError, match=r"take 98\.\d GiB, but the device has (64\.0|79\.6) GiB: lower model\."
+            ):
+                launch.torchrun(tmp_path, lambda: None)
+
+
+def test_an_error_in_watching_ends_torchrun_with_time_for_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: Callable[..., dict[str, Any]]
+) -> None:
+    monkeypatch.setenv("WMT_PROCESSES", "4")
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job(shards=4)))
+    asked: list[tuple[int, Path]] = []
+
+    def command(count: int, job: Path) -> list[str]:
+        asked.append((count, job))
+        return [sys.executable, "-c", SLEEPER, str(job)]
+
+    def watch() -> None:
+        if (tmp_path / "on").exists():
+            raise InputError("enough")
+
+    monkeypatch.setattr(launch, "command", command)
+    with pytest.raises(InputError, match="enough"):
+        launch.torchrun(tmp_path, watch)
+    assert (tmp_path / "terminated").exists()
+    assert asked == [(4, tmp_path)]
+
+
+def test_training_returns_torchruns_exit_status_and_gives_it_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: Callable[..., dict[str, Any]]
+) -> None:
+    monkeypatch.setenv("WMT_PROCESSES", "1")
+    monkeypatch.setenv("WMT_NODES", "2")
+    monkeypatch.setenv("WMT_RENDEZVOUS", "first:29400")
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job(shards=1)))
+    for code, status in (("pass", 0), ("import sys; sys.exit(3)", 3)):
+        says = f"import os, sys; open(sys.argv[1], 'w').write(os.environ['OMP_WAIT_POLICY']); {code}"
+        monkeypatch.setattr(
+            launch, "command", lambda _, job, says=says: [sys.executable, "-c", says, str(job / "policy")]
+        )
+        assert launch.torchrun(tmp_path, lambda: None) == status
+        assert (tmp_path / "policy").read_text() == "PASSIVE"
+    assert (tmp_path / "rendezvous").read_text() == "first:29400", "`wmt join` finds the training by it"
+
+
+@pytest.mark.parametrize("status", [73, 1])
+def test_torchrun_hands_on_that_a_failure_could_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    from torch.distributed import run
+
+    def main(_: list[str]) -> None:
+        raise ChildFailedError("trainer", {0: ProcessFailure(0, 1, status, "")})
+
+    monkeypatch.setattr(run, "main", main)
+    monkeypatch.setattr(sys, "argv", ["launch", "trainer", "1", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        launch.main()
+    assert ended.value.code == status

@@ -1,0 +1,73 @@
+"""Trainings of one process, inside the tests': run, stopped after an update, with gradients that are not finite."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Container
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nmt.common import tensors
+from nmt.config import Job
+from nmt.training import checkpoint, state
+from nmt.training.distributed import World
+from nmt.training.loop import train
+from nmt.training.trainer import Trainer
+
+ALONE = World(0, 1, torch.device("cpu"))
+CONDITIONS = state.ResumeConditions(
+    device="cpu", processor="EPYC", threads=1, compiled=False, deterministic=True, torch="2.13.0"
+)
+MakeJob = Callable[..., dict[str, Any]]
+
+
+def run(job: dict[str, Any], folder: Path) -> bool:
+    folder.mkdir(exist_ok=True)
+    return train(Job.model_validate(job), folder, ALONE)
+
+
+def stop_after(patch: pytest.MonkeyPatch, number: int, seconds: float = 0.0) -> None:
+    """Have trainings be asked to stop after an update; each update takes so many `seconds` more."""
+    step = Trainer.step
+
+    def watched(self: Trainer, update: Any) -> None:
+        time.sleep(seconds)
+        step(self, update)
+        if update.number == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    patch.setattr(Trainer, "step", watched)
+
+
+def stopped(job: dict[str, Any], folder: Path, *numbers: int, seconds: float = 0.0) -> None:
+    """Run a training that is stopped after each of the updates in turn."""
+    for number in numbers:
+        with pytest.MonkeyPatch.context() as patch:
+            stop_after(patch, number, seconds)
+            assert not run(job, folder)
+
+
+def infinite_gradients(patch: pytest.MonkeyPatch, updates: Container[int]) -> None:
+    losses = Trainer.losses
+
+    def infinite(self: Trainer, batch: Any, eps_ls: float) -> tuple[torch.Tensor, torch.Tensor]:
+        smoothed, likelihood = losses(self, batch, eps_ls)
+        return (smoothed * math.inf if self.update + 1 in updates else smoothed), likelihood
+
+    patch.setattr(Trainer, "losses", infinite)
+
+
+def final_weights(folder: Path) -> dict[str, torch.Tensor]:
+    path = checkpoint.latest_resume(folder / "resume")
+    assert path is not None
+    return tensors.load_tensors(path / tensors.WEIGHTS)
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
