@@ -265,6 +265,7 @@ def main_module_failing(world: Any, folder: str, where: str, store: str) -> None
     from nmt.training.distributed import World, join_world
     from nmt.training.trainer import Trainer
 
+    world.barrier()  # A rank that leaves while another still connects makes that one fail.
     leave = distributed.destroy_process_group
     leave()
 

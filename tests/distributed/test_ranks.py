@@ -212,7 +212,7 @@ def test_the_first_failure_ends_all_ranks_and_is_the_stages_message(
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     given = (str(tmp_path), where, f"file://{tmp_path / 'own'}")
     with ranks.ranks(size, tmp_path, ranks.main_module_failing, *given) as processes:
-        assert ranks.finished(processes, 60) == [1] * size
+        assert ranks.finished(processes, 60) == [1] * size, ranks.output(tmp_path)
     assert str(_outcome(tmp_path, 1)).startswith(f"a training process failed: OSError: no room in {where};")
 
 
