@@ -54,7 +54,7 @@ def write_tiny_corpus(folder: Path) -> None:
     digest = hashlib.sha256(packed.read_bytes()).hexdigest()
     catalog = {
         "description": "Sixty pairs.",
-        "archives": {"tiny": {"url": "file:data/tiny.tgz", "sha256": digest, **about}},
+        "archives": {"tiny": {"urls": ["file:data/tiny.tgz"], "sha256": digest, **about}},
         "pairs": {
             f"en-{each}": {
                 "train": [text_of("train", each)], "valid": text_of("valid", each), "test": text_of("test", each)

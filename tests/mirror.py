@@ -14,9 +14,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from html import escape, unescape
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.config import catalogs
+from pipeline.config.settings import Pair
 
 ROOT = Path(__file__).resolve().parents[1]
 Lines = Callable[[str, str, str], list[str]]
@@ -35,7 +37,7 @@ def tarball(members: Mapping[str, bytes], mode: str = "w:gz") -> bytes:
 
 
 def write(folder: Path, lines: Lines) -> None:
-    """Write the archives of the catalogs wmt14 and wmt16-t2t, and SHA256SUMS with lines of `sha256  bytes  path`."""
+    """Write the archives of the catalogs wmt14 and wmt16-t2t."""
     # Archives hold members of other language pairs too.
     archives: dict[str, dict[str, bytes]] = {
         "wmt13/training-parallel-europarl-v7.tgz": {"training/europarl-v7.cs-en.cs": "Jiný jazyk.\n".encode()}
@@ -46,14 +48,26 @@ def write(folder: Path, lines: Lines) -> None:
         for pair, entry in content.pairs.items():
             for text in (*entry.train, entry.valid, entry.test):
                 for side, language in ((text.source, "en"), (text.target, pair[-2:])):
-                    path = urlsplit(content.archives[str(side.archive)].url).path.lstrip("/")
+                    path = urlsplit(content.archives[str(side.archive)].urls[0]).path.lstrip("/")
                     archives.setdefault(path, {})[side.member] = _packed(side.member, lines(text.name, pair, language))
-    with (folder / "SHA256SUMS").open("w") as sums:
-        for path, members in archives.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            packed = tarball(members, "w:gz" if path.endswith(".tgz") else "w:")
-            (folder / path).write_bytes(packed)
-            sums.write(f"{hashlib.sha256(packed).hexdigest()}  {len(packed)}  {path}\n")
+    for path, members in archives.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(tarball(members, "w:gz" if path.endswith(".tgz") else "w:"))
+
+
+def data(folder: Path, address: str, name: str, pair: Pair) -> dict[str, Any]:
+    """The section `data` of a catalog, with this mirror's archives in place of the originals."""
+    with contextlib.chdir(ROOT):
+        content = catalogs.data_settings(catalogs.load(name), pair).model_dump()
+    for archive in content["archives"]:
+        path = urlsplit(archive["urls"][0]).path.lstrip("/")
+        packed = (folder / path).read_bytes()
+        sha256 = hashlib.sha256(packed).hexdigest()
+        archive |= {"urls": [address + path], "bytes": len(packed), "sha256": sha256, "md5": None}
+    for text in (*content["train"], content["valid"], content["test"]):
+        for side in (text["source"], text["target"]):
+            side |= {"sha256": None, "md5": None}
+    return content
 
 
 def _packed(member: str, lines: list[str]) -> bytes:

@@ -105,15 +105,15 @@ def flat(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, content
 
 
-def merge(base: Mapping[str, Any], differences: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` updated with `differences`, mapping by mapping; neither argument is changed.
+def merge(base: Mapping[str, Any], differences: Mapping[str, Any], depth: int = 9) -> dict[str, Any]:
+    """Return `base` updated with `differences`, mapping by mapping down to `depth`; neither argument is changed.
 
     Either `merges` or `vocabulary` sizes a vocabulary: setting one of the two sets the other to None.
     """
     merged = dict(base)
     for key, value in differences.items():
-        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
-            merged[key] = merge(merged[key], value)
+        if depth > 1 and isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+            merged[key] = merge(merged[key], value, depth - 1)
         else:
             merged[key] = value
     for given, emptied in (("merges", "vocabulary"), ("vocabulary", "merges")):

@@ -29,6 +29,8 @@ REPACKED = "repacked:"
 
 Pair = Literal["en-de", "en-fr", "en-tree"]
 Section = TypeVar("Section", bound=Settings)
+Url = Annotated[str, Field(pattern=rf"^({REPACKED})?(https?://[^/\s]+/|file:)\S+$")]
+"""http, https, or file: with a path relative to the repository."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Md5 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -57,16 +59,21 @@ class RunSettings(Settings):
         return self.pair.split("-")[1]
 
 
-class ArchiveSettings(Settings):
+class ArchiveEntry(Settings):
     """One file to download. Without a sha256, later downloads must match the first one."""
 
-    name: Name
-    urls: Annotated[list[str], Field(min_length=1)]  # the original and its mirrors, tried in order
-    bytes: Annotated[int, Field(ge=1)] | None
-    sha256: Sha256 | None
-    md5: Md5 | None
+    urls: Annotated[list[Url], Field(min_length=1)]  # the original and its mirrors, tried in order
+    bytes: Annotated[int, Field(ge=1)] | None = None
+    sha256: Sha256 | None = None
+    md5: Md5 | None = None
     licence: str
     source: str  # the corpus's page
+
+
+class ArchiveSettings(ArchiveEntry):
+    """An archive with its name in the catalog."""
+
+    name: Name
 
 
 class MemberSettings(Settings):
@@ -174,7 +181,7 @@ class Configuration(Settings):
         """Refuse now, from the settings alone, what a later stage would refuse hours later."""
         filters, longest, positions = self.preparation.filters, self.binning.max_length, self.model.max_positions
         vocabulary, least = self.subwords.vocabulary, LEAST_VOCABULARY[self.subwords.kind]
-        learned, translation = self.model.positions == "learned", longest + self.search.max_extra
+        translation = longest + self.search.max_extra
         if filters.min_tokens > filters.max_tokens:
             raise ValueError(
                 f"preparation.filters.min_tokens is {filters.min_tokens}, but max_tokens is {filters.max_tokens}, so "
@@ -191,12 +198,7 @@ class Configuration(Settings):
                 f"{filters.min_tokens + 1} subwords, the end of the sentence included, so no pair would be kept: raise "
                 "binning.max_length or lower preparation.filters.min_tokens"
             )
-        if learned and positions < longest:
-            raise ValueError(
-                f"model.max_positions is {positions}, but training sentences have up to binning.max_length = {longest} "
-                "subwords: raise model.max_positions or lower binning.max_length"
-            )
-        if learned and positions < translation:
+        if self.model.positions == "learned" and positions < translation:
             raise ValueError(
                 f"model.max_positions is {positions}, but a sentence of binning.max_length = {longest} subwords may "
                 f"have a translation of search.max_extra = {self.search.max_extra} more: raise "

@@ -56,7 +56,7 @@ def test_catalog_names_the_archives_on_disk() -> None:
     catalog = yaml.safe_load((ROOT / "data/catalog/sample.yaml").read_text(encoding="utf-8"))
     total = 0
     for name, facts in catalog["archives"].items():
-        data = (ROOT / facts["url"].removeprefix("file:")).read_bytes()
+        data = (ROOT / facts["urls"][0].removeprefix("file:")).read_bytes()
         assert (len(data), hashlib.sha256(data).hexdigest()) == (facts["bytes"], facts["sha256"]), name
         total += len(data)
     assert total < 3_000_000

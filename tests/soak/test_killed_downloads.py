@@ -17,13 +17,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import yaml
-from mirror import sample_lines, serving, write
+from mirror import data, sample_lines, serving, write
 
-from pipeline.config import catalogs
+from pipeline.config.settings import Pair
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 10
@@ -105,18 +105,14 @@ def contents(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("pair", ["en-de", "en-fr"])
 def test_the_right_bytes_in_the_end(
-    mirror: tuple[Path, str], pair: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mirror: tuple[Path, str], pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, address = mirror
     monkeypatch.chdir(tmp_path)
-    Path("data/catalog").mkdir(parents=True)
     Path("results").mkdir()
-    Path("data/catalog/wmt14.yaml").write_bytes((ROOT / "data/catalog/wmt14.yaml").read_bytes())
-    overlay = {"description": "m", "extends": "wmt14", "base_url": address, "checksums": str(folder / "SHA256SUMS")}
-    Path("data/catalog/m.yaml").write_text(yaml.safe_dump(overlay))
-    data: dict[str, Any] = catalogs.data_settings(catalogs.load("m"), pair).model_dump()
-    Path("results/config.yaml").write_text(yaml.safe_dump({"data": data}))
-    whole = {archive["sha256"] for archive in data["archives"]}
+    settings = data(folder, address, "wmt14", pair)
+    Path("results/config.yaml").write_text(yaml.safe_dump({"data": settings}))
+    whole = {archive["sha256"] for archive in settings["archives"]}
     chance, killed = random.Random(pair), 0
     Hostile.calm.clear()
     while killed < KILLS:

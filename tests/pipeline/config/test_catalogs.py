@@ -16,7 +16,6 @@ from pipeline.config import catalogs
 from pipeline.config.settings import Pair, PreparationSettings
 
 ROOT = Path(__file__).resolve().parents[3]
-SHA = "ab" * 32
 MD5 = "cd" * 16
 
 
@@ -39,7 +38,7 @@ def small() -> dict[str, Any]:
             "target": {"archive": "news", "member": f"{name}.de"},
         }
 
-    news = {"url": "http://example.org/a/news.tgz", "mirrors": ["https://example.org/a/news.tgz"], "md5": MD5}
+    news = {"urls": ["http://example.org/a/news.tgz"], "md5": MD5}
     return {
         "description": "small",
         "archives": {"news": {**news, "licence": "none", "source": "http://example.org"}},
@@ -50,14 +49,6 @@ def small() -> dict[str, Any]:
 def write(name: str, content: object) -> None:
     text = content if isinstance(content, str) else yaml.safe_dump(content)
     Path(f"data/catalog/{name}.yaml").write_text(text, encoding="utf-8")
-
-
-def mirror(sums: str, **changes: Any) -> None:
-    """A catalog `copy` that extends `small`."""
-    write("small", small())
-    Path("data/catalog/SUMS").write_text(sums)
-    base = {"description": "copy", "extends": "small", "base_url": "http://127.0.0.1:8/m/", "checksums": "SUMS"}
-    write("copy", {key: value for key, value in {**base, **changes}.items() if value is not None})
 
 
 def test_wmt14_holds_every_fact_on_record() -> None:
@@ -108,54 +99,30 @@ def test_the_shipped_catalogs_are_valid_and_ask_by_https_first(name: str, pair: 
         assert "http" + archive.urls[0].removeprefix("https") in archive.urls
 
 
-def test_a_mirror_has_its_own_checks() -> None:
-    mirror(f"{SHA}  1234  a/news.tgz\n\n")
+def test_what_a_catalog_sets_takes_the_place_of_what_it_extends() -> None:
+    write("small", small())
+    test = {"name": "own", "source": {"path": "a", "lines": 1}, "target": {"path": "b", "lines": 1}}
+    urls = ["http://127.0.0.1:8/m/news.tgz"]
+    write("copy", {"extends": "small", "archives": {"news": {"urls": urls}}, "pairs": {"en-de": {"test": test}}})
     data = catalogs.data_settings(catalogs.load("copy"), "en-de")
     (archive,) = data.archives
-    assert archive.urls == ["http://127.0.0.1:8/m/a/news.tgz"]
-    assert (archive.bytes, archive.sha256, archive.md5, archive.licence) == (1234, SHA, None, "none")
-    assert data.train[0].source.md5 is None
-    assert data.train[0].source.member == "train.en"
-
-
-def test_a_mirror_may_take_the_place_of_the_repositorys_files() -> None:
-    mirror(f"{SHA}  1234  data/sample/news.tgz\n")
-    write("small", changed("archives.news.url", "file:data/sample/news.tgz"))
-    (archive,) = catalogs.data_settings(catalogs.load("copy"), "en-de").archives
-    assert archive.urls == ["http://127.0.0.1:8/m/data/sample/news.tgz"]
-
-
-def test_what_a_mirror_does_not_list_is_refused_or_brought_by_the_catalog_over_it() -> None:
-    mirror(f"{SHA}  1234  other/news.tgz\n")
-    with pytest.raises(InputError, match="archive `news`, which is unknown"):
-        catalogs.data_settings(catalogs.load("copy"), "en-de")
-    own = {"url": "http://there.example/n.tgz", "sha256": SHA, "licence": "none", "source": "x"}
-    write("third", {"description": "third", "extends": "copy", "archives": {"news": own}})
-    (archive,) = catalogs.data_settings(catalogs.load("third"), "en-de").archives
-    assert archive.urls == ["http://there.example/n.tgz"]
+    assert (archive.urls, archive.md5) == (urls, MD5)
+    assert data.test.model_dump(exclude_none=True) == test
+    assert data.train == catalogs.data_settings(catalogs.load("small"), "en-de").train
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("extends", "message"),
     [
-        ({"checksums": None}, "a mirror needs `extends`, `base_url` and `checksums`, all three"),
-        ({"base_url": None}, "a mirror needs `extends`, `base_url` and `checksums`, all three"),
-        ({"base_url": "ftp://x/"}, "base_url is 'ftp://x/'; string should match pattern"),
-        ({"extends": "smal"}, r"copy\.yaml extends `smal`: .*did you mean `small`\?"),
-        ({"extends": "copy"}, "copy.yaml extends `copy`, and so itself; remove"),
-        ({"checksums": "GONE"}, "the mirror's checksums cannot be read .*GONE"),
+        ("smal", r"copy\.yaml extends `smal`: .*did you mean `small`\?"),
+        ("copy", "copy.yaml extends `copy`, and so itself; remove"),
+        (3, r"copy\.yaml extends `3`: .*no such catalog"),
     ],
 )
-def test_wrong_mirrors(changes: dict[str, Any], message: str) -> None:
-    mirror(f"{SHA}  1234  a/news.tgz\n", **changes)
+def test_what_cannot_be_extended(extends: object, message: str) -> None:
+    write("small", small())
+    write("copy", {"extends": extends})
     with pytest.raises(InputError, match=message):
-        catalogs.load("copy")
-
-
-@pytest.mark.parametrize("line", [f"{SHA}  a/news.tgz", f"{SHA[1:]}  5  a/news.tgz", f"{SHA}  0  a/news.tgz"])
-def test_wrong_checksum_lines(line: str) -> None:
-    mirror(f"\n{line}\n")
-    with pytest.raises(InputError, match=r"SUMS, line 2: .* is not `sha256  bytes  path`"):
         catalogs.load("copy")
 
 
@@ -183,6 +150,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
         ("description", None, "`description` is missing: add it"),
         ("archives.news.sha256", "abc", "archives.news.sha256 is 'abc'; string should match pattern"),
         ("archives.news.bytes", 0, "archives.news.bytes is 0; input should be greater than or equal to 1"),
+        ("archives.news.urls", ["ftp://x/y"], r"archives\.news\.urls\.0 is 'ftp://x/y'; string should match pattern"),
         ("archives", ["a"], r"archives is \['a'\]; input should be a valid dictionary"),
         ("pairs.en-de.train", small()["pairs"]["en-de"]["train"] * 2, "two training corpora are called `train`"),
         ("pairs.en-de.train", [], r"pairs\.en-de\.train is \[\]; list should have at least 1 item"),
@@ -211,7 +179,7 @@ def test_unknown_names_are_told_with_the_nearest() -> None:
     write("small", changed("pairs.en-de.test.source.archive", "newz"))
     with pytest.raises(InputError, match=r"small\.yaml has no pair `en-fr`"):
         catalogs.data_settings(catalogs.load("small"), "en-fr")
-    with pytest.raises(InputError, match=r"the archive `newz`, which is unknown .*did you mean `news`\?"):
+    with pytest.raises(InputError, match=r"the archive `newz`, which is unknown; did you mean `news`\?"):
         catalogs.data_settings(catalogs.load("small"), "en-de")
 
 

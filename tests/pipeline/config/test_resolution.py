@@ -152,8 +152,7 @@ LEARNED, FRENCH = {"row": "E-learned-positions"}, {"pair": "en-fr"}
         (over("subwords", merges=5, vocabulary=5), "give either merges or vocabulary"),
         (FRENCH | over("subwords", merges=5), "params.yaml, overrides: subwords: word pieces are sized by vocabulary"),
         (over("averaging", last=9), "averaging.last is 9, but training.keep_checkpoints keeps only 5"),
-        (LEARNED | over("model", max_positions=100), "params.yaml: model.max_positions is 100, but training sentences"),
-        (LEARNED | over("model", max_positions=305), "model.max_positions is 305, but a sentence of"),
+        (LEARNED | over("model", max_positions=305), "params.yaml: model.max_positions is 305, but a sentence of"),
         (over("preparation", filters={"min_tokens": 251}), "filters.min_tokens is 251, but max_tokens is 250"),
         (over("binning", max_length=1), "binning.max_length is 1, but pairs of preparation.filters.min_tokens"),
         (

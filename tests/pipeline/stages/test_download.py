@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 import yaml
-from mirror import sample_lines, serving, tarball, write
+from mirror import data, sample_lines, serving, tarball, write
 
 from nmt.config import InputError
-from pipeline.config import catalogs
+from pipeline.config.settings import Pair
 from pipeline.data import fetch
 from pipeline.stages import download
 
@@ -266,14 +266,9 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
         ("wmt14", "en-fr", ["europarl-v7", "commoncrawl", "un", "news-commentary-v9", "giga-fren"]),
     ],
 )
-def test_a_mirror_of_wmt14(mirror: tuple[Path, str], base: str, pair: str, corpora: list[str]) -> None:
+def test_a_mirror_of_wmt14(mirror: tuple[Path, str], base: str, pair: Pair, corpora: list[str]) -> None:
     folder, address = mirror
-    Path("data/catalog").mkdir(parents=True)
-    for name in ("wmt14", "wmt16-t2t"):
-        Path(f"data/catalog/{name}.yaml").write_bytes((ROOT / f"data/catalog/{name}.yaml").read_bytes())
-    content = {"description": "m", "extends": base, "base_url": address, "checksums": str(folder / "SHA256SUMS")}
-    Path("data/catalog/m.yaml").write_text(yaml.safe_dump(content))
-    configure(catalogs.data_settings(catalogs.load("m"), pair).model_dump())
+    configure(data(folder, address, base, pair))
     download.run()
     lines = sample_lines()
     texts = {f"train.{name}": name for name in corpora}
