@@ -115,8 +115,8 @@ def test_the_code_a_stage_depends_on_is_what_it_imports(name: str) -> None:
 
 
 def test_packages_hold_a_docstring_alone() -> None:
-    """Importing a module runs them too, but they are in no stage's deps."""
-    for path in (*ROOT.glob("nmt/**/__init__.py"), *ROOT.glob("pipeline/**/__init__.py")):
+    """Importing a module runs them too, but they are in no stage's deps. nmt's own has the names of the API."""
+    for path in (*ROOT.glob("nmt/*/__init__.py"), *ROOT.glob("pipeline/**/__init__.py")):
         (only,) = ast.parse(path.read_text(encoding="utf-8")).body
         assert isinstance(only, ast.Expr), path
 

@@ -6,9 +6,8 @@ The search reports the same log-probability for its own translations if their te
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from nmt.inference.options import WINDOW
 from nmt.inference.search import not_finite_error
 from nmt.inference.translator import batches, windows
 from nmt.model import Transformer
-from nmt.text.parallel_text import parallel
 
 _ROWS = 256
 """Positions whose logits are in memory together: 38 MB for the paper's vocabulary."""
@@ -74,24 +72,23 @@ def _log_probabilities(
     return precise.log_softmax(1).gather(1, labels[:, None])[:, 0].double()
 
 
-def score_files(folders: Sequence[Path], source: Path, target: Path, batch_tokens: int = 4096) -> Iterator[Scored]:
-    """Score each raw line of a parallel text, in order, with the mean of the models' probabilities.
+def score_lines(models: Models, pairs: Iterable[tuple[str, str]], batch_tokens: int = 4096) -> Iterator[Scored]:
+    """Score each raw translation of a raw source, in order, with the mean of the models' probabilities.
 
     An empty translation is EOS alone. Raises InputError if a source has no text, after the scores of the lines before.
     """
-    models = Models(folders)
 
     def encoded() -> Iterator[tuple[list[int], list[int]]]:
-        for number, (src, tgt) in enumerate(parallel(source, target), start=1):
+        for number, (src, tgt) in enumerate(pairs, start=1):
             if not (ids := models.encode(src)):
                 raise InputError(f"line {number}: the source has no text to translate: leave it out")
             yield ids, models.encode_target(tgt) or [EOS]
 
-    for pairs, failure in windows(encoded(), WINDOW):
+    for window, failure in windows(encoded(), WINDOW):
         found: dict[int, Scored] = {}
-        for batch in batches([max(pair, key=len) for pair in pairs], batch_tokens):
-            found |= zip(batch, score(models.members, [pairs[index] for index in batch]), strict=True)
-        for index in range(len(pairs)):
+        for batch in batches([max(pair, key=len) for pair in window], batch_tokens):
+            found |= zip(batch, score(models.members, [window[index] for index in batch]), strict=True)
+        for index in range(len(window)):
             yield found[index]
         if failure:
             raise failure

@@ -55,6 +55,15 @@ def load_description(folder: Path) -> ModelDescription:
         raise InputError(f"{path} is damaged or of another version: {name}: {rule}") from error
 
 
+def load(folder: str | Path) -> Transformer:
+    """Return a model folder's Transformer, in float32 on the CPU and in evaluation mode.
+
+    Raises InputError if the folder is incomplete or damaged.
+    """
+    folder = Path(folder)
+    return load_model(folder, load_description(folder))
+
+
 def load_model(folder: Path, description: ModelDescription) -> Transformer:
     """Return the model in evaluation mode; raise InputError if weights are damaged, not finite or of another shape."""
     weights = load_tensors(folder / WEIGHTS)

@@ -110,7 +110,7 @@ class Translator:
 
     def __init__(
         self,
-        folders: Path | Sequence[Path] | Models,
+        folders: str | Path | Sequence[Path] | Models,
         device: torch.device | None = None,
         settings: SearchSettings | None = None,
         engine: Engine | None = None,
@@ -124,7 +124,7 @@ class Translator:
         incomplete or do not fit together, or the beam is wider than the vocabulary.
         """
         if not isinstance(folders, Models):
-            folders = Models([folders] if isinstance(folders, Path) else folders, device)
+            folders = Models([Path(folders)] if isinstance(folders, str | Path) else folders, device)
         self.models, self.description = folders, folders.description
         self.settings = settings or self.description.search
         self.repairs: Counter[str] = Counter()

@@ -122,12 +122,14 @@ def score(
     """
     with collection_paused():
         from nmt.evaluation import forced_scoring
+        from nmt.inference.loading import Models
+        from nmt.text.parallel_text import parallel
 
     def written(scored: forced_scoring.Scored, **more: int) -> str:
         return json_format.dumps({**more, **asdict(scored), "perplexity": scored.perplexity})
 
     lines, total = 0, forced_scoring.Scored(0.0, 0)
-    for scored in forced_scoring.score_files([model, *ensemble], source, target):
+    for scored in forced_scoring.score_lines(Models([model, *ensemble]), parallel(source, target)):
         lines, total = lines + 1, total + scored
         print(written(scored) if as_json else f"{scored.log_probability:.4f}\t{scored.perplexity:.4f}")
     if as_json:

@@ -1,0 +1,118 @@
+"""Training on two lists of sentences, without the pipeline around it: `nmt.fit`."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from pydantic import ValidationError
+
+from nmt import codec
+from nmt.common.tensors import WEIGHTS, load_tensors
+from nmt.config import EOS, InputError, Job, SearchSettings, SubwordSettings, TokenizerSettings, first_error
+from nmt.inference.model_folder import ModelDescription, save_model
+from nmt.inference.translator import Translator
+from nmt.training import checkpoint
+from nmt.training.distributed import World
+from nmt.training.loop import train
+
+TOKENIZER = TokenizerSettings(tokenizer="moses", normalize_punctuation=False, aggressive_hyphens=False)
+SEARCH = SearchSettings(beam=4, alpha=0.6, max_extra=50, stop="exact")
+MODEL: Mapping[str, Any] = {
+    "N": 6, "d_model": 512, "d_ff": 2048, "h": 8, "P_drop": 0.1, "attention_dropout": 0.0, "relu_dropout": 0.0,
+    "positions": "sinusoidal", "position_layout": "interleaved", "max_positions": 512,
+    "projection_biases": True, "initialisation": "glorot",
+}  # fmt: skip
+"""Row base of Table 3; by default d_k and d_v are d_model / h, as in section 3.2.2."""
+TRAINING: Mapping[str, Any] = {
+    "updates": 100_000, "tokens": 25_000, "shards": 1, "warmup_steps": 4000, "learning_rate_scale": 1.0, "beta1": 0.9,
+    "beta2": 0.98, "epsilon": 1e-9, "eps_ls": 0.1, "precision": "float32", "seed": 1, "validate_every": 1000,
+    "checkpoint_every": 1500, "keep_checkpoints": 5, "resume_minutes": 10.0, "patience": None,
+}  # fmt: skip
+"""The regime of section 5, in one shard."""
+LONGEST = 256
+Pairs = tuple[Sequence[str], Sequence[str]]
+"""Sentences, and their translations in the same order."""
+
+
+def fit(
+    pairs: Pairs,
+    valid: Pairs,
+    folder: str | Path,
+    *,
+    languages: tuple[str, str] = ("en", "de"),
+    merges: int = 32_000,
+    model: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
+) -> Translator:
+    """Train on one device, write the average of the last checkpoints as the model folder `folder`, and open it.
+
+    `model` and `training` change values of MODEL and TRAINING; `merges` is that of the joint BPE. Pairs with an empty
+    side or more than LONGEST subwords on one are left out. The folder `<folder>.training` holds the training until its
+    end: the same call resumes it. Raises InputError where `folder` exists, the sides of `pairs` or `valid` differ in
+    length, or a setting is wrong.
+    """
+    folder = Path(folder)
+    work = folder.with_name(f"{folder.name}.training")
+    if folder.exists():
+        raise InputError(f"{folder} exists: give the name of a new folder")
+    tokenised = [_tokenised(both, languages) for both in (pairs, valid)]
+    source, target = (Counter(" ".join(side).split()) for side in tokenised[0])
+    vocabulary, _ = codec.learn(
+        source, target, SubwordSettings(kind="bpe", merges=merges, vocabulary=None, multiple_of=64)
+    )
+    job = _job({**MODEL, **(model or {})}, {**TRAINING, **(training or {})}, vocabulary.size, work)
+    made_of = hashlib.sha256(repr((job, tokenised)).encode()).hexdigest()
+    if work.exists() and (work / "made_of").read_text(encoding="utf-8") != made_of:
+        raise InputError(f"{work} holds a training of other text or settings: name another folder, or remove that one")
+    work.mkdir(exist_ok=True)
+    (work / "made_of").write_text(made_of, encoding="utf-8")
+    vocabulary.save(work / "subwords")
+    for name, sides in zip(("train.00000", "valid"), tokenised, strict=True):
+        encoded = ([[*vocabulary.encode(line), EOS] for line in side] for side in sides)
+        kept = [
+            pair for pair in zip(*encoded, strict=True) if min(map(len, pair)) > 1 and max(map(len, pair)) <= LONGEST
+        ]
+        columns = [pa.array(ids, pa.list_(pa.int32())) for ids in zip(*kept, strict=True)]
+        batch = pa.record_batch(columns, names=["src", "tgt"])
+        with pa.ipc.new_file(work / f"{name}.arrow", batch.schema) as file:
+            file.write_batch(batch)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_flush_denormal(True)  # Tiny moments of Adam are slow numbers.
+    try:
+        if not train(job, work, World(0, 1, device)):
+            raise KeyboardInterrupt
+    finally:
+        torch.set_flush_denormal(False)
+    paths, newest = checkpoint.checkpoints(work / "checkpoints"), checkpoint.latest_resume(work / "resume")
+    weights = checkpoint.average(paths) if paths or newest is None else load_tensors(newest / WEIGHTS)
+    description = ModelDescription(
+        source=languages[0], target=languages[1], vocabulary=vocabulary.size, tokenizer=TOKENIZER, model=job.model,
+        search=SEARCH, origin={"made by": "nmt.fit", "updates": job.training.updates},
+    )  # fmt: skip
+    save_model(folder, weights, description, work / "subwords")
+    shutil.rmtree(work)
+    return Translator(folder)
+
+
+def _tokenised(pairs: Pairs, languages: tuple[str, str]) -> list[list[str]]:
+    if len(pairs[0]) != len(pairs[1]):
+        raise InputError(f"{len(pairs[0]):,} sentences have {len(pairs[1]):,} translations: give one for each")
+    sides = zip(codec.tokenizers(*languages, TOKENIZER), pairs, strict=True)
+    return [[tokenizer.tokenize(line) for line in lines] for tokenizer, lines in sides]
+
+
+def _job(model: dict[str, Any], training: dict[str, Any], rows: int, corpus: Path) -> Job:
+    try:
+        width = model["d_model"] // max(1, model["h"])
+        model = {"d_k": width, "d_v": width, **model}
+        return Job.model_validate({"model": model, "training": training, "vocabulary": rows, "corpus": str(corpus)})
+    except ValidationError as error:
+        name, value, rule = first_error(error)
+        raise InputError(f"{name} is {value!r}, but {rule}: change it") from error

@@ -1,0 +1,85 @@
+"""The public API: nmt/README.md's Python runs as it stands, and wrong calls get a sentence."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from model_folders import folder_of
+
+import nmt
+from nmt.config import InputError
+from nmt.fitting import MODEL, TRAINING
+from nmt.training import checkpoint
+from pipeline.config import rows
+
+ROOT = Path(__file__).parents[2]
+PAIRS = (["a b", "b a"], ["x y", "y x"])
+TINY = {"N": 1, "d_model": 8, "d_ff": 8, "h": 2}
+
+
+def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder_of(tmp_path / "models/average")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "nmt/README.md").read_text(), re.DOTALL | re.MULTILINE)
+    found: dict[str, object] = {}
+    exec("".join(blocks), found)
+    assert {name for name in nmt.__all__ if name not in {*found, "Transformer", "__version__"}} == set()
+    assert isinstance(found["model"], nmt.Transformer)
+    assert not list(tmp_path.glob("models/*.training"))
+
+
+def test_what_is_not_public_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="no attribute `Trainer`"):
+        nmt.Trainer  # noqa: B018
+    assert nmt.__version__
+
+
+def test_the_defaults_are_row_base_on_one_device() -> None:
+    base = rows.settings("base", "en-de")
+    fixed = {"d_k": 64, "d_v": 64, "sharing": "all"}
+    assert {**MODEL, **fixed} == base["model"]
+    own = {"shards": 1, "precision": "float32"}
+    machinery = {"deterministic", "verify_every", "keep_states"}
+    assert {name: value for name, value in base["training"].items() if name not in machinery} | own == TRAINING
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"pairs": (["a"], [])}, "1 sentences have 0 translations: give one for each"),
+        ({"model": TINY | {"h": 0}}, "model.h is 0, but should be greater than or equal to 1: change it"),
+        ({"training": {"epochs": 3}}, "training.epochs is 3, but "),
+        ({"folder": "there"}, "there exists: give the name of a new folder"),
+    ],
+)
+def test_a_wrong_call_gets_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, object], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there").mkdir()
+    call = {"pairs": PAIRS, "valid": PAIRS, "folder": "new", "merges": 1, "model": TINY, **given}
+    with pytest.raises(InputError) as caught:
+        nmt.fit(**call)  # type: ignore[arg-type] # any of them
+    assert message in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_training_that_was_ended_resumes_and_is_of_its_own_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = {"valid": PAIRS, "folder": tmp_path / "model", "merges": 1, "model": TINY, "training": {"updates": 3}}
+
+    def full(*given: object) -> None:
+        raise OSError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nmt.fitting.save_model", full)
+        with pytest.raises(OSError, match="no room"):
+            nmt.fit(PAIRS, **call)
+    assert checkpoint.trained(tmp_path / "model.training") == 3
+    with pytest.raises(InputError, match="training of other text or settings"):
+        nmt.fit((PAIRS[1], PAIRS[0]), **call)
+    nmt.fit(PAIRS, **call)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
