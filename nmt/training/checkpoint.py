@@ -46,7 +46,7 @@ def save_checkpoint(folder: Path, update: int, model: Transformer, keep: int) ->
 
 def latest_resume(folder: Path) -> Path | None:
     """Return the folder of the newest saved state, or None."""
-    return max(folder.glob("update-*"), default=None)
+    return max(folder.glob("update-" + "[0-9]" * 8), default=None)
 
 
 def trained(folder: Path) -> int:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from nmt import flops
 from nmt.common.files import writing
 from nmt.common.tensors import WEIGHTS, load_tensors, save_tensors
-from nmt.config import InputError, TrainingSettings
+from nmt.config import InputError, TrainingSettings, first_error
 from nmt.flops import LengthSums
 from nmt.model import Transformer
 
@@ -178,13 +178,14 @@ def load_state(path: Path, model: Transformer, optimizer: torch.optim.Optimizer)
 
 
 def read_state(path: Path) -> TrainState:
-    """Return the TrainState in folder `path`; raise InputError for unknown or missing keys and wrong values."""
+    """Return the TrainState in folder `path`; raise InputError without it, for wrong keys and for wrong values."""
     try:
         return TrainState.model_validate_json((path / STATE).read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
+    except (OSError, ValidationError) as error:
+        key, problem = "", str(error)
+        if isinstance(error, ValidationError):
+            key, _, problem = first_error(error)
         raise InputError(
-            f"{path / STATE} cannot be resumed from ({key or 'it'}: {first['msg']}): remove {path} to start this "
+            f"{path / STATE} cannot be resumed from ({key or 'it'}: {problem}): remove {path} to start this "
             "training again"
         ) from error

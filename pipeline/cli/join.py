@@ -14,7 +14,6 @@ from nmt.common.processes import is_held
 from nmt.config import InputError
 from pipeline.cli.repository import check_folder
 from pipeline.config.paths import state_root
-from pipeline.stages.train import code_digest, raise_if_refused
 from pipeline.train import launch
 
 app = typer.Typer()
@@ -35,6 +34,9 @@ def join() -> None:
       wmt join
     """
     check_folder()
+    # Imported here: importing torch takes a second.
+    from pipeline.stages.train import code_digest, raise_if_refused
+
     _, most, endpoint = launch.nodes()
     if most == 1:
         raise InputError("WMT_NODES is 1: set it and WMT_RENDEZVOUS as on the first node")

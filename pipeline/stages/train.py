@@ -13,8 +13,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -26,20 +24,12 @@ from filelock import FileLock, Timeout
 from nmt import flops
 from nmt.common.files import FULL_DISK, link_or_copy, read_yaml, sha256_of, write_json, writing
 from nmt.common.processes import TRAINERS, UNRECORDED, Interrupted, wait_for_sharers
+from nmt.common.tensors import WEIGHTS
 from nmt.config import ForkSettings, InputError, ModelSettings, TrainingSettings
-from pipeline.config import graph
-from pipeline.config.paths import (
-    BINNED,
-    BINNED_STATS,
-    CHAIN,
-    CHECKPOINTS,
-    CURVES,
-    TRAINING,
-    VALIDATION,
-    read_json,
-    state_root,
-    state_store,
-)
+from nmt.training import chain, checkpoint, history
+from nmt.training.loop import Job
+from pipeline.config import graph, paths
+from pipeline.config.paths import read_json, state_root, state_store
 from pipeline.config.settings import load_section
 
 COLUMNS = (
@@ -49,9 +39,6 @@ COLUMNS = (
 """Columns of results/training.csv: a row per logging interval."""
 VALIDATION_COLUMNS = ("update", "valid_loss", "valid_ppl", "seconds")
 """Columns of results/validation.csv."""
-
-CURVES_SECONDS = 10.0
-"""Seconds between two versions of the tables while training works, so that `dvc plots show` draws them."""
 
 STOPPING = ("validate_every", "patience")
 """Training settings that decide when a training with a patience stops early."""
@@ -96,21 +83,15 @@ def job_settings(training: TrainingSettings) -> dict[str, Any]:
 
     Defaults are left out: a setting added later leaves the fingerprint of others as it is.
     """
-    # torchrun starts the loop as a program: imported from there, it is visible among the stage's imports and deps.
-    from nmt.training.loop import Job
-
-    stats = read_json(BINNED_STATS)
+    stats = read_json(paths.BINNED_STATS)
     vocabularies: dict[str, int] = {key: stats[key] for key in ("vocabulary", "target_vocabulary") if key in stats}
     model = load_section("model", ModelSettings)
-    job = Job(model=model, training=training, corpus=str(BINNED.resolve()), **vocabularies)
+    job = Job(model=model, training=training, corpus=str(paths.BINNED.resolve()), **vocabularies)
     return job.model_dump(exclude_defaults=True)
 
 
 def state_folder(job: Mapping[str, Any]) -> Path:
     """Return the folder of this job's state, named by the hash of its settings and data, then by that of the code."""
-    # Imported here: importing torch takes a second.
-    from nmt.training import checkpoint
-
     inputs, code = _digest({**deciding_settings(job), "data": data_hashes()}), code_digest()
     root = state_root() / "train"
     chosen = root / f"{inputs}-{code}"
@@ -139,7 +120,7 @@ def deciding_settings(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def data_hashes() -> dict[str, str]:
     """Return the sha256 of every file of the binned corpus by its name."""
-    return {path.name: sha256_of(path) for path in sorted(BINNED.glob("*.arrow"))}
+    return {path.name: sha256_of(path) for path in sorted(paths.BINNED.glob("*.arrow"))}
 
 
 def begin_fork(state: Path, fork: ForkSettings) -> None:
@@ -147,8 +128,6 @@ def begin_fork(state: Path, fork: ForkSettings) -> None:
 
     Raises InputError if no training under the state root keeps that state and no store may have the fork's own.
     """
-    from nmt.training import chain, checkpoint, history
-
     if checkpoint.latest_resume(state / "resume") is not None:
         return
     for origin in sorted(state.parent.glob("*/")):
@@ -164,7 +143,7 @@ def begin_fork(state: Path, fork: ForkSettings) -> None:
             f"in its results/chain.json begins with {fork.link[:12]}: fork where that training was run with "
             "training.keep_states"
         )
-    for name in ("history.jsonl", history.CHAIN):
+    for name in (history.HISTORY, history.CHAIN):
         earlier = [record for record in history.read_history(origin / name) if record["update"] <= fork.update]
         with writing(state / name) as temporary:
             temporary.write_text("".join(json.dumps(record) + "\n" for record in earlier), encoding="utf-8")
@@ -198,20 +177,14 @@ def locked(state: Path) -> AbstractContextManager[object]:
 
 
 def write_job(state: Path, job: Mapping[str, Any]) -> None:
-    """Write job.yaml. Remove the outcome files of earlier attempts; done.json stays if the job is the same."""
+    """Write job.yaml. Remove the outcome files of earlier attempts; done.json stays if it is of the same job."""
     path = state / "job.yaml"
     for name in ("interrupted", "failed.json"):
         (state / name).unlink(missing_ok=True)
-    for left in (*state.glob(".*.tmp"), *state.glob("*/.*.tmp")):
-        # Left by a kill while a checkpoint was written. The state is locked, so no other process writes here; but a
-        # torchrun that is ending removes its own.
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
-    if path.exists():
-        before = read_yaml(path)
-        # In other copies of the repository the same corpus has another path.
-        if {**before, "corpus": ""} != {**job, "corpus": ""}:
-            (state / "done.json").unlink(missing_ok=True)
+    # In other copies of the repository the same corpus has another path.
+    same = path.exists() and {**read_yaml(path), "corpus": ""} == {**job, "corpus": ""}
+    if not same or not checkpoint.trained(state):
+        (state / "done.json").unlink(missing_ok=True)
     with writing(path) as temporary:
         temporary.write_text(yaml.safe_dump(dict(job), sort_keys=False), encoding="utf-8")
 
@@ -221,23 +194,16 @@ def launch_and_watch(state: Path, launch: Launch, show: Show) -> None:
 
     Raises Interrupted if it was asked to stop, InputError for a user's error, ChildProcessError if a process died.
     """
-    from nmt.training.history import HistoryReader, read_history
-
-    history, written = HistoryReader(state / "history.jsonl"), time.monotonic()
-    history.new()  # Of an earlier attempt: some of them may not have been saved.
+    measured = history.HistoryReader(state / history.HISTORY)
+    measured.new()  # Of an earlier attempt: some of them may not have been saved.
 
     def watch() -> None:
-        nonlocal written
         raise_if_refused(state)
         if (state / "interrupted").exists():
             # On several nodes, the others would wait for the stopped one to come back.
             raise Interrupted("a training process was asked to stop")
-        for record in history.new():
+        for record in measured.new():
             show(int(record["update"]), record)
-        if history.position and time.monotonic() - written > CURVES_SECONDS:
-            with contextlib.suppress(OSError):  # A full disk; `write_outputs` writes them in the end.
-                write_curves(read_history(history.path))
-            written = time.monotonic()
 
     status = launch(state, watch)
     if not (state / "done.json").exists():
@@ -272,38 +238,31 @@ def _outcome(state: Path, status: int) -> Exception:
 
 
 def write_outputs(state: Path) -> None:
-    """Write the stage's outputs from a finished state; raise InputError where its weights are gone."""
-    from nmt.training import checkpoint, history
-
-    resume = checkpoint.latest_resume(state / "resume")
-    if resume is None:
-        raise InputError(
-            f"{state} is finished, but its resume/ is empty: `wmt states --free {state.name}` frees "
-            "it, and `dvc repro` trains again"
-        )
-    with writing(CHECKPOINTS) as temporary:
+    """Write the stage's outputs from a finished state."""
+    with writing(paths.CHECKPOINTS) as temporary:
         temporary.mkdir()
-        for path in sorted((state / "checkpoints").glob("update-*.safetensors")):
+        for path in checkpoint.checkpoints(state / "checkpoints"):
             link_or_copy(path, temporary / path.name)
-        link_or_copy(resume / "model.safetensors", temporary / "last.safetensors")
+        last = state / f"resume/update-{checkpoint.trained(state):08d}"
+        link_or_copy(last / WEIGHTS, temporary / "last.safetensors")
     summary = read_json(state / "done.json")
     device, times = summary["device"], summary["device_seconds"]
     # The speed of an unknown device is measured, which is possible only for the device of this machine.
     sustained = {name: flops.sustained(name if flops.hardware(name) else device) for name in times}
     summary["flops_sustained"] = sustained
     summary["flops_paper"] = sum(times[name] * sustained[name] for name in times)
-    write_json(TRAINING, summary)
-    write_curves(history.read_history(state / "history.jsonl"))
+    write_json(paths.TRAINING, summary)
+    write_curves(history.read_history(state / history.HISTORY))
     job = read_yaml(state / "job.yaml")
     del job["corpus"]  # In other copies of the repository the same corpus has another path.
     decided_by = {"state": state.name, "job": job, "data": data_hashes(), "code": state.name.split("-")[1]}
-    write_json(CHAIN, {**decided_by, "links": history.read_history(state / history.CHAIN)})
+    write_json(paths.CHAIN, {**decided_by, "links": history.read_history(state / history.CHAIN)})
 
 
 def write_curves(records: Sequence[Mapping[str, float]]) -> None:
     """Write the tables of logging intervals and of validations, for DVC's plots."""
-    _write_table(CURVES, COLUMNS, [record for record in records if "loss" in record])
-    _write_table(VALIDATION, VALIDATION_COLUMNS, [record for record in records if "valid_loss" in record])
+    _write_table(paths.CURVES, COLUMNS, [record for record in records if "loss" in record])
+    _write_table(paths.VALIDATION, VALIDATION_COLUMNS, [record for record in records if "valid_loss" in record])
 
 
 def _write_table(path: Path, columns: Sequence[str], records: Sequence[Mapping[str, float]]) -> None:

@@ -9,12 +9,11 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nmt.common.files import read_yaml
+from nmt.common.files import read_yaml, scratch_folder
 from nmt.common.processes import UNRECORDED, end, start
 from nmt.config import InputError, ModelSettings
 from nmt.flops import parameters
@@ -176,10 +175,9 @@ def main() -> None:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    # In the job's folder, where the stage removes what a SIGKILL leaves.
-    with tempfile.TemporaryDirectory(prefix=".torchrun.", suffix=".tmp", dir=job) as scratch:
+    with scratch_folder(Path(job) / "torchrun") as scratch:
         try:
-            run.main(arguments(module, count, job, Path(scratch)))
+            run.main(arguments(module, count, job, scratch))
         except SignalException as error:
             # A requested stop: a traceback would explain nothing.
             sys.exit(128 + error.sigval)

@@ -149,7 +149,7 @@ def test_an_attempt_counts_time_lost_to_a_kill_for_the_devices_that_saved_the_st
         ('"pairs":0,', "", "interval.sums.pairs: Field required"),
         ('"pairs":0', '"pairs":0,"words":3', "interval.sums.words: "),
         ('"update":0', '"update":0,"interval_tokens":3', "interval_tokens: Extra inputs are not permitted"),
-        ('"update":0', '"update":"0"', "update: Input should be a valid integer"),
+        ('"update":0', '"update":"0"', "update: should be a valid integer"),
         ('"update":0', '"upda', "it: Invalid JSON"),
         ("cpu", "\xff", "it: Invalid JSON: invalid unicode"),
     ],
@@ -158,6 +158,10 @@ def test_unknown_missing_and_wrong_keys_are_refused(tmp_path: Path, text: str, c
     content = INITIAL.model_dump_json()
     (tmp_path / "state.json").write_text(content)
     assert read_state(tmp_path) == INITIAL
+    with pytest.raises(
+        InputError, match=r"absent/state.json cannot be resumed from \(it: .*: remove .*absent to start"
+    ):
+        read_state(tmp_path / "absent")
     before, found, after = content.rpartition(text)
     assert found
     (tmp_path / "state.json").write_text(before + changed + after, encoding="latin-1")

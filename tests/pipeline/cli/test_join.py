@@ -11,6 +11,7 @@ from command_line import wmt
 from filelock import FileLock
 
 from pipeline.cli import join
+from pipeline.stages import train
 from pipeline.train import launch
 
 HERE = "first-machine:29400"
@@ -27,7 +28,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         return 7
 
     monkeypatch.setattr(launch, "torchrun", torchrun)
-    monkeypatch.setattr(join, "code_digest", lambda: "code")
+    monkeypatch.setattr(train, "code_digest", lambda: "code")
     monkeypatch.setattr(join, "INTERVAL", 0.01)
     monkeypatch.setattr(join.signal, "signal", lambda *_: None)
     monkeypatch.setenv("WMT_STATE", str(tmp_path))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.config import paths
 from pipeline.stages import train
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,8 +46,8 @@ def table(path: Path) -> list[dict[str, str]]:
 
 def test_tables_hold_a_number_in_every_cell(tmp_path: Path) -> None:
     train.write_curves(history())
-    measured, validated = table(train.CURVES), table(train.VALIDATION)
-    assert b"\r" not in train.CURVES.read_bytes() + train.VALIDATION.read_bytes()
+    measured, validated = table(paths.CURVES), table(paths.VALIDATION)
+    assert b"\r" not in paths.CURVES.read_bytes() + paths.VALIDATION.read_bytes()
     assert [int(row["update"]) for row in measured] == list(range(10, 121, 10))
     assert [int(row["update"]) for row in validated] == [25, 50, 75, 100]
     assert list(validated[0]) == ["update", "valid_loss", "valid_ppl", "seconds"]
@@ -64,10 +65,10 @@ def test_utilisation_has_a_column_where_every_interval_has_it(tmp_path: Path) ->
         if "loss" in record:
             record["utilisation"] = 0.25
     train.write_curves(records)
-    assert {row["utilisation"] for row in table(train.CURVES)} == {"0.25"}
+    assert {row["utilisation"] for row in table(paths.CURVES)} == {"0.25"}
     del records[0]["utilisation"]
     train.write_curves(records)
-    assert "utilisation" not in table(train.CURVES)[0]
+    assert "utilisation" not in table(paths.CURVES)[0]
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from nmt.config import ForkSettings, InputError, Job
 from nmt.training import loop
 from nmt.training.checkpoint import checkpoints
 from nmt.training.distributed import World
+from pipeline.config import paths
 from pipeline.stages import train
 
 Folder = Callable[..., Path]
@@ -41,8 +42,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Path(name).parent.mkdir(parents=True)
         Path(name).write_text("1")
     Path("dvc.yaml").write_text("stages: {train: {cmd: x, deps: [data/binned, nmt, pipeline/config, pipeline/stages]}}")
-    train.BINNED.mkdir(parents=True)
-    (train.BINNED / "train.00008.arrow").write_bytes(b"ids")
+    paths.BINNED.mkdir(parents=True)
+    (paths.BINNED / "train.00008.arrow").write_bytes(b"ids")
 
 
 @pytest.fixture
@@ -86,11 +87,11 @@ def test_every_setting_names_the_state_or_is_listed_as_changing_no_weight(reposi
 @pytest.mark.parametrize("name", ["train.00008.arrow", "valid.arrow"])
 def test_other_text_names_another_state(folder: Folder, name: str) -> None:
     """Validation decides where a training with a patience stops, and is part of its curve."""
-    (train.BINNED / "valid.arrow").write_bytes(b"ids")
+    (paths.BINNED / "valid.arrow").write_bytes(b"ids")
     state = folder()
-    (train.BINNED / "stats.json").write_text("{}")
+    (paths.BINNED / "stats.json").write_text("{}")
     assert folder() == state
-    (train.BINNED / name).write_bytes(b"others")
+    (paths.BINNED / name).write_bytes(b"others")
     assert folder() != state
 
 
@@ -164,8 +165,8 @@ def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
 
 
 def outputs() -> dict[str, str]:
-    folder = {path.name: path.read_text() for path in train.CHECKPOINTS.iterdir()}
-    others = (train.TRAINING, train.CURVES, train.VALIDATION, train.CHAIN)
+    folder = {path.name: path.read_text() for path in paths.CHECKPOINTS.iterdir()}
+    others = (paths.TRAINING, paths.CURVES, paths.VALIDATION, paths.CHAIN)
     return {**folder, **{path.name: path.read_text() for path in others}}
 
 
@@ -175,7 +176,7 @@ def test_after_an_edit_of_shared_code_a_finished_training_ends_at_once(
     """Adding a stage edits it, and reruns the stage `train`; an edit of what computes the weights trains anew."""
     given = {**tiny_job(), "vocabulary": 77}
     monkeypatch.setattr(train, "load_section", lambda name, section: section.model_validate(given[name]))
-    (train.BINNED / "stats.json").write_text('{"vocabulary": 77}')
+    (paths.BINNED / "stats.json").write_text('{"vocabulary": 77}')
     asked: list[Any] = []
 
     def torchrun(state: Path, watch: Callable[[], None]) -> int:
@@ -188,7 +189,7 @@ def test_after_an_edit_of_shared_code_a_finished_training_ends_at_once(
         return outputs()
 
     before = run()
-    assert asked == [given["training"]["updates"], {**given, "corpus": str(train.BINNED.resolve())}]
+    assert asked == [given["training"]["updates"], {**given, "corpus": str(paths.BINNED.resolve())}]
     Path("pipeline/config/paths.py").write_text("2")
     assert run() == before
     assert len(asked) == 2
@@ -227,7 +228,7 @@ def test_checkpoints_summary_and_curves_are_handed_on(
     assert found["last.safetensors"] == "resume/update-00000012/model.safetensors"
     assert found["update-00000006.safetensors"] == "checkpoints/update-00000006.safetensors"
     source = finished / "resume/update-00000012/model.safetensors"
-    assert (train.CHECKPOINTS / "last.safetensors").samefile(source) == same_disk
+    assert (paths.CHECKPOINTS / "last.safetensors").samefile(source) == same_disk
     assert found["training.csv"] == "update,loss\n6,3.0\n12,2.5\n"
     assert found["validation.csv"] == "update,valid_loss,valid_ppl\n12,2.0,7.4\n"
     chain = json.loads(found["chain.json"])
@@ -240,18 +241,12 @@ def test_checkpoints_summary_and_curves_are_handed_on(
     assert summary["flops_paper"] == pytest.approx(10.0 * sustained)
 
 
-def test_a_finished_training_without_a_state_is_told(finished: Path) -> None:
-    shutil.rmtree(finished / "resume")
-    with pytest.raises(InputError, match=r"abc-def is finished, but its resume/ is empty: .* --free abc-def"):
-        train.write_outputs(finished)
-
-
 def test_killed_at_any_call_it_hands_on_the_same_when_run_again(finished: Path, tmp_path: Path) -> None:
     train.write_outputs(finished)
     expected = outputs()
     state = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     # Before, another training's results stood there.
-    for path in (train.CHECKPOINTS / "update-00000006.safetensors", train.TRAINING, train.CURVES):
+    for path in (paths.CHECKPOINTS / "update-00000006.safetensors", paths.TRAINING, paths.CURVES):
         path.unlink()
         path.write_text("another's")
     before = outputs()
@@ -261,7 +256,7 @@ def test_killed_at_any_call_it_hands_on_the_same_when_run_again(finished: Path, 
     # Every second point is every state of the disk between two calls: before a call it is that after the call before.
     points = every_kill(lambda _: lambda: train.write_outputs(finished), step=2)
     for kills, (_, point) in enumerate(points, start=1):
-        now = outputs() if train.CHECKPOINTS.exists() else {}
+        now = outputs() if paths.CHECKPOINTS.exists() else {}
         assert all(content in (before.get(name), expected[name]) for name, content in now.items()), point
         assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == state
         if kills % 8 == 0:
@@ -274,32 +269,23 @@ def test_killed_at_any_call_it_hands_on_the_same_when_run_again(finished: Path, 
     assert kills > 40
 
 
-def test_preparing_writes_the_job_and_drops_what_another_attempt_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dropped = {
-        "interrupted",
-        "failed.json",
-        ".done.json.there.1.tmp",
-        ".torchrun.1.tmp/f",
-        "checkpoints/.a.there.1.tmp",
-    }
-    left = {"done.json", "resume/update-00000003/f", "resume/.update-00000006.x.1.old/f", "skipped.tmp"}
-    for name in dropped | left:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    remove = shutil.rmtree
-    # A torchrun that is ending removes its own folder meanwhile.
-    monkeypatch.setattr(shutil, "rmtree", lambda path: (remove(path), remove(path)))
-    train.write_job(tmp_path, job())
-    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert found == left | {"job.yaml"}
-    # The same job elsewhere is the same.
-    train.write_job(tmp_path, job(corpus="there"))
-    assert (tmp_path / "done.json").exists()
-    assert yaml.safe_load((tmp_path / "job.yaml").read_text()) == job(corpus="there")
-    train.write_job(tmp_path, job(updates=11))
-    assert not (tmp_path / "done.json").exists()
+def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: Path) -> None:
+    def attempt(**changes: Any) -> bool:
+        for name in ("interrupted", "failed.json", "done.json"):
+            (tmp_path / name).touch()
+        train.write_job(tmp_path, job(**changes))
+        assert yaml.safe_load((tmp_path / "job.yaml").read_text()) == job(**changes)
+        assert not (tmp_path / "interrupted").exists()
+        assert not (tmp_path / "failed.json").exists()
+        return (tmp_path / "done.json").exists()
+
+    came_to(tmp_path, 3)
+    assert not attempt()
+    assert attempt(), "the same job"
+    assert attempt(corpus="there"), "the same job elsewhere"
+    assert not attempt(updates=11)
+    shutil.rmtree(tmp_path / "resume")
+    assert not attempt(updates=11), "without its weights a training is not finished"
 
 
 def test_a_state_is_held_by_one_process(tmp_path: Path) -> None:
@@ -439,21 +425,17 @@ def test_an_error_of_the_users_and_a_stop_of_one_process_end_the_others_at_once(
         train.launch_and_watch(tmp_path, torchrun, Silent().show)
 
 
-def test_what_training_measures_is_handed_on_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the display, and to the tables that `dvc plots show` draws."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "CURVES_SECONDS", 0.0)
+def test_what_training_measures_is_shown_while_it_runs(tmp_path: Path) -> None:
     history, progress = tmp_path / "history.jsonl", Silent()
     write_lines(history, [{"update": 9, "valid_loss": 3.0, "valid_ppl": 20.1}])  # Of an earlier attempt.
 
     def torchrun(state: Path, watch: Callable[[], None]) -> int:
         assert state == tmp_path
         watch()
-        history.rename("earlier.jsonl")
+        history.rename(tmp_path / "earlier.jsonl")
         write_lines(history, [{"update": 1, "valid_loss": 3.0, "valid_ppl": 20.1}])
         watch()
         assert progress.shown == [1]
-        assert train.VALIDATION.read_text() == "update,valid_loss,valid_ppl\n1,3.0,20.1\n"
         with history.open("a") as file:
             file.write('{"update": 2, "valid_loss": 2.0, "valid_ppl": 7.4}\n')
         (tmp_path / "done.json").touch()

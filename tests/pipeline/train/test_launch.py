@@ -195,7 +195,7 @@ def test_one_process_listens_nowhere_and_leaves_nothing_where_its_stage_is_kille
         assert len(running) >= 3, "the stage, torchrun and its one rank"
         assert listening(running) == set()
         (scratch,) = state.glob(".torchrun.*")
-        # A name that the next start of the stage removes, should torchrun be killed too.
+        # A name that the next start removes, should torchrun be killed too.
         assert scratch.match(".*.tmp")
         stage.kill()
         stage.wait()
