@@ -58,7 +58,7 @@ def known_set(references: Sequence[str]) -> str | None:
     return _SETS.get(hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest())
 
 
-def _check(hypotheses: Sequence[str], references: Sequence[str], names: tuple[object, object] = ("HYP", "REF")) -> None:
+def _check(hypotheses: Sequence[str], references: Sequence[str], names: Sequence[object] = ("output", "set")) -> None:
     if len(hypotheses) != len(references):
         raise InputError(
             f"{names[0]} has {len(hypotheses)} lines, {names[1]} has {len(references)}: "

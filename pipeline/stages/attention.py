@@ -7,6 +7,9 @@ from pathlib import Path
 
 from nmt.common.files import writing
 from nmt.config import InputError
+from nmt.inference import attention_maps
+from nmt.inference.loading import Models
+from nmt.text.parallel_text import parallel
 from pipeline.config.paths import ATTENTION, AVERAGE, RAW
 from pipeline.config.settings import AttentionSettings, DataSettings, check_versions, load_section
 
@@ -27,7 +30,6 @@ def choose_pairs(source: Path, target: Path, count: int) -> list[tuple[str, str]
 
     Raises InputError where no source line has text.
     """
-    from nmt.text.parallel_text import parallel
 
     def rank(pair: tuple[str, str]) -> tuple[int, int]:
         if pair[0].strip() in FIGURES:
@@ -45,10 +47,6 @@ def choose_pairs(source: Path, target: Path, count: int) -> list[tuple[str, str]
 
 def run() -> None:
     """Write results/attention: sentences.npz, and arrays and pictures of the first pair as `wmt attention` does."""
-    # Imported here: importing torch takes a second.
-    from nmt.inference import attention_maps
-    from nmt.inference.loading import Models
-
     data = load_section("data", DataSettings)
     check_versions("sacremoses", "subword_nmt", "sentencepiece")
     settings = load_section("attention", AttentionSettings)

@@ -6,19 +6,17 @@ A training that ended early, by its patience or by overrides that shorten it, ma
 
 from __future__ import annotations
 
+from nmt.common import tensors
 from nmt.common.files import write_json
 from nmt.config import AveragingSettings, ModelSettings, SearchSettings
+from nmt.inference import model_folder
+from nmt.training import checkpoint
 from pipeline.config.paths import AVERAGE, AVERAGING, CHECKPOINTS, LAST, SUBWORDS
 from pipeline.config.settings import PreparationSettings, RunSettings, load_section
 
 
 def run() -> None:
     """Write models/average (Table 2's protocol), models/last (Table 3's) and results/averaging.json."""
-    # Imported here: importing torch takes a second.
-    from nmt.common import tensors
-    from nmt.inference import model_folder
-    from nmt.training import checkpoint
-
     settings = load_section("averaging", AveragingSettings)
     asked = load_section("run", RunSettings)
     tokenizer = load_section("preparation", PreparationSettings).tokenizer

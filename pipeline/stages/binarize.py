@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from functools import lru_cache, partial
@@ -32,7 +32,7 @@ from pipeline.data.blocks import executor, map_in_order
 
 SIZES = ("pairs", "source_tokens", "target_tokens")
 PAIRS = 8192  # per task of a worker
-BATCH = 8192  # pairs per record batch: as many of each bin are held in memory
+BATCH = 8192  # pairs of a record batch, or some more
 SHORTEST = 8  # the upper length of the first bin, as in tensor2tensor: few sentences are shorter
 
 
@@ -50,12 +50,6 @@ Encoded = tuple[dict[int, pa.RecordBatch], Counter[str], Counter[str]]
 """A block of pairs as ids, by upper length. The counts pairs, source_tokens, target_tokens (EOS included), too_long,
 unknown (UNK on both sides) and the pairs of each bin, by upper length. The symbols that a closed target vocabulary
 lacks, in the order of the text."""
-
-
-def _batch(sides: Iterable[tuple[Any, Any]], lines: Any) -> pa.RecordBatch:
-    """Return a record batch of the source and target ids, given with their offsets, and the line numbers."""
-    columns = [pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids)) for ids, offsets in sides]
-    return pa.record_batch([*columns, pa.array(lines)], names=["src", "tgt", "line"])
 
 
 @lru_cache(maxsize=1)
@@ -91,37 +85,23 @@ def encode(folder: Path, version: str, uppers: Sequence[int], blocks: tuple[Bloc
             lacking.update(symbol for symbol, row in zip(pair[1].split(), sides[1], strict=False) if row == UNK)
     batches = {}
     for upper, (ids, lengths, lines) in sorted(rows.items()):
-        offsets = [np.array([0, *accumulate(of_side)], dtype=np.int32) for of_side in lengths]
-        batches[upper] = _batch(zip(map(np.asarray, ids), offsets, strict=True), np.asarray(lines))
+        columns = [
+            pa.ListArray.from_arrays(pa.array([0, *accumulate(of_side)], pa.int32()), pa.array(np.asarray(side)))
+            for side, of_side in zip(ids, lengths, strict=True)
+        ]
+        batches[upper] = pa.record_batch([*columns, pa.array(np.asarray(lines))], names=["src", "tgt", "line"])
         sizes = {"pairs": len(lines), "source_tokens": len(ids[0]), "target_tokens": len(ids[1])}
         counts.update({**sizes, str(upper): len(lines)})
     return batches, counts, lacking
 
 
-def _compact(table: pa.Table) -> pa.RecordBatch:
-    """Return the rows as one batch in new memory: Arrow pads a slice with the bytes behind it, which are arbitrary."""
-    sides = []
-    for name in ("src", "tgt"):
-        chunks = table.column(name).chunks
-        lengths = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in chunks])
-        ids = np.concatenate([chunk.flatten().to_numpy() for chunk in chunks])
-        sides.append((ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)))
-    return _batch(sides, table.column("line").to_numpy())
-
-
-def _write(file: Any, pending: list[pa.RecordBatch], least: int) -> list[pa.RecordBatch]:
-    """Write batches of `BATCH` pairs to an Arrow file while `least` pairs are pending; return the rest."""
-    while sum(batch.num_rows for batch in pending) >= least:
-        table = pa.Table.from_batches(pending)
-        file.write_batch(_compact(table.slice(0, BATCH)))
-        pending = table.slice(BATCH).to_batches()
-    return pending
-
-
 def write_bins(
     sides: tuple[Path, Path], encode_block: Callable[[tuple[Block, Block]], Encoded], name: str, pool: Executor
 ) -> tuple[Counter[str], Counter[str]]:
-    """Encode a parallel text into the files `name` (with `{upper}`); return its counts and lacking symbols."""
+    """Encode a parallel text into the files `name` (with `{upper}`); return its counts and lacking symbols.
+
+    What a record batch holds follows from the blocks alone, so the bytes are the same for any pool.
+    """
     counts: Counter[str] = Counter()
     lacking: Counter[str] = Counter()
     files: dict[int, Any] = {}
@@ -134,9 +114,11 @@ def write_bins(
                 if upper not in files:
                     out = stack.enter_context(Path(name.format(upper=upper)).open("wb"))
                     files[upper] = stack.enter_context(pa.ipc.new_file(out, batch.schema))
-                pending[upper] = _write(files[upper], [*pending.get(upper, ()), batch], BATCH)
-        for upper, file in files.items():
-            _write(file, pending[upper], 1)
+                pending.setdefault(upper, []).append(batch)
+                if sum(each.num_rows for each in pending[upper]) >= BATCH:
+                    files[upper].write_batch(pa.concat_batches(pending.pop(upper)))
+        for upper, rest in pending.items():
+            files[upper].write_batch(pa.concat_batches(rest))
     return counts, lacking
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from nmt.common.files import write_json, writing
 from nmt.config import SearchSettings
+from nmt.inference.translator import Translator
+from nmt.text.parallel_text import read_lines
 from pipeline.config.paths import AVERAGE, LAST, RAW, TRANSLATIONS
 from pipeline.config.settings import DataSettings, check_versions, load_section
 
-REPAIRS = ".repairs.json"
-"""Ends the name of the file that counts repairs of a set's translations, beside them; without repairs, no file."""
-
 
 def run() -> None:
-    """Write results/translations: `<validation set>.last.<language>` and `<test set>.average.<language>`."""
+    """Write results/translations: `<validation set>.last.<language>` and `<test set>.average.<language>`.
+
+    Beside trees, a file whose name ends in `.repairs.json` counts the repairs that made them trees.
+    """
     data = load_section("data", DataSettings)
     search = load_section("search", SearchSettings)
     check_versions("sacremoses", "subword_nmt", "sentencepiece")
@@ -23,18 +23,8 @@ def run() -> None:
         for split, name, model in (("valid", data.valid.name, LAST), ("test", data.test.name, AVERAGE)):
             source = RAW / f"{split}.{name}.{data.source}"
             out = temporary / f"{name}.{model.name}.{data.target}"
-            if repairs := translate(model, search, source, out):
-                write_json(out.with_name(out.name + REPAIRS), repairs)
-
-
-def translate(model: Path, search: SearchSettings, source: Path, out: Path) -> dict[str, int]:
-    """Translate a file with a model folder, line by line; return what had to be repaired in the output, by name."""
-    # Imported here: importing torch takes a second.
-    from nmt.inference.translator import Translator
-    from nmt.text.parallel_text import read_lines
-
-    translator = Translator(model, settings=search)
-    with out.open("w", encoding="utf-8", newline="\n") as file:
-        for text in translator.translate(read_lines(source)):
-            file.write(text + "\n")
-    return dict(translator.repairs)
+            translator = Translator(model, settings=search)
+            with out.open("w", encoding="utf-8", newline="\n") as file:
+                file.writelines(f"{text}\n" for text in translator.translate(read_lines(source)))
+            if translator.repairs:
+                write_json(out.with_name(f"{out.name}.repairs.json"), translator.repairs)

@@ -7,7 +7,6 @@ from typing import Any
 
 from nmt import flops
 from nmt.common.files import write_json
-from nmt.config import InputError
 from nmt.evaluation import bleu
 from nmt.parsing import evalb
 from pipeline.config.paths import AVERAGE, AVERAGING, LAST, METRICS, RAW, SCORES, TRAINING, TRANSLATIONS, read_json
@@ -15,26 +14,11 @@ from pipeline.config.settings import DataSettings, check_versions, load_section
 
 COPIED = ("valid_ppl", "params", "vocabulary", "updates")
 """Keys that scores.json takes from results/training.json."""
-MEASURED = ("train_seconds", "device", "processes", "precision", "flops_counted", "device_seconds", "flops_sustained")
-"""Keys of results/training.json that the cost is computed from."""
-AVERAGED = {"weights": "bleu_model", "checkpoints": "averaged_checkpoints"}
-"""Keys of results/averaging.json, and their names in scores.json."""
 COMPARED = (
     *("bleu", "bleu_paper_way", "f1", "valid_bleu", "valid_f1", "valid_ppl"),
     *("params", "train_seconds", "train_flops_paper"),
 )
 """Numbers of scores.json that metrics.json repeats: DVC shows each of them as a column."""
-
-
-def _translations(set_name: str, model: str, lang: str, references: int) -> list[str]:
-    """Return a set's translations by the model `last` or `average`; raise InputError for another number of lines."""
-    path = TRANSLATIONS / f"{set_name}.{model}.{lang}"
-    lines = bleu.read_lines(path)
-    if len(lines) != references:
-        raise InputError(
-            f"{path} has {len(lines)} lines for {references} references: run `dvc repro` to translate the set again"
-        )
-    return lines
 
 
 def f1(data: DataSettings) -> dict[str, Any]:
@@ -69,9 +53,10 @@ def translations(data: DataSettings) -> dict[str, Any]:
     """Return BLEU of both sets. The test set is scored once, from the average; nothing is selected on it."""
     test = bleu.read_lines(RAW / f"test.{data.test.name}.{data.target}")
     valid = bleu.read_lines(RAW / f"valid.{data.valid.name}.{data.target}")
-    scores = bleu.score(_translations(data.test.name, AVERAGE.name, data.target, len(test)), test, data.target)
+    average = bleu.read_lines(TRANSLATIONS / f"{data.test.name}.{AVERAGE.name}.{data.target}")
+    last = bleu.read_lines(TRANSLATIONS / f"{data.valid.name}.{LAST.name}.{data.target}")
+    scores = bleu.score(average, test, data.target)
     steps = scores["paper_way_steps"]
-    last = _translations(data.valid.name, LAST.name, data.target, len(valid))
     valid_bleu, valid_signature = bleu.sacrebleu(last, valid)
     return {
         **{key: scores[key] for key in ("bleu", "bleu_signature", "bleu_low", "bleu_high", "bleu_paper_way")},
@@ -117,12 +102,11 @@ def run() -> None:
     """Write results/scores.json, and the numbers of it that DVC compares as results/metrics.json."""
     data = load_section("data", DataSettings)
     check_versions("sacrebleu", "sacremoses")
-    again = "run `dvc repro --force --single-item {}`".format
-    training = read_json(TRAINING, *COPIED, *MEASURED, remedy=again("train"))
-    averaging = read_json(AVERAGING, *AVERAGED, remedy=again("average"))
+    training, averaging = read_json(TRAINING), read_json(AVERAGING)
     values = {
         **(f1(data) if data.target == "tree" else translations(data)),
-        **{name: averaging[key] for key, name in AVERAGED.items()},
+        "bleu_model": averaging["weights"],
+        "averaged_checkpoints": averaging["checkpoints"],
         **{key: training[key] for key in COPIED},
         **cost(training),
     }

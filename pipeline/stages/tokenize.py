@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import lru_cache, partial
 from pathlib import Path
@@ -119,19 +119,6 @@ def tokenize(data: DataSettings, preparation: PreparationSettings, folder: Path,
         ]
         for role, text in (("valid", data.valid), ("test", data.test))
     }
-
-    def statistics(counts: Counter[str], seen: set[bytes]) -> dict[str, Any]:
-        """Return training text's counts for stats.json, with every reason and every set, zeros too."""
-        return {
-            **{name: counts[name] for name in ("pairs", "kept")},
-            "dropped": {reason: counts[f"dropped_{reason}"] for reason in REASONS},
-            "overlap": {
-                role: {kind: sum(line[at] in seen for line in lines) for at, kind in enumerate(KINDS)}
-                for role, lines in held_out.items()
-            },
-            **{name: counts[name] for name in ("source_tokens", "target_tokens")},
-        }
-
     valid, _ = write("valid", [data.valid.name], unfiltered)[data.valid.name]
     everything = frozenset(digest for lines in held_out.values() for line in lines for digest in line)
     filtered = partial(prepare, languages, preparation.tokenizer, preparation.filters, everything)
@@ -143,9 +130,24 @@ def tokenize(data: DataSettings, preparation: PreparationSettings, folder: Path,
             f"none of the {total['pairs']:,} training pairs passes preparation.filters ({dropped}): loosen them"
         )
     return {
-        **statistics(total, set().union(*(seen for _, seen in corpora.values()))),
-        "corpora": {name: statistics(*found) for name, found in corpora.items()},
+        **statistics(total, set().union(*(seen for _, seen in corpora.values())), held_out),
+        "corpora": {name: statistics(*found, held_out) for name, found in corpora.items()},
         "valid": {name: valid[name] for name in ("pairs", "source_tokens", "target_tokens")},
+    }
+
+
+def statistics(
+    counts: Counter[str], seen: set[bytes], held_out: Mapping[str, Iterable[Sequence[bytes]]]
+) -> dict[str, Any]:
+    """Return training text's counts for stats.json, with every reason and every held-out set, zeros too."""
+    return {
+        **{name: counts[name] for name in ("pairs", "kept")},
+        "dropped": {reason: counts[f"dropped_{reason}"] for reason in REASONS},
+        "overlap": {
+            role: {kind: sum(line[at] in seen for line in lines) for at, kind in enumerate(KINDS)}
+            for role, lines in held_out.items()
+        },
+        **{name: counts[name] for name in ("source_tokens", "target_tokens")},
     }
 
 

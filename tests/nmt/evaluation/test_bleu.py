@@ -79,7 +79,7 @@ def test_double_quotes_are_made_plain_and_compounds_split_as_by_perl() -> None:
 
 def test_different_line_counts_are_refused() -> None:
     for function in (bleu.sacrebleu, bleu.chrf, bleu.confidence, lambda *texts: bleu.paper_way(*texts, "de")):
-        with pytest.raises(InputError, match=r"^HYP has 1 lines, REF has 2: give one translation for each reference"):
+        with pytest.raises(InputError, match=r"^output has 1 lines, set has 2: give one translation for each"):
             function(["a"], ["a", "b"])
         with pytest.raises(InputError, match=r"^there is no line to score$"):
             function([], [])
