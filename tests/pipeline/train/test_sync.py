@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,15 +16,15 @@ from agents import wait_for
 from fsspec.implementations.dirfs import DirFileSystem
 from s3fs import S3FileSystem
 from stores import BUCKET, SECRET, Store, rclone
+from trainings import MakeJob, final_weights, run, same, stop_after
 
-from nmt.common.tensors import WEIGHTS
-from nmt.config import InputError, Job
-from nmt.training import checkpoint, loop
-from nmt.training.distributed import World
+from nmt.common.processes import Interrupted
+from nmt.config import InputError
+from nmt.training import checkpoint
+from nmt.training.history import read_history
 from nmt.training.state import MOMENTS
 from pipeline.train import launch, sync
 
-ROOT = Path(__file__).resolve().parents[3]
 Make = Callable[..., Path]
 Torchrun = Callable[[Callable[[Path], None]], None]
 NAME = "0123-4567"
@@ -135,22 +132,15 @@ def test_the_next_machine_goes_on_where_this_one_was(url: str, make: Make, torch
         seen.append(checkpoint.trained(job))
         for update in range(seen[-1] + 10, seen[-1] + 40, 10):
             save(job, update)
-        if checkpoint.trained(job) == 60:
-            # What training writes after its last state is uploaded at the end.
-            wait_for(lambda: sync.StateStore(url, NAME).updates()[:1] == [60])
-            (job / "done.json").write_text("{}")
 
     torchrun(training)
-    here, there, third = make("here"), make("there"), make("third")
-    sync.torchrun(here, lambda: None)
-    sync.torchrun(there, lambda: None)
+    for name in ("here", "there"):
+        sync.torchrun(make(name), lambda: None)
     assert seen == [0, 30]
-    # A third machine finds it done, one that extends it does not, and a shorter training leaves it alone.
-    sync.torchrun(third, lambda: None)
-    assert (third / "done.json").exists()
+    # A shorter training leaves the longer one's state alone.
     sync.torchrun(make("shorter", updates=20), lambda: None)
-    assert sync.StateStore(url, NAME).updates()[0] == 60
-    assert sync.StateStore(url, f"{NAME}-20").updates() == [30]
+    assert sync.StateStore(url, NAME).newest()[0] == 60
+    assert sync.StateStore(url, f"{NAME}-20").newest()[0] == 30
     sync.torchrun(make("longer", updates=200), lambda: None)
     assert seen == [0, 30, 0, 60]
 
@@ -158,20 +148,15 @@ def test_the_next_machine_goes_on_where_this_one_was(url: str, make: Make, torch
 def test_old_states_are_deleted_and_what_did_not_change_is_uploaded_once(
     store: sync.StateStore, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here, uploads, put, read, sha256 = make("here"), list[str](), store.files.put_file, list[Path](), sync.sha256_of
-    monkeypatch.setattr(sync, "sha256_of", lambda path: (read.append(path), sha256(path))[1])
+    here, uploads, put = make("here"), list[str](), store.files.put_file
     monkeypatch.setattr(store.files, "put_file", lambda path, name: (uploads.append(name), put(path, name)))
     for update in (5, 10, 15, 20):
         save(here, update)
         store.push(here)
-    assert store.updates() == [20, 15]
-    assert len(uploads) == len(set(uploads)) == len(read) == 16
-    kept = {name for update in (15, 20) for name in store._read(update)["files"]}
-    assert {*store.files.find("resume"), *store.files.find("checkpoints")} == kept
-    # A checkpoint of the same name with other weights, as after a resume on a GPU.
-    checkpoint.checkpoint_path(here / "checkpoints", 20).write_text("other weights")
-    store.push(here)
-    assert uploads[16:] == ["checkpoints/update-00000020.safetensors"]
+        store.push(here)
+    assert len(uploads) == len(set(uploads)) == 16
+    kept = {*content(here)} - {"job.yaml"}
+    assert {*store.files.find("")} == {*kept, "newest.json"}
 
 
 def test_until_its_marker_is_there_a_state_is_not(
@@ -181,8 +166,9 @@ def test_until_its_marker_is_there_a_state_is_not(
     here = make("here")
     save(here, 5)
     store.push(here)
+    state = {name: text for name, text in content(here).items() if name.startswith(("resume", "checkpoints"))}
     save(here, 10)
-    for kills in range(5):
+    for kills in range(6):
         uploads = iter(range(kills))
         with monkeypatch.context() as patch:
             for name in ("put_file", "pipe_file"):
@@ -190,57 +176,32 @@ def test_until_its_marker_is_there_a_state_is_not(
                 patch.setattr(store.files, name, lambda *given, call=call, left=uploads: (next(left), call(*given)))
             with pytest.raises(StopIteration):
                 store.push(here)
-        assert store.updates() == [5]
-        assert store.pull(make(f"there-{kills}")) == 5
+        there = make(f"there-{kills}")
+        assert store.pull(there) == 5
+        assert {
+            name: text for name, text in content(there).items() if name.startswith(("resume", "checkpoints"))
+        } == state
     store.push(here)
     assert store.pull(make("there")) == 10
 
 
-@pytest.mark.parametrize("damage", ["missing", "changed", "marker", "outside"])
-def test_a_damaged_state_gives_way_to_the_one_before(
-    store: sync.StateStore, make: Make, damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    here, there = make("here"), make("there")
-    for update in (5, 10):
-        save(here, update)
-        store.push(here)
-    weights, marker = "resume/update-00000010/model.safetensors", sync._marker(10)
-    if damage == "missing":
-        store.files.rm_file(weights)
-    elif damage == "changed":
-        store.files.pipe_file(weights, b"model.safetensors 01")
-    elif damage == "marker":
-        store.files.pipe_file(marker, b'{"files": {')
-    else:
-        text = store.files.cat_file(marker)
-        store.files.pipe_file("outside", (here / weights).read_bytes())
-        store.files.pipe_file(marker, text.replace(weights.encode(), b"../outside"))
-    assert store.pull(there) == checkpoint.trained(there) == 5
-    assert not (there.parent / "outside").exists()
-    assert "update 10 in the store is damaged" in capsys.readouterr().out
-    # The damaged state does not stand in the way of those that follow, and is uploaded again.
-    save(there, 8)
-    store.push(there)
-    assert store.updates() == [8, 5]
-    store.push(here)
-    assert store.pull(make("third")) == 10
-
-
+@pytest.mark.parametrize("deleted", [True, False])
 def test_a_state_that_is_being_replaced_is_not_uploaded(
-    store: sync.StateStore, make: Make, monkeypatch: pytest.MonkeyPatch
+    store: sync.StateStore, make: Make, monkeypatch: pytest.MonkeyPatch, deleted: bool
 ) -> None:
     """Training deletes a state file by file once the next is complete."""
-    here, found = make("here"), checkpoint.latest_resume
+    here, link = make("here"), sync.link_or_copy
     save(here, 5)
 
-    def replaced(folder: Path) -> Path | None:
-        state = found(folder)
-        (here / "resume/update-00000005").rename(here / "resume/update-00000010")
-        return state
+    def replaced(source: Path, target: Path) -> None:
+        (here / "resume/update-00000010").mkdir(exist_ok=True)
+        if deleted:
+            source.unlink()
+        link(source, target)
 
-    monkeypatch.setattr(checkpoint, "latest_resume", replaced)
+    monkeypatch.setattr(sync, "link_or_copy", replaced)
     assert store.push(here) == 0
-    assert store.updates() == []
+    assert store.files.find("") == []
 
 
 def test_a_store_that_fails_stops_nothing(
@@ -258,13 +219,13 @@ def test_a_store_that_fails_stops_nothing(
     def training(job: Path) -> None:
         nonlocal works
         save(job, 10)
-        wait_for(lambda: store.updates() == [10])
+        wait_for(lambda: store.newest()[0] == 10)
         works = False
         save(job, 20)
         wait_for(lambda: failed > 2)
         save(job, 30)
         works = True
-        wait_for(lambda: store.updates() == [30, 10])
+        wait_for(lambda: store.newest()[0] == 30)
         works = False
         save(job, 40)
 
@@ -277,10 +238,10 @@ def test_a_store_that_fails_stops_nothing(
     assert said[:-1] == [away, away], "one warning each time it begins to fail"
     assert "the last state is on this machine only: `dvc repro --force --single-item train` here uploads" in said[-1]
     works = True
-    (here / "done.json").write_text("{}")
+    (here / "done.json").touch()
     torchrun(lambda job: pytest.fail("it is finished"))
     assert sync.torchrun(here, lambda: None) == 0
-    assert store.updates() == [40, 30]
+    assert store.newest()[0] == 40
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +256,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         ({"AWS_SECRET_ACCESS_KEY": "a-wrong-secret-of-mine"}, "PermissionError"),
         ({"AWS_ACCESS_KEY_ID": "an-unknown-key-of-mine"}, "PermissionError"),
         ({"WMT_STATE": "s3://absent/x"}, "FileNotFoundError"),
-        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "EndpointConnectionError"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1"}, "EndpointConnectionError"),
         ({"WMT_STATE": "nowhere://x"}, "ValueError"),
     ],
 )
@@ -323,60 +284,58 @@ def test_credentials_in_the_url_are_refused_and_not_repeated(
     assert "secret" not in str(refused.value)
 
 
-STAGE = """
-import signal, sys
-from pathlib import Path
-from pipeline.train import launch, sync
-launch.command = lambda count, job: [sys.executable, "-m", "nmt.training.loop", str(job)]
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-sync.torchrun(Path(sys.argv[1]), lambda: None)
-"""
-"""What the stage `train` does, in a process that can be stopped. The training is its child: no torchrun is between."""
-
-
-def train_here(folder: Path) -> int:
+def train_here(job: Path) -> int:
     """Train the job in a folder as torchrun's only process does, in this process: importing torch takes seconds."""
-    job = Job.model_validate(yaml.safe_load((folder / "job.yaml").read_text(encoding="utf-8")))
     torch.set_flush_denormal(True)
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
-        return 0 if loop.train(job, folder, World(0, 1, torch.device("cpu"))) else 1
+        return 0 if run(yaml.safe_load((job / "job.yaml").read_text()), job) else 1
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
         torch.set_flush_denormal(False)
 
 
-@pytest.mark.timeout(900)
 def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_bits(
-    s3: Store, tmp_path: Path, tiny_job: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    s3: Store, tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = [tmp_path / name / NAME for name in ("undisturbed", "here", "there")]
+    undisturbed, here, there = folders = [tmp_path / name / NAME for name in ("undisturbed", "here", "there")]
+    job = tiny_job(updates=40, resume_minutes=60, keep_checkpoints=3, checkpoint_every=10)
     for folder in folders:
         folder.mkdir(parents=True)
-        job = tiny_job(updates=200, resume_minutes=60, keep_checkpoints=3, checkpoint_every=50)
-        (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
-    undisturbed, here, there = folders
-    variables = {"OMP_NUM_THREADS": "1", "WMT_PROCESSES": "1", "WMT_STATE": f"s3://{BUCKET}/some/prefix"}
-    for name, value in {**s3.environment(), **variables, "PYTHONPATH": str(ROOT)}.items():
+        (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    url = f"s3://{BUCKET}/some/prefix"
+    for name, value in {**s3.environment(), "WMT_STATE": url}.items():
         monkeypatch.setenv(name, value)
-    stage = subprocess.Popen([sys.executable, "-c", STAGE, str(here)])
-    try:
-        wait_for((here / "history.jsonl").exists)
-        stage.send_signal(signal.SIGTERM)
-        assert stage.wait(300) == 75
-    finally:
-        stage.kill()
-        stage.wait()
-    update = checkpoint.trained(here)
-    assert 0 < update < 200
     S3FileSystem.clear_instance_cache()
-    assert sync.StateStore(variables["WMT_STATE"], NAME).updates() == [update]
+
+    def stopped_training(job: Path, _: Any) -> int:
+        with monkeypatch.context() as patch:
+            stop_after(patch, 25)
+            assert train_here(job) == 1
+        raise Interrupted
+
+    monkeypatch.setattr(launch, "torchrun", stopped_training)
+    with pytest.raises(Interrupted):
+        sync.torchrun(here, lambda: None)
+    assert sync.StateStore(url, NAME).newest()[0] == checkpoint.trained(here) == 25
     shutil.rmtree(here)
     monkeypatch.setattr(launch, "torchrun", lambda job, _: train_here(job))
     assert sync.torchrun(there, lambda: None) == 0
     assert train_here(undisturbed) == 0
-    names = [path.name for path in checkpoint.checkpoints(undisturbed / "checkpoints")]
-    assert len(names) == 3
-    state = "resume/update-00000200"
-    for path in (*(f"checkpoints/{name}" for name in names), f"{state}/{WEIGHTS}", f"{state}/{MOMENTS}"):
-        assert (undisturbed / path).read_bytes() == (there / path).read_bytes(), path
+    assert same(final_weights(there), final_weights(undisturbed))
+    expected = [path.name for path in checkpoint.checkpoints(undisturbed / "checkpoints")]
+    assert len(expected) == 3
+    for name in (*(f"checkpoints/{each}" for each in expected), f"resume/update-00000040/{MOMENTS}"):
+        assert (undisturbed / name).read_bytes() == (there / name).read_bytes(), name
+    # A third machine gets the finished training.
+    third = tmp_path / "third" / NAME
+    third.mkdir(parents=True)
+    (third / "job.yaml").write_text(yaml.safe_dump(job))
+    assert sync.torchrun(third, lambda: None) == 0
+    assert same(final_weights(third), final_weights(undisturbed))
+    losses = [
+        [(each["update"], each.get("loss"), each.get("valid_loss")) for each in read_history(folder / "history.jsonl")]
+        for folder in (undisturbed, third)
+    ]
+    assert losses[0] == losses[1]
+    assert {"done.json", "chain.jsonl"} <= {path.name for path in third.iterdir()}
