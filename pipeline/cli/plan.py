@@ -6,11 +6,10 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial, reduce
-from operator import getitem
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import Annotated, NamedTuple
 
 import typer
 from humanize import naturalsize, precisedelta
@@ -27,12 +26,8 @@ from pipeline.train import launch
 
 app = typer.Typer()
 
-KNOWN_PAIRS = {
-    ("en-de", "commoncrawl", "europarl-v7", "news-commentary-v9"): 4_508_785,
-    ("en-de", "commoncrawl", "europarl-v7", "news-commentary-v11"): 4_508_785,
-    ("en-fr", "commoncrawl", "europarl-v7", "giga-fren", "news-commentary-v9", "un"): 40_836_715,
-}
-"""Training pairs by language pair and texts. News Commentary 11 is larger than 9 by less than the estimates' error."""
+KNOWN_PAIRS = {("wmt14", "en-de"): 4_508_785, ("wmt16-t2t", "en-de"): 4_508_785, ("wmt14", "en-fr"): 40_836_715}
+"""Training pairs. News Commentary 11 of wmt16-t2t is larger than 9 by less than the estimates' error."""
 
 # Approximate values for what is not measured on this machine.
 LINE = 150  # bytes of a line of raw text
@@ -72,8 +67,7 @@ def plan_run(
     raise typer.Exit(0 if report(not no_measure, rented) else 1)
 
 
-@dataclass(frozen=True)
-class CorpusSize:
+class CorpusSize(NamedTuple):
     """The size of the training corpus."""
 
     pairs: int
@@ -89,19 +83,17 @@ class CorpusSize:
 
 def corpus_size(configuration: Configuration, prepared: bool) -> CorpusSize:
     """Return the training corpus's size: counted where it is `prepared`, else known, or guessed from bytes."""
-    subwords = configuration.subwords
+    subwords, run = configuration.subwords, configuration.run
     if prepared and BINNED_STATS.exists():
         stats = read_json(BINNED_STATS)
-        pairs = int(stats["pairs"])
-        mean, symbols = stats["target_tokens"] / pairs, stats.get("target_vocabulary")
-        return CorpusSize(pairs, mean, int(stats["vocabulary"]), f"counted in {BINNED_STATS}", symbols)
+        mean, symbols = stats["target_tokens"] / stats["pairs"], stats.get("target_vocabulary")
+        return CorpusSize(stats["pairs"], mean, stats["vocabulary"], f"counted in {BINNED_STATS}", symbols)
     # Characters and unmerged pieces add to the merges: 32,000 give about 37,000.
     learned = subwords.vocabulary or int(1.15 * (subwords.merges or 0))
     vocabulary = -(-learned // subwords.multiple_of) * subwords.multiple_of
     symbols = SYMBOLS if subwords.target == "closed" else None
-    texts = (configuration.run.pair, *sorted(text.name for text in configuration.data.train))
-    if texts in KNOWN_PAIRS:
-        return CorpusSize(KNOWN_PAIRS[texts], SUBWORDS, vocabulary, "known", symbols)
+    if pairs := KNOWN_PAIRS.get((run.corpus, run.pair)):
+        return CorpusSize(pairs, SUBWORDS, vocabulary, "known", symbols)
     local = [Path(text.source.path) for text in configuration.data.train if text.source.path is not None]
     bytes_ = sum(path.stat().st_size for path in local if path.exists())
     used = {text.source.archive for text in configuration.data.train}
@@ -136,8 +128,8 @@ def needs(configuration: Configuration, corpus: CorpusSize) -> tuple[dict[str, i
     return disk, memory, training_flops(model, corpus.output_rows, lengths)
 
 
-def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: float = 3.0) -> tuple[float, str]:
-    """Return the operations per second of real updates of this model on one device, the best of a few, and its name."""
+def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: float = 3.0) -> float:
+    """Return the operations per second of real updates of this model on one device, the best of a few."""
     import torch
 
     from nmt.config import Job
@@ -147,19 +139,14 @@ def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: flo
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # One shard as large as the row's on a GPU, a smaller one on a CPU, where an update takes long.
-    training = configuration.training.model_copy(update={"shards": 1})
-    job = Job(
-        model=configuration.model,
-        training=training,
-        vocabulary=corpus.vocabulary,
-        target_vocabulary=corpus.target_vocabulary,
-        corpus="none",
-    )
+    training, model = configuration.training.model_copy(update={"shards": 1}), configuration.model
+    vocabulary, symbols = corpus.vocabulary, corpus.target_vocabulary
+    job = Job(model=model, training=training, vocabulary=vocabulary, target_vocabulary=symbols, corpus="none")
     trainer = Trainer(job, World(0, 1, device))
     length = max(2, round(corpus.subwords))
-    positions = configuration.training.tokens // configuration.training.shards
-    rows = max(1, min(positions, positions if device.type == "cuda" else 512) // length)
-    ids = torch.randint(4, min(corpus.vocabulary, corpus.output_rows), (rows, length))
+    positions = training.tokens // configuration.training.shards
+    rows = max(1, (positions if device.type == "cuda" else min(positions, 512)) // length)
+    ids = torch.randint(4, min(vocabulary, corpus.output_rows), (rows, length))
     batch = Batch(ids, ids, torch.arange(rows * length), ids.flatten())
     sums = sum((LengthSums.of(length, length) for _ in range(rows)), LengthSums.zero())
     update = Update(number=1, first=0, shards=[batch], sums=sums, padded=2 * rows * length)
@@ -171,51 +158,38 @@ def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: flo
         if device.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
-    name = torch.cuda.get_device_name() if device.type == "cuda" else processor()
-    return training_flops(configuration.model, corpus.output_rows, sums) / min(times), name
+    return training_flops(model, corpus.output_rows, sums) / min(times)
 
 
 def stages_to_run(configuration: Configuration) -> dict[str, str]:
     """Return every stage with why it would run, or ""; raise InputError where DVC cannot read its record."""
-    from dvc.dependency import ParamsDependency
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
-    from dvc.utils.serialize import loads_yaml
 
-    # Parsed as DVC parses its record, by YAML 1.2.
-    settings = loads_yaml(resolution.text(configuration))
+    declared, reasons = graph.stages(), dict[str, str]()
     try:
-        with Repo() as repo:
-            status, recorded = repo.status(), {one.addressing: one for one in repo.index.stages}
+        with Repo() as repo, TemporaryDirectory() as folder:
+            recorded = {stage.addressing: stage for stage in repo.index.stages}
+            resolved = Path(folder, CONFIG.name)
+            resolved.write_text(resolution.text(configuration), encoding="utf-8")
+            for name in declared:
+                changed = ["the command"] if recorded[name].cmd_changed else []
+                for dep in recorded[name].deps:
+                    if dep.def_path == str(CONFIG) and reasons["resolve"]:
+                        dep.fs_path = str(resolved)  # compared with what the stage read
+                    for path, how in dep.status().items():
+                        # Settings are a mapping by name. What another stage makes is told of that stage.
+                        changed += how if isinstance(how, dict) else [] if graph.made_by(path, declared) else [path]
+                makers = {graph.made_by(path, declared) for path in declared[name].deps}
+                follows = sorted(maker for maker in makers if maker and reasons[maker])
+                if not any(out.hash_info for out in recorded[name].outs):
+                    reasons[name] = "never ran here"
+                elif changed:
+                    reasons[name] = f"changed: {', '.join(sorted(changed))}"
+                else:
+                    reasons[name] = f"follows {', '.join(follows)}" if follows else ""
     except DvcException as error:
-        raise InputError(
-            f"dvc status fails ({error}): run this in the root of a git clone, while no `dvc repro` works there"
-        ) from error
-    declared = graph.stages()
-    reasons: dict[str, str] = {}
-    for name in declared:
-        makers = [graph.made_by(path, declared) for path in declared[name].deps]
-        follows = sorted({maker for maker in makers if maker and reasons[maker]})
-        changes = status.get(name, [])
-        changed = ["the command"] if "changed command" in changes else []
-        deps = [path for change in changes if isinstance(change, dict) for path in change.get("changed deps", ())]
-        # Of settings and outputs of other stages the lines below tell more.
-        changed += sorted(path for path in deps if path != str(CONFIG) and not graph.made_by(path, declared))
-        keys = [
-            key
-            for dep in recorded[name].deps
-            if isinstance(dep, ParamsDependency) and dep.def_path == str(CONFIG)
-            for key in dep.params
-            if (dep.hash_info.value or {}).get(key) != reduce(getitem, key.split("."), settings)
-        ]
-        if not any(out.hash_info for out in recorded[name].outs):
-            reasons[name] = "never ran here"
-        elif changed:
-            reasons[name] = f"changed: {', '.join(changed)}"
-        elif keys:
-            reasons[name] = f"settings changed: {', '.join(keys)}"
-        else:
-            reasons[name] = f"follows {', '.join(follows)}" if follows else ""
+        raise InputError(f"DVC cannot say what changed ({error}): run this in the root of a git clone") from error
     return reasons
 
 
@@ -232,10 +206,8 @@ def rental(gpu: str, devices: int, price: float, utilisation: float, operations:
         raise InputError(f"--on {gpu}: its peak in {precision} is not known; known are {known}")
     hours = operations / (devices * utilisation * peak) / 3600
     money = f", {hours * price:,.2f} at {price:,.2f} an hour" if price else ""
-    return (
-        f"{hours:,.1f} hours on {devices} {hardware.name}{money}; computed for {utilisation:.0%} of "
-        f"{peak / 1e12:,.0f} TFLOPS each, not measured"
-    )
+    share = f"computed for {utilisation:.0%} of {peak / 1e12:,.0f} TFLOPS each, not measured"
+    return f"{hours:,.1f} hours on {devices} {hardware.name}{money}; {share}"
 
 
 def report(measure: bool, rented: Callable[[int, str], str] | None = None) -> bool:
@@ -251,35 +223,24 @@ def report(measure: bool, rented: Callable[[int, str], str] | None = None) -> bo
     print(f"{run.pair}, row {run.row}, corpus {run.corpus}, seed {run.seed}\n")
     for name, reason in reasons.items():
         print(f"  {name:15} {f'would run ({reason})' if reason else 'unchanged'}")
-    if not reasons["resolve"] and any("versions." in reason for reason in reasons.values()):
-        print("\n  (DVC does not see that a library changed: run `dvc repro --force --single-item resolve` first.)")
     print("\n  (Where DVC's cache has the result already, it is restored and nothing runs.)\n")
-    written = sum(number for name, number in disk.items() if reasons[name])
-    free, memory, gpus = shutil.disk_usage(".").free, machine.memory(), machine.gpus()
-    room, fits = written <= free, needed <= memory
-    where = f"for a process that trains, {size(memory)} {'of each GPU' if gpus else 'in this machine'}"
-    own = f", {corpus.target_vocabulary:,} of the target" if corpus.target_vocabulary else ""
-    print(f"  disk            {size(written)} are written, {size(free)} are free{'' if room else ': NOT ENOUGH'}")
-    print(f"  memory          {size(needed)} {where}{'' if fits else ': NOT ENOUGH'}")
-    if len(gpus) == 1 < training.shards:
-        print(
-            f"  shards          {training.shards} on one GPU: training.shards=1 is faster where it fits in memory (by "
-            "estimate twice for base on an H100), and is another training"
-        )
-    print(f"\n  corpus          {corpus.pairs:,} pairs of {corpus.subwords:.0f} subwords ({corpus.origin})")
+    written, free = sum(number for name, number in disk.items() if reasons[name]), shutil.disk_usage(".").free
+    memory, gpus = machine.memory(), machine.gpus()
+    where = "of each GPU" if gpus else "in this machine"
+    short = [" NOT ENOUGH" if most < least else "" for least, most in ((written, free), (needed, memory))]
+    print(f"  disk            {size(written)} are written, {size(free)} are free{short[0]}")
+    print(f"  memory          {size(needed)} for a process that trains, {size(memory)} {where}{short[1]}\n")
+    print(f"  corpus          {corpus.pairs:,} pairs of {corpus.subwords:.0f} subwords ({corpus.origin})")
     count = parameters(configuration.model, corpus.vocabulary, corpus.target_vocabulary)
+    own = f", {corpus.target_vocabulary:,} of the target" if corpus.target_vocabulary else ""
     print(f"  parameters      {count:,} with a vocabulary of {corpus.vocabulary:,}{own}")
     print(f"  training        {operations:.2e} operations in {training.updates:,} updates")
     if measure:
         devices = launch.processes(training.shards) if gpus else 1
-        rate, device = measured_rate(configuration, corpus)
-        each = f"each of {devices} " if devices > 1 else ""
-        print(f"  measured        {rate / 1e9:,.0f} GFLOPS of real updates on {each}{device}")
-        print(f"  train           {_about(operations / rate / devices)}{'' if reasons['train'] else ', if it ran'}")
+        rate, device = measured_rate(configuration, corpus), gpus[0].name if gpus else processor()
+        print(f"  measured        {rate / 1e9:,.0f} GFLOPS of real updates on one {device}")
+        duration = precisedelta(max(60, operations / rate / devices), minimum_unit="minutes", format="%.0f")
+        print(f"  train           about {duration}{f' on {devices} of them' if devices > 1 else ''}")
     if cost is not None:
         print(f"  train, rented   {cost}")
-    return room and fits
-
-
-def _about(seconds: float) -> str:
-    return "about " + precisedelta(seconds, minimum_unit="minutes" if seconds > 120 else "seconds", format="%.0f")
+    return not any(short)
