@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from clones import Clone
 from command_line import wmt
 
 from nmt.config import InputError
@@ -21,7 +22,7 @@ from pipeline.tracking import source
 
 ROOT = Path(__file__).resolve().parents[3]
 
-PLAN = Plan("en-de", "sample", width=4, depth=2, training={"updates": 10}, subwords={"merges": 400}, repository="a")
+PLAN = Plan("en-de", "sample", 4, 2, {"training": {"updates": 10}, "subwords": {"merges": 400}}, repository="a")
 
 
 def test_rows_are_scaled_together() -> None:
@@ -33,26 +34,42 @@ def test_rows_are_scaled_together() -> None:
     assert model("A-h1")["d_k"] == 128
     assert model("B-dk16")["d_k"] == 4
     with pytest.raises(InputError, match="row C-N2: N of 2 is divided to 0"):
-        Plan("en-de", "sample", 4, 4, {}, {}, "a").params("C-N2", 1)
+        Plan("en-de", "sample", 4, 4, {}, "a").params("C-N2", 1)
 
 
-@pytest.mark.parametrize("updates", [3, 10, 1000])
-def test_every_row_of_the_paper_resolves(updates: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plan]:
+    """The plan of an ablation for the content of params.yaml."""
+    monkeypatch.setattr(copies, "commit", lambda folder: "c")
+    monkeypatch.setattr(source, "difference", lambda *paths: b"")
+    monkeypatch.chdir(tmp_path)
+
+    def asked(updates: int = 10, **params: Any) -> Plan:
+        Path("params.yaml").write_text(json.dumps({"row": "base", "corpus": "sample", "seed": 1, **params}))
+        return ablation.plan_of(None, 4, 2, updates, 0.5)
+
+    return asked
+
+
+@pytest.mark.parametrize("updates", [3, 1000])
+def test_every_row_of_the_paper_resolves(
+    updates: int, asked: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = asked(updates, pair="en-de")
     monkeypatch.chdir(ROOT)
-    training = {"updates": updates, "checkpoint_every": max(1, updates // 5), "keep_checkpoints": 5}
-    plan = Plan("en-de", "sample", 4, 2, training, {"merges": 400}, "a")
     for row in rows.table().rows:
         if rows.row(row).paper.bleu is not None:
             assert resolution.checkpoint_shortage(resolution.resolve(plan.params(row, 1))) is None
 
 
-def test_a_vocabulary_is_sized_as_its_pair_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "commit", lambda folder: "c")
-    monkeypatch.setattr(source, "difference", lambda *paths: b"")
-    monkeypatch.chdir(tmp_path)
-    for pair, key in (("en-de", "merges"), ("en-fr", "vocabulary")):
-        Path("params.yaml").write_text(f"row: base\npair: {pair}\ncorpus: sample\nseed: 1\n")
-        assert ablation.plan_of(None, 1, 1, 400, {}).subwords == {key: 400}
+def test_overrides_of_params_hold_for_all_runs_under_the_budget(asked: Callable[..., Plan]) -> None:
+    own = {"training": {"tokens": 400, "updates": 7}, "search": None, "model": {}}
+    shared = asked(pair="en-de", overrides=own).overrides
+    assert shared["training"].items() >= {("tokens", 400), ("warmup_steps", 400), ("learning_rate_scale", 0.5)}
+    assert shared["training"].items() >= {("updates", 10), ("checkpoint_every", 2)}
+    assert shared["subwords"] == {"merges": 4000}
+    # A vocabulary is sized as its pair's is.
+    assert asked(pair="en-fr").overrides["subwords"] == {"vocabulary": 4000}
 
 
 def test_wrong_settings_are_refused_before_the_first_run(
@@ -78,53 +95,65 @@ def test_wrong_settings_are_refused_before_the_first_run(
 def test_missing_runs_work_in_copies_of_the_beginning_and_a_failure_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clone = Clone(tmp_path)
-    monkeypatch.chdir(clone.folder)
-    monkeypatch.delenv("WMT_STATE", raising=False)
     names = {PLAN.name(row, 1): (row, 1) for row in ("base", "A-h1", "A-h4", "A-h16")}
     done, failing = PLAN.name("A-h4", 1), PLAN.name("A-h16", 1)
-    found, saved = {}, []
+    missing = [name for name in names if name != done]
+    events = []
+
+    @contextlib.contextmanager
+    def made(original: Path, name: str, changes: dict[str, Any]) -> Iterator[Path]:
+        assert changes == PLAN.params(*names[name])
+        events.append(("made", name))
+        try:
+            yield tmp_path / name
+        finally:
+            events.append(("removed", name))
 
     def run(copy: Path, command: list[str], log: Callable[[str], None], tick: object) -> int:
-        (clone.folder / "params.yaml").write_text("row: edited\n")
-        found[copy.name] = copies.read_params(copy / "params.yaml")["row"]
+        events.append(("run", copy.name))
         log("the cause")
         return int(copy.name == failing)
 
+    monkeypatch.setattr(copies, "made", made)
     monkeypatch.setattr(copies, "run", run)
-    monkeypatch.setattr(copies, "save", lambda copy, stages, log: saved.append(copy.name))
+    monkeypatch.setattr(copies, "save", lambda copy, stages, log: events.append(("saved", copy.name)))
     with pytest.raises(InputError, match=f"^{failing} failed: fix the cause"):
         ablation.run_all(PLAN, names, {done}, jobs=1)
     assert capsys.readouterr() == ("3 runs of 4 to do\n1 of 3 runs, 0 minutes\n2 of 3 runs, 0 minutes\n", "the cause\n")
-    assert found == {name: row for name, (row, _) in names.items() if name != done}
-    assert saved == [name for name in found if name != failing]
-    assert [path.name for path in (clone.folder / "work/copies").iterdir()] == [".lock"]
+    assert events[:3] == [("made", name) for name in missing]
+    assert [name for what, name in events if what == "run"] == missing
+    assert [name for what, name in events if what == "saved"] == [name for name in missing if name != failing]
+    assert sorted(events[-3:]) == sorted(("removed", name) for name in missing)
 
 
 def test_a_name_tells_settings_apart() -> None:
     names = {PLAN.name("base", 1), PLAN.name("base", 2), PLAN.name("D-pdrop0.0", 1)}
-    names |= {replace(PLAN, **other).name("base", 1) for other in ({"training": {"updates": 11}}, {"repository": "b"})}
+    names |= {
+        replace(PLAN, **other).name("base", 1)
+        for other in ({"overrides": {"training": {"updates": 11}}}, {"repository": "b"})
+    }
     assert len(names) == 5
     assert not any("." in name for name in names)
 
 
-def test_a_seed_given_twice_is_one(
+def test_the_report_is_of_different_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(ablation, "OUT", tmp_path / "out")
     monkeypatch.setattr(ablation, "finished", lambda commit: {})
     monkeypatch.setattr(ablation, "results", lambda found, names: names)
     monkeypatch.setattr(ablation, "run_all", lambda plan, names, known, jobs: None)
-    monkeypatch.setattr(ablation, "report", lambda plan, measured, seeds: f"{len(measured)} runs, {seeds} seeds")
-    seeds = ["--seeds", "1", "--seeds", "2", "--seeds", "1"]
-    assert wmt("ablation", "--rows", "base", *seeds, "--out", tmp_path / "out") == 0
-    assert capsys.readouterr().out == "2 runs, 2 seeds\n"
+    monkeypatch.setattr(ablation, "report", lambda plan, measured: f"{len(measured)} runs")
+    assert wmt("ablation", "--rows", "base", "--seeds", "1", "--seeds", "2", "--seeds", "1") == 0
+    assert capsys.readouterr().out == "2 runs\n"
+    assert (tmp_path / "out").read_text() == "2 runs"
 
 
 @pytest.mark.parametrize(
     ("pair", "overrides", "message"),
     [
-        ("en-de", "{model: {P_drop: 0.2}}", "`overrides` would change the settings of every row"),
+        ("en-de", "{model: {P_drop: 0.2}}", "overrides.model would change the model of every row"),
         ("en-tree", "{}", "pair is en-tree, but Table 3's rows are compared by BLEU"),
         ("de-en", "{}", "pair is 'de-en'; input should be 'en-de', 'en-fr' or 'en-tree'"),
     ],
@@ -156,14 +185,10 @@ def test_the_report_says_which_trends_stand() -> None:
         "C-N2": {"valid_ppl": [12.0, 12.1, 11.9], "valid_bleu": [30.5, 29.5, 30.0], "params": [5e5] * 3},
         "D-pdrop0.0": {"valid_ppl": [9.0, 9.1, 8.9], "valid_bleu": [28.0, 28.2, 27.8], "params": [1e6] * 3},
     }
-    text = ablation.report(PLAN, measured, 3)
-    assert "| `base` | 1.00 M | 10.00 (9.75 to 10.25) | 30.0 (29.5 to 30.5) | 4.92 | 25.8 |" in text
-    sentences = [line for line in text.split("\n") if line.startswith("- ")]
-    assert sentences[0] == (
-        "- C-N2: perplexity +2.00 (+2.00 to +2.00); the paper's +1.19: a difference from base, as in the paper."
-    )
-    assert sentences[1].startswith("- C-N2: BLEU +0.0 (")
-    assert sentences[1].endswith("; the paper's -2.1: these seeds show no difference from base.")
-    assert sentences[2] == (
-        "- D-pdrop0.0: perplexity -1.00 (-1.00 to -1.00); the paper's +0.85: a difference from base, against the paper."
-    )
+    text = ablation.report(PLAN, measured)
+    assert "layers by 2; updates 10, merges 400. 95% intervals" in text
+    base, layers, dropout = (line.strip("| ").split(" | ") for line in text.splitlines()[-3:])
+    assert base == ["`base`", "1.00 M", "10.00 (9.75 to 10.25)", "4.92", "", "30.0 (29.5 to 30.5)", "25.8"]
+    assert layers[4] == "+2.00 (+2.00 to +2.00); the paper's +1.19: as in the paper"
+    assert layers[7].endswith("; the paper's -2.1: these seeds show none")
+    assert dropout[4] == "-1.00 (-1.00 to -1.00); the paper's +0.85: against the paper"
