@@ -207,7 +207,7 @@ def launch_and_watch(state: Path, launch: Launch, show: Show) -> None:
 
     status = launch(state, watch)
     if not (state / "done.json").exists():
-        raise _outcome(state, status)
+        raise outcome(state, status)
     watch()
 
 
@@ -220,7 +220,7 @@ def raise_if_refused(state: Path) -> None:
             raise InputError(str(failure["error"]))
 
 
-def _outcome(state: Path, status: int) -> Exception:
+def outcome(state: Path, status: int) -> Exception:
     """Return why a training ended before its last update, from torchrun's exit status and the files that are there."""
     raise_if_refused(state)
     if (state / "failed.json").exists():

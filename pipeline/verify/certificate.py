@@ -87,17 +87,14 @@ def code(certificate: Certificate) -> Finding:
     was, here = certificate.training.code, train.code_digest()
     if was != here:
         return Finding("code", "differs", f"the modules that decide the weights had the hash {was}, here {here}")
-    detail = f"the modules that decide the weights, {here}"
-    for name, old in certificate.versions.items():
-        if name != "python" and version(name) != old:
-            detail = f"{detail}; {name} was {old}, here {version(name)}"
+    recorded = ((name, was, version(name)) for name, was in certificate.versions.items() if name != "python")
+    others = [f"{name} was {was}, here {now}" for name, was, now in recorded if was != now]
     stages = graph.stages()
     read = {path for stage in stages.values() for path in stage.deps if not graph.made_by(path, stages)}
     command = ["git", "status", "--porcelain", "--", "dvc.yaml", *sorted(read)]
     changed = subprocess.run(command, capture_output=True, text=True, check=False)
-    if changed.returncode != 0:
-        return Finding("code", "inconclusive", f"{detail}; git knows no commit here, so nobody else may have this code")
-    if changed.stdout:
-        first = changed.stdout.splitlines()[0][3:]
+    detail = "; ".join([f"the modules that decide the weights, {here}", *others])
+    if changed.returncode != 0 or changed.stdout:
+        first = changed.stdout.splitlines()[0][3:] if changed.stdout else "the code"
         return Finding("code", "inconclusive", f"{first} is as in no commit, so nobody else may have it; {detail}")
     return Finding("code", "equal", detail)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, redirect_stdout
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 
@@ -18,24 +18,13 @@ from nmt.common.tensors import digest, load_tensors
 from nmt.config import InputError, Job, TrainingSettings
 from nmt.training import chain, checkpoint
 from nmt.training.history import perplexity
-from pipeline.config import graph
-from pipeline.config.paths import (
-    BINNED,
-    CHAIN,
-    CHECKPOINTS,
-    CONFIG,
-    CURVES,
-    PARAMS,
-    TRAINING,
-    VALIDATION,
-    read_json,
-    state_root,
-)
+from pipeline.config import graph, paths
+from pipeline.config.paths import read_json, state_root
 from pipeline.config.rows import flat
 from pipeline.config.settings import DataSettings, load_section, plain_section
 from pipeline.stages import certify, train
 from pipeline.verify import certificate as certificates
-from pipeline.verify.certificate import Certificate, Finding, Status
+from pipeline.verify.certificate import Certificate, Finding
 from pipeline.verify.replay import Training
 
 
@@ -46,7 +35,7 @@ class Remake:
         self.certificate, self.folder = certificate, folder
         self.stages = graph.stages()
         self._link(Path(), {Path(out) for stage in self.stages.values() for out in stage.outs})
-        (folder / PARAMS).write_text(yaml.safe_dump(certificate.params), encoding="utf-8")
+        (folder / paths.PARAMS).write_text(yaml.safe_dump(certificate.params), encoding="utf-8")
 
     def _link(self, within: Path, outs: set[Path]) -> None:
         """Link what no stage makes."""
@@ -54,14 +43,14 @@ class Remake:
             if any(path in out.parents for out in outs):
                 (self.folder / path).mkdir()
                 self._link(path, outs)
-            elif path not in outs and path != PARAMS and not path.name.startswith("."):
+            elif path not in outs and path != paths.PARAMS and not path.name.startswith("."):
                 (self.folder / path).symlink_to(path.resolve())
 
     def hashes(self, name: str) -> dict[str, Any]:
         """Return what a stage made in the present folder: hashes by path; of `resolve` the settings by key."""
         if name != "resolve":
             return certify.hashes(map(Path, self.stages[name].outs))
-        if not CONFIG.exists():
+        if not paths.CONFIG.exists():
             return {}
         return dict(flat({name: plain_section(name) for name in certify.SECTIONS}))
 
@@ -84,8 +73,8 @@ class Remake:
     def run(self, name: str) -> Finding:
         """Run a stage again; compare what it makes, and what is here, with the certificate."""
         recorded, needed = self.recorded(name), self.certificate.under(self.stages[name].deps)
-        problem = next((f"{path} is not here" for path in sorted(needed) if not (self.folder / path).exists()), None)
         again: dict[str, Any] = {}
+        problem = next((f"{path} is not here" for path in needed if not (self.folder / path).exists()), None)
         if problem is None:
             with chdir(self.folder), redirect_stdout(sys.stderr):
                 try:
@@ -104,7 +93,7 @@ class Remake:
         if other := difference(recorded, again):
             return Finding(name, "differs", f"made again, {other}")
         if name == "download":
-            archives = load_section("data", DataSettings, self.folder / CONFIG).archives
+            archives = load_section("data", DataSettings, self.folder / paths.CONFIG).archives
             if unknown := [archive.name for archive in archives if archive.sha256 is None and archive.md5 is None]:
                 return Finding(name, "inconclusive", f"no checksum of {', '.join(unknown)} was published")
         what = "settings" if name == "resolve" else "files"
@@ -143,7 +132,7 @@ def findings(path: Path, updates: Sequence[str], share: float) -> Iterator[Findi
             yield tried("chain", chained, certificate, folder)
             yield tried(name, trained, certificate, again)
             yield tried("states", training.states)
-            yield tried("intervals", training.retrained, folder / BINNED, named, share)
+            yield tried("intervals", training.retrained, folder / paths.BINNED, named, share)
 
 
 def tried(step: str, check: Callable[..., Finding], *arguments: object) -> Finding:
@@ -157,65 +146,65 @@ def tried(step: str, check: Callable[..., Finding], *arguments: object) -> Findi
 def chained(certificate: Certificate, folder: Path) -> Finding:
     """Check that the chain follows from itself, and has the resolved settings, the corpus and the end of the run."""
     training, links = certificate.training, certificate.training.links
-    if (link := chain.broken(links)) is not None:
-        return Finding("chain", "differs", f"it breaks at update {link.update:,}: a link was changed")
-    corpus = {path: found for path, found in certificate.under([str(BINNED)]).items() if path.endswith(".arrow")}
-    if other := difference({str(BINNED / name): found for name, found in training.data.items()}, corpus):
-        return Finding("chain", "differs", f"of another corpus: {other}")
+    corpus = {path: found for path, found in certificate.under([str(paths.BINNED)]).items() if path.endswith(".arrow")}
     with chdir(folder):  # The settings as they were resolved again.
         settings = load_section("training", TrainingSettings)
-        job = train.job_settings(settings)
-    if other := difference(dict(flat(training.job)), dict(flat({**job, "corpus": training.job.get("corpus")}))):
-        return Finding("chain", "differs", f"of other settings: {other}")
-    if settings.patience is None and links[-1].update != settings.updates:
-        end = f"it ends at update {links[-1].update:,}, the training at update {settings.updates:,}"
-        return Finding("chain", "differs", end)
-    return Finding("chain", "recomputed", f"{len(links):,} links, the last at update {links[-1].update:,}")
+        job = {**train.job_settings(settings), "corpus": None}
+    if (link := chain.broken(links)) is not None:
+        problem = f"it breaks at update {link.update:,}: a link was changed"
+    elif other := difference({str(paths.BINNED / name): found for name, found in training.data.items()}, corpus):
+        problem = f"of another corpus: {other}"
+    elif other := difference(dict(flat(training.job)), dict(flat(job))):
+        problem = f"of other settings: {other}"
+    elif settings.patience is None and links[-1].update != settings.updates:
+        problem = f"it ends at update {links[-1].update:,}, the training at update {settings.updates:,}"
+    else:
+        return Finding("chain", "recomputed", f"{len(links):,} links, the last at update {links[-1].update:,}")
+    return Finding("chain", "differs", problem)
 
 
 def trained(certificate: Certificate, again: Remake) -> Finding:
     """Compare the training's outputs with the certificate, and what they hold with the chain."""
-    name = "train"
-    here, recorded = again.take(name), again.recorded(name)
+    here, recorded = again.take("train"), again.recorded("train")
     if not here:
-        return Finding(name, "inconclusive", "nothing that training made is here")
+        return Finding("train", "inconclusive", "nothing that training made is here")
     if problem := difference(recorded, here) or next(contradictions(certificate), None):
-        return Finding(name, "differs", problem)
-    return Finding(name, "equal", f"{len(recorded)} files, whose losses and weights are those of the chain")
+        return Finding("train", "differs", problem)
+    return Finding("train", "equal", f"{len(recorded)} files, whose losses and weights are those of the chain")
 
 
 def contradictions(certificate: Certificate) -> Iterator[str]:
     """Yield where the training's outputs contradict the chain."""
     links = certificate.training.links
-    if read_json(CHAIN) != certificate.training.model_dump():
-        yield f"{CHAIN} has another chain than the certificate"
-    validations = rows(VALIDATION)
-    records, before = [*rows(CURVES), *validations], 0
+    if read_json(paths.CHAIN) != certificate.training.model_dump():
+        yield f"{paths.CHAIN} has another chain than the certificate"
+    validations = rows(paths.VALIDATION)
+    records, before = [*rows(paths.CURVES), *validations], 0
     for link in links:
         if chain.losses_hash(records, before, link.update) != link.losses:
-            yield f"{CURVES} or {VALIDATION.name} was edited within updates {before:,} to {link.update:,}"
+            yield f"{paths.CURVES} or {paths.VALIDATION.name} was edited within updates {before:,} to {link.update:,}"
         before = link.update
     if any(record["update"] > before for record in records):
-        yield f"{CURVES} or {VALIDATION.name} goes on after update {before:,}"
+        yield f"{paths.CURVES} or {paths.VALIDATION.name} goes on after update {before:,}"
     yield from misstated(certificate, validations)
-    weights = {checkpoint.checkpoint_path(CHECKPOINTS, link.update): link.weights for link in links}
-    weights[CHECKPOINTS / "last.safetensors"] = links[-1].weights
-    for path in sorted(CHECKPOINTS.iterdir()):
+    weights = {checkpoint.checkpoint_path(paths.CHECKPOINTS, link.update): link.weights for link in links}
+    weights[paths.CHECKPOINTS / "last.safetensors"] = links[-1].weights
+    kept = sorted(paths.CHECKPOINTS.iterdir())
+    for path in kept:
         if digest(load_tensors(path)) != weights.get(path):
             yield f"{path} does not have the weights that the chain recorded"
     training = certificate.training.job["training"]
     every, begin = training["checkpoint_every"], (training.get("fork") or {"update": 0})["update"]
-    newest = range(every, before + 1, every)[-training["keep_checkpoints"] :]
-    kept = map(checkpoint.update_of, checkpoint.checkpoints(CHECKPOINTS))
-    # Of a fork only those are here that are its own.
-    if missing := {update for update in newest if update > begin} - set(kept):
-        yield f"the checkpoint of update {min(missing):,} is missing, so others were averaged"
+    for update in range(every, before + 1, every)[-training["keep_checkpoints"] :]:
+        # Of a fork only those are here that are its own.
+        if update > begin and checkpoint.checkpoint_path(paths.CHECKPOINTS, update) not in kept:
+            yield f"the checkpoint of update {update:,} is missing, so others were averaged"
 
 
 def misstated(certificate: Certificate, validations: Sequence[Mapping[str, float]]) -> Iterator[str]:
     """Yield which numbers of training.json are not those of the training, and an end before its patience."""
     link = certificate.training.links[-1]
-    job, training = Job.model_validate({**certificate.training.job, "corpus": ""}), read_json(TRAINING)
+    job, training = Job.model_validate({**certificate.training.job, "corpus": ""}), read_json(paths.TRAINING)
     known = {
         "updates": link.update,
         "params": flops.parameters(job.model, job.vocabulary, job.target_vocabulary),
@@ -226,7 +215,7 @@ def misstated(certificate: Certificate, validations: Sequence[Mapping[str, float
     }
     for key, value in known.items():
         if training.get(key) != value:
-            yield f"{TRAINING} has {training.get(key)} as {key}, the training has {value}"
+            yield f"{paths.TRAINING} has {training.get(key)} as {key}, the training has {value}"
     if link.update < job.training.updates:
         # Patience counts no validation that the end of a shorter training added.
         losses = [row["valid_loss"] for row in validations if row["update"] % job.training.validate_every == 0]
@@ -241,9 +230,12 @@ def rows(path: Path) -> list[dict[str, float]]:
 
 def verdict(found: Sequence[Finding]) -> tuple[str, int]:
     """Return a sentence on all findings, and the exit status."""
-    by_status = {status: [finding.step for finding in found if finding.status == status] for status in get_args(Status)}
-    if by_status["differs"]:
-        return f"not verified, these differ: {', '.join(by_status['differs'])}", 1
-    if by_status["inconclusive"]:
-        return f"verified, but for what is inconclusive: {', '.join(by_status['inconclusive'])}", 2
+    differing, inconclusive = (
+        ", ".join(finding.step for finding in found if finding.status == status)
+        for status in ("differs", "inconclusive")
+    )
+    if differing:
+        return f"not verified, these differ: {differing}", 1
+    if inconclusive:
+        return f"verified, but for what is inconclusive: {inconclusive}", 2
     return "verified", 0

@@ -18,7 +18,8 @@ from nmt.training import chain, history
 from nmt.training.chain import Link
 from nmt.training.checkpoint import latest_resume, update_of
 from nmt.training.state import read_state
-from pipeline.config.paths import read_json, state_root
+from pipeline.config.paths import state_root
+from pipeline.stages import train
 from pipeline.train import launch
 from pipeline.verify.certificate import ChainOfRun, Finding
 
@@ -35,8 +36,7 @@ class Training:
         self.last = self.links[-1].update
         self.folder = state_root() / "train" / recorded.state
         self.kept = {at: path for at, path in chain.kept_states(self.folder).items() if at in self.by_update}
-        fork = self.job["training"].get("fork")
-        self.begin: int = fork["update"] if fork else 0
+        self.begin: int = (self.job["training"].get("fork") or {"update": 0})["update"]
         """The update before the first that is this training's own."""
 
     def states(self) -> Finding:
@@ -44,22 +44,21 @@ class Training:
         found, newest = dict(self.kept), latest_resume(self.folder / "resume")
         if newest is not None and update_of(newest) in self.by_update:
             found[update_of(newest)] = newest
-        changed = []
-        for update, path in found.items():
-            link = self.by_update[update]
-            try:
-                same = chain.state_hashes(path) == (link.weights, link.moments)
-                same = same and read_state(path).update == update
-            except (InputError, OSError, ValueError):  # A damaged or missing file.
-                same = False
-            if not same:
-                changed.append(f"{path} is not the state after update {update:,} of the chain")
-                self.kept.pop(update, None)
+        changed = {update: path for update, path in found.items() if not self._is_recorded(update, path)}
+        self.kept = {update: path for update, path in self.kept.items() if update not in changed}
         if changed:
-            return Finding("states", "differs", "; ".join(changed))
+            told = (f"{path} is not the state after update {update:,} of the chain" for update, path in changed.items())
+            return Finding("states", "differs", "; ".join(told))
         if not self.kept and self.job["training"].get("keep_states"):
             return Finding("states", "inconclusive", f"{self.folder / 'states'} keeps none: random parts cannot begin")
         return Finding("states", "equal", f"{len(found)} in {self.folder}")
+
+    def _is_recorded(self, update: int, path: Path) -> bool:
+        link = self.by_update[update]
+        try:
+            return read_state(path).update == update and chain.state_hashes(path) == (link.weights, link.moments)
+        except InputError:  # A damaged or missing file.
+            return False
 
     def starts(self) -> list[int]:
         """Return the updates after which the training can begin again, in order."""
@@ -70,11 +69,10 @@ class Training:
         spans = [(start, end) for start, end in pairwise([*self.starts(), self.last]) if start < end]
         left, chosen = math.ceil(share * (self.last - self.begin)), []
         for start, last in random.SystemRandom().sample(spans, len(spans)):
-            end = next(end for end in self.by_update if end == last or last > end >= start + left)
-            chosen.append((start, end))
-            left -= end - start
-            if left <= 0:
-                break
+            if left > 0:
+                end = next(end for end in self.by_update if end == last or last > end >= start + left)
+                chosen.append((start, end))
+                left -= end - start
         return sorted(chosen)
 
     def named(self, text: str) -> Interval:
@@ -93,10 +91,11 @@ class Training:
         """Train the named intervals again on a corpus, or random ones that cover a share of the updates."""
         step, chosen = "intervals", named or self.choose(share)
         for start, end in chosen:
-            if (parted := self.retrain(start, end, corpus)) is not None:
-                exact = bool(self.by_update[end].conditions["deterministic"])
-                why = "" if exact else "; without training.deterministic GPUs add in no fixed order: it shows nothing"
-                return Finding(step, "differs" if exact else "inconclusive", f"{parted}{why}")
+            if (parted := self._parting(start, end, *self.retrain(start, end, corpus))) is not None:
+                if self.by_update[end].conditions["deterministic"]:
+                    return Finding(step, "differs", parted)
+                why = "without training.deterministic GPUs add in no fixed order: it shows nothing"
+                return Finding(step, "inconclusive", f"{parted}; {why}")
         updates = sum(end - start for start, end in chosen)
         where = ", ".join(f"{start:,} to {end:,}" for start, end in chosen)
         detail = f"{updates:,} of {self.last:,} updates trained again ({updates / self.last:.1%}: {where})"
@@ -106,65 +105,41 @@ class Training:
             return Finding(step, "inconclusive", f"{detail}; no state is kept here to begin elsewhere")
         return Finding(step, "recomputed", detail)
 
-    def retrain(self, start: int, end: int, corpus: Path) -> str | None:
-        """Train the updates after `start` up to `end` again; return what differs first, or None.
+    def retrain(self, start: int, end: int, corpus: Path, **changed: int) -> tuple[list[Link], list[history.Record]]:
+        """Train the updates after `start` up to `end` again, with changed settings; return the chain and the history.
 
-        Raises ChildProcessError or InputError where the training fails.
+        Raises what ended a training that fails.
         """
-        recorded = [link for link in self.links if start < link.update <= end]
         # Beside the kept states, so that they become hard links there.
         with scratch_folder(state_root() / "replay") as folder:
             if start:
                 chain.copy_state(self.kept[start], folder / "resume" / self.kept[start].name)
                 before = [link for link in self.links if link.update <= start]
                 (folder / history.CHAIN).write_text("".join(link.model_dump_json() + "\n" for link in before))
+            recorded = [link for link in self.links if start < link.update <= end]
             # A training that was extended is trained again in the same parts: losses were recorded at other updates.
             for (updates, every), links in groupby(recorded, lambda link: (link.updates, link.validate_every)):
-                training = {"updates": updates, "validate_every": every, "keep_states": 0}
-                training = {**self.job["training"], **training}
-                job = {**self.job, "training": training, "corpus": str(corpus.resolve())}
+                settings = {"updates": updates, "validate_every": every, "keep_states": 0, **changed}
+                job = {**self.job, "training": {**self.job["training"], **settings}, "corpus": str(corpus.resolve())}
                 (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
                 (folder / "last_update").write_text(str(list(links)[-1].update), encoding="utf-8")
                 (folder / "done.json").unlink(missing_ok=True)
-                launch.torchrun(folder, lambda: None, threads=int(recorded[0].conditions["threads"]))
+                status = launch.torchrun(folder, lambda: None, threads=int(recorded[0].conditions["threads"]))
                 if not (folder / "done.json").exists():
-                    failed = folder / "failed.json"
-                    reason = f": {read_json(failed)['error']}" if failed.exists() else "; its output is above"
-                    raise ChildProcessError(f"training updates {start} to {end} again failed{reason}")
-            records = history.read_history(folder / "history.jsonl")
-            return self._parting(recorded, chain.read_chain(folder / history.CHAIN), records, start)
+                    raise train.outcome(folder, status)
+            return chain.read_chain(folder / history.CHAIN), history.read_history(folder / history.HISTORY)
 
-    def _parting(
-        self, recorded: Sequence[Link], again: Sequence[Link], records: Sequence[Mapping[str, Any]], before: int
-    ) -> str | None:
-        """Return the first link that differs, and why it may; None where everything is equal."""
-        made = {link.update: link for link in again}
-        for link in recorded:
+    def _parting(self, start: int, end: int, again: Sequence[Link], records: Sequence[Mapping[str, Any]]) -> str | None:
+        """Return the first link after `start` that differs, and why it may; None where all up to `end` are equal."""
+        made, before = {link.update: link for link in again}, start
+        for link in (link for link in self.links if start < link.update <= end):
             # Where training.verify_every was changed, training again has its links elsewhere, and the same losses.
             losses = chain.losses_hash(records, before, link.update)
             other = made.get(link.update, link).model_copy(update={"losses": losses})
-            if changed := [
-                name for name in ("weights", "moments", "losses") if getattr(link, name) != getattr(other, name)
-            ]:
-                parted = f"{', '.join(changed)} part between updates {before:,} and {link.update:,}"
+            names = ("weights", "moments", "losses")
+            if changed := [name for name in names if getattr(link, name) != getattr(other, name)]:
                 now = again[-1].conditions
-                others = [
-                    f"{key} was {was}, here {now[key]}" for key, was in link.conditions.items() if was != now[key]
-                ]
-                return "; ".join([parted, *self._other_loss(records), *others])
+                why = [f"{key} was {was}, here {now[key]}" for key, was in link.conditions.items() if was != now[key]]
+                return "; ".join([f"{', '.join(changed)} part between updates {before:,} and {link.update:,}", *why])
             before = link.update
-        return None if recorded[-1].update in made else f"training again did not come to update {before:,}"
-
-    def _other_loss(self, records: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return the first recorded loss that differs, where the history is here."""
-        known = {
-            (record["update"], key): value
-            for record in history.read_history(self.folder / "history.jsonl")
-            for key, value in record.items()
-        }
-        return [
-            f"{key} at update {record['update']} was {known[record['update'], key]!r} and is {record[key]!r}"
-            for record in records
-            for key in (*chain.VALIDATION, *chain.INTERVAL)
-            if key in record and known.get((record["update"], key), record[key]) != record[key]
-        ][:1]
+        return None if end in made else f"training again did not come to update {end:,}"

@@ -23,7 +23,7 @@ from nmt.training import checkpoint
 from nmt.training.batches import Corpus, train_files, updates
 from nmt.training.chain import read_chain
 from nmt.training.history import read_history
-from pipeline.stages.train import _outcome
+from pipeline.stages.train import outcome
 
 MakeJob = Callable[..., dict[str, Any]]
 
@@ -213,7 +213,7 @@ def test_the_first_failure_ends_all_ranks_and_is_the_stages_message(
     given = (str(tmp_path), where, f"file://{tmp_path / 'own'}")
     with ranks.ranks(size, tmp_path, ranks.main_module_failing, *given) as processes:
         assert ranks.finished(processes, 60) == [1] * size, ranks.output(tmp_path)
-    assert str(_outcome(tmp_path, 1)).startswith(f"a training process failed: OSError: no room in {where};")
+    assert str(outcome(tmp_path, 1)).startswith(f"a training process failed: OSError: no room in {where};")
 
 
 def test_what_torchrun_runs_leaves_word_of_how_it_ended(tmp_path: Path, tiny_job: MakeJob) -> None:
