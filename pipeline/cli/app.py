@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from errno import ENOSPC
 from inspect import cleandoc
 from typing import Any
 
@@ -15,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from nmt.config import InputError
-from pipeline.cli import ablation, catalog, join, models, plan, rows, runs, services, states, verification
+from pipeline.cli import ablation, catalog, models, plan, rows, runs, services, trainings
 
 
 class Commands(TyperGroup):
@@ -31,41 +32,23 @@ class Commands(TyperGroup):
         return command
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command. Status 1 for what a user can fix, 130 for Ctrl-C, 0 where the reader has closed the pipe."""
+        """Run a command. Status 1 for what a user can fix. Typer ends quietly at Ctrl-C and at a closed pipe."""
         try:
             try:
                 return super().invoke(ctx)
             finally:
-                _flush()
-        except KeyboardInterrupt as error:
-            raise typer.Exit(130) from error
-        except BrokenPipeError as error:
-            _discard_output()
-            raise typer.Exit from error
+                print(end="", flush=True)
+        except BrokenPipeError:
+            raise
         except (OSError, InputError) as error:
-            try:
-                _flush()
-            except OSError:
-                _discard_output()
-            print(f"{ctx.invoked_subcommand}: {_sentence(error)}", file=sys.stderr)
+            sentence = str(error)
+            if isinstance(error, OSError) and error.strerror:
+                sentence = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+            print(f"{ctx.invoked_subcommand}: {sentence}", file=sys.stderr)
+            if isinstance(error, OSError) and error.errno == ENOSPC:
+                # Python would flush standard output again as it ends.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from error
-
-
-def _sentence(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
-
-
-def _flush() -> None:
-    """Write what was printed. Python has no standard output where the shell has closed it (`>&-`)."""
-    if sys.stdout is not None:
-        sys.stdout.flush()
-
-
-def _discard_output() -> None:
-    """Redirect standard output to nowhere: Python would raise again when it flushes the stream at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 app = typer.Typer(
@@ -75,7 +58,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for topic in (models, plan, rows, runs, states, join, ablation, verification, services):
+for topic in (models, plan, rows, runs, trainings, ablation, services):
     app.add_typer(topic.app)
 app.add_typer(catalog.app, name="catalog", rich_help_panel="Data")
 
@@ -97,7 +80,3 @@ def wmt() -> None:
 def main() -> None:
     """Run the command line; raises SystemExit."""
     app(prog_name="wmt")
-
-
-if __name__ == "__main__":
-    main()

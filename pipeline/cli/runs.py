@@ -1,4 +1,4 @@
-"""`wmt summary`, `wmt publish` and `wmt compare`: the finished run, and runs in MLflow."""
+"""`wmt summary`, `publish`, `verify` and `compare`: the finished run, and runs in MLflow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nmt.common.files import output_file, read_yaml, writing
 from nmt.config import InputError
 from pipeline.cli.repository import check_folder
 from pipeline.config import tasks
-from pipeline.config.paths import CONFIG, SCORES, SENTENCES, TRAINING, VALIDATION, read_json
+from pipeline.config.paths import CERTIFICATE, CONFIG, SCORES, SENTENCES, TRAINING, VALIDATION, read_json
 from pipeline.config.rows import flat
 from pipeline.config.tasks import task_in
 
@@ -75,6 +75,43 @@ def _up_to_date() -> bool:
         return True
     except DvcException:
         return False
+
+
+@app.command(rich_help_panel="Runs")
+def verify(
+    updates: Annotated[
+        list[str] | None,
+        typer.Option(metavar="A:B", help="Train these updates again, not random ones; may be repeated."),
+    ] = None,
+    share: Annotated[float, typer.Option(help="Share of the updates that is trained again.")] = 0.01,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A certificate; by default results/certificate.json.")
+    ] = None,
+) -> None:
+    """Check the run in this folder, or a certificate, by running the pipeline again.
+
+    Every stage up to the score, but training, runs again in a scratch folder. What it makes, and what is here, must
+    have the hashes of the certificate. Of the training, parts are trained again from kept states, up to the next hash
+    of its chain, and compared to the bit. Every step is recomputed, equal (only its hash is compared), differs or
+    inconclusive (nothing to compare with). The exit status is 1 where a step differs, 2 where one is inconclusive, 0 if
+    all is verified.
+
+    \b
+    Example:
+      wmt verify
+      wmt verify --updates 420:440 --updates 0:20
+      wmt verify --certificate theirs.json
+    """
+    check_folder()
+    from pipeline.verify import check
+
+    found = []
+    for finding in check.findings(certificate or CERTIFICATE, updates or (), share):
+        print(finding, flush=True)
+        found.append(finding)
+    sentence, status = check.verdict(found)
+    print(sentence)
+    raise typer.Exit(status)
 
 
 @app.command(rich_help_panel="Runs")

@@ -12,7 +12,7 @@ import yaml
 from command_line import wmt
 
 from nmt.common.processes import TRAINERS
-from pipeline.cli import states
+from pipeline.cli import trainings
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def make(root: Path, name: str, update: int, done: bool, days: float = 0) -> Non
     (folder / "lock").touch()
     if done:
         (folder / "done.json").write_text("{}")
-    old = time.time() - days * states.DAY
+    old = time.time() - days * trainings.DAY
     for path in folder.rglob("*"):
         os.utime(path, (old, old))
 
@@ -77,9 +77,9 @@ def test_old_finished_ones_and_one_by_the_beginning_of_its_name_are_freed(
 @pytest.mark.parametrize(
     ("options", "status", "why"),
     [
-        (("--free", "bbbb", "--free", "aaaa"), 1, "`aaaa` begins the names of 2 states"),
-        (("--free", "bbbb", "--free", "x"), 1, "`x` is no training's state"),
-        (("--free", ""), 1, "`` is no training's state"),
+        (("--free", "bbbb", "--free", "aaaa"), 1, "`aaaa` names 2 states: `wmt states` lists them"),
+        (("--free", "bbbb", "--free", "x"), 1, "`x` names 0 states"),
+        (("--free", ""), 1, "`` names 0 states"),
         (("--older", "-1"), 2, "--older"),
     ],
 )

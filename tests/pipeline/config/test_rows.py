@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from command_line import wmt
 
 from nmt.config import InputError, ModelSettings
-from pipeline.cli import rows as command
 from pipeline.config import errors, rows
 
 TABLE3 = """
@@ -36,25 +34,25 @@ COUNTS = {
 }
 
 
-def test_every_row_of_table_3_with_what_the_paper_prints() -> None:
-    listed = {item["row"]: item for item in command.listing()}
+def test_every_row_of_table_3_with_what_the_paper_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert wmt("rows") == 0
+    header, *lines, footer = capsys.readouterr().out.splitlines()
+    assert header == "row                        params paper (M) paper PPL paper BLEU  what"
+    assert lines[0] == "base                   65,110,016        65      4.92       25.8  Transformer (base)"
+    assert footer == "params: exact, with 40,960 rows of embedding. PPL and BLEU: newstest2013, en-de."
+    listed = {line.split()[0]: [line[start : start + 11].strip() for start in (22, 33, 43, 53)] for line in lines}
+    assert list(listed) == list(rows.table().rows)
     assert listed.keys() >= set(LISTED)
-    assert (listed["parse-wsj"]["paper_f1"], listed["parse-semi"]["paper_f1"]) == (91.3, 92.7)
+    for name, (ppl, bleu, *millions) in PAPER.items():
+        assert listed[name][1:] == [*(millions or [""]), ppl, bleu]
+    assert listed["small"][3] == ""
+    for name, count in COUNTS.items():
+        assert listed[name][0] == f"{count:,}"
+        reproduced = round(count / 1e6) == rows.row(name).paper.params_m
+        assert reproduced == (name != "big"), "the paper's are the others'"
+    assert [line[-7:] for line in lines if line.startswith(("parse-wsj", "parse-semi"))] == ["F1 91.3", "F1 92.7"]
     semi = ModelSettings.model_validate(rows.settings("parse-semi", "en-tree")["model"])
     assert (semi.N, semi.d_model, semi.P_drop, semi.attention_dropout) == (4, 1024, 0.1, 0.0)
-    for name, (ppl, bleu, *params) in PAPER.items():
-        item = listed[name]
-        printed = int(params[0]) if params else None
-        assert (item["paper_ppl"], item["paper_bleu"], item["paper_params_m"]) == (float(ppl), float(bleu), printed)
-    assert listed["small"]["paper_bleu"] is None
-
-
-def test_parameter_counts_are_the_papers_but_for_big() -> None:
-    listed = {item["row"]: item for item in command.listing()}
-    assert {name: listed[name]["params"] for name in COUNTS} == COUNTS
-    for name, count in COUNTS.items():
-        reproduced = round(count / 1e6) == listed[name]["paper_params_m"]
-        assert reproduced == (name != "big")
 
 
 def test_rows_differ_from_base_in_what_they_are_named_after_alone() -> None:
@@ -117,36 +115,3 @@ def test_merging_goes_down_mappings_and_keeps_one_size() -> None:
     # One of the two sizes empties the other only where both are keys, and not when it is itself emptied.
     assert rows.merge({"vocabulary": 7}, {"merges": None}) == {"vocabulary": 7, "merges": None}
     assert rows.merge({}, {"merges": 3}) == {"merges": 3}
-
-
-def test_the_printed_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert wmt("rows") == 0
-    lines = capsys.readouterr().out.split("\n")
-    assert lines[0] == "row                        params paper (M) paper PPL paper BLEU  what"
-    assert lines[1] == "base                   65,110,016        65      4.92       25.8  Transformer (base)"
-    assert "A-h1                   65,110,016                5.29       24.9  one head of 512" in lines
-    assert lines[-2] == "params: exact, with 40,960 rows of embedding. PPL and BLEU: newstest2013, en-de."
-    assert len(lines) == len(rows.table().rows) + 3
-    assert wmt("rows", "--json") == 0
-    listed = {item["row"]: item for item in json.loads(capsys.readouterr().out)}
-    assert listed["big"] == {
-        "row": "big",
-        "about": "Transformer (big)",
-        "params": 218_300_416,
-        "vocabulary": 40960,
-        "paper_params_m": 213,
-        "paper_ppl": 4.33,
-        "paper_bleu": 26.4,
-        "paper_en_de_newstest2014_bleu": 28.4,
-        "paper_en_de_flops": 2.3e19,
-        "paper_en_fr_newstest2014_bleu": 41.8,
-        "paper_en_fr_flops": 2.3e19,
-    }
-
-
-def test_the_vocabulary_changes_the_count_by_whole_rows_of_embedding(capsys: pytest.CaptureFixture[str]) -> None:
-    for vocabulary in (37000, 1):
-        assert wmt("rows", "--json", "--vocabulary", vocabulary) == 0
-        assert json.loads(capsys.readouterr().out)[0]["params"] == COUNTS["base"] - (40960 - vocabulary) * 512
-    assert wmt("rows", "--vocabulary", "0") == 2
-    assert "Invalid value for '--vocabulary'" in capsys.readouterr().err
