@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from hypothesis import strategies as st
 from nmt.config import FilterSettings, InputError, TokenizerSettings
 from nmt.text.parallel_text import read_lines
 from pipeline.config.settings import DataSettings, PreparationSettings
-from pipeline.data import blocks
 from pipeline.stages import tokenize
 
 TRAIN = {
@@ -106,8 +106,7 @@ def test_same_bytes_for_any_number_of_workers(here: Path, monkeypatch: pytest.Mo
     tokenize.run()
     alone = {path.name: path.read_bytes() for path in tokenize.TOKENIZED.iterdir()}
     monkeypatch.setattr(tokenize, "PAIRS", 7)
-    monkeypatch.setattr(blocks, "available_cores", lambda: 2)
-    monkeypatch.setattr(blocks, "_SMALL", 0)
+    monkeypatch.setattr(tokenize, "executor", lambda _: ThreadPoolExecutor(3))
     tokenize.run()
     assert {path.name: path.read_bytes() for path in tokenize.TOKENIZED.iterdir()} == alone
 

@@ -386,6 +386,16 @@ def links() -> dict[int, str]:
     return {link["update"]: link["link"] for link in json.loads(paths.CHAIN.read_text())["links"]}
 
 
+def test_a_fork_that_changes_no_result_ends_as_its_run(run: Path) -> None:
+    """So order of sentences, dropout masks and learning rates are the run's, and it averages the same checkpoints."""
+    before, files = links(), {path.name for path in paths.CHECKPOINTS.iterdir()}
+    set_training(fork={"update": 16, "link": before[16]})
+    training()
+    assert links() == before
+    assert {path.name for path in paths.CHECKPOINTS.iterdir()} == files
+    assert len(list(Path("work/train").iterdir())) == 2
+
+
 def test_a_fork_that_cannot_be_is_refused(run: Path) -> None:
     fork = {"update": 16, "link": links()[16]}
     with pytest.raises(InputError, match="the fork begins after update 16: raise"):
