@@ -15,12 +15,16 @@ INDEXES = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(call pip_setting,index-url)}"
     UV_INDEX="$${UV_INDEX:-$(call pip_setting,extra-index-url)}" \
     UV_FIND_LINKS="$${UV_FIND_LINKS:-$(call pip_setting,find-links)}"
 
-.PHONY: run setup test infra-test lint ui serve bench bench-gpu mutants soak plan clean
+.PHONY: run pages setup test infra-test lint ui serve bench bench-gpu mutants soak plan clean
 .DEFAULT_GOAL := run
 
 run: setup
 	@$(VENV) dvc repro
 	@$(VENV) wmt summary
+
+# The page as a folder for a static host.
+pages:
+	@mkdir -p pages && cp results/report.html pages/index.html && echo "pages/index.html"
 
 setup: $(STAMP)
 

@@ -47,12 +47,13 @@ def attention(models: Models, source: str, target: str) -> Attention:
 
 
 def write_files(found: Attention, folder: Path) -> None:
-    """Write attention.npz and pictures (SVG) into an existing folder."""
-    layer = max(0, found.weights["encoder"].shape[0] - 2)
+    """Write attention.npz and a picture (SVG) of the clearest layer of each kind into an existing folder."""
     arrays: dict[str, Any] = {"source": np.array(found.source), "target": np.array(found.target)}
     arrays |= {name: weights.numpy() for name, weights in found.weights.items()}
     np.savez_compressed(folder / "attention.npz", **arrays)
     for name in ATTENTIONS:
+        # The layer whose heads tell words apart: for each key, EOS apart, some query that looks at it.
+        layer = int(found.weights[name][..., :-1].amax(2).mean((1, 2)).argmax())
         (folder / f"{name}-layer-{layer + 1}.svg").write_bytes(draw_lines(found, name, layer))
 
 

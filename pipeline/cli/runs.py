@@ -11,8 +11,18 @@ import typer
 from nmt.common.files import output_file, read_yaml, writing
 from nmt.config import InputError
 from pipeline.cli.repository import check_folder
-from pipeline.config import tasks
-from pipeline.config.paths import CERTIFICATE, CONFIG, SCORES, SENTENCES, TRAINING, VALIDATION, read_json
+from pipeline.config import resolution, tasks
+from pipeline.config.paths import (
+    AVERAGE,
+    CERTIFICATE,
+    CONFIG,
+    REPORT_HTML,
+    SCORES,
+    SENTENCES,
+    TRAINING,
+    VALIDATION,
+    read_json,
+)
 from pipeline.config.rows import flat
 from pipeline.config.tasks import task_in
 
@@ -26,7 +36,7 @@ HERE = "."  # names the results in this folder
 
 @app.command(rich_help_panel="Runs")
 def summary() -> None:
-    """Print the BLEU or F1 of the finished run, its interval, and where report and model are.
+    """Print the BLEU or F1 of the finished run, its interval, name and time, where report and model are, what to try.
 
     \b
     Example:
@@ -34,10 +44,13 @@ def summary() -> None:
     """
     check_folder()
     scores = read_json(SCORES)
-    print(tasks.summary(scores))
+    configuration, verb = read_yaml(CONFIG), task_in(scores).verb
+    time = f", trained in {tasks.duration(scores['train_seconds'])}" if "train_seconds" in scores else ""
+    print(f"{tasks.summary(scores)}\nrun     {resolution.name(configuration)}{time}")
     if TRAINING.exists() and read_json(TRAINING).get("train_seconds") != scores.get("train_seconds"):
         print(f"        of an earlier training than {TRAINING}: `dvc repro` scores the present one")
-    print("report  results/report.html\nmodel   models/average")
+    print(f"report  {REPORT_HTML.absolute().as_uri()}\nmodel   {AVERAGE}: wmt {verb} {AVERAGE}")
+    print("next    open the report; `make ui` compares runs; `wmt rows` lists other models")
 
 
 @app.command(rich_help_panel="Runs")

@@ -52,6 +52,14 @@ def changed(configuration: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in chosen if key != "training.seed" and of_row.get(key) != value}
 
 
+def name(configuration: Mapping[str, Any]) -> str:
+    """Return a run's name: row, corpus, seed, then settings that differ: `sample-sample-s1 updates=1400`."""
+    run = configuration["run"]
+    # The corpus decides the other sections.
+    chosen = {key: value for key, value in changed(configuration).items() if not key.startswith(OF_CORPUS)}
+    return " ".join([f"{run['row']}-{run['corpus']}-s{run['seed']}", *in_words(chosen)])
+
+
 def in_words(settings: Mapping[str, Any]) -> list[str]:
     """Return the first three settings by the last part of their keys, for the name of a run: `updates=1400`."""
     return [f"{key.rpartition('.')[2]}={value}" for key, value in settings.items() if value != {}][:3]

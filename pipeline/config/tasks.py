@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
+from humanize import precisedelta
+
 from nmt.config import InputError
 from pipeline.config.paths import SCORES
 
@@ -67,6 +69,13 @@ def score_and_interval(scores: Mapping[str, Any], key: str, digits: int = 1) -> 
     """Return a score and its 95% interval as text: `26.5` and `25.9 to 27.1`."""
     score, low, high = (f"{scores[name]:.{digits}f}" for name in (key, f"{key}_low", f"{key}_high"))
     return score, f"{low} to {high}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in its two largest units, as `1 hour and 29 minutes`."""
+    finer = {86_400: "hours", 3_600: "minutes"}
+    unit = next((name for size, name in finer.items() if seconds >= size), "seconds")
+    return precisedelta(seconds, minimum_unit=unit, suppress=["months", "years"], format="%.0f")
 
 
 def summary(scores: Mapping[str, Any]) -> str:

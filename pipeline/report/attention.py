@@ -9,8 +9,8 @@ import numpy as np
 
 from pipeline.report.page import Figure, View
 
-KINDS = ("encoder", "decoder", "cross")
-"""The order of the weights in the view's blob."""
+KINDS = {"encoder": "source to source", "decoder": "target to target", "cross": "target to source"}
+"""What attends to what, in the order of the weights in the view's blob."""
 
 
 def title(subwords: Sequence[str]) -> str:
@@ -19,7 +19,7 @@ def title(subwords: Sequence[str]) -> str:
     return " ".join(subwords[:-1]).replace("@@ ", "")
 
 
-def view(path: Path, pictures: Sequence[Figure]) -> View:
+def view(path: Path, languages: Sequence[str], pictures: Sequence[Figure]) -> View:
     """Return the view of the arrays that the stage `attention` wrote; without JavaScript the pictures are shown."""
     pairs, weights = [], []
     with np.load(path, allow_pickle=False) as arrays:
@@ -29,5 +29,5 @@ def view(path: Path, pictures: Sequence[Figure]) -> View:
             source, target = (arrays[f"{side}.{number}"].tolist() for side in ("source", "target"))
             pairs.append({"title": title(source), "source": source, "target": target})
             weights += [arrays[f"{kind}.{number}"].tobytes() for kind in KINDS]
-    content = {"layers": layers, "heads": heads, "pairs": pairs}
+    content = {"layers": layers, "heads": heads, "languages": languages, "pairs": pairs}
     return View("attention", "attention", content, b"".join(weights), fallback=pictures)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from nmt.config import TokenizerSettings
 from nmt.text.moses import Moses
 from nmt.text.subwords import BytePairs, Subwords, WordPieces
 from pipeline.config.tasks import task_of
-from pipeline.report.page import Block, Heading, Paragraph, View
+from pipeline.report.page import Block, Paragraph, View
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,25 +123,29 @@ def subword_tables(vocabulary: Subwords) -> dict[str, Any]:
     return tables
 
 
-def section(folder: Path, example: str) -> list[Block]:
-    """Return the section of the report in which one translates or parses, or which says how to, for a large model."""
+def section(folder: Path, examples: Sequence[str], seen: Sequence[str]) -> list[Block]:
+    """Return the box in which one translates or parses, or how to do so with a model that is too large for a page.
+
+    `examples` are sentences to begin with; words that are not `seen`, those of the training text, are marked.
+    """
     # Imported here: importing torch takes a second.
     from nmt.common.tensors import WEIGHTS, load_tensors
     from nmt.inference.model_folder import load_description
 
     description = load_description(folder)
     by = task_of(description.target)
-    heading = Heading(f"{by.verb.capitalize()} with this model")
-    by_command = Paragraph(f"At a terminal: wmt {by.verb} {folder}")
+    by_command = f"At a terminal: wmt {by.verb} {folder}"
     weights = load_tensors(folder / WEIGHTS)
     size = sum(tensor.numel() for tensor in weights.values())
     if size > LARGEST:
-        serving = (
-            f"The 8-bit weights would take {size / 1e6:,.0f} MB, and a page holds at most {LARGEST / 1e6:.0f} MB. "
-            f"To serve the model over HTTP: mlflow models serve --env-manager local -m "
-            f"models:/wmt-{description.source}-{description.target}@best -p 5001."
-        )
-        return [heading, Paragraph(serving), by_command]
+        serving = f"models:/wmt-{description.source}-{description.target}@best"
+        return [
+            Paragraph(
+                f"This page does not hold the model: its 8-bit weights would take {size / 1e6:,.0f} MB, and a page "
+                f"holds at most {LARGEST / 1e6:.0f} MB. {by_command}"
+            ),
+            Paragraph(f"Over HTTP: mlflow models serve --env-manager local -m {serving} -p 5001"),
+        ]
     model, longest = description.model, LONGEST
     if model.positions == "learned":
         longest = min(LONGEST, max(1, model.max_positions - description.search.max_extra - 1))
@@ -157,10 +161,7 @@ def section(folder: Path, example: str) -> list[Block]:
         "tokenizer": tokenizer_tables(description.source, description.tokenizer),
         "detokenizer": detokenizer_tables(description.target, description.tokenizer),
         "longest": longest,
-        "example": example,
+        "examples": list(examples),
+        "seen": list(seen),
     }
-    about = Paragraph(
-        "The run's averaged model with weights rounded to 8 bits, computed in this page: nothing is sent anywhere. "
-        f"Its {by.output}s may differ from those of the model in full precision."
-    )
-    return [heading, about, View("translate", "translate", content, blob, fallback=[by_command])]
+    return [View("translate", "translate", content, blob, fallback=[Paragraph(by_command)])]

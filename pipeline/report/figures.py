@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +16,12 @@ from pipeline.config import rows
 from pipeline.config.settings import RunSettings
 from pipeline.report.page import Figure, View
 
-SIZE = (9.0, 3.2)
-"""Inches."""
+SIZE = (4.5, 3.0)
+"""Inches of a panel; one that stands alone has twice the width."""
 MARKERS = "osD^vP*X<>hp"
 """Markers of the points of a picture, which its legend names."""
-LARGEST_PERPLEXITY = 200.0
-"""Larger ones, of the first updates, would press the rest of the curve flat."""
+NEAREST = 0.08
+"""A tick that is nearer to an end of its axis, in parts of the axis, makes room for the label of the end."""
 
 Points = Sequence[tuple[float, float]]
 
@@ -34,6 +34,8 @@ class Panel(NamedTuple):
     series: Mapping[str, Points]
     scatter: bool = False
     """Draw single points with a legend over a logarithmic x axis, instead of lines over a linear one."""
+    logarithmic: bool = False
+    """Draw lines over a logarithmic y axis."""
 
     def finite(self) -> dict[str, Points]:
         """Return the series without points that are not finite."""
@@ -50,26 +52,44 @@ def chart(panels: Sequence[Panel], caption: str, name: str) -> View:
 
 
 def draw(panels: Sequence[Panel], caption: str, name: str) -> Figure:
-    """Return the panels side by side as SVG; equal panels give equal bytes. Points that are not finite are left out."""
+    """Return the panels, two in a line, as SVG; equal panels give equal bytes. Infinite and NaN points are left out."""
     # Not pyplot: it looks for a screen. Matplotlib takes half a second to import.
     import matplotlib
     from matplotlib.figure import Figure as Canvas
 
+    lines = math.ceil(len(panels) / 2)
     # Without a salt, the ids inside an SVG are random.
     with matplotlib.rc_context({"svg.hashsalt": "report", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3}):
-        canvas = Canvas(figsize=SIZE, layout="constrained")
-        for axes, panel in zip(canvas.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        canvas = Canvas(figsize=(2 * SIZE[0], lines * SIZE[1]), layout="constrained")
+        for axes, panel in zip(canvas.subplots(lines, min(2, len(panels)), squeeze=False).flat, panels, strict=True):
             axes.set(title=panel.title, xlabel=panel.x, xscale="log" if panel.scatter else "linear")
+            axes.set_yscale("log" if panel.logarithmic else "linear")
             for number, (label, points) in enumerate(panel.finite().items()):
-                marker = MARKERS[number % len(MARKERS)] if panel.scatter else "-"
+                marker = MARKERS[number % len(MARKERS)] if panel.scatter else "o" if len(points) == 1 else "-"
                 axes.plot(*zip(*points, strict=True) if points else ([], []), marker, label=label)
             if panel.scatter:
                 axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7)
-            elif len(panel.series) > 1:
+                continue
+            if len(panel.series) > 1:
                 axes.legend()
+            points = [point for points in panel.finite().values() for point in points]
+            for axis, values in zip((axes.xaxis, axes.yaxis), zip(*points, strict=True), strict=False):
+                logarithmic = panel.logarithmic and axis is axes.yaxis
+                axis.set_ticks(_with_ends(axis.get_ticklocs(), min(values), max(values), logarithmic))
+                axis.set_major_formatter(lambda value, _: f"{value:,.4g}")
+                axis.set_minor_formatter("")
         content = io.BytesIO()
         canvas.savefig(content, format="svg", metadata={"Date": None})
     return Figure(content.getvalue(), caption, name)
+
+
+def _with_ends(ticks: Iterable[float], low: float, high: float, logarithmic: bool) -> list[float]:
+    """Return both ends of an axis and the ticks between them that are not too near to an end."""
+    place = math.log if logarithmic else float
+    margin = NEAREST * (place(high) - place(low))
+    inside = [tick for tick in ticks if low < tick < high]
+    far = [tick for tick in inside if min(place(tick) - place(low), place(high) - place(tick)) > margin]
+    return sorted({low, *far, high})
 
 
 def series(path: Path, column: str) -> Points:
@@ -78,23 +98,16 @@ def series(path: Path, column: str) -> Points:
         return [(float(row["update"]), float(row[column])) for row in csv.DictReader(file)]
 
 
-def losses(intervals: Path, validations: Path) -> View:
-    """Return the loss of training and validation over updates, from the two tables that training writes."""
-    both = {"training": series(intervals, "nll"), "validation": series(validations, "valid_loss")}
-    return chart([Panel("Cross-entropy, nats per subword", "update", both)], "Training", "loss")
-
-
 def curves(intervals: Path, validations: Path) -> View:
     """Return perplexity, learning rate, speed and the loss that is minimised over updates."""
-    perplexities = series(validations, "valid_ppl")
-    # Large first values would flatten the curve; a weak model's are all large.
-    largest = max(LARGEST_PERPLEXITY, 2 * perplexities[-1][1]) if perplexities else 0.0
-    shown = {"": [(update, perplexity) for update, perplexity in perplexities if perplexity < largest]}
-    minimised, plain = series(intervals, "loss"), series(intervals, "nll")
-    losses = {"with label smoothing, which is minimised": minimised, "without": plain}
+    minimised, plain, validated = (
+        *(series(intervals, name) for name in ("loss", "nll")),
+        series(validations, "valid_loss"),
+    )
+    losses = {"with label smoothing (minimised)": minimised, "without": plain, "validation": validated}
     panels = [
-        Panel("Perplexity per subword of the validation set", "update", shown),
-        Panel("Cross-entropy of training, nats per subword", "update", losses),
+        Panel("Perplexity per subword, validation", "update", {"": series(validations, "valid_ppl")}, logarithmic=True),
+        Panel("Cross-entropy, nats per subword", "update", losses),
         Panel("Learning rate", "update", {"": series(intervals, "learning_rate")}),
         Panel("Target tokens per second", "update", {"": series(intervals, "tokens_per_second")}),
     ]

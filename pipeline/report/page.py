@@ -31,12 +31,19 @@ class Bullets(NamedTuple):
     items: Sequence[str]
 
 
+class Commands(NamedTuple):
+    """Lines to copy into a shell."""
+
+    lines: Sequence[str]
+
+
 class Table(NamedTuple):
-    """Rows of cells under a header; marked rows are highlighted."""
+    """Rows of cells under a header; marked rows are highlighted. The page's first cells link to `link` and the cell."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     marked: frozenset[int] = frozenset()
+    link: str = ""
 
 
 class Figure(NamedTuple):
@@ -76,7 +83,7 @@ class View(NamedTuple):
     fallback: Sequence[Block] = ()
 
 
-Plain = Heading | Paragraph | Bullets | Table | Figure
+Plain = Heading | Paragraph | Bullets | Commands | Table | Figure
 """Blocks that Markdown has, too."""
 Block = Plain | Tiles | Bars | View
 

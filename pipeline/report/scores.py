@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from humanize import precisedelta
-
 from pipeline.config import rows
 from pipeline.config.settings import DataSettings, RunSettings
-from pipeline.config.tasks import score_and_interval, task_in, task_of
+from pipeline.config.tasks import duration, score_and_interval, task_in, task_of
 from pipeline.report import figures
 from pipeline.report.page import Block, Heading, Paragraph, Table, Tiles
 
@@ -31,13 +29,6 @@ def number(value: float | None, form: str = ".2f") -> str:
     return "" if value is None else format(value, form)
 
 
-def duration(seconds: float) -> str:
-    """Return a time in its two largest units, as `1 hour and 29 minutes`."""
-    finer = {86_400: "hours", 3_600: "minutes"}
-    unit = next((name for size, name in finer.items() if seconds >= size), "seconds")
-    return precisedelta(seconds, minimum_unit=unit, suppress=["months", "years"], format="%.0f")
-
-
 def reference_row(name: str) -> str:
     """Return the paper's row that `name` is compared with: itself, or base or parse-wsj for rows not in the paper."""
     row = rows.row(name)
@@ -54,6 +45,21 @@ def comparable(metrics: Mapping[str, Any]) -> bool:
     return (metrics[f"valid_{by.key}_set"], metrics[f"{by.key}_set"]) == (by.papers_set, by.papers_test)
 
 
+def hardware(metrics: Mapping[str, Any]) -> str:
+    return "a CPU" if metrics["device"] == "cpu" else f"{metrics['devices']} x {metrics['device']}"
+
+
+def lead(run: RunSettings, metrics: Mapping[str, Any], text: str) -> str:
+    """Return the report in one sentence, and what the text is."""
+    by = task_in(metrics)
+    score, _ = score_and_interval(metrics, by.key)
+    return (
+        f"A Transformer with {metrics['params'] / 1e6:.1f} million parameters, trained from raw text in "
+        f"{duration(metrics['train_seconds'])} on {hardware(metrics)}: {by.title} {score} on "
+        f"{metrics[f'{by.key}_set']}, {run.pair}. Text: {text}."
+    )
+
+
 def tile(title: str, metrics: Mapping[str, Any]) -> tuple[str, str, str]:
     key = task_in(metrics).key
     score, interval = score_and_interval(metrics, key)
@@ -64,27 +70,17 @@ def headline(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -
     """Return the numbers for the top of the page. The paper's are beside them only where the sets are the same."""
     by, name, same = task_in(metrics), reference_row(run.row), comparable(metrics)
     paper = rows.row(name).paper
-    table2 = paper.table2.get(run.pair) if same else None
-    items = [tile(by.title, metrics)]
-    if by.key == "bleu":
-        printed = f"; the paper's {name}: {table2.bleu:.1f}" if table2 else ""
-        items += [
-            ("BLEU, the paper's way", f"{metrics['bleu_paper_way']:.1f}", f"Moses tokens{printed}"),
-            ("chrF", f"{metrics['chrf']:.1f}", metrics["bleu_set"]),
-        ]
-    elif same and paper.f1 is not None:
-        items.append((f"F1 of the paper's {name}", f"{paper.f1:.1f}", "section 23 of the WSJ"))
-    printed = f"; the paper's {name}: {paper.ppl:.2f}" if same and paper.ppl and run.pair == "en-de" else ""
-    hardware = f"{metrics['devices']} x {metrics['device']}, {metrics['precision']}"
-    cost = f"counted; the paper's way {metrics['train_flops_paper']:.1e}"
-    if table2 and table2.flops:
-        cost += f", the paper's {name} {table2.flops:.1e}"
+    printed = (paper.table2[run.pair].bleu if run.pair in paper.table2 else None) if by.key == "bleu" else paper.f1
+    title, score, note = tile(by.title, metrics)
+    if same and printed is not None:
+        ours = f"; the paper's way {metrics['bleu_paper_way']:.1f}" if by.key == "bleu" else ""
+        note += f"{ours}; the paper's {name}: {printed:.1f}"
+    ppl = f"; the paper's {name}: {paper.ppl:.2f}" if same and paper.ppl and run.pair == "en-de" else ""
     return Tiles(
         [
-            *items,
-            ("perplexity", f"{metrics['valid_ppl']:.2f}", f"per {by.unit}; {data.valid.name}{printed}"),
-            ("training time", duration(metrics["train_seconds"]), hardware),
-            ("cost in FLOPs", f"{metrics['train_flops_counted']:.1e}", cost),
+            (title, score, note),
+            ("perplexity", f"{metrics['valid_ppl']:.2f}", f"per {by.unit}; {data.valid.name}{ppl}"),
+            ("training time", duration(metrics["train_seconds"]), f"{hardware(metrics)}, {metrics['precision']}"),
             ("parameters", f"{metrics['params'] / 1e6:.1f} million", f"{metrics['updates']:,} updates"),
         ]
     )

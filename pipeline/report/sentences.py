@@ -15,10 +15,14 @@ from nmt.evaluation import bleu
 from nmt.parsing import evalb
 from nmt.text.parallel_text import read_lines
 from pipeline.config.tasks import task_of
-from pipeline.report.page import Paragraph, Table, View
+from pipeline.report.page import Table, View
 
 EXAMPLES = 5
-"""Lines of the test set in Markdown."""
+"""Sentences to begin with in the page's box."""
+EXTREMES = 3
+"""Best lines, and worst ones, at the top of the report."""
+SEEN = 50_000
+"""Words of the training text that the page knows, the most frequent ones."""
 LENGTHS = (10, 20, 30, 40, 50)
 """The longest source, in words, of each group of lines; longer ones are the last group."""
 FREQUENCIES = (0, 1, 4, 9, 99, 999)
@@ -74,11 +78,24 @@ def view(systems: Mapping[str, Sequence[Line]], source: str, target: str) -> Vie
         }
         for each in zip(*systems.values(), strict=True)
     ]
-    examples = [(line["source"], line["reference"], *line["outputs"]) for line in lines[:EXAMPLES]]
-    table = Table(("source", "reference", *systems), examples)
     content = {"languages": [source, target], "metric": task_of(target).of_line, "systems": list(systems)}
-    first = Paragraph("The first lines of the test set:")
-    return View("translations", "translations", content | {"lines": lines}, fallback=[first, table])
+    table = extremes(next(iter(systems.values())), task_of(target).of_line)
+    return View("translations", "translations", content | {"lines": lines}, fallback=[table])
+
+
+def examples(lines: Sequence[Line]) -> list[str]:
+    """Return a few sources of ordinary length, from all parts of the test set."""
+    found = [line.source for line in lines if 5 <= len(line.source.split()) <= 12] or [line.source for line in lines]
+    return found[:: max(1, len(found) // EXAMPLES)][:EXAMPLES]
+
+
+def extremes(lines: Sequence[Line], metric: str) -> Table:
+    """Return the lines with the best scores, of equal ones the longest, and those with the worst."""
+    scored = [(line.score, len(line.source), number) for number, line in enumerate(lines) if line.score is not None]
+    scored.sort()
+    chosen = [number for *_, number in (*scored[: -EXTREMES - 1 : -1], *scored[:EXTREMES])]
+    rows = [(f"{number + 1}", f"{lines[number].score:.1f}", *lines[number][:3]) for number in dict.fromkeys(chosen)]
+    return Table(("line", metric, "source", "reference", "output"), rows, link="#line=")
 
 
 def _names(bounds: Sequence[int]) -> list[str]:
@@ -114,16 +131,21 @@ def _trees_by_length(lines: Sequence[Line]) -> dict[str, tuple[int, float]]:
     return {name: (total.sentences, total.f1) for name, total in evalb.by_length(found.sentences).items()}
 
 
-def by_frequency(lines: Sequence[Line], tokenize: Callable[[str], str], training: Path) -> Table:
-    """Return how many words of the references are in the translations, by their number in the tokenised training text.
-
-    As compare-mt does (Neubig et al. 2019): a word that occurs m times in the reference and n times in the translation
-    of a line matches min(m, n) times. Memory grows with the number of different words of the training text.
-    """
+def word_counts(training: Path) -> Counter[str]:
+    """Return how often a tokenised text has each of its words; memory grows with the number of different ones."""
     counts: Counter[str] = Counter()
     with training.open(encoding="utf-8", newline="\n") as file:
         while block := file.readlines(BLOCK):
             counts.update("".join(block).split())
+    return counts
+
+
+def by_frequency(lines: Sequence[Line], tokenize: Callable[[str], str], counts: Counter[str]) -> Table:
+    """Return how many words of the references are in the translations, by their number in the tokenised training text.
+
+    As compare-mt does (Neubig et al. 2019): a word that occurs m times in the reference and n times in the translation
+    of a line matches min(m, n) times.
+    """
 
     def split(text: str) -> Counter[str]:
         return Counter(tokenize(text).split())
@@ -142,5 +164,6 @@ def by_frequency(lines: Sequence[Line], tokenize: Callable[[str], str], training
             *(f"{total['both'] / total[side]:.0%}" if total[side] else "" for side in ("reference", "output")),
         )
         for number, total in sorted(totals.items())
+        if total["reference"]
     ]
     return Table((*header, "its words found in the reference"), rows)

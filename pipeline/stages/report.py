@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from shlex import quote
 from typing import Any
 
 from humanize import precisedelta
@@ -11,12 +14,12 @@ from nmt import codec
 from nmt.common.files import writing
 from nmt.config import ModelSettings
 from nmt.flops import parameters
-from pipeline.config import catalogs, paths, rows, settings
+from pipeline.config import catalogs, paths, resolution, rows, settings
 from pipeline.config.paths import read_json
 from pipeline.config.settings import DataSettings, PreparationSettings, RunSettings, load_section, plain_section
 from pipeline.config.tasks import task_of
 from pipeline.report import attention, browser_model, figures, page, scores, sentences
-from pipeline.report.page import Bars, Block, Bullets, Figure, Heading, Paragraph, Table
+from pipeline.report.page import Bars, Block, Bullets, Commands, Figure, Heading, Paragraph, Table
 
 NOT_COMPARED = {"training.seed", "training.resume_minutes", "training.verify_every", "training.keep_states"}
 """Keys that no row of the paper states or that decide no result."""
@@ -127,7 +130,7 @@ def overlap(tokenized: Mapping[str, Any]) -> Paragraph:
     return Paragraph(f"Lines that are in the training text, too. {'; '.join(found)}.")
 
 
-def groups(data: DataSettings, lines: Sequence[sentences.Line]) -> list[Block]:
+def groups(data: DataSettings, lines: Sequence[sentences.Line], counts: Counter[str]) -> list[Block]:
     """Return the scores of the test set's lines by length, and of its words by frequency."""
     found: list[Block] = [
         Heading("By length", 3),
@@ -141,40 +144,55 @@ def groups(data: DataSettings, lines: Sequence[sentences.Line]) -> list[Block]:
         *found,
         Heading("By frequency of words", 3),
         Paragraph("Words of the references, grouped by how often the training text has them."),
-        sentences.by_frequency(lines, tokenizer.tokenize, paths.TOKENIZED / f"train.{data.target}"),
+        sentences.by_frequency(lines, tokenizer.tokenize, counts),
     ]
 
 
-def attention_section() -> list[Block]:
+def repetition(run: RunSettings, settings: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Return the commands that make this run again in a copy of the repository."""
+    chosen = [f"-S {key}={value}" for key, value in run.model_dump().items()]
+    chosen += [f"-S {quote(f'++overrides.{key}={json.dumps(value)}')}" for key, value in settings.items()]
+    commits = [f"git checkout {name.removeprefix('commit ')}" for name in names if name.startswith("commit ")]
+    return [*commits, " ".join(["dvc exp run", *chosen])]
+
+
+def attention_section(data: DataSettings) -> list[Block]:
     pictures = []
     for path in sorted(paths.ATTENTION.glob("*.svg")):
         name, in_page = path.stem, path.stem.startswith("cross-layer")
-        pictures.append(Figure(path.read_bytes(), name, f"attention-{name}", only_markdown=not in_page))
-    return [Heading("Attention"), attention.view(paths.ATTENTION / "sentences.npz", pictures)]
+        kind, layer = name.split("-layer-")
+        caption = f"Attention of layer {layer}, {attention.KINDS[kind]}: a picture for each head"
+        pictures.append(Figure(path.read_bytes(), caption, f"attention-{name}", only_markdown=not in_page))
+    return [
+        Heading("Attention"),
+        attention.view(paths.ATTENTION / "sentences.npz", [data.source, data.target], pictures),
+    ]
 
 
 def blocks(lines: Sequence[sentences.Line], seconds: Mapping[str, float | None], names: Sequence[str]) -> list[Block]:
     """Return the whole report, made from the files of the earlier stages."""
     chosen, data = load_section("run", RunSettings), load_section("data", DataSettings)
     configuration = {name: plain_section(name) for name in settings.SECTIONS}
+    named = {"run": chosen.model_dump(), **configuration}
     versions = ", ".join(f"{library} {version}" for library, version in plain_section("versions").items())
     metrics, name = read_json(paths.SCORES), scores.reference_row(chosen.row)
-    changed, output = differences(chosen, configuration), task_of(data.target).output
+    source, target = (sentences.word_counts(paths.TOKENIZED / f"train.{side}") for side in (data.source, data.target))
+    seen = [word for word, _ in source.most_common(sentences.SEEN)]
+    unlike, output = differences(chosen, configuration), task_of(data.target).output
     return [
-        Heading(f"{chosen.row}, {chosen.pair} on {chosen.corpus}, seed {chosen.seed}", 1),
-        Paragraph(f"Text: {catalogs.load(chosen.corpus).description}."),
-        *([Bullets(names)] if names else []),
+        Heading(resolution.name(named), 1),
+        Paragraph(scores.lead(chosen, metrics, catalogs.load(chosen.corpus).description)),
+        *browser_model.section(paths.AVERAGE, sentences.examples(lines), seen),
         scores.headline(chosen, data, metrics),
-        overlap(read_json(paths.TOKENIZED / "stats.json")),
-        figures.losses(paths.CURVES, paths.VALIDATION),
+        sentences.extremes(lines, task_of(data.target).of_line),
         *scores.results(chosen, data, metrics),
+        overlap(read_json(paths.TOKENIZED / "stats.json")),
         Heading(f"{output.capitalize()}s of the test set"),
         sentences.view({output: lines}, data.source, data.target),
-        *groups(data, lines),
-        *attention_section(),
-        *browser_model.section(paths.AVERAGE, lines[0].source),
+        *groups(data, lines, target),
+        *attention_section(data),
         Heading(f"Differences from the paper's {name}"),
-        Table(("key", f"the paper's {name}", "this run"), changed) if changed else Paragraph("None in the settings."),
+        Table(("key", f"the paper's {name}", "this run"), unlike) if unlike else Paragraph("None in the settings."),
         *([Bullets(explanations(chosen, metrics, configuration))] if "bleu" in metrics else []),
         *cost_section(metrics, read_json(paths.TRAINING)),
         *stage_times(seconds),
@@ -183,6 +201,8 @@ def blocks(lines: Sequence[sentences.Line], seconds: Mapping[str, float | None],
         *corpus_section(data, read_json(paths.BINNED_STATS)),
         *certificate_section(read_json(paths.CERTIFICATE)),
         Heading("How to repeat it"),
+        *([Bullets(names)] if names else []),
+        Commands(repetition(chosen, resolution.changed(named), names)),
         Paragraph(f"The full configuration is results/config.yaml; libraries that decide bytes: {versions}."),
     ]
 

@@ -19,8 +19,8 @@ from filelock import FileLock
 
 from nmt.common.files import read_yaml, sha256_of
 from nmt.config import InputError
+from pipeline.config import resolution
 from pipeline.config.paths import CONFIG, state_root
-from pipeline.config.resolution import OF_CORPUS, changed, in_words
 from pipeline.config.tasks import task_of
 
 if TYPE_CHECKING:
@@ -182,9 +182,7 @@ def open_run(client: MlflowClient, training: str) -> Run:
         configuration = read_yaml(CONFIG)
         run = configuration["run"]
         tags = {**_identity(training), "row": run["row"], "mlflow.user": os.environ.get("USER", "unknown")}
-        # The corpus decides the other sections.
-        chosen = {key: value for key, value in changed(configuration).items() if not key.startswith(OF_CORPUS)}
-        words = [f"{run['row']}-{run['corpus']}-s{run['seed']}", *in_words(chosen)]
+        words = [resolution.name(configuration)]
         if queued := os.environ.get("DVC_EXP_NAME"):
             tags["DVC_EXP_NAME"] = queued
             words.append(queued)

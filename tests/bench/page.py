@@ -30,7 +30,7 @@ from tests.bench.conditions import announce
 LAYERS, HEADS, PAIRS, LINES, POINTS = 6, 8, 20, 3003, 1000
 CONCENTRATION = 0.05
 """Of the Dirichlet distribution of a row of weights."""
-VIEWS = {"translations": "Translations", "attention": "Attention", "translate": "Translate with this model"}
+VIEWS = {"translations": "Translations", "attention": "Attention"}
 """Views that are built when their section is opened, and the section."""
 
 
@@ -62,7 +62,7 @@ def base_sized(folder: Path) -> Path:
         Heading("Translations"),
         sentences.view({"translation": kept}, "en", "de"),
         Heading("Attention"),
-        attention.view(attention_file(folder / "sentences.npz", lines), []),
+        attention.view(attention_file(folder / "sentences.npz", lines), ["en", "de"], []),
         Heading("Curves"),
         figures.chart([figures.Panel(str(n), "update", {"": curve}) for n in range(4)], "Curves", "curves"),
     ]

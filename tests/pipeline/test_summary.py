@@ -14,6 +14,7 @@ SCORES = {
     "bleu_high": 89.91,
     "bleu_set": "sampletest, 500 lines",
     "bleu_signature": "nrefs:1",
+    "train_seconds": 94.3,
 }
 
 
@@ -23,12 +24,14 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("data/catalog", "results"):
         Path(name).mkdir(parents=True)
     Path("dvc.yaml").touch()
+    run = {"row": "sample", "pair": "en-de", "corpus": "sample", "seed": 3}
+    Path("results/config.yaml").write_text(json.dumps({"run": run, "training": {"updates": 200}}))
 
 
 def test_bleu_its_interval_and_where_things_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert wmt("summary") == 1
     assert capsys.readouterr().err.startswith("summary: results/scores.json cannot be read")
-    for key in SCORES:
+    for key in SCORES.keys() - {"train_seconds"}:
         Path("results/scores.json").write_text(json.dumps({name: SCORES[name] for name in SCORES if name != key}))
         assert wmt("summary") == 1
         assert f"summary: results/scores.json has no '{key}': run `dvc repro`" in capsys.readouterr().err
@@ -36,8 +39,10 @@ def test_bleu_its_interval_and_where_things_are(capsys: pytest.CaptureFixture[st
     assert wmt("summary") == 0
     assert capsys.readouterr().out.splitlines() == [
         "BLEU    87.9 (95% interval 85.9 to 89.9) on sampletest, 500 lines; sacreBLEU, nrefs:1",
-        "report  results/report.html",
-        "model   models/average",
+        "run     sample-sample-s3 updates=200, trained in 1 minute and 34 seconds",
+        f"report  {Path.cwd().as_uri()}/results/report.html",
+        "model   models/average: wmt translate models/average",
+        "next    open the report; `make ui` compares runs; `wmt rows` lists other models",
     ]
 
 

@@ -1,6 +1,6 @@
 // Curves over updates with hover and zoom, and scores over training cost.
 
-const SIZE = { height: 240, left: 52, right: 12, top: 10, bottom: 34 };
+const SIZE = { height: 240, left: 60, right: 12, top: 10, bottom: 34 };
 const NARROWEST = 240; // width of a chart in pixels
 
 /** Call `draw(width)` now and whenever the width of `svg`, in pixels, changes: text keeps its size. */
@@ -34,6 +34,12 @@ function ticks(low, high) {
   return Array.from({ length: Math.max(0, Math.min(count, 12)) }, (_, i) => (first + i) * step);
 }
 
+/** Return the ends of an axis and the ticks between them, but for those whose labels would touch an end's. */
+function withEnds(low, high, inside, place, room) {
+  const near = (tick) => Math.min(Math.abs(place(tick) - place(low)), Math.abs(place(tick) - place(high))) < room;
+  return [...new Set([low, ...inside.filter((tick) => tick > low && tick < high && !near(tick)), high])];
+}
+
 const scale = (low, high, from, to) => (value) => from + ((value - low) / (high - low || 1)) * (to - from);
 
 function axes(svg, width, x, y, xTicks, yTicks, xTitle) {
@@ -45,14 +51,15 @@ function axes(svg, width, x, y, xTicks, yTicks, xTitle) {
     );
   }
   for (const value of xTicks) {
-    svg.append(drawing("text", { x: x(value), y: height - bottom + 16, "text-anchor": "middle" }, shortNumber(value)));
+    const anchor = x(value) > width - right - 1 ? "end" : "middle";
+    svg.append(drawing("text", { x: x(value), y: height - bottom + 16, "text-anchor": anchor }, shortNumber(value)));
   }
   svg.append(drawing("text", { x: (left + width - right) / 2, y: height - 3, "text-anchor": "middle" }, xTitle));
   svg.append(drawing("line", { class: "grid", x1: left, x2: left, y1: top, y2: height - bottom }));
 }
 
 /** A chart of several series. Hover, or focus and arrow keys, read values; dragging or + and - zoom, 0 or Escape reset. */
-function curves({ title, x: xTitle, series }) {
+function curves({ title, x: xTitle, series, logarithmic }) {
   const { height, left, right, top, bottom } = SIZE;
   const all = series.flatMap((one) => one.points.map(([x]) => x));
   const steps = [...new Set(all)].sort((a, b) => a - b);
@@ -87,17 +94,25 @@ function curves({ title, x: xTitle, series }) {
     const inside = series.flatMap(({ points }) => points.filter(([x]) => x >= range[0] && x <= range[1]));
     const values = inside.map(([, y]) => y);
     const [low, high] = values.length ? [Math.min(...values), Math.max(...values)] : [0, 1];
-    const margin = (high - low) * 0.04 || Math.abs(high) * 0.1 || 1;
+    const place = logarithmic ? Math.log10 : Number;
+    const margin = (place(high) - place(low)) * 0.04 || Math.abs(place(high)) * 0.1 || 1;
     const x = scale(...range, left, width - right);
-    const y = scale(low - margin, high + margin, height - bottom, top);
+    const linear = scale(place(low) - margin, place(high) + margin, height - bottom, top);
+    const y = (value) => linear(place(value));
+    const powers = () => Array.from({ length: 40 }, (_, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3));
     svg.replaceChildren();
-    axes(svg, width, x, y, ticks(...range), ticks(low, high), xTitle);
+    axes(svg, width, x, y, withEnds(...range, ticks(...range), x, 32), withEnds(low, high, logarithmic ? powers() : ticks(low, high), y, 14), xTitle);
     series.forEach(({ points }, index) => {
       const shown = points.filter(([at], i) => (points[i + 1]?.[0] ?? at) >= range[0] && (points[i - 1]?.[0] ?? at) <= range[1]);
       const path = shown.map(([at, value], i) => `${i ? "L" : "M"}${x(at).toFixed(1)} ${y(value).toFixed(1)}`).join("");
       const line = drawing("path", { class: "series", d: path });
       line.style.stroke = colour(index);
       svg.append(line);
+      if (shown.length === 1) {
+        const dot = drawing("circle", { cx: x(shown[0][0]), cy: y(shown[0][1]), r: 4 });
+        dot.style.fill = colour(index);
+        svg.append(dot);
+      }
     });
     if (cursor !== null) {
       svg.append(drawing("line", { class: "cursor", x1: x(cursor), x2: x(cursor), y1: top, y2: height - bottom }));
@@ -141,7 +156,7 @@ function curves({ title, x: xTitle, series }) {
   svg.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const visible = steps.filter((step) => step >= range[0] && step <= range[1]);
-    const index = visible.indexOf(cursor);
+    const index = visible.findLastIndex((step) => cursor !== null && step <= cursor);
     const middle = cursor ?? (range[0] + range[1]) / 2;
     const span = range[1] - range[0];
     const keys = {

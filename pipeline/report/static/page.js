@@ -53,7 +53,12 @@ async function unpack(text) {
   return { content, blob: whole.slice(4 + length) };
 }
 
-async function build(root) {
+/** Build a view once; later calls return the same promise. */
+function build(root) {
+  return root.built ??= fill(root);
+}
+
+async function fill(root) {
   try {
     const { content, blob } = await unpack(document.getElementById(`data-${root.dataset.name}`).textContent);
     await views[root.dataset.view](root, content, blob);
@@ -64,10 +69,31 @@ async function build(root) {
   }
 }
 
-/** Open the section that an address names by its hash. */
-function openTarget(hash) {
-  const target = document.getElementById(hash.slice(1));
-  if (target instanceof HTMLDetailsElement) target.open = true;
+/** Open the section that an address names by its hash, or the line of the test set, and scroll there. */
+async function openTarget(hash) {
+  const line = /^#line=([0-9]+)$/u.exec(hash)?.[1];
+  const list = document.querySelector("[data-view=translations]");
+  const target = line && list ? list.closest("details") : document.getElementById(hash.slice(1));
+  if (!target) return;
+  target.open = true;
+  await Promise.all(Array.from(target.querySelectorAll("[data-view]"), build));
+  target.scrollIntoView();
+  if (line) list.find(Number(line));
+}
+
+/** Show everything on paper: closed sections open, and views that were not built have what pages without JavaScript have. */
+function printed() {
+  const closed = [...document.querySelectorAll("details:not([open])")];
+  const empty = [...document.querySelectorAll("[data-view]")].filter((root) => !root.built);
+  for (const section of closed) section.open = true;
+  for (const root of empty) {
+    root.built = true; // Opening the section builds nothing now.
+    root.innerHTML = root.parentNode.querySelector(`#data-${root.dataset.name} + noscript`)?.textContent ?? "";
+  }
+  addEventListener("afterprint", () => {
+    for (const root of empty) { root.built = null; root.replaceChildren(); }
+    for (const section of closed) section.open = false;
+  }, { once: true });
 }
 
 // The last module of the script calls it. A view inside a closed section is built when the section is first opened.
@@ -75,17 +101,17 @@ function start() {
   for (const root of document.querySelectorAll("[data-view]")) {
     const section = root.closest("details");
     if (!section || section.open) build(root);
-    else section.addEventListener("toggle", () => build(root), { once: true });
+    else section.addEventListener("toggle", () => { if (section.open) build(root); });
   }
   addEventListener("click", (event) => {
     const link = event.target.closest("a[href^='#']");
     if (!link) return;
-    openTarget(link.hash);
-    if (window === window.top) return;
     // In a frame, as MLflow shows the page, the link would lead to the outer page.
     event.preventDefault();
-    document.querySelector(link.hash).scrollIntoView();
+    if (window === window.top) history.pushState(null, "", link.hash);
+    openTarget(link.hash);
   });
+  addEventListener("beforeprint", printed);
   addEventListener("hashchange", () => openTarget(location.hash));
   openTarget(location.hash);
 }

@@ -1,6 +1,7 @@
 // The Transformer of nmt/model.py in float32 on 8-bit weights, and the beam search of nmt/inference/search.py.
 
 const [PAD, BOS, EOS, UNK] = [0, 1, 2, 3];
+const LIKELIEST = 4; // subwords of a step that are shown
 const EPSILON = 1e-6; // of the layer norms
 
 /** Return name -> {data: Float32Array, shape}: rows of int8 times their scales; vectors are stored as they are. */
@@ -208,14 +209,17 @@ class Transformer {
     return this.rowsOf(linear(x, rows, this.output, null), rows);
   }
 
-  /** Return the attention for a pair as `attentionView` takes it; ids of the source end in EOS, the target's begin with BOS. */
-  attention(source, target) {
+  /**
+   * Return the attention for a pair as `attentionView` takes it, and for each query the likeliest subwords as
+   * [logarithm of the probability, id]; ids of the source end in EOS, the target's begin with BOS.
+   */
+  attention(source, target, usedRows) {
     const { N, h } = this.settings;
     const [rows, columns] = [target.length, source.length];
     const traced = [];
     const memory = this.encode(source, traced);
     const made = { encoder: new Uint8Array(N * h * columns * columns), decoder: new Uint8Array(N * h * rows * rows),
-      cross: new Uint8Array(N * h * rows * columns) };
+      cross: new Uint8Array(N * h * rows * columns), likeliest: [] };
     const put = (kind, layer, query, weights, keys, width, height) => weights.forEach((value, i) => {
       const head = Math.floor(i / keys);
       made[kind][((layer * h + head) * height + query) * width + (i % keys)] = Math.round(value * 255);
@@ -225,7 +229,8 @@ class Transformer {
     target.forEach((id, query) => {
       hypothesis.ids = target.slice(0, query + 1);
       const steps = [];
-      this.step(memory, [hypothesis], steps);
+      const [logits] = this.step(memory, [hypothesis], steps);
+      made.likeliest.push(best(logProbabilities(logits, usedRows, false), LIKELIEST));
       steps.forEach(({ self, cross }, layer) => {
         put("decoder", layer, query, self[0], query + 1, rows, rows);
         put("cross", layer, query, cross[0], columns, columns, rows);

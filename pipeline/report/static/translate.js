@@ -1,9 +1,11 @@
-// A box that translates, or parses, with the run's own model, in the page.
+// A box that translates, or parses, with the run's own model, in the page, and shows how the model writes.
 
 const YIELD = 40; // milliseconds of computing after which the page may answer
+const PACE = 450; // milliseconds between two subwords as one watches
+let translateLine = null; // function(text) that fills the box, where the page has one
 
 views.translate = (root, content, blob) => {
-  const { languages, subwords, targetSymbols, tokenizer, detokenizer, settings, searching, longest, example } = content;
+  const { languages, subwords, targetSymbols, tokenizer, detokenizer, settings, searching, longest, examples } = content;
   const parses = languages[1] === "tree";
   const model = new Transformer(content, blob);
   const vocabulary = (subwords.kind === "bpe" ? makeBytePairs : makeWordPieces)(subwords);
@@ -11,32 +13,41 @@ views.translate = (root, content, blob) => {
   const tokenize = parses ? makeWords() : makeTokenizer(tokenizer);
   const detokenize = parses ? makeTrees(tokenizer.tokenizer, targetSymbols?.symbols.slice(0, targetSymbols.usedRows)) : makeDetokenizer(detokenizer);
   const text = (ids, source) => detokenize(written.decode(ids), source);
-  const input = element("textarea", { rows: 3, lang: languages[0], dir: "auto", spellcheck: "false" });
-  input.value = example;
+  const seen = new Set(content.seen);
+  const input = element("textarea", { rows: 2, lang: languages[0], dir: "auto", spellcheck: "false" });
+  input.value = examples[0];
   const output = element("div", { class: "translation", lang: languageTag(languages[1]), dir: "auto", "aria-live": "polite", role: "status" });
   const said = element("p", { class: "hint" });
-  const button = element("button", { type: "button", onclick: () => run() }, parses ? "Parse" : "Translate");
-  const looked = element("div");
-  let show = null;
+  const button = element("button", { type: "button", class: "main", onclick: () => run() }, parses ? "Parse" : "Translate");
+  const looked = element("div", { class: "looked", hidden: true });
+  const steps = element("input", { type: "range", min: 1, oninput: () => { pause(); step(); } });
+  const play = element("button", { type: "button", onclick: () => (timer ? pause() : watch()) }, "Watch it write");
+  const likeliest = element("ol", { class: "likeliest", "aria-label": "likeliest subwords of this step" });
+  const show = attentionView(looked, { layers: settings.N, heads: settings.h, languages, pointed: (at) => { steps.value = at + 1; alternatives(); } });
+  looked.querySelector(".expert").before(element("div", { class: "controls" }, play, element("label", {}, "step", steps)), likeliest);
+  let watched = null; // {likeliest, ids} of what is shown
+  let timer = 0;
   let turn = 0; // a later request ends an earlier one
 
   const encode = (line) => {
     const ids = split(line).length ? vocabulary.encode(tokenize(line)) : [];
-    if (ids.length > longest) throw new Error(`a line has ${ids.length} subwords, and at most ${longest} are ${parses ? "parsed" : "translated: split it"}`);
+    if (ids.length > longest) throw new Error(`has ${ids.length} subwords, and at most ${longest} are ${parses ? "parsed" : "translated: split it"}`);
     return ids.length ? [...ids, EOS] : [];
   };
 
   async function run() {
     const own = ++turn;
     const start = performance.now();
+    const lines = input.value.split("\n");
+    const done = []; // a text, or what a line's error is
     let rested = start;
-    const done = [];
+    let last = null;
     said.textContent = parses ? "parsing" : "translating";
     output.replaceChildren();
+    delete output.dataset.lines;
     output.ariaBusy = "true"; // fragments are not read aloud
-    try {
-      let last = null;
-      for (const line of input.value.split("\n")) {
+    for (const line of lines) {
+      try {
         const source = encode(line);
         if (!source.length) { done.push(""); continue; }
         const found = await search(model, source, searching, target.usedRows, async (ids) => {
@@ -48,35 +59,81 @@ views.translate = (root, content, blob) => {
         });
         if (own !== turn) return;
         done.push(text(found, line));
-        last = { source, found };
+        last = { source, found, line };
+      } catch (error) {
+        done.push(element("span", { class: "error" }, `Line ${done.length + 1} ${error.message}.`));
       }
-      output.replaceChildren(...done.flatMap((line, i) => (i ? [element("br"), line] : [line])));
-      output.ariaBusy = "false";
-      output.dataset.lines = JSON.stringify(done);
-      said.textContent = `${((performance.now() - start) / 1000).toFixed(2)} seconds in this page`;
-      if (last) look(last);
-    } catch (error) {
-      output.ariaBusy = "false";
-      output.replaceChildren(element("span", { class: "error" }, error.message));
-      said.textContent = "";
     }
+    output.replaceChildren(...done.flatMap((line, i) => (i ? [element("br"), line] : [line])));
+    output.ariaBusy = "false";
+    output.dataset.lines = JSON.stringify(done.map((line) => (typeof line === "string" ? line : "")));
+    const unseen = [...new Set(lines.flatMap((line) => split(tokenize(line))))].filter((word) => !seen.has(word));
+    said.textContent = `${((performance.now() - start) / 1000).toFixed(2)} seconds in this page, with 8-bit weights; nothing is sent anywhere.`;
+    if (unseen.length) {
+      const known = seen.size.toLocaleString("en");
+      said.prepend(element("strong", {}, `Not among the ${known} most frequent words of the training text: ${unseen.slice(0, 8).join(", ")}. `), "The model guesses such words. ");
+    }
+    pause();
+    looked.hidden = !last;
+    if (last) look(last, new Set(unseen));
   }
 
-  function look({ source, found }) {
+  function look({ source, found, line }, unseen) {
     const names = (ids, { symbols }) => ids.map((id) => symbols[id]);
-    show ??= attentionView(looked, [], { layers: settings.N, heads: settings.h });
     const all = [BOS, ...found];
-    show([{ title: "", source: names(source, subwords), target: names(all, target), ...model.attention(source, all) }]);
+    const attended = model.attention(source, all, target.usedRows);
+    watched = { likeliest: attended.likeliest, ids: [...found, EOS] };
+    steps.max = all.length;
+    steps.value = 1;
+    show.set([{ title: line, source: names(source, subwords), target: names(all, target), unseen, ...attended }]);
+    alternatives();
   }
 
+  function alternatives() {
+    const at = steps.value - 1;
+    steps.setAttribute("aria-valuetext", target.symbols[watched.ids[at]]);
+    likeliest.replaceChildren(...watched.likeliest[at].map(([value, id]) => {
+      const bar = element("span", { class: "share" });
+      bar.style.width = `${100 * Math.exp(value)}%`;
+      return element("li", { class: id === watched.ids[at] ? "taken" : null }, element("span", {}, target.symbols[id]),
+        element("span", {}, `${(100 * Math.exp(value)).toFixed(1)}%`), bar);
+    }));
+  }
+
+  function step() {
+    show.write(Number(steps.value));
+    alternatives();
+  }
+
+  function watch() {
+    let at = ["1", steps.max].includes(steps.value) ? 0 : Number(steps.value);
+    play.textContent = "Pause";
+    timer = setInterval(() => {
+      steps.value = at += 1;
+      step();
+      if (steps.value === steps.max) pause();
+    }, PACE);
+  }
+
+  function pause() {
+    clearInterval(timer);
+    timer = 0;
+    play.textContent = "Watch it write";
+  }
+
+  translateLine = (line) => {
+    input.value = line;
+    root.scrollIntoView();
+    return run();
+  };
   input.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run();
   });
-  root.append(
-    element("label", {}, parses
-      ? `${languages[0]}, one sentence a line, spaces between words and punctuation; Ctrl-Enter parses`
-      : `${languages[0]}, one sentence a line; Ctrl-Enter translates`, input), button, said, output, looked,
-  );
+  root.append(element("div", { class: "asked" }, element("label", {}, parses
+    ? `${languages[0]}, one sentence a line, spaces between words and punctuation; Ctrl-Enter parses`
+    : `${languages[0]}, one sentence a line; Ctrl-Enter translates`, input), button, output, said,
+    ...examples.map((example) => element("button", { type: "button", class: "example", lang: languages[0], onclick: () => translateLine(example) }, example))), looked);
+  return run();
 };
 
 start();

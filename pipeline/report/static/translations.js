@@ -90,7 +90,9 @@ views.translations = (root, { languages, metric, systems, lines }) => {
       cells.push(element("dt", {}, systems[i]), element("dd", { dir: "auto", lang: languageTag(languages[1]) }, ...output));
     });
     const scores = line.scores.map((score) => (score === null ? "not scored" : score.toFixed(1))).join(" and ");
-    return element("li", {}, element("div", { class: "meta" }, `line ${line.number}, ${metric} ${scores}`), element("dl", {}, ...cells));
+    const meta = element("div", { class: "meta" }, element("a", { href: `#line=${line.number}` }, `line ${line.number}`), `, ${metric} ${scores} `);
+    if (translateLine) meta.append(element("button", { type: "button", onclick: () => translateLine(line.source) }, "run it again, with attention"));
+    return element("li", {}, meta, element("dl", {}, ...cells));
   }
 
   function more() {
@@ -99,9 +101,10 @@ views.translations = (root, { languages, metric, systems, lines }) => {
     shown += next.length;
   }
 
-  function show() {
+  function show(number = 0) {
     const text = search.value.trim().toLowerCase();
-    found = lines.filter((line, index) => keep[state.kind](line) && folded[index].includes(text)).sort(compare[state.order]);
+    const wanted = (line, index) => (number ? line.number === number : keep[state.kind](line) && folded[index].includes(text));
+    found = lines.filter(wanted).sort(compare[state.order]);
     count.textContent = `${found.length.toLocaleString("en")} of ${lines.length.toLocaleString("en")} lines`;
     list.replaceChildren();
     listing.scrollTop = 0;
@@ -109,7 +112,8 @@ views.translations = (root, { languages, metric, systems, lines }) => {
     more();
   }
 
-  search.addEventListener("input", settled(show));
+  root.find = show;
+  search.addEventListener("input", settled(() => show()));
   root.append(
     element("div", { class: "controls" }, element("label", {}, "Search", search), order.label, kind.label), count,
     element("p", { class: "hint" }, element("mark", {}, "wavy"), ": not in the reference; ",

@@ -77,7 +77,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Heading("Translations"),
         sentences.view({"translation": lines()}, "en", "de"),
         Heading("Attention"),
-        attention.view(attention_file(folder / "sentences.npz"), [picture]),
+        attention.view(attention_file(folder / "sentences.npz"), ["en", "de"], [picture]),
     ]  # fmt: skip
     path = folder / "report.html"
     path.write_text(page.html(blocks), encoding="utf-8")
@@ -142,25 +142,27 @@ def test_attention_is_that_of_the_arrays(browser: Browser, report: Path) -> None
     with opened(browser, report) as shown:
         open_sections(shown)
         view = shown.locator("[data-view=attention]")
-        said = view.locator(".hint")
-        assert view.locator(".queries .word").all_text_contents() == ["Hund", "</s>"], "a row has the word it writes"
-        view.locator(".queries .word").first.hover()
-        assert said.text_content() == "Hund looks at </s> 0.75, the 0.25 (mean of the chosen heads)"
-        assert view.locator(".attention line").count() == 4, "a line for each head"
-        for head in (2, 3, 4):
-            view.get_by_role("button", name=f"head {head}").click()
-        view.locator(".queries .word").first.focus()
-        assert said.text_content() == "Hund looks at the 1.00 (mean of the chosen heads)"
-        view.get_by_role("combobox", name="Layer").select_option("0")
-        view.locator(".keys .word").nth(3).hover()
-        assert said.text_content() == "</s> is looked at by Hund 1.00, </s> 1.00 (mean of the chosen heads)"
+        said, queries, keys = view.locator(".hint"), view.locator("p.queries .word"), view.locator("p.keys .word")
+        assert queries.all_text_contents() == ["Hund", "</s>"], "a row has the word it writes"
+        assert keys.all_text_contents() == ["the", "dog", "</s>"], "subwords are joined"
+        assert said.text_content() == "Hund looks at the 1.00 (layer 2, head 1)", "the head that tells words apart"
+        view.locator(".expert summary").click()
+        view.get_by_role("button", name="layer 1, head 2").click()
+        assert said.text_content() == "Hund looks at </s> 1.00 (layer 1, head 2)"
+        assert view.locator(".attention line").count() == 1
+        keys.last.click()
+        queries.first.hover()
+        assert said.text_content() == "</s> is looked at by Hund 1.00, </s> 1.00 (layer 1, head 2)", "it is pinned"
+        keys.last.click()
+        queries.last.hover()
+        assert (said.text_content() or "").startswith("</s> looks at")
         view.get_by_role("combobox", name="Attention").select_option("decoder")
-        assert view.locator(".queries .word").all_text_contents() == ["Hund", "</s>"]
-        assert view.locator(".keys .word").all_text_contents() == ["<s>", "Hund"]
+        assert queries.all_text_contents() == ["Hund", "</s>"]
+        assert keys.all_text_contents() == ["<s>", "Hund"]
         view.get_by_role("combobox", name="Attention").select_option("encoder")
-        assert view.locator(".queries .word").all_text_contents() == ["the", "do@@", "g", "</s>"]
+        assert queries.all_text_contents() == ["the", "dog", "</s>"]
         view.get_by_role("combobox", name="Sentence").select_option("1")
-        assert view.locator(".keys .word").all_text_contents() == HOSTILE[:4]
+        assert keys.all_text_contents() == HOSTILE[:4]
 
 
 def test_a_chart_is_read_and_zoomed_by_mouse_and_keyboard(browser: Browser, report: Path) -> None:
@@ -208,11 +210,49 @@ def test_labels_of_near_points_do_not_cover_each_other(browser: Browser, report:
             assert abs(one["y"] - other["y"]) >= 12 or other["x"] > one["x"] + one["width"], (one, other)
 
 
-def test_a_link_opens_its_section(browser: Browser, report: Path) -> None:
+def test_a_chart_names_the_ends_of_its_axes_and_draws_single_points(browser: Browser, tmp_path: Path) -> None:
+    one = figures.Panel("One", "update", {"a": [(7.0, 3.0)]})
+    falling = figures.Panel("Falling", "update", {"": [(14.0, 4741.0), (1400.0, 1.5)]}, logarithmic=True)
+    path = tmp_path / "page.html"
+    path.write_text(page.html([Heading("t", 1), figures.chart([falling, one], "c", "n")]), encoding="utf-8")
+    with opened(browser, path) as shown:
+        shown.wait_for_selector(".chart text")
+        labels = shown.locator(".chart").first.locator("text").all_text_contents()
+        assert {"14", "1,400", "4,741", "1.5", "100"} <= set(labels)
+        heights = [text.bounding_box() for text in shown.locator(".chart").first.get_by_text("100", exact=True).all()]
+        assert heights[0] is not None
+        assert heights[0]["y"] < shown.locator(".chart svg").first.bounding_box()["y"] + 150, "powers are equally far"
+        assert shown.locator(".chart").last.locator("circle").count() == 1
+
+
+def test_a_link_opens_its_section_at_the_top_of_the_screen(browser: Browser, report: Path) -> None:
     with opened(browser, report) as shown:
         shown.get_by_role("link", name="Attention").click()
         shown.wait_for_selector("[data-view=attention][data-ready]")
-        assert shown.locator("details[open]").count() == 1
+        assert shown.locator("details[id][open]").count() == 1
+        shown.wait_for_function("document.querySelector('details[id][open]').getBoundingClientRect().top < 1")
+
+
+def test_a_line_has_an_address(browser: Browser, report: Path) -> None:
+    from playwright.sync_api import expect
+
+    with opened(browser, report) as shown:
+        shown.evaluate("location.hash = 'line=158'")
+        expect(shown.locator(".lines > li")).to_have_count(1)
+        assert shown.locator(".lines > li a").get_attribute("href") == "#line=158"
+        expect(shown.locator(".lines dd").first).to_have_text("source 157")
+
+
+def test_everything_is_printed(browser: Browser, report: Path) -> None:
+    with opened(browser, report) as shown:
+        shown.emulate_media(media="print")
+        shown.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert shown.locator("details[id]:not([open])").count() == 0
+        assert shown.locator("[data-view=translations] td").nth(3).is_visible(), "what pages without JavaScript have"
+        shown.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert shown.locator("details[id][open]").count() == 0
+        shown.locator("summary", has_text="Translations").click()
+        shown.wait_for_selector(".lines > li")
 
 
 def test_it_works_in_a_frame_that_may_only_run_scripts(browser: Browser, report: Path, tmp_path: Path) -> None:
@@ -232,5 +272,5 @@ def test_without_javascript_the_page_can_be_read(browser: Browser, report: Path)
     with opened(browser, report, java_script_enabled=False) as shown:
         assert shown.locator("header noscript img, header img").count() == 1
         shown.locator("summary", has_text="Translations").click()
-        assert shown.locator("details[open] noscript p").bounding_box() is not None
-        assert shown.locator("details[open] td").nth(3).text_content() == HOSTILE[1]
+        assert shown.locator("details[open] noscript table").bounding_box() is not None
+        assert HOSTILE[2] in shown.locator("details[open] tr:has(a[href='#line=3']) td").all_text_contents()

@@ -20,7 +20,7 @@ from model_folders import TREES, folder_of, parser_of
 
 from nmt import codec
 from nmt.common.tensors import WEIGHTS, load_tensors
-from nmt.config import SubwordSettings, TokenizerSettings
+from nmt.config import BOS, PAD, UNK, SubwordSettings, TokenizerSettings
 from nmt.inference.loading import Models
 from nmt.inference.model_folder import load_description, save_model
 from nmt.inference.translator import Translator
@@ -29,6 +29,7 @@ from nmt.parsing.delinearisation import delinearise
 from nmt.parsing.trees import LINEARISATIONS, TAG, Linearisation, escape, linearise, read_trees
 from nmt.text import subwords
 from pipeline.report import browser_model, comparison, page
+from pipeline.report import sentences as sentences_view
 from pipeline.report.page import Heading, Paragraph, View
 from pipeline.report.sentences import Line
 
@@ -87,7 +88,7 @@ def dequantized(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @contextmanager
 def model_page(browser: Browser, path: Path, folder: Path, example: str) -> Iterator[Page]:
     """A page in which one uses the model of a folder."""
-    blocks = [Heading("Model", 1), *browser_model.section(folder, example)]
+    blocks = [Heading("Model", 1), *browser_model.section(folder, [example], ["dog"])]
     path.write_text(page.html(blocks), encoding="utf-8")
     with opened(browser, path) as shown:
         open_sections(shown)
@@ -184,9 +185,16 @@ def test_the_page_translates_as_wmt_translate(browser: Browser, tmp_path: Path, 
     with model_page(browser, tmp_path / "page.html", folder, lines[0]) as shown:
         assert computed(shown, lines, "Translate") == expected
         assert len(set(expected)) > 20, "the model tells lines apart"
-        # The attention below is that of the last line.
+        # Attention and likeliest subwords are those of the last line.
         ids = models.encode(lines[-1])
-        assert shown.locator(".keys .word").all_text_contents() == models.subwords.symbols(ids)
+        words = shown.locator("p.keys .word").all_text_contents()
+        assert "".join(words) == re.sub(r"@@|\u2581", "", "".join(models.subwords.symbols(ids)))
+        model = models.members[0]
+        logits = model.logits(model(torch.tensor([ids]), torch.tensor([[BOS]])))[0, 0].log_softmax(-1)
+        logits[[PAD, BOS, UNK]] = -torch.inf
+        probabilities, tokens = logits[: models.target_subwords.used_rows].exp().topk(4)
+        told = zip(models.target_subwords.symbols(tokens.tolist()), (100 * probabilities).tolist(), strict=True)
+        assert shown.locator(".likeliest li").all_text_contents() == [f"{symbol}{share:.1f}%" for symbol, share in told]
 
 
 @pytest.mark.parametrize("name", LINEARISATIONS)
@@ -232,10 +240,11 @@ def test_the_page_parses_as_wmt_parse(
         assert computed(shown, lines, "Parse") == expected
         shown.locator("textarea").fill(lines[0])
         shown.get_by_role("button", name="Parse").click()
-        queries = shown.locator(".queries .word")
+        queries = shown.locator("p.queries .word")
         models = Models([folder])
         queries.first.wait_for()
-        assert shown.locator(".keys .word").all_text_contents() == models.subwords.symbols(models.encode(lines[0]))
+        words = "".join(shown.locator("p.keys .word").all_text_contents())
+        assert words == "".join(models.subwords.symbols(models.encode(lines[0]))).replace("@@", "")
         assert set(queries.all_text_contents()[:-1]) <= set(
             models.target_subwords.symbols(range(4, models.target_subwords.used_rows))
         )
@@ -258,7 +267,7 @@ def test_two_parsers_side_by_side_with_hostile_words(browser: Browser, tmp_path:
     gold, flat = [f"(S (NP {words}))" for words in leaves], [f"(S {words})" for words in leaves]
     first, second = (compared(HOSTILE[n], trees, gold, sources, tmp_path) for n, trees in enumerate((flat, gold)))
     blocks = comparison.blocks(first, second, comparison.difference(first, second))
-    model = browser_model.section(parser_of(tmp_path / "model", "vinyals", sharing="output"), HOSTILE[0])
+    model = browser_model.section(parser_of(tmp_path / "model", "vinyals", sharing="output"), HOSTILE[:1], [])
     path = tmp_path / "page.html"
     path.write_text(page.html([*blocks, Heading("Model"), *model]), encoding="utf-8")
     with opened(browser, path, color_scheme="dark", viewport={"width": 390, "height": 844}, bypass_csp=True) as shown:
@@ -274,7 +283,7 @@ def test_two_parsers_side_by_side_with_hostile_words(browser: Browser, tmp_path:
         parsed = computed(shown, short, "Parse")
         assert len(parsed) == len(short)
         assert all(escape(word) in tree for text, tree in zip(short, parsed, strict=True) for word in text.split())
-        shown.locator(".queries .word").first.wait_for()
+        shown.locator("p.queries .word").first.wait_for()
         assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
         header = shown.get_by_role("columnheader", name="sentences")
         rows = "const text = new Range(); text.selectNode(cell.firstChild); return text.getClientRects().length;"
@@ -282,18 +291,50 @@ def test_two_parsers_side_by_side_with_hostile_words(browser: Browser, tmp_path:
         assert serious(shown) == []
 
 
-def test_a_line_that_is_too_long_is_refused_and_nothing_hostile_runs(browser: Browser, tmp_path: Path) -> None:
+def test_a_line_that_is_too_long_is_named_and_nothing_hostile_runs(browser: Browser, tmp_path: Path) -> None:
     hostile = "</textarea><img src=x onerror=alert(1)>"
     with model_page(browser, tmp_path / "page.html", folder_of(tmp_path / "model"), hostile) as shown:
-        area, button = shown.locator("textarea"), shown.get_by_role("button", name="Translate")
-        assert area.input_value() == hostile
-        button.click()
-        shown.locator(".translation[data-lines]").wait_for()
-        area.fill("dog " * 300)
-        button.click()
-        refused = shown.locator(".translation .error")
-        refused.wait_for()
-        assert "at most 256 are translated" in (refused.text_content() or "")
+        assert shown.locator("textarea").input_value() == hostile
+        assert shown.locator(".looked").is_visible(), "the example is translated without a click"
+        alone = computed(shown, ["the dog"], "Translate")
+        assert computed(shown, ["dog " * 300, "the dog"], "Translate") == ["", *alone]
+        refused = shown.locator(".translation .error").text_content()
+        assert refused == "Line 1 has 300 subwords, and at most 256 are translated: split it."
+        assert shown.locator("p.keys .word").all_text_contents()[:2] == ["the", "dog"]
+        for nothing in ("", "dog " * 300):
+            computed(shown, [nothing], "Translate")
+            assert not shown.locator(".looked").is_visible(), "no attention of an earlier line"
+
+
+def test_words_that_the_training_text_lacks_are_named_and_marked(browser: Browser, tmp_path: Path) -> None:
+    with model_page(browser, tmp_path / "page.html", folder_of(tmp_path / "model"), "dog") as shown:
+        assert shown.locator(".unseen").count() == 0
+        computed(shown, ["dog het dog"], "Translate")
+        assert shown.locator(".unseen").all_text_contents() == ["het"]
+        said = shown.locator(".asked strong").text_content()
+        assert said == "Not among the 1 most frequent words of the training text: het. "
+
+
+def test_one_watches_it_write_and_runs_a_line_of_the_test_set(browser: Browser, tmp_path: Path) -> None:
+    from playwright.sync_api import expect
+
+    folder, path = folder_of(tmp_path / "model", seed=2), tmp_path / "page.html"
+    lines = [Line(text, text, text, 1.0) for text in ("the old man", "a dog")]
+    blocks = [Heading("Model", 1), *browser_model.section(folder, ["a dog"], []), Heading("Lines")]
+    path.write_text(page.html([*blocks, sentences_view.view({"translation": lines}, "en", "de")]), encoding="utf-8")
+    with opened(browser, path, bypass_csp=True) as shown:
+        open_sections(shown)
+        queries, steps = shown.locator("p.queries .word"), shown.locator("input[type=range]")
+        every = queries.count()
+        steps.fill("1")
+        expect(queries).to_have_count(1)
+        shown.get_by_role("button", name="Watch it write").click()
+        expect(shown.get_by_role("button", name="Watch it write")).to_be_visible(timeout=PATIENCE)
+        assert steps.input_value() == steps.get_attribute("max")
+        expect(queries).to_have_count(every)
+        shown.locator(".lines button").last.click()
+        assert shown.locator("textarea").input_value() == "a dog"
+        assert serious(shown) == []
 
 
 @pytest.mark.parametrize(
@@ -307,13 +348,13 @@ def test_a_large_model_is_not_in_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path], pair: str, command: str
 ) -> None:
     folder = make(tmp_path / "model")
-    assert any(isinstance(block, View) for block in browser_model.section(folder, ""))
+    assert any(isinstance(block, View) for block in browser_model.section(folder, [""], []))
     monkeypatch.setattr(browser_model, "LARGEST", 1000)
-    blocks = browser_model.section(folder, "")
+    blocks = browser_model.section(folder, [""], [])
     assert not any(isinstance(block, View) for block in blocks)
-    [why, by_command] = [block.text for block in blocks if isinstance(block, Paragraph)]
-    assert f"mlflow models serve --env-manager local -m models:/wmt-{pair}@best" in why
-    assert by_command == f"At a terminal: {command} {folder}"
+    [why, by_server] = [block.text for block in blocks if isinstance(block, Paragraph)]
+    assert why.endswith(f"At a terminal: {command} {folder}")
+    assert f"mlflow models serve --env-manager local -m models:/wmt-{pair}@best" in by_server
 
 
 def test_weights_are_rounded_by_at_most_half_a_step() -> None:

@@ -17,9 +17,9 @@ import pytest
 import yaml
 from model_folders import folder_of
 
-from pipeline.config import paths, resolution, settings
+from pipeline.config import paths, resolution, settings, tasks
 from pipeline.config.paths import CONFIG
-from pipeline.report import figures, scores
+from pipeline.report import figures, scores, sentences
 from pipeline.report.page import Figure
 from pipeline.stages import report
 
@@ -75,6 +75,7 @@ def _stages_before(row: str, pair: str, overrides: dict[str, Any], sets: tuple[s
     _write(f"data/raw/test.{test}.{target}", "Ein *b* | c\nZwei\n")
     _write(f"results/translations/{test}.average.{target}", "Ein b\r | c\nZwei\n")
     _write(f"data/tokenized/train.{target}", "Zwei Ein c\nZwei\n")
+    _write(f"data/tokenized/train.{source}", "Two A c\nTwo\n")
     counts = {"source": 28, "target": 966, "pair": 12}
     _write("data/tokenized/stats.json", json.dumps({"overlap": {"test": counts, "valid": dict.fromkeys(counts, 0)}}))
     paths.ATTENTION.mkdir(parents=True, exist_ok=True)
@@ -139,8 +140,11 @@ def base(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[str, st
 def test_the_row_stands_beside_the_papers_and_the_literature(base: tuple[str, str]) -> None:
     markdown, _ = base
     lines = markdown.split("\n")
-    assert lines[0] == "# base, en-de on news, seed 3"
-    assert lines[2] == "Text: Plain files."
+    assert lines[0] == "# base-news-s3 P_drop=0.2".replace("_", r"\_")
+    assert lines[2] == (
+        "A Transformer with 63.1 million parameters, trained from raw text in 12 hours on 8 x Tesla P100: BLEU 26.5 on "
+        "newstest2014, 3003 lines, en-de. Text: Plain files."
+    )
     assert "| BLEU, the paper's way | newstest2014, 3003 lines; average | 27.3 | 27.05 |" in lines
     assert "| BLEU, sacreBLEU (95% interval) | newstest2014, 3003 lines; average |  | 26.51 (25.90 to 27.10) |" in lines
     assert "| perplexity per subword | newstest2013, 3000 lines; last checkpoint | 4.92 | 4.97 |" in lines
@@ -191,7 +195,7 @@ def test_scores_of_other_sets_are_not_in_table_2() -> None:
     # Table 2 and its picture hold scores of newstest2014 only.
     assert "## Beside Table 2" not in markdown
     assert "GNMT" not in markdown
-    assert {path.name for path in paths.FIGURES.iterdir()} == {"loss.svg", "training.svg"}
+    assert {path.name for path in paths.FIGURES.iterdir()} == {"training.svg"}
 
 
 def test_table_2_is_that_of_the_pair_and_table_3_of_english_german() -> None:
@@ -230,7 +234,7 @@ def test_what_is_overridden_on_the_papers_corpus_is_a_difference() -> None:
 
 def test_signs_in_translations_break_no_table(base: tuple[str, str]) -> None:
     markdown, html = base
-    assert "| A \\<b> \\| c | Ein \\*b\\* \\| c | Ein b  \\| c |" in markdown.split("\n")
+    assert " | A \\<b> \\| c | Ein \\*b\\* \\| c | Ein b  \\| c |\n" in markdown
     assert "A &lt;b&gt; | c" in html
     assert "<b>" not in html
 
@@ -248,9 +252,9 @@ def test_the_page_needs_no_other_file_and_is_the_same_each_time(pictures: dict[s
     _, html = _written()
     parser = _Links()
     parser.feed(html)
-    assert len([target for target in parser.targets if target.startswith("data:image/svg+xml;base64,")]) == 3
-    assert all(target.startswith(("data:image/svg+xml;base64,", "#section-")) for target in parser.targets)
-    assert {path.name for path in paths.FIGURES.iterdir()} == {"loss.svg", "training.svg", "cost.svg"}
+    assert len([target for target in parser.targets if target.startswith("data:image/svg+xml;base64,")]) == 2
+    assert all(target.startswith(("data:image/svg+xml;base64,", "#section-", "#line=")) for target in parser.targets)
+    assert {path.name for path in paths.FIGURES.iterdir()} == {"training.svg", "cost.svg"}
     shown = [base64.b64decode(data).decode() for data in re.findall(r"base64,([^\"]+)", html)]
     assert all(picture.rstrip().endswith("</svg>") for picture in shown)
     pictures.clear()
@@ -274,15 +278,33 @@ def test_what_a_run_is_compared_with() -> None:
     assert not scores.comparable({**METRICS, "bleu_set": "newstest2014-filtered, 3003 lines"})
 
 
-def test_the_top_has_the_scores_and_the_papers_beside_them(base: tuple[str, str]) -> None:
+def test_the_top_has_four_numbers_the_papers_beside_them_and_the_best_and_worst_lines(base: tuple[str, str]) -> None:
     lines = base[0].split("\n")
-    assert "| BLEU | 26.5 | 25.9 to 27.1 (95%); newstest2014, 3003 lines |" in lines
-    assert "| BLEU, the paper's way | 27.1 | Moses tokens; the paper's base: 27.3 |" in lines
-    assert "| perplexity | 4.97 | per subword; newstest2013; the paper's base: 4.92 |" in lines
-    assert "| cost in FLOPs | 9.5e+17 | counted; the paper's way 3.3e+18, the paper's base 3.3e+18 |" in lines
+    beside = "the paper's way 27.1; the paper's base: 27.3"
+    tiles = [line for line in lines[: lines.index("## Result")] if line.startswith("|")]
+    assert tiles[2:6] == [
+        f"| BLEU | 26.5 | 25.9 to 27.1 (95%); newstest2014, 3003 lines; {beside} |",
+        "| perplexity | 4.97 | per subword; newstest2013; the paper's base: 4.92 |",
+        "| training time | 12 hours | 8 x Tesla P100, float32 |",
+        "| parameters | 63.1 million | 100,000 updates |",
+    ]
+    assert [row.split(" | ")[0] for row in tiles[6:]] == ["| line", "| ---", "| 2", "| 1"], "best and worst"
+    assert '<a href="#line=2">2</a>' in base[1]
     seen = "test set: source 28, target 966, pair 12; validation set: source 0, target 0, pair 0."
-    assert f"Lines that are in the training text, too. {seen}" in lines[: lines.index("## Result")]
-    assert lines.index("| parameters | 63.1 million | 100,000 updates |") < lines.index("## Result")
+    assert f"Lines that are in the training text, too. {seen}" in lines
+
+
+def test_the_best_of_equal_lines_are_the_longest_and_lines_without_a_score_are_left_out() -> None:
+    scored = [("aa", 50.0), ("b", 100.0), ("ccc", 100.0), ("dd", None), ("e", 0.0), ("ff", 60.0), ("gg", 70.0)]
+    found = sentences.extremes([sentences.Line(text, text, text, score) for text, score in scored], "chrF")
+    assert [row[0] for row in found.rows] == ["3", "2", "7", "5", "1", "6"]
+    assert [row[0] for row in sentences.extremes([sentences.Line("a", "a", "a", 1.0)], "chrF").rows] == ["1"]
+
+
+def test_examples_come_from_all_parts_of_the_test_set() -> None:
+    lines = [sentences.Line(f"{n} " * (6 if n % 2 else 20), "", "", 0.0) for n in range(100)]
+    assert [source.split()[0] for source in sentences.examples(lines)] == ["1", "21", "41", "61", "81"]
+    assert sentences.examples(lines[:1]) == [lines[0].source]
 
 
 def test_lines_are_kept_with_their_scores_and_grouped() -> None:
@@ -292,7 +314,7 @@ def test_lines_are_kept_with_their_scores_and_grouped() -> None:
     assert kept[1] == {"source": "Two", "reference": "Zwei", "output": "Zwei", "score": 100.0}
     lines = markdown.split("\n")
     at = lines.index("### By frequency of words")
-    # `Zwei` occurs twice in the training text, `Ein` and `c` once, `*`, `b` and `|` never.
+    # `Zwei` occurs twice in the training text, `Ein` and `c` once, `*`, `b` and `|` never; no word more often.
     assert lines[at + 4 :][:5] == [
         "| times in the training text | words | found in the translation | its words found in the reference |",
         "| --- | --- | --- | --- |",
@@ -310,6 +332,9 @@ def test_what_the_runner_knows_is_shown() -> None:
     assert all(f"| {time} |" in markdown for time in times)
     assert "<li>commit abc</li>" in html
     assert '<rect width="100.0%"' in html
+    command = "dvc exp run -S row=base -S pair=en-de -S corpus=news -S seed=3 -S ++overrides.model.P_drop=0.2"
+    assert f"    git checkout abc\n    {command}\n" in markdown
+    assert f"git checkout abc\n{command}</code>" in html
 
 
 @pytest.mark.parametrize(
@@ -317,17 +342,22 @@ def test_what_the_runner_knows_is_shown() -> None:
     [(5_399, "1 hour and 30 minutes"), (47 * 3600, "1 day and 23 hours"), (45 * 86_400, "45 days"), (4, "4 seconds")],
 )
 def test_a_time_has_two_units(seconds: float, text: str) -> None:
-    assert scores.duration(seconds) == text
+    assert tasks.duration(seconds) == text
 
 
-def test_large_perplexities_are_drawn_where_there_are_no_others(tmp_path: Path) -> None:
-    table = tmp_path / "intervals.csv"
-    table.write_text("update,loss,nll,learning_rate,tokens_per_second\n1,9,9,1e-7,1\n")
-    drawn = {}
-    for last in (20.0, 900.0):
-        validations = tmp_path / "validations.csv"
-        validations.write_text(f"update,valid_ppl\n1,5000\n2,{last}\n")
-        drawn[last] = json.dumps(figures.curves(table, validations).content)
-    assert "[2.0, 20.0]" in drawn[20.0]
-    assert "[2.0, 900.0]" in drawn[900.0]
-    assert not any("5000" in content for content in drawn.values())
+def test_a_picture_names_the_ends_of_its_axes_and_draws_single_points() -> None:
+    falling = figures.Panel("Falling", "update", {"": [(14.0, 4741.0), (1400.0, 1.5)]}, logarithmic=True)
+    svg = DRAW([falling, figures.Panel("One", "update", {"a": [(7.0, 3.0)]})], "c", "n").svg.decode()
+    labels = re.findall("<!-- (.*?) -->", svg)
+    assert {"14", "1,400", "4,741", "1.5", "100", "7", "3"} <= set(labels)
+    assert "1,300" not in labels, "a label that would touch the end's is left out"
+    alone = svg[svg.index('id="axes_2"') :]
+    assert re.search('id="line2d_[0-9]+">\\s+<defs>', alone), "a point has a marker"
+
+
+def test_pictures_of_attention_say_what_they_show() -> None:
+    _write(paths.ATTENTION / "cross-layer-2.svg", "<svg/>")
+    markdown, _ = _written()
+    assert "![Attention of layer 2, target to source: a picture for each head](" in markdown
+    assert "computed in this page" not in markdown
+    assert "At a terminal: wmt translate models/average" in markdown
