@@ -53,22 +53,9 @@ Size = Annotated[int, Field(ge=1, le=1_000_000)]
 Few = Annotated[int, Field(ge=1, le=1024)]
 PowerOfTwo = Annotated[Few, AfterValidator(_is_power_of_two)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
-
+DropoutProbability = Annotated[float, Field(ge=0.0, le=0.99)]
 DROPOUT_STEPS = 65_536
 """Dropout on a CPU draws 16-bit integers, which rounds probabilities to multiples of 1 / DROPOUT_STEPS."""
-
-
-def _rounds_to_less_than_one(probability: float) -> float:
-    largest = 1 - 1 / DROPOUT_STEPS
-    if probability > largest:
-        raise ValueError(
-            f"A dropout probability must be at most {largest:.7f}: larger ones round to 1 in steps of "
-            f"1/{DROPOUT_STEPS:,}, and would drop everything"
-        )
-    return probability
-
-
-DropoutProbability = Annotated[Probability, AfterValidator(_rounds_to_less_than_one)]
 
 
 class TokenizerSettings(Settings):

@@ -40,19 +40,15 @@ def parameters(model: ModelSettings, vocabulary: int, target_vocabulary: int | N
 class LengthSums:
     """Sums over sentence pairs that determine the operations; lengths in subwords, EOS included, without padding."""
 
-    pairs: int
-    source: int
-    target: int
-    source_squared: int
-    target_squared: int
-    product: int
+    pairs: int = 0
+    source: int = 0
+    target: int = 0
+    source_squared: int = 0
+    target_squared: int = 0
+    product: int = 0
 
     def __add__(self, other: LengthSums) -> LengthSums:
         return LengthSums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(LengthSums)))
-
-    @classmethod
-    def zero(cls) -> LengthSums:
-        return cls(0, 0, 0, 0, 0, 0)
 
     @classmethod
     def of(cls, source: int, target: int) -> LengthSums:

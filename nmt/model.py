@@ -121,7 +121,7 @@ class MultiHeadAttention(nn.Module):
         self, x: Float[Tensor, "batch query d_model"], context: Float[Tensor, "batch key d_model"], mask: Mask
     ) -> Float[Tensor, "batch query d_model"]:
         """Attend with queries from `x` to keys and values from `context`: the memory, or `x` in self-attention."""
-        if is_on_cpu(x):
+        if x.is_cpu:
             return self.attend(x, self.split_heads(self.W_K(context)), self.split_heads(self.W_V(context)), mask)
         # The same as one product for each input: GPUs are faster with few large ones, CPUs are not.
         if context is x:
@@ -215,9 +215,8 @@ class Embedding(nn.Module):
                     "split the sentence, or train with more learned positions"
                 )
             return self.learned[:length]
-        if length > self.pe.shape[0]:
-            longer = positional_encoding(2 * length, self.settings.d_model, self.settings.position_layout)
-            self.pe = longer.to(self.pe)
+        if length > len(self.pe):
+            self.pe = positional_encoding(2 * length, self.settings.d_model, self.settings.position_layout).to(self.pe)
         return self.pe[:length]
 
 
@@ -234,7 +233,7 @@ class Dropout(nn.Module):
     def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         if not self.training or self.probability == 0.0:
             return x
-        if not is_on_cpu(x):
+        if not x.is_cpu:
             return F.dropout(x, self.probability)
         # The full range: the default would leave the sign bit of every fourth 16-bit integer 0.
         drawn = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
@@ -300,10 +299,7 @@ class Transformer(nn.Module):
         memory: Float[Tensor, "batch src d_model"],
         src_mask: Bool[Tensor, "batch 1 1 src"],
     ) -> Float[Tensor, "batch tgt d_model"]:
-        """Return the decoder's output at all target positions.
-
-        Padding comes last, so no real position attends to it.
-        """
+        """Return the decoder's output at all target positions. Padding comes last, so no real one attends to it."""
         tgt_mask = subsequent_mask(tgt_in.shape[1], tgt_in.device)
         x = self.target_embedding(tgt_in)
         for layer in self.decoder:
@@ -313,11 +309,6 @@ class Transformer(nn.Module):
     def logits(self, states: Float[Tensor, "... d_model"]) -> Float[Tensor, "... vocabulary"]:
         """Return the pre-softmax product, by default with the shared embedding (3.4)."""
         return F.linear(states, self.output_table)
-
-
-def is_on_cpu(x: Tensor) -> bool:
-    """Return whether the code for CPUs applies; a function, so that tests on a CPU can run the code for GPUs."""
-    return x.device.type == "cpu"
 
 
 def padding_mask(ids: Int[Tensor, "batch length"]) -> Bool[Tensor, "batch 1 1 length"]:
@@ -344,19 +335,16 @@ def initialise(model: Transformer) -> None:
                 nn.init.zeros_(module.bias)
     if model.settings.initialisation == "glorot_fused":
         for layer in (*model.encoder, *model.decoder):
-            _initialise_fused(layer.self_attention)
+            own = layer.self_attention
+            fused = torch.cat([own.W_Q.weight, own.W_K.weight, own.W_V.weight])
+            bound = math.sqrt(6 / sum(fused.shape))  # the larger fan-out makes the range smaller
+            nn.init.uniform_(own.W_Q.weight, -bound, bound)
+            nn.init.uniform_(own.W_K.weight, -bound, bound)
+            nn.init.uniform_(own.W_V.weight, -bound, bound)
     std = model.settings.d_model**-0.5
-    for embedding in [model.embedding, *([model.target_embedding] if model.settings.sharing != "all" else [])]:
+    for embedding in dict.fromkeys((model.embedding, model.target_embedding)):
         nn.init.normal_(embedding.table, std=std)
         if model.settings.positions == "learned":
             nn.init.normal_(embedding.learned, std=std)
     if model.settings.sharing == "none":
         nn.init.normal_(model.own_output, std=std)
-
-
-def _initialise_fused(module: MultiHeadAttention) -> None:
-    """Initialise q, k and v as one matrix, whose larger fan-out makes the range smaller."""
-    weights = [module.W_Q.weight, module.W_K.weight, module.W_V.weight]
-    bound = math.sqrt(6 / (weights[0].shape[1] + sum(w.shape[0] for w in weights)))
-    for weight in weights:
-        nn.init.uniform_(weight, -bound, bound)

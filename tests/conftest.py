@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from random import Random
@@ -17,6 +18,9 @@ from pipeline.config.imports import collection_paused
 
 # Threads gain nothing on tiny models, and spin for each other where the machine is busy; before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# sacrebleu imports portalocker, which imports redis if it is there: more than half a second in every process.
+sys.modules["portalocker.redis"] = None  # type: ignore[assignment] # an import of it fails, as without redis
 
 # Under nohup, or in the background of a shell, this process ignores these signals, and so would the processes under
 # test. They do not inherit a handler.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
@@ -99,8 +100,6 @@ def sharing(path: Path) -> Iterator[None]:
 
     Where the disk has no locks it is not held.
     """
-    import fcntl
-
     with path.open("a+") as file:  # Network file systems want a file that can be read for this lock.
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_SH)
@@ -109,8 +108,6 @@ def sharing(path: Path) -> Iterator[None]:
 
 def is_held(path: Path) -> bool:
     """Return whether a process holds a lock on `path`, by `sharing` or alone."""
-    import fcntl
-
     with suppress(FileNotFoundError), path.open("r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,8 +118,6 @@ def is_held(path: Path) -> bool:
 
 def wait_for_sharers(path: Path, message: str) -> None:
     """Wait until no process holds `path` by `sharing`; print `message` if there is one."""
-    import fcntl
-
     with path.open("a+") as file, suppress(OSError):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,11 +5,11 @@ Each line gives one line, and an empty line stays empty; with n-best lists a lin
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,14 @@ def translate(options: TranslationOptions) -> None:
             # The error of a failed write names no file.
             error.filename = error.filename or str(options.output)
             raise
-    elif options.input is None and sys.stdin.isatty():
-        _converse(translator, options)
     else:
+        if options.input is None and sys.stdin.isatty():
+            print(f"{options.command}: type lines; end with Ctrl-D", file=sys.stderr)
+            options = replace(options, window=1)
         for text in _outputs(translator, options):
             sys.stdout.write(text)
             if options.window == 1:
-                sys.stdout.flush()  # Another program may wait for this line before it sends the next one.
+                sys.stdout.flush()  # Who reads it may wait for this line before the next one is sent.
     if counts := dict(translator.repairs):
         trees, malformed = counts.pop("trees"), counts.pop("malformed trees", 0)
         kinds = ", ".join(f"{name} {count:,}" for name, count in counts.items())
@@ -76,8 +77,7 @@ def open_translator(options: TranslationOptions) -> Translator:
     settings = models.description.search.changed(_given(options, "beam", "alpha", "max_extra", "stop"))
     if not options.sample and options.nbest > settings.beam:
         raise InputError(f"--nbest is {options.nbest}, and the beam {settings.beam}: raise --beam to it")
-    split = None if options.long is None else options.long == "split"
-    return Translator(models, None, settings, _engine(options, models), options.longest, split=split)
+    return Translator(models, None, settings, _engine(options, models), options.longest)
 
 
 def _given(options: TranslationOptions, *names: str) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _outputs(translator: Translator, options: TranslationOptions) -> Iterator[st
 
     with options.input.open("rb") if options.input else nullcontext(sys.stdin.buffer) as stream:
         lines = read_stream(stream, str(options.input or "standard input"))
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and options.window > 1:
             lines = iter(track(lines, "reading lines", console=Console(stderr=True), transient=True))
         found = translator.translations(lines, options.nbest, options.batch_tokens, options.window)
         for number, translation in enumerate(found, start=1):
@@ -144,18 +144,3 @@ def _json_object(translator: Translator, translation: Translation, number: int) 
         fields["source_subwords"] = models.subwords.symbols(ids)
         fields["attention"] = [[round(w, 4) for w in row] for row in weights]
     return fields
-
-
-def _converse(translator: Translator, options: TranslationOptions) -> None:
-    print(f"{translator.description.source} > {translator.description.target}; end with Ctrl-D", file=sys.stderr)
-    for number in itertools.count():
-        try:
-            line = input("> ")
-        except EOFError:
-            print()
-            return
-        try:
-            for translation in translator.translations([line], options.nbest, options.batch_tokens, 1, number):
-                sys.stdout.write(format_output(translator, translation, number + 1, options))
-        except InputError as error:
-            print(f"{options.command}: {error}", file=sys.stderr)

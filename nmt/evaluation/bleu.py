@@ -131,11 +131,6 @@ def bleu_of(sums: NDArray[np.int64]) -> float:
     return float(BLEU.compute_bleu(values[:4], values[4:8], values[8], values[9], smooth_method="exp").score)
 
 
-def confidence(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, float]:
-    """Return the 95% interval of sacreBLEU under resampling of the lines."""
-    return bootstrap.interval(line_statistics(hypotheses, references), bleu_of)
-
-
 def compare(baseline: Sequence[str], system: Sequence[str], references: Sequence[str]) -> bootstrap.Comparison:
     """Compare the sacreBLEU of `system` with that of `baseline` by paired bootstrap resampling."""
     return bootstrap.compare(line_statistics(baseline, references), line_statistics(system, references), bleu_of)
@@ -149,7 +144,7 @@ def score(hypotheses: Sequence[str], references: Sequence[str], lang: str) -> di
     """
     found: dict[str, Any] = {"set": known_set(references), "lines": len(references)}
     found["bleu"], found["bleu_signature"] = sacrebleu(hypotheses, references)
-    found["bleu_low"], found["bleu_high"] = confidence(hypotheses, references)
+    found["bleu_low"], found["bleu_high"] = bootstrap.interval(line_statistics(hypotheses, references), bleu_of)
     steps = paper_way(hypotheses, references, lang)
     found["bleu_paper_way"] = steps[-1][1]
     found["paper_way_steps"] = [{"step": name, "bleu": value} for name, value in steps]

@@ -14,7 +14,6 @@ WINDOW = 2048
 LONGEST = 256
 """The most subwords of a line that is translated whole: the paper's code trained on no longer line."""
 EngineName = Literal["torch", "ctranslate2"]
-LongLines = Literal["split", "refuse"]
 Quantization = Literal["int8", "int8_float32", "int16", "float16", "bfloat16", "float32"]
 
 
@@ -40,7 +39,6 @@ class TranslationOptions:
     top_k: int | None
     seed: int | None
     longest: int
-    long: LongLines | None
     json: bool
     engine: EngineName
     device: Literal["cpu", "cuda"] | None

@@ -115,10 +115,8 @@ class Translator:
         settings: SearchSettings | None = None,
         engine: Engine | None = None,
         longest: int | None = None,
-        *,
-        split: bool | None = None,
     ) -> None:
-        """Take at most `longest` subwords of a source; longer lines are split at sentence ends, or refused.
+        """Take at most `longest` subwords of a source; longer lines are split at sentence ends.
 
         Trees are never split: the trees of a line's sentences are no tree of the line. Raises InputError if folders are
         incomplete or do not fit together, or the beam is wider than the vocabulary.
@@ -138,9 +136,7 @@ class Translator:
         self.engine = engine or TorchEngine(self.models)
         self.joins = not isinstance(self.models.target, TreeTokenizer)
         """Whether the translations of a line's sentences, joined, are one of the line: text is, a tree is not."""
-        if split and not self.joins:
-            raise InputError("--long is `split`, but a tree cannot be made of parts: leave it out, or raise --longest")
-        self.longest, self.split = longest, self.joins if split is None else split
+        self.longest = longest
         learned = [each.model for each in self.models.descriptions if each.model.positions == "learned"]
         positions = min([model.max_positions for model in learned] + [self.engine.positions or math.inf])
         self.room = positions - self.settings.max_extra - 1
@@ -201,7 +197,7 @@ class Translator:
             return []
         if self.longest is None or len(ids) - 1 <= self.longest:
             return [Piece(ids, (number, 0), line)]
-        sentences = split_sentences(line, self.description.source) if self.split else [line]
+        sentences = split_sentences(line, self.description.source) if self.joins else [line]
         encoded = [self.models.encode(sentence) for sentence in sentences]
         for sentence, ids in zip(sentences, encoded, strict=True):
             if (length := len(ids) - 1) > self.longest:

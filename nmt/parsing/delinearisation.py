@@ -1,16 +1,16 @@
 """A model's output, a linearised tree without its words, to a tree over the words of the sentence; section 6.3.
 
-`delinearise` makes a tree of any output of a model. Its rules, each counted by its name in `REPAIRS`:
+`delinearise` makes a tree of any output of a model. Its rules, each counted by its name:
 
-1. A symbol of no known form is ignored.
-2. A closing bracket closes the innermost open constituent of its label and all those inside it.
-3. A closing bracket whose label is not open is ignored.
-4. Words in excess of the sentence's are ignored.
-5. Constituents still open at the end are closed there.
-6. Missing words are appended to the outermost constituent that is still open. A single finished tree is reopened for
-   them.
-7. A constituent without words is left out.
-8. Several trees, or none, become the children of one node TOP, which EVALB does not count.
+1. `unknown symbol`: a symbol of no known form is ignored.
+2. `closing bracket missing inside`: one closes the innermost open constituent of its label and all those inside it.
+3. `closing bracket surplus`: one whose label is not open is ignored.
+4. `word surplus`: words in excess of the sentence's are ignored.
+5. `closing bracket missing at the end`: constituents still open at the end are closed there.
+6. `word missing`: these are appended to the outermost constituent that is still open. A single finished tree is
+   reopened for them.
+7. `constituent without words`: it is left out.
+8. `not one tree`: several, or none, become the children of one node TOP, which EVALB does not count.
 
 Where the model's attention is at hand, `align` comes before these rules: it finds the words that the output has too
 many or lacks, so that 4 and 6 do not shift the words after them.
@@ -26,16 +26,6 @@ from numpy.typing import NDArray
 
 from nmt.parsing.trees import TAG, Linearisation, Tree, escape
 
-REPAIRS = (
-    "unknown symbol",
-    "closing bracket missing inside",
-    "closing bracket surplus",
-    "word surplus",
-    "closing bracket missing at the end",
-    "word missing",
-    "constituent without words",
-    "not one tree",
-)
 ALONE = 3.0
 """What a symbol or a word that `align` leaves alone costs, in nats: less than half of the worst match."""
 LEAST = 1e-3
@@ -173,7 +163,7 @@ def align(
 def delinearise(
     symbols: Sequence[str], words: Sequence[str], name: Linearisation, vocabulary: Collection[str] = ()
 ) -> tuple[Tree, Counter[str]]:
-    """Return the tree of a model's output over the sentence's words, and how often each of `REPAIRS` was needed.
+    """Return the tree of a model's output over the sentence's words, and how often each rule was needed, by its name.
 
     A linearised gold tree needs none and comes back with its words (with `vinyals`, every tag is XX). `vocabulary` are
     the symbols that the model knows: in tensor2tensor, X opens a constituent if `/X` is in `vocabulary`, or, without

@@ -71,17 +71,11 @@ class _Bracket:
     children: list[Tree]
     word: str | None = None
 
-    def closed(self, is_outermost: bool) -> Tree:
-        """Return the tree in the bracket; raises ValueError with the rule that it breaks."""
-        if not self.children and self.word is None:
-            raise ValueError(f"the bracket `({self.label})` holds nothing: give each tree words")
-        if self.label:
+    def closed(self, is_outermost: bool) -> Tree | None:
+        """Return the tree in the bracket, or None if it breaks the bracketing."""
+        if self.label and (self.children or self.word is not None):
             return Tree(self.label, tuple(self.children), self.word)
-        if not is_outermost or self.word is not None:
-            raise ValueError("a bracket has an empty label: write the label directly after `(`")
-        if len(self.children) > 1:
-            raise ValueError(f"the outer bracket without a label holds {len(self.children)} trees: give each its own")
-        return self.children[0]
+        return self.children[0] if is_outermost and not self.label and len(self.children) == 1 else None
 
 
 def words_of(line: str) -> list[str]:
@@ -102,24 +96,23 @@ def _check_all_closed(stack: list[_Bracket]) -> None:
 
 
 def _add(token: re.Match[str], line: int, stack: list[_Bracket]) -> Tree | None:
-    """Read one token; return the tree that it completes. Raises ValueError where it breaks a rule."""
-    if token[1] is not None:
-        if stack and stack[-1].word is not None:
-            raise ValueError(f"the word `{stack[-1].word}` is not alone in its bracket")
+    """Read one token; return the tree that it completes. Raises ValueError where it breaks the bracketing."""
+    last = stack[-1] if stack else None
+    if token[1] is not None and (last is None or last.word is None):
         stack.append(_Bracket(token[1], line, []))
-    elif not stack:
-        what = "a closing bracket" if token[0] == ")" else f"`{token[0][:40]}`"
-        raise ValueError(f"{what} stands outside a tree: remove it, or add the opening bracket")
-    elif token[0] == ")":
-        tree = stack.pop().closed(not stack)
+        return None
+    if token[0] == ")" and last is not None and (tree := last.closed(len(stack) == 1)) is not None:
+        stack.pop()
         if not stack:
             return tree
         stack[-1].children.append(tree)
-    elif stack[-1].word is not None or stack[-1].children:
-        raise ValueError(f"the word `{token[0][:40]}` is not alone in its bracket")
-    else:
-        stack[-1].word = token[0]
-    return None
+        return None
+    if token[0] != ")" and token[1] is None and last is not None and last.word is None and not last.children:
+        last.word = token[0]
+        return None
+    raise ValueError(
+        f"`{token[0][:40]}` breaks the bracketing: write each tree as `(LABEL word)` or `(LABEL TREE TREE ...)`"
+    )
 
 
 def read_trees(lines: Iterable[str], name: str, first: int = 1) -> Iterator[Tree]:

@@ -47,7 +47,8 @@ class Corpus:
             for index in range(reader.num_record_batches):
                 batch = reader.get_batch(index)
                 columns = batch.column("src"), batch.column("tgt")
-                src, tgt = ((column.offsets.to_numpy(), column.values.to_numpy()) for column in columns)
+                # By DLPack, because `to_numpy` imports pandas, which takes as long as all other imports but torch.
+                src, tgt = ((np.from_dlpack(column.offsets), np.from_dlpack(column.values)) for column in columns)
                 self._sides.append((src, tgt))
                 self.longest = max(self.longest, *(int(np.diff(offsets).max(initial=0)) for offsets, _ in (src, tgt)))
                 starts.append(starts[-1] + batch.num_rows)

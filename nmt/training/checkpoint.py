@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from nmt.common.files import writing
@@ -64,18 +63,12 @@ def average(paths: Sequence[Path]) -> dict[str, Tensor]:
         raise InputError("there is no checkpoint to average: train at least training.checkpoint_every updates")
     if len({path.resolve() for path in paths}) < len(paths):
         raise InputError(f"a checkpoint is given twice: {', '.join(path.name for path in paths)}; give each once")
-    sums: dict[str, Tensor] = {}
     first = load_tensors(paths[0])
+    sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in first.items()}
     for path in paths:
-        with safe_open(path, framework="pt") as file:
-            if set(file.keys()) != set(first):
-                raise InputError(f"{path} and {paths[0]} hold different tensors: average checkpoints of one training")
-            for name, like in first.items():
-                tensor = file.get_tensor(name)
-                if tensor.shape != like.shape:
-                    raise InputError(
-                        f"{path}: tensor `{name}` has shape {list(tensor.shape)}, in {paths[0]} "
-                        f"{list(like.shape)}: average checkpoints of one training"
-                    )
-                sums[name] = sums.get(name, torch.zeros_like(tensor, dtype=torch.float64)) + tensor
+        tensors = load_tensors(path)
+        if {name: tensor.shape for name, tensor in tensors.items()} != {name: sums[name].shape for name in sums}:
+            raise InputError(f"{path} and {paths[0]} hold different tensors: average checkpoints of one training")
+        for name, tensor in tensors.items():
+            sums[name] += tensor
     return {name: (total / len(paths)).to(first[name].dtype) for name, total in sums.items()}

@@ -92,7 +92,7 @@ class Measurements:
         """Return the sums since the last call, and start a new interval; every rank must call this."""
         self.collect()
         interval = self.saved().interval
-        self.state.interval, self._interval_started = Interval.empty(), time.monotonic()
+        self.state.interval, self._interval_started = Interval(), time.monotonic()
         return interval
 
     def seconds(self) -> float:

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nmt import flops
 from nmt.common.files import writing
@@ -51,46 +51,42 @@ class ResumeConditions(_Saved):
 class Interval(_Saved):
     """Sums over the updates since the last report."""
 
-    loss: float
+    loss: float = 0.0
     """Smoothed loss, in nats."""
-    nll: float
+    nll: float = 0.0
     """Negative log-likelihood, in nats."""
-    norm: float
+    norm: float = 0.0
     """Gradient norms; those that are not finite count as 0."""
-    updates: int
-    sums: LengthSums
-    skipped: int
+    updates: int = 0
+    sums: LengthSums = LengthSums()
+    skipped: int = 0
     """Updates whose gradient was not finite."""
-    seconds: float
-
-    @classmethod
-    def empty(cls) -> Interval:
-        return cls(loss=0.0, nll=0.0, norm=0.0, updates=0, sums=LengthSums.zero(), skipped=0, seconds=0.0)
+    seconds: float = 0.0
 
 
 class TrainState(_Saved):
-    """All that a training resumes from, apart from weights and optimizer moments."""
+    """All that a training resumes from, apart from weights and moments; by default before the first update."""
 
-    update: int
+    update: int = 0
     """The last finished update; updates count from 1."""
-    sums: LengthSums
+    sums: LengthSums = LengthSums()
     """Over all pairs trained on."""
-    padded: int
+    padded: int = 0
     """Positions of all shards, padding included."""
-    interval: Interval
-    best_loss: float
+    interval: Interval = Field(default_factory=Interval)
+    best_loss: float = math.inf
     """The lowest validation loss; infinite before the first validation."""
-    valid_loss: float
+    valid_loss: float = math.inf
     """The last validation loss; infinite before the first validation."""
-    validations_since_best: int
+    validations_since_best: int = 0
     """Consecutive validations that were not better than the best."""
-    last_finite: int
+    last_finite: int = 0
     """The last update whose gradient was finite."""
-    seconds: float
+    seconds: float = 0.0
     """Training time over all attempts, including time lost to kills."""
-    device_seconds: dict[str, float]
+    device_seconds: dict[str, float] = {}
     """Training time multiplied by devices, by device model: a training may move to other devices."""
-    resumes: int
+    resumes: int = 0
     processes: int
     """Processes of the training that saved the state."""
     updates: int
@@ -102,12 +98,8 @@ class TrainState(_Saved):
     @classmethod
     def initial(cls, settings: TrainingSettings, conditions: ResumeConditions, processes: int) -> TrainState:
         """Return the state before the first update."""
-        return cls(
-            update=0, sums=LengthSums.zero(), padded=0, interval=Interval.empty(), best_loss=math.inf,
-            valid_loss=math.inf, validations_since_best=0, last_finite=0, seconds=0.0, device_seconds={}, resumes=0,
-            processes=processes, updates=settings.updates, validate_every=settings.validate_every,
-            conditions=conditions,
-        )  # fmt: skip
+        updates, every = settings.updates, settings.validate_every
+        return cls(processes=processes, updates=updates, validate_every=every, conditions=conditions)
 
     def resumed(self, recorded: float, attempt: TrainState) -> TrainState:
         """Return this saved state as the start of an attempt, whose own initial state is `attempt`.

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from nmt.config import Precision
-from nmt.inference.options import LONGEST, WINDOW, EngineName, LongLines, Quantization, TranslationOptions
+from nmt.inference.options import LONGEST, WINDOW, EngineName, Quantization, TranslationOptions
 from pipeline.config.imports import collection_paused
 
 app = typer.Typer()
@@ -65,10 +65,9 @@ def translate(
     temperature: Annotated[float | None, _search("Temperature of --sample, by default 1.")] = None,
     top_k: Annotated[int | None, _search("--sample draws among this many likeliest subwords; by default all.")] = None,
     seed: Annotated[int | None, _search("Seed of --sample, by default 1.")] = None,
-    longest: Annotated[int, typer.Option(min=1, help="Most subwords of a line that is translated whole.")] = LONGEST,
-    long: Annotated[
-        LongLines | None, typer.Option(help="Longer lines: split at sentence ends, or refused, as trees always are.")
-    ] = None,
+    longest: Annotated[
+        int, typer.Option(min=1, help="Most subwords of a line that is translated whole, not split at sentence ends.")
+    ] = LONGEST,
     json: Annotated[bool, typer.Option("--json", help="Write JSON lines: translations, scores, attention.")] = False,
     engine: Annotated[
         EngineName, typer.Option(help="ctranslate2: for a folder of wmt export; its length penalty is not GNMT's.")
@@ -87,7 +86,7 @@ def translate(
 ) -> None:
     """Translate raw text with a model folder.
 
-    Each input line gives one output line; an empty line stays empty. At a terminal it prompts for lines.
+    Each input line gives one output line; an empty line stays empty. At a terminal it answers line by line.
 
     \b
     Example:

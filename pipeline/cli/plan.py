@@ -148,7 +148,7 @@ def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: flo
     rows = max(1, (positions if device.type == "cuda" else min(positions, 512)) // length)
     ids = torch.randint(4, min(vocabulary, corpus.output_rows), (rows, length))
     batch = Batch(ids, ids, torch.arange(rows * length), ids.flatten())
-    sums = sum((LengthSums.of(length, length) for _ in range(rows)), LengthSums.zero())
+    sums = sum((LengthSums.of(length, length) for _ in range(rows)), LengthSums())
     update = Update(number=1, first=0, shards=[batch], sums=sums, padded=2 * rows * length)
     trainer.step(update)  # warms up
     times: list[float] = []

@@ -57,7 +57,7 @@ def shares(trainer: Trainer, corpus: Corpus, count: int) -> tuple[float, float, 
     times: Counter[str] = Counter()
     for event in found.key_averages():
         times[kinds.get(event.key, "everything else")] += event.self_cpu_time_total / 1000 / count
-    sums = sum((update.sums for update in made), LengthSums.zero())
+    sums = sum((update.sums for update in made), LengthSums())
     return milliseconds, training_flops(trainer.job.model, trainer.job.vocabulary, sums) / count, times
 
 

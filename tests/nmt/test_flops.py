@@ -64,7 +64,7 @@ def test_training_flops_equal_torchs_counter(
 
 def test_sums_of_lengths_add_up_over_pairs() -> None:
     lengths = [(3, 4), (10, 2), (1, 9)]
-    total = sum((LengthSums.of(s, t) for s, t in lengths), LengthSums.zero())
+    total = sum((LengthSums.of(s, t) for s, t in lengths), LengthSums())
     assert total == LengthSums(3, 14, 15, 110, 101, 41)
 
 

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ import pytest
 from command_line import wmt
 
 from nmt.common.tensors import load_tensors, save_tensors
+from nmt.deployment import streams
 from nmt.evaluation.forced_scoring import Scored
 from nmt.inference.loading import Models
 from nmt.inference.translator import Translator
@@ -33,9 +35,7 @@ ROOT = Path(__file__).resolve().parents[3]
 LINES = ["the old man sees a dog .", "", "She sleeps well", "we do !", "   ", "He did not see it"]
 
 
-class Terminal(io.StringIO):
-    """What is typed at a terminal."""
-
+class Terminal(io.TextIOWrapper):
     def isatty(self) -> bool:
         return True
 
@@ -83,18 +83,23 @@ def test_a_line_in_a_line_out_and_empty_lines_stay(model: Path, tmp_path: Path) 
 def test_at_a_terminal_it_answers_line_by_line_until_ctrl_d_or_ctrl_c(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", Terminal("we do !\n\nShe sleeps\n"))
-    assert wmt("translate", str(model)) == 0
-    shown = capsys.readouterr()
-    assert shown.out.replace("> ", "").count("\n") == 4
-    assert "Ctrl-D" in shown.err
+    answers, errors = [], ""
 
-    def interrupted(size: int | None = -1) -> str:
+    def typed(*_: object) -> Iterator[str]:
+        nonlocal errors
+        for line in ("we do !", "", "She sleeps"):
+            yield line
+            shown = capsys.readouterr()
+            answers.append(shown.out.count("\n"))
+            errors += shown.err
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.stdin, "readline", interrupted)
+    monkeypatch.setattr(sys, "stdin", Terminal(io.BytesIO()))
+    monkeypatch.setattr(streams, "read_stream", typed)
     assert wmt("translate", model) == 130
-    assert capsys.readouterr().err.count("\n") == 1, "no traceback"
+    assert answers == [1, 1, 1], "before the next line"
+    assert "Ctrl-D" in errors
+    assert (errors + capsys.readouterr().err).count("\n") == 1, "no traceback"
 
 
 def test_json_and_nbest_lists(model: Path, tmp_path: Path) -> None:
@@ -235,12 +240,8 @@ def test_a_sentence_that_is_too_long_to_parse_is_refused_with_the_option_that_ta
     assert capsys.readouterr().err == f"parse: {sentence}"
     assert wmt(*command[:-1], length) == 0
     capsys.readouterr()
-    check_refused(capsys, "--long is `split`, but a tree cannot be made of parts", *command, "--long", "split")
-    monkeypatch.setattr(sys, "stdin", Terminal(f"we do !\n{long}\nwe do !\n"))
-    assert wmt("parse", parser, *command[-2:]) == 0
-    shown = capsys.readouterr()
-    assert shown.out.replace("> ", "").count("\n") == 3
-    assert f"\nparse: {sentence}" in shown.err
+    assert wmt("translate", *command[1:-1], length - 1) == 1
+    assert capsys.readouterr().err == f"translate: {sentence}"
 
 
 @pytest.mark.parametrize("stream", ["stdin", "stdout"])
@@ -248,7 +249,7 @@ def test_a_closed_stream_is_one_sentence(
     stream: str, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As `<&-` and `>&-` leave them."""
-    monkeypatch.setattr(sys, "stdin", Terminal(""))
+    monkeypatch.setattr(sys, "stdin", Terminal(io.BytesIO()))
     monkeypatch.setattr(sys, stream, None)
     check_refused(capsys, "is closed: give --", "translate", model)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from command_line import wmt
 
+from nmt import bootstrap
 from nmt.config import InputError
 from nmt.evaluation import bleu
 
@@ -78,7 +79,7 @@ def test_double_quotes_are_made_plain_and_compounds_split_as_by_perl() -> None:
 
 
 def test_different_line_counts_are_refused() -> None:
-    for function in (bleu.sacrebleu, bleu.chrf, bleu.confidence, lambda *texts: bleu.paper_way(*texts, "de")):
+    for function in (bleu.sacrebleu, bleu.chrf, bleu.line_statistics, lambda *texts: bleu.paper_way(*texts, "de")):
         with pytest.raises(InputError, match=r"^output has 1 lines, set has 2: give one translation for each"):
             function(["a"], ["a", "b"])
         with pytest.raises(InputError, match=r"^there is no line to score$"):
@@ -113,7 +114,8 @@ def test_command_line_compares_two_systems(
     paths = _write(tmp_path, one=HYPOTHESES, two=REFERENCES, reference=REFERENCES)
     assert wmt("bleu", *paths, "--lang", "de", "--json") == 0
     first, second = json.loads(capsys.readouterr().out)
-    steps, (low, high) = bleu.paper_way(HYPOTHESES, REFERENCES, "de"), bleu.confidence(HYPOTHESES, REFERENCES)
+    steps = bleu.paper_way(HYPOTHESES, REFERENCES, "de")
+    low, high = bootstrap.interval(bleu.line_statistics(HYPOTHESES, REFERENCES), bleu.bleu_of)
     score, signature = bleu.sacrebleu(HYPOTHESES, REFERENCES)
     chrf, chrf_signature = bleu.chrf(HYPOTHESES, REFERENCES)
     assert first == {

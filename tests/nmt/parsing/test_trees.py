@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from nmt.config import InputError
-from nmt.parsing.delinearisation import ALONE, LEAST, REPAIRS, _partners, align, delinearise
+from nmt.parsing.delinearisation import ALONE, LEAST, _partners, align, delinearise
 from nmt.parsing.trees import LINEARISATIONS, TAG, Linearisation, Tree, bare, escape, linearise, normalise, read_trees
 
 JOHN = "(S (NP (NNP John)) (VP (VBZ has) (NP (DT a) (NN dog))) (. .))"
@@ -75,15 +75,16 @@ def test_a_tree_is_read_and_written(lines: list[str]) -> None:
         (["(S (NP (NN dog))", "(S (NN cat))"], "bank.mrg, line 2: the tree that begins on line 1 lacks 1 of its"),
         (["(S (NP (NN dog)", " (VP (VBZ barks)"], "the tree that begins on line 1 lacks 3 of its closing brackets"),
         (["", "(S (NP (NN dog)"], "line 2: the tree that begins on line 2 lacks 2 of its closing brackets: add them"),
-        (["(S (NN dog)))"], "line 1: a closing bracket stands outside a tree"),
-        (["dog"], "line 1: `dog` stands outside a tree"),
-        (["(S ( dog))"], "line 1: a bracket has an empty label"),
-        (["( dog)"], "a bracket has an empty label"),
-        (["( (S (NN dog)) (S (NN cat)) )"], "the outer bracket without a label holds 2 trees"),
-        (["()"], r"the bracket `\(\)` holds nothing"),
-        (["(S (CD 1 1/2))"], "the word `1/2` is not alone in its bracket"),
-        (["(S the (NN dog))"], "the word `the` is not alone in its bracket"),
-        (["(S (NN dog) barks)"], "the word `barks` is not alone in its bracket"),
+        (["", "(S (NN dog)))"], r"line 2: `\)` breaks the bracketing: write each tree as"),
+        (["dog"], "line 1: `dog` breaks"),
+        (["(S ( dog))"], r"`\)` breaks"),
+        (["( dog)"], r"`\)` breaks"),
+        (["( (S (NN dog)) (S (NN cat)) )"], r"`\)` breaks"),
+        (["()"], r"`\)` breaks"),
+        (["(S (NP))"], r"`\)` breaks"),
+        (["(S (CD 1 1/2))"], "`1/2` breaks"),
+        (["(S the (NN dog))"], r"`\(NN` breaks"),
+        (["(S (NN dog) barks)"], "`barks` breaks"),
     ],
 )
 def test_a_line_that_breaks_the_bracketing_is_named(lines: list[str], message: str) -> None:
@@ -140,7 +141,6 @@ def test_every_output_becomes_a_tree_with_all_words(name: Linearisation, symbols
     tree, repairs = delinearise(symbols, words, name, {"/S", "/NP"})
     assert tree.words() == words
     assert read(str(tree)) == [tree]
-    assert set(repairs) <= set(REPAIRS)
     assert min(repairs.values(), default=1) > 0
     if not repairs:
         assert linearise(tree, name) == symbols

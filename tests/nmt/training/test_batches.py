@@ -316,7 +316,7 @@ def test_ahead_keeps_the_order_and_ends_its_thread_when_left() -> None:
     def numbers():
         for number in range(1000):
             asked.append(number)
-            yield Update(number, 0, [], LengthSums.zero(), 0)
+            yield Update(number, 0, [], LengthSums(), 0)
 
     items = ahead(numbers())
     assert [next(items).number for _ in range(3)] == [0, 1, 2]

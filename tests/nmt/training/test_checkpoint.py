@@ -38,10 +38,9 @@ def test_average_refuses_what_does_not_belong_together(tmp_path: Path) -> None:
         average([])
     with pytest.raises(InputError, match="given twice"):
         average([one, one])
-    with pytest.raises(InputError, match=r"shape \[3\].*\[2\]"):
-        average([one, saved(tmp_path / "2.safetensors", w=torch.ones(3))])
-    with pytest.raises(InputError, match=r"3\.safetensors and .*1\.safetensors hold different tensors"):
-        average([one, saved(tmp_path / "3.safetensors", v=torch.ones(2))])
+    for name, tensors in {"2": {"w": torch.ones(3)}, "3": {"v": torch.ones(2)}}.items():
+        with pytest.raises(InputError, match=rf"{name}\.safetensors and .*1\.safetensors hold different tensors"):
+            average([one, saved(tmp_path / f"{name}.safetensors", **tensors)])
     (tmp_path / "4.safetensors").write_bytes(b"no weights")
     with pytest.raises(InputError, match="cannot be read as weights"):
         average([tmp_path / "4.safetensors"])

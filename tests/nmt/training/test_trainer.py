@@ -320,7 +320,7 @@ def test_a_report_is_of_the_updates_since_the_last(tiny_job: MakeJob) -> None:
     found = interval_record(together.job, together.measured.state, interval)
     assert found["gradient_norm"] == pytest.approx(interval.norm / 3)
     empty = together.measured.take_interval()
-    assert empty == Interval.empty().model_copy(update={"seconds": empty.seconds})
+    assert empty == Interval().model_copy(update={"seconds": empty.seconds})
 
 
 GOLDEN = [3.386721, 2.764068, 2.797607, 2.796533, 2.725303, 2.782631, 2.734423, 2.712844, 2.695598, 2.640848]

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import distributed
 import psutil
 import pytest
 from data_stages import configure, data_section
@@ -30,7 +30,9 @@ PREPARATION = {
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[distributed.LocalCluster]:
+def cluster() -> Iterator[Any]:
+    import distributed
+
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
     ) as started:
@@ -38,7 +40,7 @@ def cluster() -> Iterator[distributed.LocalCluster]:
 
 
 @pytest.fixture
-def here(tmp_path: Path, cluster: distributed.LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty repository whose executor is the cluster."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WMT_STATE", raising=False)
@@ -100,7 +102,7 @@ def test_a_killed_worker_costs_its_block_only(here: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_errors_come_back_and_a_block_that_kills_its_workers_ends_the_stage(
-    here: Path, cluster: distributed.LocalCluster, monkeypatch: pytest.MonkeyPatch
+    here: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster.scheduler, "allowed_failures", 0)  # Each start of a worker takes seconds.
     with executor() as pool:
@@ -170,6 +172,8 @@ def test_a_cluster_of_this_machines_cores_ends_with_the_stage(here: Path, monkey
 
 
 def test_a_scheduler_that_is_lost_is_one_sentence(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import distributed
+
     with distributed.LocalCluster(
         n_workers=0, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
     ) as without_workers:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import jaxtyping
 import pytest
 import torch
 import yaml
 from agents import wait_for
 from fsspec.implementations.dirfs import DirFileSystem
-from s3fs import S3FileSystem
 from stores import BUCKET, SECRET, Store, rclone
 from trainings import MakeJob, final_weights, run, same, stop_after
 
@@ -265,7 +265,7 @@ def test_a_store_that_cannot_be_used_is_one_sentence_without_credentials(
 ) -> None:
     for name, value in {**s3.environment(), "WMT_STATE": f"s3://{BUCKET}/x", **variables}.items():
         monkeypatch.setenv(name, value)
-    S3FileSystem.clear_instance_cache()
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
     with pytest.raises(OSError, match=rf"//.* cannot be used \({sentence}.*check the addr") as found:
         sync.torchrun(make("here"), lambda: None)
     text = str(found.value)
@@ -306,7 +306,7 @@ def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_
     url = f"s3://{BUCKET}/some/prefix"
     for name, value in {**s3.environment(), "WMT_STATE": url}.items():
         monkeypatch.setenv(name, value)
-    S3FileSystem.clear_instance_cache()
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
     def stopped_training(job: Path, _: Any) -> int:
         with monkeypatch.context() as patch:
