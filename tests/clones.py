@@ -25,6 +25,8 @@ SHRUNKEN: dict[str, Any] = {
     "averaging": {"last": 2},
     "search": {"beam": 2, "max_extra": 2},
 }
+TINY = {**SHRUNKEN, "subwords": {"merges": 60}}
+"""For the catalog `tiny`."""
 WORDS = [
     "the", "old", "man", "sees", "a", "dog", ".", "He", "did", "not", "see", "it", "She", "sleeps", "well", ",", "and",
     "we", "do", "!",
@@ -41,8 +43,9 @@ def write_tiny_corpus(folder: Path) -> None:
         leaves = (" ".join(f"(NN {word})" for word in words) for words in text)
         sides[f"{name}.tree"] = "".join(f"(S {each})\n" for each in leaves)
     (folder / "data/catalog").mkdir(parents=True, exist_ok=True)
-    packed = folder / "data/tiny.tgz"
-    packed.write_bytes(tarball({name: text.encode() for name, text in sides.items()}))
+    packed = folder / "data/tiny.tar"
+    # A .tgz has the time at which it was made.
+    packed.write_bytes(tarball({name: text.encode() for name, text in sides.items()}, "w:"))
 
     def text_of(name: str, language: str) -> dict[str, Any]:
         # A treebank has both sides.
@@ -54,7 +57,7 @@ def write_tiny_corpus(folder: Path) -> None:
     digest = hashlib.sha256(packed.read_bytes()).hexdigest()
     catalog = {
         "description": "Sixty pairs.",
-        "archives": {"tiny": {"urls": ["file:data/tiny.tgz"], "sha256": digest, **about}},
+        "archives": {"tiny": {"urls": ["file:data/tiny.tar"], "sha256": digest, **about}},
         "pairs": {
             f"en-{each}": {
                 "train": [text_of("train", each)], "valid": text_of("valid", each), "test": text_of("test", each)
@@ -66,10 +69,12 @@ def write_tiny_corpus(folder: Path) -> None:
 
 
 class Clone:
-    """A copy of this repository's files in a git repository of its own."""
+    """A copy of this repository's files in a git repository of its own, made where the folder has none yet."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        if (folder / ".git").exists():
+            return
         listed = self._git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
         for name in listed.split("\0"):
             if name and (ROOT / name).is_file():
@@ -106,11 +111,6 @@ class Clone:
         result = self.run("dvc", "repro", *target)
         assert result.returncode == 0, result.stdout + result.stderr
         return re.findall(r"Running stage '(\w+)'", result.stdout)
-
-    def changed(self) -> set[str]:
-        """The stages whose own dependencies differ from what they last ran on."""
-        result = self.run("dvc", "status", "--json")
-        return set(json.loads(result.stdout))
 
     def files(self, *folders: str) -> set[str]:
         return {

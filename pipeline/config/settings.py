@@ -60,7 +60,7 @@ class RunSettings(Settings):
 
 
 class ArchiveEntry(Settings):
-    """One file to download. Without a sha256, later downloads must match the first one."""
+    """One file to download."""
 
     urls: Annotated[list[Url], Field(min_length=1)]  # the original and its mirrors, tried in order
     bytes: Annotated[int, Field(ge=1)] | None = None

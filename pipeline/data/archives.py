@@ -13,6 +13,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator
+from html import unescape
 from pathlib import Path
 from typing import IO
 
@@ -21,8 +22,7 @@ from nmt.text.parallel_text import decode
 
 BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError)
 """What the standard library raises on broken archives."""
-_ENTITIES = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
-_ENTITY = re.compile(r"&(amp|lt|gt|quot|apos|#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});")
+_ENTITY = re.compile(r"&#?\w{1,8};")
 _OPENING = re.compile(r"<seg(?:\s[^<>]*)?>", re.IGNORECASE)
 _CLOSING = re.compile(r"</seg\s*>", re.IGNORECASE)
 
@@ -79,16 +79,9 @@ def segments(content: bytes, name: str) -> list[str]:
         inside, *end = _CLOSING.split(piece, maxsplit=1)
         if not end:
             raise InputError(f"{name} is cut: segment {len(found) + 1:,} does not end")
-        found.append(re.sub(r"(?:[ \t\n]|\r\n)+", " ", _ENTITY.sub(_character, inside)).strip(" \r"))
+        found.append(
+            re.sub(r"(?:[ \t\n]|\r\n)+", " ", _ENTITY.sub(lambda match: unescape(match[0]), inside)).strip(" \r")
+        )
     if not found:
         raise InputError(f"{name} holds no <seg>")
     return found
-
-
-def _character(match: re.Match[str]) -> str:
-    """Return the character of an entity; an entity of no character stays unchanged."""
-    name = match[1]
-    if name in _ENTITIES:
-        return _ENTITIES[name]
-    code = int(name.lstrip("#xX"), 16 if name[1] in "xX" else 10)
-    return chr(code) if code < 0x110000 and not 0xD800 <= code < 0xE000 else match[0]

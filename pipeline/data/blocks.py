@@ -41,16 +41,15 @@ def executor(size: int | None = None) -> Executor:
     `$WMT_EXECUTOR` chooses Dask instead of processes. Raises InputError for other values, OSError if Dask is away.
     """
     chosen = os.environ.get("WMT_EXECUTOR", "")
-    if not re.fullmatch(r"(dask(://[^\s/:]+:\d+)?)?", chosen):
-        raise InputError(f"WMT_EXECUTOR is {chosen!r}: it must be dask, or dask://HOST:PORT; unset it for processes")
+    if not re.fullmatch(r"(dask://[^\s/:]+:\d+)?", chosen):
+        raise InputError(f"WMT_EXECUTOR is {chosen!r}: it must be dask://HOST:PORT; unset it for processes")
     if size is not None and size < _SMALL:
         return ThreadPoolExecutor(1)
     if chosen:
         # Dask takes half a second to import.
         from pipeline.data.dask_executor import DaskExecutor
 
-        _, _, address = chosen.partition("://")
-        return DaskExecutor(f"tcp://{address}" if address else None)
+        return DaskExecutor(chosen.replace("dask", "tcp", 1))
     if available_cores() == 1:
         return ThreadPoolExecutor(1)
     # Spawned, not forked: a fork of a process that has threads (Arrow's, tqdm's) can hang.

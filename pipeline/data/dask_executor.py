@@ -9,29 +9,22 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from nmt.config import InputError
-from pipeline.config.machine import available_cores
 
 CONNECT = "30s"
 """Time for the scheduler to answer."""
-LOOPBACK = "127.0.0.1"
 
 
 class DaskExecutor(Executor):
-    """Submits tasks to a Dask cluster: `address` is its scheduler's, or None for a cluster on this machine's cores."""
+    """Submits tasks to the Dask cluster whose scheduler is at `address`."""
 
-    def __init__(self, address: str | None) -> None:
+    def __init__(self, address: str) -> None:
         """Raises InputError if Dask is not installed, OSError if no scheduler answers."""
         try:
             import distributed
         except ImportError as error:
             raise InputError("WMT_EXECUTOR names Dask, which is not here: run `pip install -e '.[dask]'`") from error
-        # Of a cluster of its own. Without the addresses Dask's pages listen on all.
-        own = {"n_workers": available_cores(), "threads_per_worker": 1, "host": LOOPBACK}
-        own |= {"dashboard_address": f"{LOOPBACK}:0", "worker_dashboard_address": f"{LOOPBACK}:0"}
         try:
-            self._client = distributed.Client(
-                address, timeout=CONNECT, set_as_default=False, **({} if address else own)
-            )
+            self._client = distributed.Client(address, timeout=CONNECT, set_as_default=False)
         except OSError as error:
             message = "no Dask scheduler answers: start it, correct WMT_EXECUTOR, or unset it"
             raise OSError(errno.EAGAIN, message, address) from error
@@ -52,7 +45,7 @@ class DaskExecutor(Executor):
         return task
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Disconnect; end the cluster if it is this process' own."""
+        """Disconnect."""
         self._tasks.shutdown(wait=wait and not cancel_futures)
         self._client.close()
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from nmt.common.files import link_or_copy
 from nmt.common.processes import end, is_empty, start
 from nmt.config import InputError
 from pipeline.config.errors import validated
@@ -87,15 +88,10 @@ def _make(original: Path, copy: Path, root: Path, changes: Mapping[str, Any]) ->
         # Also applied to the index: `dvc exp save` leaves out new files that are not in it.
         git("apply", "--index", "--whitespace=nowarn", "-", folder=copy, content=changed)
     _set_params(copy / PARAMS, changes)
-    for path in (*(original / CATALOGS).rglob("*"), *(original / LOCAL).rglob("*")):
-        made = copy / path.relative_to(original)
-        if path.is_file() and not made.exists():
-            made.parent.mkdir(parents=True, exist_ok=True)
-            # Git does not track it: the user's own text, which may be large, or a new catalog.
-            if path.is_relative_to(original / LOCAL):
-                made.symlink_to(path.resolve())
-            else:
-                shutil.copy(path, made)
+    # Git does not track new catalogs and the user's own text, which may be large.
+    for folder, copier in ((CATALOGS, shutil.copyfile), (LOCAL, link_or_copy)):
+        if (original / folder).exists():
+            shutil.copytree(original / folder, copy / folder, symlinks=True, copy_function=copier, dirs_exist_ok=True)
     _share_cache(original, copy)
     (copy / "work").symlink_to(root)
     for key in ("user.name", "user.email"):
@@ -115,17 +111,12 @@ def commit(original: Path) -> str:
 
 def _set_params(params: Path, changes: Mapping[str, Any]) -> None:
     """Set values of params.yaml and keep its comments: `dvc exp apply` copies the file to the original."""
-    from ruamel.yaml import YAML
+    from dvc.utils.serialize import modify_yaml
 
     validated(Params, read_params(params), PARAMS)
-    editor = YAML()
-    editor.width = 4096
-    content = editor.load(params)
-    for key, value in changes.items():
-        content[key] = merge(content.get(key) or {}, value) if key == "overrides" else value
-    if changes:
-        with params.open("w", encoding="utf-8") as file:
-            editor.dump(content, file)
+    with modify_yaml(params) as content:
+        for key, value in changes.items():
+            content[key] = merge(content.get(key) or {}, value) if key == "overrides" else value
 
 
 def _share_cache(original: Path, copy: Path) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from prefect import Flow, Task, flow, get_run_logger, runtime, task
-from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
@@ -26,18 +25,13 @@ from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, TerminationSignal
 from prefect.states import Completed, Failed
 
-from nmt.common.files import read_yaml
 from nmt.common.processes import die_with_parent
 from nmt.config import InputError
 from pipeline.config import graph, machine, paths, rows
 from pipeline.config.paths import read_json, status_file
 from pipeline.config.resolution import in_words
-from pipeline.config.settings import DataSettings, RunSettings
-from pipeline.config.tasks import summary, task_in
 from pipeline.flows import copies
-from pipeline.flows.parameters import ROOT, Parameters
-from pipeline.report import page
-from pipeline.report.scores import results
+from pipeline.flows.parameters import DESCRIPTION, ROOT, form
 
 RETRY_DELAYS = [10.0, 60.0, 300.0]
 """Seconds before each retry of a failed stage."""
@@ -48,33 +42,34 @@ PAIRS = {"wmt-en-de": "en-de", "wmt-en-fr": "en-fr", "parse-en": "en-tree"}
 """The flows by name, with their pairs."""
 
 
-def make_flow(name: str, description: str) -> Flow[..., State[Any]]:
+def make_flow(name: str, about: str) -> Flow[..., State[Any]]:
     """Return the flow of this name, which runs the pipeline of its pair."""
-    form = Parameters(PAIRS[name])
+    pair = PAIRS[name]
+    types, defaults = form(pair)
 
     def run_name() -> str:
         # Also the name of its DVC experiment. The first characters of an id are a time.
         given = runtime.flow_run.parameters
         settings = in_words(dict(rows.flat(given.get("overrides", {}))))
-        words = [given.get("row", form.row), PAIRS[name], *settings, runtime.flow_run.id[-8:]]
+        words = [given.get("row", defaults["row"]), pair, *settings, runtime.flow_run.id[-8:]]
         return re.sub(r"[^\w-]", "_", "-".join(words))
 
     def pipeline(
-        row: str = form.row,
-        corpus: str = form.corpus,
-        seed: int = form.seed,
+        row: str = defaults["row"],
+        corpus: str = defaults["corpus"],
+        seed: int = defaults["seed"],
         overrides: dict[str, Any] = {},  # noqa: B006 - Prefect's form shows it
-        target: str = form.stages[-1],
+        target: str = defaults["target"],
         force: bool = False,
     ) -> State[Any]:
-        changes = {"pair": PAIRS[name], "row": row, "corpus": corpus, "seed": seed, "overrides": overrides}
+        changes = {"pair": pair, "row": row, "corpus": corpus, "seed": seed, "overrides": overrides}
         return run_pipeline(changes, target, force)
 
     # Prefect makes the form from these, and deployments find the flow by its name in this module.
-    pipeline.__doc__ = form.docstring(description)
-    pipeline.__annotations__ |= form.types
+    pipeline.__doc__ = about + DESCRIPTION
+    pipeline.__annotations__ |= types
     pipeline.__name__ = pipeline.__qualname__ = name.replace("-", "_")
-    return flow(name=name, flow_run_name=run_name, description=description)(pipeline)
+    return flow(name=name, flow_run_name=run_name, description=about)(pipeline)
 
 
 FLOWS = wmt_en_de, wmt_en_fr, parse_en = (
@@ -102,7 +97,6 @@ def run_pipeline(changes: Mapping[str, Any], target: str, force: bool) -> State[
                 if not states[-1].is_completed():
                     # Prefect's pages show the name at the top, and the message under "Details".
                     return Failed(name=f"{each} {states[-1].name}".capitalize(), message=states[-1].message)
-            publish_scores(copy, changes)
             copies.save(copy, stages if len(stages) < len(declared) else (), logger.info)
     except InputError as error:
         return Failed(name="Refused", message=str(error))
@@ -154,13 +148,10 @@ def stage_task(copy: Path, name: str, force: bool) -> Task[[], State[Any]]:
         status = read_json(reported) if reported.exists() else {}
         if code == 0:
             return Completed(name="Ran" if status else "Cached")
-        if not status:
-            return Failed(name="Refused", message=f"{name}: DVC did not run it; the log has the reason")
-        if status["state"] == "running":
-            return Failed(name="Died", message=f"{name}: it was killed")
-        if status["state"] == "done":
-            return Failed(name="Not saved", message=f"{name}: DVC could not keep its results; the log has the reason")
-        return Failed(name=status["state"].capitalize(), message=f"{name}: {status['message']}")
+        state = status.get("state", "refused")
+        # DVC did not run it, it was killed, or DVC could not keep its results.
+        how = {"running": "died", "done": "not saved"}.get(state, state)
+        return Failed(name=how.capitalize(), message=f"{name}: {status.get('message') or 'the log has the reason'}")
 
     return run_stage
 
@@ -186,17 +177,3 @@ def slots_for(declared: graph.Stage) -> Iterator[None]:
     get_run_logger().info("%s: requesting a slot of %s", declared.name, ", ".join(devices))
     with concurrency(devices, lease_duration=LEASE, raise_on_lease_renewal_failure=False):
         yield
-
-
-def publish_scores(copy: Path, changes: Mapping[str, Any]) -> None:
-    """Write the report's table of results as an artifact. Runs of the same pair and row are its versions."""
-    if not (copy / paths.SCORES).exists():
-        return
-    config, scores = read_yaml(copy / paths.CONFIG), read_json(copy / paths.SCORES)
-    settings, data = RunSettings.model_validate(config["run"]), DataSettings.model_validate(config["data"])
-    markdown = f"{summary(scores)}\n\n{page.markdown(results(settings, data, scores), paths.FIGURES.name)}"
-    key = re.sub(r"[^a-z0-9]+", "-", f"wmt-{changes['pair']}-{changes['row']}-{task_in(scores).key}".lower())
-    try:
-        create_markdown_artifact(markdown, key, f"Scores of {copy.name}; its results: `dvc exp apply {copy.name}`")
-    except Exception as error:  # It must not fail the run.
-        get_run_logger().warning("an artifact could not be written: %s", error)

@@ -16,12 +16,14 @@ from urllib.parse import urlsplit
 
 import httpx
 from filelock import FileLock, Timeout
+from starlette.types import ASGIApp
 
 from nmt.common.files import writing
 from nmt.common.processes import end, start
 from nmt.config import InputError
 from pipeline.config.paths import state_root
 from pipeline.flows import worker as flows_worker
+from pipeline.tracking.web import OwnPages
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository."""
@@ -29,11 +31,8 @@ LOGIN = "prefect/login.json"
 """File in the state root with the settings of Prefect's clients, while the server runs."""
 PATIENCE = 120.0
 """Seconds that a server has to answer."""
-GRACE = {"the worker": flows_worker.GRACE + 10, "Prefect": 10.0, "MLflow": 10.0}
-"""Seconds between SIGTERM and SIGKILL."""
-POOL = "wmt"
-PREFECT = (sys.executable, "-m", "prefect")
-DEPLOY = (*PREFECT, "--no-prompt", "deploy", "--all", "--prefect-file", "infra/prefect.yaml")
+GRACE = flows_worker.GRACE + 10
+"""Seconds between SIGTERM and SIGKILL: more than the worker gives its flows."""
 ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -48,21 +47,15 @@ ENVIRONMENT = {
 """Environment variables of all services."""
 
 
-class Stopped(Exception):
-    """The user requested the end."""
-
-
 def _stop(*_: object) -> None:
-    _end_undisturbed()
-    raise Stopped
+    """Request the end, which no later signal interrupts but a second SIGINT: a closing terminal may send SIGHUP twice.
 
-
-def _end_undisturbed() -> None:
-    """Let no signal interrupt the end but a second SIGINT; a closing terminal may send SIGHUP twice."""
+    The second SIGINT ends this process at once. The kernel tells the services, and the worker then kills its flows.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # It ends this process at once. The kernel tells the services, and the worker then kills its flows.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    raise KeyboardInterrupt
 
 
 class Services:
@@ -94,7 +87,7 @@ class Services:
         """Start MLflow and Prefect, and wait until both answer."""
         for name, url, app in (
             ("MLflow", self.mlflow, "pipeline.tracking.web:mlflow"),
-            ("Prefect", self.prefect, "pipeline.flows.prefect_server:create_app"),
+            ("Prefect", self.prefect, "pipeline.flows.services:prefect"),
         ):
             port = url.rpartition(":")[2]
             options = f"--host 127.0.0.1 --port {port} --log-level warning --timeout-graceful-shutdown 5 --factory"
@@ -104,12 +97,13 @@ class Services:
 
     def start_worker(self) -> None:
         """Start a worker and deploy the flows."""
-        self.start(
-            "the worker", flows_worker.__name__, *PREFECT, "worker", "start", "--pool", POOL, "--type", "process"
-        )
-        self.wait_for(f"{self.prefect}/api/work_pools/{POOL}")
+        program = (sys.executable, "-m", "prefect")
+        worker = (*program, "worker", "start", "--pool", "wmt", "--type", "process")
+        self.start("the worker", flows_worker.__name__, *worker)
+        self.wait_for(f"{self.prefect}/api/work_pools/wmt")
+        command = (*program, "--no-prompt", "deploy", "--all", "--prefect-file", "infra/prefect.yaml")
         deployed = subprocess.run(
-            DEPLOY, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+            command, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
         if deployed.returncode != 0:
             raise InputError(f"deploying the flows failed: {(deployed.stdout + deployed.stderr).strip()}")
@@ -135,8 +129,8 @@ class Services:
 
     def end(self) -> None:
         """End all. The worker first: its runs report to a server that still answers."""
-        for name, process in reversed(self.running.items()):
-            end(process, GRACE[name])
+        for process in reversed(self.running.values()):
+            end(process, GRACE)
 
 
 def serve(*, worker: bool) -> None:
@@ -170,12 +164,22 @@ def serve(*, worker: bool) -> None:
         while True:
             services.check()
             time.sleep(0.5)
-    except Stopped:
+    except KeyboardInterrupt:
         pass
     finally:
-        _end_undisturbed()
         services.end()
         (root / LOGIN).unlink(missing_ok=True)
+
+
+def prefect() -> ASGIApp:
+    """Return Prefect's server for pages and commands of this machine: an ASGI factory, for `uvicorn --factory`.
+
+    Prefect itself accepts any `Host` header, which allows DNS rebinding, and relies on browsers to refuse requests of
+    other origins.
+    """
+    from prefect.server.api import server
+
+    return OwnPages(server.create_app(final=True))
 
 
 def free_port(variable: str, default: int) -> str:

@@ -7,10 +7,9 @@ they do when the worker dies. A second signal kills them too.
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import sys
-import time
-from contextlib import suppress
 
 import psutil
 
@@ -20,44 +19,29 @@ GRACE = 100.0
 """Seconds: more than a flow gives DVC and its stages (pipeline/flows/copies.py)."""
 
 
-class Stopped(Exception):
-    """A signal requested the end."""
-
-
 def main() -> int:
     """Run the command; returns its exit status, or 128 and the number of the signal that ended it."""
-    flows: list[psutil.Process] = []
-
-    def end(name: str) -> None:
-        for flow in flows:
-            with suppress(psutil.NoSuchProcess):
-                getattr(flow, name)()
+    PR_SET_CHILD_SUBREAPER = 36
+    # The flows of a dead worker become children of this process.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signals: list[int] = []
 
     def stop(number: int, _: object) -> None:
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, lambda *_: end("kill"))
-        raise Stopped(number)
+        for each in psutil.Process().children() if signals else [process]:
+            each.kill()
+        signals.append(number)
 
     process = start(sys.argv[1:])
-    worker = psutil.Process(process.pid)
     # A shell's background commands ignore SIGINT.
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, stop)
-    try:
-        while (status := process.poll()) is None:
-            with suppress(psutil.NoSuchProcess):
-                flows = worker.children()
-            time.sleep(0.5)
-    except Stopped as stopped:
-        status = -int(stopped.args[0])
-        with suppress(psutil.NoSuchProcess):
-            flows = worker.children()
-        process.kill()
-        process.wait()
-    end("terminate")
-    psutil.wait_procs(flows, timeout=GRACE)
-    end("kill")
-    return status if status >= 0 else 128 - status
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    status = process.wait()
+    flows = psutil.Process().children()
+    for flow in flows:
+        flow.terminate()
+    for flow in psutil.wait_procs(flows, timeout=GRACE)[1]:
+        flow.kill()
+    return 128 + signals[0] if signals else 128 - status if status < 0 else status
 
 
 if __name__ == "__main__":

@@ -17,25 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from clones import ROOT, SHRUNKEN, STAGES, Clone, write_tiny_corpus
+from clones import STAGES, TINY, Clone
+from command_line import wmt
 from ports import free_port
+from tiny_run import prepare, run_stages
 
 TEXTS = ("train.tinytrain", "valid.tinyvalid", "test.tinytest")
-TINY = {**SHRUNKEN, "subwords": {"merges": 60}}
 pytestmark = pytest.mark.timeout(600)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Clone:
-    """A clone after its first `dvc repro`."""
-    clone = Clone(tmp_path_factory.mktemp("clone"))
-    write_tiny_corpus(clone.folder)
-    clone.params(corpus="tiny", overrides=TINY)
-    assert clone.repro() == STAGES
-    return clone
 
 
 def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
@@ -64,30 +55,6 @@ def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
     }  # fmt: skip
     lines = (finished.folder / "results/translations/tinytest.average.de").read_bytes().count(b"\n")
     assert lines == (finished.folder / "data/raw/test.tinytest.en").read_bytes().count(b"\n") == 4
-
-
-def test_scores_name_set_and_scorer(finished: Clone) -> None:
-    metrics = json.loads((finished.folder / "results/scores.json").read_text())
-    assert {
-        "bleu", "bleu_signature", "bleu_set", "bleu_paper_way", "valid_bleu", "valid_ppl", "params", "updates",
-        "train_seconds", "train_flops_paper", "train_flops_counted",
-    } <= metrics.keys()  # fmt: skip
-    assert metrics["updates"] == 12
-    assert metrics["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp")
-    assert metrics["valid_ppl"] > 1
-
-
-def test_the_summary_is_that_of_the_scores(finished: Clone) -> None:
-    metrics = json.loads((finished.folder / "results/scores.json").read_text())
-    result = finished.run(sys.executable, "-m", "pipeline.cli", "summary")
-    assert result.returncode == 0, result.stderr
-    bleu, *paths = result.stdout.splitlines()
-    assert bleu.startswith(f"BLEU    {metrics['bleu']:.1f} (95% interval {metrics['bleu_low']:.1f} to ")
-    assert all((finished.folder / line.split()[1]).exists() for line in paths)
-
-
-def test_a_second_run_does_nothing(finished: Clone) -> None:
-    assert finished.repro() == []
 
 
 @contextlib.contextmanager
@@ -143,11 +110,9 @@ def test_mlflow_holds_the_run_as_the_files_do(finished: Clone) -> None:
 def test_the_model_folder_translates_alone_and_mlflow_serves_the_same(finished: Clone, tmp_path: Path) -> None:
     shutil.copytree(finished.folder / "models/average", tmp_path / "model")
     sentences = ["the old man sees a dog.", "She sleeps well."]
-    command = [sys.executable, "-m", "pipeline.cli", "translate", str(tmp_path / "model")]
-    expected = subprocess.run(
-        command, cwd=ROOT, env=finished.environment(), input="\n".join(sentences), capture_output=True,
-        text=True, check=True,
-    ).stdout.splitlines()  # fmt: skip
+    (tmp_path / "in").write_text("\n".join(sentences))
+    assert wmt("translate", tmp_path / "model", "--input", tmp_path / "in", "--output", tmp_path / "out") == 0
+    expected = (tmp_path / "out").read_text().splitlines()
     port = free_port()
     environment = {**finished.environment(), "MLFLOW_TRACKING_URI": f"sqlite:///{finished.folder}/work/mlflow.db"}
     log = finished.folder / "work/serve.log"
@@ -186,26 +151,25 @@ def test_a_finished_run_is_pushed_pulled_and_compared(finished: Clone, tmp_path:
     pushed = finished.run("dvc", "push")
     assert pushed.returncode == 0, pushed.stderr
     other = Clone(tmp_path / "other")
-    for name in ("dvc.lock", "params.yaml", "data/tiny.tgz", "data/catalog/tiny.yaml"):
+    for name in ("dvc.lock", "params.yaml", "data/tiny.tar", "data/catalog/tiny.yaml"):
         shutil.copyfile(finished.folder / name, other.folder / name)
     (other.folder / ".dvc/config.local").write_text(remote)
     pulled = other.run("dvc", "pull")
     assert pulled.returncode == 0, pulled.stderr
     for path in ("models/average/model.safetensors", "results/metrics.json", "data/binned/stats.json"):
         assert (other.folder / path).read_bytes() == (finished.folder / path).read_bytes()
-    assert other.changed() == set(), "what was pulled is up to date"
+    assert other.repro() == [], "what was pulled is up to date"
     difference = json.loads(other.run("dvc", "metrics", "diff", "--json").stdout)
     metrics = json.loads((finished.folder / "results/metrics.json").read_text())
     assert difference["results/metrics.json"]["valid_bleu"]["new"] == metrics["valid_bleu"]
-    shown = other.run("dvc", "plots", "show", "--json")
-    assert shown.returncode == 0, shown.stderr
-    plots = json.loads(shown.stdout)
-    assert set(plots["data"]) == {"loss", "perplexity", "learning_rate"}
-    assert not plots.get("errors")
-    assert all(plot["content"]["data"]["values"] for (plot,) in plots["data"].values())
 
 
-def test_a_comment_in_the_search_reruns_decoding_and_an_edit_of_the_model_trains_anew(finished: Clone) -> None:
+def test_a_comment_in_the_search_reruns_decoding_and_an_edit_of_the_model_trains_anew(
+    finished: Clone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dvc.repo import Repo
+
+    monkeypatch.chdir(finished.folder)
     for module, stages in [
         ("inference/search", {"decode", "attention"}),
         ("model", {"train", "average", "decode", "attention", "report"}),
@@ -213,7 +177,8 @@ def test_a_comment_in_the_search_reruns_decoding_and_an_edit_of_the_model_trains
         path = finished.folder / f"nmt/{module}.py"
         before = path.read_text()
         path.write_text(before + "\n# A comment.\n")
-        assert finished.changed() == stages
+        with Repo() as repo:
+            assert repo.status().keys() == stages
         path.write_text(before)
 
 
@@ -225,44 +190,28 @@ def test_more_updates_resume_the_training(finished: Clone) -> None:
     assert (summary["updates"], summary["resumes"]) == (16, 1)
 
 
-IN_ONE_PROCESS = """
-import contextlib, sys
-from pipeline.__main__ import run
-for stage in sys.argv[1:]:
-    with contextlib.suppress(SystemExit):
-        run(stage)
-    assert '"done"' in open(f".dvc/tmp/status/{stage}.json").read(), stage
-"""
-"""All stages, which import torch once."""
-
-
-def test_trees_run_the_same_way_and_are_scored_by_evalb(tmp_path: Path) -> None:
-    clone = Clone(tmp_path)
-    write_tiny_corpus(tmp_path)
-    clone.params(pair="en-tree", row="parse-sample", corpus="tiny", overrides=TINY)
-    ran = clone.run(sys.executable, "-c", IN_ONE_PROCESS, *STAGES)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "data/subwords/target/vocabulary.txt" in clone.files("data/subwords")
-    metrics = json.loads((tmp_path / "results/scores.json").read_text())
+def test_trees_run_the_same_way_and_are_scored_by_evalb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    prepare(pair="en-tree", row="parse-sample")
+    assert Path("data/subwords/target/vocabulary.txt").exists()
+    run_stages(*STAGES[STAGES.index("train") :])
+    metrics = json.loads(Path("results/scores.json").read_text())
     assert metrics["f1_signature"].startswith("evalb|rules:COLLINS|tags:gold")
     assert 0 <= metrics["f1_malformed"] <= 1
     gold, parsed = (
-        (tmp_path / name).read_text().split("\n")
+        Path(name).read_text().split("\n")
         for name in ("data/raw/test.tinytest.tree", "results/translations/tinytest.average.tree")
     )
     assert len(gold) == len(parsed) == 5
-    report = (tmp_path / "results/report.md").read_text()
+    report = Path("results/report.md").read_text()
     assert "| F1 (95% interval) | tinytest, 4 lines; average |" in report
     assert "| words | sentences | F1 |" in report
     assert "## Parses of the test set" in report
     assert "## Parse with this model" in report
     assert "wmt parse models/average" in report
-    wmt = sys.executable, "-m", "pipeline.cli"
-    assert clone.run(*wmt, "summary").stdout.startswith("F1 ")
-    sentences = (tmp_path / "data/raw/test.tinytest.en").read_text().split("\n")[:4]
-    (tmp_path / "sentences.txt").write_text("".join(f"{sentence}\n" for sentence in sentences))
-    (tmp_path / "gold.mrg").write_text("".join(f"{tree}\n" for tree in gold[:4]))
-    result = clone.run(*wmt, "parse", "models/average", "--input", "sentences.txt", "--output", "trees.mrg")
-    assert result.returncode == 0, result.stderr
-    scored = clone.run(*wmt, "evalb", "gold.mrg", "trees.mrg", "--gold-tags", "--json")
-    assert json.loads(scored.stdout)["all"]["sentences"] == 4, scored.stderr
+    assert wmt("parse", "models/average", "--input", "data/raw/test.tinytest.en", "--output", "trees.mrg") == 0
+    capsys.readouterr()
+    assert wmt("evalb", "data/raw/test.tinytest.tree", "trees.mrg", "--gold-tags", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["all"]["sentences"] == 4

@@ -118,16 +118,16 @@ def test_cut_archives_are_read_or_told(
 def test_segments() -> None:
     content = (
         b'\xef\xbb\xbf<srcset setid="x" srclang="any">\r\n<DOC docid="d">\n<hl>\n<seg id="1">Title</seg>\n</hl>\n<p>\n'
-        b'<seg id="2"> AT&amp;T &lt;b&gt; &quot;x&quot; &apos;&#233;&#x2019; R&D &amp;lt; &copy; </seg>\n'
+        b'<seg id="2"> AT&amp;T &lt;b&gt; &quot;x&quot; &apos;&#233;&#x2019; R&D &amp;lt; &nosuch; &lt5 </seg>\n'
         b'<SEG ID="3">two\r\nlines\n and  \t\ra return</SEG><seg></seg>\n<segment>none</segment></p></DOC></srcset>'
     )
     assert segments(content, "a.sgm") == [
         "Title",
-        'AT&T <b> "x" \'é\u2019 R&D &lt; &copy;',
+        'AT&T <b> "x" \'é\u2019 R&D &lt; &nosuch; &lt5',
         "two lines and \ra return",
         "",
     ]
-    assert segments(b"<seg>&#xD800; &#1114112; &#x10FFFF;</seg>", "a.sgm") == ["&#xD800; &#1114112; \U0010ffff"]
+    assert segments(b"<seg>&eacute; &#xD800; &#x10000;</seg>", "a.sgm") == ["\xe9 \ufffd \U00010000"]
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_certificates_of_equal_runs_are_equal(run: Path) -> None:
     run_stages("average", "certify")
     assert paths.CERTIFICATE.read_bytes() == before
     made = {str(path) for folder in ("data", "models", "results") for path in Path(folder).rglob("*") if path.is_file()}
-    others = {str(paths.CONFIG), str(paths.CERTIFICATE), "data/tiny.tgz", "data/catalog/tiny.yaml"}
+    others = {str(paths.CONFIG), str(paths.CERTIFICATE), "data/tiny.tar", "data/catalog/tiny.yaml"}
     assert set(json.loads(before)["files"]) == made - others
 
 
