@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import http.server
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from pipeline.data import archive_cache, fetch
 from pipeline.data.fetch import FetchError
 
 CONTENT = random.Random(1).randbytes(300_000)
-ROOT = Path(__file__).resolve().parents[3]
 
 Answer = Callable[["Handler"], None]
 
@@ -256,15 +254,6 @@ def test_redirections_stay_on_http(server: Server, part: Path, target: str) -> N
     assert not part.exists()
 
 
-def test_proxies_come_from_the_environment(server: Server, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", server.url.removesuffix("/file.tgz"))
-    monkeypatch.setenv("no_proxy", "")
-    url = "http://archive.invalid/file.tgz"  # No name server knows it, so only the proxy can have been asked.
-    get(url, part)
-    assert server.requests[0][0] == url
-    assert part.read_bytes() == CONTENT
-
-
 # The cache.
 
 
@@ -363,17 +352,8 @@ def test_without_a_sha256_it_has_the_md5_or_is_at_least_an_archive(server: Serve
         obtain(tmp_path, archive(server.url + "?3", content=None))
 
 
-FETCHING = """
-import sys
-from pathlib import Path
-from pipeline.data import archive_cache
-from pipeline.config.settings import ArchiveSettings
-archive_cache.obtain([ArchiveSettings.model_validate_json(sys.argv[1])], Path(sys.argv[2]))
-"""
-
-
 def test_two_runs_side_by_side_fetch_once(server: Server, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", FETCHING, archive(server.url).model_dump_json(), str(tmp_path)]
-    both = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) for _ in range(2)]
-    assert [process.wait(120) for process in both] == [0, 0]
+    with ThreadPoolExecutor(2) as threads:
+        both = [threads.submit(obtain, tmp_path, archive(server.url)) for _ in range(2)]
+        assert [each.result() for each in both] == [CONTENT] * 2
     assert len(server.requests) == 1

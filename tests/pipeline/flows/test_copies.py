@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from clones import Clone
+from clones import ROOT
 from orchestra import is_over
 
 from nmt.config import InputError
@@ -21,8 +23,21 @@ from pipeline.flows import copies
 def original(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("WMT_STATE", raising=False)
     folder = tmp_path / "original"
-    folder.mkdir()
-    return Clone(folder).folder
+    for name in (
+        ".dvc/.gitignore",
+        ".dvc/config",
+        ".gitignore",
+        "data/catalog/sample.yaml",
+        "params.yaml",
+        "LICENSE",
+        "data/local/.gitignore",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    git(folder, "-c", "user.name=t", "-c", "user.email=t@t", "commit", "--quiet", "--message", "copy")
+    return folder
 
 
 def git(folder: Path, *words: str) -> str:
@@ -34,21 +49,20 @@ def left(original: Path) -> list[str]:
 
 
 def test_changes_of_tracked_files_travel_and_new_values_leave_the_comments(original: Path) -> None:
-    module = original / "nmt/schedule.py"
-    module.write_text(module.read_text() + "# Changed.\n")
-    (original / "nmt/added.py").write_text("# Added.\n")
-    (original / "nmt/untracked.py").write_text("# Not added.\n")
-    (original / "LICENSE").unlink()
-    git(original, "add", "nmt/added.py")
+    (original / "LICENSE").write_text("changed\n")
+    (original / "added").write_text("added\n")
+    (original / "untracked").write_text("not added\n")
+    (original / "data/local/.gitignore").unlink()
+    git(original, "add", "added")
     # As users set them.
     git(original, "config", "diff.noprefix", "true")
     git(original, "config", "color.ui", "always")
     before = git(original, "status", "--porcelain")
     with copies.made(original, "one", {"row": "big", "overrides": {"training": {"updates": 7}}}) as copy:
-        assert (copy / "nmt/schedule.py").read_text() == module.read_text()
-        assert (copy / "nmt/added.py").exists()
-        assert not (copy / "nmt/untracked.py").exists()
-        assert not (copy / "LICENSE").exists()
+        assert (copy / "LICENSE").read_text() == "changed\n"
+        assert (copy / "added").exists()
+        assert not (copy / "untracked").exists()
+        assert not (copy / "data/local/.gitignore").exists()
         params = (copy / "params.yaml").read_text()
         assert git(copy, "rev-parse", "HEAD") == git(original, "rev-parse", "HEAD")
         # The first one is at work, and another run begins and ends.
@@ -124,7 +138,9 @@ def test_a_killed_owner_leaves_its_copy_to_the_next_run(original: Path) -> None:
         "    copies.run(copy, [sys.executable, 'program.py', 'leader'], lambda line: print(line, flush=True))\n"
     )
     slow = PROGRAM.replace("sleep(0.5)", "sleep(3)")
-    with subprocess.Popen([sys.executable, "-c", program, slow], cwd=original, stdout=subprocess.PIPE) as owner:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program, slow]
+    with subprocess.Popen(command, cwd=original, env=environment, stdout=subprocess.PIPE) as owner:
         assert owner.stdout
         assert owner.stdout.readline() == b"one \xc3\xbc\n"
         (leader,) = psutil.Process(owner.pid).children()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
-import subprocess
-import sys
+import signal
 from pathlib import Path
 from typing import Any, get_args
 
@@ -156,12 +156,18 @@ def test_a_stages_state_is_what_it_reported_in_this_attempt(
     assert task.retry_condition_fn(task, None, state) is (name != "Refused")
 
 
-def test_nothing_interrupts_the_report_of_a_flow_whose_worker_was_killed() -> None:
+def test_nothing_interrupts_the_report_of_a_flow_whose_worker_was_killed(flow: Any) -> None:
     """The kernel may tell it twice: once for each thread of the worker."""
-    program = (
-        "import os, signal\nfrom prefect.exceptions import TerminationSignal\nfrom pipeline.flows import flow\n"
-        "flow.end_with_worker()\ntry:\n    os.kill(os.getpid(), signal.SIGUSR1)\n"
-        "except TerminationSignal:\n    os.kill(os.getpid(), signal.SIGUSR1)\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n    os._exit(3)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 3
+    from prefect.exceptions import TerminationSignal
+
+    process = os.fork()
+    if process == 0:
+        flow.end_with_worker()
+        try:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        except TerminationSignal:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(3)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import signal
 import socket
 import subprocess
@@ -15,42 +14,37 @@ import pytest
 from orchestra import is_over, until
 from ports import free_port
 
+from nmt.config import InputError
+from pipeline.flows import services
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def refused(state: Path, **ports: int) -> str:
-    """What the services say as they end at once."""
-    ports = {"MLFLOW_PORT": free_port(), "PREFECT_PORT": free_port(), **ports}
-    environment = {**os.environ, "WMT_STATE": str(state), **{name: str(port) for name, port in ports.items()}}
-    command = [sys.executable, "-m", "pipeline.cli", "serve"]
-    result = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (result.returncode, result.stdout) == (1, "")
-    assert not (state / "prefect/login.json").exists()
-    assert not (state / "mlflow.db").exists()
-    return result.stderr
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The state root, in which nothing is left of a start that is refused."""
+    for name, value in (("WMT_STATE", tmp_path), ("MLFLOW_PORT", free_port()), ("PREFECT_PORT", free_port())):
+        monkeypatch.setenv(name, str(value))
+    return tmp_path
 
 
-def test_ports_that_cannot_be_used(tmp_path: Path) -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        port = server.getsockname()[1]
-        wrong = [port, 65536]
-        for each in wrong:
-            assert refused(tmp_path, PREFECT_PORT=each) == (
-                f"serve: PREFECT_PORT is {each}, which is no free port: end the program that listens there, or set "
-                "PREFECT_PORT to another one\n"
-            )
+@pytest.mark.parametrize("port", ["taken", "http"])
+def test_ports_that_cannot_be_used(state: Path, port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = port.replace("taken", str(server.getsockname()[1]))
+        monkeypatch.setenv("PREFECT_PORT", port)
+        with pytest.raises(InputError, match=f"^PREFECT_PORT is {port}, which is no free port: end the program that"):
+            services.serve(worker=True)
+    assert not (state / services.LOGIN).exists()
 
 
-def test_a_second_start_on_the_same_state(tmp_path: Path) -> None:
-    (tmp_path / "prefect").mkdir()
-    with (tmp_path / "prefect/services.lock").open("w") as file:
+def test_a_second_start_on_the_same_state(state: Path) -> None:
+    (state / "prefect").mkdir()
+    with (state / "prefect/services.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        said = refused(tmp_path)
-    assert said == f"serve: `make serve` or `make ui` runs already on {tmp_path}: end it first\n"
+        with pytest.raises(InputError, match=f"^`make serve` or `make ui` runs already on {state}: end it first$"):
+            services.serve(worker=True)
+    assert not (state / services.LOGIN).exists()
 
 
 WORKER = """

@@ -262,7 +262,6 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
     ("base", "pair", "corpora"),
     [
         ("wmt14", "en-de", ["europarl-v7", "commoncrawl", "news-commentary-v9"]),
-        ("wmt16-t2t", "en-de", ["europarl-v7", "commoncrawl", "news-commentary-v11"]),
         ("wmt14", "en-fr", ["europarl-v7", "commoncrawl", "un", "news-commentary-v9", "giga-fren"]),
     ],
 )
