@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from nmt.common.files import output_file, writing
 from nmt.config import InputError, first_error
-from nmt.inference.alignment import alignment
 from nmt.inference.loading import Models
 from nmt.inference.options import TranslationOptions
 from nmt.inference.quantization import quantize
@@ -140,7 +139,7 @@ def _json_object(translator: Translator, translation: Translation, number: int) 
         fields["sentences"] = len(translation.pieces)
     elif translation.pieces and models.members:
         ids = translation.pieces[0].ids
-        weights = alignment(models.members, ids, translation.hypotheses[0].ids).tolist()
+        weights = translator.alignment(tuple(ids), tuple(translation.hypotheses[0].ids)).tolist()
         fields["source_subwords"] = models.subwords.symbols(ids)
         fields["attention"] = [[round(w, 4) for w in row] for row in weights]
     return fields

@@ -19,7 +19,7 @@ ATTENTIONS = ("encoder", "decoder", "cross")
 
 
 @torch.no_grad()
-def attention_of(model: Transformer, source: list[int], target: list[int]) -> dict[str, Tensor]:
+def attention_of(model: Transformer, source: Sequence[int], target: Sequence[int]) -> dict[str, Tensor]:
     """Return the weights of every layer and head by name; `source` ends in EOS, `target` has neither BOS nor EOS."""
     device = model.embedding.table.device
     found: dict[str, list[Tensor]] = {name: [] for name in ATTENTIONS}
@@ -48,7 +48,7 @@ def attention_of(model: Transformer, source: list[int], target: list[int]) -> di
 
 
 def alignment(
-    members: Sequence[Transformer], source: list[int], target: list[int]
+    members: Sequence[Transformer], source: Sequence[int], target: Sequence[int]
 ) -> Float[Tensor, "target_and_eos source"]:
     """Return the last layer's attention to the source for each subword of the target and EOS: mean of heads, models."""
     return torch.stack([attention_of(model, source, target)["cross"][-1].mean(0) for model in members]).mean(0)

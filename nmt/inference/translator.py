@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -136,6 +137,8 @@ class Translator:
         self.engine = engine or TorchEngine(self.models)
         self.joins = not isinstance(self.models.target, TreeTokenizer)
         """Whether the translations of a line's sentences, joined, are one of the line: text is, a tree is not."""
+        self.alignment = lru_cache(64)(partial(alignment, self.models.members))
+        """`alignment` of tuples; a tree's repair and --json ask for the same one."""
         self.longest = longest
         learned = [each.model for each in self.models.descriptions if each.model.positions == "learned"]
         positions = min([model.max_positions for model in learned] + [self.engine.positions or math.inf])
@@ -224,7 +227,7 @@ class Translator:
 
         def compute() -> NDArray[np.floating]:
             used = [row for row, token in enumerate(ids) if len(SPECIALS) <= token < vocabulary.used_rows]
-            weights = alignment(models.members, piece.ids, ids)[used, :-1].numpy()
+            weights = self.alignment(tuple(piece.ids), tuple(ids))[used, :-1].numpy()
             return np.add.reduceat(weights, np.cumsum([0, *lengths[:-1]]), axis=1)
 
         return compute if sum(lengths) == len(piece.ids) - 1 else None

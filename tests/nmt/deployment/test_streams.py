@@ -26,6 +26,7 @@ from command_line import wmt
 from nmt.common.tensors import load_tensors, save_tensors
 from nmt.deployment import streams
 from nmt.evaluation.forced_scoring import Scored
+from nmt.inference import alignment
 from nmt.inference.loading import Models
 from nmt.inference.translator import Translator
 from nmt.parsing.tokenizers import Symbols
@@ -201,8 +202,12 @@ def test_parsing_says_what_it_repaired_and_each_line_of_json_too(
     parsed = (tmp_path / "out").read_text().split("\n")[:-1]
     assert [words(line) for line in parsed] == [line.split() for line in LINES]
     capsys.readouterr()
+    asked: list[Any] = []
+    compute = alignment.attention_of
+    monkeypatch.setattr(alignment, "attention_of", lambda *given: (asked.append(given[1:]), compute(*given))[1])
     assert wmt(*command, "--json", "--nbest", "2") == 0
     shown = capsys.readouterr()
+    assert len(asked) == len(set(asked)) > 4, "the attention of a malformed tree is computed once"
     objects = [json.loads(line) for line in shown.out.splitlines()]
     assert [len(one["translations"]) for one in objects] == [2, 0, 2, 2, 0, 2]
     assert [one["translations"][0]["text"] if one["translations"] else "" for one in objects] == parsed
