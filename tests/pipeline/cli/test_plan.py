@@ -4,13 +4,13 @@ import contextlib
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from clones import STAGES
 from command_line import wmt
+from dvc.repo import Repo
 
 from nmt import flops
 from nmt.config import InputError
@@ -89,7 +89,8 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / path).write_text(path)
     (folder / CONFIG).write_text(asked)
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
-    subprocess.run([sys.executable, "-m", "dvc", "commit", "--force", "--quiet"], cwd=folder, check=True)
+    with contextlib.chdir(folder), Repo() as repo:
+        repo.commit(force=True)
     return folder
 
 
