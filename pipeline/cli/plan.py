@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, NamedTuple
 
 import typer
-from humanize import naturalsize, precisedelta
+from humanize import naturalsize
 
 from nmt import flops
 from nmt.common.cpu import processor
@@ -21,6 +21,7 @@ from nmt.flops import LengthSums, parameters, training_flops
 from pipeline.config import graph, machine, resolution
 from pipeline.config.paths import BINNED_STATS, CONFIG, read_json
 from pipeline.config.settings import Configuration
+from pipeline.config.tasks import duration
 from pipeline.data import user_text
 from pipeline.train import launch
 
@@ -239,8 +240,8 @@ def report(measure: bool, rented: Callable[[int, str], str] | None = None) -> bo
         devices = launch.processes(training.shards) if gpus else 1
         rate, device = measured_rate(configuration, corpus), gpus[0].name if gpus else processor()
         print(f"  measured        {rate / 1e9:,.0f} GFLOPS of real updates on one {device}")
-        duration = precisedelta(max(60, operations / rate / devices), minimum_unit="minutes", format="%.0f")
-        print(f"  train           about {duration}{f' on {devices} of them' if devices > 1 else ''}")
+        own = f" on {devices} of them" if devices > 1 else ""
+        print(f"  train           about {duration(operations / rate / devices)}{own}")
     if cost is not None:
         print(f"  train, rented   {cost}")
     return not any(short)
