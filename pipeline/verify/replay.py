@@ -30,11 +30,11 @@ Interval = tuple[int, int]
 class Training:
     """A recorded training: its chain from the certificate, and what its folder under the state root keeps."""
 
-    def __init__(self, recorded: ChainOfRun) -> None:
+    def __init__(self, recorded: ChainOfRun, root: Path | None = None) -> None:
         self.job, self.links = recorded.job, recorded.links
         self.by_update = {link.update: link for link in self.links}
         self.last = self.links[-1].update
-        self.folder = state_root() / "train" / recorded.state
+        self.folder = (root or state_root()) / "train" / recorded.state
         self.kept = {at: path for at, path in chain.kept_states(self.folder).items() if at in self.by_update}
         self.begin: int = (self.job["training"].get("fork") or {"update": 0})["update"]
         """The update before the first that is this training's own."""
