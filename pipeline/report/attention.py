@@ -13,12 +13,6 @@ KINDS = {"encoder": "source to source", "decoder": "target to target", "cross": 
 """What attends to what, in the order of the weights in the view's blob."""
 
 
-def title(subwords: Sequence[str]) -> str:
-    if subwords[0].startswith("\u2581"):  # Word pieces, which have their spaces in front.
-        return "".join(subwords[:-1]).replace("\u2581", " ").strip()
-    return " ".join(subwords[:-1]).replace("@@ ", "")
-
-
 def view(path: Path, languages: Sequence[str], pictures: Sequence[Figure]) -> View:
     """Return the view of the arrays that the stage `attention` wrote; without JavaScript the pictures are shown."""
     pairs, weights = [], []
@@ -27,7 +21,7 @@ def view(path: Path, languages: Sequence[str], pictures: Sequence[Figure]) -> Vi
         count = sum(name.startswith("source.") for name in arrays)
         for number in range(count):
             source, target = (arrays[f"{side}.{number}"].tolist() for side in ("source", "target"))
-            pairs.append({"title": title(source), "source": source, "target": target})
+            pairs.append({"source": source, "target": target})
             weights += [arrays[f"{kind}.{number}"].tobytes() for kind in KINDS]
     content = {"layers": layers, "heads": heads, "languages": languages, "pairs": pairs}
     return View("attention", "attention", content, b"".join(weights), fallback=pictures)

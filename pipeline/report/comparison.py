@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from nmt.evaluation import bleu
 from nmt.parsing import evalb
 from pipeline.config.tasks import task_in
 from pipeline.report import figures, scores, sentences
-from pipeline.report.page import Block, Heading, Paragraph, Table, Tiles
+from pipeline.report.page import Bars, Block, Heading, Paragraph, Table, Tiles
 
 MEASURES = {
     "bleu": ("BLEU, sacreBLEU", ",.4g"),
@@ -29,6 +32,13 @@ MEASURES = {
     "train_flops_counted": ("training FLOPs, counted", ",.4g"),
 }
 """Numbers of results/scores.json that are listed, what they are, and their format; {unit} is the task's."""
+
+NAMED = 3
+"""Settings in the verdict."""
+PHRASES = 8
+"""N-grams that are listed as won, and as lost."""
+GAINS = (-50, -20, -5, 0, 5, 20, 50)
+"""Bounds of the groups of the lines' differences; equal lines are in none."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,44 @@ def difference(first: Compared, second: Compared) -> Comparison:
     return compare(baseline, system, [line.reference for line in first.lines])
 
 
+def verdict(name: str, changed: Sequence[Sequence[str]], found: Comparison, title: str) -> str:
+    """Return the result as a sentence: `updates 1400 instead of 200: +88.9 BLEU (p = 0.001)`."""
+    own = [each for each in changed if not each[0].startswith(("run.", "data.", "versions."))]
+    what = ", ".join(f"{key.rpartition('.')[2]} {ours} instead of {theirs}" for key, theirs, ours in own[:NAMED])
+    return f"{what or name}: {found.difference:+.1f} {title} (p = {found.p_value:.3f})"
+
+
+def line_differences(first: Sequence[sentences.Line], second: Sequence[sentences.Line], metric: str) -> list[Block]:
+    """Return how many lines of the second run are better, worse and equal, and a histogram of the differences."""
+    pairs = [(one.score, other.score) for one, other in zip(first, second, strict=True)]
+    gains = [other - one for one, other in pairs if one is not None and other is not None]
+    counts = Counter(bisect_left(GAINS, gain) for gain in gains if gain)
+    names = [f"up to {GAINS[0]}", *(f"{low} to {high}" for low, high in pairwise(GAINS)), f"more than {GAINS[-1]}"]
+    better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+    return [
+        Paragraph(f"{better:,} lines are better, {worse:,} are worse, {len(gains) - better - worse:,} score the same."),
+        Bars(
+            (f"difference in {metric}", "lines"), [(name, counts[n], f"{counts[n]:,}") for n, name in enumerate(names)]
+        ),
+    ]
+
+
+def phrases(first: Sequence[sentences.Line], second: Sequence[sentences.Line]) -> list[tuple[str, str]]:
+    """Return the n-grams of one to three words that the second run has right more often, and less often."""
+
+    def ngrams(text: str) -> Counter[str]:
+        words = text.split()
+        return Counter(" ".join(words[at : at + n]) for n in (1, 2, 3) for at in range(len(words) - n + 1))
+
+    won: Counter[str] = Counter()
+    for sign, lines in ((-1, first), (1, second)):
+        for line in lines:
+            for phrase, count in (ngrams(line.reference) & ngrams(line.output)).items():
+                won[phrase] += sign * count
+    ranked = won.most_common()
+    return [(phrase, f"{count:+,}") for phrase, count in dict(ranked[:PHRASES] + ranked[-PHRASES:]).items() if count]
+
+
 def blocks(first: Compared, second: Compared, found: Comparison) -> list[Block]:
     """Return the page."""
     runs, names = (first, second), (first.name, second.name)
@@ -82,7 +130,13 @@ def blocks(first: Compared, second: Compared, found: Comparison) -> list[Block]:
     systems = {run.name: run.lines for run in runs}
     return [
         Heading(f"{second.name} against {first.name}", 1),
+        Paragraph(verdict(second.name, changed, found, by.title)),
         Tiles(tiles),
+        Table(("setting", *names), changed) if changed else Paragraph("The settings are the same."),
+        *line_differences(first.lines, second.lines, by.of_line),
+        Heading("Words and phrases"),
+        Table(("in the reference", f"more often right in {second.name}"), phrases(first.lines, second.lines)),
+        Heading("Validation"),
         figures.chart([panel], "Validation", "validation"),
         Heading(f"{by.output.capitalize()}s side by side"),
         sentences.view(systems, *first.languages),
@@ -90,6 +144,4 @@ def blocks(first: Compared, second: Compared, found: Comparison) -> list[Block]:
         Table(("measure", *names), measured),
         Heading(f"{by.title} by length", 3),
         sentences.by_length(systems, first.languages[1]),
-        Heading("Settings that differ"),
-        Table(("key", *names), changed) if changed else Paragraph("None."),
     ]

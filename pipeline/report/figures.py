@@ -1,7 +1,4 @@
-"""The report's charts: measurements over updates, and Table 2 as BLEU over training cost.
-
-Each is a view of the page, with a picture for Markdown and for pages without JavaScript.
-"""
+"""The report's charts: views of the page, with a picture for Markdown and for pages without JavaScript."""
 
 from __future__ import annotations
 
@@ -10,16 +7,12 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from pipeline.config import rows
-from pipeline.config.settings import RunSettings
 from pipeline.report.page import Figure, View
 
 SIZE = (4.5, 3.0)
 """Inches of a panel; one that stands alone has twice the width."""
-MARKERS = "osD^vP*X<>hp"
-"""Markers of the points of a picture, which its legend names."""
 NEAREST = 0.08
 """A tick that is nearer to an end of its axis, in parts of the axis, makes room for the label of the end."""
 
@@ -32,8 +25,6 @@ class Panel(NamedTuple):
     title: str
     x: str
     series: Mapping[str, Points]
-    scatter: bool = False
-    """Draw single points with a legend over a logarithmic x axis, instead of lines over a linear one."""
     logarithmic: bool = False
     """Draw lines over a logarithmic y axis."""
 
@@ -62,14 +53,10 @@ def draw(panels: Sequence[Panel], caption: str, name: str) -> Figure:
     with matplotlib.rc_context({"svg.hashsalt": "report", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3}):
         canvas = Canvas(figsize=(2 * SIZE[0], lines * SIZE[1]), layout="constrained")
         for axes, panel in zip(canvas.subplots(lines, min(2, len(panels)), squeeze=False).flat, panels, strict=True):
-            axes.set(title=panel.title, xlabel=panel.x, xscale="log" if panel.scatter else "linear")
-            axes.set_yscale("log" if panel.logarithmic else "linear")
-            for number, (label, points) in enumerate(panel.finite().items()):
-                marker = MARKERS[number % len(MARKERS)] if panel.scatter else "o" if len(points) == 1 else "-"
+            axes.set(title=panel.title, xlabel=panel.x, yscale="log" if panel.logarithmic else "linear")
+            for label, points in panel.finite().items():
+                marker = "o" if len(points) == 1 else "-"
                 axes.plot(*zip(*points, strict=True) if points else ([], []), marker, label=label)
-            if panel.scatter:
-                axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7)
-                continue
             if len(panel.series) > 1:
                 axes.legend()
             points = [point for points in panel.finite().values() for point in points]
@@ -112,16 +99,3 @@ def curves(intervals: Path, validations: Path) -> View:
         Panel("Target tokens per second", "update", {"": series(intervals, "tokens_per_second")}),
     ]
     return chart(panels, "Training", "training")
-
-
-def against_cost(run: RunSettings, metrics: Mapping[str, Any]) -> View:
-    """Return Table 2 as a picture: BLEU over training cost in FLOPs, with this run in it."""
-    table = rows.table()
-    published = {entry.name: entry.results.get(run.pair) for entry in table.table2_systems}
-    published |= {f"Transformer ({name})": row.paper.table2.get(run.pair) for name, row in table.rows.items()}
-    points: dict[str, Points] = {
-        name: [(result.flops, result.bleu)] for name, result in published.items() if result and result.flops
-    }
-    points["this run"] = [(metrics["train_flops_paper"], metrics["bleu_paper_way"])]
-    panel = Panel("BLEU, the paper's way", "training FLOPs, the paper's way", points, scatter=True)
-    return chart([panel], f"Table 2, {run.pair}: newstest2014; this run: {metrics['bleu_set']}", "cost")

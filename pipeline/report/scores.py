@@ -8,7 +8,6 @@ from typing import Any
 from pipeline.config import rows
 from pipeline.config.settings import DataSettings, RunSettings
 from pipeline.config.tasks import duration, score_and_interval, task_in, task_of
-from pipeline.report import figures
 from pipeline.report.page import Block, Heading, Paragraph, Table, Tiles
 
 Lines = list[tuple[str, str, str, str]]
@@ -178,7 +177,6 @@ def _table_2(run: RunSettings, metrics: Mapping[str, Any]) -> list[Block]:
     return [
         Heading("Beside Table 2"),
         Paragraph("newstest2014 BLEU the paper's way and training cost in FLOPs, as the paper reports them."),
-        figures.against_cost(run, metrics),
         Table(("model", "BLEU, the paper's way", "cost, FLOPs"), listed, frozenset([len(listed) - 1])),
         Paragraph("Later Transformers on newstest2014, as their authors report them:"),
         Table(("model", "sacreBLEU", "the paper's way", "note"), later, frozenset([len(later) - 1])),

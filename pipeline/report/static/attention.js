@@ -185,8 +185,8 @@ views.attention = (root, { layers, heads, languages, pairs }, blob) => {
   let at = 0;
   const take = (count) => blob.subarray(at, at += count);
   const size = layers * heads;
-  attentionView(root, { layers, heads, languages }).set(pairs.map(({ title, source, target }) => ({
-    title, source, target,
+  attentionView(root, { layers, heads, languages }).set(pairs.map(({ source, target }) => ({
+    title: joined(source).slice(0, -1).map(({ text }) => text).join(" "), source, target,
     encoder: take(size * source.length * source.length),
     decoder: take(size * target.length * target.length),
     cross: take(size * target.length * source.length),

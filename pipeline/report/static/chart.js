@@ -1,4 +1,4 @@
-// Curves over updates with hover and zoom, and scores over training cost.
+// Curves over updates with hover and zoom.
 
 const SIZE = { height: 240, left: 60, right: 12, top: 10, bottom: 34 };
 const NARROWEST = 240; // width of a chart in pixels
@@ -176,49 +176,4 @@ function curves({ title, x: xTitle, series, logarithmic }) {
   return element("div", { class: "chart" }, element("p", { class: "title" }, title), svg, legend, reset);
 }
 
-/** Named points over a logarithmic x axis. Labels move apart until none covers another. */
-function scatter({ title, x: xTitle, series }) {
-  const points = series.flatMap(({ name, points: of }) => of.map(([x, y]) => ({ name, x, y, own: name === "this run" })));
-  const { height, left, right, top, bottom } = SIZE;
-  const svg = drawing("svg", { role: "img", "aria-label": `${title} over ${xTitle}` });
-  const costs = points.map((point) => Math.log10(point.x));
-  const scores = points.map((point) => point.y);
-  const bounds = [Math.floor(Math.min(...costs)), Math.ceil(Math.max(...costs))];
-  const y = scale(Math.min(...scores) - 1, Math.max(...scores) + 1, height - bottom, top);
-  const powers = Array.from({ length: bounds[1] - bounds[0] + 1 }, (_, i) => bounds[0] + i);
-
-  function draw(width) {
-    const x = scale(...bounds, left, width - right);
-    svg.replaceChildren();
-    axes(svg, width, x, y, [], ticks(Math.min(...scores), Math.max(...scores)), xTitle);
-    for (const power of powers) {
-      svg.append(drawing("text", { x: x(power), y: height - bottom + 16, "text-anchor": "middle" }, `1e${power}`));
-    }
-    const taken = [];
-    for (const { name, x: cost, y: score, own } of [...points].sort((a, b) => b.y - a.y)) {
-      const [px, py] = [x(Math.log10(cost)), y(score)];
-      const size = name.length * 6.2;
-      const before = px + 8 + size > width;
-      const start = before ? px - 8 - size : px + 8;
-      let line = py + 4;
-      const covered = () => taken.some((box) => start < box.end && start + size > box.start && Math.abs(line - box.line) < 13);
-      for (let shift = 1; covered() && shift < 40; shift++) line = py + 4 + (shift % 2 ? 1 : -1) * Math.ceil(shift / 2) * 7;
-      taken.push({ start, end: start + size, line });
-      const group = drawing("g", { class: own ? "point own" : "point" });
-      const dot = drawing("circle", { cx: px, cy: py, r: own ? 6 : 4 });
-      dot.style.fill = colour(own ? 1 : 0);
-      group.append(
-        drawing("line", { class: "lead", x1: px, y1: py, x2: before ? start + size : start, y2: line - 4 }), dot,
-        drawing("text", { x: before ? start + size : start, y: line, "text-anchor": before ? "end" : "start" }, name),
-        drawing("title", {}, `${name}: ${score} at ${cost.toExponential(1)} FLOPs`),
-      );
-      svg.append(group);
-    }
-  }
-  fitted(svg, draw);
-  return element("div", { class: "chart" }, element("p", { class: "title" }, title), svg);
-}
-
-views.chart = (root, { panels }) => {
-  root.append(element("div", { class: "charts" }, ...panels.map((panel) => (panel.scatter ? scatter(panel) : curves(panel)))));
-};
+views.chart = (root, { panels }) => root.append(element("div", { class: "charts" }, ...panels.map(curves)));

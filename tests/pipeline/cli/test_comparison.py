@@ -46,12 +46,13 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         prefix: str = "",
         lacks: str = "",
         parsed: list[Line] | None = None,
+        N: int = 2,
         **scores: Any,
     ) -> None:
         folder = tmp_path / "made" / name
         folder.mkdir(parents=True)
         run = {"row": "sample", "pair": "en-de", "corpus": "mine", "seed": seed}
-        config = {"run": run, "data": {"source": "en", "target": "tree" if parsed else "de"}, "model": {"N": 2}}
+        config = {"run": run, "data": {"source": "en", "target": "tree" if parsed else "de"}, "model": {"N": N}}
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         (folder / "scores.json").write_text(json.dumps({"bleu": 90.0, **SCORES, **scores}))
         (folder / "validation.csv").write_text("update,valid_loss,valid_ppl\n2,7.5,1808.0\n4,6.5,665.1\n")
@@ -69,11 +70,12 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 def test_two_runs_are_compared_line_by_line(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make("one", wrong=40, seed=1)
-    make("two", wrong=0, seed=2, bleu=95.0)
+    make("two", wrong=0, seed=2, N=3, bleu=95.0)
     assert wmt("compare", "one", "two", "--output", "pages/compared.html") == 0
     said = capsys.readouterr().out
     assert said.startswith("two-id against one-id: +")
     assert "p = 0.001 (paired bootstrap)" in said
+    verdict = f"N 3 instead of 2: +{float(said.split('+')[1].split()[0]):.1f}"
     with chromium() as browser, opened(browser, tmp_path / "pages/compared.html") as shown:
         open_sections(shown)
         rows = shown.locator(".lines > li")
@@ -81,8 +83,17 @@ def test_two_runs_are_compared_line_by_line(make: Make, tmp_path: Path, capsys: 
         assert rows.first.locator("dt").all_text_contents() == ["source", "reference", "one-id", "two-id"]
         shown.get_by_role("combobox", name="Lines").select_option("differ")
         shown.get_by_text("40 of 60 lines").wait_for(timeout=PATIENCE)
-        settings = shown.locator("details").last.locator("tbody tr").all_text_contents()
-        assert settings == ["run.seed12"]
+        first_screen = shown.locator("header")
+        assert first_screen.locator("p").first.text_content() == f"{verdict} BLEU (p = 0.001)"
+        assert first_screen.get_by_text("40 lines are better, 0 are worse, 20 score the same.").is_visible()
+        settings, histogram = (
+            table.locator("tbody tr").all_text_contents() for table in first_screen.locator("table").all()
+        )
+        assert settings == ["model.N23", "run.seed12"]
+        assert histogram[-2:] == ["20 to 5040", "more than 500"], "40 lines gain 50"
+        phrases = shown.locator("details", has_text="Words and phrases").locator("tbody tr").all_text_contents()
+        assert phrases[0] == "alten+40"
+        assert all(phrase.endswith("+40") for phrase in phrases), "none is lost"
         scores = shown.locator("details", has_text="Scores").locator("tbody").first.locator("tr").all_text_contents()
         assert scores[:2] == ["BLEU, sacreBLEU9095", "perplexity per subword, validation set55"]
 

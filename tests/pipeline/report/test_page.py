@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt  # It comes with rich.
 from markdown_it.token import Token
 
-from pipeline.report import attention, page
+from pipeline.report import page
 from pipeline.report.page import Bullets, Figure, Heading, Paragraph, Table
 
 READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -82,9 +82,3 @@ def test_numbers_and_ordinary_sentences_stay_as_they_are() -> None:
     text = "27.3 (26.5 to 28.1), newstest2014/full; it's the paper's way: 3.3e+18 - 8 x P100"
     markdown = page.markdown([Table(("a",), [(text,)])], "figures")
     assert f"| {text} |" in markdown
-
-
-def test_a_sentence_is_made_of_either_kind_of_subwords() -> None:
-    assert attention.title(["the", "o@@", "ld", "man", "</s>"]) == "the old man"
-    assert attention.title(["\u2581The", "\u2581o", "ld", "\u2581man", "</s>"]) == "The old man"
-    assert attention.title(["</s>"]) == ""

@@ -192,7 +192,7 @@ def test_scores_of_other_sets_are_not_in_table_2() -> None:
     assert "| measure | set and model | this run |" in markdown
     assert "BLEU below the paper's" not in markdown
     assert "sentencepiece stands in" in markdown
-    # Table 2 and its picture hold scores of newstest2014 only.
+    # Table 2 holds scores of newstest2014 only.
     assert "## Beside Table 2" not in markdown
     assert "GNMT" not in markdown
     assert {path.name for path in paths.FIGURES.iterdir()} == {"training.svg"}
@@ -252,9 +252,9 @@ def test_the_page_needs_no_other_file_and_is_the_same_each_time(pictures: dict[s
     _, html = _written()
     parser = _Links()
     parser.feed(html)
-    assert len([target for target in parser.targets if target.startswith("data:image/svg+xml;base64,")]) == 2
+    assert len([target for target in parser.targets if target.startswith("data:image/svg+xml;base64,")]) == 1
     assert all(target.startswith(("data:image/svg+xml;base64,", "#section-", "#line=")) for target in parser.targets)
-    assert {path.name for path in paths.FIGURES.iterdir()} == {"training.svg", "cost.svg"}
+    assert {path.name for path in paths.FIGURES.iterdir()} == {"training.svg"}
     shown = [base64.b64decode(data).decode() for data in re.findall(r"base64,([^\"]+)", html)]
     assert all(picture.rstrip().endswith("</svg>") for picture in shown)
     pictures.clear()
