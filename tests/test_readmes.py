@@ -27,8 +27,6 @@ from pipeline.cli import app as cli
 ROOT = Path(__file__).resolve().parents[1]
 MOST_LINES = 130
 """Of the main README."""
-LARGEST_PICTURE = 150_000
-"""In bytes."""
 GENERATED = (
     ".venv",
     "work",
@@ -127,12 +125,6 @@ def test_links_lead_to_files_and_headings(readme: str) -> None:
         assert target.exists(), f"{readme}: {link}"
         if anchor:
             assert anchor in anchors(target.read_text(encoding="utf-8")), f"{readme}: {link}"
-
-
-@each_readme
-def test_pictures_are_small(readme: str) -> None:
-    for path in re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", prose(readme)):
-        assert (ROOT / readme).parent.joinpath(path).stat().st_size <= LARGEST_PICTURE, f"{readme}: {path}"
 
 
 @each_readme
