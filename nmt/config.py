@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 Precision = Literal["float32", "bfloat16"]
 """Of matrix products."""
@@ -40,18 +40,12 @@ class Settings(BaseModel):
         return value
 
 
-def _is_power_of_two(number: int) -> int:
-    if number & (number - 1):
-        raise ValueError("It must be a power of two: 1, 2, 4, 8, ...")
-    return number
-
-
 # The upper bounds lie far above anything in the field: what exceeds them is a typing error.
 Count = Annotated[int, Field(ge=1, le=100_000_000)]
 Size = Annotated[int, Field(ge=1, le=1_000_000)]
 """The width of a layer, the rows of a table."""
 Few = Annotated[int, Field(ge=1, le=1024)]
-PowerOfTwo = Annotated[Few, AfterValidator(_is_power_of_two)]
+PowerOfTwo = Literal[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 DropoutProbability = Annotated[float, Field(ge=0.0, le=0.99)]
 DROPOUT_STEPS = 65_536

@@ -205,12 +205,9 @@ class Translator:
         for sentence, ids in zip(sentences, encoded, strict=True):
             if (length := len(ids) - 1) > self.longest:
                 subject = "its sentence" if len(sentences) > 1 else "the line"
-                if self.joins:
-                    rule = "translated at once: put its sentences on lines of their own"
-                elif length > self.room:
-                    rule = f"parsed at once, of at most {self.room:,} that the model has positions for: leave it out"
-                else:
-                    rule = f"parsed at once: give --longest {length}"
+                rule = "translated at once: put its sentences on lines of their own"
+                if not self.joins:
+                    rule = f"parsed at once: give --longest {length}, or leave it out"
                 raise InputError(
                     f"line {number + 1}: {subject} `{sentence[:40]}...` has {length:,} subwords, and at most "
                     f"{self.longest:,} are {rule}"
