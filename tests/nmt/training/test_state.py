@@ -27,6 +27,7 @@ INITIAL = TrainState.initial(SETTINGS, CONDITIONS, processes=1)
 counts = st.integers(0, 2**60)
 measures = st.floats(0, allow_nan=False, allow_infinity=False)
 losses = st.floats(0, allow_nan=False)
+names = st.sampled_from(["cpu", "NVIDIA H100 80GB HBM3", "", 'é \n"\\\u2028'])
 sums = st.builds(LengthSums, counts, counts, counts, counts, counts, counts)
 states = st.builds(
     TrainState,
@@ -42,14 +43,14 @@ states = st.builds(
     validations_since_best=counts,
     last_finite=counts,
     seconds=measures,
-    device_seconds=st.dictionaries(st.text(max_size=20), measures, max_size=3),
+    device_seconds=st.dictionaries(names, measures, max_size=3),
     resumes=counts,
     processes=st.just(1),
     updates=counts,
     validate_every=counts,
     conditions=st.builds(
-        ResumeConditions, device=st.text(max_size=20), processor=st.text(max_size=20), threads=counts,
-        compiled=st.booleans(), deterministic=st.booleans(), torch=st.text(max_size=20),
+        ResumeConditions, device=names, processor=names, threads=counts, compiled=st.booleans(),
+        deterministic=st.booleans(), torch=names,
     ),
 )  # fmt: skip
 
