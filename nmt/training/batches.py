@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +25,8 @@ from nmt.common.shapes import Int
 from nmt.config import BOS, PAD, InputError
 from nmt.flops import LengthSums
 
-_Ids = tuple[NDArray[np.int32], NDArray[np.unsignedinteger]]
-"""Offsets of sentences, and the ids of all sentences one after the other."""
+_Ids = tuple[NDArray[Any], NDArray[Any]]
+"""Offsets of sentences (int32), and the ids of all sentences one after the other (unsigned)."""
 AHEAD = 4
 """Number of updates prepared in advance."""
 ROUNDS = 5
