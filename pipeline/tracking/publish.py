@@ -3,63 +3,40 @@
 from __future__ import annotations
 
 import csv
-import hashlib
-import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmt.common.files import read_yaml, sha256_of
+from nmt.common.files import read_yaml
 from nmt.common.processes import is_held
 from pipeline.config import graph
-from pipeline.config.paths import (
-    BINNED_STATS,
-    CHAIN,
-    CONFIG,
-    CURVES,
-    SCORES,
-    TOKENIZED,
-    VALIDATION,
-    read_json,
-    state_root,
-)
+from pipeline.config.paths import CHAIN, CONFIG, CURVES, SCORES, VALIDATION, read_json, state_root
 from pipeline.config.resolution import changed
-from pipeline.config.tasks import task_in
 from pipeline.tracking import registry, server, source
 from pipeline.tracking.follow import Points
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
 
-PUBLISHED = "wmt.results"
-"""Tag of a run that has everything: the hash of its files."""
 SIZES = ("params", "vocabulary", "updates")
-"""Scores that describe the run and measure nothing: like the counts of the texts, they are parameters in MLflow."""
-FACTS = ("set", "signature", "model")
-"""What tags say of a score."""
+"""Scores that describe the run and measure nothing: they are parameters in MLflow."""
 
 
 def complete(client: MlflowClient) -> str:
-    """Complete the run of the results in this folder; return its name, and whether that changed anything."""
+    """Complete the run of the results in this folder; return its name."""
     run = server.open_run(client, read_json(CHAIN, "state")["state"])
-    name, digest = run.info.run_name, files_digest()
-    if run.data.tags.get(PUBLISHED) == digest:
-        if run.info.status != "FINISHED":
-            client.set_terminated(run.info.run_id)
-        return f"{name}: up to date"
     configuration, scores = read_yaml(CONFIG), read_json(SCORES)
-    describe(client, run, configuration, scores)
     points = Points(client, run)
     for table in (CURVES, VALIDATION):
         points.send(curve(table))
-    log_numbers(client, run, scores)
-    log_artifacts(client, run)
+    describe(client, run.info.run_id, configuration, scores)
+    send_files(client, run.info.run_id)
     registry.register(client, run.info.run_id, configuration, scores)
-    client.set_tag(run.info.run_id, PUBLISHED, digest)
-    client.set_terminated(run.info.run_id)
-    return f"{name}: published"
+    if run.info.status != "FINISHED":
+        client.set_terminated(run.info.run_id)
+    return f"{run.info.run_name}: published"
 
 
 def finish(stage: str) -> None:
@@ -110,12 +87,6 @@ def outputs() -> list[Path]:
     return [path for path in (*paths, Path("dvc.lock")) if path.exists()]
 
 
-def files_digest() -> str:
-    files = (file for path in outputs() for file in ([path] if path.is_file() else sorted(path.rglob("*"))))
-    lines = (f"{file} {sha256_of(file)}\n" for file in files if file.is_file())
-    return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
-
-
 def curve(table: Path) -> Iterator[dict[str, float]]:
     """Yield the records of a table that `train` wrote, with their update."""
     with table.open(newline="", encoding="utf-8") as file:
@@ -123,56 +94,34 @@ def curve(table: Path) -> Iterator[dict[str, float]]:
             yield {name: float(value) for name, value in row.items()}
 
 
-def describe(client: MlflowClient, run: Run, configuration: Mapping[str, Any], scores: Mapping[str, Any]) -> None:
-    """Set parameters (row, pair, corpus, seed, what differs from the row, sizes) and tags."""
-    from mlflow.entities import Param, RunTag
+def describe(client: MlflowClient, run: str, configuration: Mapping[str, Any], scores: Mapping[str, Any]) -> None:
+    """Set parameters (row, pair, corpus, seed, what differs from the row, sizes), scores and tags.
+
+    Of two values of a score MLflow takes the later one. One that is there already, perhaps as the last point of a
+    curve, is not sent again.
+    """
+    from mlflow.entities import Metric, Param, RunTag
 
     # With a prefix: MLflow sorts parameters by name, and what names the run comes first.
     params = {**configuration["run"], **{f"settings.{key}": value for key, value in changed(configuration).items()}}
     params |= {key: scores[key] for key in SIZES if key in scores}
-    tokenized, binned = (read_json(path) if path.exists() else {} for path in (TOKENIZED / "stats.json", BINNED_STATS))
-    counts = {"pairs_raw": tokenized.get("pairs"), "pairs_kept": tokenized.get("kept"), "pairs": binned.get("pairs")}
-    counts |= {key: binned.get(key) for key in ("source_tokens", "target_tokens")}
-    params |= {key: value for key, value in counts.items() if value is not None}
-    missing = sorted(params.keys() - run.data.params.keys())
-    by = task_in(scores)
-    facts = (f"{prefix}{by.key}_{fact}" for prefix in ("", "valid_") for fact in FACTS)
-    tags = source.tags() | {fact: scores[fact] for fact in facts if fact in scores}
+    known, now = client.get_run(run).data, int(1000 * time.time())
+    numbers = {key: float(value) for key, value in scores.items() if isinstance(value, int | float)}
+    # `nan` equals itself as text.
+    new = [key for key in numbers if key not in SIZES and str(numbers[key]) != str(known.metrics.get(key))]
+    tags = source.tags() | {key: value for key, value in scores.items() if isinstance(value, str)}
     client.log_batch(
-        run.info.run_id,
-        params=[Param(key, str(params[key])[:6000]) for key in missing],
-        tags=[RunTag(key, str(value)[:5000]) for key, value in tags.items()],
+        run,
+        metrics=[Metric(key, numbers[key], now, 0) for key in new],
+        params=[Param(key, str(value)) for key, value in params.items() if key not in known.params],
+        tags=[RunTag(key, value) for key, value in tags.items()],
     )
 
 
-def log_numbers(client: MlflowClient, run: Run, scores: Mapping[str, Any]) -> None:
-    """Set the scores, with two digits, but for those that have a curve, at the time when the training had ended.
-
-    Of two values MLflow takes the later one; a number that is there already is not sent again.
-    """
-    from mlflow.entities import Metric
-
-    curves = {name for table in (CURVES, VALIDATION) for record in curve(table) for name in record}
-    known, identity = client.get_run(run.info.run_id).data.metrics, run.info.run_id
-    end = run.info.start_time + int(1000 * scores["train_seconds"])
-    metrics = []
-    for key in scores.keys() - {*SIZES, *curves}:
-        value = scores[key]
-        if isinstance(value, float) and key.startswith(task_in(scores).numbers):
-            value = round(value, 2)
-        # `nan` equals itself as text.
-        if isinstance(value, int | float) and str(float(value)) != str(known.get(key)):
-            earlier = client.get_metric_history(identity, key) if key in known else []
-            time = max([end, *(point.timestamp + 1 for point in earlier)])
-            metrics.append(Metric(key, float(value), time, 0))
-    client.log_batch(identity, metrics=metrics)
-
-
-def log_artifacts(client: MlflowClient, run: Run) -> None:
+def send_files(client: MlflowClient, run: str) -> None:
     """Send the results, dvc.lock, and the patch where tracked files differ from the commit."""
     for path in outputs():
-        client.log_artifact(run.info.run_id, str(path))
-    with suppress(ChildProcessError, FileNotFoundError), tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "differences.patch")
-        if path.write_bytes(source.difference(*source.CODE)) > 0:
-            client.log_artifact(run.info.run_id, str(path))
+        client.log_artifact(run, str(path))
+    with suppress(OSError):  # No repository, or no git.
+        if patch := source.difference(*source.CODE):
+            client.log_text(run, patch.decode(errors="replace"), "differences.patch")

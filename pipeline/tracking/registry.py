@@ -86,13 +86,10 @@ def best(versions: Sequence[ModelVersion], by: Task, valid_set: str) -> str | No
     That is newstest2013 (Table 3's protocol) or, for trees, section 22. Of equals, the first. While no version was
     scored there, the one with the highest score on `valid_set`: scores on different sets do not compare.
     """
-    score = f"valid_{by.key}"
-    for compared in (by.papers_set, valid_set):
-        scored = [
-            (float(version.tags[score]), -int(version.version))
-            for version in versions
-            if version.tags.get(f"{score}_set") == compared and score in version.tags
-        ]
-        if scored:
-            return str(-max(scored)[1])
-    return None
+    score, compared = f"valid_{by.key}", f"valid_{by.key}_set"
+    scored = [each for each in versions if each.tags.get(compared) in {by.papers_set, valid_set} and score in each.tags]
+
+    def rank(version: ModelVersion) -> tuple[bool, float, int]:
+        return version.tags[compared] == by.papers_set, float(version.tags[score]), -int(version.version)
+
+    return str(max(scored, key=rank).version) if scored else None

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 PATIENCE = 30.0
 """Seconds that a stage waits for MLflow in its end."""
-SILENCE = 2.0
-"""Seconds of that without a line that says so."""
 SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -43,14 +41,13 @@ SETTINGS = {
 CONFIGURATION, TRAINING = "wmt.configuration", "wmt.training"
 """Tags by which a run is found again: the hash of results/config.yaml, and the name of the training's state."""
 
-_USER_INFO = re.compile(r"://(?:[^\s/?#]*|[^\s/:@]*:[^\s@]*)@")
-"""Before the host. The second form: database URIs may hold a password with an unescaped slash."""
-_QUERY = re.compile(r"([?&;][^\s=&;#]*(?:password|passwd|pwd|token|secret|key)[^\s=&;#]*=)[^\s&;#]*", re.IGNORECASE)
+_SECRET = re.compile(r"(?<=://)(?!/)\S*(?=@)|(?<=\?)\S+")
+"""User and password of a URI, which may hold an unescaped slash, and its query."""
 
 
 def masked(text: str) -> str:
-    """Replace user names and passwords by `***` in every URI of a text: the URI itself, or a message that names it."""
-    return _QUERY.sub(r"\1***", _USER_INFO.sub("://***@", text))
+    """Replace users, passwords and queries by `***` in every URI of a text: a URI alone, or a message."""
+    return _SECRET.sub("***", text)
 
 
 def local_uri() -> str:
@@ -84,24 +81,21 @@ def quiet() -> Iterator[None]:
 
 def attempt(stage: str, work: Callable[[], object]) -> None:
     """Do `work` in a thread beside this one, for `PATIENCE` seconds at most; print why it failed."""
-
-    problems: list[str] = []
+    problems = [too_slow()]
 
     def run() -> None:
         with quiet():
             try:
                 work()
+                problems.clear()
             except Exception as error:  # Whatever a server or its client does, the stage goes on.
-                problems.append(problem(error))
+                problems[:] = [problem(error)]
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(min(SILENCE, PATIENCE))
-    if thread.is_alive():
-        print(f"{stage}: telling MLflow, for {PATIENCE:g} s at most", file=sys.stderr, flush=True)
-        thread.join(PATIENCE - SILENCE)
-    if problems or thread.is_alive():
-        warn(stage, *problems or [too_slow()])
+    thread.join(PATIENCE)
+    for each in problems:
+        warn(stage, each)
 
 
 def too_slow() -> str:
@@ -168,10 +162,8 @@ def _identity(training: str) -> dict[str, str]:
 
 def find_run(client: MlflowClient, training: str) -> Run | None:
     """Return the run of results/config.yaml and of a training, named by its state; None where there is none."""
-    found = client.get_experiment_by_name(f"wmt-{read_yaml(CONFIG)['run']['pair']}")
     query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in _identity(training).items())
-    runs = client.search_runs([found.experiment_id], query) if found is not None else []
-    return runs[0] if runs else None
+    return next(iter(runs(client, query)), None)
 
 
 def open_run(client: MlflowClient, training: str) -> Run:
@@ -181,14 +173,17 @@ def open_run(client: MlflowClient, training: str) -> Run:
             return found
         configuration = read_yaml(CONFIG)
         run = configuration["run"]
-        tags = {**_identity(training), "row": run["row"], "mlflow.user": os.environ.get("USER", "unknown")}
-        words = [resolution.name(configuration)]
-        if queued := os.environ.get("DVC_EXP_NAME"):
-            tags["DVC_EXP_NAME"] = queued
-            words.append(queued)
-        if flow := os.environ.get("PREFECT__FLOW_RUN_ID"):
-            tags["prefect.flow_run_id"] = flow
-        return client.create_run(_experiment(client, run["pair"]), tags=tags, run_name=" ".join(words))
+        named = os.environ.get("DVC_EXP_NAME")
+        tags = {
+            **_identity(training),
+            "row": run["row"],
+            "mlflow.user": os.environ.get("USER"),
+            "DVC_EXP_NAME": named,
+            "prefect.flow_run_id": os.environ.get("PREFECT__FLOW_RUN_ID"),
+        }
+        tags = {key: value for key, value in tags.items() if value}
+        name = " ".join(filter(None, (resolution.name(configuration), named)))
+        return client.create_run(_experiment(client, run["pair"]), tags=tags, run_name=name)
 
 
 def runs(client: MlflowClient, query: str = "") -> list[Run]:

@@ -63,16 +63,12 @@ class Translation(PythonModel):
 def _check_sizes(sentences: list[str], beam: int, most: int) -> None:
     from nmt.config import InputError
 
-    if beam > most:
-        raise InputError(f"beam is {beam:,}: ask for at most {most}, the memory of a search grows with it")
-    if len(sentences) > SENTENCES:
-        raise InputError(f"the request has {len(sentences):,} sentences: send at most {SENTENCES:,} at a time")
-    for number, sentence in enumerate(sentences, start=1):
-        if len(sentence) > CHARACTERS:
-            raise InputError(
-                f"sentence {number} has {len(sentence):,} characters: send at most {CHARACTERS:,} in each, "
-                "and its sentences one by one"
-            )
+    longest = max(map(len, sentences), default=0)
+    if beam > most or len(sentences) > SENTENCES or longest > CHARACTERS:
+        raise InputError(
+            f"the request has {len(sentences):,} sentences of up to {longest:,} characters and a beam of {beam:,}: "
+            f"send at most {SENTENCES:,} sentences of {CHARACTERS:,} characters, and a beam of at most {most}"
+        )
 
 
 set_model(Translation())

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,12 +10,12 @@ from typing import Any
 import pytest
 from command_line import wmt
 from filelock import FileLock
-from tracked import REPOSITORY, STATE, connected, history, recorded, wait_until, write_results
+from tracked import STATE, connected, history, recorded, wait_until, write_results
 
 from nmt.common.processes import Interrupted
 from nmt.config import InputError
 from pipeline.tracking import follow as following
-from pipeline.tracking import publish, registry
+from pipeline.tracking import publish, registry, server
 from pipeline.tracking.follow import follow
 
 PASSWORD = "correct-horse"
@@ -101,19 +98,11 @@ def test_a_training_that_ends_badly_says_how(root: Path, state: Path, error: Bas
     assert status(root) == [expected]
 
 
-def test_a_training_that_is_sigkilled_is_killed_for_the_next_publication(
+def test_a_run_that_no_process_trains_is_killed_for_the_next_publication(
     root: Path, state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measure(state, 1)
-    program = (
-        "import time\nfrom pathlib import Path\nfrom pipeline.tracking.follow import follow\n"
-        f"with follow(Path({str(state)!r})):\n    time.sleep(600)"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    with subprocess.Popen([sys.executable, "-c", program], env=environment) as stage:
-        wait_until(lambda: any("loss" in run.data.metrics for run in recorded(root)))
-        stage.kill()
-    assert status(root) == ["RUNNING"]
+    with connected(root / "mlflow.db") as client:
+        server.open_run(client, STATE)
     with FileLock(state / "lock"):
         assert wmt("publish") == 0
     assert status(root) == ["RUNNING"], "a process is at it"

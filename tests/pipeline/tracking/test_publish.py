@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import stat
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -37,8 +36,7 @@ def test_a_run_that_dvc_restored_is_complete(root: Path) -> None:
     settings = {key for key in run.data.params if key.startswith("settings.")}
     assert run.data.params.items() - {(key, run.data.params[key]) for key in settings} == {
         ("row", "base"), ("pair", "en-de"), ("corpus", "wmt14"), ("seed", "1"), ("params", "65000000"),
-        ("updates", "200"), ("pairs_raw", "5"), ("pairs_kept", "4"), ("pairs", "3"), ("source_tokens", "30"),
-        ("target_tokens", "40"),
+        ("updates", "200"),
     }  # fmt: skip
     assert settings == {"settings.model.P_drop"}, "of the settings those that differ from the row"
     curves = {"loss": 4.0, "ppl": 54.6, "valid_loss": 4.0, "valid_ppl": 54.6}
@@ -48,16 +46,12 @@ def test_a_run_that_dvc_restored_is_complete(root: Path) -> None:
     assert history(root, run, "loss") == [(100, 5.0), (200, 4.0)]
     assert history(root, run, "valid_ppl") == [(200, 54.6)], "the score would be a second point"
     with connected(root / "mlflow.db") as client:
-        times = [
-            point.timestamp - run.info.start_time
-            for key in ("loss", "bleu")
-            for point in client.get_metric_history(run.info.run_id, key)
-        ]
+        times = [point.timestamp - run.info.start_time for point in client.get_metric_history(run.info.run_id, "loss")]
         version = client.get_model_version_by_alias("wmt-en-de", "best")
         artifacts = {file.path for file in client.list_artifacts(run.info.run_id)}
-    assert times == [60_000, 120_500, 122_000], "as in the training that DVC restored, and at its end"
+    assert times == [60_000, 120_500], "as in the training that DVC restored"
     tags = run.data.tags
-    assert tags.items() >= {"bleu_set": SCORES["bleu_set"], "wmt.training": STATE}.items()
+    assert tags.items() >= {"bleu_set": SCORES["bleu_set"], "device": "P100", "wmt.training": STATE}.items()
     assert {"commit", "differing_files", "versions", "mlflow.source.name"} <= tags.keys()
     assert {"report.md", "config.yaml", "scores.json", "training.csv", "translations"} <= artifacts
     assert "comparison.html" not in artifacts
@@ -96,21 +90,11 @@ def test_publishing_twice_changes_nothing(root: Path, capsys: pytest.CaptureFixt
     before, end = stored(), recorded(root)[0].info.end_time
     files = set(root.rglob("mlartifacts/**/*"))
     assert wmt("publish") == 0
-    assert capsys.readouterr().out == "base-wmt14-s1 P_drop=0.2: published\nbase-wmt14-s1 P_drop=0.2: up to date\n"
-    Path("results/comparison.html").write_text("Another file.")
-    assert wmt("publish") == 0
-    assert capsys.readouterr().out == "base-wmt14-s1 P_drop=0.2: up to date\n"
-    # DVC writes the last stage's entry after that stage has published.
-    Path("dvc.lock").write_text("stages: {report: {}}\n")
-    assert wmt("publish") == 0
-    assert capsys.readouterr().out == "base-wmt14-s1 P_drop=0.2: published\n"
-    files.add(*set(root.rglob("mlartifacts/**/dvc.lock")))
-    end = recorded(root)[0].info.end_time
+    assert capsys.readouterr().out == 2 * "base-wmt14-s1 P_drop=0.2: published\n"
     assert (stored(), recorded(root)[0].info.end_time) == (before, end)
     # As after a publication that was killed before its end.
     (run,) = recorded(root)
     with connected(root / "mlflow.db") as client:
-        client.delete_tag(run.info.run_id, publish.PUBLISHED)
         client.update_run(run.info.run_id, status="RUNNING")
     assert wmt("publish") == 0
     assert stored() == before
@@ -167,8 +151,9 @@ def test_a_copy_of_the_repository_has_its_artifacts_where_the_original_has_them(
 
 
 def test_results_of_other_files_are_not_published(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["git", "init", "--quiet"], ["dvc", "init", "--quiet"]):
-        subprocess.run(words, check=True)
+    from dvc.repo import Repo  # It takes a second.
+
+    Repo.init(no_scm=True).close()
     write_results()
     assert wmt("publish") == 1
     assert "`dvc status` lists what differs" in capsys.readouterr().err
@@ -201,15 +186,12 @@ def test_a_server_that_never_answers_is_not_waited_for(
 ) -> None:
     write_results()
     monkeypatch.setattr(server, "PATIENCE", 1.0)
-    monkeypatch.setattr(server, "SILENCE", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{mute.getsockname()[1]}")
         start = time.monotonic()
         publish.finish("report")
         assert time.monotonic() - start < 10
-    said = capfd.readouterr().err
-    assert said.count("did not take everything in 1 s; `wmt publish` completes the run") == 1
-    assert "telling MLflow, for 1 s at most\n" in said
+    assert capfd.readouterr().err.count("did not take everything in 1 s; `wmt publish` completes the run") == 1
 
 
 @pytest.mark.usefixtures("unregistered")
@@ -233,18 +215,11 @@ def test_a_stage_after_the_training_says_how_it_ended(root: Path) -> None:
     ("uri", "expected"),
     [
         ("http://user:secret@host:5000/path", "http://***@host:5000/path"),
-        ("postgresql+psycopg2://user:secret@host/mlflow", "postgresql+psycopg2://***@host/mlflow"),
-        ("https://secret@host", "https://***@host"),
         ("https://:secret@host", "https://***@host"),
-        ("postgresql://user:se@cret@host/mlflow", "postgresql://***@host/mlflow"),
-        ("postgresql://user:secret/secret@host/mlflow", "postgresql://***@host/mlflow"),
-        ("postgresql://host/mlflow?user=me&password=secret&x=1", "postgresql://host/mlflow?user=me&password=***&x=1"),
-        ("https://host/a?access_token=secret", "https://host/a?access_token=***"),
-        ("https://host/a?x=1&api_key=secret&y=2", "https://host/a?x=1&api_key=***&y=2"),
-        ("postgresql://host/mlflow?sslpassword=secret", "postgresql://host/mlflow?sslpassword=***"),
+        ("postgresql://user:se@cret/secret@host/mlflow", "postgresql://***@host/mlflow"),
+        ("postgresql://host/mlflow?user=me&password=secret&x=1", "postgresql://host/mlflow?***"),
         ("sqlite:////home/me@work/mlflow.db", "sqlite:////home/me@work/mlflow.db"),
         ("http://127.0.0.1:5000", "http://127.0.0.1:5000"),
-        ("a file", "a file"),
     ],
 )
 def test_credentials_are_masked_and_nothing_else(uri: str, expected: str) -> None:
