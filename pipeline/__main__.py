@@ -29,7 +29,7 @@ from nmt.config import InputError
 from pipeline.config import graph, tasks
 from pipeline.config.imports import collection_paused
 from pipeline.config.paths import SCORES, read_json, status_file
-from pipeline.tracking import provenance, publish
+from pipeline.tracking import publish, source
 from pipeline.tracking.follow import follow
 from pipeline.train.progress import TrainingProgress
 
@@ -49,7 +49,7 @@ def arguments(run: Callable[..., None]) -> dict[str, Any]:
     They are passed, not imported, so a change of their code reruns no stage.
     """
     known: dict[str, Any] = {
-        "provenance": provenance.of_present_run,
+        "provenance": source.provenance,
         "launch": _torchrun,
         "progress": TrainingProgress,
         "follow": follow,

@@ -1,4 +1,4 @@
-"""What a run's numbers rest on: commit and differences, libraries, hardware."""
+"""What a run's numbers rest on: commit and differences, libraries, hardware, the time of the stages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from nmt.common import cpu
-from pipeline.config import machine
+from nmt.config import InputError
+from pipeline.config import graph, machine
+from pipeline.config.paths import read_json, status_file
 from pipeline.tracking.server import masked
 
 CODE = (".", ":(exclude)dvc.lock", ":(exclude)params.yaml")
@@ -73,3 +75,18 @@ def hardware() -> str:
     gpus = "; ".join(f"{gpu.name}, {gpu.memory}" for gpu in machine.gpus()) or "none"
     cores = f"{os.cpu_count()} cores of {cpu.processor()}, {machine.memory() / 2**30:.1f} GiB"
     return f"{cores}; GPUs: {gpus}; {platform.platform()}"
+
+
+def provenance() -> tuple[dict[str, float | None], list[str]]:
+    """Return the seconds of the stages before the last one, if they ran in this folder, and what names the run."""
+    seconds: dict[str, float | None] = {name: None for name in graph.stages() if name != graph.last_stage()}
+    for name in seconds:
+        with suppress(InputError):  # It never ran here.
+            status = read_json(status_file(name))
+            seconds[name] = status.get("seconds") if status.get("state") == "done" else None
+    names = {
+        "commit": code()["commit"][:12],
+        "DVC experiment": os.environ.get("DVC_EXP_NAME"),
+        "Prefect run": os.environ.get("PREFECT__FLOW_RUN_ID"),
+    }
+    return seconds, [f"{what} {name}" for what, name in names.items() if name]

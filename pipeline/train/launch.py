@@ -38,14 +38,10 @@ def processes(shards: int) -> int:
 
     requested, gpus = os.environ.get("WMT_PROCESSES"), len(machine.gpus())
     if requested is not None:
-        if not requested.isdecimal() or int(requested) < 1:
+        if not requested.isdecimal() or not 1 <= int(requested) <= (gpus or int(requested)):
             raise InputError(
-                f"WMT_PROCESSES is {requested!r}: it must be a whole number from 1 on; unset it to have it chosen"
-            )
-        if 0 < gpus < int(requested):
-            raise InputError(
-                f"WMT_PROCESSES is {requested}, but this machine has {gpus} GPUs for it: each process needs one of its "
-                f"own; set it to at most {gpus}, or unset it"
+                f"WMT_PROCESSES is {requested!r}, and this machine has {gpus} GPUs for it: it must be a whole number "
+                "from 1 on, on GPUs at most one process on each; unset it to have it chosen"
             )
         check_processes(int(requested), shards)
         return int(requested)
@@ -75,15 +71,10 @@ def nodes() -> tuple[int, int, str | None]:
     value, rendezvous = os.environ.get("WMT_NODES", "1"), os.environ.get("WMT_RENDEZVOUS")
     match = re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", value)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-    if least > most:
+    if least > most or (most > 1 and not re.fullmatch(r"\S+:\d+", rendezvous or "")):
         raise InputError(
-            f"WMT_NODES is {value!r}: it must be a whole number from 1 on, or the least and the most nodes, as 1:4; "
-            "unset it for one node"
-        )
-    if most > 1 and not re.fullmatch(r"\S+:\d+", rendezvous or ""):
-        raise InputError(
-            f"WMT_NODES is {value}, so WMT_RENDEZVOUS must name where the nodes meet, as HOST:PORT; it is "
-            f"{rendezvous!r}"
+            f"WMT_NODES is {value!r} and WMT_RENDEZVOUS {rendezvous!r}: the first must be a whole number from 1 on or, "
+            "as 1:4, the least and the most nodes; the second must name where several nodes meet, as HOST:PORT"
         )
     return least, most, rendezvous
 

@@ -27,12 +27,13 @@ class TrainingProgress:
         # On a narrow terminal the last values are cut off, and nothing else.
         values = TextColumn("{task.fields[values]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
         columns = TextColumn("training"), bar, MofNCompleteColumn(), TimeRemainingColumn(), values
-        self.bar = Progress(*columns, console=console, disable=not self.live, expand=True)
+        # The speed is that of the last minutes: on CPUs a minute may lie between two records.
+        self.bar = Progress(
+            *columns, console=console, disable=not self.live, expand=True, speed_estimate_period=10 * LOG_SECONDS
+        )
         self.task = self.bar.add_task("training", total=updates, values="")
         self.logged = time.monotonic()
         self.valid = ""
-        self.first: tuple[int, float] | None = None
-        """The update of the first record, and its seconds of training: those of a resumed training go on."""
 
     def __enter__(self) -> TrainingProgress:
         self.bar.start()
@@ -46,8 +47,6 @@ class TrainingProgress:
         if "valid_ppl" in record:
             self.valid = f", validation ppl {record['valid_ppl']:.2f}"
             return
-        seconds = record.get("seconds", 0.0)
-        self.first = self.first or (update, seconds)
         values = (
             f"loss {record['loss']:.3f}, ppl {record['ppl']:.2f}, {record['tokens_per_second']:,.0f} tokens/s"
             f"{self.valid}, lr {record['learning_rate']:.2e}"
@@ -55,7 +54,6 @@ class TrainingProgress:
         self.bar.update(self.task, completed=update, values=values)
         if not self.live and (time.monotonic() - self.logged > LOG_SECONDS or update == self.updates):
             self.logged = time.monotonic()
-            left, done = "", update - self.first[0]
-            if done and update < self.updates:
-                left = f", {naturaldelta((seconds - self.first[1]) / done * (self.updates - update))} left"
+            seconds = self.bar.tasks[self.task].time_remaining
+            left = f", {naturaldelta(seconds)} left" if seconds else ""
             print(f"update {update:,} of {self.updates:,}: {values}{left}", flush=True)

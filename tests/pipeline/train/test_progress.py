@@ -59,12 +59,16 @@ def test_a_wide_terminal_has_all_values_and_no_color_has_no_colour() -> None:
 def test_a_log_has_a_line_a_minute_with_the_time_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    now = 1000.0
     with progress.TrainingProgress(100) as shown:
-        shown.show(10, {**RECORD, "seconds": 1000.0})
-        shown.show(20, {**RECORD, "seconds": 1100.0})
+        monkeypatch.setattr(shown.bar, "get_time", lambda: now)
+        for update in (10, 20):  # A resumed training begins at any update.
+            now += 100
+            shown.show(update, RECORD)
         assert capsys.readouterr().out == ""
         monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
-        shown.show(30, {**RECORD, "seconds": 1200.0})
-    assert capsys.readouterr().out == (
-        "update 30 of 100: loss 7.242, ppl 1206.99, 14,680 tokens/s, lr 9.49e-04, 12 minutes left\n"
-    )
+        for update in (30, 100):
+            now += 100
+            shown.show(update, RECORD)
+    said = "loss 7.242, ppl 1206.99, 14,680 tokens/s, lr 9.49e-04"
+    assert capsys.readouterr().out == f"update 30 of 100: {said}, 12 minutes left\nupdate 100 of 100: {said}\n"
