@@ -9,13 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
+from model_folders import folder_of
 
-from nmt.config import ModelSettings, SearchSettings, SubwordSettings, TokenizerSettings
-from nmt.inference.model_folder import ModelDescription, save_model
 from nmt.inference.translator import Translator
-from nmt.model import Transformer
-from nmt.text import subwords
 from pipeline.tracking import registry
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")
@@ -38,39 +34,7 @@ def serving() -> Any:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder with random weights."""
-    folder = tmp_path_factory.mktemp("served")
-    bpe = SubwordSettings(kind="bpe", merges=60, vocabulary=None, multiple_of=8)
-    learned = subwords.learn(dict.fromkeys(" ".join([*SENTENCES, *registry.EXAMPLE]).split(), 3), bpe)
-    learned.save(folder / "subwords")
-    description = ModelDescription(
-        source="en",
-        target="de",
-        vocabulary=learned.size,
-        tokenizer=TokenizerSettings(tokenizer="moses", normalize_punctuation=False, aggressive_hyphens=False),
-        model=ModelSettings(
-            N=1,
-            d_model=16,
-            d_ff=32,
-            h=2,
-            d_k=8,
-            d_v=8,
-            P_drop=0.1,
-            attention_dropout=0.0,
-            relu_dropout=0.0,
-            positions="sinusoidal",
-            position_layout="interleaved",
-            max_positions=64,
-            projection_biases=True,
-            initialisation="glorot",
-        ),
-        search=SearchSettings(beam=4, alpha=0.6, max_extra=10, stop="exact"),
-        origin={},
-    )
-    torch.manual_seed(1)
-    save_model(
-        folder / "model", Transformer(description.model, learned.size).state_dict(), description, folder / "subwords"
-    )
-    return folder / "model"
+    return folder_of(tmp_path_factory.mktemp("served") / "model", words=" ".join([*SENTENCES, *registry.EXAMPLE]), N=1)
 
 
 @pytest.fixture(scope="module")
