@@ -122,11 +122,6 @@ def write_bins(
     return counts, lacking
 
 
-def _unknown_rate(counts: Counter[str]) -> float:
-    """Return the share of UNK in the subwords of both sides, EOS not counted."""
-    return counts["unknown"] / max(1, counts["source_tokens"] + counts["target_tokens"] - 2 * counts["pairs"])
-
-
 def binarize(
     sides: Mapping[str, tuple[Path, Path]], vocabulary: Path, settings: BinningSettings, folder: Path, pool: Executor
 ) -> dict[str, Any]:
@@ -163,7 +158,11 @@ def binarize(
         "dropped": {"too_long": train["too_long"]},
         "vocabulary": source.size,
         **closed,
-        "out_of_vocabulary": {"train": _unknown_rate(train), "valid": _unknown_rate(valid)},
+        # Of the subwords of both sides, EOS not counted.
+        "out_of_vocabulary": {
+            name: each["unknown"] / max(1, each["source_tokens"] + each["target_tokens"] - 2 * each["pairs"])
+            for name, each in (("train", train), ("valid", valid))
+        },
         "histogram": {str(upper): train[str(upper)] for upper in uppers},
         "valid": {name: valid[name] for name in SIZES},
     }

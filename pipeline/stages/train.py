@@ -92,7 +92,11 @@ def job_settings(training: TrainingSettings) -> dict[str, Any]:
 
 def state_folder(job: Mapping[str, Any]) -> Path:
     """Return the folder of this job's state, named by the hash of its settings and data, then by that of the code."""
-    inputs, code = _digest({**deciding_settings(job), "data": data_hashes()}), code_digest()
+    ignored = set(NOT_IN_FINGERPRINT) - (set(STOPPING) if job["training"]["patience"] is not None else set())
+    training = {key: value for key, value in job["training"].items() if key not in ignored}
+    # The corpus is named by the hashes of its files.
+    others = {key: value for key, value in job.items() if key != "corpus" and value is not None}
+    inputs, code = _digest({**others, "training": training, "data": data_hashes()}), code_digest()
     root = state_root() / "train"
     chosen = root / f"{inputs}-{code}"
     if os.environ.get("WMT_RESUME_ACROSS_CODE") == "1" and not checkpoint.trained(chosen):
@@ -106,16 +110,6 @@ def state_folder(job: Mapping[str, Any]) -> Path:
         print(f"train: {chosen.name} is at update {trained:,} already: a training of {updates:,} starts beside it")
         chosen = chosen.with_name(f"{chosen.name}-{updates}")
     return chosen
-
-
-def deciding_settings(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a job that decide its weights after a given update."""
-    ignored = set(NOT_IN_FINGERPRINT)
-    if job["training"]["patience"] is not None:
-        ignored -= set(STOPPING)
-    training = {key: value for key, value in job["training"].items() if key not in ignored}
-    # The corpus is named by the hashes of its files.
-    return {key: value for key, value in job.items() if key != "corpus" and value is not None} | {"training": training}
 
 
 def data_hashes() -> dict[str, str]:
@@ -246,12 +240,10 @@ def write_outputs(state: Path) -> None:
         last = state / f"resume/update-{checkpoint.trained(state):08d}"
         link_or_copy(last / WEIGHTS, temporary / "last.safetensors")
     summary = read_json(state / "done.json")
-    device, times = summary["device"], summary["device_seconds"]
     # The speed of an unknown device is measured, which is possible only for the device of this machine.
-    sustained = {name: flops.sustained(name if flops.hardware(name) else device) for name in times}
-    summary["flops_sustained"] = sustained
-    summary["flops_paper"] = sum(times[name] * sustained[name] for name in times)
-    write_json(paths.TRAINING, summary)
+    devices = {name: name if flops.hardware(name) else summary["device"] for name in summary["device_seconds"]}
+    sustained = {name: flops.sustained(device) for name, device in devices.items()}
+    write_json(paths.TRAINING, {**summary, "flops_sustained": sustained})
     write_curves(history.read_history(state / history.HISTORY))
     job = read_yaml(state / "job.yaml")
     del job["corpus"]  # In other copies of the repository the same corpus has another path.
@@ -261,14 +253,12 @@ def write_outputs(state: Path) -> None:
 
 def write_curves(records: Sequence[Mapping[str, float]]) -> None:
     """Write the tables of logging intervals and of validations, for DVC's plots."""
-    _write_table(paths.CURVES, COLUMNS, [record for record in records if "loss" in record])
-    _write_table(paths.VALIDATION, VALIDATION_COLUMNS, [record for record in records if "valid_loss" in record])
-
-
-def _write_table(path: Path, columns: Sequence[str], records: Sequence[Mapping[str, float]]) -> None:
-    """Write one row per record, without columns that some records lack: DVC plots an empty cell as 0."""
-    complete = [column for column in columns if all(column in record for record in records)]
-    with writing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, complete, extrasaction="ignore", lineterminator="\n")
-        table.writeheader()
-        table.writerows(records)
+    tables = (paths.CURVES, COLUMNS, "loss"), (paths.VALIDATION, VALIDATION_COLUMNS, "valid_loss")
+    for path, columns, key in tables:
+        rows = [record for record in records if key in record]
+        # Without columns that some records lack: DVC plots an empty cell as 0.
+        complete = [column for column in columns if all(column in row for row in rows)]
+        with writing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+            table = csv.DictWriter(file, complete, extrasaction="ignore", lineterminator="\n")
+            table.writeheader()
+            table.writerows(rows)

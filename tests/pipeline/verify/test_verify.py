@@ -571,9 +571,8 @@ def test_a_chain_of_another_training_is_named(
     assert (found.status, found.detail[: len(detail)]) == ("differs", detail)
 
 
-@pytest.mark.parametrize("edited", [("\n1,", "\n1,x"), ("\n2,", ",1\n2,"), ("\n3,", "\0\n3")])
-def test_a_table_that_is_none_is_no_traceback(run: Path, tmp_path: Path, edited: tuple[str, str]) -> None:
-    edit(paths.CURVES, lambda text: text.replace(*edited, 1))
+def test_a_table_that_is_none_is_no_traceback(run: Path, tmp_path: Path) -> None:
+    edit(paths.CURVES, lambda text: text.replace("\n1,", "\n1,x", 1))
     run_stages("certify")
     (folder := tmp_path / "scratch").mkdir()
     loaded = certificate.load(paths.CERTIFICATE)
