@@ -42,16 +42,6 @@ def an_update(trainer: Trainer, number: int = 1) -> Update:
     return dataclasses.replace(update, number=number)
 
 
-def test_the_optimizer_has_the_settings_and_every_parameter_once(tiny_job: MakeJob) -> None:
-    trainer = trainer_of(tiny_job(beta1=0.85, beta2=0.97, epsilon=1e-3))
-    assert type(trainer.optimizer) is torch.optim.Adam
-    (group,) = trainer.optimizer.param_groups
-    expected = {"betas": (0.85, 0.97), "eps": 1e-3, "weight_decay": 0, "amsgrad": False, "fused": True}
-    assert {key: group[key] for key in expected} == expected
-    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
-    assert sorted(names[id(parameter)] for parameter in group["params"]) == sorted(names.values())
-
-
 def test_the_optimizer_steps_as_adam_is_written(tiny_job: MakeJob) -> None:
     """Kingma and Ba's Algorithm 1 in float64, with the settings' betas and epsilon and the rate of Eq. 3."""
     beta1, beta2, epsilon = 0.8, 0.95, 1e-3
