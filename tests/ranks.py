@@ -186,26 +186,51 @@ def training_in_folders_of_their_own(world: Any, job: dict[str, Any], folder: st
 
 
 def gradients_of_an_update(world: Any, job: dict[str, Any], folder: str) -> None:
-    """Save each rank's gradients after the second update: what the first update left is no part of the second.
-
-    Summed along the tree, and as on GPUs by one all-reduce.
-    """
+    """Save each rank's gradients after the second update: what the first update left is no part of the second."""
     from safetensors.torch import save_file
 
     from nmt.config import Job
     from nmt.training.batches import Corpus, train_files
-    from nmt.training.distributed import World
     from nmt.training.trainer import Trainer
 
     settings = Job.model_validate(job)
-    for order in ("gradients", "unordered"):
-        if order == "unordered":
-            Trainer.in_fixed_order, World.tree_sum = False, None
-        trainer = Trainer(settings, world)
-        for update in trainer.updates(Corpus(train_files(Path(settings.corpus))), 2):
+    trainer = Trainer(settings, world)
+    for update in trainer.updates(Corpus(train_files(Path(settings.corpus))), 2):
+        trainer.step(update)
+    found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
+    save_file(found, Path(folder) / f"gradients-{world.rank}.safetensors")
+
+
+def overlapped_gradients(world: Any, job: dict[str, Any]) -> list[list[int]]:
+    """Compare the sums of ten updates' gradients in no fixed order with those along the tree.
+
+    Return what was done in each update: the length of a bucket whose sum began, 0 for a gradient that was added.
+    """
+    import torch
+
+    from nmt.config import Job
+    from nmt.training import gradients
+    from nmt.training.batches import Corpus, train_files
+    from nmt.training.distributed import World
+    from nmt.training.trainer import Trainer
+
+    done: list[list[int]] = []
+    begin, added = World.begin_sum, gradients.OverlappedGradients._added
+    World.begin_sum = lambda self, values: (done[-1].append(values.numel()), begin(self, values))[1]
+    gradients.OverlappedGradients._added = lambda *given: (done[-1].append(0), added(*given))[1]
+    gradients.BUCKET = 1000
+    settings = Job.model_validate(job)
+    trainers = [Trainer(settings, world)]
+    Trainer.in_fixed_order = False
+    trainers.append(Trainer(settings, world))
+    for update in trainers[0].updates(Corpus(train_files(Path(settings.corpus))), 10):
+        done.append([])
+        for trainer in trainers:
+            trainer.optimizer.step = lambda: None
             trainer.step(update)
-        found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
-        save_file(found, Path(folder) / f"{order}-{world.rank}.safetensors")
+        for one, other in zip(*(trainer.parameters for trainer in trainers), strict=True):
+            torch.testing.assert_close(one.grad, other.grad)
+    return done
 
 
 def tree_sums(world: Any, folder: str) -> None:
@@ -253,7 +278,7 @@ def main_module(world: Any, folder: str) -> None:
 
 
 def main_module_failing(world: Any, folder: str, where: str, store: str) -> None:
-    """What torchrun runs; the last rank fails in saving, the forward pass or the sum of the third update.
+    """What torchrun runs; the last rank fails in saving, the forward pass or a sum of the third update.
 
     Leaving the group waits for all ranks, as it does with NCCL.
     """
@@ -275,11 +300,13 @@ def main_module_failing(world: Any, folder: str, where: str, store: str) -> None
     def step(self: Trainer, update: Any, real: Any = Trainer.step) -> None:
         if update.number == 3 and world.rank == (0 if where == "saving" else world.size - 1):
             places = {"saving": (state, "save_tensors"), "forward": (Trainer, "losses"), "sum": (World, "tree_sum")}
-            owner, name = places[where]
+            owner, name = places.get(where, (World, "begin_sum"))
             setattr(owner, name, failing)
         real(self, update)
 
     Trainer.step = step
+    if where == "overlapped sum":
+        Trainer.in_fixed_order = False
     distributed.destroy_process_group = lambda: (distributed.barrier(), leave())
     loop.join_world = partial(join_world, store=store)
     main_module(world, folder)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import distributed
@@ -49,6 +49,10 @@ class World:
         if self.size > 1:
             distributed.all_reduce(values)
         return values
+
+    def begin_sum(self, values: torch.Tensor) -> distributed.Work:
+        """Begin what `sum` does; on GPUs only the current stream waits in the result's `wait`."""
+        return cast("distributed.Work", distributed.all_reduce(values, async_op=True))
 
     def tree_sum(self, values: torch.Tensor) -> None:
         """Sum a flat tensor over all ranks in place, along the binary tree over the ranks' numbers.

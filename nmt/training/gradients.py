@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
-from torch import Tensor
+from torch import Tensor, distributed, nn
 
 from nmt.training.distributed import World
 
 Tensors = tuple[Tensor, ...] | list[Tensor]
 """One of each parameter."""
+BUCKET = 2**23
+"""Gradients that are summed over the processes at a time, 34 MB: base has 8 buckets."""
 
 
 class Gradients:
@@ -19,10 +23,18 @@ class Gradients:
     at most log2(n) sums at a time. Then the processes sum theirs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: list[nn.Parameter], world: World) -> None:
+        self._parameters, self._world = parameters, world
         self._shards = 0
         self._sums: list[Tensors] = []
         """Sums of complete subtrees, the largest first; each waits for the sum on its right."""
+
+    def backward(self, loss: Tensor | None) -> None:
+        """Run the next shard's backward pass and add its gradients; None: of an empty shard."""
+        if loss is None:
+            self.add([torch.zeros_like(parameter) for parameter in self._parameters])
+        else:
+            self.add(torch.autograd.grad(loss, self._parameters))
 
     def add(self, gradients: Tensors) -> None:
         """Add the next shard's gradients, whose memory the sum may use."""
@@ -34,12 +46,9 @@ class Gradients:
             gradients, count = left, count // 2
         self._sums.append(gradients)
 
-    def total(self, world: World, *, in_fixed_order: bool = True) -> Tensors:
-        """Return the sums over the shards of all processes; each has as many shards, a power of two.
-
-        `in_fixed_order`: continue the tree over the processes; else NCCL chooses the order, which is faster.
-        """
-        (own,) = self._sums
+    def total(self) -> Tensors:
+        """Return the sums over the shards of all processes; each has as many shards, a power of two."""
+        (own,), world = self._sums, self._world
         if world.size == 1:
             return own
         shapes, sizes = [gradient.shape for gradient in own], [gradient.numel() for gradient in own]
@@ -47,5 +56,50 @@ class Gradients:
         flat = torch.cat([*(gradient.flatten() for gradient in own), own[0].new_zeros(padding)])
         del own
         self._sums.clear()  # Two copies of all gradients are enough.
-        world.tree_sum(flat) if in_fixed_order else world.sum(flat)
+        world.tree_sum(flat)
         return [part.view(shape) for part, shape in zip(flat.split([*sizes, padding]), shapes, strict=False)]
+
+
+class OverlappedGradients:
+    """The same sum in no fixed order: processes sum the first gradients while they compute the others.
+
+    Each parameter's gradient is a part of a bucket, the last parameter's of the first, as the backward pass computes
+    them. The sum of a bucket over the processes begins when all shards of this process have been added to it.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], world: World, shards: int) -> None:
+        """`shards`: of an update, of this process. Before an update all gradients must be set to 0, in place."""
+        self._parameters, self._world, self._shards = parameters, world, shards
+        self._buckets: list[Tensor] = []
+        self._sums: list[distributed.Work] = []
+        """Of the first buckets, begun in the same order on every process."""
+        groups: dict[int, list[nn.Parameter]] = {}
+        before = 0
+        for parameter in reversed(parameters):
+            groups.setdefault(before // BUCKET, []).append(parameter)
+            before += parameter.numel()
+        for number, group in enumerate(groups.values()):
+            lengths = [parameter.numel() for parameter in group]
+            self._buckets.append(group[0].new_zeros(sum(lengths)))
+            for parameter, part in zip(group, self._buckets[number].split(lengths), strict=True):
+                parameter.grad = part.view_as(parameter)
+                parameter.register_post_accumulate_grad_hook(lambda p, number=number: self._added(number, p))
+        self._missing = [shards * bucket.numel() for bucket in self._buckets]
+        """How many numbers have still to be added to each bucket; an empty shard's never are."""
+
+    def backward(self, loss: Tensor | None) -> None:
+        if loss is not None:
+            loss.backward()
+
+    def _added(self, number: int, parameter: Tensor) -> None:
+        self._missing[number] -= parameter.numel()
+        while len(self._sums) < len(self._buckets) and self._missing[len(self._sums)] == 0:
+            self._sums.append(self._world.begin_sum(self._buckets[len(self._sums)]))
+
+    def total(self) -> Tensors:
+        self._sums += map(self._world.begin_sum, self._buckets[len(self._sums) :])
+        for bucket_sum in self._sums:
+            bucket_sum.wait()
+        self._sums.clear()
+        self._missing = [self._shards * bucket.numel() for bucket in self._buckets]
+        return [cast("Tensor", parameter.grad) for parameter in self._parameters]

@@ -20,7 +20,7 @@ from nmt.model import Transformer
 from nmt.schedule import learning_rate
 from nmt.training.batches import Batch, Corpus, Update, cut, make_batch, updates
 from nmt.training.distributed import World, check_processes
-from nmt.training.gradients import Gradients
+from nmt.training.gradients import Gradients, OverlappedGradients
 from nmt.training.measurements import Measurements
 from nmt.training.state import ResumeConditions, TrainState
 
@@ -52,6 +52,9 @@ class Trainer:
         self.optimizer = torch.optim.Adam(
             self.parameters, betas=(self.settings.beta1, self.settings.beta2), eps=self.settings.epsilon, fused=True
         )
+        self.overlapped: OverlappedGradients | None = None
+        if world.size > 1 and not self.in_fixed_order:
+            self.overlapped = OverlappedGradients(self.parameters, world, self.settings.shards // world.size)
         self.measured = Measurements(world, TrainState.initial(self.settings, self.conditions(), world.size))
         self.stop_requested = False
 
@@ -106,14 +109,14 @@ class Trainer:
         The learning rate is Eq. 3.
         """
         self.model.train()
-        self.optimizer.zero_grad()
-        gradients = Gradients()
+        self.optimizer.zero_grad(set_to_none=self.overlapped is None)
+        gradients = self.overlapped or Gradients(self.parameters, self.world)
         losses = torch.zeros(len(update.shards), 2, dtype=torch.float64, device=self.world.device)
         for number, (shard, own_losses) in enumerate(zip(update.shards, losses, strict=True), start=update.first):
             # By the position in the training, so that resuming needs no random state.
             seed = random_seed(self.settings.seed, update.number, number)
             own_losses[:] = self._backward(shard, seed, update.sums.target, gradients)
-        total = gradients.total(self.world, in_fixed_order=self.in_fixed_order)
+        total = gradients.total()
         for parameter, gradient in zip(self.parameters, total, strict=True):
             parameter.grad = gradient
         norm = torch.nn.utils.get_total_norm(total)
@@ -125,19 +128,21 @@ class Trainer:
         self.optimizer.step()
         self.measured.add_update(update, losses, norm)
 
-    def _backward(self, shard: Batch | None, seed: int, tokens: int, gradients: Gradients) -> Tensor:
+    def _backward(
+        self, shard: Batch | None, seed: int, tokens: int, gradients: Gradients | OverlappedGradients
+    ) -> Tensor:
         """Run forward and backward pass of a shard and add its gradients; return its losses, [2].
 
         Raises InputError if memory runs out.
         """
         if shard is None:
-            gradients.add([torch.zeros_like(parameter) for parameter in self.parameters])
+            gradients.backward(None)
             return torch.zeros(2)
         # Not torch.manual_seed, which takes 2 ms without a GPU: it formats the stack for each device that is not there.
         (torch.cuda if self.world.device.type == "cuda" else torch.default_generator).manual_seed(seed)
         try:
             smoothed, negative_log_likelihood = self.losses(shard.to(self.world.device), self.settings.eps_ls)
-            gradients.add(torch.autograd.grad(smoothed / tokens, self.parameters))
+            gradients.backward(smoothed / tokens)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise

@@ -47,10 +47,10 @@ def summed(shards: Shards, processes: int) -> list[list[Tensor]]:
     own = len(shards) // processes
 
     def of_rank(world: World) -> list[Tensor]:
-        gradients = Gradients()
+        gradients = Gradients([], world)
         for shard in shards[world.rank * own : (world.rank + 1) * own]:
             gradients.add([torch.tensor(values) for values in shard])
-        return list(gradients.total(world))
+        return list(gradients.total())
 
     with ThreadPoolExecutor(processes) as threads:
         return list(threads.map(of_rank, linked_worlds(processes)))
@@ -84,9 +84,9 @@ def test_another_order_has_another_sum_and_shapes_stay() -> None:
 
 @pytest.mark.parametrize(("shards", "most"), [(1, 1), (2, 1), (4, 2), (16, 4)])
 def test_at_most_log2_sums_wait(shards: int, most: int) -> None:
-    gradients, counts = Gradients(), [0]
+    gradients, counts = Gradients([], World(0, 1, CPU)), [0]
     for _ in range(shards):
         counts.append(len(gradients._sums))
         gradients.add([torch.ones(3)])
     assert max(counts) <= most
-    assert [found.tolist() for found in gradients.total(World(0, 1, CPU))] == [[shards] * 3]
+    assert [found.tolist() for found in gradients.total()] == [[shards] * 3]
