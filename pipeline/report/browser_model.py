@@ -138,14 +138,11 @@ def section(folder: Path, examples: Sequence[str], seen: Sequence[str]) -> list[
     weights = load_tensors(folder / WEIGHTS)
     size = sum(tensor.numel() for tensor in weights.values())
     if size > LARGEST:
-        serving = f"models:/wmt-{description.source}-{description.target}@best"
-        return [
-            Paragraph(
-                f"This page does not hold the model: its 8-bit weights would take {size / 1e6:,.0f} MB, and a page "
-                f"holds at most {LARGEST / 1e6:.0f} MB. {by_command}"
-            ),
-            Paragraph(f"Over HTTP: mlflow models serve --env-manager local -m {serving} -p 5001"),
-        ]
+        why = f"its 8-bit weights would take {size / 1e6:,.0f} MB, and a page holds at most {LARGEST / 1e6:.0f} MB"
+        served = (
+            f"mlflow models serve --env-manager local -m models:/wmt-{description.source}-{description.target}@best"
+        )
+        return [Paragraph(f"This page does not hold the model: {why}. {by_command}; over HTTP: {served} -p 5001")]
     model, longest = description.model, LONGEST
     if model.positions == "learned":
         longest = min(LONGEST, max(1, model.max_positions - description.search.max_extra - 1))

@@ -18,23 +18,6 @@ from pipeline.config.tasks import task_in
 from pipeline.report import figures, scores, sentences
 from pipeline.report.page import Bars, Block, Heading, Paragraph, Table, Tiles
 
-MEASURES = {
-    "bleu": ("BLEU, sacreBLEU", ",.4g"),
-    "bleu_paper_way": ("BLEU, the paper's way", ",.4g"),
-    "chrf": ("chrF", ",.4g"),
-    "f1": ("F1", ",.4g"),
-    "valid_bleu": ("BLEU, sacreBLEU, validation set", ",.4g"),
-    "valid_f1": ("F1, validation set", ",.4g"),
-    "valid_ppl": ("perplexity per {unit}, validation set", ",.4g"),
-    "params": ("parameters", ","),
-    "updates": ("updates", ","),
-    "train_seconds": ("training time in seconds", ",.4g"),
-    "train_flops_counted": ("training FLOPs, counted", ",.4g"),
-}
-"""Numbers of results/scores.json that are listed, what they are, and their format; {unit} is the task's."""
-
-NAMED = 3
-"""Settings in the verdict."""
 PHRASES = 8
 """N-grams that are listed as won, and as lost."""
 GAINS = (-50, -20, -5, 0, 5, 20, 50)
@@ -72,7 +55,7 @@ def difference(first: Compared, second: Compared) -> Comparison:
 def verdict(name: str, changed: Sequence[Sequence[str]], found: Comparison, title: str) -> str:
     """Return the result as a sentence: `updates 1400 instead of 200: +88.9 BLEU (p = 0.001)`."""
     own = [each for each in changed if not each[0].startswith(("run.", "data.", "versions."))]
-    what = ", ".join(f"{key.rpartition('.')[2]} {ours} instead of {theirs}" for key, theirs, ours in own[:NAMED])
+    what = ", ".join(f"{key.rpartition('.')[2]} {ours} instead of {theirs}" for key, theirs, ours in own[:3])
     return f"{what or name}: {found.difference:+.1f} {title} (p = {found.p_value:.3f})"
 
 
@@ -83,12 +66,9 @@ def line_differences(first: Sequence[sentences.Line], second: Sequence[sentences
     counts = Counter(bisect_left(GAINS, gain) for gain in gains if gain)
     names = [f"up to {GAINS[0]}", *(f"{low} to {high}" for low, high in pairwise(GAINS)), f"more than {GAINS[-1]}"]
     better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
-    return [
-        Paragraph(f"{better:,} lines are better, {worse:,} are worse, {len(gains) - better - worse:,} score the same."),
-        Bars(
-            (f"difference in {metric}", "lines"), [(name, counts[n], f"{counts[n]:,}") for n, name in enumerate(names)]
-        ),
-    ]
+    counted = f"{better:,} lines are better, {worse:,} are worse, {len(gains) - better - worse:,} score the same."
+    bars = [(name, counts[group], f"{counts[group]:,}") for group, name in enumerate(names)]
+    return [Paragraph(counted), Bars((f"difference in {metric}", "lines"), bars)]
 
 
 def phrases(first: Sequence[sentences.Line], second: Sequence[sentences.Line]) -> list[tuple[str, str]]:
@@ -112,19 +92,17 @@ def blocks(first: Compared, second: Compared, found: Comparison) -> list[Block]:
     runs, names = (first, second), (first.name, second.name)
     by = task_in(second.metrics)
     tiles = [scores.tile(f"{by.title}: {run.name}", run.metrics) for run in runs]
-    certain = f"p = {found.p_value:.3f}, paired bootstrap of {SAMPLES:,} resamples"
-    tiles.append(("difference", f"{found.difference:+.2f}", certain))
+    tiles.append(("difference", f"{found.difference:+.2f}", f"paired bootstrap of {SAMPLES:,} resamples"))
     curves = {run.name: figures.series(run.validation, "valid_loss") for run in runs}
     panel = figures.Panel(f"Cross-entropy of the validation set, nats per {by.unit}", "update", curves)
     measured = [
-        (title.format(unit=by.unit), *(format(run.metrics[key], form) for run in runs))
-        for key, (title, form) in MEASURES.items()
-        if all(key in run.metrics for run in runs)
+        (key, *(f"{run.metrics[key]:,.6g}" for run in runs))
+        for key, value in first.metrics.items()
+        if isinstance(value, int | float) and isinstance(second.metrics.get(key), int | float)
     ]
-    keys = sorted(first.configuration.keys() | second.configuration.keys())
     changed = [
         (key, *(str(run.configuration.get(key, "")) for run in runs))
-        for key in keys
+        for key in sorted(first.configuration.keys() | second.configuration.keys())
         if first.configuration.get(key) != second.configuration.get(key)
     ]
     systems = {run.name: run.lines for run in runs}
@@ -141,7 +119,7 @@ def blocks(first: Compared, second: Compared, found: Comparison) -> list[Block]:
         Heading(f"{by.output.capitalize()}s side by side"),
         sentences.view(systems, *first.languages),
         Heading("Scores"),
-        Table(("measure", *names), measured),
+        Table(("results/scores.json", *names), measured),
         Heading(f"{by.title} by length", 3),
         sentences.by_length(systems, first.languages[1]),
     ]

@@ -1,4 +1,4 @@
-"""The report's charts: views of the page, with a picture for Markdown and for pages without JavaScript."""
+"""The report's charts and attention: views, with pictures for Markdown and for pages without JavaScript."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from pipeline.report.page import Figure, View
 
 SIZE = (4.5, 3.0)
 """Inches of a panel; one that stands alone has twice the width."""
 NEAREST = 0.08
 """A tick that is nearer to an end of its axis, in parts of the axis, makes room for the label of the end."""
+ATTENTION = {"encoder": "source to source", "decoder": "target to target", "cross": "target to source"}
+"""What attends to what, in the order of the weights in the view's blob."""
 
 Points = Sequence[tuple[float, float]]
 
@@ -28,22 +32,18 @@ class Panel(NamedTuple):
     logarithmic: bool = False
     """Draw lines over a logarithmic y axis."""
 
-    def finite(self) -> dict[str, Points]:
-        """Return the series without points that are not finite."""
-        return {name: [at for at in points if all(map(math.isfinite, at))] for name, points in self.series.items()}
-
 
 def chart(panels: Sequence[Panel], caption: str, name: str) -> View:
     """Return the panels as a view of the page."""
     content = [
-        {**panel._asdict(), "series": [{"name": name, "points": points} for name, points in panel.finite().items()]}
+        {**panel._asdict(), "series": [{"name": name, "points": points} for name, points in panel.series.items()]}
         for panel in panels
     ]
     return View("chart", name, {"panels": content}, fallback=[draw(panels, caption, name)])
 
 
 def draw(panels: Sequence[Panel], caption: str, name: str) -> Figure:
-    """Return the panels, two in a line, as SVG; equal panels give equal bytes. Infinite and NaN points are left out."""
+    """Return the panels, two in a line, as SVG; equal panels give equal bytes."""
     # Not pyplot: it looks for a screen. Matplotlib takes half a second to import.
     import matplotlib
     from matplotlib.figure import Figure as Canvas
@@ -54,12 +54,12 @@ def draw(panels: Sequence[Panel], caption: str, name: str) -> Figure:
         canvas = Canvas(figsize=(2 * SIZE[0], lines * SIZE[1]), layout="constrained")
         for axes, panel in zip(canvas.subplots(lines, min(2, len(panels)), squeeze=False).flat, panels, strict=True):
             axes.set(title=panel.title, xlabel=panel.x, yscale="log" if panel.logarithmic else "linear")
-            for label, points in panel.finite().items():
+            for label, points in panel.series.items():
                 marker = "o" if len(points) == 1 else "-"
                 axes.plot(*zip(*points, strict=True) if points else ([], []), marker, label=label)
             if len(panel.series) > 1:
                 axes.legend()
-            points = [point for points in panel.finite().values() for point in points]
+            points = [point for points in panel.series.values() for point in points]
             for axis, values in zip((axes.xaxis, axes.yaxis), zip(*points, strict=True), strict=False):
                 logarithmic = panel.logarithmic and axis is axes.yaxis
                 axis.set_ticks(_with_ends(axis.get_ticklocs(), min(values), max(values), logarithmic))
@@ -80,18 +80,19 @@ def _with_ends(ticks: Iterable[float], low: float, high: float, logarithmic: boo
 
 
 def series(path: Path, column: str) -> Points:
-    """Return a column of a table that training wrote, over its updates."""
+    """Return a column of a table that training wrote, over its updates, without infinite values and NaN."""
     with path.open(encoding="utf-8", newline="") as file:
-        return [(float(row["update"]), float(row[column])) for row in csv.DictReader(file)]
+        points = [(float(row["update"]), float(row[column])) for row in csv.DictReader(file)]
+    return [point for point in points if math.isfinite(point[1])]
 
 
 def curves(intervals: Path, validations: Path) -> View:
     """Return perplexity, learning rate, speed and the loss that is minimised over updates."""
-    minimised, plain, validated = (
-        *(series(intervals, name) for name in ("loss", "nll")),
-        series(validations, "valid_loss"),
-    )
-    losses = {"with label smoothing (minimised)": minimised, "without": plain, "validation": validated}
+    losses = {
+        "with label smoothing (minimised)": series(intervals, "loss"),
+        "without": series(intervals, "nll"),
+        "validation": series(validations, "valid_loss"),
+    }
     panels = [
         Panel("Perplexity per subword, validation", "update", {"": series(validations, "valid_ppl")}, logarithmic=True),
         Panel("Cross-entropy, nats per subword", "update", losses),
@@ -99,3 +100,17 @@ def curves(intervals: Path, validations: Path) -> View:
         Panel("Target tokens per second", "update", {"": series(intervals, "tokens_per_second")}),
     ]
     return chart(panels, "Training", "training")
+
+
+def attention(path: Path, languages: Sequence[str], pictures: Sequence[Figure]) -> View:
+    """Return the view of the arrays that the stage `attention` wrote; without JavaScript the pictures are shown."""
+    pairs, weights = [], []
+    with np.load(path, allow_pickle=False) as arrays:
+        layers, heads = arrays["encoder.0"].shape[:2]
+        count = sum(name.startswith("source.") for name in arrays)
+        for number in range(count):
+            source, target = (arrays[f"{side}.{number}"].tolist() for side in ("source", "target"))
+            pairs.append({"source": source, "target": target})
+            weights += [arrays[f"{kind}.{number}"].tobytes() for kind in ATTENTION]
+    content = {"layers": layers, "heads": heads, "languages": languages, "pairs": pairs}
+    return View("attention", "attention", content, b"".join(weights), fallback=pictures)

@@ -85,7 +85,7 @@ def headline(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -
     )
 
 
-def results(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -> list[Block]:
+def results(run: RunSettings, metrics: Mapping[str, Any]) -> list[Block]:
     """Return all scores, beside those of the paper's row and of its tables where the sets are the same."""
     by, name, same = task_in(metrics), reference_row(run.row), comparable(metrics)
     paper, is_text = rows.row(name).paper, by.key == "bleu"
@@ -102,19 +102,14 @@ def results(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) ->
     if same:
         found.append(Table(("measure", "set and model", f"the paper's {name}", "this run"), lines))
     else:
-        sets = "section 23 of the WSJ, which is other text: they are not listed."
-        if is_text:
-            sets = (
-                f"newstest2013 and newstest2014; this run's are of {data.valid.name} and {data.test.name}, which is "
-                "other text: they cannot be compared, so the paper's are not listed."
-            )
-        found.append(Paragraph(f"The paper's numbers are of {sets}"))
+        ours = f"{metrics[f'valid_{by.key}_set']}, and {metrics[f'{by.key}_set']}"
+        sets = f"The paper's numbers are of {by.papers_set}, and {by.papers_test}; this run's are of {ours}"
+        found.append(Paragraph(f"{sets}. That is other text: the paper's are not listed."))
         found.append(Table(("measure", "set and model", "this run"), [(what, of, ours) for what, of, _, ours in lines]))
-    if is_text:
-        signatures = f"sacreBLEU's signature: {metrics['bleu_signature']}. chrF's: {metrics['chrf_signature']}."
-        return [*found, Paragraph(signatures), *_steps(metrics), *(_table_2(run, metrics) if same else [])]
-    signature = Paragraph(f"EVALB's signature: {metrics['f1_signature']}.")
-    return [*found, signature, *(_table_4(run, metrics) if same else [])]
+    chrf = f" chrF's: {metrics['chrf_signature']}." if is_text else ""
+    found.append(Paragraph(f"{by.program}'s signature: {metrics[f'{by.key}_signature']}.{chrf}"))
+    beside = _table_2 if is_text else _table_4
+    return [*found, *(_steps(metrics) if is_text else []), *(beside(run, metrics) if same else [])]
 
 
 def _with_interval(metrics: Mapping[str, Any], key: str) -> str:
@@ -157,7 +152,7 @@ def _steps(metrics: Mapping[str, Any]) -> list[Block]:
 
 
 def _table_2(run: RunSettings, metrics: Mapping[str, Any]) -> list[Block]:
-    """Return Table 2 for the run's pair with this run in it, as table and chart, and what others reported since."""
+    """Return Table 2 for the run's pair with this run in it, and what others reported since."""
     table = rows.table()
     published = [(system.name, system.results.get(run.pair), ".2f") for system in table.table2_systems]
     published += [

@@ -18,7 +18,7 @@ from pipeline.config import catalogs, paths, resolution, rows, settings
 from pipeline.config.paths import read_json
 from pipeline.config.settings import DataSettings, PreparationSettings, RunSettings, load_section, plain_section
 from pipeline.config.tasks import task_of
-from pipeline.report import attention, browser_model, figures, page, scores, sentences
+from pipeline.report import browser_model, figures, page, scores, sentences
 from pipeline.report.page import Bars, Block, Bullets, Commands, Figure, Heading, Paragraph, Table
 
 NOT_COMPARED = {"training.seed", "training.resume_minutes", "training.verify_every", "training.keep_states"}
@@ -161,11 +161,11 @@ def attention_section(data: DataSettings) -> list[Block]:
     for path in sorted(paths.ATTENTION.glob("*.svg")):
         name, in_page = path.stem, path.stem.startswith("cross-layer")
         kind, layer = name.split("-layer-")
-        caption = f"Attention of layer {layer}, {attention.KINDS[kind]}: a picture for each head"
+        caption = f"Attention of layer {layer}, {figures.ATTENTION[kind]}: a picture for each head"
         pictures.append(Figure(path.read_bytes(), caption, f"attention-{name}", only_markdown=not in_page))
     return [
         Heading("Attention"),
-        attention.view(paths.ATTENTION / "sentences.npz", [data.source, data.target], pictures),
+        figures.attention(paths.ATTENTION / "sentences.npz", [data.source, data.target], pictures),
     ]
 
 
@@ -185,7 +185,7 @@ def blocks(lines: Sequence[sentences.Line], seconds: Mapping[str, float | None],
         *browser_model.section(paths.AVERAGE, sentences.examples(lines), seen),
         scores.headline(chosen, data, metrics),
         sentences.extremes(lines, task_of(data.target).of_line),
-        *scores.results(chosen, data, metrics),
+        *scores.results(chosen, metrics),
         overlap(read_json(paths.TOKENIZED / "stats.json")),
         Heading(f"{output.capitalize()}s of the test set"),
         sentences.view({output: lines}, data.source, data.target),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-EXAMPLE = ["The old man doesn't see the dog."]
+EXAMPLE = ["The old man sees the dog."]
 BEST = "best"
 WEIGHTS = "sha256"
 """Tag of a version: the hash of its weights."""

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from browser import chromium, opened
 
-from pipeline.report import attention, figures, page, sentences
+from pipeline.report import figures, page, sentences
 from pipeline.report.page import Heading, Tiles
 from pipeline.report.sentences import Line
 from tests.bench import wmt_like
@@ -62,7 +62,7 @@ def base_sized(folder: Path) -> Path:
         Heading("Translations"),
         sentences.view({"translation": kept}, "en", "de"),
         Heading("Attention"),
-        attention.view(attention_file(folder / "sentences.npz", lines), ["en", "de"], []),
+        figures.attention(attention_file(folder / "sentences.npz", lines), ["en", "de"], []),
         Heading("Curves"),
         figures.chart([figures.Panel(str(n), "update", {"": curve}) for n in range(4)], "Curves", "curves"),
     ]

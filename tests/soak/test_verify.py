@@ -6,6 +6,7 @@ tests/pipeline/verify has the tamperings, on a run of a second.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import time
@@ -14,12 +15,19 @@ from pathlib import Path
 import pytest
 from clones import Clone
 
+from nmt.inference.translator import Translator
+
+README = Path(__file__).resolve().parents[2] / "nmt/README.md"
 pytestmark = pytest.mark.timeout(3600)
 
 
 def test_a_run_of_the_sample_is_verified_and_its_certificate_alone_is_not(tmp_path: Path) -> None:
     clone = Clone(tmp_path / "clone")
     clone.repro()
+    [(sentence, german)] = re.findall(
+        r'^echo "(.*)" \| wmt translate .* # (.*)$', README.read_text(), flags=re.MULTILINE
+    )
+    assert list(Translator(clone.folder / "models/average").translate([sentence])) == [german], "the README's example"
     wmt = sys.executable, "-m", "pipeline.cli", "verify"
     begin = time.monotonic()
     honest = clone.run(*wmt)

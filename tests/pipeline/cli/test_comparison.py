@@ -95,7 +95,7 @@ def test_two_runs_are_compared_line_by_line(make: Make, tmp_path: Path, capsys: 
         assert phrases[0] == "alten+40"
         assert all(phrase.endswith("+40") for phrase in phrases), "none is lost"
         scores = shown.locator("details", has_text="Scores").locator("tbody").first.locator("tr").all_text_contents()
-        assert scores[:2] == ["BLEU, sacreBLEU9095", "perplexity per subword, validation set55"]
+        assert {"bleu9095", "valid_ppl55"} <= set(scores)
 
 
 def test_runs_on_other_lines_are_refused(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,6 +170,6 @@ def test_parses_are_compared_by_f1_with_a_paired_bootstrap(
         assert shown.locator("[lang=tree]").count() == 0, "which names no language"
         assert shown.locator(".lines > li").first.locator("[lang=en]").count() == 1
         tile = shown.locator(".tiles div", has_text="difference")
-        assert tile.locator("dd").all_text_contents() == ["+20.00", "p = 0.001, paired bootstrap of 1,000 resamples"]
+        assert tile.locator("dd").all_text_contents() == ["+20.00", "paired bootstrap of 1,000 resamples"]
         groups = shown.locator("h3", has_text="F1 by length").locator("xpath=following-sibling::*[1]")
         assert groups.locator("tbody tr").all_text_contents() == ["1 to 106080.0100.0"]

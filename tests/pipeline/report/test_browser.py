@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from browser import HOSTILE, PATIENCE, chromium, open_sections, opened, serious
 
-from pipeline.report import attention, figures, page, sentences
+from pipeline.report import figures, page, sentences
 from pipeline.report.page import Bars, Block, Bullets, Figure, Heading, Paragraph, Table, Tiles
 from pipeline.report.sentences import Line
 
@@ -73,7 +73,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Heading("Translations"),
         sentences.view({"translation": lines()}, "en", "de"),
         Heading("Attention"),
-        attention.view(attention_file(folder / "sentences.npz"), ["en", "de"], [picture]),
+        figures.attention(attention_file(folder / "sentences.npz"), ["en", "de"], [picture]),
     ]  # fmt: skip
     path = folder / "report.html"
     path.write_text(page.html(blocks), encoding="utf-8")

@@ -352,9 +352,9 @@ def test_a_large_model_is_not_in_the_page(
     monkeypatch.setattr(browser_model, "LARGEST", 1000)
     blocks = browser_model.section(folder, [""], [])
     assert not any(isinstance(block, View) for block in blocks)
-    [why, by_server] = [block.text for block in blocks if isinstance(block, Paragraph)]
-    assert why.endswith(f"At a terminal: {command} {folder}")
-    assert f"mlflow models serve --env-manager local -m models:/wmt-{pair}@best" in by_server
+    [why] = [block.text for block in blocks if isinstance(block, Paragraph)]
+    assert f". At a terminal: {command} {folder}; over HTTP: " in why
+    assert why.endswith(f"mlflow models serve --env-manager local -m models:/wmt-{pair}@best -p 5001")
 
 
 def test_weights_are_rounded_by_at_most_half_a_step() -> None:

@@ -187,7 +187,7 @@ def test_an_average_of_fewer_checkpoints_is_explained(base: tuple[str, str]) -> 
 def test_scores_of_other_sets_are_not_in_table_2() -> None:
     _stages_before("sample", "en-fr", {}, ("dev", "held-out"))
     markdown, _ = _written()
-    assert "this run's are of dev and held-out, which is other text" in markdown
+    assert "this run's are of dev, 3000 lines, and held-out, 3003 lines. That is other text" in markdown
     assert "27.3" not in markdown
     assert "| measure | set and model | this run |" in markdown
     assert "BLEU below the paper's" not in markdown
@@ -266,8 +266,11 @@ def test_a_picture_shows_the_points_it_was_given() -> None:
         return DRAW([figures.Panel("t", "x", {"a": [(1.0, 1.0), (2.0, y), (3.0, 3.0)]})], "c", "n").svg
 
     assert drawn(2.0) != drawn(1.0)
-    # What is not finite is left out, not drawn as something else.
-    assert drawn(float("nan")) == DRAW([figures.Panel("t", "x", {"a": [(1.0, 1.0), (3.0, 3.0)]})], "c", "n").svg
+
+
+def test_what_is_not_finite_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text("update,loss\n1,9\n2,nan\n3,inf\n4,8\n")
+    assert figures.series(tmp_path / "table.csv", "loss") == [(1.0, 9.0), (4.0, 8.0)]
 
 
 def test_what_a_run_is_compared_with() -> None:
