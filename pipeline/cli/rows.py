@@ -23,10 +23,9 @@ def list_rows() -> None:
     for name, row in rows.table().rows.items():
         subwords, paper = rows.settings(name, row.pair)["subwords"], row.paper
         # With a closed target vocabulary, the row's own sizes: symbols fill one multiple (CRAFT has 61 with specials).
-        closed = (subwords["vocabulary"], subwords["multiple_of"])
-        count = parameters(
-            rows.model(name, row.pair), *((rows.PAPER_VOCABULARY,) if subwords["target"] == "joint" else closed)
-        )
+        closed = subwords["target"] == "closed"
+        sizes = (subwords["vocabulary"], subwords["multiple_of"]) if closed else (rows.PAPER_VOCABULARY,)
+        count = parameters(rows.model(name, row.pair), *sizes)
         printed = [(paper.params_m, "d"), (paper.ppl, ".2f"), (paper.bleu, ".1f")]
         millions, ppl, bleu = ("" if value is None else format(value, form) for value, form in printed)
         about = row.about + ("" if paper.f1 is None else f", F1 {paper.f1}")
