@@ -13,7 +13,7 @@ import httpx
 
 ATTEMPTS = 5  # consecutive failures without a new byte
 BACKOFF = 1.0  # seconds before the second attempt, doubled before each further one
-LONGEST = 60.0  # the longest pause in seconds, whatever a server's Retry-After asks
+LONGEST = 60.0  # the longest pause in seconds
 TIMEOUT = 60.0  # seconds without a byte before a connection counts as lost
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}  # HTTP statuses after which a later attempt may succeed
 
@@ -23,11 +23,11 @@ Report = Callable[[str], None]
 
 
 class FetchError(Exception):
-    """This address does not provide the file. If `transient`, a later attempt may, `after` some seconds."""
+    """This address does not provide the file. If `transient`, a later attempt may."""
 
-    def __init__(self, message: str, transient: bool = False, after: float = 0.0) -> None:
+    def __init__(self, message: str, transient: bool = False) -> None:
         super().__init__(message)
-        self.transient, self.after = transient, after
+        self.transient = transient
 
 
 def size_of(path: Path) -> int:
@@ -40,19 +40,17 @@ def fetch(url: str, part: Path, size: int | None, moved: Moved, report: Report) 
 
     Raises FetchError where this address cannot provide it, OSError where the disk refuses.
     """
-    failures, furthest = 0, size_of(part)
-    while size_of(part) != size:
+    failures = 0
+    while (before := size_of(part)) != size:
         try:
             _attempt(url, part, size, moved)
         except FetchError as error:
             if not error.transient:
                 raise
-            reached = size_of(part)
-            failures = 0 if reached > furthest else failures + 1
-            furthest = max(furthest, reached)
+            failures = 0 if size_of(part) > before else failures + 1
             if failures >= ATTEMPTS:
                 raise FetchError(f"{error}, {failures} times in a row", transient=True) from error
-            pause = min(LONGEST, max(error.after, BACKOFF * 2 ** max(0, failures - 1)))
+            pause = min(LONGEST, BACKOFF * 2 ** max(0, failures - 1))
             report(f"{url}: {error}; trying again in {pause:g} s")
             time.sleep(pause)
         else:
@@ -95,6 +93,5 @@ def _accepted(response: httpx.Response, part: Path, position: int) -> int:
     if response.status_code == 416 and position:
         part.unlink()
         raise FetchError("refused to resume the partial file", transient=True)
-    after = response.headers.get("Retry-After", "")
     message = f"answers {response.status_code} {response.reason_phrase}".rstrip()
-    raise FetchError(message, response.status_code in _TRANSIENT, float(after) if after.isdecimal() else 0.0)
+    raise FetchError(message, transient=response.status_code in _TRANSIENT)
