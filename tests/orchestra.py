@@ -29,7 +29,7 @@ PAGE = 200
 """Most lines in an answer of Prefect's API."""
 
 
-def until(find: Callable[[], Found | None], what: str, patience: float = PATIENCE, every: float = 0.5) -> Found:
+def until(find: Callable[[], Found | None], what: str, patience: float = PATIENCE, every: float = 1.0) -> Found:
     """What `find` finds, which it may take a while to; it is called again after `every` seconds."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:

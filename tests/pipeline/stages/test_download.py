@@ -123,11 +123,6 @@ def test_local_files_are_copied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     configure(data)
     download.run()
     assert Path("data/raw/train.x-train.de").read_bytes() == b"A\nB"
-    # What a copy has of its own comes first; no other place is looked at for an absolute path.
-    local("train", (b"a\nb\n", b"A\nB"))
-    (tmp_path / "data/local/x/train.de").write_bytes(b"edited\n")
-    download.run()
-    assert Path("data/raw/train.x-train.de").read_bytes() == b"A\nB"
     gone = str(tmp_path / "gone.de")
     data["train"][-1]["target"]["path"] = gone
     configure(data)
