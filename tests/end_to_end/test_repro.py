@@ -49,7 +49,7 @@ def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
         "results/validation.csv", "results/averaging.json", "results/chain.json", "results/certificate.json",
         "results/translations/tinyvalid.last.de", "results/translations/tinytest.average.de",
         "results/report.md", "results/report.html", "results/sentences.jsonl", "results/figures/training.svg",
-        "results/figures/loss.svg", "results/attention/attention.npz", "results/attention/sentences.npz",
+        "results/attention/attention.npz", "results/attention/sentences.npz",
         *(f"results/{place}{kind}-layer-1.svg" for place in ("attention/", "figures/attention-")
           for kind in ("encoder", "decoder", "cross")),
     }  # fmt: skip
