@@ -91,7 +91,7 @@ def test_the_shipped_catalogs_are_valid_and_ask_by_https_first(name: str, pair: 
     entry = catalogs.pair_entry(loaded, pair)
     PreparationSettings.model_validate(entry.preparation)
     SubwordSettings.model_validate({"multiple_of": 8, **entry.subwords})
-    # What has no checksum is held to its first download: that one must not be anybody's on the way.
+    # What has no checksum must not be anybody's on the way.
     for archive in catalogs.data_settings(loaded, pair).archives:
         assert archive.licence
         assert archive.source
