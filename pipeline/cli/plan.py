@@ -230,7 +230,11 @@ def report(measure: bool, rented: Callable[[int, str], str] | None = None) -> bo
     where = "of each GPU" if gpus else "in this machine"
     short = [" NOT ENOUGH" if most < least else "" for least, most in ((written, free), (needed, memory))]
     print(f"  disk            {size(written)} are written, {size(free)} are free{short[0]}")
-    print(f"  memory          {size(needed)} for a process that trains, {size(memory)} {where}{short[1]}\n")
+    print(f"  memory          {size(needed)} for a process that trains, {size(memory)} {where}{short[1]}")
+    if len(gpus) == 1 < training.shards:
+        gain = "is faster where it fits in memory (by estimate twice for base), and is another training"
+        print(f"  shards          {training.shards} on one GPU: training.shards=1 {gain}")
+    print()
     print(f"  corpus          {corpus.pairs:,} pairs of {corpus.subwords:.0f} subwords ({corpus.origin})")
     count = parameters(configuration.model, corpus.vocabulary, corpus.target_vocabulary)
     own = f", {corpus.target_vocabulary:,} of the target" if corpus.target_vocabulary else ""

@@ -188,6 +188,8 @@ def test_disk_is_summed_over_the_stages_that_would_run_and_memory_is_that_of_the
     monkeypatch.setattr(plan, "stages_to_run", lambda _: {"download": "", "tokenize": "", "train": "x", "average": "x"})
     disk = {"download": 2**40, "tokenize": 2**40, "train": 3 * 2**20, "average": 2**20}
     monkeypatch.setattr(plan, "needs", lambda *_: (disk, 2**20, 1))
+    settings = resolution.resolve({**resolution.read_params(), "overrides": {"training": {"shards": 2}}})
+    monkeypatch.setattr(resolution, "resolve", lambda _: settings)
     for free, memory, gpus in ((4 * 2**20, 2**20, 0), (4 * 2**20 - 1, 2**20, 1), (4 * 2**20, 2**20 - 1, 2)):
         monkeypatch.setattr(machine, "memory", lambda memory=memory: memory)
         monkeypatch.setattr(machine, "gpus", lambda gpus=gpus: [None] * gpus)
@@ -196,8 +198,8 @@ def test_disk_is_summed_over_the_stages_that_would_run_and_memory_is_that_of_the
         assert wmt("plan", "--no-measure") == (not enough)
         output = capsys.readouterr().out
         assert "4.0 MiB are written, 4.0 MiB are free" in output
-        found = tuple(sentence in output for sentence in ("NOT ENOUGH", "in this machine", "of each GPU"))
-        assert found == (not enough, not gpus, gpus > 0)
+        sentences = ("NOT ENOUGH", "in this machine", "of each GPU", "2 on one GPU: training.shards=1 is faster")
+        assert tuple(one in output for one in sentences) == (not enough, not gpus, gpus > 0, gpus == 1)
 
 
 def test_hours_and_money_of_rented_gpus() -> None:
