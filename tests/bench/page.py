@@ -1,5 +1,7 @@
 """Size and load time of the report's page: `python -m tests.bench.page` (a base-sized run), or `--page FILE`.
 
+`--page results/report.html --pictures tests/bench` makes the pictures of the README.
+
 The base-sized page has the attention of 20 pairs of 26 subwords on average (6 layers, 8 heads), 3,003 lines and 1,000
 points per curve. Weights are random and compress as those of the sample's model do, to 0.38 of their bytes. Needs
 Chromium.
@@ -91,11 +93,29 @@ def measure(path: Path) -> None:
             print(f"{('first', 'again')[attempt]}: {named}")
 
 
+def take_pictures(path: Path, folder: Path) -> None:
+    """Write report-light.png and report-dark.png: the page's box with the longest example, a word pointed at."""
+    with chromium() as browser:
+        for scheme in ("light", "dark"):
+            size: Any = {"width": 1100, "height": 900}
+            with opened(browser, path, color_scheme=scheme, viewport=size) as shown:
+                shown.wait_for_selector("[data-view=translate][data-ready]")
+                shown.locator(".example").last.click()
+                shown.locator(".translation[data-lines]").wait_for()
+                shown.locator("p.queries .word").nth(4).hover()
+                shown.locator("[data-view=translate]").screenshot(path=folder / f"report-{scheme}.png")
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.page", description=__doc__)
     parser.add_argument("--page", type=Path, help="measure this page instead")
-    chosen = parser.parse_args().page
+    parser.add_argument("--pictures", type=Path, help="a folder for pictures of it; nothing is measured")
+    options = parser.parse_args()
+    chosen = options.page
+    if options.pictures:
+        take_pictures(chosen.absolute(), options.pictures)
+        return
     announce(parser.prog)
     with tempfile.TemporaryDirectory() as folder:
         measure(chosen.absolute() if chosen else base_sized(Path(folder)))
