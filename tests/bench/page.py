@@ -102,7 +102,8 @@ def take_pictures(path: Path, folder: Path) -> None:
                 shown.wait_for_selector("[data-view=translate][data-ready]")
                 shown.locator(".example").last.click()
                 shown.locator(".translation[data-lines]").wait_for()
-                shown.locator("p.queries .word").nth(4).hover()
+                written = shown.locator("p.queries .word")
+                written.nth(written.count() // 3).hover()
                 shown.locator("[data-view=translate]").screenshot(path=folder / f"report-{scheme}.png")
 
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -302,6 +303,12 @@ def test_the_best_of_equal_lines_are_the_longest_and_lines_without_a_score_are_l
     found = sentences.extremes([sentences.Line(text, text, text, score) for text, score in scored], "chrF")
     assert [row[0] for row in found.rows] == ["3", "2", "7", "5", "1", "6"]
     assert [row[0] for row in sentences.extremes([sentences.Line("a", "a", "a", 1.0)], "chrF").rows] == ["1"]
+
+
+def test_words_that_no_reference_has_make_no_row() -> None:
+    line = sentences.Line("", "often", "never", 0.0)
+    table = sentences.by_frequency([line], str, Counter(often=1000))
+    assert table.rows == [("1,000 and more", "1", "0%", "")]
 
 
 def test_examples_come_from_all_parts_of_the_test_set() -> None:
