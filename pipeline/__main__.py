@@ -106,7 +106,7 @@ def run(name: str) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if "DVC_STAGE" in os.environ:
-            # DVC does not pass signals on. It is in the stage's process group; another parent means that it has died.
+            # DVC does not pass signals on. A parent outside the stage's process group means that DVC has died.
             die_with_parent(signal.SIGTERM)
             if os.getpgid(os.getppid()) != os.getpgrp():
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -126,7 +126,7 @@ def run(name: str) -> NoReturn:
         if status is not None:
             again = "interrupted; run the same command again to resume"
             print(f"{name}: {again if state == 'interrupted' else message}", file=sys.stderr)
-        # What ended the stage may be in the way of this, too.
+        # A full disk, for example, prevents this, too.
         with suppress(OSError, InputError):
             report_status(name, state, message)
         publish.end(name, "KILLED" if state == "interrupted" else "FAILED")

@@ -119,7 +119,7 @@ class Translator:
     ) -> None:
         """Take at most `longest` subwords of a source; longer lines are split at sentence ends.
 
-        Trees are never split: the trees of a line's sentences are no tree of the line. Raises InputError if folders are
+        Lines to parse are never split: several trees are no tree of the line. Raises InputError if folders are
         incomplete or do not fit together, or the beam is wider than the vocabulary.
         """
         if not isinstance(folders, Models):

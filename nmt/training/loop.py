@@ -78,7 +78,7 @@ class Attempt:
             return
         # All ranks have started again, so an earlier failure no longer counts.
         (self.folder / "failed.json").unlink(missing_ok=True)
-        # What came after the state comes again.
+        # Later checkpoints, records and links will be made again.
         for path in checkpoint.checkpoints(self.folder / "checkpoints"):
             if checkpoint.update_of(path) > trainer.update:
                 path.unlink()
@@ -88,11 +88,11 @@ class Attempt:
             return
         before = {"updates": loaded.updates, "validate_every": loaded.validate_every}
         if any(getattr(self.settings, name) != value for name, value in before.items()):
-            # Losses are recorded after other updates from here on: no link covers both kinds.
+            # From here on, losses are recorded after different updates. End the link, so that none covers both.
             settings = self.settings.model_copy(update=before)
             copies = chain.host_copies(trainer.model, trainer.optimizer)
             chain.add_link(self.folder, settings, trainer.update, copies, loaded.conditions)
-        if self.keeps(trainer.update):  # A kill may have come between saving and keeping it.
+        if self.keeps(trainer.update):  # A kill may have come after `save` and before `keep_state`.
             self.keep_state()
         self.print_resume(loaded)
 

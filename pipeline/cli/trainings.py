@@ -42,12 +42,12 @@ class State:
         self.bytes = sum({file.st_ino: file.st_size for file in files}.values())
 
     def __str__(self) -> str:
-        # A folder whose files are missing or damaged is listed, too: to be freed.
+        # Folders with missing or damaged files are listed, too, so that they can be freed.
         updates = 0
         with suppress(OSError, ValueError, LookupError, TypeError):
             updates = int(read_yaml(self.path / "job.yaml")["training"]["updates"])
         update = max((int(re.sub(r"\D", "", saved.name)) for saved in self.path.glob("resume/update-*")), default=0)
-        # The processes of a stage that was killed hold the second one.
+        # The processes of a killed stage may still hold the second lock.
         running = is_held(self.path / "lock") or is_held(self.path / TRAINERS)
         status = "training" if running else "finished" if self.finished else "resumable"
         progress = f"{self.path.name:33} {update:9,} {updates:9,}"

@@ -66,7 +66,7 @@ def run(
     job = job_settings(training)
     state = state_folder(job)
     with locked(state):
-        # A stage that was killed leaves its processes the time to save.
+        # The processes of a killed stage may still be saving their state.
         wait_for_sharers(state / TRAINERS, f"train: waiting for the processes of an earlier attempt ({state.name})")
         write_job(state, job)
         if training.fork is not None:
@@ -163,7 +163,7 @@ def locked(state: Path) -> AbstractContextManager[object]:
     """Lock a state for this process alone. The kernel releases the lock when the process ends, even if killed."""
     state.mkdir(parents=True, exist_ok=True)
     try:
-        # Whoever asks whether it is held (`is_held`) holds it for a moment.
+        # `is_held` takes this lock for a moment to test it.
         return FileLock(state / "lock").acquire(timeout=0.2)
     except Timeout as error:
         message = "another process is at this training: wait for it, or stop it"
@@ -189,7 +189,7 @@ def launch_and_watch(state: Path, launch: Launch, show: Show) -> None:
     Raises Interrupted if it was asked to stop, InputError for a user's error, ChildProcessError if a process died.
     """
     measured = history.HistoryReader(state / history.HISTORY)
-    measured.new()  # Of an earlier attempt: some of them may not have been saved.
+    measured.new()  # Skip the records of an earlier attempt: updates that it did not save are trained again.
 
     def watch() -> None:
         raise_if_refused(state)

@@ -96,7 +96,7 @@ def follow(state: Path) -> Iterator[None]:
         ended, pause = False, 0.0
         with server.quiet():
             while not ended:
-                # Asked first: what training writes until it ends is read after that.
+                # Read `over` before the history: then the last records are sent, too.
                 ended, pause = over.wait(pause), INTERVAL
                 try:
                     points, history = opened = opened or _open(state)

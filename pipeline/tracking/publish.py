@@ -97,17 +97,17 @@ def curve(table: Path) -> Iterator[dict[str, float]]:
 def describe(client: MlflowClient, run: str, configuration: Mapping[str, Any], scores: Mapping[str, Any]) -> None:
     """Set parameters (row, pair, corpus, seed, what differs from the row, sizes), scores and tags.
 
-    Of two values of a score MLflow takes the later one. One that is there already, perhaps as the last point of a
-    curve, is not sent again.
+    MLflow shows the latest value of a metric. A score that it shows already, perhaps as the last point of a curve, is
+    not sent again.
     """
     from mlflow.entities import Metric, Param, RunTag
 
-    # With a prefix: MLflow sorts parameters by name, and what names the run comes first.
+    # The prefix sorts settings after row, pair, corpus and seed: MLflow sorts parameters by name.
     params = {**configuration["run"], **{f"settings.{key}": value for key, value in changed(configuration).items()}}
     params |= {key: scores[key] for key in SIZES if key in scores}
     known, now = client.get_run(run).data, int(1000 * time.time())
     numbers = {key: float(value) for key, value in scores.items() if isinstance(value, int | float)}
-    # `nan` equals itself as text.
+    # Compared as text, because nan != nan.
     new = [key for key in numbers if key not in SIZES and str(numbers[key]) != str(known.metrics.get(key))]
     tags = source.tags() | {key: value for key, value in scores.items() if isinstance(value, str)}
     client.log_batch(
