@@ -159,6 +159,8 @@ class TrainingSettings(Settings):
     eps_ls: Probability
     precision: Precision
     """Of matrix products; weights and optimizer state are always float32."""
+    arithmetic: Literal["ordinary", "portable"] = "ordinary"
+    """portable: the weights follow from settings and text alone, on any CPU, with any number of threads, any torch."""
     deterministic: bool = False
     """On GPUs, use kernels that add in a fixed order, so that another run gives the same weights; on CPUs all do."""
     seed: Annotated[int, Field(ge=0)]
@@ -178,6 +180,12 @@ class TrainingSettings(Settings):
     """How many states to keep, evenly spaced, that `wmt verify` and forks train from. Changes no result."""
     fork: ForkSettings | None = None
     """The state of another training to start from; null: start at update 1."""
+
+    @model_validator(mode="after")
+    def _portable_products_are_float32(self) -> TrainingSettings:
+        if self.arithmetic == "portable" and self.precision != "float32":
+            raise ValueError("with training.arithmetic portable, training.precision must be float32")
+        return self
 
     @model_validator(mode="after")
     def _trains_after_its_fork(self) -> TrainingSettings:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ def summary(job: Job, state: TrainState) -> dict[str, Any]:
 
 def perplexity(loss: float) -> float:
     """Return the perplexity of a mean negative log-likelihood in nats, limited so that it does not overflow."""
-    return math.exp(min(loss, 99.0))
+    return float(Decimal(min(loss, 99.0)).exp())  # The last digit of math.exp depends on the C library.
 
 
 class HistoryReader:

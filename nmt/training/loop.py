@@ -34,6 +34,7 @@ import torch
 from nmt.common.files import FULL_DISK, flush, read_yaml, writing
 from nmt.common.processes import INTERRUPTED, TRAINERS, UNRECORDED, die_with_parent, sharing
 from nmt.config import InputError, Job
+from nmt.portable import arithmetic
 from nmt.training import chain, checkpoint, history, state
 from nmt.training.batches import Corpus, ahead, train_files
 from nmt.training.distributed import World, join_world, peer_is_lost
@@ -100,6 +101,8 @@ class Attempt:
         """Print where training resumes, and whether its weights will be those of an undisturbed training."""
         conditions = self.trainer.conditions()
         reason = "processor, threads, torch and compilation are the same"
+        if conditions.portable:
+            reason = "with training.arithmetic portable no processor, number of threads or torch matters"
         if not conditions.deterministic:
             reason = "without training.deterministic GPUs add in no fixed order"
         differences = loaded.conditions.differences(conditions)
@@ -115,14 +118,16 @@ class Attempt:
         trainer, settings, world = self.trainer, self.settings, self.trainer.world
         end = trainer.update if self.patience_ended() else last_update
         for update in ahead(trainer.updates(self.corpus, end)):
-            trainer.step(update)
+            with arithmetic(settings.arithmetic):
+                trainer.step(update)
             if update.number % settings.checkpoint_every == 0 and world.main:
                 folder = self.folder / "checkpoints"
                 checkpoint.save_checkpoint(folder, update.number, trainer.model, settings.keep_checkpoints)
             last = update.number == settings.updates
             planned = update.number % settings.validate_every == 0
             if planned or last:
-                loss = trainer.validate(valid)
+                with arithmetic(settings.arithmetic):
+                    loss = trainer.validate(valid)
                 trainer.measured.add_validation(loss, counts=planned)
                 self.log({"valid_loss": loss, "valid_ppl": history.perplexity(loss)})
             reported = update.number % self.report_every == 0 or last
@@ -234,7 +239,9 @@ def train(job: Job, folder: Path, world: World) -> bool:
                 f"a sentence of the {name} set has {pairs.longest:,} subwords, but model.max_positions is "
                 f"{job.model.max_positions:,}: raise that, or shorten the sentence"
             )
-    attempt = Attempt(Trainer(job, world), corpus, folder)
+    with arithmetic(job.training.arithmetic):
+        trainer = Trainer(job, world)
+    attempt = Attempt(trainer, corpus, folder)
     attempt.resume()
     earlier_end = folder / "last_update"
     last_update = int(earlier_end.read_text(encoding="utf-8")) if earlier_end.exists() else job.training.updates
@@ -309,8 +316,8 @@ def main() -> None:
     # killed already, while this one was importing.
     die_with_parent(signal.SIGKILL, *map(int, sys.argv[2:]))
     folder = Path(sys.argv[1])
-    torch.set_flush_denormal(True)
     job = Job.model_validate(read_yaml(folder / "job.yaml"))
+    torch.set_flush_denormal(job.training.arithmetic == "ordinary")
     try:
         with sharing(folder / TRAINERS), join_world(job.training.shards) as world:
             finished = stand_by(folder, world) if world.spare else train(job, folder, world)

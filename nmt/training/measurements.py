@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nmt import flops
 from nmt.config import InputError
+from nmt.portable import arithmetic
 from nmt.training.batches import Update
 from nmt.training.distributed import World
 from nmt.training.state import Interval, TrainState
@@ -67,7 +68,8 @@ class Measurements:
         own = torch.stack(losses)
         every = own.new_zeros(len(own), self.world.size, *own.shape[1:])
         every[:, self.world.rank] = own
-        of_updates = self.world.sum(every).cpu().flatten(1, 2).sum(1).tolist()
+        with arithmetic("portable" if self.state.conditions.portable else "ordinary"):
+            of_updates = self.world.sum(every).cpu().flatten(1, 2).sum(1).tolist()
         interval = self.state.interval
         # One update after the other, so that a stop between two reports changes no sum.
         for number, (loss, nll), norm in zip(numbers, of_updates, torch.stack(norms).tolist(), strict=True):

@@ -41,9 +41,13 @@ class ResumeConditions(_Saved):
     compiled: bool
     deterministic: bool
     torch: str
+    portable: bool = False
+    """Whether none of the others matters."""
 
     def differences(self, now: ResumeConditions) -> list[str]:
-        """Return a phrase for each condition that is different `now`."""
+        """Return a phrase for each condition that is different `now`, and matters."""
+        if self.portable and now.portable:
+            return []
         both = zip(self, now, strict=True)
         return [f"{name} was {before!r} and is {after!r}" for (name, before), (_, after) in both if before != after]
 

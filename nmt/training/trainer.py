@@ -17,6 +17,7 @@ from nmt.config import InputError, Job
 from nmt.flops import LengthSums, training_flops
 from nmt.loss import BlockLoss, block_loss, smoothed_cross_entropy
 from nmt.model import Transformer
+from nmt.portable import block_loss as portable_loss
 from nmt.schedule import learning_rate
 from nmt.training.batches import Batch, Corpus, Update, cut, make_batch, updates
 from nmt.training.distributed import World, check_processes
@@ -42,10 +43,15 @@ class Trainer:
         check_processes(world.size, self.settings.shards)
         if self.settings.deterministic and world.device.type == "cuda":
             use_deterministic_kernels()
+        portable = self.settings.arithmetic == "portable"
+        if portable and world.device.type == "cuda":
+            raise InputError(
+                "training.arithmetic is portable, which trains on CPUs only: set ordinary, or hide the GPUs"
+            )
         torch.manual_seed(self.settings.seed)
         self.model = Transformer(job.model, job.vocabulary, job.target_vocabulary).to(world.device)
         self.parameters = list(self.model.parameters())
-        self.block_loss: BlockLoss = block_loss
+        self.block_loss: BlockLoss = portable_loss if portable else block_loss
         self.compiled = False
         if world.device.type == "cuda" and is_long(job) and compiler_works(world.device):
             self.compile()
@@ -96,6 +102,7 @@ class Trainer:
             compiled=self.compiled,
             deterministic=self.in_fixed_order,
             torch=torch.__version__,
+            portable=self.settings.arithmetic == "portable",
         )
 
     def updates(self, corpus: Corpus, last: int) -> Iterator[Update]:

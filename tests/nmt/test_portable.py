@@ -1,0 +1,196 @@
+"""Portable arithmetic: exact where it says so, near ordinary arithmetic, and the same bits whatever computes it."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import ranks
+import torch
+import yaml
+from torch import Tensor
+from torch.nn import functional as F
+from trainings import MakeJob, run, stopped
+
+from nmt import loss, portable
+from nmt.portable import Portable
+from nmt.training.history import read_history
+
+PROGRAM = """
+import sys, torch, yaml
+from pathlib import Path
+from nmt.config import Job
+from nmt.training.distributed import World
+from nmt.training.loop import train
+folder = Path(sys.argv[1])
+train(Job.model_validate(yaml.safe_load((folder / "job.yaml").read_text())), folder, World(0, 1, torch.device("cpu")))
+"""
+
+
+def spread(*shape: int, seed: int = 1) -> Tensor:
+    """Numbers of very different sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator) * 2.0 ** torch.randint(-12, 12, shape, generator=generator)
+
+
+def fractions(x: Tensor) -> list[list[Fraction]]:
+    return [[Fraction(number) for number in row] for row in x.tolist()]
+
+
+@pytest.mark.parametrize("terms", [1, 8, 700])
+def test_products_of_rounded_numbers_are_exact(terms: int) -> None:
+    left, right = portable.on_grid(spread(3, terms), -1, portable.exact_bits(terms)), spread(terms, 2, seed=2)
+    right = portable.on_grid(right, 0, portable.exact_bits(terms))
+    columns = list(zip(*fractions(right), strict=True))
+    exact = [[sum(map(Fraction.__mul__, row, column)) for column in columns] for row in fractions(left)]
+    assert portable.product(left, right).tolist() == torch.tensor([[float(x) for x in row] for row in exact]).tolist()
+
+
+def test_sums_of_rounded_numbers_are_exact() -> None:
+    x = portable.on_grid(spread(4, 1000), 1, portable.BITS)
+    assert portable.exact_sum(x, 1).tolist() == [float(sum(row)) for row in fractions(x)]
+    rounded = portable.on_grid(spread(4, 1000).double(), 1, 43)
+    assert portable.exact_sum(spread(4, 1000).double(), 1).tolist() == [float(sum(row)) for row in fractions(rounded)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_grid_changes_a_number_by_half_a_step_at_most(dtype: torch.dtype) -> None:
+    x = spread(50, 40).to(dtype)
+    step = 2.0 ** (x.abs().amax(1, keepdim=True).frexp().exponent - 20)
+    rounded = portable.on_grid(x, 1, 20)
+    assert torch.equal(rounded / step, (rounded / step).round())
+    assert bool(((rounded - x).abs() <= step / 2).all())
+    assert torch.equal(
+        portable.on_one_grid(spread(50, 40), 2**13), portable.on_grid(spread(50, 40), (0, 1), 20).double()
+    )
+
+
+def test_products_are_summed_exactly_over_long_rows_too() -> None:
+    left, right = torch.rand(2, 9000), torch.rand(9000, 3)
+    torch.testing.assert_close(portable.product(left, right), (left.double() @ right.double()).float())
+
+
+def relative_errors(found: Tensor, exact: list[Decimal]) -> float:
+    return max(abs(float(Decimal(x) / y - 1)) for x, y in zip(found.tolist(), exact, strict=True))
+
+
+def test_exp_and_log_are_as_accurate_as_their_format() -> None:
+    x = torch.linspace(-85, 0, 400)
+    with localcontext(prec=40):
+        assert relative_errors(portable.exp(x), [Decimal(v).exp() for v in x.tolist()]) < 1.5 * 2**-23
+        x = torch.linspace(-600, 10, 400, dtype=torch.float64)
+        assert relative_errors(portable.exp(x), [Decimal(v).exp() for v in x.tolist()]) < 2 * 2**-52
+        x = torch.cat([torch.logspace(-30, 30, 300), torch.linspace(0.5, 2, 300)]).double() * 1.000001
+        assert relative_errors(portable.log(x), [Decimal(v).ln() for v in x.tolist()]) < 3 * 2**-52
+    assert portable.exp(torch.tensor([-math.inf, -1e4, 0.0])).tolist() == pytest.approx(
+        [4.47e-38, 4.47e-38, 1], rel=0.01
+    )
+
+
+def test_sines_of_positions() -> None:
+    x = torch.linspace(-2000, 2000, 4001, dtype=torch.float64)
+    for found, exact in ((portable.sine(x), x.sin()), (portable.sine(x, 1), x.cos())):
+        torch.testing.assert_close(found, exact, rtol=0, atol=3e-16)
+
+
+def gradients(kind: str, function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
+    """The result and the gradients of its sum, weighted with another number for each element."""
+    leaves = [x.clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
+    with portable.arithmetic(kind):
+        found = function(*leaves)
+    weights = spread(*found.shape, seed=9).clamp(-1, 1)
+    return [found.detach(), *torch.autograd.grad(found, [x for x in leaves if x.is_floating_point()], weights)]
+
+
+IDS = torch.tensor([[3, 1, 3], [0, 3, 1]])
+A, B, C = (torch.rand(2, 3, 4) - 0.5, torch.rand(2, 4, 5) - 0.5, torch.rand(6, 4) - 0.5)
+MASKED = (8 * A).masked_fill(torch.rand(2, 3, 4) < 0.3, -math.inf)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (F.linear, (A, C, torch.rand(6))), (F.linear, (A, C)), (torch.matmul, (A, B)), (F.embedding, (IDS, C)),
+        (lambda x: x.softmax(dim=-1), (MASKED,)), (lambda x: x / math.sqrt(3), (A,)),
+        (lambda x, g, b: F.layer_norm(x, (4,), g, b, 1e-6), (A, torch.rand(4), torch.rand(4))),
+    ],
+)  # fmt: skip
+def test_functions_and_gradients_are_near_torchs(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
+    ordinary, found = (gradients(kind, function, *inputs) for kind in ("ordinary", "portable"))
+    for one, other in zip(found, ordinary, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("needs_gradient", [True, False])
+def test_the_loss_is_near_the_ordinary_one(needs_gradient: bool) -> None:
+    logits, label = 3 * torch.randn(5, 40), torch.tensor([[0], [39], [7], [7], [1]])
+    ordinary = loss.block_loss(logits.clone(), label, 0.1, needs_gradient)
+    with Portable():
+        found = portable.block_loss(logits, label, 0.1, needs_gradient)
+    for one, other in zip(found, ordinary, strict=True):
+        if one is None or other is None:
+            assert one is other
+        else:
+            torch.testing.assert_close(one, other, rtol=2e-6, atol=1e-7)
+
+
+def test_random_numbers_have_their_distributions() -> None:
+    with Portable():
+        uniform, normal = torch.empty(40000).uniform_(-3, 5), torch.nn.init.normal_(torch.empty(40000), std=0.5)
+    assert -3 <= float(uniform.min()) <= float(uniform.max()) <= 5
+    assert [float(uniform.mean()), float(uniform.std())] == pytest.approx([1, 8 / 12**0.5], abs=0.05)
+    quantiles = normal.quantile(torch.tensor([0.0228, 0.1587, 0.5, 0.8413, 0.9772]))
+    assert quantiles.tolist() == pytest.approx([-1, -0.5, 0, 0.5, 1], abs=0.03)
+
+
+def test_a_function_of_unknown_bits_is_refused() -> None:
+    with Portable(), pytest.raises(NotImplementedError, match=r"^tanh may give other bits elsewhere"):
+        torch.ones(2).tanh()
+
+
+def adams(kind: str, found_inf: float) -> list[Tensor]:
+    """A parameter after steps of Adam with given gradients, and its moments."""
+    parameter = torch.ones(3, 2, requires_grad=True)
+    optimizer = torch.optim.Adam([parameter], lr=0.1, betas=(0.9, 0.98), eps=1e-9, fused=True)
+    for step in range(7):
+        parameter.grad = spread(3, 2, seed=step)
+        optimizer.found_inf = torch.tensor(found_inf)  # type: ignore[attr-defined] # not declared
+        with portable.arithmetic(kind):
+            optimizer.step()
+    return [parameter.detach(), *optimizer.state[parameter].values()]
+
+
+@pytest.mark.parametrize("found_inf", [0.0, 1.0])
+def test_adam_is_torchs(found_inf: float) -> None:
+    ordinary, found = (adams(kind, found_inf) for kind in ("ordinary", "portable"))
+    for one, other in zip(found, ordinary, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def links(folder: Path) -> list[str]:
+    """The chain of a training: weights, moments and losses."""
+    return [record["link"] for record in read_history(folder / "chain.jsonl")]  # type: ignore[misc] # JSON
+
+
+def test_a_training_has_the_same_bits_everywhere(tmp_path: Path, tiny_job: MakeJob) -> None:
+    """Stopped and resumed with two threads and other instructions; two processes."""
+    job = tiny_job(arithmetic="portable", updates=8, verify_every=2, resume_minutes=9.0)
+    assert run(job, tmp_path / "here")
+    expected = links(tmp_path / "here")
+    assert len(expected) == 5
+    stopped(job, tmp_path / "there", 3)
+    (tmp_path / "there/job.yaml").write_text(yaml.safe_dump(job))
+    others = {"OMP_NUM_THREADS": "2", "ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "there")]
+    output = subprocess.run(command, env=os.environ | others, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert "weights will be bit-identical to an undisturbed run's: with training.arithmetic portable" in output
+    assert links(tmp_path / "there") == expected
+    ranks.results(2, tmp_path / "ranks", ranks.training, job, str(tmp_path / "ranks"))
+    assert links(tmp_path / "ranks") == expected
