@@ -20,8 +20,13 @@ from torch.nn import functional as F
 from trainings import MakeJob, run, stopped
 
 from nmt import loss, portable
+from nmt.config import InputError, Job
 from nmt.portable import Portable
+from nmt.schedule import learning_rate
+from nmt.training.distributed import World
 from nmt.training.history import read_history
+from nmt.training.trainer import Trainer
+from pipeline.config.resolution import resolve
 
 PROGRAM = """
 import sys, torch, yaml
@@ -194,3 +199,23 @@ def test_a_training_has_the_same_bits_everywhere(tmp_path: Path, tiny_job: MakeJ
     assert links(tmp_path / "there") == expected
     ranks.results(2, tmp_path / "ranks", ranks.training, job, str(tmp_path / "ranks"))
     assert links(tmp_path / "ranks") == expected
+
+
+def test_the_learning_rate_is_eq_3(tiny_job: MakeJob) -> None:
+    settings = Job.model_validate(tiny_job(warmup_steps=20, learning_rate_scale=0.7)).training
+    portable_settings = settings.model_copy(update={"arithmetic": "portable"})
+    for update in (1, 7, 20, 21, 5000):
+        assert learning_rate(update, 48, portable_settings) == pytest.approx(
+            learning_rate(update, 48, settings), rel=1e-14
+        )
+
+
+def test_what_has_no_portable_form_is_refused(tiny_job: MakeJob) -> None:
+    with pytest.raises(ValueError, match=r"with training.arithmetic portable, training.precision must be float32"):
+        Job.model_validate(tiny_job(arithmetic="portable", precision="bfloat16"))
+    overrides = {"training": {"arithmetic": "portable", "precision": "float32"}}
+    params = {"row": "E-learned-positions", "pair": "en-de", "corpus": "sample", "seed": 1, "overrides": overrides}
+    with pytest.raises(InputError, match=r"training.arithmetic is portable, which cannot train learned positions"):
+        resolve(params)
+    with pytest.raises(InputError, match="which trains on CPUs only"):
+        Trainer(Job.model_validate(tiny_job(arithmetic="portable")), World(0, 1, torch.device("cuda")))
