@@ -81,9 +81,9 @@ def open_sections(page: Page) -> None:
     expect(page.locator("[data-ready]")).to_have_count(page.locator("[data-view]").count(), timeout=PATIENCE)
 
 
-def serious(page: Page) -> list[tuple[str, str]]:
-    """The serious and critical findings of axe: rule and element. The page has to be opened with bypass_csp."""
+def findings(page: Page) -> list[tuple[str, str]]:
+    """The findings of axe: rule and element. The page has to be opened with bypass_csp."""
     from axe_playwright_python.sync_playwright import Axe
 
     found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
-    return [(each["id"], each["nodes"][0]["html"][:200]) for each in found if each["impact"] in ("serious", "critical")]
+    return [(each["id"], each["nodes"][0]["html"][:200]) for each in found]

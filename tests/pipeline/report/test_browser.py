@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from browser import HOSTILE, PATIENCE, chromium, open_sections, opened, serious
+from browser import HOSTILE, PATIENCE, chromium, findings, open_sections, opened
 
 from pipeline.report import figures, page, sentences
 from pipeline.report.page import Bars, Block, Bullets, Figure, Heading, Paragraph, Table, Tiles
@@ -81,7 +81,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("scheme", "size"), [("light", (390, 844)), ("dark", (1280, 900))], ids=["phone", "desktop"])
-def test_hostile_text_is_shown_as_it_is_and_axe_finds_nothing_serious(
+def test_hostile_text_is_shown_as_it_is_and_axe_finds_nothing(
     browser: Browser, report: Path, scheme: Any, size: tuple[int, int]
 ) -> None:
     viewport: Any = {"width": size[0], "height": size[1]}
@@ -92,7 +92,7 @@ def test_hostile_text_is_shown_as_it_is_and_axe_finds_nothing_serious(
         assert cells == HOSTILE
         assert shown.locator("script").count() == 4, "the script, and the data of three views"
         assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        assert serious(shown) == []
+        assert findings(shown) == []
 
 
 def test_lines_are_found_ordered_and_marked(browser: Browser, report: Path) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from browser import HOSTILE, PATIENCE, chromium, open_sections, opened, serious
+from browser import HOSTILE, PATIENCE, chromium, findings, open_sections, opened
 from clones import WORDS
 from command_line import wmt
 from model_folders import TREES, folder_of, parser_of
@@ -289,7 +289,7 @@ def test_two_parsers_side_by_side_with_hostile_words(browser: Browser, tmp_path:
         header = shown.get_by_role("columnheader", name="sentences")
         rows = "const text = new Range(); text.selectNode(cell.firstChild); return text.getClientRects().length;"
         assert header.evaluate(f"(cell) => {{ {rows} }}") == 1, "a word is not broken where the table can scroll"
-        assert serious(shown) == []
+        assert findings(shown) == []
 
 
 def test_a_line_that_is_too_long_is_named_and_nothing_hostile_runs(browser: Browser, tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_one_watches_it_write_and_runs_a_line_of_the_test_set(browser: Browser, 
         expect(queries).to_have_count(every)
         shown.locator(".lines button").last.click()
         assert shown.locator("textarea").input_value() == "a dog"
-        assert serious(shown) == []
+        assert findings(shown) == []
 
 
 @pytest.mark.parametrize(

@@ -343,7 +343,7 @@ def test_what_the_runner_knows_is_shown() -> None:
     assert "<li>commit abc</li>" in html
     assert '<rect width="100.0%"' in html
     command = "dvc exp run -S row=base -S pair=en-de -S corpus=news -S seed=3 -S ++overrides.model.P_drop=0.2"
-    assert f"    git checkout abc\n    {command}\n" in markdown
+    assert f"```sh\ngit checkout abc\n{command}\n```\n" in markdown
     assert f"git checkout abc\n{command}</code>" in html
 
 
