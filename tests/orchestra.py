@@ -215,6 +215,11 @@ class Orchestra:
     def messages(self, identity: str) -> str:
         return "\n".join(line["message"] for line in self.lines(identity))
 
+    def artifacts(self, identity: str) -> dict[str, Json]:
+        """Key -> artifact of a flow run and its tasks."""
+        found = self.call("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [identity]}}})
+        return {artifact["key"]: artifact for artifact in found}
+
     def worker(self) -> int:
         """The process of Prefect's worker, below that which ends it (pipeline/flows/worker.py)."""
         (found,) = (

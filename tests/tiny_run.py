@@ -61,13 +61,13 @@ def after_training() -> None:
     run_stages("average", "decode", "score", "certify")
 
 
-def prepare(pair: str = "en-de", row: str = "sample") -> None:
+def prepare(pair: str = "en-de", row: str = "sample", **overrides: Any) -> None:
     """A repository with a corpus of its own in the present folder, which is empty, and the stages up to training."""
     for path in ("nmt", "pipeline", "dvc.yaml"):
         Path(path).symlink_to(ROOT / path)
     shutil.copyfile(ROOT / ".gitignore", ".gitignore")
     write_tiny_corpus(Path())
-    params = {"row": row, "pair": pair, "corpus": "tiny", "seed": 1, "overrides": OVERRIDES}
+    params = {"row": row, "pair": pair, "corpus": "tiny", "seed": 1, "overrides": OVERRIDES | overrides}
     PARAMS.write_text(yaml.safe_dump(params))
     for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
         subprocess.run(["git", *command], check=True)

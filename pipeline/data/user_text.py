@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from nmt.text.parallel_text import parallel, read_lines
 from pipeline.config.paths import LOCAL
 from pipeline.config.settings import DataSettings, MemberSettings
 
+LONGEST = 1_000_000
+"""Characters of a line. A longer one is a file without line breaks."""
+
 
 def add(
     name: str, pair: str, texts: Mapping[str, tuple[Path, Path]], description: str, force: bool, catalogs: Path
@@ -25,8 +29,9 @@ def add(
 
     data/local/<name>/ links to the files. Their sha256 is in the catalog, so that later stages notice an edit. Raises
     InputError, having written nothing, where the name is invalid or exists (without `force`), where a file is missing,
-    empty or not UTF-8, where two sides differ in their number of lines, and where a treebank holds no tree or a wrong
-    bracket. For the pair en-tree the two files of a role are one treebank: sentences and trees are made of it.
+    empty, not UTF-8 or holds NUL or an absurd line, where two sides differ in their number of lines, and where a
+    treebank holds no tree or a wrong bracket. Text that makes a score worthless gets a warning. For the pair en-tree
+    the two files of a role are one treebank: sentences and trees are made of it.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise InputError(f"`{name}` cannot name a catalog: take letters, digits, `.`, `_` and `-`")
@@ -48,6 +53,8 @@ def add(
             links[link.name] = file.resolve()
             text[side] = {"path": link.as_posix(), "sha256": sha256_of(file)}
         content[role] = [text] if role == "train" else text
+    for warning in [] if pair == "en-tree" else _doubts(texts):
+        print(f"catalog: {warning}", file=sys.stderr)
     described = {"description": description or f"{name}: local files, {pair}", "pairs": {pair: content}}
     with writing(folder) as temporary:
         temporary.mkdir()
@@ -64,8 +71,7 @@ def _check(role: str, files: tuple[Path, Path], pair: str) -> None:
         if not file.is_file():
             raise InputError(f"{file}, for --{role}, is no file: give two files that exist")
     if pair != "en-tree":
-        for _ in parallel(*files):
-            pass
+        _check_lines(files)
     elif not files[0].samefile(files[1]) or file.suffix != ".mrg":
         raise InputError(
             f"--{role} is {files[0]} and {files[1]}: for en-tree give one treebank in Penn bracketing twice, with a "
@@ -73,6 +79,34 @@ def _check(role: str, files: tuple[Path, Path], pair: str) -> None:
         )
     elif not sum(1 for _ in read_trees(read_lines(file), str(file))):
         raise InputError(f"{file}, for --{role}, holds no tree: give a treebank in Penn bracketing")
+
+
+def _check_lines(files: tuple[Path, Path]) -> None:
+    for number, lines in enumerate(parallel(*files), 1):
+        for file, line in zip(files, lines, strict=True):
+            if "\0" in line:
+                raise InputError(f"{file}, line {number:,}, holds a NUL byte, as UTF-16 does: convert it to UTF-8")
+            if len(line) > LONGEST:
+                raise InputError(f"{file}, line {number:,}, has {len(line):,} characters: give one segment per line")
+
+
+def _doubts(texts: Mapping[str, tuple[Path, Path]]) -> Iterator[str]:
+    """Yield what is doubtful in parallel texts: pairs without text or translation, training lines held out, too."""
+    for role, files in texts.items():
+        pairs = empty = equal = 0
+        for source, target in parallel(*files):
+            pairs += 1
+            empty += not (source.strip() and target.strip())
+            equal += source == target != ""
+        for count, what in ((empty, "an empty side"), (equal, "equal sides")):
+            if 2 * count > pairs:
+                yield f"{count:,} of the {pairs:,} pairs for --{role} have {what}"
+        if role == "train":
+            continue
+        for path, training in zip(files, texts["train"], strict=True):
+            known = {line for line in read_lines(path) if line.strip()}
+            if shared := len(known.intersection(read_lines(training))):
+                yield f"{shared:,} of {len(known):,} different lines of {path} are also in {training}"
 
 
 def identified(data: DataSettings) -> DataSettings:

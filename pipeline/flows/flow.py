@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import Flow, Task, flow, get_run_logger, runtime, task
+from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
@@ -30,6 +31,7 @@ from nmt.config import InputError
 from pipeline.config import graph, machine, paths, rows
 from pipeline.config.paths import read_json, status_file
 from pipeline.config.resolution import in_words
+from pipeline.config.tasks import summary, task_in
 from pipeline.flows import copies
 from pipeline.flows.parameters import DESCRIPTION, ROOT, form
 
@@ -97,6 +99,7 @@ def run_pipeline(changes: Mapping[str, Any], target: str, force: bool) -> State[
                 if not states[-1].is_completed():
                     # Prefect's pages show the name at the top, and the message under "Details".
                     return Failed(name=f"{each} {states[-1].name}".capitalize(), message=states[-1].message)
+            publish_scores(copy, changes)
             copies.save(copy, stages if len(stages) < len(declared) else (), logger.info)
     except InputError as error:
         return Failed(name="Refused", message=str(error))
@@ -177,3 +180,12 @@ def slots_for(declared: graph.Stage) -> Iterator[None]:
     get_run_logger().info("%s: requesting a slot of %s", declared.name, ", ".join(devices))
     with concurrency(devices, lease_duration=LEASE, raise_on_lease_renewal_failure=False):
         yield
+
+
+def publish_scores(copy: Path, changes: Mapping[str, Any]) -> None:
+    """Write the scores as an artifact of the run. Runs of the same pair and row are its versions."""
+    if (copy / paths.SCORES).exists():
+        scores = read_json(copy / paths.SCORES)
+        key = re.sub(r"[^a-z0-9]+", "-", f"wmt-{changes['pair']}-{changes['row']}-{task_in(scores).key}".lower())
+        where = f"Scores of {copy.name}; its results: `dvc exp apply {copy.name}`"
+        create_markdown_artifact(summary(scores), key, where)

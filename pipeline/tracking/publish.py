@@ -14,6 +14,7 @@ from nmt.common.processes import is_held
 from pipeline.config import graph
 from pipeline.config.paths import CHAIN, CONFIG, CURVES, SCORES, VALIDATION, read_json, state_root
 from pipeline.config.resolution import changed
+from pipeline.config.tasks import task_in
 from pipeline.tracking import registry, server, source
 from pipeline.tracking.follow import Points
 
@@ -107,6 +108,8 @@ def describe(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
     params |= {key: scores[key] for key in SIZES if key in scores}
     known, now = client.get_run(run).data, int(1000 * time.time())
     numbers = {key: float(value) for key, value in scores.items() if isinstance(value, int | float)}
+    in_percent = task_in(scores).key, f"valid_{task_in(scores).key}"
+    numbers |= {key: round(value, 2) for key, value in numbers.items() if key.startswith(in_percent)}
     # Compared as text, because nan != nan.
     new = [key for key in numbers if key not in SIZES and str(numbers[key]) != str(known.metrics.get(key))]
     tags = source.tags() | {key: value for key, value in scores.items() if isinstance(value, str)}

@@ -126,7 +126,7 @@ def test_a_row_of_another_task_is_refused_by_the_form(orchestra: Orchestra) -> N
 
 
 def test_every_stage_is_a_task_and_the_results_come_back_as_an_experiment(orchestra: Orchestra, first: str) -> None:
-    """The same BLEU in metrics.json and MLflow; the copy is gone."""
+    """The same BLEU in metrics.json, Prefect and MLflow; the copy is gone."""
     run = orchestra.ended(first, 600)
     assert run["state_type"] == "COMPLETED", orchestra.messages(first)
     name = f"sample-en-de-{first[-8:]}"
@@ -141,6 +141,7 @@ def test_every_stage_is_a_task_and_the_results_come_back_as_an_experiment(orches
     applied = clone.run("dvc", "exp", "apply", name)
     assert applied.returncode == 0, applied.stderr
     metrics = json.loads((clone.folder / "results/metrics.json").read_text())
+    assert f" {metrics['bleu']:.1f} (" in orchestra.artifacts(first)["wmt-en-de-sample-bleu"]["data"]
     from mlflow import MlflowClient  # It takes a second, which each of pytest's processes would spend on collecting.
 
     client = MlflowClient(f"http://127.0.0.1:{orchestra.mlflow}")
@@ -148,7 +149,7 @@ def test_every_stage_is_a_task_and_the_results_come_back_as_an_experiment(orches
     assert experiment is not None
     (found,) = client.search_runs([experiment.experiment_id], f"tags.DVC_EXP_NAME = '{name}'")
     assert found.info.status == "FINISHED"
-    assert found.data.metrics["bleu"] == metrics["bleu"]
+    assert found.data.metrics["bleu"] == round(metrics["bleu"], 2)
 
 
 def experiments(clone: Clone) -> set[str]:

@@ -250,6 +250,8 @@ def test_files_of_ones_own_are_not_deleted_by_force(texts: list[str], capsys: py
         ("train.de", b"one\n", "elsewhere/train.en has 2 lines and elsewhere/train.de has 1"),
         ("valid.en", b"good\nb\xff\n", "elsewhere/valid.en, line 2: the byte 0xff at offset 6 is"),
         ("test.en", None, "elsewhere/test.en, for --test, is no file"),
+        ("train.en", b"a\nb\0c\n", "elsewhere/train.en, line 2, holds a NUL byte"),
+        ("test.de", b"x" * 1_000_001 + b"\nb\n", "elsewhere/test.de, line 1, has 1,000,001 characters"),
         ("test.en test.de", b"", "elsewhere/test.en and elsewhere/test.de are empty: "),
     ],
 )
@@ -263,6 +265,24 @@ def test_add_refuses_what_is_no_parallel_text(
     assert errors.startswith(f"catalog: {message}")
     assert errors.count("\n") == 1
     assert nothing_written()
+
+
+@pytest.mark.parametrize(
+    ("files", "warning"),
+    [
+        ({"valid.en": b"\n \n"}, "2 of the 2 pairs for --valid have an empty side"),
+        ({"train.en": b"a\nb\nc\n", "train.de": b"a\nb\nd\n"}, "2 of the 3 pairs for --train have equal sides"),
+        ({"test.de": b"\ntrain\n"}, "1 of 1 different lines of elsewhere/test.de are also in elsewhere/train.de"),
+        ({"valid.en": b"a\nand\n", "train.en": b"and\na\n"}, "2 of 2 different lines of elsewhere/valid.en are"),
+    ],
+)
+def test_add_warns_of_text_that_makes_a_score_worthless(
+    texts: list[str], capsys: pytest.CaptureFixture[str], files: dict[str, bytes], warning: str
+) -> None:
+    for name, content in files.items():
+        Path("elsewhere", name).write_bytes(content)
+    assert wmt("catalog", *texts) == 0
+    assert f"catalog: {warning}" in capsys.readouterr().err
 
 
 def treebank(content: bytes, other: str = "bank.mrg") -> list[str]:
