@@ -32,7 +32,7 @@ def lines(count: int = 3003) -> list[Line]:
 
 
 def attention_file(path: Path, layers: int = 2, heads: int = 4) -> Path:
-    """Two pairs; head 1 of the last layer looks from every word of the target at the first of the source."""
+    """Two pairs; head 1 of the last layer looks from every query at the first key, head 2 at the next two subwords."""
     arrays: dict[str, Any] = {}
     pairs = ((["the", "do@@", "g", "</s>"], ["<s>", "Hund"]), (HOSTILE[:4], HOSTILE))
     for number, (source, target) in enumerate(pairs):
@@ -43,6 +43,8 @@ def attention_file(path: Path, layers: int = 2, heads: int = 4) -> Path:
             weights[..., -1] = 255
             weights[-1, 0] = 0
             weights[-1, 0, :, 0] = 255
+            weights[-1, 1] = 0
+            weights[-1, 1, :, 1:3] = 127
             arrays[f"{kind}.{number}"] = weights
     np.savez_compressed(path, **arrays)
     return path
@@ -147,6 +149,9 @@ def test_attention_is_that_of_the_arrays(browser: Browser, report: Path) -> None
         view.get_by_role("button", name="layer 1, head 2").click()
         assert said.text_content() == "Hund looks at </s> 1.00 (layer 1, head 2)"
         assert view.locator(".attention line").count() == 1
+        view.get_by_role("button", name="layer 2, head 2").click()
+        assert said.text_content() == "Hund looks at dog 1.00 (layer 2, head 2)", "the sum over a word's subwords"
+        view.get_by_role("button", name="layer 1, head 2").click()
         keys.last.click()
         queries.first.hover()
         assert said.text_content() == "</s> is looked at by Hund 1.00, </s> 1.00 (layer 1, head 2)", "it is pinned"
