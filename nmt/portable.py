@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 from typing import Any, Literal
 
 import torch
@@ -27,9 +28,6 @@ TINY = 2.0**-100
 """Smaller numbers than a millionth of this count as 0."""
 FORMATS = {torch.float32: (torch.int32, 23, 0x7F800000), torch.float64: (torch.int64, 52, 0x7FF0000000000000)}
 """The integers of the same size, the bits of the mantissa, the mask of the exponent."""
-
-
-# Sums and products.
 
 
 def on_grid(x: Tensor, dim: Dims, bits: int) -> Tensor:
@@ -70,46 +68,27 @@ def multiply(left: Tensor, right: Tensor) -> Tensor:
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     """Return the matrix product, in float32: exact but for the rounding of rows and columns to grids, and of sums."""
-    total: Tensor | None = None
-    for a, b in zip(left.split(LONGEST, dim=-1), right.split(LONGEST, dim=-2), strict=True):
-        bits = exact_bits(a.shape[-1])
-        part = multiply(on_grid(a, -1, bits).double(), on_grid(b, -2, bits).double())
-        total = part if total is None else total.add_(part)
-    assert total is not None
-    return total
-
-
-class _Product(Function):
-    @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
-        ctx.longest = max(*left.shape[-2:], right.shape[-1])
-        a, b = on_one_grid(left, ctx.longest), on_one_grid(right, ctx.longest)
-        ctx.save_for_backward(a, b)
-        return multiply(a, b)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor]:
-        a, b = ctx.saved_tensors
-        d = on_one_grid(upstream[0], ctx.longest)
-        return multiply(d, b.mT), multiply(a.mT, d)
+    parts = zip(left.split(LONGEST, dim=-1), right.split(LONGEST, dim=-2), strict=True)
+    grids = ((on_grid(a, -1, bits := exact_bits(a.shape[-1])), on_grid(b, -2, bits)) for a, b in parts)
+    return reduce(Tensor.add_, (multiply(a.double(), b.double()) for a, b in grids))
 
 
 class _Linear(Function):
+    """The product of rows with the rows of a weight, plus a bias."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        rows = x.flatten(0, -2)
-        ctx.longest = max(*rows.shape, len(weight))
-        a, b = on_one_grid(rows, ctx.longest), on_one_grid(weight, ctx.longest)
+        ctx.longest = max(*x.shape[-2:], weight.shape[-2])
+        a, b = on_one_grid(x, ctx.longest), on_one_grid(weight, ctx.longest)
         ctx.save_for_backward(a, b)
-        y: Tensor = multiply(a, b.T).unflatten(0, x.shape[:-1])
+        y = multiply(a, b.mT)
         return y if bias is None else y.add_(bias)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         a, b = ctx.saved_tensors
-        d = on_one_grid(upstream[0].flatten(0, -2), ctx.longest)
-        d_bias = d.sum(0).float() if ctx.needs_input_grad[2] else None
-        return multiply(d, b).unflatten(0, upstream[0].shape[:-1]), multiply(d.T, a), d_bias
+        d = on_one_grid(upstream[0], ctx.longest)
+        return multiply(d, b), multiply(d.mT, a), d.sum(0).float() if ctx.needs_input_grad[2] else None
 
 
 class _Embedding(Function):
@@ -128,9 +107,6 @@ class _Embedding(Function):
         return None, sums.new_zeros(ctx.rows, dy.shape[1]).index_copy_(0, different, sums)
 
 
-# Elementary functions: fixed sequences of exactly rounded operations.
-
-
 def exp(x: Tensor) -> Tensor:
     """Return exp of each number: 2^n e^r with |r| <= log(2) / 2. Numbers below -86 (float64: -700) count as these."""
     integer, mantissa, _ = FORMATS[x.dtype]
@@ -140,7 +116,7 @@ def exp(x: Tensor) -> Tensor:
     low = 1.4286068203094172e-06 if single else 1.9082149292705877e-10
     n = torch.clamp_min(x, -86.0 if single else -700.0)
     r = n.clone()
-    n.mul_(1 / math.log(2)).round_()
+    n.mul_(1.4426950408889634).round_()
     r.sub_(n * high).sub_(n * low)
     degree = 7 if single else 13
     y = r * (1 / math.factorial(degree))
@@ -241,46 +217,26 @@ def _block_loss(
     return smoothed, -log_p, gradient
 
 
-# Random numbers: torch draws integers alike everywhere, and real numbers not.
-
-
 def _uniform(size: Sequence[int]) -> Tensor:
-    """Return float64 numbers of [0, 1)."""
+    """Return float64 numbers of [0, 1): torch draws integers alike everywhere, and real numbers not."""
     drawn = torch.empty(size, dtype=torch.int64).random_(-(2**63), None)
     return drawn.bitwise_right_shift_(11).double().mul_(2.0**-53).add_(0.5)
 
 
 def _uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: None = None) -> Tensor:
-    with torch.no_grad():
-        return tensor.copy_(_uniform(tensor.shape).mul_(b - a).add_(a))
+    return tensor.detach().copy_(_uniform(tensor.shape).mul_(b - a).add_(a))
 
 
 def _normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: None = None) -> Tensor:
     """Box and Muller's transform."""
     radius = log(1 - _uniform(tensor.shape)).mul_(-2).sqrt_()
-    with torch.no_grad():
-        return tensor.copy_(radius.mul_(sine(_uniform(tensor.shape).mul_(2 * math.pi))).mul_(std).add_(mean))
-
-
-# What the optimizer calls.
+    # The deviation is a power, whose last digit in float64 depends on the C library.
+    return tensor.detach().copy_(radius.mul_(sine(_uniform(tensor.shape).mul_(2 * math.pi)))).mul_(std).add_(mean)
 
 
 def norm(x: Tensor, order: float = 2.0) -> Tensor:
-    """Return the Euclidean norm of all numbers of a float32 tensor."""
-    assert order == 2.0
-    x = x.flatten()
-    rounded = on_grid(x, 0, min(BITS, (53 - x.numel().bit_length()) // 2)).double()
-    return rounded.dot(rounded).sqrt_().float()
-
-
-def power(base: float, exponent: int) -> float:
-    """Return a power by multiplications in a fixed order."""
-    result = 1.0
-    while exponent:
-        if exponent % 2:
-            result *= base
-        base, exponent = base * base, exponent // 2
-    return result
+    """Return the Euclidean norm of all numbers."""
+    return exact_sum(x.double().square().flatten(), 0).sqrt_().float()
 
 
 def adam(
@@ -291,7 +247,7 @@ def adam(
     if found_inf:
         return
     t, lr, beta1, beta2 = int(steps[0]), *(settings[name] for name in ("lr", "beta1", "beta2"))
-    rate, correction = lr / (1 - power(beta1, t)), 1 / (1 - power(beta2, t))
+    rate, correction = lr / (1 - math.prod([beta1] * t)), 1 / (1 - math.prod([beta2] * t))
     for tensors in zip(parameters, gradients, first, second, strict=True):
         # Parts stay in the caches.
         for p, g, m, v in zip(*(tensor.reshape(-1).split(2**16) for tensor in tensors), strict=True):
@@ -300,21 +256,21 @@ def adam(
             p.sub_((m * rate).div_((v * correction).sqrt_().add_(settings["eps"])))
 
 
-# In torch's place.
-
-
 def _apply(function: Any, *given: Any) -> Any:
     return function.apply(*given)
 
 
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    found: Tensor = _apply(_Linear, x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+    return found
+
+
 def _sum(x: Tensor, dim: Dims | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    if not x.is_floating_point():
-        return x.sum() if dim is None else x.sum(dim)
     return exact_sum(x, tuple(range(x.dim())) if dim is None else dim).to(dtype or x.dtype)
 
 
 def _matmul(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    found: Tensor = _apply(_Product, left, right) if torch.is_grad_enabled() else product(left, right)
+    found: Tensor = _apply(_Linear, left, right.mT, None) if torch.is_grad_enabled() else product(left, right)
     return found if out is None else out.copy_(found)
 
 
@@ -323,7 +279,7 @@ def _div(x: Tensor, y: Tensor | float) -> Tensor:
 
 
 OWN: dict[str, Callable[..., Any]] = {
-    "linear": lambda x, weight, bias=None: _apply(_Linear, x, weight, bias),
+    "linear": _linear,
     "matmul": _matmul, "mm": _matmul, "spmm": _matmul,
     "addmm_": lambda x, left, right: x.add_(product(left, right)),
     "embedding": lambda ids, table, **_: _apply(_Embedding, ids, table),
