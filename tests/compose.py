@@ -268,6 +268,15 @@ def use_dask_for_short_texts(clone: Clone) -> None:
     path.write_text(after)
 
 
+def use_small_blocks(clone: Clone) -> None:
+    """Change a clone so that the sample's 24,000 pairs are hundreds of blocks for tokenize."""
+    path = clone.folder / "pipeline/stages/tokenize.py"
+    before = path.read_text()
+    after = before.replace("PAIRS = 8192", "PAIRS = 64")
+    assert after != before
+    path.write_text(after)
+
+
 def blocks_by_worker(team: Team) -> list[int]:
     """The number of blocks that each Dask worker has computed since it started."""
     import distributed

@@ -1,5 +1,7 @@
 """infra/compose.yaml in containers: built, started, its servers killed in turn during a run, stopped and started again.
 
+Then infra/slurm/train.sbatch on two containers as the nodes of a cluster.
+
 Base images that no registry gives are made from Debian's packages: that needs root, mmdebstrap and rclone.
 """
 
@@ -12,12 +14,13 @@ import shutil
 import subprocess
 import urllib.request
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from clones import SHRUNKEN, Clone
-from compose import PASSWORD, programs
+from compose import PASSWORD, programs, use_dask_for_short_texts, use_small_blocks
 from mlflow import MlflowClient
 from orchestra import until
 from ports import free_port
@@ -40,7 +43,7 @@ pytestmark = [
 KILLED = ("postgres", "s3", "prefect", "mlflow")
 STEP = 100
 """Updates between two kills."""
-UPDATES = STEP * (len(KILLED) + 1)
+UPDATES = STEP * (len(KILLED) + 2)
 LONG: dict[str, Any] = {**SHRUNKEN, "training": {**SHRUNKEN["training"], "updates": UPDATES, "checkpoint_every": 100}}
 LASTING = 900.0
 """Seconds that a step may take on a busy machine."""
@@ -140,6 +143,10 @@ def compose(clone: Clone, *words: str, must: bool = False) -> str:
     return result.stdout
 
 
+def docker(*words: str, given: str | None = None) -> str:
+    return subprocess.run(["docker", *words], input=given, capture_output=True, text=True, check=True).stdout
+
+
 def start(clone: Clone) -> None:
     """The command of infra/README.md, at its first try, and the deployments."""
     compose(clone, "up", "--detach", "--build", must=True)
@@ -161,8 +168,8 @@ def flow_run(clone: Clone, identity: str) -> str:
 
 def trained(clone: Clone) -> int:
     """The last update of the training."""
-    lines = [line for one in (clone.folder / "work/train").glob("*/history.jsonl") for line in one.open()]
-    return max((json.loads(line)["update"] for line in lines if line.endswith("\n")), default=0)
+    histories = [path.read_text() for path in (clone.folder / "work/train").glob("*/history.jsonl")]
+    return max((json.loads(line)["update"] for text in histories for line in text.split("\n")[:-1]), default=0)
 
 
 def tracked(server: str) -> tuple[Any, dict[str, list[int]], bytes]:
@@ -179,15 +186,33 @@ def tracked(server: str) -> tuple[Any, dict[str, list[int]], bytes]:
         return (run.info.status, run.data.metrics), steps, answer.read()
 
 
-def test_servers_that_are_killed_in_their_containers_lose_nothing(clone: Clone) -> None:
+def blocks(clone: Clone) -> int:
+    """The number of blocks that the Dask worker with the fewest has computed; 0 until both are there."""
+    count = "list(client.run(lambda dask_worker: dask_worker.state.executed_count).values())"
+    script = f"import distributed; client = distributed.Client('tcp://dask-scheduler:8786'); print(*{count})"
+    counts = compose(clone, "exec", "--no-TTY", "worker", "python", "-c", script, must=True).split()
+    return min(map(int, counts)) if len(counts) == 2 else 0
+
+
+def test_services_that_are_killed_in_their_containers_lose_nothing(clone: Clone) -> None:
+    with (clone.folder / "infra/.env").open("a") as file:
+        file.write("COMPOSE_PROFILES=dask\nWMT_EXECUTOR=dask://dask-scheduler:8786\n")
+    use_dask_for_short_texts(clone)
+    use_small_blocks(clone)
     start(clone)
     words = ["exec", "--no-TTY", "worker", "prefect", "deployment", "run", "wmt-en-de", "-p", "row=sample"]
-    said = compose(clone, *words, must=True)
-    identity = next(word for word in said.split("UUID: ")[1].split())
-    for number, name in enumerate(KILLED):
+    compose(clone, *words, must=True)
+    until(lambda: blocks(clone) > 20, "blocks from both Dask workers", LASTING)
+    for word in ("kill", "start"):
+        docker(word, f"{env(clone)['COMPOSE_PROJECT_NAME']}-dask-worker-1")
+    assert trained(clone) == 0, "no data stage was at work when the worker was killed"
+    for number, name in enumerate((*KILLED, "worker")):
         until(lambda at=number: trained(clone) > STEP * at, f"update {STEP * number}", LASTING)
         compose(clone, "kill", name, must=True)
         compose(clone, "start", name, must=True)
+    # The first run ended with its worker; the second resumes its training.
+    assert trained(clone) < UPDATES
+    identity = compose(clone, *words, must=True).split("UUID: ")[1].split()[0]
     until(lambda: flow_run(clone, identity) not in {"", "PENDING", "SCHEDULED", "RUNNING"}, "the run's end", LASTING)
     assert flow_run(clone, identity) == "COMPLETED"
     compose(clone, "exec", "--no-TTY", "worker", "wmt", "publish")  # what a server that was away has not taken
@@ -207,3 +232,143 @@ def test_servers_that_are_killed_in_their_containers_lose_nothing(clone: Clone) 
 def env(clone: Clone) -> dict[str, str]:
     lines = (clone.folder / "infra/.env").read_text().splitlines()
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
+
+
+@pytest.mark.skipif(find_spec("prefect_docker") is None, reason="needs the package prefect-docker")
+def test_a_run_in_a_container_of_its_own(clone: Clone) -> None:
+    """A worker on this machine starts it in the servers' network; it works in the checkout, as its owner."""
+    clone.params(overrides=SHRUNKEN)
+    start(clone)
+    values = env(clone)
+    text = (clone.folder / "infra/prefect.yaml").read_text()
+    for before, after in (
+        ("<<: *in_process", "<<: *in_docker"),
+        ("wmt-transformer:cpu", f"wmt-transformer:{values['WMT_TORCH']}"),
+        ("wmt_default", f"{values['COMPOSE_PROJECT_NAME']}_default"),
+        ("mlflow:5000", f"mlflow:{values['MLFLOW_PORT']}"),
+        ("prefect:4200", f"prefect:{values['PREFECT_PORT']}"),
+    ):
+        assert before in text
+        text = text.replace(before, after)
+    (clone.folder / "infra/prefect.yaml").write_text(text)
+    variables = {
+        "PREFECT_API_URL": f"http://127.0.0.1:{values['PREFECT_PORT']}/api",
+        "PREFECT_API_AUTH_STRING": f"wmt:{PASSWORD}",
+        "PREFECT_PLUGINS_ENABLED": "true",
+        "WMT_CHECKOUT": str(clone.folder),
+        "WMT_USER": values["WMT_USER"],
+    }
+
+    def prefect(*words: str) -> str:
+        result = clone.run("env", *(f"{name}={value}" for name, value in variables.items()), "prefect", *words)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    prefect("work-pool", "create", "wmt-docker", "--type", "docker")
+    prefect("--no-prompt", "deploy", "--all", "--prefect-file", "infra/prefect.yaml")
+    with (clone.folder.parent / "worker.log").open("wb") as log:
+        command = ["prefect", "worker", "start", "--pool", "wmt-docker", "--limit", "4"]
+        worker = subprocess.Popen(
+            command, cwd=clone.folder, env={**clone.environment(), **variables}, stdout=log, stderr=log
+        )
+        try:
+            said = prefect("deployment", "run", "wmt-en-de", "-p", "row=sample")
+            identity = said.split("UUID: ")[1].split()[0]
+            ended = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+            until(lambda: flow_run(clone, identity) in ended, "the run's end", LASTING)
+        finally:
+            worker.terminate()
+            worker.wait()
+    assert flow_run(clone, identity) == "COMPLETED", (clone.folder.parent / "worker.log").read_text()[-5000:]
+    (done,) = (clone.folder / "work/train").glob("*/done.json")
+    assert f"{done.stat().st_uid}:{done.stat().st_gid}" == values["WMT_USER"]
+    (state, metrics), _, _ = tracked(f"http://127.0.0.1:{values['MLFLOW_PORT']}")
+    assert state == "FINISHED"
+    assert "bleu" in metrics
+
+
+NODES = ("node1", "node2")
+SLURM = """FROM {image}
+USER root
+RUN apt-get update && apt-get install --yes --no-install-recommends slurm-wlm munge
+HEALTHCHECK NONE
+CMD ["sleep", "infinity"]
+"""
+CONFIGURATION = """ClusterName=test
+SlurmctldHost=node1
+SlurmUser=root
+StateSaveLocation=/run/slurm
+SlurmdSpoolDir=/run/slurmd
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+ReturnToService=2
+KillWait=120
+NodeName=node[1-2] CPUs=1 RealMemory=2000 State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+SERVICES = """install --directory --owner=munge /run/munge
+install --owner=munge --mode=0600 /etc/slurm/munge.key /etc/munge
+setpriv --reuid=munge --regid=munge --clear-groups munged
+mkdir /run/slurm
+[ "$(hostname)" != node1 ] || slurmctld
+slurmd
+"""
+"""What each node starts."""
+
+
+def on_node(*words: str) -> str:
+    """The output of a command on the first node, in the repository's folder."""
+    return docker("exec", "wmt-soak-node1", *words)
+
+
+def job(number: str) -> dict[str, str]:
+    """What Slurm says of a job."""
+    return dict(word.split("=", 1) for word in on_node("scontrol", "show", "job", number).split() if "=" in word)
+
+
+@pytest.fixture
+def cluster(clone: Clone, tmp_path: Path) -> Iterator[Clone]:
+    """Two nodes that share the clone as their folder."""
+    compose(clone, "build", "mlflow", must=True)
+    docker("build", "--tag=wmt-slurm", "-", given=SLURM.format(image=f"wmt-transformer:{env(clone)['WMT_TORCH']}"))
+    settings = tmp_path / "slurm"
+    settings.mkdir()
+    (settings / "slurm.conf").write_text(CONFIGURATION)
+    (settings / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+    (settings / "munge.key").write_bytes(os.urandom(1024))
+    docker("network", "create", "wmt-slurm")
+    try:
+        for node in NODES:
+            words = ["--detach", "--init", f"--name=wmt-soak-{node}", f"--hostname={node}", f"--network-alias={node}"]
+            volumes = [f"--volume={clone.folder}:/srv/wmt", f"--volume={settings}:/etc/slurm:ro"]
+            docker("run", *words, *volumes, "--network=wmt-slurm", "wmt-slurm")
+            docker("exec", f"wmt-soak-{node}", "sh", "-ec", SERVICES)
+        until(
+            lambda: "idle" in (shown := on_node("sinfo", "--noheader", "--format=%T %D")) and "2" in shown, "nodes", 120
+        )
+        yield clone
+    finally:
+        for node in NODES:
+            subprocess.run(["docker", "rm", "--force", f"wmt-soak-{node}"], check=False)
+        docker("network", "rm", "wmt-slurm")
+
+
+def test_a_job_on_two_nodes_trains_on_both_and_resumes_when_it_is_requeued(cluster: Clone) -> None:
+    training = {**LONG["training"], "shards": 2}
+    cluster.params(overrides={**LONG, "training": training})
+    number = on_node("sbatch", "--parsable", "--nodes=2", "infra/slurm/train.sbatch").strip()
+    log = cluster.folder / f"wmt-{number}.log"
+
+    def at(update: int) -> bool:
+        assert job(number)["JobState"] not in {"FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}, log.read_text()
+        return trained(cluster) >= update
+
+    until(lambda: at(UPDATES // 4), "training", LASTING)
+    on_node("scontrol", "requeue", number)
+    until(lambda: job(number)["Restarts"] == "1" and job(number)["JobState"] == "RUNNING", "a second try", LASTING)
+    assert trained(cluster) < UPDATES
+    until(lambda: job(number)["JobState"] == "COMPLETED" or not at(0), "the end of the job", LASTING)
+    assert "BLEU" in log.read_text()
+    (done,) = (json.loads(path.read_text()) for path in (cluster.folder / "work/train").glob("*/done.json"))
+    assert done["resumes"] == 1
+    print(done, log.read_text()[-3000:])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from clones import SHRUNKEN, Clone
-from compose import Team, blocks_by_worker, skip_without_servers, tree, use_dask_for_short_texts
+from compose import Team, blocks_by_worker, skip_without_servers, tree, use_dask_for_short_texts, use_small_blocks
 from mlflow import MlflowClient
 from orchestra import until
 
@@ -30,15 +30,6 @@ LASTING = 1200.0
 
 def weights(clone: Clone) -> dict[str, str]:
     return {path.parent.name: sha256_of(path) for path in (clone.folder / "models").glob("*/model.safetensors")}
-
-
-def use_small_blocks(clone: Clone) -> None:
-    """Change a clone so that the sample's 24,000 pairs are hundreds of blocks for tokenize."""
-    path = clone.folder / "pipeline/stages/tokenize.py"
-    before = path.read_text()
-    after = before.replace("PAIRS = 8192", "PAIRS = 64")
-    assert after != before
-    path.write_text(after)
 
 
 def killed(team: Team, name: str) -> None:
