@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -260,14 +261,15 @@ def test_a_run_in_a_container_of_its_own(clone: Clone) -> None:
     }
 
     def prefect(*words: str) -> str:
-        result = clone.run("env", *(f"{name}={value}" for name, value in variables.items()), "prefect", *words)
+        given = (f"{name}={value}" for name, value in variables.items())
+        result = clone.run("env", *given, sys.executable, "-m", "prefect", *words)
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout
 
     prefect("work-pool", "create", "wmt-docker", "--type", "docker")
     prefect("--no-prompt", "deploy", "--all", "--prefect-file", "infra/prefect.yaml")
     with (clone.folder.parent / "worker.log").open("wb") as log:
-        command = ["prefect", "worker", "start", "--pool", "wmt-docker", "--limit", "4"]
+        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "wmt-docker", "--limit", "4"]
         worker = subprocess.Popen(
             command, cwd=clone.folder, env={**clone.environment(), **variables}, stdout=log, stderr=log
         )
