@@ -93,6 +93,15 @@ def test_a_job_that_leaves_gpus_unused_says_so(here: Path, node: str, given: str
     assert ("n1 has GPUs, but this job asked for none and works on the CPU: add --gpus" in result.stderr) == warned
 
 
+@pytest.mark.parametrize("content", ["", "{}"])
+def test_a_job_removes_a_file_of_locks_that_dvc_was_writing_when_it_was_killed(here: Path, content: str) -> None:
+    locks = here / ".dvc/tmp/rwlock"
+    locks.parent.mkdir(parents=True)
+    locks.write_text(content)
+    assert submit(here, 1).returncode == 0
+    assert locks.exists() is bool(content)
+
+
 def test_a_store_that_takes_nothing_ends_a_recovery_before_the_long_stages(here: Path) -> None:
     stand_in(here / ".venv/bin", "dvc", '[[ $1 != @(fetch|push) ]] || { echo "$1: no bucket" >&2; exit 255; }')
     result = run(INFRA / "recover", "s3://bucket/dvc")
