@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from nmt.common.tensors import WEIGHTS, load_tensors
 from nmt.config import EOS, InputError, Job, SearchSettings, SubwordSettings, TokenizerSettings, first_error
 from nmt.inference.model_folder import ModelDescription, save_model
 from nmt.inference.translator import Translator
+from nmt.text.subwords import Subwords
 from nmt.training import checkpoint
 from nmt.training.distributed import World
 from nmt.training.loop import train
@@ -56,7 +58,7 @@ def fit(
     `model` and `training` change values of MODEL and TRAINING; `merges` is that of the joint BPE. Pairs with an empty
     side or more than LONGEST subwords on one are left out. The folder `<folder>.training` holds the training until its
     end: the same call resumes it. Raises InputError where `folder` exists, the sides of `pairs` or `valid` differ in
-    length, or a setting is wrong.
+    length, all of their pairs are left out, or a setting is wrong.
     """
     folder = Path(folder)
     work = folder.with_name(f"{folder.name}.training")
@@ -64,23 +66,18 @@ def fit(
         raise InputError(f"{folder} exists: give the name of a new folder")
     tokenised = [_tokenised(both, languages) for both in (pairs, valid)]
     source, target = (Counter(" ".join(side).split()) for side in tokenised[0])
-    vocabulary, _ = codec.learn(
-        source, target, SubwordSettings(kind="bpe", merges=merges, vocabulary=None, multiple_of=64)
-    )
+    with _explained():
+        subwords = SubwordSettings(kind="bpe", merges=merges, vocabulary=None, multiple_of=64)
+    vocabulary, _ = codec.learn(source, target, subwords)
     job = _job({**MODEL, **(model or {})}, {**TRAINING, **(training or {})}, vocabulary.size, work)
+    batches = [_encoded(*each, vocabulary) for each in zip(("pairs", "valid"), tokenised, strict=True)]
     made_of = hashlib.sha256(repr((job, tokenised)).encode()).hexdigest()
     if work.exists() and (work / "made_of").read_text(encoding="utf-8") != made_of:
         raise InputError(f"{work} holds a training of other text or settings: name another folder, or remove that one")
-    work.mkdir(exist_ok=True)
+    work.mkdir(parents=True, exist_ok=True)
     (work / "made_of").write_text(made_of, encoding="utf-8")
     vocabulary.save(work / "subwords")
-    for name, sides in zip(("train.00000", "valid"), tokenised, strict=True):
-        encoded = ([[*vocabulary.encode(line), EOS] for line in side] for side in sides)
-        kept = [
-            pair for pair in zip(*encoded, strict=True) if min(map(len, pair)) > 1 and max(map(len, pair)) <= LONGEST
-        ]
-        columns = [pa.array(ids, pa.list_(pa.int32())) for ids in zip(*kept, strict=True)]
-        batch = pa.record_batch(columns, names=["src", "tgt"])
+    for name, batch in zip(("train.00000", "valid"), batches, strict=True):
         with pa.ipc.new_file(work / f"{name}.arrow", batch.schema) as file:
             file.write_batch(batch)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -108,11 +105,29 @@ def _tokenised(pairs: Pairs, languages: tuple[str, str]) -> list[list[str]]:
     return [[tokenizer.tokenize(line) for line in lines] for tokenizer, lines in sides]
 
 
-def _job(model: dict[str, Any], training: dict[str, Any], rows: int, corpus: Path) -> Job:
+def _encoded(name: str, sides: Sequence[Sequence[str]], vocabulary: Subwords) -> pa.RecordBatch:
+    """Return the ids of the pairs that are not left out; raise InputError, with the argument's name, without any."""
+    encoded = ([[*vocabulary.encode(line), EOS] for line in side] for side in sides)
+    kept = [pair for pair in zip(*encoded, strict=True) if min(map(len, pair)) > 1 and max(map(len, pair)) <= LONGEST]
+    if not kept:
+        raise InputError(
+            f"no pair of `{name}` has text on both sides and at most {LONGEST} subwords on each: give one that has"
+        )
+    columns = [pa.array(ids, pa.list_(pa.int32())) for ids in zip(*kept, strict=True)]
+    return pa.record_batch(columns, names=["src", "tgt"])
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
     try:
-        width = model["d_model"] // max(1, model["h"])
-        model = {"d_k": width, "d_v": width, **model}
-        return Job.model_validate({"model": model, "training": training, "vocabulary": rows, "corpus": str(corpus)})
+        yield
     except ValidationError as error:
         name, value, rule = first_error(error)
         raise InputError(f"{name} is {value!r}, but {rule}: change it") from error
+
+
+def _job(model: dict[str, Any], training: dict[str, Any], rows: int, corpus: Path) -> Job:
+    width = model["d_model"] // max(1, model["h"])
+    model = {"d_k": width, "d_v": width, **model}
+    with _explained():
+        return Job.model_validate({"model": model, "training": training, "vocabulary": rows, "corpus": str(corpus)})

@@ -157,7 +157,7 @@ def score_systems(hypotheses: Sequence[Path], reference: Path, lang: str) -> lis
 
     Raises InputError if a file does not have one line for each reference, or `lang` is no language of Moses'.
     """
-    languages = sorted(NonbreakingPrefixes().available_langs.values())
+    languages = sorted(set(NonbreakingPrefixes().available_langs.values()))
     if lang not in languages:
         raise InputError(f"--lang is `{lang}`: give the target's code, one of {', '.join(languages)}")
     references = read_lines(reference)

@@ -49,6 +49,12 @@ def test_the_defaults_are_row_base_on_one_device() -> None:
     ("given", "message"),
     [
         ({"pairs": (["a"], [])}, "1 sentences have 0 translations: give one for each"),
+        (
+            {"pairs": (["a", ""], ["", "x"])},
+            "no pair of `pairs` has text on both sides and at most 256 subwords on each",
+        ),
+        ({"valid": ([], [])}, "no pair of `valid` has text on both sides and at most 256 subwords on each"),
+        ({"merges": 0}, "merges is 0, but should be greater than or equal to 1: change it"),
         ({"model": TINY | {"h": 0}}, "model.h is 0, but should be greater than or equal to 1: change it"),
         ({"training": {"epochs": 3}}, "training.epochs is 3, but "),
         ({"folder": "there"}, "there exists: give the name of a new folder"),
@@ -69,7 +75,8 @@ def test_a_wrong_call_gets_a_sentence(
 def test_a_training_that_was_ended_resumes_and_is_of_its_own_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call = {"valid": PAIRS, "folder": tmp_path / "model", "merges": 1, "model": TINY, "training": {"updates": 3}}
+    models = tmp_path / "models"  # It does not exist yet.
+    call = {"valid": PAIRS, "folder": models / "mine", "merges": 1, "model": TINY, "training": {"updates": 3}}
 
     def full(*given: object) -> None:
         raise OSError("no room")
@@ -78,8 +85,8 @@ def test_a_training_that_was_ended_resumes_and_is_of_its_own_text(
         patch.setattr("nmt.fitting.save_model", full)
         with pytest.raises(OSError, match="no room"):
             nmt.fit(PAIRS, **call)
-    assert checkpoint.trained(tmp_path / "model.training") == 3
+    assert checkpoint.trained(models / "mine.training") == 3
     with pytest.raises(InputError, match="training of other text or settings"):
         nmt.fit((PAIRS[1], PAIRS[0]), **call)
     nmt.fit(PAIRS, **call)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert [path.name for path in models.iterdir()] == ["mine"]
