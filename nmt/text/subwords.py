@@ -275,4 +275,10 @@ def _read(folder: Path) -> Subwords:
         raise ValueError(f"its files hold {len(rows)} rows, subwords.yaml says {used_rows}, with padding {size}")
     if tuple(rows[: len(SPECIALS)]) != SPECIALS:
         raise ValueError(f"its rows do not start with {', '.join(SPECIALS)}")
+    if isinstance(subwords, BytePairs):
+        # A file that was cut short between two lines is well-formed.
+        made = {first + second.removesuffix("</w>") for first, second in subwords.codes}
+        texts = (row.removesuffix(_CONTINUES) for row in rows[len(SPECIALS) : used_rows])
+        if lost := next((text for text in texts if len(text) > 1 and text not in made), None):
+            raise ValueError(f"no merge in codes.bpe makes the row `{lost}`")
     return subwords

@@ -189,6 +189,7 @@ def test_the_folder_by_hand(tmp_path: Path) -> None:
             "codes.bpe is not `#version: 0.2` and then two symbols per line",
         ),
         ("codes.bpe", "b c</w>\n", "b \n", "two symbols per line"),
+        ("codes.bpe", "a b</w>\n", "", "no merge in codes.bpe makes the row `ab`"),
         ("vocabulary.txt", "<pad>\n<s>", "<s>\n<pad>", "its rows do not start with <pad>, <s>, </s>, <unk>"),
         ("vocabulary.txt", "c@@\n", "c@@\n<pad:1>\n", "its files hold 13 rows, subwords.yaml says 12, with padding 12"),
         ("subwords.yaml", "size: 12", "size: 16", "its files hold 12 rows, subwords.yaml says 12, with padding 16"),
