@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -107,6 +108,12 @@ class _Embedding(Function):
         return None, sums.new_zeros(ctx.rows, dy.shape[1]).index_copy_(0, different, sums)
 
 
+def root_(x: Tensor) -> Tensor:
+    """Take the square root in place, correctly rounded: torch's is MKL's, whose last bit is wrong in many numbers."""
+    np.sqrt(x.numpy(), out=x.numpy())
+    return x
+
+
 def exp(x: Tensor) -> Tensor:
     """Return exp of each number: 2^n e^r with |r| <= log(2) / 2. Numbers below -86 (float64: -700) count as these."""
     integer, mantissa, _ = FORMATS[x.dtype]
@@ -175,7 +182,7 @@ class _LayerNorm(Function):
         share = 1 / x.shape[-1]
         centred = x - exact_sum(x, -1).mul_(share).float().unsqueeze(-1)
         variance = exact_sum(centred * centred, -1).mul_(share)
-        scale = torch.reciprocal(variance.add_(epsilon).sqrt_()).float().unsqueeze(-1)
+        scale = (1 / root_(variance.add_(epsilon))).float().unsqueeze(-1)
         normal = centred.mul_(scale)
         ctx.save_for_backward(normal, scale, gain)
         return (normal * gain).add_(bias)
@@ -229,14 +236,15 @@ def _uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: None = 
 
 def _normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: None = None) -> Tensor:
     """Box and Muller's transform."""
-    radius = log(1 - _uniform(tensor.shape)).mul_(-2).sqrt_()
+    radius = root_(log(1 - _uniform(tensor.shape)).mul_(-2))
     # The deviation is a power, whose last digit in float64 depends on the C library.
     return tensor.detach().copy_(radius.mul_(sine(_uniform(tensor.shape).mul_(2 * math.pi)))).mul_(std).add_(mean)
 
 
 def norm(x: Tensor, order: float = 2.0) -> Tensor:
     """Return the Euclidean norm of all numbers."""
-    return exact_sum(x.double().square().flatten(), 0).sqrt_().float()
+    x = x.detach().flatten().double()
+    return root_(exact_sum(x * x, 0)).float()
 
 
 def adam(
@@ -253,7 +261,7 @@ def adam(
         for p, g, m, v in zip(*(tensor.reshape(-1).split(2**16) for tensor in tensors), strict=True):
             m.mul_(beta1).add_(g * (1 - beta1)).add_(TINY).sub_(TINY)
             v.mul_(beta2).add_((g * g).mul_(1 - beta2)).add_(TINY).sub_(TINY)
-            p.sub_((m * rate).div_((v * correction).sqrt_().add_(settings["eps"])))
+            p.sub_((m * rate).div_(root_(v * correction).add_(settings["eps"])))
 
 
 def _apply(function: Any, *given: Any) -> Any:

@@ -99,6 +99,14 @@ def test_exp_and_log_are_as_accurate_as_their_format() -> None:
     )
 
 
+def test_square_roots_are_rounded_correctly() -> None:
+    x = torch.linspace(0.01, 4, 4001)
+    with localcontext(prec=40):
+        exact = torch.tensor([float(Decimal(v).sqrt()) for v in x.tolist()], dtype=torch.float64)
+    assert torch.equal(portable.root_(x.double()), exact)
+    assert torch.equal(portable.root_(x), exact.float())
+
+
 def test_sines_of_positions() -> None:
     x = torch.linspace(-2000, 2000, 4001, dtype=torch.float64)
     for found, exact in ((portable.sine(x), x.sin()), (portable.sine(x, 1), x.cos())):
