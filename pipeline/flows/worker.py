@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import subprocess
 import sys
 
 import psutil
@@ -25,16 +26,19 @@ def main() -> int:
     # The flows of a dead worker become children of this process.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signals: list[int] = []
+    started: list[subprocess.Popen[bytes]] = []
 
     def stop(number: int, _: object) -> None:
-        for each in psutil.Process().children() if signals else [process]:
+        for each in psutil.Process().children() if signals else started:
             each.kill()
         signals.append(number)
 
-    process = start(sys.argv[1:])
     # A shell's background commands ignore SIGINT.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
+    started.append(process := start(sys.argv[1:]))
+    if signals:
+        process.kill()
     status = process.wait()
     flows = psutil.Process().children()
     for flow in flows:
