@@ -220,6 +220,17 @@ runner.run("decode")
     assert (result.returncode, result.stderr) == (status, said if status else b"")
 
 
+def test_ctrl_c_during_the_imports_is_one_sentence(tmp_path: Path) -> None:
+    """They take half a second. The first one after the handler is set is a Ctrl-C here."""
+    (tmp_path / "argparse.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    result = subprocess.run(
+        [sys.executable, "-m", "pipeline", "decode"], cwd=tmp_path, env=environment, capture_output=True, check=False
+    )
+    assert result.returncode == 75
+    assert result.stderr == b"decode: interrupted; run the same command again to resume\n"
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), OSError(errno.EBADF, "Bad file descriptor")])
 def test_faults_of_ours_keep_their_traceback(told: list[tuple[str, ...]], error: Exception) -> None:
     with pytest.raises(type(error)):
