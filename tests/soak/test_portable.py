@@ -79,5 +79,5 @@ def test_one_hash(corpus: Path, tmp_path: Path) -> None:
         outputs = [process.communicate()[0] for process in running]
         assert [process.returncode for process in running] == [0] * len(running), name
         print(f"{name}: {outputs[0].strip()}")
-        links |= {output.split()[-1] for output in outputs}
+        links.add(outputs[0].split()[-1])  # The other ranks may end before the last link is written.
     assert len(links) == 1
