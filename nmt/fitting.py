@@ -72,16 +72,17 @@ def fit(
     job = _job({**MODEL, **(model or {})}, {**TRAINING, **(training or {})}, vocabulary.size, work)
     batches = [_encoded(*each, vocabulary) for each in zip(("pairs", "valid"), tokenised, strict=True)]
     made_of = hashlib.sha256(repr((job, tokenised)).encode()).hexdigest()
-    if work.exists() and (work / "made_of").read_text(encoding="utf-8") != made_of:
+    known = work / "made_of"
+    if work.exists() and not (known.exists() and known.read_text(encoding="utf-8") == made_of):
         raise InputError(f"{work} holds a training of other text or settings: name another folder, or remove that one")
     work.mkdir(parents=True, exist_ok=True)
-    (work / "made_of").write_text(made_of, encoding="utf-8")
+    known.write_text(made_of, encoding="utf-8")
     vocabulary.save(work / "subwords")
     for name, batch in zip(("train.00000", "valid"), batches, strict=True):
         with pa.ipc.new_file(work / f"{name}.arrow", batch.schema) as file:
             file.write_batch(batch)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_flush_denormal(True)  # Tiny moments of Adam are slow numbers.
+    torch.set_flush_denormal(job.training.arithmetic == "ordinary")  # Tiny moments of Adam are slow numbers.
     try:
         if not train(job, work, World(0, 1, device)):
             raise KeyboardInterrupt

@@ -60,7 +60,7 @@ def members(path: Path, names: Collection[str]) -> Iterator[tuple[str, IO[bytes]
 def plain(stream: IO[bytes], name: str) -> IO[bytes]:
     """Return the plain text of a member or file called `name`: `.gz` unpacked, `.sgm` as one line a segment."""
     if name.endswith(".gz"):
-        stream, name = gzip.GzipFile(fileobj=stream), name.removesuffix(".gz")  # type: ignore[assignment]
+        stream, name = gzip.GzipFile(fileobj=stream), name.removesuffix(".gz")  # type: ignore[assignment] # it reads as one
     if name.endswith((".sgm", ".sgml")):
         return io.BytesIO("".join(f"{segment}\n" for segment in segments(stream.read(), name)).encode())
     return stream

@@ -88,5 +88,9 @@ def test_a_training_that_was_ended_resumes_and_is_of_its_own_text(
     assert checkpoint.trained(models / "mine.training") == 3
     with pytest.raises(InputError, match="training of other text or settings"):
         nmt.fit((PAIRS[1], PAIRS[0]), **call)
+    (models / "mine.training/made_of").rename(tmp_path / "made_of")  # As after a kill before it was written.
+    with pytest.raises(InputError, match="training of other text or settings"):
+        nmt.fit(PAIRS, **call)
+    (tmp_path / "made_of").rename(models / "mine.training/made_of")
     nmt.fit(PAIRS, **call)
     assert [path.name for path in models.iterdir()] == ["mine"]
