@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from nmt.common.files import output_file, writing
-from nmt.config import InputError, first_error
+from nmt.config import InputError
 from nmt.inference.loading import Models
 from nmt.inference.options import TranslationOptions
 from nmt.inference.quantization import quantize
-from nmt.inference.sampling import SamplingSettings
 from nmt.inference.translator import Engine, TorchEngine, Translation, Translator
 from nmt.parsing.tokenizers import TreeTokenizer
 from nmt.text.parallel_text import read_stream
@@ -61,7 +59,7 @@ def translate(options: TranslationOptions) -> None:
 def open_translator(options: TranslationOptions) -> Translator:
     """Return the translator for these options; raise InputError if they contradict each other or the model."""
     own_engine = options.engine == "torch"
-    for name in ("ensemble", "precision", "quantization", "sample", "stop"):
+    for name in ("ensemble", "precision", "quantization", "stop"):
         if getattr(options, name) and not own_engine:
             raise InputError(f"the engine {options.engine} has no --{name}: leave it out, or use --engine torch")
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -73,14 +71,12 @@ def open_translator(options: TranslationOptions) -> Translator:
     if options.quantization:
         for model in models.members:
             quantize(model)
-    settings = models.description.search.changed(_given(options, "beam", "alpha", "max_extra", "stop"))
-    if not options.sample and options.nbest > settings.beam:
+    names = ("beam", "alpha", "max_extra", "stop")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    settings = models.description.search.changed(given)
+    if options.nbest > settings.beam:
         raise InputError(f"--nbest is {options.nbest}, and the beam {settings.beam}: raise --beam to it")
     return Translator(models, None, settings, _engine(options, models), options.longest)
-
-
-def _given(options: TranslationOptions, *names: str) -> dict[str, Any]:
-    return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
 def _engine(options: TranslationOptions, models: Models) -> Engine:
@@ -90,14 +86,7 @@ def _engine(options: TranslationOptions, models: Models) -> Engine:
         engine = CTranslate2Engine(options.model, models)
         print(f"{options.command}: {NOTE}", file=sys.stderr)
         return engine
-    sampling = _given(options, "seed", "temperature", "top_k")
-    for name in sampling if not options.sample else ():
-        raise InputError(f"--{name.replace('_', '-')} is for --sample alone: add --sample, or leave it out")
-    try:
-        return TorchEngine(models, SamplingSettings(**sampling) if options.sample else None)
-    except ValidationError as error:
-        name, value, rule = first_error(error)
-        raise InputError(f"--{name.replace('_', '-')} is {value!r}, but {rule}: change it") from error
+    return TorchEngine(models)
 
 
 def _outputs(translator: Translator, options: TranslationOptions) -> Iterator[str]:

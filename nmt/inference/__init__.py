@@ -1,1 +1,1 @@
-"""Search with trained models, section 6.1: model folders, decoder, beam search, sampling, attention maps."""
+"""Search with trained models, section 6.1: model folders, decoder, beam search, attention maps."""

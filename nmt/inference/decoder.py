@@ -1,4 +1,4 @@
-"""A Transformer that decodes one position at a time, as search and sampling need it: earlier positions are cached.
+"""A Transformer that decodes one position at a time, as search needs it: earlier positions are cached.
 
 The hypotheses of a sentence form a tree of nodes, one node per token. The cache holds the keys and values of all nodes.
 A mask says which nodes a hypothesis descends from, so choosing hypotheses copies no keys, and all hypotheses of a
@@ -52,7 +52,7 @@ class DecodingState(ABC):
 
 
 class Scorer(ABC):
-    """One model or several: gives the probabilities that search and sampling use."""
+    """One model or several: gives the probabilities that search uses."""
 
     @abstractmethod
     def start(self, src: Int[Tensor, "batch src"]) -> DecodingState:

@@ -34,10 +34,6 @@ class TranslationOptions:
     max_extra: int | None
     stop: str | None
     nbest: int
-    sample: bool
-    temperature: float | None
-    top_k: int | None
-    seed: int | None
     longest: int
     json: bool
     engine: EngineName

@@ -7,7 +7,7 @@ of the others stay in the beam, so that a finished hypothesis never displaces an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,75 +51,15 @@ def search(
     """Return the `nbest` best translations of each source, best first; there may be fewer.
 
     `src` holds subword ids, EOS last, padded with PAD. Ids from `subwords` on are padding rows of the vocabulary and
-    are never produced. A beam of 1 is greedy search, which ends at the first EOS. It does not use `_Beam`, which
-    would continue with the second best subword and might return that translation.
+    are never produced. A beam of 1 is greedy search, which ends at the first EOS.
     Raises InputError if nbest exceeds the beam, or the model's probabilities are not finite.
     """
     settings.check_nbest(nbest)
     scorer = Decoder(model) if isinstance(model, Transformer) else model
-    if settings.beam == 1:
-        return generate(scorer, src, settings, subwords, 1, lambda log_p, *_: top_of_rows(log_p, 1)[1][:, :, 0])
     beam = _Beam(scorer, src, settings, subwords, nbest)
     while len(beam.results) < src.shape[0]:
         beam.step()
     return [beam.results[index] for index in range(src.shape[0])]
-
-
-def generate(
-    scorer: Scorer,
-    src: Int[Tensor, "batch src"],
-    settings: SearchSettings,
-    subwords: int,
-    count: int,
-    choose: Callable[[Tensor, list[int], int], Tensor],
-) -> list[list[Hypothesis]]:
-    """Return `count` independent translations of each source, one subword after the other.
-
-    `choose` returns the next subwords, [batch, count], given their log-probabilities, [batch, count, vocabulary], the
-    indices in `src` of the sentences in this batch, and the position in the translation, from 0.
-    Raises InputError if the model's probabilities are not finite.
-    """
-    state, limit = scorer.start(src), length_limits(src, settings)
-    rows = torch.arange(src.shape[0], device=src.device)
-    written = src.new_full((len(rows), count, int(limit.max()) + 1), PAD)
-    totals = torch.zeros(len(rows), count, dtype=torch.float64, device=src.device)
-    ended = torch.zeros(len(rows), count, dtype=torch.bool, device=src.device)
-    ids = src.new_full((len(rows), 1), BOS)
-    position = 0
-    while len(rows):
-        chosen = []
-        for log_p, part in _allowed(state, ids, limit, position, subwords):
-            copies = log_p.expand(-1, count, -1)
-            picked = choose(copies, rows[part].tolist(), position)
-            chosen.append((picked, copies.gather(2, picked[:, :, None])[:, :, 0]))
-        ids, gains = (torch.cat(parts) for parts in zip(*chosen, strict=True))
-        if position == 0 and count > 1:
-            state.select_hypotheses(ids.new_zeros(len(rows), count))
-        gains = gains.masked_fill(ended, 0.0)
-        if not gains.isfinite().all():
-            raise not_finite_error(position + 1)
-        written[rows, :, position] = ids.masked_fill(ended, PAD)
-        totals[rows] += gains
-        ended |= ids == EOS
-        position += 1
-        remaining = (~ended.all(1)).nonzero()[:, 0]
-        if _worth_removing(len(remaining), len(rows)):
-            state.select_sentences(remaining)
-            ids, limit, rows, ended = ids[remaining], limit[remaining], rows[remaining], ended[remaining]
-    found = []
-    for sentence, sums in zip(written.tolist(), totals.tolist(), strict=True):
-        lengths = [tokens.index(EOS) for tokens in sentence]
-        found.append(
-            [
-                Hypothesis(tokens[:length], total, total / length_penalty(length + 1, settings.alpha))
-                for tokens, length, total in zip(sentence, lengths, sums, strict=True)
-            ]
-        )
-    return found
-
-
-def _worth_removing(remaining: int, batch: int) -> bool:
-    return remaining <= batch * (1 - 1 / _REMOVE_FROM)
 
 
 def _allowed(
@@ -226,7 +166,8 @@ class _Beam:
         self,
     ) -> tuple[Float[Tensor, "batch candidates"], Int[Tensor, "batch candidates"], Int[Tensor, "batch candidates"]]:
         """Return the 2k best: log-probability, last subword, and the index of the hypothesis that each continues."""
-        width = 2 * self.settings.beam
+        # Greedy search ends with a best continuation that ends: the second best would go on.
+        width = 2 * self.settings.beam if self.settings.beam > 1 else 1
         # The 2k best of all rows are among the 2k best of each.
         parts = _allowed(self.state, self.tokens[:, :, -1], self.limit, self.length, self.subwords)
         best, tokens = map(torch.cat, zip(*(top_of_rows(log_p, width) for log_p, _ in parts), strict=True))
@@ -268,7 +209,7 @@ class _Beam:
             if done[row] and index not in self.results:
                 self.results[index] = self._hypotheses(row)
         remaining = [row for row, index in enumerate(self.sentences) if index not in self.results]
-        if not remaining or not _worth_removing(len(remaining), len(self.sentences)):
+        if not remaining or len(remaining) > len(self.sentences) * (1 - 1 / _REMOVE_FROM):
             return
         self.sentences = [self.sentences[row] for row in remaining]
         rows = torch.tensor(remaining, device=self.alive.device)

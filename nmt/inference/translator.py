@@ -22,7 +22,6 @@ from nmt.config import InputError, SearchSettings
 from nmt.inference.alignment import alignment
 from nmt.inference.loading import Models, padded
 from nmt.inference.options import WINDOW
-from nmt.inference.sampling import SamplingSettings, sample
 from nmt.inference.search import Hypothesis, length_penalty, search
 from nmt.parsing.tokenizers import Attention, TreeTokenizer
 from nmt.text.subwords import SPECIALS
@@ -84,11 +83,11 @@ class Engine(ABC):
 
 
 class TorchEngine(Engine):
-    """Our own search, or sampling."""
+    """Our own search."""
 
-    def __init__(self, models: Models, sampling: SamplingSettings | None = None) -> None:
+    def __init__(self, models: Models) -> None:
         self.scorer, self.device = models.scorer(), models.device
-        self.subwords, self.sampling = models.target_subwords.used_rows, sampling
+        self.subwords = models.target_subwords.used_rows
         # Two workers of one thread each are faster than one of two: no thread waits for another within a product.
         available = torch.get_num_threads()
         on_gpu = self.device.type == "cuda"
@@ -98,12 +97,7 @@ class TorchEngine(Engine):
         self.threads = max(1, available // self.workers)
 
     def run(self, batch: Sequence[Piece], settings: SearchSettings, nbest: int) -> list[list[Hypothesis]]:
-        """See Engine. Samples are in the order drawn."""
-        src = padded([piece.ids for piece in batch], self.device)
-        if self.sampling is None:
-            return search(self.scorer, src, settings, self.subwords, nbest)
-        keys = [piece.key for piece in batch]
-        return sample(self.scorer, src, settings, self.sampling, self.subwords, keys, nbest)
+        return search(self.scorer, padded([piece.ids for piece in batch], self.device), settings, self.subwords, nbest)
 
 
 class Translator:
@@ -158,20 +152,15 @@ class Translator:
             yield translation.texts[0]
 
     def translations(
-        self,
-        lines: Iterable[str],
-        nbest: int = 1,
-        batch_tokens: int | None = None,
-        window: int = WINDOW,
-        first: int = 0,
+        self, lines: Iterable[str], nbest: int = 1, batch_tokens: int | None = None, window: int = WINDOW
     ) -> Iterator[Translation]:
-        """Yield the translations of each line with their scores; `first` is the number of the first line.
+        """Yield the translations of each line with their scores.
 
         `window` lines are sorted by length together. `batch_tokens` limits the source positions that each worker
         searches at a time, padding and all beams counted; by default as the engine says. Raises InputError for a line
         that is too long, after the translations of the lines before it.
         """
-        numbered = ((line, self.pieces(line, number)) for number, line in enumerate(lines, start=first))
+        numbered = ((line, self.pieces(line, number)) for number, line in enumerate(lines))
         batch_tokens = batch_tokens or self.engine.batch_tokens
         waiting: deque[tuple[list[tuple[str, list[Piece]]], _Searches, InputError | None]] = deque()
         with _Pool(self.engine) as pool:

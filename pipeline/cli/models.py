@@ -61,10 +61,6 @@ def translate(
     nbest: Annotated[
         int, _search("Translations per line, written `line ||| text ||| score`; one of a line that is split.", min=1)
     ] = 1,
-    sample: Annotated[bool, _search("Draw translations at random, do not search.", "--sample")] = False,
-    temperature: Annotated[float | None, _search("Temperature of --sample, by default 1.")] = None,
-    top_k: Annotated[int | None, _search("--sample draws among this many likeliest subwords; by default all.")] = None,
-    seed: Annotated[int | None, _search("Seed of --sample, by default 1.")] = None,
     longest: Annotated[
         int, typer.Option(min=1, help="Most subwords of a line that is translated whole, not split at sentence ends.")
     ] = LONGEST,

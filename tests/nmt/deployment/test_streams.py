@@ -276,12 +276,10 @@ def test_a_disk_that_is_full_is_one_sentence_with_the_file(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--top-k", "3"], "--top-k is for --sample alone: add --sample, or leave it out"),
         (["--nbest", "9"], "raise --beam"),
         (["--beam", "0"], "the search's beam is 0, but should be greater than or equal to 1: change it"),
         (["--beam", "400"], "the search's beam is 400, but the vocabulary has"),
         (["--stop", "soon"], "the search's stop is 'soon', but should be 'exact' or 'tensor2tensor'"),
-        (["--sample", "--temperature", "0"], "--temperature is 0.0, but should be greater than 0: change it"),
         (["--input", "absent"], "translate: absent: No such file or directory"),
         (["--engine", "ctranslate2"], "wmt export"),
         (["--engine", "ctranslate2", "--quantization", "int8"], "ctranslate2 has no --quantization: leave it out"),

@@ -1,23 +1,18 @@
-"""Decoding step by step against the model's parallel form; ensembles; sampling."""
+"""Decoding step by step against the model's parallel form; ensembles."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from itertools import accumulate
 
-import numpy as np
 import pytest
 import torch
 from model_folders import model_settings
-from pydantic import ValidationError
 from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, SearchSettings
 from nmt.evaluation import forced_scoring
 from nmt.evaluation.forced_scoring import score
 from nmt.inference.decoder import Decoder, DecodingState, Ensemble
-from nmt.inference.sampling import SamplingSettings, _draw, sample
 from nmt.inference.search import search, top_of_rows
 from nmt.model import Transformer
 
@@ -121,88 +116,6 @@ def test_forced_scoring_says_what_the_search_said_and_holds_the_logits_of_a_bloc
     assert max(sizes) == 3
     assert [one.log_probability for one in scored] == pytest.approx(said, abs=1e-9)
     assert scored[0].perplexity == pytest.approx(math.exp(-said[0] / len(pairs[0][1])))
-
-
-def test_a_sample_does_not_depend_on_what_stands_beside_it() -> None:
-    decoder, how = Decoder(model_of(5)), SamplingSettings(seed=7, temperature=0.7, top_k=5)
-    together = sample(decoder, SRC, HOW, how, ROWS, [(3, 0), (4, 0)], 2)
-    alone = sample(decoder, SRC[1:, :2], HOW, how, ROWS, [(4, 0)], 2)
-    assert [h.ids for h in together[1]] == [h.ids for h in alone[0]]
-    for found in together[0]:
-        scored = score([decoder.model], [([5, 6, 7, EOS], [*found.ids, EOS])])[0]
-        assert found.log_probability == pytest.approx(scored.log_probability, abs=1e-9)
-    other = sample(decoder, SRC, HOW, how.model_copy(update={"seed": 8}), ROWS, [(3, 0), (4, 0)], 2)
-    assert [h.ids for row in other for h in row] != [h.ids for row in together for h in row]
-
-
-# Sampling against draws that are written out.
-
-
-def drawn_by_hand(
-    model: Transformer, source: list[int], name: tuple[int, ...], how: SamplingSettings, subwords: int, count: int
-) -> list[tuple[list[int], float]]:
-    """Ids and log-probabilities: each subword by the inverse of the cumulative distribution, in full forward passes."""
-    longest = len(source) - 1 + HOW.max_extra
-    numbers = np.random.default_rng([how.seed, *name]).random((longest + 1, count))
-    found = []
-    for place in range(count):
-        ids, total = [BOS], 0.0
-        while ids[-1] != EOS:
-            step = len(ids) - 1
-            row = model.logits(model(torch.tensor([source]), torch.tensor([ids])))[0, -1].log_softmax(0).tolist()
-            allowed = [EOS] if step == longest else [EOS, *range(4, subwords)]
-            likeliest = sorted(allowed, key=lambda token: -row[token])[: how.top_k or None]
-            among = sorted(likeliest)
-            reached = list(accumulate(math.exp(row[token] / how.temperature) for token in among))
-            threshold = (1 - numbers[step, place]) * reached[-1]
-            token = next(token for token, so_far in zip(among, reached, strict=True) if so_far >= threshold)
-            ids.append(token)
-            total += row[token]
-        found.append((ids[1:-1], total))
-    return found
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        SamplingSettings(seed=3, temperature=0.5),
-        SamplingSettings(seed=4, temperature=2.0, top_k=3),
-        SamplingSettings(seed=6, top_k=ROWS),
-        SamplingSettings(seed=7, top_k=2 * ROWS),
-    ],
-)
-@torch.no_grad()
-def test_samples_are_those_drawn_by_hand(how: SamplingSettings) -> None:
-    model, names, subwords = model_of(8), [(3, 0), (11, 2)], ROWS - 2
-    drawn = sample(Decoder(model), SRC, HOW, how, subwords, names, 3)
-    assert [len(found) for found in drawn] == [3, 3]
-    for source, name, found in zip(([5, 6, 7, EOS], [8, EOS]), names, drawn, strict=True):
-        expected = drawn_by_hand(model, source, name, how, subwords, 3)
-        assert [one.ids for one in found] == [ids for ids, _ in expected]
-        for one, (ids, total) in zip(found, expected, strict=True):
-            assert one.log_probability == pytest.approx(total, abs=1e-9)
-            assert one.score == pytest.approx(total / ((5 + len(ids) + 1) / 6) ** HOW.alpha, abs=1e-9)
-
-
-def test_one_sample_by_default_and_bounds_of_its_settings() -> None:
-    decoder = Decoder(model_of(8))
-    assert [len(found) for found in sample(decoder, SRC, HOW, SamplingSettings(seed=1), ROWS, [(0,), (1,)])] == [1, 1]
-    assert (SamplingSettings(seed=0).temperature, SamplingSettings(seed=0).top_k) == (1.0, 0)
-    (coldest, greedy) = (
-        sample(decoder, SRC, HOW, how, ROWS, [(0,), (1,)])
-        for how in (SamplingSettings(seed=0, temperature=1e-308), SamplingSettings(seed=0, top_k=1))
-    )
-    assert coldest == greedy, "the limit, without a division of all by almost nothing"
-    for wrong in ({"seed": -1}, {"seed": 0, "temperature": 0.0}, {"seed": 0, "top_k": -1}):
-        with pytest.raises(ValidationError):
-            SamplingSettings.model_validate(wrong)
-
-
-def test_of_equally_likely_subwords_top_k_draws_all() -> None:
-    log_p = torch.log(torch.tensor([[[0.1, 0.3, 0.3, 0.3]]], dtype=torch.float64)).expand(1, 300, 4)
-    uniform = torch.linspace(0.001, 1.0, 300, dtype=torch.float64)[None]
-    tokens = _draw(log_p, uniform, SamplingSettings(seed=0, top_k=2))
-    assert Counter(tokens[0].tolist()) == {1: 100, 2: 100, 3: 100}
 
 
 def test_probabilities_of_a_bfloat16_model_are_float32() -> None:

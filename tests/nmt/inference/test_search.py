@@ -17,7 +17,6 @@ from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, UNK, InputError, SearchSettings
 from nmt.inference.decoder import Decoder, DecodingState, Ensemble, Scorer
-from nmt.inference.sampling import SamplingSettings, sample
 from nmt.inference.search import length_penalty, search
 from nmt.model import Transformer
 
@@ -260,5 +259,3 @@ def test_a_model_without_probabilities_ends_the_search_with_an_error(scorer: Sco
         for stop in EVERY_STOP:
             with pytest.raises(InputError, match=sentence):
                 search(scorer, src, how(beam, 0.6, extra, stop), SUBWORDS)
-    with pytest.raises(InputError, match=sentence):
-        sample(scorer, src, how(1, 0.6, extra), SamplingSettings(seed=1), SUBWORDS, [(0,), (1,)], 3)
