@@ -1,4 +1,4 @@
-"""What a training logs in its folder: one record per interval, one per validation, and a summary."""
+"""What a training logs in its folder: a record per interval, two per validation (losses; translations), a summary."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ torchrun runs `python -m nmt.training.loop FOLDER` for each device. FOLDER holds
     resume/          the last complete state
     checkpoints/     weights for averaging
     states/          states kept to train parts of the training again
-    history.jsonl    one record per interval, one per validation
+    history.jsonl    one record per interval, two per validation
     chain.jsonl      hashes of the training at intervals
     done.json        at the end, or else `interrupted` (it was asked to stop) or `failed.json` (an error)
 
@@ -22,12 +22,12 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -38,7 +38,7 @@ from nmt.portable import arithmetic
 from nmt.training import chain, checkpoint, history, state
 from nmt.training.batches import Corpus, ahead, train_files
 from nmt.training.distributed import World, join_world, peer_is_lost
-from nmt.training.history import CHAIN, HISTORY, Record, read_history
+from nmt.training.history import CHAIN, HISTORY, read_history
 from nmt.training.measurements import Measurements
 from nmt.training.state import TrainState
 from nmt.training.trainer import Trainer
@@ -128,8 +128,10 @@ class Attempt:
             if planned or last:
                 with arithmetic(settings.arithmetic):
                     loss = trainer.validate(valid)
+                    outputs = trainer.translate_examples(valid) if world.main else {}
                 trainer.measured.add_validation(loss, counts=planned)
                 self.log({"valid_loss": loss, "valid_ppl": history.perplexity(loss)})
+                self.log({"outputs": outputs})
             reported = update.number % self.report_every == 0 or last
             if reported:
                 interval = trainer.measured.take_interval()
@@ -158,7 +160,7 @@ class Attempt:
         patience = self.settings.patience
         return patience is not None and self.trainer.measured.state.validations_since_best >= patience
 
-    def log(self, values: Record) -> None:
+    def log(self, values: Mapping[str, Any]) -> None:
         """Append a record of the last update to the history on the main rank."""
         if self.trainer.world.main:
             times = {"update": self.trainer.update, "seconds": self.trainer.measured.seconds()}

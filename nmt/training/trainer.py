@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any, cast
 
 import numpy as np
@@ -13,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from nmt.common.cpu import processor
-from nmt.config import InputError, Job
+from nmt.config import BOS, EOS, PAD, UNK, InputError, Job
 from nmt.flops import LengthSums, training_flops
 from nmt.loss import BlockLoss, block_loss, smoothed_cross_entropy
-from nmt.model import Transformer
+from nmt.model import Transformer, padding_mask
 from nmt.portable import block_loss as portable_loss
 from nmt.schedule import learning_rate
 from nmt.training.batches import Batch, Corpus, Update, cut, make_batch, updates
@@ -27,6 +28,8 @@ from nmt.training.state import ResumeConditions, TrainState
 
 VALIDATION_POSITIONS = 2048
 """Positions a side of a validation batch: enough to fill a matrix product on a CPU."""
+EXAMPLES = 6
+"""Validation pairs that are translated at every validation, for people to read."""
 OUT_OF_MEMORY = re.compile("DefaultCPUAllocator|CU(BLAS|DNN)_STATUS_ALLOC_FAILED|CUDA.*out of memory")
 COMPILED_OPERATIONS = 2e16
 """Operations of a whole training from which on it is compiled: less takes a GPU about as long as the compilation."""
@@ -187,6 +190,30 @@ class Trainer:
                 batch = make_batch(corpus, parts[number]).to(self.world.device)
                 likelihoods[number] = self.losses(batch, 0.0)[1]
         return float(self.world.sum(likelihoods).sum()) / int(corpus.tgt_lengths.sum(dtype=np.int64))
+
+    @torch.no_grad()
+    def translate_examples(self, corpus: Corpus) -> dict[int, list[int]]:
+        """Return greedy translations of EXAMPLES pairs, short to long, without EOS, by the pair's index in the corpus.
+
+        They have at most the subwords of the longest reference: an untrained model often does not end a sentence.
+        """
+        self.model.eval()
+        ranks = np.linspace(0.2, 0.8, EXAMPLES) * (len(corpus) - 1)
+        pairs = np.unique(np.argsort(corpus.tgt_lengths, kind="stable")[ranks.astype(int)])
+        src = torch.from_numpy(corpus.padded(0, pairs)).to(self.world.device)
+        src_mask = padding_mask(src)
+        ids = torch.full((len(src), 1), BOS, device=self.world.device)
+        # Every step is one subword longer: too few steps to be worth a compilation.
+        with torch.compiler.set_stance("force_eager") if self.compiled else nullcontext():
+            memory = self.model.encode(src, src_mask)
+            for _ in range(corpus.tgt_lengths[pairs].max()):
+                logits = self.model.logits(self.model.decode(ids, memory, src_mask)[:, -1])
+                logits[:, [PAD, BOS, UNK]] = -torch.inf
+                ids = torch.cat([ids, logits.argmax(1, keepdim=True)], 1)
+                if (ids == EOS).any(1).all():
+                    break
+        rows = [[*row, EOS] for row in ids[:, 1:].tolist()]
+        return {int(pair): row[: row.index(EOS)] for pair, row in zip(pairs, rows, strict=True)}
 
     def any_stop_requested(self) -> bool:
         """Return whether any rank was asked to stop. Several GPUs ask each other every STOP_EVERY updates only."""

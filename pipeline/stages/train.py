@@ -244,7 +244,11 @@ def write_outputs(state: Path) -> None:
     devices = {name: name if flops.hardware(name) else summary["device"] for name in summary["device_seconds"]}
     sustained = {name: flops.sustained(device) for name, device in devices.items()}
     write_json(paths.TRAINING, {**summary, "flops_sustained": sustained})
-    write_curves(history.read_history(state / history.HISTORY))
+    records = history.read_history(state / history.HISTORY)
+    write_curves(records)
+    with writing(paths.VALIDATION_OUTPUTS) as temporary:
+        examples = ({key: each[key] for key in ("update", "outputs")} for each in records if "outputs" in each)
+        temporary.write_text("".join(json.dumps(each) + "\n" for each in examples), encoding="utf-8")
     job = read_yaml(state / "job.yaml")
     del job["corpus"]  # In other copies of the repository the same corpus has another path.
     decided_by = {"state": state.name, "job": job, "data": data_hashes(), "code": state.name.split("-")[1]}

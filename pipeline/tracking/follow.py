@@ -24,7 +24,7 @@ RETRY = 30.0
 BATCH = 1000
 """Points that MLflow takes at once."""
 KINDS = ("loss", "valid_loss")
-"""The number that every record of an interval has, and the one that every record of a validation has."""
+"""The number that every record of an interval has, and the one that every record of a validation's losses has."""
 
 
 class Points:
@@ -48,8 +48,8 @@ class Points:
 
         points: list[Metric] = []
         for record in records:
-            update, kind = int(record["update"]), next(kind for kind in KINDS if kind in record)
-            if update not in self.known[kind]:
+            update, kind = int(record["update"]), next((kind for kind in KINDS if kind in record), None)
+            if kind and update not in self.known[kind]:
                 self.known[kind].add(update)
                 time = self.run.info.start_time + int(1000 * record.get("seconds", 0))
                 names = sorted(record.keys() - {"update", "seconds"})

@@ -46,6 +46,7 @@ class TrainingProgress:
         """Show a record of the training's history."""
         if "valid_ppl" in record:
             self.valid = f", validation ppl {record['valid_ppl']:.2f}"
+        if "loss" not in record:
             return
         values = (
             f"loss {record['loss']:.3f}, ppl {record['ppl']:.2f}, {record['tokens_per_second']:,.0f} tokens/s"

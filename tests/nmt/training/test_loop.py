@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import math
+import operator
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -54,9 +56,25 @@ def test_it_learns_to_copy(tmp_path: Path, tiny_job: MakeJob) -> None:
     )  # fmt: skip
     job["model"].update(d_model=32, d_k=16, d_v=16)
     assert run(job, tmp_path / "run")
-    losses = [r["valid_loss"] for r in read_history(tmp_path / "run/history.jsonl") if "valid_loss" in r]
+    records = read_history(tmp_path / "run/history.jsonl")
+    losses = [r["valid_loss"] for r in records if "valid_loss" in r]
     # A guess among twelve words and the end has a loss of about 2.5 nats, the mean of the source's words one of 1.7.
     assert losses[-1] < 0.5
+    corpus = Corpus([Path(job["corpus"]) / "valid.arrow"])
+    outputs: Any = next(r["outputs"] for r in records if "outputs" in r)
+    targets = [corpus.padded(1, np.array([int(pair)]))[0, :-1].tolist() for pair in outputs]
+    assert sum(map(operator.eq, outputs.values(), targets)) >= len(targets) - 1 > 3
+
+
+def test_translations_on_the_way_change_no_weight(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tiny_job(updates=4, validate_every=2)
+    assert run(job, tmp_path / "with")
+    assert sum("outputs" in record for record in read_history(tmp_path / "with/history.jsonl")) == 2
+    monkeypatch.setattr(Trainer, "translate_examples", lambda *_: {})
+    assert run(job, tmp_path / "without")
+    assert same(final_weights(tmp_path / "with"), final_weights(tmp_path / "without"))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +99,7 @@ def test_stopped_and_resumed_it_ends_with_the_same_bits(
     for path in checkpoint.checkpoints(tmp_path / "undisturbed/checkpoints"):
         twin = tmp_path / "disturbed/checkpoints" / path.name
         assert same(tensors.load_tensors(path), tensors.load_tensors(twin))
-    measured = ("update", "loss", "nll", "tokens", "gradient_norm", "padding", "valid_loss")
+    measured = ("update", "loss", "nll", "tokens", "gradient_norm", "padding", "valid_loss", "outputs")
     curves = [
         [[record.get(key) for key in measured] for record in read_history(tmp_path / name / "history.jsonl")]
         for name in ("undisturbed", "disturbed")
