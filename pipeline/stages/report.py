@@ -14,11 +14,13 @@ from nmt import codec
 from nmt.common.files import writing
 from nmt.config import ModelSettings
 from nmt.flops import parameters
+from nmt.parsing.tokenizers import TreeTokenizer
+from nmt.text.parallel_text import read_lines
 from pipeline.config import catalogs, paths, resolution, rows, settings
 from pipeline.config.paths import read_json
 from pipeline.config.settings import DataSettings, PreparationSettings, RunSettings, load_section, plain_section
 from pipeline.config.tasks import task_of
-from pipeline.report import browser_model, figures, page, scores, sentences
+from pipeline.report import browser_model, figures, learning, page, scores, sentences
 from pipeline.report.page import Bars, Block, Bullets, Commands, Figure, Heading, Paragraph, Table
 
 NOT_COMPARED = {"training.seed", "training.resume_minutes", "training.verify_every", "training.keep_states"}
@@ -156,6 +158,26 @@ def repetition(run: RunSettings, settings: Mapping[str, Any], names: Sequence[st
     return [*commits, " ".join(["dvc exp run", *chosen])]
 
 
+def learning_section(data: DataSettings) -> list[Block]:
+    target = codec.load(paths.AVERAGE / "subwords")[1]
+    symbols = target.symbols(range(target.used_rows)) if target.settings.target == "closed" else ()
+    tokenizer = load_section("preparation", PreparationSettings).tokenizer
+    written = codec.tokenizers(data.source, data.target, tokenizer, symbols)[1]
+
+    def text(ids: Sequence[int], source: str) -> str:
+        tokens = target.decode(ids)
+        return written.detokenize(tokens, source) if isinstance(written, TreeTokenizer) else written.detokenize(tokens)
+
+    source, reference = (paths.RAW / f"valid.{data.valid.name}.{language}" for language in (data.source, data.target))
+    losses = figures.series(paths.VALIDATION, "valid_loss")
+    records = map(json.loads, read_lines(paths.VALIDATION_OUTPUTS))
+    return [
+        Heading("While it trained"),
+        Paragraph("What the model wrote for lines of the validation set at every validation, by greedy search."),
+        learning.view(records, losses, (source, reference), [data.source, data.target], text),
+    ]
+
+
 def attention_section(data: DataSettings) -> list[Block]:
     pictures = []
     for path in sorted(paths.ATTENTION.glob("*.svg")):
@@ -185,6 +207,7 @@ def blocks(lines: Sequence[sentences.Line], seconds: Mapping[str, float | None],
         *browser_model.section(paths.AVERAGE, sentences.examples(lines), seen),
         scores.headline(chosen, data, metrics),
         sentences.extremes(lines, task_of(data.target).of_line),
+        *learning_section(data),
         *scores.results(chosen, metrics),
         overlap(read_json(paths.TOKENIZED / "stats.json")),
         Heading(f"{output.capitalize()}s of the test set"),

@@ -173,7 +173,9 @@ function curves({ title, x: xTitle, series, logarithmic }) {
     draw();
   });
   fitted(svg, (next) => { width = next; draw(); });
-  return element("div", { class: "chart" }, element("p", { class: "title" }, title), svg, legend, reset);
+  const made = element("div", { class: "chart" }, element("p", { class: "title" }, title), svg, legend, reset);
+  made.read = (value) => { cursor = value; draw(); };
+  return made;
 }
 
 views.chart = (root, { panels }) => root.append(element("div", { class: "charts" }, ...panels.map(curves)));

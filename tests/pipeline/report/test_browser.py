@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from browser import HOSTILE, PATIENCE, chromium, findings, open_sections, opened
 
-from pipeline.report import figures, page, sentences
-from pipeline.report.page import Bars, Block, Bullets, Figure, Heading, Paragraph, Table, Tiles
+from pipeline.report import figures, learning, page, sentences
+from pipeline.report.page import Bars, Block, Bullets, Figure, Heading, Paragraph, Table, Tiles, View
 from pipeline.report.sentences import Line
 
 if TYPE_CHECKING:
@@ -50,6 +50,17 @@ def attention_file(path: Path, layers: int = 2, heads: int = 4) -> Path:
     return path
 
 
+def learned(folder: Path) -> View:
+    """Three validations; ids are characters."""
+    sides = folder / "valid.en", folder / "valid.de"
+    for path, text in zip(sides, (HOSTILE[1], "a b c"), strict=True):
+        path.write_text(f"one\n{text}\n", encoding="utf-8")
+    written = ((10, HOSTILE[0]), (20, "a x c"), (30, "a b c"))
+    records = [{"update": update, "outputs": {"1": list(map(ord, text))}} for update, text in written]
+    losses = [(10.0, 5.0), (20.0, 3.0), (30.0, 1.0)]
+    return learning.view(records, losses, sides, ["en", "de"], lambda ids, _: "".join(map(chr, ids)))
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with chromium() as found:
@@ -74,6 +85,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Paragraph(HOSTILE[0]),
         Heading("Translations"),
         sentences.view({"translation": lines()}, "en", "de"),
+        Heading("While it trained"),
+        learned(folder),
         Heading("Attention"),
         figures.attention(attention_file(folder / "sentences.npz"), ["en", "de"], [picture]),
     ]  # fmt: skip
@@ -92,7 +105,7 @@ def test_hostile_text_is_shown_as_it_is_and_axe_finds_nothing(
         assert shown.locator("h1").text_content() == HOSTILE[0]
         cells = shown.locator("main table").first.locator("tbody tr td:first-child").all_text_contents()
         assert cells == HOSTILE
-        assert shown.locator("script").count() == 4, "the script, and the data of three views"
+        assert shown.locator("script").count() == 5, "the script, and the data of four views"
         assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert findings(shown) == []
 
@@ -165,6 +178,24 @@ def test_attention_is_that_of_the_arrays(browser: Browser, report: Path) -> None
         assert queries.all_text_contents() == ["the", "dog", "</s>"]
         view.get_by_role("combobox", name="Sentence").select_option("1")
         assert keys.all_text_contents() == HOSTILE[:4]
+
+
+def test_one_slides_through_the_training(browser: Browser, report: Path) -> None:
+    from playwright.sync_api import expect
+
+    with opened(browser, report) as shown:
+        open_sections(shown)
+        view = shown.locator("[data-view=learning]")
+        texts, slider = view.locator("dd"), view.get_by_role("slider")
+        assert texts.all_text_contents() == [HOSTILE[1], HOSTILE[0], "a b c"]
+        slider.press("ArrowRight")
+        assert texts.nth(1).text_content() == "a x c"
+        assert view.locator("mark").all_text_contents() == ["x"]
+        assert view.locator("p.hint").text_content() == "After update 20: loss 3.000, perplexity 20.1."
+        assert (view.locator(".legend").text_content() or "").startswith("update 20")
+        view.get_by_role("button", name="Watch it learn").click()
+        expect(texts.nth(1)).to_have_text("a b c")
+        expect(view.get_by_role("button", name="Watch it learn")).to_be_visible()
 
 
 def test_a_chart_is_read_and_zoomed_by_mouse_and_keyboard(browser: Browser, report: Path) -> None:

@@ -69,9 +69,13 @@ def _stages_before(row: str, pair: str, overrides: dict[str, Any], sets: tuple[s
     header = "update,loss,nll,learning_rate,gradient_norm,tokens_per_second,padding"
     _write(paths.CURVES, f"{header}\n1,9.1,9.0,1e-7,1,50000,0.1\n2,8.1,8.0,2e-7,1,51000,0.1\n")
     _write(paths.VALIDATION, "update,valid_loss,valid_ppl\n2,7.5,1808.0\n")
+    outputs = ({"update": update, "outputs": {"1": [40, 5, 6]}} for update in (2, 4))
+    _write(paths.VALIDATION_OUTPUTS, "".join(json.dumps(each) + "\n" for each in outputs))
     binned = {"pairs": 4_500_000, "dropped": {"too long": 12}, "histogram": {"8": 1234}}
     _write(paths.BINNED_STATS, json.dumps(binned))
     source, target = pair.split("-")
+    _write(f"data/raw/valid.{valid}.{source}", "One\nThree\n")
+    _write(f"data/raw/valid.{valid}.{target}", "Eins\nDrei\n")
     _write(f"data/raw/test.{test}.{source}", "A <b> | c\nTwo\n")
     _write(f"data/raw/test.{test}.{target}", "Ein *b* | c\nZwei\n")
     _write(f"results/translations/{test}.average.{target}", "Ein b\r | c\nZwei\n")
@@ -167,6 +171,12 @@ def test_the_row_stands_beside_the_papers_and_the_literature(base: tuple[str, st
     section = markdown.split("## Certificate")[1].split("\n## ")[0]
     assert "2 files, 2 hashes of the training up to update 1,000, " in section
     assert "c" * 64 in section
+
+
+def test_markdown_has_what_a_line_was_at_every_validation(base: tuple[str, str]) -> None:
+    section = base[0].split("## While it trained")[1].split("\n## ")[0].split("\n")
+    at = section.index("| update | validation loss | output for: Three |")
+    assert [row.split(" | ")[0] for row in section[at + 2 : -1]] == ["| 2"], "no validation without its loss"
 
 
 def test_differences_are_listed_and_explained(base: tuple[str, str]) -> None:
@@ -285,7 +295,7 @@ def test_what_a_run_is_compared_with() -> None:
 def test_the_top_has_four_numbers_the_papers_beside_them_and_the_best_and_worst_lines(base: tuple[str, str]) -> None:
     lines = base[0].split("\n")
     beside = "the paper's way 27.1; the paper's base: 27.3"
-    tiles = [line for line in lines[: lines.index("## Result")] if line.startswith("|")]
+    tiles = [line for line in lines[: lines.index("## While it trained")] if line.startswith("|")]
     assert tiles[2:6] == [
         f"| BLEU | 26.5 | 25.9 to 27.1 (95%); newstest2014, 3003 lines; {beside} |",
         "| perplexity | 4.97 | per subword; newstest2013; the paper's base: 4.92 |",

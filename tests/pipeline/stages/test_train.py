@@ -143,6 +143,7 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     records = [
         {"update": 6, "loss": 3.0, "seconds": 1.0},
         {"update": 12, "valid_loss": 2.0, "valid_ppl": 7.4},
+        {"update": 12, "seconds": 1.5, "outputs": {"3": [5, 6]}},
         {"update": 12, "loss": 2.5},
     ]
     (state / "job.yaml").write_text(yaml.safe_dump(job(updates=12)))
@@ -163,7 +164,7 @@ def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
 
 def outputs() -> dict[str, str]:
     folder = {path.name: path.read_text() for path in paths.CHECKPOINTS.iterdir()}
-    others = (paths.TRAINING, paths.CURVES, paths.VALIDATION, paths.CHAIN)
+    others = (paths.TRAINING, paths.CURVES, paths.VALIDATION, paths.VALIDATION_OUTPUTS, paths.CHAIN)
     return {**folder, **{path.name: path.read_text() for path in others}}
 
 
@@ -220,6 +221,7 @@ def test_checkpoints_summary_and_curves_are_handed_on(
         "training.json",
         "training.csv",
         "validation.csv",
+        "validation.jsonl",
         "chain.json",
     }
     assert found["last.safetensors"] == "resume/update-00000012/model.safetensors"
@@ -228,6 +230,7 @@ def test_checkpoints_summary_and_curves_are_handed_on(
     assert (paths.CHECKPOINTS / "last.safetensors").samefile(source) == same_disk
     assert found["training.csv"] == "update,loss\n6,3.0\n12,2.5\n"
     assert found["validation.csv"] == "update,valid_loss,valid_ppl\n12,2.0,7.4\n"
+    assert found["validation.jsonl"] == '{"update": 12, "outputs": {"3": [5, 6]}}\n'
     chain = json.loads(found["chain.json"])
     assert (chain["state"], chain["code"], chain["data"]) == ("abc-def", "def", {})
     assert "corpus" not in chain["job"]
