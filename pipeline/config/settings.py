@@ -24,12 +24,9 @@ from nmt.config import (
 )
 from pipeline.config.paths import CONFIG
 
-REPACKED = "repacked:"
-"""Prefix of an address whose archive has the same members but other bytes, and so another checksum."""
-
 Pair = Literal["en-de", "en-fr", "en-tree"]
 Section = TypeVar("Section", bound=Settings)
-Url = Annotated[str, Field(pattern=rf"^({REPACKED})?(https?://[^/\s]+/|file:)\S+$")]
+Url = Annotated[str, Field(pattern=r"^(https?://[^/\s]+/|file:)\S+$")]
 """http, https, or file: with a path relative to the repository."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Md5 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]

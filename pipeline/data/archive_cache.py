@@ -6,7 +6,6 @@ import errno
 import hashlib
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from filelock import FileLock, Timeout
@@ -14,62 +13,43 @@ from rich import progress
 from rich.console import Console
 
 from nmt.config import InputError
-from pipeline.config.settings import REPACKED, ArchiveSettings
+from pipeline.config.settings import ArchiveSettings
 from pipeline.data.archives import is_archive
 from pipeline.data.fetch import FetchError, Moved, Report, fetch
 
 PARALLEL = 4  # archives fetched at the same time
 
 
-class Source(NamedTuple):
-    """An address of an archive, where its bytes are cached, and what they must match."""
-
-    url: str
-    whole: Path
-    checks: dict[str, Any]
-
-    def problem(self, path: Path) -> str | None:
-        """Return how a file differs from the catalog; None if it does not."""
-        for check, expected in self.checks.items():
-            with path.open("rb") as file:
-                found = path.stat().st_size if check == "bytes" else hashlib.file_digest(file, check).hexdigest()
-            if found != expected:
-                return f"has the {check} {found}, not {expected} as in the catalog"
-        # Without a checksum it could be a hotel's login page.
-        known = self.checks.keys() & {"sha256", "md5"}
-        return None if known or is_archive(path) else "is neither .tgz nor .tar nor .zip"
-
-    def obtain(self, archive: ArchiveSettings, moved: Moved, report: Report) -> Path:
-        """Return the verified archive from this address; raise FetchError where it does not provide it."""
-        if self.url.startswith("file:"):
-            path = Path(urlsplit(self.url).path)
-            if problem := self.problem(path) if path.is_file() else "is missing":
-                raise FetchError(problem)
-            return path
-        size: int | None = self.checks.get("bytes")
-        known = "size unknown" if size is None else f"{size:,} bytes"
-        report(f"{archive.name}: {known} from {self.url}; licence: {archive.licence}; described at {archive.source}")
-        part = self.whole.with_name(f"{self.whole.name}.part")
-        for _ in range(2):  # Bytes of several connections may not fit together, so a wrong file is fetched once more.
-            fetch(self.url, part, size, moved, report)
-            problem = self.problem(part)
-            if problem is None:
-                return part.replace(self.whole)
-            part.unlink()
-        raise FetchError(str(problem))
+def _problem(archive: ArchiveSettings, path: Path) -> str | None:
+    """Return how a file differs from the catalog; None if it does not."""
+    for check, expected in (("bytes", archive.bytes), ("sha256", archive.sha256), ("md5", archive.md5)):
+        if expected is None:
+            continue
+        with path.open("rb") as file:
+            found = path.stat().st_size if check == "bytes" else hashlib.file_digest(file, check).hexdigest()
+        if found != expected:
+            return f"has the {check} {found}, not {expected} as in the catalog"
+    # Without a checksum it could be a hotel's login page.
+    return None if archive.sha256 or archive.md5 or is_archive(path) else "is neither .tgz nor .tar nor .zip"
 
 
-def sources(archive: ArchiveSettings, folder: Path) -> list[Source]:
-    """Return the addresses of an archive: mirrors share the bytes and the checks, a repacked one has neither."""
-    checks = {name: value for name in ("bytes", "sha256", "md5") if (value := getattr(archive, name)) is not None}
-    found = []
-    for url in archive.urls:
-        repacked = url.startswith(REPACKED)
-        # Without a checksum the address is the key: another address may have another file.
-        address = hashlib.sha256((url.removeprefix(REPACKED) if repacked else archive.urls[0]).encode()).hexdigest()
-        key = f"url-{address}" if repacked or archive.sha256 is None else archive.sha256
-        found.append(Source(url.removeprefix(REPACKED), folder / key, {} if repacked else checks))
-    return found
+def _obtain_from(url: str, archive: ArchiveSettings, whole: Path, moved: Moved, report: Report) -> Path:
+    """Return the verified archive from an address, cached as `whole`; raise FetchError where it does not provide it."""
+    if url.startswith("file:"):
+        path = Path(urlsplit(url).path)
+        if problem := _problem(archive, path) if path.is_file() else "is missing":
+            raise FetchError(problem)
+        return path
+    known = "size unknown" if archive.bytes is None else f"{archive.bytes:,} bytes"
+    report(f"{archive.name}: {known} from {url}; licence: {archive.licence}; described at {archive.source}")
+    part = whole.with_name(f"{whole.name}.part")
+    for _ in range(2):  # Bytes of several connections may not fit together, so a wrong file is fetched once more.
+        fetch(url, part, archive.bytes, moved, report)
+        problem = _problem(archive, part)
+        if problem is None:
+            return part.replace(whole)
+        part.unlink()
+    raise FetchError(str(problem))
 
 
 def obtain(archives: list[ArchiveSettings], root: Path) -> dict[str, Path]:
@@ -93,7 +73,7 @@ def obtain(archives: list[ArchiveSettings], root: Path) -> dict[str, Path]:
             def moved(position: int, total: int | None) -> None:
                 bars.update(task, completed=position, total=total, visible=True)
 
-            return archive.name, _obtain(archive, sources(archive, folder), moved, report)
+            return archive.name, _obtain(archive, folder, moved, report)
 
         # Its threads are daemons: a silent server must not delay the exit of an interrupted stage, as the threads of
         # concurrent.futures would. The first failure ends all.
@@ -102,9 +82,11 @@ def obtain(archives: list[ArchiveSettings], root: Path) -> dict[str, Path]:
         return {archive.name: found[archive.name] for archive in archives}
 
 
-def _obtain(archive: ArchiveSettings, candidates: list[Source], moved: Moved, report: Report) -> Path:
+def _obtain(archive: ArchiveSettings, folder: Path, moved: Moved, report: Report) -> Path:
     """Return one archive from the cache or the first address that provides it; raise as `obtain` does."""
-    lock = FileLock(f"{candidates[0].whole}.lock")  # Parallel runs, as in DVC's queue, share the state root.
+    # Without a checksum the address is the key: another address may have another file.
+    whole = folder / (archive.sha256 or f"url-{hashlib.sha256(archive.urls[0].encode()).hexdigest()}")
+    lock = FileLock(f"{whole}.lock")  # Parallel runs, as in DVC's queue, share the state root.
     try:
         held = lock.acquire(blocking=False)
     except Timeout:
@@ -113,17 +95,16 @@ def _obtain(archive: ArchiveSettings, candidates: list[Source], moved: Moved, re
     failures: list[str] = []
     transient = False
     with held:
-        for source in candidates:
-            if source.whole.exists():
-                if (problem := source.problem(source.whole)) is None:
-                    return source.whole
-                report(f"{archive.name}: {source.whole} {problem}; fetching it again")
-                source.whole.unlink()
-        for source in candidates:
+        if whole.exists():
+            if (problem := _problem(archive, whole)) is None:
+                return whole
+            report(f"{archive.name}: {whole} {problem}; fetching it again")
+            whole.unlink()
+        for url in archive.urls:
             try:
-                return source.obtain(archive, moved, report)
+                return _obtain_from(url, archive, whole, moved, report)
             except FetchError as error:
-                failures.append(f"{source.url} {error}")
+                failures.append(f"{url} {error}")
                 transient = transient or error.transient
     message = f"the archive {archive.name} could not be downloaded: {'; '.join(failures)}; run again to continue"
     raise ConnectionError(errno.EAGAIN, message) if transient else InputError(message)

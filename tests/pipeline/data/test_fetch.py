@@ -11,10 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from mirror import tarball
 
 from nmt.config import InputError
-from pipeline.config.settings import REPACKED, ArchiveSettings
+from pipeline.config.settings import ArchiveSettings
 from pipeline.data import archive_cache, fetch
 from pipeline.data.fetch import FetchError
 
@@ -325,17 +324,6 @@ def test_several_at_a_time(server: Server, tmp_path: Path) -> None:
     archives = [archive(urls[n], content=contents[n], name=f"a{n}") for n in range(2)]
     paths = archive_cache.obtain(archives, tmp_path)
     assert [paths[f"a{n}"].read_bytes() for n in range(2)] == contents
-
-
-def test_another_packing_is_asked_when_no_mirror_answers(server: Server, tmp_path: Path) -> None:
-    server.content = packed = tarball({"a": b"the same member\n"})
-    server.answers = [status(404)]
-    known = archive(server.url, REPACKED + server.url.replace("file.tgz", "other.zip"))
-    path = archive_cache.obtain([known], tmp_path)["a"]
-    assert path.read_bytes() == packed
-    assert [request[0] for request in server.requests] == ["/file.tgz", "/other.zip"]
-    assert archive_cache.obtain([known], tmp_path)["a"] == path
-    assert len(server.requests) == 2
 
 
 def test_without_a_sha256_it_has_the_md5_or_is_at_least_an_archive(server: Server, tmp_path: Path) -> None:
