@@ -172,8 +172,6 @@ class TrainingSettings(Settings):
     """How many checkpoints for averaging are kept."""
     resume_minutes: Annotated[float, Field(gt=0.0)]
     """Minutes between two saved states for resuming; changes no result."""
-    patience: Count | None
-    """Stop after this many validations without a better perplexity; null: train all updates, as the paper does."""
     verify_every: Count | None = None
     """Updates between two links of the chain of hashes, which `wmt verify` compares; checkpoints have a link anyway."""
     keep_states: Annotated[int, Field(ge=0, le=1024)] = 0

@@ -115,7 +115,7 @@ def tiny_job(copy_corpus: Path) -> Callable[..., dict[str, Any]]:
                 "updates": 30, "tokens": 120, "shards": 2, "warmup_steps": 20, "learning_rate_scale": 1.0, "beta1": 0.9,
                 "beta2": 0.98, "epsilon": 1e-9, "eps_ls": 0.1, "precision": "float32", "seed": 1,
                 "validate_every": 10, "checkpoint_every": 5, "keep_checkpoints": 3, "resume_minutes": 0.001,
-                "patience": None, **training,
+                **training,
             },
             "vocabulary": 16,
             "corpus": str(copy_corpus),

@@ -145,14 +145,10 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def parse_yaml(content: str | bytes) -> Any:
-    return yaml.load(content, Loader=_Loader)  # noqa: S506 - it is a safe loader
-
-
 def read_yaml(path: Path) -> Any:
     """Return the content of a YAML file; raise OSError, or InputError where it is not UTF-8 or not valid."""
     try:
-        return parse_yaml(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - it is a safe loader
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8") from error
     except yaml.YAMLError as error:

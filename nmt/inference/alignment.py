@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -25,20 +26,18 @@ def attention_of(model: Transformer, source: Sequence[int], target: Sequence[int
     found: dict[str, list[Tensor]] = {name: [] for name in ATTENTIONS}
     caller = threading.get_ident()
 
-    def record_weights(name: str) -> Any:
-        def hook(module: MultiHeadAttention, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
-            if threading.get_ident() != caller:
-                return  # A search in another thread uses the same modules.
-            x, context, mask = inputs
-            Q, K = module.split_heads(module.W_Q(x)), module.split_heads(module.W_K(context))
-            found[name].append(attention_weights(Q, K, mask)[0].float().cpu())
+    def record_weights(name: str, module: MultiHeadAttention, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
+        if threading.get_ident() != caller:
+            return  # A search in another thread uses the same modules.
+        x, context, mask = inputs
+        Q, K = module.split_heads(module.W_Q(x)), module.split_heads(module.W_K(context))
+        found[name].append(attention_weights(Q, K, mask)[0].float().cpu())
 
-        return hook
-
-    modules = [(layer.self_attention, "encoder") for layer in model.encoder]
-    modules += [(layer.self_attention, "decoder") for layer in model.decoder]
-    modules += [(layer.cross_attention, "cross") for layer in model.decoder]
-    handles = [cast("MultiHeadAttention", m).register_forward_pre_hook(record_weights(name)) for m, name in modules]
+    modules = [("encoder", layer.self_attention) for layer in model.encoder]
+    modules += [("decoder", layer.self_attention) for layer in model.decoder]
+    modules += [("cross", layer.cross_attention) for layer in model.decoder]
+    hooked = [(cast("MultiHeadAttention", module), partial(record_weights, name)) for name, module in modules]
+    handles = [module.register_forward_pre_hook(hook) for module, hook in hooked]
     try:
         model(padded([source], device), padded([[BOS, *target]], device))
     finally:

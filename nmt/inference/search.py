@@ -89,11 +89,6 @@ def _allowed(
         yield log_p, part
 
 
-def length_limits(src: Int[Tensor, "batch src"], settings: SearchSettings) -> Int[Tensor, "batch"]:
-    """Return the most subwords that each translation may have, EOS not counted: the source's and max_extra."""
-    return (src != PAD).sum(1) - 1 + settings.max_extra
-
-
 def not_finite_error(position: int) -> InputError:
     """Return the error for a subword, number `position` from 1, whose probabilities are NaN or all zero.
 
@@ -135,7 +130,8 @@ class _Beam:
         self.sentences = list(range(batch))
         """The sentence of each row of the tensors, as an index in `src`. Some rows may have results already."""
         self.results: dict[int, list[Hypothesis]] = {}
-        self.limit = length_limits(src, settings)
+        self.limit = (src != PAD).sum(1) - 1 + settings.max_extra
+        """The most subwords of each translation, EOS not counted."""
         self.length = 0
         """Subwords of every unfinished hypothesis."""
         # The search begins with one hypothesis; from the first step on there are k.

@@ -114,22 +114,20 @@ class Attempt:
         )
 
     def train(self, valid: Corpus, last_update: int) -> bool:
-        """Train until `last_update` or until patience ends; return False if a rank was asked to stop before."""
+        """Train until `last_update`; return False if a rank was asked to stop before."""
         trainer, settings, world = self.trainer, self.settings, self.trainer.world
-        end = trainer.update if self.patience_ended() else last_update
-        for update in ahead(trainer.updates(self.corpus, end)):
+        for update in ahead(trainer.updates(self.corpus, last_update)):
             with arithmetic(settings.arithmetic):
                 trainer.step(update)
             if update.number % settings.checkpoint_every == 0 and world.main:
                 folder = self.folder / "checkpoints"
                 checkpoint.save_checkpoint(folder, update.number, trainer.model, settings.keep_checkpoints)
             last = update.number == settings.updates
-            planned = update.number % settings.validate_every == 0
-            if planned or last:
+            if update.number % settings.validate_every == 0 or last:
                 with arithmetic(settings.arithmetic):
                     loss = trainer.validate(valid)
                     outputs = trainer.translate_examples(valid) if world.main else {}
-                trainer.measured.add_validation(loss, counts=planned)
+                trainer.measured.state.valid_loss = loss
                 self.log({"valid_loss": loss, "valid_ppl": history.perplexity(loss)})
                 self.log({"outputs": outputs})
             reported = update.number % self.report_every == 0 or last
@@ -140,8 +138,6 @@ class Attempt:
                 self.add_link()
             if reported and time.monotonic() - self._saved > 60 * settings.resume_minutes:
                 self.save()
-            if self.patience_ended():
-                break
             if not last and trainer.any_stop_requested():
                 trainer.measured.collect()
                 self.save()
@@ -154,11 +150,6 @@ class Attempt:
                 content = history.summary(trainer.job, trainer.measured.saved())
                 temporary.write_text(json.dumps(content, indent=2), encoding="utf-8")
         return True
-
-    def patience_ended(self) -> bool:
-        """Return whether the configured number of consecutive validations had no better perplexity."""
-        patience = self.settings.patience
-        return patience is not None and self.trainer.measured.state.validations_since_best >= patience
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Append a record of the last update to the history on the main rank."""

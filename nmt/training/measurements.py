@@ -44,17 +44,6 @@ class Measurements:
         state.interval.updates += 1
         state.interval.sums += update.sums
 
-    def add_validation(self, loss: float, *, counts: bool) -> None:
-        """Add a validation loss.
-
-        `counts`: whether patience counts it. False for the extra validation at the last update.
-        """
-        state = self.state
-        state.valid_loss = loss
-        if counts:
-            state.validations_since_best = 0 if loss < state.best_loss else state.validations_since_best + 1
-            state.best_loss = min(state.best_loss, loss)
-
     def collect(self) -> None:
         """Sum the losses of the updates since the last call over all shards; every rank must call this.
 

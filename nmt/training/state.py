@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nmt import flops
 from nmt.common.files import writing
 from nmt.common.tensors import WEIGHTS, load_tensors, save_tensors
-from nmt.config import InputError, TrainingSettings, first_error
+from nmt.config import InputError, first_error
 from nmt.flops import LengthSums
 from nmt.model import Transformer
 
@@ -78,12 +78,8 @@ class TrainState(_Saved):
     padded: int = 0
     """Positions of all shards, padding included."""
     interval: Interval = Field(default_factory=Interval)
-    best_loss: float = math.inf
-    """The lowest validation loss; infinite before the first validation."""
     valid_loss: float = math.inf
     """The last validation loss; infinite before the first validation."""
-    validations_since_best: int = 0
-    """Consecutive validations that were not better than the best."""
     last_finite: int = 0
     """The last update whose gradient was finite."""
     seconds: float = 0.0
@@ -98,12 +94,6 @@ class TrainState(_Saved):
     validate_every: int
     """As `updates`: both decide after which updates losses are recorded."""
     conditions: ResumeConditions
-
-    @classmethod
-    def initial(cls, settings: TrainingSettings, conditions: ResumeConditions, processes: int) -> TrainState:
-        """Return the state before the first update."""
-        updates, every = settings.updates, settings.validate_every
-        return cls(processes=processes, updates=updates, validate_every=every, conditions=conditions)
 
     def resumed(self, recorded: float, attempt: TrainState) -> TrainState:
         """Return this saved state as the start of an attempt, whose own initial state is `attempt`.

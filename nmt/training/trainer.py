@@ -64,7 +64,8 @@ class Trainer:
         self.overlapped: OverlappedGradients | None = None
         if world.size > 1 and not self.in_fixed_order:
             self.overlapped = OverlappedGradients(self.parameters, world, self.settings.shards // world.size)
-        self.measured = Measurements(world, TrainState.initial(self.settings, self.conditions(), world.size))
+        own = {name: getattr(self.settings, name) for name in ("updates", "validate_every")}
+        self.measured = Measurements(world, TrainState(processes=world.size, conditions=self.conditions(), **own))
         self.stop_requested = False
 
     def compile(self) -> None:

@@ -68,7 +68,12 @@ def data_settings(catalog: Catalog, pair: Pair) -> DataSettings:
     texts = {"train": entry.train, "valid": entry.valid, "test": entry.test}
     data = validated(DataSettings, {**content, **texts}, _path(catalog.name))
     used = [side.archive for _, text in data.texts for side in (text.source, text.target)]
-    archives = [_archive(catalog, name) for name in dict.fromkeys(used) if name is not None]
+    archives = []
+    for name in filter(None, dict.fromkeys(used)):
+        if name not in catalog.archives:
+            known = nearest(name, catalog.archives)
+            raise InputError(f"{_path(catalog.name)}: a text names the archive `{name}`, which is unknown; {known}")
+        archives.append(ArchiveSettings(name=name, **catalog.archives[name].model_dump()))
     return data.model_copy(update={"archives": archives})
 
 
@@ -81,13 +86,6 @@ def pair_entry(catalog: Catalog, pair: Pair) -> PairEntry:
 
 def _path(name: str) -> Path:
     return CATALOGS / f"{name}.yaml"
-
-
-def _archive(catalog: Catalog, name: str) -> ArchiveSettings:
-    if name not in catalog.archives:
-        known = nearest(name, catalog.archives)
-        raise InputError(f"{_path(catalog.name)}: a text names the archive `{name}`, which is unknown; {known}")
-    return ArchiveSettings(name=name, **catalog.archives[name].model_dump())
 
 
 def _content(name: str, where: str, extending: tuple[str, ...]) -> dict[str, Any]:

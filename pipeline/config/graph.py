@@ -45,7 +45,12 @@ class Stage:
 def stages(path: Path = DVC_YAML) -> dict[str, Stage]:
     """Return every stage by its name, in dvc.yaml's order; none where the file does not exist."""
     content = read_yaml(path) if path.exists() else None
-    return {name: _stage(name, entry) for name, entry in ((content or {}).get("stages") or {}).items()}
+    found = {}
+    for name, entry in ((content or {}).get("stages") or {}).items():
+        params = [str(file) for item in entry.get("params") or () if isinstance(item, Mapping) for file in item]
+        outs = [path for key in ("outs", "metrics", "plots") for path in _paths(entry.get(key))]
+        found[name] = Stage(name, _paths(entry.get("deps")), params, outs, dict(entry.get("meta") or {}))
+    return found
 
 
 def training_stage(path: Path = DVC_YAML) -> str | None:
@@ -72,12 +77,6 @@ def upstream(name: str, graph: Mapping[str, Stage]) -> list[str]:
             made = (made_by(path, graph) for path in (*graph[each].deps, *graph[each].params))
             waiting += [other for other in made if other is not None]
     return [name for name in graph if name in found]
-
-
-def _stage(name: str, entry: Mapping[str, Any]) -> Stage:
-    params = [str(file) for item in entry.get("params") or () if isinstance(item, Mapping) for file in item]
-    outs = [path for key in ("outs", "metrics", "plots") for path in _paths(entry.get(key))]
-    return Stage(name, _paths(entry.get("deps")), params, outs, dict(entry.get("meta") or {}))
 
 
 def _paths(entries: Iterable[Any] | None) -> list[str]:

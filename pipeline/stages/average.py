@@ -1,6 +1,6 @@
 """Average the last checkpoints (section 6.1) and write complete model folders of the average and of the last weights.
 
-A training that ended early, by its patience or by overrides that shorten it, may leave fewer checkpoints than
+A training that ended early, by overrides that shorten it, may leave fewer checkpoints than
 `averaging.last`. Then those are averaged; without any, the last weights replace the average.
 """
 

@@ -40,11 +40,8 @@ COLUMNS = (
 VALIDATION_COLUMNS = ("update", "valid_loss", "valid_ppl", "seconds")
 """Columns of results/validation.csv."""
 
-STOPPING = ("validate_every", "patience")
-"""Training settings that decide when a training with a patience stops early."""
-NOT_IN_FINGERPRINT = ("updates", "resume_minutes", "verify_every", "keep_states", *STOPPING)
-"""Training settings that do not change the weights after a given update: how long it trains, what is saved, and when
-it stops; the last without a patience only."""
+NOT_IN_FINGERPRINT = ("updates", "resume_minutes", "validate_every", "verify_every", "keep_states")
+"""Training settings that do not change the weights after a given update: how long it trains, what is saved when."""
 
 Launch = Callable[[Path, Callable[[], None]], int]
 """Trains the job in a folder and calls the second argument about once a second; returns an exit status."""
@@ -92,8 +89,7 @@ def job_settings(training: TrainingSettings) -> dict[str, Any]:
 
 def state_folder(job: Mapping[str, Any]) -> Path:
     """Return the folder of this job's state, named by the hash of its settings and data, then by that of the code."""
-    ignored = set(NOT_IN_FINGERPRINT) - (set(STOPPING) if job["training"]["patience"] is not None else set())
-    training = {key: value for key, value in job["training"].items() if key not in ignored}
+    training = {key: value for key, value in job["training"].items() if key not in NOT_IN_FINGERPRINT}
     # The corpus is named by the hashes of its files.
     others = {key: value for key, value in job.items() if key != "corpus" and value is not None}
     inputs, code = _digest({**others, "training": training, "data": data_hashes()}), code_digest()

@@ -156,7 +156,7 @@ def chained(certificate: Certificate, folder: Path) -> Finding:
         problem = f"of another corpus: {other}"
     elif other := difference(dict(flat(training.job)), dict(flat(job))):
         problem = f"of other settings: {other}"
-    elif settings.patience is None and links[-1].update != settings.updates:
+    elif links[-1].update != settings.updates:
         problem = f"it ends at update {links[-1].update:,}, the training at update {settings.updates:,}"
     else:
         return Finding("chain", "recomputed", f"{len(links):,} links, the last at update {links[-1].update:,}")
@@ -202,7 +202,7 @@ def contradictions(certificate: Certificate) -> Iterator[str]:
 
 
 def misstated(certificate: Certificate, validations: Sequence[Mapping[str, float]]) -> Iterator[str]:
-    """Yield which numbers of training.json are not those of the training, and an end before its patience."""
+    """Yield which numbers of training.json are not those of the training."""
     link = certificate.training.links[-1]
     job, training = Job.model_validate({**certificate.training.job, "corpus": ""}), read_json(paths.TRAINING)
     known = {
@@ -216,11 +216,6 @@ def misstated(certificate: Certificate, validations: Sequence[Mapping[str, float
     for key, value in known.items():
         if training.get(key) != value:
             yield f"{paths.TRAINING} has {training.get(key)} as {key}, the training has {value}"
-    if link.update < job.training.updates:
-        # Patience counts no validation that the end of a shorter training added.
-        losses = [row["valid_loss"] for row in validations if row["update"] % job.training.validate_every == 0]
-        if not losses or len(losses) - 1 - losses.index(min(losses)) < (job.training.patience or 0):
-            yield f"the training ends at update {link.update:,} of {job.training.updates:,}, before its patience"
 
 
 def rows(path: Path) -> list[dict[str, float]]:

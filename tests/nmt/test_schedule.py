@@ -10,7 +10,7 @@ from nmt.schedule import learning_rate
 PAPER = TrainingSettings(
     updates=100_000, tokens=25_000, warmup_steps=4000, learning_rate_scale=1.0, beta1=0.9, beta2=0.98, epsilon=1e-9,
     eps_ls=0.1, precision="float32", seed=1, validate_every=1000, checkpoint_every=1500, keep_checkpoints=5,
-    resume_minutes=10.0, patience=None, shards=16,
+    resume_minutes=10.0, shards=16,
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from trainings import CONDITIONS, MakeJob
 
 from nmt.common import tensors
 from nmt.common.files import writing
-from nmt.config import ModelSettings, TrainingSettings
+from nmt.config import ModelSettings
 from nmt.model import Transformer
 from nmt.training import checkpoint
 from nmt.training.state import TrainState, load_state, save_state
@@ -97,13 +97,11 @@ def test_a_killed_save_leaves_a_whole_state(
     tmp_path: Path, training: tuple[Transformer, torch.optim.Optimizer], same: bool
 ) -> None:
     model, optimizer = training
-    saved = TrainState.initial(TrainingSettings.model_construct(updates=9, validate_every=9), CONDITIONS, 1)
+    saved = TrainState(updates=9, validate_every=9, conditions=CONDITIONS, processes=1)
 
     def save(folder: Path, update: int) -> None:
         fill(model, optimizer, update)
-        save_state(
-            folder, saved.model_copy(update={"update": update, "validations_since_best": update}), model, optimizer
-        )
+        save_state(folder, saved.model_copy(update={"update": update, "padded": update}), model, optimizer)
 
     next_update = 5 if same else 6
     save(tmp_path / "made", 5)
@@ -120,7 +118,7 @@ def test_a_killed_save_leaves_a_whole_state(
         path = checkpoint.latest_resume(folder)
         assert path is not None, point
         state = load_state(path, model, optimizer)
-        assert state.validations_since_best == state.update == checkpoint.update_of(path)
+        assert state.padded == state.update == checkpoint.update_of(path)
         assert values(model, optimizer) == {state.update}, point
         seen.add(state.update)
         save(folder, next_update)

@@ -22,7 +22,7 @@ import pytest
 import torch
 import yaml
 from torch import distributed
-from trainings import ALONE, CONDITIONS, MakeJob, final_weights, infinite_gradients, run, same, stop_after, stopped
+from trainings import ALONE, CONDITIONS, MakeJob, final_weights, infinite_gradients, run, same, stopped
 
 from nmt.common import tensors
 from nmt.common.processes import TRAINERS, UNRECORDED
@@ -193,18 +193,6 @@ def test_a_history_that_was_damaged_before_its_state_is_refused(tmp_path: Path, 
     assert len((tmp_path / "history.jsonl").read_text().splitlines()) == len(lines), "a record was dropped"
 
 
-def test_the_validation_at_an_early_end_does_not_count_for_the_patience_of_a_longer_training(
-    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    losses = {4: 3.0, 8: 2.0, 10: 2.5, 12: 1.5, 16: 1.2, 20: 1.0}
-    monkeypatch.setattr(Trainer, "validate", lambda self, corpus: losses[self.update])
-    settings = {"validate_every": 4, "patience": 1}
-    assert run(tiny_job(updates=10, **settings), tmp_path / "run")
-    assert json.loads((tmp_path / "run/done.json").read_text())["valid_loss"] == 2.5
-    assert run(tiny_job(updates=20, **settings), tmp_path / "run")
-    assert json.loads((tmp_path / "run/done.json").read_text())["updates"] == 20
-
-
 def test_what_is_logged_is_on_disk_before_the_state(
     tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,7 +299,9 @@ def test_a_resume_says_what_is_different_now(
 ) -> None:  # fmt: skip
     """The number of processes is not among it."""
     trainer = Trainer(Job.model_validate(tiny_job()), ALONE)
-    saved = state.TrainState.initial(trainer.settings, CONDITIONS.model_copy(update=before), processes=4)
+    saved = trainer.measured.state.model_copy(
+        update={"conditions": CONDITIONS.model_copy(update=before), "processes": 4}
+    )
     monkeypatch.setattr(Trainer, "conditions", lambda self: CONDITIONS.model_copy(update=now))
     loop.Attempt(trainer, Corpus(train_files(Path(trainer.job.corpus))), tmp_path).print_resume(saved)
     output = capsys.readouterr().out
@@ -322,32 +312,6 @@ def test_a_resume_says_what_is_different_now(
 def test_a_fork_without_its_state_does_not_train_from_the_beginning(tmp_path: Path, tiny_job: MakeJob) -> None:
     with pytest.raises(InputError, match="this training is a fork, but no state is in"):
         run(tiny_job(fork={"update": 5, "link": "0" * 64}), tmp_path / "run")
-
-
-def test_a_stop_where_patience_ends_changes_nothing(
-    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nor does more time: a training that its patience ended stays where it is."""
-    measured = iter([3.0, 2.0, 2.5, 2.6])
-    monkeypatch.setattr(Trainer, "validate", lambda self, corpus: next(measured))
-    stop_after(monkeypatch, 12)
-    assert run(tiny_job(updates=15, patience=2, validate_every=3), tmp_path / "run")
-    weights = final_weights(tmp_path / "run")
-    assert run(tiny_job(updates=18, patience=2, validate_every=3), tmp_path / "run")
-    assert json.loads((tmp_path / "run/done.json").read_text())["updates"] == 12
-    assert same(weights, final_weights(tmp_path / "run"))
-
-
-def test_a_resumed_training_knows_the_best_validation(
-    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Worse than the best before the stop, if better than the last: patience ends."""
-    measured = iter([2.0, 2.6, 2.5, 1.0])
-    monkeypatch.setattr(Trainer, "validate", lambda self, corpus: next(measured))
-    job = tiny_job(updates=15, patience=2, validate_every=3)
-    stopped(job, tmp_path / "run", 7)
-    assert run(job, tmp_path / "run")
-    assert checkpoint.trained(tmp_path / "run") == 9
 
 
 def test_the_last_validation_is_told_after_a_resume_without_another(

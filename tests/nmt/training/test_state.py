@@ -15,14 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainings import ALONE, CONDITIONS
 
-from nmt.config import InputError, ModelSettings, TrainingSettings
+from nmt.config import InputError, ModelSettings
 from nmt.flops import LengthSums
 from nmt.model import Transformer
 from nmt.training.measurements import Measurements
 from nmt.training.state import Interval, ResumeConditions, TrainState, load_state, read_state, save_state
 
-SETTINGS = TrainingSettings.model_construct(updates=30, validate_every=10)
-INITIAL = TrainState.initial(SETTINGS, CONDITIONS, processes=1)
+INITIAL = TrainState(updates=30, validate_every=10, conditions=CONDITIONS, processes=1)
 
 counts = st.integers(0, 2**60)
 measures = st.floats(0, allow_nan=False, allow_infinity=False)
@@ -38,9 +37,7 @@ states = st.builds(
         Interval, loss=measures, nll=measures, norm=measures, updates=counts, sums=sums, skipped=counts,
         seconds=measures,
     ),
-    best_loss=losses,
     valid_loss=losses,
-    validations_since_best=counts,
     last_finite=counts,
     seconds=measures,
     device_seconds=st.dictionaries(names, measures, max_size=3),

@@ -48,7 +48,7 @@ def folder(repository: None) -> Folder:
     """The state folder of a job whose training settings are given."""
 
     def state(**training: Any) -> Path:
-        settings = {"updates": 100, "tokens": 10, "resume_minutes": 1, "validate_every": 10, "patience": None}
+        settings = {"updates": 100, "tokens": 10, "resume_minutes": 1, "validate_every": 10}
         return train.state_folder({"model": {}, "training": {**settings, **training}, "vocabulary": 8})
 
     return state
@@ -68,9 +68,9 @@ def leaves(settings: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str
 
 def test_every_setting_names_the_state_or_is_listed_as_changing_no_weight(repository: None, tiny_job: MakeJob) -> None:
     """Another model or optimizer must not resume the weights of this one."""
-    job = Job.model_validate(tiny_job(patience=3)).model_dump()
+    job = Job.model_validate(tiny_job()).model_dump()
     # The corpus is named by the hashes of its files; a training can be extended; the others say what is written when.
-    exempt = {"corpus", "updates", "resume_minutes", "verify_every", "keep_states"}
+    exempt = {"corpus", "updates", "resume_minutes", "validate_every", "verify_every", "keep_states"}
     before, seen = train.state_folder(job), set[str]()
     for section, name in leaves(job):
         seen.add(name)
@@ -83,7 +83,7 @@ def test_every_setting_names_the_state_or_is_listed_as_changing_no_weight(reposi
 
 @pytest.mark.parametrize("name", ["train.00008.arrow", "valid.arrow"])
 def test_other_text_names_another_state(folder: Folder, name: str) -> None:
-    """Validation decides where a training with a patience stops, and is part of its curve."""
+    """The validation set is part of its curve."""
     (paths.BINNED / "valid.arrow").write_bytes(b"ids")
     state = folder()
     (paths.BINNED / "stats.json").write_text("{}")

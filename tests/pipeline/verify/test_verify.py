@@ -442,22 +442,6 @@ def test_other_code_and_other_versions_are_named(run: Path) -> None:
     assert certificate.code(loaded).status == "differs"
 
 
-def test_a_training_that_was_ended_before_its_patience_is_named(run: Path) -> None:
-    set_training(patience=1, updates=48, validate_every=2)
-    training()
-    after_training()
-    assert list(check.contradictions(certificate.load(paths.CERTIFICATE))) == []
-    assert check.chained(certificate.load(paths.CERTIFICATE), run).status == "recomputed"
-    assert json.loads(paths.TRAINING.read_text())["updates"] < 48
-    content = json.loads(paths.CHAIN.read_text())
-    content["job"]["training"]["patience"] = 2
-    paths.CHAIN.unlink()
-    paths.CHAIN.write_text(json.dumps(content))
-    run_stages("certify")
-    [found_here] = check.contradictions(certificate.load(paths.CERTIFICATE))
-    assert found_here.endswith("of 48, before its patience")
-
-
 @contextmanager
 def faster(first: int, last: int) -> Iterator[None]:
     """The learning rate is higher from update `first` to `last`; the history has the one of the schedule."""
