@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import psutil
 
 from nmt.common import processes
 from nmt.training.history import read_history
@@ -47,17 +50,26 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
+def wait_for(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"not true after {PATIENCE} seconds"
         time.sleep(0.05)
 
 
-def listened_to(port: int) -> bool:
-    """Whether a process of this machine waits for connections at a port."""
-    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
-    return any(fields[1].endswith(f":{port:04X}") and fields[3] == "0A" for fields in lines)
+def family(pid: int) -> list[psutil.Process]:
+    """A process and its descendants."""
+    return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+
+
+def listening(processes: list[psutil.Process]) -> set[tuple[str, int]]:
+    """The addresses and ports at which they wait for connections."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            connections = process.net_connections("inet")
+            found |= {tuple(each.laddr) for each in connections if each.status == psutil.CONN_LISTEN}
+    return found
 
 
 def reached(folder: Path) -> int:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -119,14 +117,3 @@ class Clone:
             for path in (self.folder / folder).rglob("*")
             if path.is_file() and path.name != ".gitignore"
         }
-
-    def queue(self) -> list[dict[str, Any]]:
-        """Run what is queued; returns what `dvc exp show` says of the experiments."""
-        assert self.run("dvc", "queue", "start").returncode == 0
-        deadline = time.monotonic() + 400
-        while (status := self.run("dvc", "queue", "status").stdout).count("Success") < 2:
-            assert "Failed" not in status, self.run("dvc", "queue", "logs", status.split()[6]).stdout
-            assert time.monotonic() < deadline, status
-            time.sleep(1)
-        shown = json.loads(self.run("dvc", "exp", "show", "--json").stdout)
-        return [revision["data"] for entry in shown[1]["experiments"] for revision in entry["revs"]]

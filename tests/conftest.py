@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -63,39 +63,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
-Pairs = Sequence[tuple[list[int], list[int]]]
-
-
-def _write_arrow(path: Path, pairs: Pairs) -> None:
-    import pyarrow as pa
-
-    columns = {
-        "src": pa.array([source for source, _ in pairs], pa.list_(pa.uint16())),
-        "tgt": pa.array([target for _, target in pairs], pa.list_(pa.uint16())),
-        "line": pa.array(range(len(pairs)), pa.int64()),
-    }
-    table = pa.table(columns)
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
-        out.write_table(table, max_chunksize=7)
-
-
-@pytest.fixture
-def write_arrow() -> Callable[[Path, Pairs], None]:
-    """Writes pairs of ids, EOS included, to an Arrow file as the stage binarize does, in small record batches."""
-    return _write_arrow
-
-
 @pytest.fixture
 def copy_corpus(tmp_path: Path) -> Path:
     """A binned corpus whose targets repeat their sources: a task that a tiny model learns."""
+    from trainings import write_arrow  # It imports torch, which takes seconds that other tests need not.
+
     random = Random(1)
     sentences = [[random.randrange(4, 16) for _ in range(random.randrange(1, 9))] + [2] for _ in range(240)]
     folder = tmp_path / "copy"
     folder.mkdir()
     for low, high in ((0, 4), (4, 9)):
         inside = [(ids, ids) for ids in sentences[:200] if low < len(ids) <= high]
-        _write_arrow(folder / f"train.{high:05d}.arrow", inside)
-    _write_arrow(folder / "valid.arrow", [(ids, ids) for ids in sentences[200:]])
+        write_arrow(folder / f"train.{high:05d}.arrow", inside)
+    write_arrow(folder / "valid.arrow", [(ids, ids) for ids in sentences[200:]])
     return folder
 
 

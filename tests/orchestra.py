@@ -105,7 +105,8 @@ class Orchestra:
         process.wait()
         while found := self.at_work():
             for one in found:
-                with_suppressed(os.kill, one, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGKILL)
 
     def ends(self, process: subprocess.Popen[bytes], end: Callable[[], object]) -> int:
         """The exit status of the services after `end`, which must leave nothing behind."""
@@ -168,13 +169,10 @@ class Orchestra:
 
     def deploy(self, name: str | None = None, pair: str = "en-de", **parameters: Any) -> str:
         """What `prefect deployment run` does, without the seconds that its start takes; returns the flow run's id."""
+        flow = {"en-tree": "parse-en"}.get(pair, f"wmt-{pair}")
+        deployment = self.call(f"deployments/name/{flow}/{flow}")["id"]
         body = {"state": {"type": "SCHEDULED"}, "parameters": parameters, **({"name": name} if name else {})}
-        return str(self.call(f"deployments/{self.deployment(pair)['id']}/create_flow_run", body)["id"])
-
-    def deployment(self, pair: str) -> Json:
-        name = {"en-tree": "parse-en"}.get(pair, f"wmt-{pair}")
-        found: Json = self.call(f"deployments/name/{name}/{name}")
-        return found
+        return str(self.call(f"deployments/{deployment}/create_flow_run", body)["id"])
 
     def run(self, identity: str) -> Json:
         found: Json = self.call(f"flow_runs/{identity}")
@@ -250,11 +248,3 @@ class Orchestra:
             if history.parent not in states and lines and json.loads(lines[-1])["update"] >= updates:
                 return history.parent
         return None
-
-
-def with_suppressed(action: Callable[..., object], *arguments: object) -> None:
-    """For what may be gone."""
-    try:
-        action(*arguments)
-    except (ProcessLookupError, psutil.Error):
-        return

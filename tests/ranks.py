@@ -185,22 +185,6 @@ def training_in_folders_of_their_own(world: Any, job: dict[str, Any], folder: st
     return training(world, job, f"{folder}-{world.rank}")
 
 
-def gradients_of_an_update(world: Any, job: dict[str, Any], folder: str) -> None:
-    """Save each rank's gradients after the second update: what the first update left is no part of the second."""
-    from safetensors.torch import save_file
-
-    from nmt.config import Job
-    from nmt.training.batches import Corpus, train_files
-    from nmt.training.trainer import Trainer
-
-    settings = Job.model_validate(job)
-    trainer = Trainer(settings, world)
-    for update in trainer.updates(Corpus(train_files(Path(settings.corpus))), 2):
-        trainer.step(update)
-    found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
-    save_file(found, Path(folder) / f"gradients-{world.rank}.safetensors")
-
-
 def overlapped_gradients(world: Any, job: dict[str, Any]) -> list[list[int]]:
     """Compare the sums of ten updates' gradients in no fixed order with those along the tree.
 
@@ -273,7 +257,7 @@ def main_module(world: Any, folder: str) -> None:
     """What torchrun runs."""
     from nmt.training import loop
 
-    sys.argv = ["trainer", folder] if folder else ["trainer"]
+    sys.argv = ["trainer", folder]
     loop.main()
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,10 +109,3 @@ def history(root: Path, run: Run, key: str) -> list[tuple[int, float]]:
     """Every value of a metric with its update."""
     with connected(root / "mlflow.db") as client:
         return sorted((metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, key))
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 200) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.05)

@@ -6,10 +6,11 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 
@@ -25,6 +26,15 @@ CONDITIONS = state.ResumeConditions(
     device="cpu", processor="EPYC", threads=1, compiled=False, deterministic=True, torch="2.13.0"
 )
 MakeJob = Callable[..., dict[str, Any]]
+
+
+def write_arrow(path: Path, pairs: Sequence[tuple[list[int], list[int]]], block: int = 5) -> Path:
+    """Write pairs of ids, EOS included, to an Arrow file as the stage binarize does, in small record batches."""
+    sides = [pa.array(ids, pa.list_(pa.uint16())) for ids in (zip(*pairs, strict=True) if pairs else ([], []))]
+    table = pa.table({"src": sides[0], "tgt": sides[1], "line": pa.array(range(len(pairs)), pa.int64())})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
+        out.write_table(table, max_chunksize=block)
+    return path
 
 
 def run(job: dict[str, Any], folder: Path) -> bool:

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
-from agents import PATIENCE, Start, alive, children, listened_to, reached, running_agents, wait_for
+from agents import PATIENCE, Start, alive, children, family, listening, reached, running_agents, wait_for
 from ports import free_port
 from trainings import final_weights, run, same
 
@@ -26,14 +25,6 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.setenv("WMT_NODES", "2")
     with running_agents() as start:
         yield start
-
-
-def listening(pid: int) -> set[str]:
-    """The addresses at which a process and its descendants wait for connections."""
-    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    assert len(processes) >= 3, "torchrun and two ranks"
-    connections = [each for process in processes for each in process.net_connections("inet")]
-    return {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -51,7 +42,9 @@ def test_a_lost_node_is_replaced_and_a_lost_host_ends_both_sides(
     port = free_port()
     monkeypatch.setenv("WMT_RENDEZVOUS", f"127.0.0.1:{port}")
     host = agents(folder, 1)
-    wait_for(lambda: listened_to(port))  # who comes first hosts the rendezvous
+    wait_for(
+        lambda: port in {number for _, number in listening(family(host.pid))}
+    )  # who comes first hosts the rendezvous
     other = agents(folder, 1)
     wait_for(lambda: checkpoint.latest_resume(folder / "resume") is not None)
 
@@ -77,7 +70,9 @@ def test_a_lost_node_is_replaced_and_a_lost_host_ends_both_sides(
     monkeypatch.setenv("WMT_NODES", "1")
     alone = agents(folder, 2)
     wait_for(lambda: reached(folder) > before)
-    assert listening(alone.pid) == {"127.0.0.1"}
+    processes = family(alone.pid)
+    assert len(processes) >= 3, "torchrun and two ranks"
+    assert {address for address, _ in listening(processes)} == {"127.0.0.1"}
     assert alone.wait(timeout=PATIENCE) == 0
     assert json.loads((folder / "done.json").read_text())["resumes"] >= 2
     assert set(folder.glob(".*")) == left

@@ -17,6 +17,7 @@ import ranks
 import torch
 import yaml
 from safetensors.torch import load_file
+from trainings import write_arrow
 
 from nmt.config import PAD
 from nmt.training import checkpoint
@@ -113,15 +114,6 @@ def test_any_number_of_processes_trains_the_same_bits(tmp_path: Path, tiny_job: 
     assert "weights will not be" not in ranks.output(folder)
 
 
-def test_summed_gradients_are_those_of_one_rank(tmp_path: Path, tiny_job: MakeJob) -> None:
-    for size in (1, 2):
-        folder = tmp_path / str(size)
-        ranks.results(size, folder, ranks.gradients_of_an_update, tiny_job(shards=4), str(folder))
-    expected = (tmp_path / "1/gradients-0.safetensors").read_bytes()
-    for rank in range(2):
-        assert (tmp_path / f"2/gradients-{rank}.safetensors").read_bytes() == expected
-
-
 @pytest.mark.parametrize("size", [2, 4])
 def test_in_no_fixed_order_sums_begin_during_the_last_backward_pass(
     tmp_path: Path, tiny_job: MakeJob, size: int
@@ -161,9 +153,7 @@ def corpora(tmp_path: Path, job: dict[str, Any]) -> list[Path]:
     return homes
 
 
-def test_ranks_with_different_corpora_do_not_train(
-    tmp_path: Path, tiny_job: MakeJob, write_arrow: Callable[..., None]
-) -> None:
+def test_ranks_with_different_corpora_do_not_train(tmp_path: Path, tiny_job: MakeJob) -> None:
     """One id of one pair differs, as another vocabulary would have it: all lengths are the same."""
     job = tiny_job(updates=5)
     homes = corpora(tmp_path, job)
@@ -232,36 +222,3 @@ def test_the_first_failure_ends_all_ranks_and_is_the_stages_message(
     with ranks.ranks(size, tmp_path, ranks.main_module_failing, *given) as processes:
         assert ranks.finished(processes, 60) == [1] * size, ranks.output(tmp_path)
     assert str(outcome(tmp_path, 1)).startswith(f"a training process failed: OSError: no room in {where};")
-
-
-def test_what_torchrun_runs_leaves_word_of_how_it_ended(tmp_path: Path, tiny_job: MakeJob) -> None:
-    def status(folder: Path, job: dict[str, Any] | None) -> int | None:
-        folder.mkdir(exist_ok=True)
-        if job is not None:
-            (folder / "job.yaml").write_text(yaml.safe_dump(job))
-        with ranks.ranks(1, folder, ranks.main_module, str(folder) if job is not None else "") as processes:
-            return ranks.finished(processes)[0]
-
-    done = tmp_path / "done"
-    assert status(done, tiny_job(updates=3)) == 0
-    assert json.loads((done / "done.json").read_text())["updates"] == 3
-    assert not (done / "failed.json").exists()
-    assert not (done / "interrupted").exists()
-
-    refused = tmp_path / "refused"
-    assert status(refused, tiny_job() | {"corpus": str(tmp_path)}) == 1
-    message = f"{tmp_path} holds no train.*.arrow: run the stage binarize"
-    assert json.loads((refused / "failed.json").read_text()) == {"state": "refused", "error": message}
-    assert f"train: {message}" in ranks.output(refused)
-    assert "Traceback" not in ranks.output(refused)
-
-    failed = tmp_path / "failed"
-    failed.mkdir()
-    (failed / "checkpoints").touch()
-    assert status(failed, tiny_job()) == 1
-    failure = json.loads((failed / "failed.json").read_text())
-    assert failure["state"] == "failed"
-    assert failure["error"].startswith("FileExistsError: ")
-
-    assert status(tmp_path / "usage", None) == 1
-    assert "usage: python -m nmt.training.loop JOB" in ranks.output(tmp_path / "usage")

@@ -12,10 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 import torch
+from trainings import write_arrow
 
 from nmt import codec
 from nmt.config import EOS, Job, ModelSettings, SearchSettings, SubwordSettings, TokenizerSettings, TrainingSettings
@@ -81,13 +80,10 @@ def prepare(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Prepare
         source, closed = codec.learn(*counts, SubwordSettings.model_validate(bpe))
         target = closed or source
         folder = tmp_path_factory.mktemp("rows")
-        ids = [
-            pa.array([[*of.encode(line), EOS] for line in side], pa.list_(pa.uint16()))
-            for of, side in zip((source, target), sides, strict=True)
+        pairs = [
+            ([*source.encode(line), EOS], [*target.encode(other), EOS]) for line, other in zip(*sides, strict=True)
         ]
-        table = pa.table({"src": ids[0], "tgt": ids[1], "line": pa.array(np.arange(PAIRS))})
-        with pa.OSFile(str(folder / "train.00999.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
-            out.write_table(table)
+        write_arrow(folder / "train.00999.arrow", pairs)
         return Prepared(source, target, folder)
 
     return prepared

@@ -174,28 +174,12 @@ def test_attention_by_hand() -> None:
     torch.testing.assert_close(attention(Q, K, V, mask, Scale(0.5)).flatten(), torch.tensor([0.0, 2.0, 4.0]))
 
 
-def test_attention_dropout_is_on_the_weights() -> None:
-    module = model_of(projection_biases=False).encoder[0].self_attention
-    x = torch.randn(1, 3, 16, dtype=torch.float64)
-    before = module(x, x, None)
-    module.dropout = Scale(0.5)
-    torch.testing.assert_close(module(x, x, None), before / 2)
-
-
 def test_embeddings_are_scaled_and_placed_before_the_dropout() -> None:
     model = model_of()
     model.embedding.dropout = Scale(0.5)
     found = model.embedding(ids([5, 9]), start=3)[0]
     pe = positional_encoding(5, 16)[3:].double()
     torch.testing.assert_close(found, 0.5 * (4 * model.embedding.table[[5, 9]] + pe))
-
-
-def test_each_dropout_has_the_setting_that_is_its_own() -> None:
-    model = model_of(P_drop=0.1, attention_dropout=0.2, relu_dropout=0.3)
-    found = {name: module.probability for name, module in model.named_modules() if isinstance(module, Dropout)}
-    assert len(found) == 1 + 2 * (2 + 3) + 2 * (1 + 2) + 2 * 2
-    for name, probability in found.items():
-        assert probability == (0.2 if "attention" in name else 0.3 if "feed_forward" in name else 0.1), name
 
 
 def test_positional_encoding_follows_the_formulas() -> None:

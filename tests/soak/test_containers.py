@@ -21,10 +21,11 @@ from typing import Any
 
 import pytest
 from clones import SHRUNKEN, Clone
-from compose import PASSWORD, programs, use_dask_for_short_texts, use_small_blocks
 from mlflow import MlflowClient
 from orchestra import until
 from ports import free_port
+
+from tests.soak.team import PASSWORD, programs, use_dask_for_short_texts, use_small_blocks
 
 
 def answers(*words: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from agents import PATIENCE, alive, children, listened_to, reached, running_agents, wait_for
+from agents import PATIENCE, alive, children, family, listening, reached, running_agents, wait_for
 from ports import free_port
 
 from nmt.training import checkpoint
@@ -41,7 +41,9 @@ def test_lost_machines_that_are_not_replaced_change_no_bit(
         monkeypatch.setenv("WMT_NODES", "1:4")
         monkeypatch.setenv("WMT_RENDEZVOUS", f"127.0.0.1:{port}")
         host = start(folder, 1)
-        wait_for(lambda: listened_to(port))  # who comes first hosts the rendezvous
+        wait_for(
+            lambda: port in {number for _, number in listening(family(host.pid))}
+        )  # who comes first hosts the rendezvous
         others = [start(folder, 1) for _ in range(2)]
         wait_for(lambda: reached(folder) > 60)
         for other in others:

@@ -9,11 +9,18 @@ from typing import Any
 
 import pytest
 from clones import SHRUNKEN, Clone
-from compose import Team, blocks_by_worker, skip_without_servers, tree, use_dask_for_short_texts, use_small_blocks
 from mlflow import MlflowClient
 from orchestra import until
 
 from nmt.common.files import sha256_of
+from tests.soak.team import (
+    Team,
+    blocks_by_worker,
+    skip_without_servers,
+    tree,
+    use_dask_for_short_texts,
+    use_small_blocks,
+)
 
 pytestmark = pytest.mark.timeout(5400)
 SERVERS = ("postgres", "s3", "prefect", "mlflow")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from clones import ROOT, SHRUNKEN, Clone
-from compose import BUCKET, PASSWORD, Team, blocks_by_worker, skip_without_servers, use_dask_for_short_texts
+
+from tests.soak.team import BUCKET, PASSWORD, Team, blocks_by_worker, skip_without_servers, use_dask_for_short_texts
 
 README = ROOT / "infra/README.md"
 pytestmark = pytest.mark.timeout(900)

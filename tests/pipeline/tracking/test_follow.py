@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agents import wait_for
 from command_line import wmt
 from filelock import FileLock
-from tracked import STATE, connected, history, recorded, wait_until, write_results
+from tracked import STATE, connected, history, recorded, write_results
 
 from nmt.common.processes import Interrupted
 from nmt.config import InputError
@@ -51,8 +52,8 @@ def test_a_training_is_followed_and_then_completed(root: Path, state: Path, monk
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
     with follow(state):
         measure(state, *range(1, 1201))
-        wait_until(lambda: any("loss" in run.data.metrics for run in recorded(root)))
-        wait_until(lambda: "system/cpu_utilization_percentage" in recorded(root)[0].data.metrics)
+        wait_for(lambda: any("loss" in run.data.metrics for run in recorded(root)))
+        wait_for(lambda: "system/cpu_utilization_percentage" in recorded(root)[0].data.metrics)
         assert status(root) == ["RUNNING"]
         measure(state, 1201)
     (run,) = recorded(root)
@@ -83,7 +84,7 @@ def test_a_resumed_training_is_the_same_run_without_a_second_point(root: Path, s
     measure(state, *range(1, 9))
     measure(state, *range(9, 21), seconds=1.5)
     with follow(state):
-        wait_until(lambda: status(root) == ["RUNNING"])
+        wait_for(lambda: status(root) == ["RUNNING"])
     (run,) = recorded(root)
     assert history(root, run, "loss") == [(update, 1 / update) for update in range(1, 21)]
     assert [step for step, _ in history(root, run, "valid_loss")] == [10, 20]
@@ -125,7 +126,7 @@ def test_a_server_that_is_down_is_told_once_and_delays_nothing(
         return bool(warned)
 
     with follow(state):
-        wait_until(told)
+        wait_for(told)
         start = time.monotonic()
         measure(state, 1)
     assert time.monotonic() - start < 30
@@ -154,11 +155,11 @@ def test_a_server_that_is_away_for_a_while_loses_and_repeats_nothing(
 
     with follow(state):
         measure(state, *range(1, 51))
-        wait_until(lambda: any("loss" in run.data.metrics for run in recorded(root)))
+        wait_for(lambda: any("loss" in run.data.metrics for run in recorded(root)))
         with monkeypatch.context() as away:
             away.setattr(MlflowClient, "log_batch", cut_off)
             measure(state, *range(51, 101))
-            wait_until(lambda: len(history(root, recorded(root)[0], "loss")) == 100)
+            wait_for(lambda: len(history(root, recorded(root)[0], "loss")) == 100)
             measure(state, 101)
         measure(state, 102)
     (run,) = recorded(root)

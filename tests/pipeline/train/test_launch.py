@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from agents import alive, wait_for
+from agents import alive, family, listening, wait_for
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from nmt.config import InputError
@@ -162,15 +162,6 @@ def test_processes_share_the_cores_and_stay_on_loopback(monkeypatch: pytest.Monk
     assert launch.environment(1).keys() - os.environ.keys() == ours - {"OMP_NUM_THREADS"}
 
 
-def listening(processes: list[psutil.Process]) -> set[str]:
-    found = set()
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            connections = process.net_connections("inet")
-            found |= {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
-    return found
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="asks to die with its parent")
 @pytest.mark.timeout(240)
 def test_one_process_listens_nowhere_and_leaves_nothing_where_its_stage_is_killed(
@@ -192,7 +183,7 @@ def test_one_process_listens_nowhere_and_leaves_nothing_where_its_stage_is_kille
     running = [psutil.Process(stage.pid)]
     try:
         wait_for(lambda: checkpoint.trained(state) > 0)
-        running += running[0].children(recursive=True)
+        running = family(stage.pid)
         assert len(running) >= 3, "the stage, torchrun and its one rank"
         assert listening(running) == set()
         (scratch,) = state.glob(".torchrun.*")
