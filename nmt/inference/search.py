@@ -42,11 +42,7 @@ def length_penalty(length: int, alpha: float) -> float:
 
 @torch.inference_mode()
 def search(
-    model: Transformer | Scorer,
-    src: Int[Tensor, "batch src"],
-    settings: SearchSettings,
-    subwords: int,
-    nbest: int = 1,
+    model: Transformer | Scorer, src: Int[Tensor, "batch src"], settings: SearchSettings, subwords: int, nbest: int = 1
 ) -> list[list[Hypothesis]]:
     """Return the `nbest` best translations of each source, best first; there may be fewer.
 
@@ -63,11 +59,7 @@ def search(
 
 
 def _allowed(
-    state: DecodingState,
-    ids: Int[Tensor, "batch hypotheses"],
-    limit: Int[Tensor, "batch"],
-    length: int,
-    subwords: int,
+    state: DecodingState, ids: Int[Tensor, "batch hypotheses"], limit: Int[Tensor, "batch"], length: int, subwords: int
 ) -> Iterator[tuple[Float[Tensor, "part hypotheses vocabulary"], slice]]:
     """Yield log-probabilities of the next subword, and of which sentences; those not allowed have -inf.
 

@@ -203,10 +203,7 @@ class Scores:
 
 
 def score_lines(
-    gold: Iterable[str],
-    parsed: Iterable[str],
-    gold_tags: bool = False,
-    names: tuple[str, str] = ("GOLD", "PARSED"),
+    gold: Iterable[str], parsed: Iterable[str], gold_tags: bool = False, names: tuple[str, str] = ("GOLD", "PARSED")
 ) -> Scores:
     """Return the scores of parsed trees against gold trees, one sentence a line; `names` are for messages.
 

@@ -11,14 +11,7 @@ from nmt.config import InputError, Settings
 from pipeline.config.errors import nearest, read_mapping, validated
 from pipeline.config.paths import CATALOGS
 from pipeline.config.rows import merge
-from pipeline.config.settings import (
-    ArchiveEntry,
-    ArchiveSettings,
-    DataSettings,
-    Name,
-    Pair,
-    ParallelSettings,
-)
+from pipeline.config.settings import ArchiveEntry, ArchiveSettings, DataSettings, Name, Pair, ParallelSettings
 
 
 class PairEntry(Settings):

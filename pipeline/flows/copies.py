@@ -81,13 +81,19 @@ def _remove(copy: Path) -> None:
 
 
 def _make(original: Path, copy: Path, root: Path, changes: Mapping[str, Any]) -> None:
+    from dvc.utils.serialize import modify_yaml
+
     head = commit(original)
     git("clone", "--quiet", "--no-checkout", "--no-tags", str(original), str(copy))
     git("checkout", "--quiet", "--detach", head, folder=copy)
     if changed := difference(folder=original):
         # Also applied to the index: `dvc exp save` leaves out new files that are not in it.
         git("apply", "--index", "--whitespace=nowarn", "-", folder=copy, content=changed)
-    _set_params(copy / PARAMS, changes)
+    validated(Params, read_params(copy / PARAMS), PARAMS)
+    # Its comments are kept: `dvc exp apply` copies the file to the original.
+    with modify_yaml(copy / PARAMS) as content:
+        for key, value in changes.items():
+            content[key] = merge(content.get(key) or {}, value) if key == "overrides" else value
     # Git does not track new catalogs and the user's own text, which may be large.
     for folder, copier in ((CATALOGS, shutil.copyfile), (LOCAL, link_or_copy)):
         if (original / folder).exists():
@@ -107,16 +113,6 @@ def commit(original: Path) -> str:
         raise InputError(
             f"{original} is no git repository with a commit, and runs work in copies of one: commit first ({error})"
         ) from error
-
-
-def _set_params(params: Path, changes: Mapping[str, Any]) -> None:
-    """Set values of params.yaml and keep its comments: `dvc exp apply` copies the file to the original."""
-    from dvc.utils.serialize import modify_yaml
-
-    validated(Params, read_params(params), PARAMS)
-    with modify_yaml(params) as content:
-        for key, value in changes.items():
-            content[key] = merge(content.get(key) or {}, value) if key == "overrides" else value
 
 
 def _share_cache(original: Path, copy: Path) -> None:

@@ -71,13 +71,9 @@ def model_content(folder: Path, search: Mapping[str, Any]) -> dict[str, Any]:
         "artifacts": {"model": str(folder)},
         "signature": ModelSignature(text, text, ParamSchema(parameters)),
         "input_example": EXAMPLE,
-        "pip_requirements": requirements(),
+        # Without their build (`2.13.0+cpu`), which an index may not have.
+        "pip_requirements": [f"{name}=={importlib.metadata.version(name).split('+')[0]}" for name in NEEDED],
     }
-
-
-def requirements() -> list[str]:
-    """Return the installed versions without their build (`2.13.0+cpu`), which an index may not have."""
-    return [f"{name}=={importlib.metadata.version(name).split('+')[0]}" for name in NEEDED]
 
 
 def best(versions: Sequence[ModelVersion], by: Task, valid_set: str) -> str | None:
