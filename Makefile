@@ -19,8 +19,9 @@ INDEXES = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(call pip_setting,index-url)}"
 .PHONY: run pages setup test infra-test lint ui serve bench bench-gpu mutants soak plan clean
 .DEFAULT_GOAL := run
 
+# --quiet leaves out DVC's advice on git, which would stand before the summary, and its errors: the dry run prints those.
 run: setup
-	@$(VENV) dvc repro
+	@$(VENV) dvc repro --quiet || { $(VENV) dvc repro --dry > /dev/null; exit 1; }
 	@$(VENV) wmt summary
 
 # The page as a folder for a static host.

@@ -18,6 +18,7 @@ from nmt import flops
 from nmt.common.cpu import processor
 from nmt.config import InputError
 from nmt.flops import LengthSums, parameters, training_flops
+from pipeline.cli.repository import running_stage
 from pipeline.config import graph, machine, resolution
 from pipeline.config.paths import BINNED_STATS, CONFIG, read_json
 from pipeline.config.settings import Configuration
@@ -222,6 +223,8 @@ def report(measure: bool, rented: Callable[[int, str], str] | None = None) -> bo
     disk, needed, operations = needs(configuration, corpus)
     cost = None if rented is None else rented(operations, training.precision)
     print(f"{run.pair}, row {run.row}, corpus {run.corpus}, seed {run.seed}\n")
+    if stage := running_stage():
+        print(f"  A run is going on in this folder, at its stage {stage}; what it has not finished is listed, too.\n")
     for name, reason in reasons.items():
         print(f"  {name:15} {f'would run ({reason})' if reason else 'unchanged'}")
     print("\n  (Where DVC's cache has the result already, it is restored and nothing runs.)\n")

@@ -1,11 +1,11 @@
-"""The check that a command is run in the repository's root."""
+"""The repository of a command: that it is run in its root, and which stage is at work there."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from nmt.config import InputError
-from pipeline.config.paths import CATALOGS, DVC_YAML
+from pipeline.config.paths import CATALOGS, DVC_YAML, read_json, status_file
 
 
 def check_folder() -> None:
@@ -13,3 +13,14 @@ def check_folder() -> None:
     for path in (DVC_YAML, CATALOGS):
         if not path.exists():
             raise InputError(f"{path} is not in {Path.cwd()}: run this in the repository's root")
+
+
+def running_stage() -> str | None:
+    """Return the stage that a process of this machine runs in this folder, by the stages' status files. Linux only."""
+    for path in status_file("*").parent.glob("*.json"):
+        status = read_json(path)
+        # A killed stage leaves `running`, and its number may be another process's now.
+        command = Path(f"/proc/{status['pid']}/cmdline")
+        if status["state"] == "running" and command.exists() and path.stem.encode() in command.read_bytes():
+            return path.stem
+    return None

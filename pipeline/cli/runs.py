@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ import typer
 
 from nmt.common.files import output_file, read_yaml, writing
 from nmt.config import InputError
-from pipeline.cli.repository import check_folder
+from pipeline.cli.repository import check_folder, running_stage
 from pipeline.config import resolution, tasks
 from pipeline.config.paths import (
     AVERAGE,
@@ -49,6 +50,8 @@ def summary() -> None:
     print(f"{tasks.summary(scores)}\nrun     {resolution.name(configuration)}{time}")
     if TRAINING.exists() and read_json(TRAINING).get("train_seconds") != scores.get("train_seconds"):
         print(f"        of an earlier training than {TRAINING}: `dvc repro` scores the present one")
+    if stage := running_stage():
+        print(f"        a newer run is at its stage {stage}: these results are of the run before")
     print(f"report  {REPORT_HTML.absolute().as_uri()}\nmodel   {AVERAGE}: wmt {verb} {AVERAGE}")
     print("next    open the report; `make ui` compares runs; `wmt rows` lists other models")
 
@@ -142,7 +145,8 @@ def compare(
 ) -> None:
     """Compare two runs on the same test set, as a page: scores, paired bootstrap, settings, translations side by side.
 
-    MLflow lists names and ids; the beginning of an id is enough. `.` names the results in this folder.
+    The runs' own reports are copied beside it. MLflow lists names and ids; the beginning of an id is enough. `.` names
+    the results in this folder.
 
     \b
     Example:
@@ -156,7 +160,14 @@ def compare(
     with tempfile.TemporaryDirectory() as folder:
         one, other = (_compared(name, Path(folder, str(number))) for number, name in enumerate((first, second)))
         found = comparison.difference(one, other)
-        content = page.html(comparison.blocks(one, other, found))
+        reports = []
+        for number, run in enumerate((one, other), start=1):
+            if run.report.exists():
+                copy = target.with_name(f"{target.stem}-{number}{target.suffix}")
+                with writing(copy) as temporary:
+                    shutil.copyfile(run.report, temporary)
+                reports.append((copy.name, run.name))
+        content = page.html(comparison.blocks(one, other, found, reports))
     with writing(target) as temporary:
         temporary.write_text(content, encoding="utf-8", newline="\n")
     difference = f"{found.difference:+.2f} {task_in(other.metrics).title}, p = {found.p_value:.3f} (paired bootstrap)"
@@ -169,14 +180,14 @@ def _compared(name: str, folder: Path) -> Compared:
     from pipeline.report.comparison import Compared
     from pipeline.tracking import artifacts
 
-    paths = [CONFIG, SCORES, SENTENCES, VALIDATION]
+    paths = [CONFIG, SCORES, SENTENCES, VALIDATION, REPORT_HTML]
     if name != HERE:
         name, paths = artifacts.fetch(name, [path.name for path in paths], folder)
-    config, scores, lines, validation = paths
+    config, scores, lines, validation, report = paths
     if not scores.exists():
         raise InputError(
             f"the run {name} has no scores: finish it with `dvc repro`, then `wmt publish`, or choose another"
         )
     found = read_json(scores)
     read_json(scores, task_in(found).key)
-    return Compared(name, dict(flat(read_yaml(config))), found, sentences.read(lines), validation)
+    return Compared(name, dict(flat(read_yaml(config))), found, sentences.read(lines), validation, report)

@@ -35,6 +35,8 @@ class Compared:
     lines: Sequence[sentences.Line]
     validation: Path
     """The table of validations that training wrote."""
+    report: Path
+    """The run's own page, which may be missing."""
 
     @property
     def languages(self) -> tuple[str, str]:
@@ -87,8 +89,10 @@ def phrases(first: Sequence[sentences.Line], second: Sequence[sentences.Line]) -
     return [(phrase, f"{count:+,}") for phrase, count in dict(ranked[:PHRASES] + ranked[-PHRASES:]).items() if count]
 
 
-def blocks(first: Compared, second: Compared, found: Comparison) -> list[Block]:
-    """Return the page."""
+def blocks(
+    first: Compared, second: Compared, found: Comparison, reports: Sequence[tuple[str, str]] = ()
+) -> list[Block]:
+    """Return the page; `reports` are files beside it and the runs whose reports they are."""
     runs, names = (first, second), (first.name, second.name)
     by = task_in(second.metrics)
     tiles = [scores.tile(f"{by.title}: {run.name}", run.metrics) for run in runs]
@@ -110,6 +114,7 @@ def blocks(first: Compared, second: Compared, found: Comparison) -> list[Block]:
         Heading(f"{second.name} against {first.name}", 1),
         Paragraph(verdict(second.name, changed, found, by.title)),
         Tiles(tiles),
+        *([Table(("report", "of run"), reports, link="./")] if reports else []),
         Table(("setting", *names), changed) if changed else Paragraph("The settings are the same."),
         *line_differences(first.lines, second.lines, by.of_line),
         Heading("Words and phrases"),

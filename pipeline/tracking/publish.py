@@ -21,8 +21,8 @@ from pipeline.tracking.follow import Points
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-SIZES = ("params", "vocabulary", "updates")
-"""Scores that describe the run and measure nothing: they are parameters in MLflow."""
+SIZES = ("params", "vocabulary", "updates", "averaged_checkpoints", "devices", "sustained_flops")
+"""Scores that describe the run and do not rate it: they are parameters in MLflow, and no charts."""
 
 
 def complete(client: MlflowClient) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,18 @@ def test_bleu_its_interval_and_where_things_are(capsys: pytest.CaptureFixture[st
         "model   models/average: wmt translate models/average",
         "next    open the report; `make ui` compares runs; `wmt rows` lists other models",
     ]
+
+
+def test_it_says_that_a_newer_run_is_going_on(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("results/scores.json").write_text(json.dumps(SCORES))
+    Path(".dvc/tmp/status").mkdir(parents=True)
+    # The number of this process, whose command has the stage's name in it only at last.
+    for stage, newer in (("no-such-stage", False), ("python", True)):
+        status = {"state": "running", "pid": os.getpid()}
+        Path(f".dvc/tmp/status/{stage}.json").write_text(json.dumps(status))
+        assert wmt("summary") == 0
+        said = "a newer run is at its stage" in capsys.readouterr().out
+        assert said == newer
 
 
 def test_trees_are_summed_up_by_f1(capsys: pytest.CaptureFixture[str]) -> None:

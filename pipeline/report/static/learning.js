@@ -40,10 +40,9 @@ views.learning = (root, { title, languages, lines, steps }) => {
   }
 
   root.append(element("div", { class: "controls" }, play, element("label", {}, "validation", slider)), said,
-    element("ol", { class: "lines" }, ...lines.map(({ source, reference }, i) => element("li", {}, element("dl", {},
+    element("div", { class: "charts" }, chart, element("ol", { class: "lines" }, ...lines.map(({ source, reference }, i) => element("li", {}, element("dl", {},
       element("dt", {}, "source"), element("dd", { dir: "auto", lang: languages[0] }, source),
       element("dt", {}, "output"), outputs[i],
-      element("dt", {}, "reference"), element("dd", { dir: "auto", lang: languageTag(languages[1]) }, reference))))),
-    element("div", { class: "charts" }, chart));
+      element("dt", {}, "reference"), element("dd", { dir: "auto", lang: languageTag(languages[1]) }, reference)))))));
   show();
 };

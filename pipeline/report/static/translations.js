@@ -41,6 +41,22 @@ function marked(all, inBoth, make) {
   return parts;
 }
 
+/** Return the words of `after`: new ones as insertions, and those of `before` that it lacks as deletions. */
+function changes(before, after) {
+  const [kept, known] = common(before, after);
+  const parts = [];
+  for (let i = 0, j = 0; i < before.length || j < after.length;) {
+    const [gone, come, same] = [[], [], []];
+    while (i < before.length && !(kept[i] && j < after.length)) gone.push(before[i++]);
+    while (j < after.length && !(known[j] && i < before.length)) come.push(after[j++]);
+    for (; kept[i] && known[j]; i++, j++) same.push(after[j]);
+    if (gone.length) parts.push(element("del", {}, gone.join(" ")), " ");
+    if (come.length) parts.push(element("ins", {}, come.join(" ")), " ");
+    if (same.length) parts.push(same.join(" "), " ");
+  }
+  return parts;
+}
+
 views.translations = (root, { languages, metric, systems, lines }) => {
   const folded = lines.map((line) => [line.source, line.reference, ...line.outputs].join("\n").toLowerCase());
   const paired = systems.length > 1;
@@ -89,6 +105,9 @@ views.translations = (root, { languages, metric, systems, lines }) => {
     outputs.forEach((output, i) => {
       cells.push(element("dt", {}, systems[i]), element("dd", { dir: "auto", lang: languageTag(languages[1]) }, ...output));
     });
+    if (paired && keep.differ(line)) {
+      cells.push(element("dt", {}, "change"), element("dd", { dir: "auto", lang: languageTag(languages[1]) }, ...changes(...line.outputs.map(words))));
+    }
     const scores = line.scores.map((score) => (score === null ? "not scored" : score.toFixed(1))).join(" and ");
     const meta = element("div", { class: "meta" }, element("a", { href: `#line=${line.number}` }, `line ${line.number}`), `, ${metric} ${scores} `);
     if (translateLine) meta.append(element("button", { type: "button", onclick: () => translateLine(line.source) }, "run it again, with attention"));

@@ -61,6 +61,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
             Line(f"{prefix}source {number}", reference, output, 100.0 if reference == output else 50.0)
             for number, (reference, output) in enumerate(zip(REFERENCES, outputs, strict=True))
         ]
+        (folder / "report.html").write_text(f"<title>{name}</title>")
         sentences.write(lines, folder / "sentences.jsonl")
         if lacks:
             (folder / lacks).unlink()
@@ -80,15 +81,20 @@ def test_two_runs_are_compared_line_by_line(make: Make, tmp_path: Path, capsys: 
         open_sections(shown)
         rows = shown.locator(".lines > li")
         assert rows.first.locator("mark").all_text_contents() == ["<b>"], "the largest gain comes first"
-        assert rows.first.locator("dt").all_text_contents() == ["source", "reference", "one-id", "two-id"]
+        assert rows.first.locator("dt").all_text_contents() == ["source", "reference", "one-id", "two-id", "change"]
+        change = rows.first.locator("dd").last
+        assert (change.text_content() or "").endswith(" sieht einen <b> alten Hund im Garten ")
+        assert change.locator("del").all_text_contents() == ["<b>"]
+        assert change.locator("ins").all_text_contents() == ["alten"]
         shown.get_by_role("combobox", name="Lines").select_option("differ")
         shown.get_by_text("40 of 60 lines").wait_for(timeout=PATIENCE)
         first_screen = shown.locator("header")
         assert first_screen.locator("p").first.text_content() == f"{verdict} BLEU (p = 0.001)"
         assert first_screen.get_by_text("40 lines are better, 0 are worse, 20 score the same.").is_visible()
-        settings, histogram = (
+        reports, settings, histogram = (
             table.locator("tbody tr").all_text_contents() for table in first_screen.locator("table").all()
         )
+        assert reports == ["compared-1.htmlone-id", "compared-2.htmltwo-id"]
         assert settings == ["model.N23", "run.seed12"]
         assert histogram[-2:] == ["20 to 5040", "more than 500"], "40 lines gain 50"
         phrases = shown.locator("details", has_text="Words and phrases").locator("tbody tr").all_text_contents()
@@ -96,6 +102,8 @@ def test_two_runs_are_compared_line_by_line(make: Make, tmp_path: Path, capsys: 
         assert all(phrase.endswith("+40") for phrase in phrases), "none is lost"
         scores = shown.locator("details", has_text="Scores").locator("tbody").first.locator("tr").all_text_contents()
         assert {"bleu9095", "valid_ppl55"} <= set(scores)
+    with chromium() as browser, opened(browser, tmp_path / "pages/compared-2.html") as shown:
+        assert shown.title() == "two"
 
 
 def test_runs_on_other_lines_are_refused(make: Make, capsys: pytest.CaptureFixture[str]) -> None:

@@ -188,6 +188,7 @@ def test_disk_is_summed_over_the_stages_that_would_run_and_memory_is_that_of_the
     monkeypatch.setattr(plan, "stages_to_run", lambda _: {"download": "", "tokenize": "", "train": "x", "average": "x"})
     disk = {"download": 2**40, "tokenize": 2**40, "train": 3 * 2**20, "average": 2**20}
     monkeypatch.setattr(plan, "needs", lambda *_: (disk, 2**20, 1))
+    monkeypatch.setattr(plan, "running_stage", lambda: "tokenize")
     settings = resolution.resolve({**resolution.read_params(), "overrides": {"training": {"shards": 2}}})
     monkeypatch.setattr(resolution, "resolve", lambda _: settings)
     for free, memory, gpus in ((4 * 2**20, 2**20, 0), (4 * 2**20 - 1, 2**20, 1), (4 * 2**20, 2**20 - 1, 2)):
@@ -197,6 +198,7 @@ def test_disk_is_summed_over_the_stages_that_would_run_and_memory_is_that_of_the
         enough = free == 4 * 2**20 and memory == 2**20
         assert wmt("plan", "--no-measure") == (not enough)
         output = capsys.readouterr().out
+        assert "A run is going on in this folder, at its stage tokenize;" in output
         assert "4.0 MiB are written, 4.0 MiB are free" in output
         sentences = ("NOT ENOUGH", "in this machine", "of each GPU", "2 on one GPU: training.shards=1 is faster")
         assert tuple(one in output for one in sentences) == (not enough, not gpus, gpus > 0, gpus == 1)

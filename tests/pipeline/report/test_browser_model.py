@@ -257,7 +257,7 @@ def compared(name: str, outputs: list[str], gold: list[str], sources: list[str],
     (folder / "validation.csv").write_text("update,valid_loss\n1,2.0\n2,1.0\n")
     lines = [Line(*fields, 50.0) for fields in zip(sources, gold, outputs, strict=True)]
     configuration = {"data.source": "en", "data.target": "tree", HOSTILE[3]: name}
-    return comparison.Compared(name, configuration, metrics, lines, folder / "validation.csv")
+    return comparison.Compared(name, configuration, metrics, lines, folder / "validation.csv", folder / "report.html")
 
 
 def test_two_parsers_side_by_side_with_hostile_words(browser: Browser, tmp_path: Path) -> None:

@@ -36,11 +36,11 @@ def test_a_run_that_dvc_restored_is_complete(root: Path) -> None:
     settings = {key for key in run.data.params if key.startswith("settings.")}
     assert run.data.params.items() - {(key, run.data.params[key]) for key in settings} == {
         ("row", "base"), ("pair", "en-de"), ("corpus", "wmt14"), ("seed", "1"), ("params", "65000000"),
-        ("updates", "200"),
+        ("updates", "200"), ("devices", "8"),
     }  # fmt: skip
     assert settings == {"settings.model.P_drop"}, "of the settings those that differ from the row"
     curves = {"loss": 4.0, "ppl": 54.6, "valid_loss": 4.0, "valid_ppl": 54.6}
-    keys = ("bleu", "bleu_low", "bleu_high", "valid_bleu", "devices", "train_seconds")
+    keys = ("bleu", "bleu_low", "bleu_high", "valid_bleu", "train_seconds")
     scores = {key: SCORES[key] for key in (*keys, "train_flops_counted", "train_flops_paper")}
     assert run.data.metrics == {**curves, **scores}
     assert history(root, run, "loss") == [(100, 5.0), (200, 4.0)]
