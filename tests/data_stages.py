@@ -1,13 +1,19 @@
-"""What tests of the data stages share: a resolved configuration, a pool of one thread."""
+"""What tests of the data stages share: a resolved configuration, a pool of one thread, a full disk."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import errno
+import io
+import os
+import resource
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ONE_THREAD = ThreadPoolExecutor(1)
@@ -31,3 +37,20 @@ def configure(data: dict[str, Any], versions: Mapping[str, str] | None = None, *
     config = {"data": data, **sections, "versions": {**installed, **(versions or {})}}
     Path("results").mkdir(exist_ok=True)
     Path("results/config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+
+
+def check_full_disk(run: Callable[[], None]) -> None:
+    """Run a stage that has no room for its output: it leaves what stood there before."""
+
+    def content() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in Path("data").rglob("*") if path.is_file()}
+
+    before, (_, most) = content(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Files that may not grow are what a test can make of a full disk without a disk of its own.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, most))
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+            run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert content() == before

@@ -144,19 +144,13 @@ def refused(tmp_path: Path, target: ranks.Target, *given: Any, homes: Any = ()) 
     return ranks.output(tmp_path / "run")
 
 
-def corpora(tmp_path: Path, job: dict[str, Any]) -> list[Path]:
-    """Two machines' working directories, each with a folder of the corpus' name."""
-    homes = [tmp_path / "first", tmp_path / "second"]
-    for home in homes:
-        shutil.copytree(job["corpus"], home / "corpus")
-    job["corpus"] = "corpus"
-    return homes
-
-
 def test_ranks_with_different_corpora_do_not_train(tmp_path: Path, tiny_job: MakeJob) -> None:
     """One id of one pair differs, as another vocabulary would have it: all lengths are the same."""
     job = tiny_job(updates=5)
-    homes = corpora(tmp_path, job)
+    homes = [tmp_path / "first", tmp_path / "second"]  # Of two machines.
+    for home in homes:
+        shutil.copytree(job["corpus"], home / "corpus")
+    job["corpus"] = "corpus"
     path = homes[1] / "corpus/train.00009.arrow"
     corpus = Corpus([path])
     ids = [corpus.padded(side, np.arange(len(corpus))) for side in (0, 1)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -12,21 +11,18 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from clones import STAGES, TINY, Clone
 from command_line import wmt
 from ports import free_port
 from tiny_run import prepare, run_stages
+from tracked import connected
 
 TEXTS = ("train.tinytrain", "valid.tinyvalid", "test.tinytest")
 pytestmark = pytest.mark.timeout(600)
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
 
 
 def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
@@ -58,20 +54,9 @@ def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
     assert lines == (finished.folder / "data/raw/test.tinytest.en").read_bytes().count(b"\n") == 4
 
 
-@contextlib.contextmanager
-def mlflow(clone: Clone) -> Iterator[MlflowClient]:
-    """The store that a clone's runs are in."""
-    from mlflow import MlflowClient  # It takes a second, which each of pytest's processes would spend on collecting.
-
-    client = MlflowClient(f"sqlite:///{clone.folder}/work/mlflow.db")
-    yield client
-    client._tracking_client.store.engine.dispose()
-    client._get_registry_client().store.engine.dispose()
-
-
 def test_mlflow_holds_the_run_as_the_files_do(finished: Clone) -> None:
     metrics = json.loads((finished.folder / "results/scores.json").read_text())
-    with mlflow(finished) as client:
+    with connected(finished.folder / "work/mlflow.db") as client:
         experiment = client.get_experiment_by_name("wmt-en-de")
         assert experiment is not None
         (run,) = client.search_runs([experiment.experiment_id])

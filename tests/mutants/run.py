@@ -86,22 +86,13 @@ def operators() -> dict[str, object]:
 
 def silent_spans(source: str) -> list[Span]:
     """Where a change has no effect at run time: annotations, and what runs as a script alone."""
-    spans: list[Span] = []
+    parts: list[Any] = []
     for node in ast.walk(ast.parse(source)):
-        parts: list[ast.AST | None] = []
-        if isinstance(node, ast.AnnAssign | ast.arg):
-            parts.append(node.annotation)
-        if isinstance(node, ast.FunctionDef):
-            parts.append(node.returns)
-            parts += [each for each in node.decorator_list if ast.unparse(each) == "abstractmethod"]
+        parts += [getattr(node, "annotation", None), getattr(node, "returns", None)]
+        parts += [each for each in getattr(node, "decorator_list", ()) if ast.unparse(each) == "abstractmethod"]
         if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "__name__ == '__main__'"}:
             parts.append(node)
-        spans.extend(
-            ((part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset))
-            for part in parts
-            if part is not None
-        )
-    return spans
+    return [((each.lineno, each.col_offset), (each.end_lineno, each.end_col_offset)) for each in parts if each]
 
 
 def mutants(module: str) -> Iterator[Mutant]:

@@ -188,15 +188,22 @@ def test_sigterm_interrupts_once(told: list[tuple[str, ...]]) -> None:
     assert reported()["message"] == "stopped by SIGTERM"
 
 
+INTERRUPTED = b"decode: interrupted; run the same command again to resume\n"
+
+
+def python(folder: Path, *words: str, first: str = "", **options: Any) -> tuple[int, bytes]:
+    """The exit status of a process of its own and what it says; `first` comes first among what it can import."""
+    environment = {**os.environ, "PYTHONPATH": f"{first}{os.pathsep}{ROOT}", "DVC_STAGE": "decode"}
+    result = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, check=False, **options
+    )
+    return result.returncode, result.stderr
+
+
 def test_a_stage_whose_dvc_died_before_it_could_follow_it_does_not_begin(tmp_path: Path) -> None:
     """DVC and its stages share a process group; who adopts an orphan is in another one."""
     shutil.copyfile(ROOT / "dvc.yaml", tmp_path / "dvc.yaml")
-    result = subprocess.run(
-        [sys.executable, "-m", "pipeline", "resolve"], cwd=tmp_path, start_new_session=True, capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "DVC_STAGE": "resolve"}, text=True, check=False,
-    )  # fmt: skip
-    said = "resolve: interrupted; run the same command again to resume\n"
-    assert (result.returncode, result.stderr) == (75, said)
+    assert python(tmp_path, "-m", "pipeline", "decode", start_new_session=True) == (75, INTERRUPTED)
 
 
 @pytest.mark.parametrize(("first", "status"), [("os.kill(os.getpid(), signal.SIGINT)", 75), ("None", 0)])
@@ -212,23 +219,13 @@ runner.publish = SimpleNamespace(end=again, finish=lambda _: None)
 atexit.register(again)
 runner.run("decode")
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(
-        [sys.executable, "-c", program, "decode"], cwd=tmp_path, env=environment, capture_output=True, check=False
-    )
-    said = b"decode: interrupted; run the same command again to resume\n"
-    assert (result.returncode, result.stderr) == (status, said if status else b"")
+    assert python(tmp_path, "-c", program, "decode") == (status, INTERRUPTED if status else b"")
 
 
 def test_ctrl_c_during_the_imports_is_one_sentence(tmp_path: Path) -> None:
     """They take half a second. The first one after the handler is set is a Ctrl-C here."""
     (tmp_path / "argparse.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    result = subprocess.run(
-        [sys.executable, "-m", "pipeline", "decode"], cwd=tmp_path, env=environment, capture_output=True, check=False
-    )
-    assert result.returncode == 75
-    assert result.stderr == b"decode: interrupted; run the same command again to resume\n"
+    assert python(tmp_path, "-m", "pipeline", "decode", first=str(tmp_path)) == (75, INTERRUPTED)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), OSError(errno.EBADF, "Bad file descriptor")])

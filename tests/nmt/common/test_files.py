@@ -91,14 +91,6 @@ def test_temporary_names_of_another_users_process_stay(
     assert left.exists()
 
 
-def test_a_folder_is_restored_after_a_kill_between_the_two_renames(tmp_path: Path) -> None:
-    leave(tmp_path / ".path.old")
-    with pytest.raises(RuntimeError, match="disk full"), writing(tmp_path / "path"):
-        raise RuntimeError("disk full")
-    assert names(tmp_path) == ["path"]
-    assert (tmp_path / "path/file").read_text() == ".path.old"
-
-
 @pytest.mark.parametrize("failing", [1, 2])
 def test_an_error_between_two_renames_leaves_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int

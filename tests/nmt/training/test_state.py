@@ -19,37 +19,29 @@ from nmt.config import InputError, ModelSettings
 from nmt.flops import LengthSums
 from nmt.model import Transformer
 from nmt.training.measurements import Measurements
-from nmt.training.state import Interval, ResumeConditions, TrainState, load_state, read_state, save_state
+from nmt.training.state import TrainState, load_state, read_state, save_state
 
 INITIAL = TrainState(updates=30, validate_every=10, conditions=CONDITIONS, processes=1)
 
 counts = st.integers(0, 2**60)
 measures = st.floats(0, allow_nan=False, allow_infinity=False)
-losses = st.floats(0, allow_nan=False)
 names = st.sampled_from(["cpu", "NVIDIA H100 80GB HBM3", "", 'é \n"\\\u2028'])
-sums = st.builds(LengthSums, counts, counts, counts, counts, counts, counts)
-states = st.builds(
-    TrainState,
-    update=st.integers(0, 10**8),
-    sums=sums,
-    padded=counts,
-    interval=st.builds(
-        Interval, loss=measures, nll=measures, norm=measures, updates=counts, sums=sums, skipped=counts,
-        seconds=measures,
-    ),
-    valid_loss=losses,
-    last_finite=counts,
-    seconds=measures,
-    device_seconds=st.dictionaries(names, measures, max_size=3),
-    resumes=counts,
-    processes=st.just(1),
-    updates=counts,
-    validate_every=counts,
-    conditions=st.builds(
-        ResumeConditions, device=names, processor=names, threads=counts, compiled=st.booleans(),
-        deterministic=st.booleans(), torch=names,
-    ),
-)  # fmt: skip
+VALUES = {
+    int: counts, float: measures, str: names, bool: st.booleans(),
+    dict[str, float]: st.dictionaries(names, measures, max_size=3),
+    LengthSums: st.builds(LengthSums, *[counts] * 6),
+}  # fmt: skip
+
+
+def filled(kind: Any) -> st.SearchStrategy[Any]:
+    """Objects of a schema, in which every field has any value of its type."""
+    types = {name: field.annotation for name, field in kind.model_fields.items()}
+    return st.builds(
+        kind, **{name: VALUES[type_] if type_ in VALUES else filled(type_) for name, type_ in types.items()}
+    )
+
+
+states = filled(TrainState)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from data_stages import ONE_THREAD, configure, data_section
+from data_stages import ONE_THREAD, check_full_disk, configure, data_section
 
 from nmt import codec
 from nmt.config import EOS, BinningSettings, InputError, SubwordSettings
@@ -105,6 +105,7 @@ def test_writes_and_counts(here: Path, subwords: Subwords) -> None:
     assert [line for _, _, line in rows] == [0, 1, 2], "no pair is filtered"
     assert rows[1] == ([EOS], [*subwords.encode("neu " * 50), EOS], 1)
     assert len(rows[1][1]) > BINNING.max_length
+    check_full_disk(binarize.run)
 
 
 def test_same_bytes_for_any_number_of_workers(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from data_stages import check_full_disk
 from mirror import data, sample_lines, serving, tarball, write
 
 from nmt.config import InputError
@@ -91,6 +92,7 @@ def test_texts_of_an_archive_are_laid_out() -> None:
     sums = {kind: hashlib.new(kind, b"F&E\nb\n").hexdigest() for kind in ("sha256", "md5")}
     assert stats["files"]["test.test.de"] == {"lines": 2, "bytes": 6, **sums}
     assert list(stats["files"]) == [f"{text}.{side}" for text in stats["pairs"] for side in ("en", "de")]
+    check_full_disk(download.run)
 
 
 def test_one_member_may_serve_two_texts_and_texts_may_come_from_several_archives() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_stages import ONE_THREAD, configure, data_section
+from data_stages import ONE_THREAD, check_full_disk, configure, data_section
 
 from nmt.text.subwords import load
 from pipeline.stages import learn_subwords
@@ -46,6 +46,7 @@ def test_writes_a_folder_that_encodes_both_sides(
     assert f"from {len(set(' '.join(SOURCE + TARGET).split())):,} different words" in capsys.readouterr().out
     for line in ("the lower house", "das niedrigste neue Haus"):
         assert subwords.decode(subwords.encode(line)) == line
+    check_full_disk(learn_subwords.run)
 
 
 def test_counts_are_the_same_for_any_number_of_workers(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

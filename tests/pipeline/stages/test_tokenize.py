@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_stages import ONE_THREAD, configure, data_section
+from data_stages import ONE_THREAD, check_full_disk, configure, data_section
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,6 +88,7 @@ def test_writes_and_counts(here: Path, capsys: pytest.CaptureFixture[str]) -> No
         },
         "valid": {"pairs": 2, "source_tokens": 3, "target_tokens": 4},
     }
+    check_full_disk(tokenize.run)
 
 
 def test_overlap_counts_lines_of_the_set_by_side_and_is_seen_through_spaces(here: Path) -> None:
