@@ -87,7 +87,18 @@ Plain = Heading | Paragraph | Bullets | Commands | Table | Figure
 """Blocks that Markdown has, too."""
 Block = Plain | Tiles | Bars | View
 
-SCRIPTS = ("page", "chart", "translations", "learning", "attention", "text", "trees", "transformer", "translate")
+SCRIPTS = (
+    "page",
+    "chart",
+    "translations",
+    "learning",
+    "attention",
+    "text",
+    "trees",
+    "transformer",
+    "beam",
+    "translate",
+)
 """Modules of JavaScript in `static/`, in the order in which the page has them."""
 _MARKDOWN_SIGN = re.compile(r"[\\`*_\[\]<&~!#|@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 """Signs with a meaning inside a line of Markdown. GitHub also makes links of bare addresses."""

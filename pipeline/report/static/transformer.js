@@ -277,9 +277,10 @@ const lengthPenalty = (length, alpha) => ((5 + length) / 6) ** alpha;
  * Return the ids of the best translation of `source`, ids that end in EOS. With a beam of 1 it is greedy search.
  *
  * `progress`, which may be asynchronous, gets the best unfinished ids after each step; where it returns false, the
- * search ends with what it has.
+ * search ends with what it has. `trace` gets the candidates that each step keeps: finished ones and those in the beam,
+ * each {token, origin, score}; the origin is the index among those in the beam before.
  */
-async function search(model, source, { beam, alpha, max_extra: maxExtra, stop }, usedRows, progress = () => true) {
+async function search(model, source, { beam, alpha, max_extra: maxExtra, stop }, usedRows, progress = () => true, trace = []) {
   const limit = source.length - 1 + maxExtra;
   const memory = model.encode(source);
   let alive = [model.empty()];
@@ -298,7 +299,9 @@ async function search(model, source, { beam, alpha, max_extra: maxExtra, stop },
       if (token === EOS) finished.push([score / lengthPenalty(length + 1, alpha), alive[origin].ids.slice(1)]);
     }
     finished = finished.sort((a, b) => b[0] - a[0]).slice(0, beam);
-    alive = top.filter(({ token }) => token !== EOS).slice(0, beam).map(({ score, token, origin }) => ({
+    const kept = top.filter(({ token }) => token !== EOS).slice(0, beam);
+    trace.push(top.filter((each) => each.token === EOS || kept.includes(each)));
+    alive = kept.map(({ score, token, origin }) => ({
       ids: [...alive[origin].ids, token], score,
       keys: alive[origin].keys.map((layer) => [...layer]), values: alive[origin].values.map((layer) => [...layer]),
     }));

@@ -24,8 +24,10 @@ views.translate = (root, content, blob) => {
   const play = element("button", { type: "button", onclick: () => (timer ? pause() : watch()) }, "Watch it write");
   const likeliest = element("ol", { class: "likeliest", "aria-label": "likeliest subwords of this step" });
   const show = attentionView(looked, { layers: settings.N, heads: settings.h, languages, pointed: (at) => { steps.value = at + 1; alternatives(); } });
-  looked.querySelector(".expert").before(element("div", { class: "controls" }, play, element("label", {}, "step", steps)), likeliest);
-  let watched = null; // {likeliest, ids} of what is shown
+  const tree = element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "beam search" });
+  looked.querySelector(".expert").before(element("div", { class: "controls" }, play, element("label", {}, "step", steps)), likeliest,
+    element("details", { class: "expert", hidden: searching.beam === 1 }, element("summary", {}, "the beam as a tree"), tree));
+  let watched = null; // {likeliest, ids, beam} of what is shown
   let timer = 0;
   let turn = 0; // a later request ends an earlier one
 
@@ -50,16 +52,17 @@ views.translate = (root, content, blob) => {
       try {
         const source = encode(line);
         if (!source.length) { done.push(""); continue; }
+        const trace = [];
         const found = await search(model, source, searching, target.usedRows, async (ids) => {
           if (performance.now() - rested < YIELD) return true;
           output.textContent = [...done, text(ids, line)].join("\n");
           await new Promise((resume) => { setTimeout(resume); });
           rested = performance.now();
           return own === turn;
-        });
+        }, trace);
         if (own !== turn) return;
         done.push(text(found, line));
-        last = { source, found, line };
+        last = { source, found, line, trace };
       } catch (error) {
         done.push(element("span", { class: "error" }, `Line ${done.length + 1} ${error.message}.`));
       }
@@ -78,11 +81,12 @@ views.translate = (root, content, blob) => {
     if (last) look(last, new Set(unseen));
   }
 
-  function look({ source, found, line }, unseen) {
+  function look({ source, found, line, trace }, unseen) {
     const names = (ids, { symbols }) => ids.map((id) => symbols[id]);
     const all = [BOS, ...found];
     const attended = model.attention(source, all, target.usedRows);
-    watched = { likeliest: attended.likeliest, ids: [...found, EOS] };
+    watched = { likeliest: attended.likeliest, ids: [...found, EOS], beam: beamTree(trace, found, target.symbols) };
+    tree.replaceChildren(watched.beam.svg);
     steps.max = all.length;
     steps.value = 1;
     show.set([{ title: line, source: names(source, subwords), target: names(all, target), unseen, ...attended }]);
@@ -102,6 +106,7 @@ views.translate = (root, content, blob) => {
 
   function step() {
     show.write(Number(steps.value));
+    watched.beam.show(Number(steps.value));
     alternatives();
   }
 

@@ -327,7 +327,13 @@ def test_one_watches_it_write_and_runs_a_line_of_the_test_set(browser: Browser, 
         open_sections(shown)
         queries, steps = shown.locator("p.queries .word"), shown.locator("input[type=range]")
         every = queries.count()
+        symbols = "(words) => words.map((word) => word.firstChild.textContent).join(' ')"
+        chosen = shown.locator(".beam text.chosen").evaluate_all(symbols).replace("@@ ", "")
+        assert chosen == " ".join(queries.all_text_contents()), "the branch of what was written"
+        columns = shown.locator(".beam g:not(.later)")
+        assert columns.count() >= int(steps.get_attribute("max") or 0)
         steps.fill("1")
+        expect(columns).to_have_count(1)
         expect(queries).to_have_count(1)
         shown.get_by_role("button", name="Watch it write").click()
         expect(shown.get_by_role("button", name="Watch it write")).to_be_visible(timeout=PATIENCE)
