@@ -131,6 +131,28 @@ class ModelSettings(Settings):
     initialisation: Literal["glorot", "glorot_fused"]
     """Each projection by itself, or W_Q, W_K and W_V of self-attention as one matrix (tensor2tensor)."""
 
+    def misfits(self, parent: ModelSettings) -> list[str]:
+        """Return the settings, with both values, that keep the weights of the model `parent` from fitting this one."""
+        free = {"P_drop", "attention_dropout", "relu_dropout", "initialisation"}
+        if self.positions == "sinusoidal":
+            free.add("max_positions")
+        both = ((name, value, getattr(parent, name)) for name, value in self if name not in free)
+        return [f"model.{name} is {value}, the parent's is {other}" for name, value, other in both if value != other]
+
+
+class StartSettings(Settings):
+    """The parent: the trained model whose weights a training starts from."""
+
+    folder: str
+    """A model folder, or that of a run, whose `models/average` it is; absolute, or relative to the repository."""
+    weights: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """The sha256 of its model.safetensors, as in its run's certificate; `resolve` fills it in."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _folder_alone(cls, value: Any) -> Any:
+        return {"folder": value} if isinstance(value, str) else value
+
 
 class ForkSettings(Settings):
     """The state that a forked training starts from."""
@@ -178,6 +200,8 @@ class TrainingSettings(Settings):
     """How many states to keep, evenly spaced, that `wmt verify` and forks train from. Changes no result."""
     fork: ForkSettings | None = None
     """The state of another training to start from; null: start at update 1."""
+    start_from: StartSettings | None = None
+    """The model whose weights and subwords to start with, optimizer and schedule afresh; null: random weights."""
 
     @model_validator(mode="after")
     def _portable_products_are_float32(self) -> TrainingSettings:

@@ -15,14 +15,16 @@ import torch
 from pydantic import ValidationError
 
 from nmt import codec
+from nmt.common.files import sha256_of
 from nmt.common.tensors import WEIGHTS, load_tensors
 from nmt.config import EOS, InputError, Job, SearchSettings, SubwordSettings, TokenizerSettings, first_error
-from nmt.inference.model_folder import ModelDescription, save_model
+from nmt.inference.model_folder import ModelDescription, load_description, save_model
 from nmt.inference.translator import Translator
 from nmt.text.subwords import Subwords
 from nmt.training import checkpoint
 from nmt.training.distributed import World
 from nmt.training.loop import train
+from nmt.training.state import START
 
 TOKENIZER = TokenizerSettings(tokenizer="moses", normalize_punctuation=False, aggressive_hyphens=False)
 SEARCH = SearchSettings(beam=4, alpha=0.6, max_extra=50, stop="exact")
@@ -52,24 +54,29 @@ def fit(
     merges: int = 32_000,
     model: Mapping[str, Any] | None = None,
     training: Mapping[str, Any] | None = None,
+    start_from: str | Path | None = None,
 ) -> Translator:
     """Train on one device, write the average of the last checkpoints as the model folder `folder`, and open it.
 
     `model` and `training` change values of MODEL and TRAINING; `merges` is that of the joint BPE. Pairs with an empty
-    side or more than LONGEST subwords on one are left out. The folder `<folder>.training` holds the training until its
-    end: the same call resumes it. Raises InputError where `folder` exists, the sides of `pairs` or `valid` differ in
-    length, all of their pairs are left out, or a setting is wrong.
+    side or more than LONGEST subwords on one are left out. `start_from` names a model folder: training starts from its
+    weights, with its tokenizer, subwords and sizes. The folder `<folder>.training` holds the training until its end:
+    the same call resumes it. Raises InputError where `folder` exists, the sides of `pairs` or `valid` differ in length,
+    all of their pairs are left out, a setting is wrong, or the model to start from has other sizes.
     """
     folder = Path(folder)
     work = folder.with_name(f"{folder.name}.training")
     if folder.exists():
         raise InputError(f"{folder} exists: give the name of a new folder")
-    tokenised = [_tokenised(both, languages) for both in (pairs, valid)]
-    source, target = (Counter(" ".join(side).split()) for side in tokenised[0])
-    with _explained():
-        subwords = SubwordSettings(kind="bpe", merges=merges, vocabulary=None, multiple_of=64)
-    vocabulary, _ = codec.learn(source, target, subwords)
-    job = _job({**MODEL, **(model or {})}, {**TRAINING, **(training or {})}, vocabulary.size, work)
+    parent = None if start_from is None else Path(start_from)
+    described = None if parent is None else load_description(parent)
+    tokenizer = described.tokenizer if described else TOKENIZER
+    tokenised = [_tokenised(both, languages, tokenizer) for both in (pairs, valid)]
+    vocabulary = codec.load(parent / "subwords")[0] if parent else _learned(tokenised[0], merges)
+    defaults, start = described.model.model_dump() if described else MODEL, _start(parent)
+    job = _job({**defaults, **(model or {})}, {**TRAINING, **start, **(training or {})}, vocabulary.size, work)
+    if described and (differences := job.model.misfits(described.model)):
+        raise InputError(f"{parent} cannot be started from: {'; '.join(differences)}")
     batches = [_encoded(*each, vocabulary) for each in zip(("pairs", "valid"), tokenised, strict=True)]
     made_of = hashlib.sha256(repr((job, tokenised)).encode()).hexdigest()
     known = work / "made_of"
@@ -78,9 +85,23 @@ def fit(
     work.mkdir(parents=True, exist_ok=True)
     known.write_text(made_of, encoding="utf-8")
     vocabulary.save(work / "subwords")
+    if parent:
+        shutil.copyfile(parent / WEIGHTS, work / START)
     for name, batch in zip(("train.00000", "valid"), batches, strict=True):
         with pa.ipc.new_file(work / f"{name}.arrow", batch.schema) as file:
             file.write_batch(batch)
+    weights = _trained(job, work)
+    description = ModelDescription(
+        source=languages[0], target=languages[1], vocabulary=vocabulary.size, tokenizer=tokenizer, model=job.model,
+        search=SEARCH, origin={"made by": "nmt.fit", "updates": job.training.updates},
+    )  # fmt: skip
+    save_model(folder, weights, description, work / "subwords")
+    shutil.rmtree(work)
+    return Translator(folder)
+
+
+def _trained(job: Job, work: Path) -> dict[str, torch.Tensor]:
+    """Train in the folder `work`; return the average of the checkpoints or, without any, the last weights."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_flush_denormal(job.training.arithmetic == "ordinary")  # Tiny moments of Adam are slow numbers.
     try:
@@ -89,20 +110,24 @@ def fit(
     finally:
         torch.set_flush_denormal(False)
     paths, newest = checkpoint.checkpoints(work / "checkpoints"), checkpoint.latest_resume(work / "resume")
-    weights = checkpoint.average(paths) if paths or newest is None else load_tensors(newest / WEIGHTS)
-    description = ModelDescription(
-        source=languages[0], target=languages[1], vocabulary=vocabulary.size, tokenizer=TOKENIZER, model=job.model,
-        search=SEARCH, origin={"made by": "nmt.fit", "updates": job.training.updates},
-    )  # fmt: skip
-    save_model(folder, weights, description, work / "subwords")
-    shutil.rmtree(work)
-    return Translator(folder)
+    return checkpoint.average(paths) if paths or newest is None else load_tensors(newest / WEIGHTS)
 
 
-def _tokenised(pairs: Pairs, languages: tuple[str, str]) -> list[list[str]]:
+def _start(parent: Path | None) -> dict[str, Any]:
+    return {"start_from": {"folder": str(parent), "weights": sha256_of(parent / WEIGHTS)}} if parent else {}
+
+
+def _learned(tokenised: Sequence[Sequence[str]], merges: int) -> Subwords:
+    with _explained():
+        settings = SubwordSettings(kind="bpe", merges=merges, vocabulary=None, multiple_of=64)
+    source, target = (Counter(" ".join(side).split()) for side in tokenised)
+    return codec.learn(source, target, settings)[0]
+
+
+def _tokenised(pairs: Pairs, languages: tuple[str, str], settings: TokenizerSettings) -> list[list[str]]:
     if len(pairs[0]) != len(pairs[1]):
         raise InputError(f"{len(pairs[0]):,} sentences have {len(pairs[1]):,} translations: give one for each")
-    sides = zip(codec.tokenizers(*languages, TOKENIZER), pairs, strict=True)
+    sides = zip(codec.tokenizers(*languages, settings), pairs, strict=True)
     return [[tokenizer.tokenize(line) for line in lines] for tokenizer, lines in sides]
 
 

@@ -1,7 +1,8 @@
 """Training as section 5 describes it: the loop around `Trainer.step`; resumable at any update.
 
-torchrun runs `python -m nmt.training.loop FOLDER` for each device. FOLDER holds `job.yaml` (a Job), and
-`last_update` where the attempt ends before `training.updates`. The training writes there:
+torchrun runs `python -m nmt.training.loop FOLDER` for each device. FOLDER holds `job.yaml` (a Job),
+`start.safetensors` with `training.start_from`, and `last_update` where the attempt ends before `training.updates`. The
+training writes there:
 
     resume/          the last complete state
     checkpoints/     weights for averaging
@@ -234,6 +235,8 @@ def train(job: Job, folder: Path, world: World) -> bool:
             )
     with arithmetic(job.training.arithmetic):
         trainer = Trainer(job, world)
+    if job.training.start_from is not None and checkpoint.latest_resume(folder / "resume") is None:
+        state.load_weights(folder / state.START, trainer.model)
     attempt = Attempt(trainer, corpus, folder)
     attempt.resume()
     earlier_end = folder / "last_update"

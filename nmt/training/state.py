@@ -20,6 +20,8 @@ from nmt.flops import LengthSums
 from nmt.model import Transformer
 
 MOMENTS = "optimizer.safetensors"
+START = "start.safetensors"
+"""In a training's folder: the weights before update 1, if they are another model's."""
 STATE = "state.json"
 
 
@@ -147,11 +149,7 @@ def moments(model: Transformer, optimizer: torch.optim.Optimizer) -> dict[str, t
 def load_state(path: Path, model: Transformer, optimizer: torch.optim.Optimizer) -> TrainState:
     """Load weights and moments from the state in folder `path`; raise InputError where they do not fit the model."""
     state = read_state(path)
-    try:
-        model.load_state_dict(load_tensors(path / WEIGHTS))
-    except RuntimeError as error:
-        problem = str(error).splitlines()[-1].strip()
-        raise InputError(f"{path / WEIGHTS}: {problem} A fork can change no size of the model.") from error
+    load_weights(path / WEIGHTS, model)
     saved = load_tensors(path / MOMENTS)
     for name, parameter in model.named_parameters():
         optimizer.state[parameter] = {
@@ -161,6 +159,15 @@ def load_state(path: Path, model: Transformer, optimizer: torch.optim.Optimizer)
             for key in ("step", "exp_avg", "exp_avg_sq")
         }
     return state
+
+
+def load_weights(path: Path, model: Transformer) -> None:
+    """Load the weights of another training from a file; raise InputError where they do not fit the model."""
+    try:
+        model.load_state_dict(load_tensors(path))
+    except RuntimeError as error:
+        problem = str(error).splitlines()[-1].strip()
+        raise InputError(f"{path}: {problem} Forks and training.start_from can change no size of the model.") from error
 
 
 def read_state(path: Path) -> TrainState:

@@ -23,7 +23,7 @@ from pipeline.config import graph, machine, resolution
 from pipeline.config.paths import BINNED_STATS, CONFIG, read_json
 from pipeline.config.settings import Configuration
 from pipeline.config.tasks import duration
-from pipeline.data import user_text
+from pipeline.data import parent, user_text
 from pipeline.train import launch
 
 app = typer.Typer()
@@ -217,6 +217,7 @@ def report(measure: bool, rented: Callable[[int, str], str] | None = None) -> bo
     configuration = resolution.resolve(resolution.read_params())
     with suppress(InputError):  # Where a local file is missing, `resolve` says so.
         configuration = configuration.model_copy(update={"data": user_text.identified(configuration.data)})
+    configuration = parent.identified(configuration)
     run, training = configuration.run, configuration.training
     reasons = stages_to_run(configuration)
     corpus = corpus_size(configuration, prepared=not reasons.get("binarize"))
@@ -225,6 +226,8 @@ def report(measure: bool, rented: Callable[[int, str], str] | None = None) -> bo
     print(f"{run.pair}, row {run.row}, corpus {run.corpus}, seed {run.seed}\n")
     if stage := running_stage():
         print(f"  A run is going on in this folder, at its stage {stage}; what it has not finished is listed, too.\n")
+    if start := training.start_from:
+        print(f"  It starts from {start.folder}, weights {start.weights}.\n")
     for name, reason in reasons.items():
         print(f"  {name:15} {f'would run ({reason})' if reason else 'unchanged'}")
     print("\n  (Where DVC's cache has the result already, it is restored and nothing runs.)\n")

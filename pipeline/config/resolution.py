@@ -39,6 +39,10 @@ class Params(RunSettings):
         for section in self.overrides or ():
             if section not in OVERRIDABLE:
                 raise ValueError(f"unknown key `overrides.{section}`; {nearest(section, OVERRIDABLE)}")
+        if self.overrides and self.overrides.get("subwords") and "start_from" in (self.overrides.get("training") or {}):
+            raise ValueError(
+                "with overrides.training.start_from the subwords are the parent's: remove overrides.subwords"
+            )
         if "seed" in ((self.overrides or {}).get("training") or {}):
             raise ValueError(f"overrides.training.seed is set once, by `seed` at the top of {PARAMS}; move it there")
         return self
@@ -56,7 +60,11 @@ def name(configuration: Mapping[str, Any]) -> str:
     """Return a run's name: row, corpus, seed, then settings that differ: `sample-sample-s1 updates=1400`."""
     run = configuration["run"]
     # The corpus decides the other sections.
-    chosen = {key: value for key, value in changed(configuration).items() if not key.startswith(OF_CORPUS)}
+    chosen = {
+        key.removesuffix(".folder"): value
+        for key, value in changed(configuration).items()
+        if not key.startswith(OF_CORPUS) and key != "training.start_from.weights"
+    }
     return " ".join([f"{run['row']}-{run['corpus']}-s{run['seed']}", *in_words(chosen)])
 
 

@@ -1,4 +1,7 @@
-"""Learn the joint subword vocabulary from the training text: data/tokenized -> data/subwords."""
+"""Learn the joint subword vocabulary from the training text: data/tokenized -> data/subwords.
+
+A training that starts from another model's weights has that model's subwords, and nothing is learned.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from nmt import codec
-from nmt.config import SubwordSettings
+from nmt.config import SubwordSettings, TrainingSettings
 from nmt.text.parallel_text import Block, read_blocks
 from pipeline.config.paths import SUBWORDS, TOKENIZED
 from pipeline.config.settings import DataSettings, check_versions, load_section
+from pipeline.data import parent
 from pipeline.data.blocks import executor, map_in_order
 
 LINES = 65_536  # per task of a worker
@@ -38,6 +42,11 @@ def run() -> None:
     data = load_section("data", DataSettings)
     settings = load_section("subwords", SubwordSettings)
     check_versions("subword_nmt", "sentencepiece")
+    if (start := load_section("training", TrainingSettings).start_from) is not None:
+        ours, theirs = codec.load(parent.found(start) / SUBWORDS.name)
+        codec.save(SUBWORDS, ours, None if theirs is ours else theirs)
+        print(f"{ours.used_rows:,} subwords of {start.folder}, {ours.size:,} with padding")
+        return
     paths = [TOKENIZED / f"train.{language}" for language in (data.source, data.target)]
     with executor(sum(path.stat().st_size for path in paths)) as pool:
         source, target = (count_words([path], pool) for path in paths)

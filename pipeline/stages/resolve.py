@@ -5,12 +5,12 @@ from __future__ import annotations
 from nmt.common.files import writing
 from pipeline.config import resolution
 from pipeline.config.paths import CONFIG
-from pipeline.data import user_text
+from pipeline.data import parent, user_text
 
 
 def run() -> None:
-    """Write results/config.yaml; raise InputError where a setting is wrong or a local file of the corpus was edited."""
-    configuration = resolution.resolve(resolution.read_params())
+    """Write results/config.yaml; raise InputError for wrong settings, an unfit parent or an edited local file."""
+    configuration = parent.identified(resolution.resolve(resolution.read_params()))
     # Checked here, so that only this stage depends on data/local: another corpus added there reruns no download.
     data = user_text.identified(configuration.data)
     configuration = configuration.model_copy(update={"data": data})

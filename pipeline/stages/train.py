@@ -13,6 +13,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -25,12 +26,14 @@ from nmt import flops
 from nmt.common.files import FULL_DISK, link_or_copy, read_yaml, sha256_of, write_json, writing
 from nmt.common.processes import TRAINERS, UNRECORDED, Interrupted, wait_for_sharers
 from nmt.common.tensors import WEIGHTS
-from nmt.config import ForkSettings, InputError, ModelSettings, TrainingSettings
+from nmt.config import ForkSettings, InputError, ModelSettings, StartSettings, TrainingSettings
 from nmt.training import chain, checkpoint, history
 from nmt.training.loop import Job
+from nmt.training.state import START
 from pipeline.config import graph, paths
 from pipeline.config.paths import read_json, state_root, state_store
 from pipeline.config.settings import load_section
+from pipeline.data import parent
 
 COLUMNS = (
     *("update", "loss", "nll", "ppl", "learning_rate", "gradient_norm"),
@@ -68,6 +71,8 @@ def run(
         write_job(state, job)
         if training.fork is not None:
             begin_fork(state, training.fork)
+        if training.start_from is not None:
+            copy_parent(state, training.start_from)
         # With a store, a finished training may not have been uploaded yet.
         if state_store() is not None or not (state / "done.json").exists():
             with follow(state), progress(training.updates) as display:
@@ -90,6 +95,8 @@ def job_settings(training: TrainingSettings) -> dict[str, Any]:
 def state_folder(job: Mapping[str, Any]) -> Path:
     """Return the folder of this job's state, named by the hash of its settings and data, then by that of the code."""
     training = {key: value for key, value in job["training"].items() if key not in NOT_IN_FINGERPRINT}
+    if start := training.get("start_from"):
+        training["start_from"] = start["weights"]
     # The corpus is named by the hashes of its files.
     others = {key: value for key, value in job.items() if key != "corpus" and value is not None}
     inputs, code = _digest({**others, "training": training, "data": data_hashes()}), code_digest()
@@ -144,6 +151,17 @@ def begin_fork(state: Path, fork: ForkSettings) -> None:
                 link_or_copy(path, temporary)
     for folder in ("states", "resume"):  # The last one makes the fork complete.
         chain.copy_state(kept, state / folder / kept.name)
+
+
+def copy_parent(state: Path, start: StartSettings) -> None:
+    """Copy the weights that a training starts from into its folder `state`, unless they are there.
+
+    Raises InputError where the parent is missing or has other weights.
+    """
+    if not (state / START).exists():
+        # No link: the parent's folder is the user's, who may change the file in place.
+        with writing(state / START) as temporary:
+            shutil.copyfile(parent.found(start) / WEIGHTS, temporary)
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -15,13 +15,14 @@ import yaml
 from nmt import flops
 from nmt.common.files import link_or_copy, scratch_folder
 from nmt.common.tensors import digest, load_tensors
-from nmt.config import InputError, Job, TrainingSettings
+from nmt.config import InputError, Job, StartSettings, TrainingSettings
 from nmt.training import chain, checkpoint
 from nmt.training.history import perplexity
 from pipeline.config import graph, paths
 from pipeline.config.paths import read_json, state_root
 from pipeline.config.rows import flat
 from pipeline.config.settings import DataSettings, load_section, plain_section
+from pipeline.data import parent
 from pipeline.stages import certify, train
 from pipeline.verify import certificate as certificates
 from pipeline.verify.certificate import Certificate, Finding
@@ -123,6 +124,8 @@ def findings(path: Path, updates: Sequence[str], share: float) -> Iterator[Findi
     named = [training.named(text) for text in updates]
     yield certificates.sealed(path)
     yield certificates.code(certificate)
+    if start := certificate.training.job["training"].get("start_from"):
+        yield tried("parent", same_parent, StartSettings.model_validate(start))
     with scratch_folder(state_root().resolve() / "verify") as folder:
         again = Remake(certificate, folder)
         for name in graph.upstream("certify", again.stages)[:-1]:
@@ -141,6 +144,11 @@ def tried(step: str, check: Callable[..., Finding], *arguments: object) -> Findi
         return check(*arguments)
     except Exception as error:
         return Finding(step, "inconclusive", f"{type(error).__name__}: {error}")
+
+
+def same_parent(start: StartSettings) -> Finding:
+    """Compare the hash of the weights that the training started from; how these were trained is another run's."""
+    return Finding("parent", "equal", f"{parent.found(start)}, whose own training is not checked: {start.weights}")
 
 
 def chained(certificate: Certificate, folder: Path) -> Finding:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from nmt.common.files import scratch_folder
-from nmt.config import InputError
+from nmt.config import InputError, StartSettings
 from nmt.training import chain, history
 from nmt.training.chain import Link
 from nmt.training.checkpoint import latest_resume, update_of
@@ -116,6 +116,8 @@ class Training:
                 chain.copy_state(self.kept[start], folder / "resume" / self.kept[start].name)
                 before = [link for link in self.links if link.update <= start]
                 (folder / history.CHAIN).write_text("".join(link.model_dump_json() + "\n" for link in before))
+            elif parent := self.job["training"].get("start_from"):
+                train.copy_parent(folder, StartSettings.model_validate(parent))
             recorded = [link for link in self.links if start < link.update <= end]
             # A training that was extended is trained again in the same parts: losses were recorded at other updates.
             for (updates, every), links in groupby(recorded, lambda link: (link.updates, link.validate_every)):

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from model_folders import folder_of
 
 import nmt
@@ -70,6 +71,19 @@ def test_a_wrong_call_gets_a_sentence(
         nmt.fit(**call)  # type: ignore[arg-type] # any of them
     assert message in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_fit_starts_from_another_models_weights_and_subwords(tmp_path: Path) -> None:
+    parent = folder_of(tmp_path / "parent")
+    call = {"pairs": PAIRS, "valid": PAIRS, "folder": tmp_path / "mine", "start_from": parent}
+    with pytest.raises(InputError, match=r"parent cannot be started from: model.N is 1, the parent's is 2"):
+        nmt.fit(**call, model={"N": 1})
+    # After one update at a rate of almost 0.
+    nmt.fit(**call, training={"updates": 1, "learning_rate_scale": 1e-20})
+    for name, tensor in nmt.load(parent).state_dict().items():
+        torch.testing.assert_close(nmt.load(tmp_path / "mine").state_dict()[name], tensor)
+    both = [{path.name: path.read_bytes() for path in (one / "subwords").iterdir()} for one in (parent, call["folder"])]
+    assert both[0] == both[1]
 
 
 def test_a_training_that_was_ended_resumes_and_is_of_its_own_text(

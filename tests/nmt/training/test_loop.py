@@ -299,6 +299,36 @@ def test_a_fork_without_its_state_does_not_train_from_the_beginning(tmp_path: Pa
         run(tiny_job(fork={"update": 5, "link": "0" * 64}), tmp_path / "run")
 
 
+def test_a_start_from_another_models_weights_resumes_to_the_bit(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(tiny_job(updates=3), tmp_path / "parent")
+    job = tiny_job(updates=8, start_from={"folder": "x", "weights": "0" * 64})
+    begun: list[dict[str, torch.Tensor]] = []
+    step = Trainer.step
+
+    def watched(self: Trainer, update: Any) -> None:
+        if update.number == 1:
+            assert not self.optimizer.state
+            begun.append({name: tensor.clone() for name, tensor in self.model.state_dict().items()})
+        step(self, update)
+
+    monkeypatch.setattr(Trainer, "step", watched)
+    for name in ("whole", "disturbed"):
+        (tmp_path / name).mkdir()
+        tensors.save_tensors(tmp_path / name / state.START, final_weights(tmp_path / "parent"))
+    assert run(job, tmp_path / "whole")
+    stopped(job, tmp_path / "disturbed", 4)
+    (tmp_path / "disturbed" / state.START).unlink()
+    assert run(job, tmp_path / "disturbed")
+    assert [same(weights, final_weights(tmp_path / "parent")) for weights in begun] == [True, True]
+    assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "disturbed"))
+    shutil.rmtree(tmp_path / "whole/resume")
+    job["model"]["d_ff"] *= 2
+    with pytest.raises(InputError, match=r"start.safetensors: size mismatch for .* can change no size of the model"):
+        run(job, tmp_path / "whole")
+
+
 def test_the_last_validation_is_told_after_a_resume_without_another(
     tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:

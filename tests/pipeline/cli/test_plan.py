@@ -11,8 +11,11 @@ import pytest
 from clones import STAGES
 from command_line import wmt
 from dvc.repo import Repo
+from model_folders import folder_of
 
 from nmt import flops
+from nmt.common.files import sha256_of
+from nmt.common.tensors import WEIGHTS
 from nmt.config import InputError
 from pipeline.cli import plan
 from pipeline.config import graph, machine, resolution
@@ -202,6 +205,18 @@ def test_disk_is_summed_over_the_stages_that_would_run_and_memory_is_that_of_the
         assert "4.0 MiB are written, 4.0 MiB are free" in output
         sentences = ("NOT ENOUGH", "in this machine", "of each GPU", "2 on one GPU: training.shards=1 is faster")
         assert tuple(one in output for one in sentences) == (not enough, not gpus, gpus > 0, gpus == 1)
+
+
+def test_the_model_that_a_training_starts_from_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of(tmp_path / "parent", **configuration("sample").model.model_dump())
+    params = {**resolution.read_params(), "overrides": {"training": {"start_from": str(folder)}}}
+    monkeypatch.setattr(resolution, "read_params", lambda: params)
+    monkeypatch.setattr(plan, "stages_to_run", lambda _: {"resolve": ""})
+    monkeypatch.setattr(plan, "needs", lambda *_: ({"resolve": 0}, 0, 1))
+    assert wmt("plan", "--no-measure") == 0
+    assert f"It starts from {folder}, weights {sha256_of(folder / WEIGHTS)}.\n" in capsys.readouterr().out
 
 
 def test_hours_and_money_of_rented_gpus() -> None:

@@ -11,6 +11,7 @@ import pytest
 from data_stages import ONE_THREAD, check_full_disk, configure, data_section
 
 from nmt.text.subwords import load
+from pipeline.config import rows
 from pipeline.stages import learn_subwords
 
 SOURCE = ["the lower house is new", "", "newer houses  are lower", "low and new"] * 3
@@ -38,7 +39,8 @@ WORD_PIECES = {"kind": "wordpieces", "merges": None, "vocabulary": 300, "multipl
 def test_writes_a_folder_that_encodes_both_sides(
     here: Path, settings: dict[str, Any], files: set[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    configure(data_section("x"), subwords=settings)
+    training = {**rows.settings("sample", "en-de")["training"], "seed": 1}
+    configure(data_section("x"), subwords=settings, training=training)
     learn_subwords.run()
     assert sorted(path.name for path in Path("data").iterdir()) == ["subwords", "tokenized"]
     assert {path.name for path in learn_subwords.SUBWORDS.iterdir()} == files

@@ -68,9 +68,11 @@ def leaves(settings: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str
 
 def test_every_setting_names_the_state_or_is_listed_as_changing_no_weight(repository: None, tiny_job: MakeJob) -> None:
     """Another model or optimizer must not resume the weights of this one."""
-    job = Job.model_validate(tiny_job()).model_dump()
-    # The corpus is named by the hashes of its files; a training can be extended; the others say what is written when.
-    exempt = {"corpus", "updates", "resume_minutes", "validate_every", "verify_every", "keep_states"}
+    start = {"folder": "there", "weights": "0" * 64}
+    job = Job.model_validate(tiny_job(start_from=start)).model_dump()
+    # The corpus is named by the hashes of its files, the parent by that of its weights.
+    # A training can be extended; the others say what is written when.
+    exempt = {"corpus", "folder", "updates", "resume_minutes", "validate_every", "verify_every", "keep_states"}
     before, seen = train.state_folder(job), set[str]()
     for section, name in leaves(job):
         seen.add(name)
@@ -78,7 +80,7 @@ def test_every_setting_names_the_state_or_is_listed_as_changing_no_weight(reposi
         named = train.state_folder(job) != before
         assert named != (name in exempt), name
         section[name] = value
-    assert seen > {"d_model", "beta1", "seed", "fork", "vocabulary", "target_vocabulary", *exempt}
+    assert seen > {"d_model", "beta1", "seed", "fork", "weights", "vocabulary", "target_vocabulary", *exempt}
 
 
 @pytest.mark.parametrize("name", ["train.00008.arrow", "valid.arrow"])

@@ -19,6 +19,7 @@ from tiny_run import ROOT, after_training, run_stages, training
 from trainings import stop_after
 
 from nmt.common import tensors
+from nmt.common.files import sha256_of
 from nmt.common.processes import Interrupted
 from nmt.common.tensors import WEIGHTS
 from nmt.config import InputError
@@ -407,7 +408,7 @@ def test_a_fork_that_cannot_be_is_refused(run: Path) -> None:
     content["overrides"]["model"]["d_ff"] = 64
     paths.PARAMS.write_text(yaml.safe_dump(content))
     run_stages("resolve")
-    with pytest.raises(InputError, match=r"size mismatch for .* A fork can change no size of the model"):
+    with pytest.raises(InputError, match=r"size mismatch for .* can change no size of the model"):
         training()
 
 
@@ -426,6 +427,33 @@ def test_a_fork_shares_what_came_before_with_a_run_that_its_certificate_does_not
     )
     free_states()
     assert (recorded().states().status, intervals(share=1).status) == ("inconclusive", "inconclusive")
+
+
+def test_a_training_that_starts_from_another_model_passes_and_its_parent_is_named(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parent, subwords = Path("data/parent"), certify.hashes([paths.SUBWORDS])
+    shutil.copytree(paths.AVERAGE, parent)
+    weights = sha256_of(parent / WEIGHTS)
+    content = yaml.safe_load(paths.PARAMS.read_text())
+    del content["overrides"]["subwords"]
+    paths.PARAMS.write_text(yaml.safe_dump({**content, "seed": 2}))
+    set_training(start_from=str(parent), updates=12, keep_states=0)
+    edit(paths.TOKENIZED / "train.en", lambda text: text.replace("e", "a"))
+    run_stages("learn_subwords", "binarize")
+    assert certify.hashes([paths.SUBWORDS]) == subwords, "learned from another text"
+    run_stages("tokenize", "binarize")
+    training()
+    after_training()
+    start = {"folder": str(parent), "weights": weights}
+    loaded = certificate.load(paths.CERTIFICATE)
+    assert loaded.settings["training"]["start_from"] == loaded.training.job["training"]["start_from"] == start
+    status, found, _ = verify(capsys, "--share", 1)
+    assert (status, found["parent"]) == (0, ("equal", f"{parent}, whose own training is not checked: {weights}")), found
+    assert found["intervals"][1].startswith("12 of 12 updates")
+    parent.rename("data/moved")
+    status, found, _ = verify(capsys, "--share", 1)
+    assert (status, found["parent"][0]) == (2, "inconclusive")
 
 
 def test_other_code_and_other_versions_are_named(run: Path) -> None:

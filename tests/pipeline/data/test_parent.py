@@ -1,0 +1,95 @@
+"""The model that a training starts from: where it is, what identifies it, and what does not fit."""
+
+from __future__ import annotations
+
+import shutil
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_folders import folder_of
+
+from nmt.config import InputError, StartSettings, SubwordSettings
+from pipeline.config import resolution, rows
+from pipeline.config.paths import AVERAGE
+from pipeline.config.settings import Configuration
+from pipeline.data import parent
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL = rows.settings("sample", "en-de")["model"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a model folder, which the tests run in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    Path("data").mkdir()
+    Path("data/catalog").symlink_to(ROOT / "data/catalog")
+    return folder_of(Path("parent"), **MODEL)
+
+
+def resolved(start: object = "parent", **overrides: dict[str, Any]) -> Configuration:
+    overrides["training"] = {"start_from": start}
+    params = {"row": "sample", "pair": "en-de", "corpus": "sample", "seed": 1, "overrides": overrides}
+    return parent.identified(resolution.resolve(params))
+
+
+def test_a_parent_is_identified_by_its_weights_and_gives_its_subwords(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = resolved()
+    weights = sha256((folder / parent.WEIGHTS).read_bytes()).hexdigest()
+    assert found.training.start_from == StartSettings(folder="parent", weights=weights)
+    assert found.subwords == SubwordSettings(kind="bpe", merges=60, vocabulary=None, multiple_of=8)
+    assert resolution.name(found.model_dump()) == "sample-sample-s1 start_from=parent"
+    assert resolution.changed(found.model_dump())["training.start_from.weights"] == weights
+    # Dropout and the first weights of a new model decide no shape.
+    assert resolved(model={"P_drop": 0.3, "initialisation": "glorot_fused", "max_positions": 9})
+    # A queued experiment runs in a copy of the repository.
+    (tmp_path / "copy/data").mkdir(parents=True)
+    (tmp_path / "copy/data/catalog").symlink_to(ROOT / "data/catalog")
+    monkeypatch.chdir("copy")
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    assert resolved().training == found.training
+
+
+def test_the_folder_of_a_run_stands_for_its_average(folder: Path) -> None:
+    shutil.copytree(folder, Path("run") / AVERAGE)
+    found = resolved("run").training.start_from
+    assert found is not None
+    assert (found.folder, parent.found(found)) == ("run", Path("run") / AVERAGE)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"model": {"N": 3, "d_model": 32}},
+            "parent does not fit: model.N is 3, the parent's is 2; model.d_model is 32, the parent's is 128; set",
+        ),
+        (
+            {"model": {"positions": "learned", "max_positions": 999}},
+            "model.positions is learned, the parent's is sinusoidal; model.max_positions is 999, the parent's is 512",
+        ),
+        (
+            {"preparation": {"tokenizer": {"tokenizer": "none"}}},
+            "fit: preparation.tokenizer.tokenizer is none, the parent's is moses; set the parent's",
+        ),
+        ({"subwords": {"merges": 7}}, "the subwords are the parent's: remove overrides.subwords"),
+        ({"start": "nowhere"}, "training.start_from is nowhere, but neither it nor its models/average holds model.saf"),
+        ({"start": {"folder": "parent", "weights": "0" * 64}}, "restore it, or take it as it is with `dvc repro"),
+        ({"start": "models/average"}, "which this run replaces: copy it, as with `cp -r models/average data/local/par"),
+        ({"start": "damaged"}, "damaged is no model folder ('model'): name another one"),
+    ],
+)
+def test_a_parent_that_does_not_fit_is_refused_with_what_differs(
+    folder: Path, overrides: dict[str, Any], message: str
+) -> None:
+    for name in ("models/average", "damaged"):
+        shutil.copytree(folder, name)
+    Path("damaged/config.yaml").write_text("{}")
+    with pytest.raises(InputError) as caught:
+        resolved(**overrides)
+    assert message in str(caught.value)
