@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
+Arithmetic = Literal["ordinary", "portable"]
 Dims = int | tuple[int, ...]
 
 BITS = 22
@@ -62,8 +63,9 @@ def exact_sum(x: Tensor, dim: Dims) -> Tensor:
 
 def multiply(left: Tensor, right: Tensor) -> Tensor:
     """Return the product of matrices on grids, in float32."""
-    # Both are the same. MKL is faster with few rows.
-    product = (right.mT @ left.mT).mT if left.shape[-2] > right.shape[-1] else left @ right
+    # Both are the same. MKL is faster with few rows, but transposing a long result takes longer than it gains.
+    few = right.shape[-1] <= min(left.shape[-2:])
+    product = (right.mT @ left.mT).mT if few else left @ right
     return product.to(torch.float32, memory_format=torch.contiguous_format)
 
 
@@ -198,6 +200,17 @@ class _LayerNorm(Function):
         return dx, exact_sum(dy * normal, others).float(), exact_sum(dy, others).float(), None
 
 
+def _log_softmax(x: Tensor, dim: int, out: Tensor) -> Tensor:
+    z = x - x.amax(-1, keepdim=True)
+    return torch.sub(z, log(_total(exp(z))).float().unsqueeze(-1), out=out)
+
+
+def _total(e: Tensor) -> Tensor:
+    """Return the sums of rows whose largest number is 1, so that the grid needs no search, in float64."""
+    shift = 3 * 2.0 ** ((e.shape[-1] - 1).bit_length() - 2)
+    return e.double().add_(shift).sub_(shift).sum(-1)
+
+
 def block_loss(*given: Any) -> Any:
     """Do what `block_loss` in loss.py does, with one exp of every logit. Only while `Portable` is active."""
     return handle_torch_function(_block_loss, given[:1], *given)
@@ -210,9 +223,7 @@ def _block_loss(
     z = logits - logits.amax(1, keepdim=True)
     picked, summed = z.gather(1, label).double().squeeze(1), exact_sum(z, 1)
     e = exp(z)
-    # The largest is 1, so the grid needs no search.
-    shift = 3 * 2.0 ** ((e.shape[1] - 1).bit_length() - 2)
-    total = e.double().add_(shift).sub_(shift).sum(1)
+    total = _total(e)
     log_total = log(total)
     log_p = exact_sum(picked - log_total, 0)
     log_p_all = exact_sum(summed - log_total * logits.shape[1], 0)
@@ -274,7 +285,8 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _sum(x: Tensor, dim: Dims | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    return exact_sum(x, tuple(range(x.dim())) if dim is None else dim).to(dtype or x.dtype)
+    dims = tuple(range(x.dim())) if dim is None else dim
+    return exact_sum(x, dims).to(dtype or x.dtype) if x.is_floating_point() else x.sum(dims)
 
 
 def _matmul(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
@@ -291,10 +303,11 @@ OWN: dict[str, Callable[..., Any]] = {
     "matmul": _matmul, "mm": _matmul, "spmm": _matmul,
     "addmm_": lambda x, left, right: x.add_(product(left, right)),
     "embedding": lambda ids, table, **_: _apply(_Embedding, ids, table),
-    "softmax": lambda x, dim: _apply(_Softmax, x),
+    "softmax": lambda x, dim: _apply(_Softmax, x), "log_softmax": _log_softmax,
     "layer_norm": lambda x, shape, weight, bias, eps: _apply(_LayerNorm, x, weight, bias, eps),
     "sum": _sum, "div": _div, "sin": sine, "cos": lambda x: sine(x, 1),
     "__rpow__": lambda x, base: exp(x * log(torch.tensor(base, dtype=x.dtype))),
+    "pow": lambda x, power: exp(power * log(x.double())),
     "uniform_": _uniform_, "normal_": _normal_, "kaiming_uniform_": lambda tensor, *_, **__: tensor,
     "linalg_vector_norm": norm, "_foreach_norm": lambda tensors, order: [norm(tensor, order) for tensor in tensors],
     "_fused_adam_": adam, "_block_loss": _block_loss,
@@ -302,13 +315,18 @@ OWN: dict[str, Callable[..., Any]] = {
 EXACT = {
     *OWN, "__float__", "__get__", "__getitem__", "__invert__", "__len__", "__set__", "__setitem__", "_foreach_add_",
     "_foreach_sub_", "_has_compatible_shallow_copy_type", "_parse_to", "_record_function_enter_new",
-    "_record_function_exit._RecordFunction", "_set_grad_enabled", "add", "add_", "all_reduce", "arange", "cat", "chunk",
+    "_record_function_exit._RecordFunction", "_set_grad_enabled", "add", "add_", "all", "all_reduce", "any", "arange", "argmax", "cat", "chunk",
     "copy_", "cpu", "detach", "device", "dim", "empty", "empty_like", "fill_", "flatten", "float", "ge", "grad",
     "index_select", "irecv", "is_complex", "is_floating_point", "isend", "isfinite", "masked_fill", "mul", "ne",
     "new_zeros", "numel", "ones", "random_", "relu", "size", "split", "stack", "to", "tolist", "transpose", "tril",
     "unbind", "unflatten", "view", "zero_", "zeros", "zeros_like",
 }  # fmt: skip
 """What moves, selects or compares numbers, or rounds each by itself, also where gradients go back."""
+WITHOUT_GRADIENTS = {
+    "__bool__", "__eq__", "__floordiv__", "__or__", "amax", "contiguous", "expand", "fill_diagonal_", "full", "gather",
+    "isnan", "le", "masked_fill_", "new_empty", "new_full", "pad", "remainder", "reshape", "sub", "tensor", "topk",
+}  # fmt: skip
+"""What search needs besides: the gradients of some are sums."""
 
 
 class Portable(TorchFunctionMode):
@@ -316,11 +334,11 @@ class Portable(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
-        if name not in EXACT:
+        if name not in EXACT and (torch.is_grad_enabled() or name not in WITHOUT_GRADIENTS):
             raise NotImplementedError(f"{name} may give other bits elsewhere: give it a place in nmt/portable.py")
         return OWN.get(name, func)(*args, **(kwargs or {}))
 
 
-def arithmetic(kind: Literal["ordinary", "portable"]) -> AbstractContextManager[object]:
+def arithmetic(kind: Arithmetic) -> AbstractContextManager[object]:
     """Return what makes torch compute as `training.arithmetic` asks while it is entered."""
     return Portable() if kind == "portable" else nullcontext()

@@ -24,6 +24,7 @@ from nmt.inference.loading import Models, padded
 from nmt.inference.options import WINDOW
 from nmt.inference.search import Hypothesis, length_penalty, search
 from nmt.parsing.tokenizers import Attention, TreeTokenizer
+from nmt.portable import Arithmetic, arithmetic
 from nmt.text.subwords import SPECIALS
 
 WORKERS = 16
@@ -83,10 +84,12 @@ class Engine(ABC):
 
 
 class TorchEngine(Engine):
-    """Our own search."""
+    """Our own search; in portable arithmetic its results are the same on any processor."""
 
-    def __init__(self, models: Models) -> None:
-        self.scorer, self.device = models.scorer(), models.device
+    def __init__(self, models: Models, kind: Arithmetic = "ordinary") -> None:
+        self.kind, self.device = kind, models.device
+        with arithmetic(kind):
+            self.scorer = models.scorer()
         self.subwords = models.target_subwords.used_rows
         # Two workers of one thread each are faster than one of two: no thread waits for another within a product.
         available = torch.get_num_threads()
@@ -97,7 +100,9 @@ class TorchEngine(Engine):
         self.threads = max(1, available // self.workers)
 
     def run(self, batch: Sequence[Piece], settings: SearchSettings, nbest: int) -> list[list[Hypothesis]]:
-        return search(self.scorer, padded([piece.ids for piece in batch], self.device), settings, self.subwords, nbest)
+        src = padded([piece.ids for piece in batch], self.device)
+        with arithmetic(self.kind):  # Of this thread alone.
+            return search(self.scorer, src, settings, self.subwords, nbest)
 
 
 class Translator:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
 from nmt.common.files import write_json, writing
-from nmt.config import SearchSettings
-from nmt.inference.translator import Translator
+from nmt.config import SearchSettings, TrainingSettings
+from nmt.inference.loading import Models
+from nmt.inference.translator import TorchEngine, Translator
 from nmt.text.parallel_text import read_lines
 from pipeline.config.paths import AVERAGE, LAST, RAW, TRANSLATIONS
 from pipeline.config.settings import DataSettings, check_versions, load_section
@@ -13,17 +16,18 @@ from pipeline.config.settings import DataSettings, check_versions, load_section
 def run() -> None:
     """Write results/translations: `<validation set>.last.<language>` and `<test set>.average.<language>`.
 
-    Beside trees, a file whose name ends in `.repairs.json` counts the repairs that made them trees.
+    With portable arithmetic, as the training, they are the same on any processor. Beside trees, a file whose name ends in `.repairs.json` counts the repairs that made them trees.
     """
     data = load_section("data", DataSettings)
-    search = load_section("search", SearchSettings)
+    search, kind = load_section("search", SearchSettings), load_section("training", TrainingSettings).arithmetic
     check_versions("sacremoses", "subword_nmt", "sentencepiece")
     with writing(TRANSLATIONS) as temporary:
         temporary.mkdir()
         for split, name, model in (("valid", data.valid.name, LAST), ("test", data.test.name, AVERAGE)):
             source = RAW / f"{split}.{name}.{data.source}"
             out = temporary / f"{name}.{model.name}.{data.target}"
-            translator = Translator(model, settings=search)
+            models = Models([model], torch.device("cpu") if kind == "portable" else None)
+            translator = Translator(models, settings=search, engine=TorchEngine(models, kind))
             with out.open("w", encoding="utf-8", newline="\n") as file:
                 file.writelines(f"{text}\n" for text in translator.translate(read_lines(source)))
             if translator.repairs:

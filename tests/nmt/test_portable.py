@@ -15,12 +15,15 @@ import pytest
 import ranks
 import torch
 import yaml
+from model_folders import folder_of
 from torch import Tensor
 from torch.nn import functional as F
 from trainings import MakeJob, run, stopped
 
 from nmt import loss, portable
 from nmt.config import InputError, Job
+from nmt.inference.loading import Models
+from nmt.inference.translator import TorchEngine, Translator
 from nmt.portable import Portable
 from nmt.schedule import learning_rate
 from nmt.training.distributed import World
@@ -154,6 +157,19 @@ def test_the_loss_is_near_the_ordinary_one(needs_gradient: bool) -> None:
             assert one is other
         else:
             torch.testing.assert_close(one, other, rtol=2e-6, atol=1e-7)
+
+
+def test_search_is_portable_in_each_of_its_threads(tmp_path: Path) -> None:
+    """The log-probabilities are near torch's, and not the same bits."""
+    models, found = Models([folder_of(tmp_path / "model")], torch.device("cpu")), []
+    kinds: tuple[portable.Arithmetic, ...] = ("ordinary", "portable")
+    for kind in kinds:
+        translations = Translator(models, engine=TorchEngine(models, kind)).translations(["hund und katze"] * 3, 2)
+        found.append([each for translation in translations for each in translation.hypotheses])
+    ordinary, own = ([hypothesis.log_probability for hypothesis in hypotheses] for hypotheses in found)
+    assert [hypothesis.ids for hypothesis in found[0]] == [hypothesis.ids for hypothesis in found[1]]
+    assert own == pytest.approx(ordinary, rel=1e-5)
+    assert own != ordinary
 
 
 def test_random_numbers_have_their_distributions() -> None:
