@@ -315,16 +315,17 @@ OWN: dict[str, Callable[..., Any]] = {
 EXACT = {
     *OWN, "__float__", "__get__", "__getitem__", "__invert__", "__len__", "__set__", "__setitem__", "_foreach_add_",
     "_foreach_sub_", "_has_compatible_shallow_copy_type", "_parse_to", "_record_function_enter_new",
-    "_record_function_exit._RecordFunction", "_set_grad_enabled", "add", "add_", "all", "all_reduce", "any", "arange", "argmax", "cat", "chunk",
-    "copy_", "cpu", "detach", "device", "dim", "empty", "empty_like", "fill_", "flatten", "float", "ge", "grad",
-    "index_select", "irecv", "is_complex", "is_floating_point", "isend", "isfinite", "masked_fill", "mul", "ne",
-    "new_zeros", "numel", "ones", "random_", "relu", "size", "split", "stack", "to", "tolist", "transpose", "tril",
-    "unbind", "unflatten", "view", "zero_", "zeros", "zeros_like",
+    "_record_function_exit._RecordFunction", "_set_grad_enabled", "add", "add_", "all", "all_reduce", "any",
+    "arange", "argmax", "cat", "chunk", "copy_", "cpu", "detach", "device", "dim", "empty", "empty_like", "fill_",
+    "flatten", "float", "ge", "grad", "index_select", "irecv", "is_complex", "is_floating_point", "isend",
+    "isfinite", "masked_fill", "mul", "ne", "new_zeros", "numel", "ones", "random_", "relu", "size", "split",
+    "stack", "to", "tolist", "transpose", "tril", "unbind", "unflatten", "view", "zero_", "zeros", "zeros_like",
 }  # fmt: skip
 """What moves, selects or compares numbers, or rounds each by itself, also where gradients go back."""
 WITHOUT_GRADIENTS = {
-    "__bool__", "__eq__", "__floordiv__", "__or__", "amax", "contiguous", "expand", "fill_diagonal_", "full", "gather",
-    "isnan", "le", "masked_fill_", "new_empty", "new_full", "pad", "remainder", "reshape", "sub", "tensor", "topk",
+    "__bool__", "__eq__", "__floordiv__", "__or__", "amax", "clone", "contiguous", "expand", "fill_diagonal_", "full",
+    "gather", "isnan", "le", "masked_fill_", "new_empty", "new_full", "pad", "remainder", "reshape", "sub", "t",
+    "tensor", "topk",
 }  # fmt: skip
 """What search needs besides: the gradients of some are sums."""
 

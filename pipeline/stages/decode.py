@@ -16,7 +16,8 @@ from pipeline.config.settings import DataSettings, check_versions, load_section
 def run() -> None:
     """Write results/translations: `<validation set>.last.<language>` and `<test set>.average.<language>`.
 
-    With portable arithmetic, as the training, they are the same on any processor. Beside trees, a file whose name ends in `.repairs.json` counts the repairs that made them trees.
+    With portable arithmetic, as the training, they are the same on any processor. Beside trees, a file whose name ends
+    in `.repairs.json` counts the repairs that made them trees.
     """
     data = load_section("data", DataSettings)
     search, kind = load_section("search", SearchSettings), load_section("training", TrainingSettings).arithmetic
