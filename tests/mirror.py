@@ -8,11 +8,10 @@ import gzip
 import hashlib
 import http.server
 import io
-import re
 import tarfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from html import escape, unescape
+from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -80,29 +79,6 @@ def _packed(member: str, lines: list[str]) -> bytes:
         lines = [f'<{tag} setid="newstest2014" srclang="any">', '<doc docid="1">', *segments, "</doc>", f"</{tag}>"]
     content = "".join(f"{line}\n" for line in lines).encode()
     return gzip.compress(content, mtime=0) if member.endswith(".gz") else content
-
-
-def sample_lines() -> Lines:
-    """Return the text of the embedded sample, whole for each corpus."""
-    files: dict[str, str] = {}
-    for path in sorted((ROOT / "data/sample").glob("*.tgz")):
-        with tarfile.open(path) as archive:
-            for member in archive:
-                file = archive.extractfile(member)
-                assert file is not None
-                files[member.name] = file.read().decode()
-
-    def lines(name: str, pair: str, language: str) -> list[str]:
-        if name == "newstest2013":
-            return files[f"dev/sampledev.{language}"].split("\n")[:-1]
-        other = pair[-2:]
-        if name == "newstest2014":
-            side = "src" if language == "en" else "ref"
-            content = files[f"test-full/sampletest-{other}en-{side}.{language}.sgm"]
-            return [unescape(line) for line in re.findall(r"<seg[^>]*> *(.*?) *</seg>", content)]
-        return files[f"training/sample.{other}-en.{language}"].split("\n")[:-1]
-
-    return lines
 
 
 @contextlib.contextmanager

@@ -13,15 +13,17 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import yaml
-from mirror import data, sample_lines, serving, write
+from mirror import Lines, data, serving, write
 
 from pipeline.config.settings import Pair
 
@@ -78,6 +80,29 @@ class Hostile(http.server.SimpleHTTPRequestHandler):
                     time.sleep(PAUSE)
         except OSError:
             self.deeds["gone"] = self.deeds.get("gone", 0) + 1
+
+
+def sample_lines() -> Lines:
+    """Return the text of the embedded sample, whole for each corpus."""
+    files: dict[str, str] = {}
+    for path in sorted((ROOT / "data/sample").glob("*.tgz")):
+        with tarfile.open(path) as archive:
+            for member in archive:
+                file = archive.extractfile(member)
+                assert file is not None
+                files[member.name] = file.read().decode()
+
+    def lines(name: str, pair: str, language: str) -> list[str]:
+        if name == "newstest2013":
+            return files[f"dev/sampledev.{language}"].split("\n")[:-1]
+        other = pair[-2:]
+        if name == "newstest2014":
+            side = "src" if language == "en" else "ref"
+            content = files[f"test-full/sampletest-{other}en-{side}.{language}.sgm"]
+            return [unescape(line) for line in re.findall(r"<seg[^>]*> *(.*?) *</seg>", content)]
+        return files[f"training/sample.{other}-en.{language}"].split("\n")[:-1]
+
+    return lines
 
 
 @pytest.fixture(scope="module")

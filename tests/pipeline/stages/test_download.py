@@ -11,14 +11,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from data_stages import check_full_disk
-from mirror import data, sample_lines, serving, tarball, write
+from mirror import data, serving, tarball, write
 
 from nmt.config import InputError
 from pipeline.config.settings import Pair
@@ -241,32 +241,27 @@ def test_interrupted_while_a_server_is_silent() -> None:
     assert not Path("data/raw").exists()
 
 
-@pytest.fixture(scope="module")
-def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    """A small WMT14 with the sample's text, made and served: its folder and address."""
-    folder = tmp_path_factory.mktemp("mirror")
-    write(folder, sample_lines())
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Tests are quiet."""
 
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            """Tests are quiet."""
 
-    with serving(folder, Quiet) as address:
-        yield folder, address
+def lines(name: str, pair: str, language: str) -> list[str]:
+    return [f"{name} & <{language}> {number}" for number in range(9)]
 
 
 @pytest.mark.parametrize(
-    ("base", "pair", "corpora"),
+    ("pair", "corpora"),
     [
-        ("wmt14", "en-de", ["europarl-v7", "commoncrawl", "news-commentary-v9"]),
-        ("wmt14", "en-fr", ["europarl-v7", "commoncrawl", "un", "news-commentary-v9", "giga-fren"]),
+        ("en-de", ["europarl-v7", "commoncrawl", "news-commentary-v9"]),
+        ("en-fr", ["europarl-v7", "commoncrawl", "un", "news-commentary-v9", "giga-fren"]),
     ],
 )
-def test_a_mirror_of_wmt14(mirror: tuple[Path, str], base: str, pair: Pair, corpora: list[str]) -> None:
-    folder, address = mirror
-    configure(data(folder, address, base, pair))
-    download.run()
-    lines = sample_lines()
+def test_a_mirror_of_wmt14(tmp_path: Path, pair: Pair, corpora: list[str]) -> None:
+    write(tmp_path / "mirror", lines)
+    with serving(tmp_path / "mirror", Quiet) as address:
+        configure(data(tmp_path / "mirror", address, "wmt14", pair))
+        download.run()
     texts = {f"train.{name}": name for name in corpora}
     texts |= {"valid.newstest2013": "newstest2013", "test.newstest2014": "newstest2014"}
     assert set(json.loads(Path("data/raw/stats.json").read_text())["pairs"]) == set(texts)
