@@ -21,6 +21,8 @@ from ports import free_port
 from tiny_run import prepare, run_stages
 from tracked import connected
 
+from pipeline.tracking.publish import SIZES
+
 TEXTS = ("train.tinytrain", "valid.tinyvalid", "test.tinytest")
 pytestmark = pytest.mark.timeout(600)
 
@@ -66,7 +68,7 @@ def test_mlflow_holds_the_run_as_the_files_do(finished: Clone) -> None:
         assert run.info.run_name.startswith("sample-tiny-s1 "), "with the settings that are not the row's"
         assert run.info.status == "FINISHED"
         numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
-        sizes = {key: str(numbers.pop(key)) for key in ("params", "vocabulary", "updates")}
+        sizes = {key: str(numbers.pop(key)) for key in SIZES}
         assert {key: run.data.metrics[key] for key in numbers} == pytest.approx(numbers, abs=0.005), "two digits"
         assert run.data.params.items() >= sizes.items()
         assert run.data.tags["bleu_signature"] == metrics["bleu_signature"]
