@@ -42,6 +42,20 @@ def save_model(folder: Path, weights: Mapping[str, Tensor], description: ModelDe
         shutil.copytree(subwords, temporary / "subwords")
 
 
+def cast(weights: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    """Return the weights as numbers of another type; raise InputError for integers, which need scales."""
+    if "int" in dtype:
+        raise InputError(f"--dtype is {dtype}, which is for CTranslate2 alone: give float32, bfloat16 or float16")
+    return {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in weights.items()}
+
+
+def convert(folder: Path, out: Path, dtype: str) -> None:
+    """Write the model folder `out`: that of `folder` with weights of another type, for less space on disk."""
+    description = load_description(folder)
+    weights = cast(load_model(folder, description).state_dict(), dtype)
+    save_model(out, weights, description, folder / "subwords")
+
+
 def load_description(folder: Path) -> ModelDescription:
     """Return config.yaml of a model folder; raise InputError if it is missing or wrong."""
     path = folder / "config.yaml"
@@ -65,8 +79,11 @@ def load(folder: str | Path) -> Transformer:
 
 
 def load_model(folder: Path, description: ModelDescription) -> Transformer:
-    """Return the model in evaluation mode; raise InputError if weights are damaged, not finite or of another shape."""
-    weights = load_tensors(folder / WEIGHTS)
+    """Return the model in float32 and in evaluation mode.
+
+    Raises InputError if weights are damaged, not finite or of another shape.
+    """
+    weights = {name: tensor.float() for name, tensor in load_tensors(folder / WEIGHTS).items()}
     with torch.device("meta"):
         model = Transformer(description.model, description.vocabulary, description.target_vocabulary)
     try:

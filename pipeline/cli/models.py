@@ -13,9 +13,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from nmt.common.files import sha256_of
 from nmt.config import Precision
 from nmt.inference.options import LONGEST, WINDOW, EngineName, Quantization, TranslationOptions
 from pipeline.config.imports import collection_paused
+from pipeline.config.paths import AVERAGE, CERTIFICATE, SCORES, read_json
 
 app = typer.Typer()
 
@@ -215,19 +217,52 @@ def attention(
 def export(
     model: Model,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)],
-    quantization: Annotated[Quantization, typer.Option(help="Quantization of the weights.")] = "float32",
+    to: Annotated[
+        Literal["ctranslate2", "transformers", "nmt"], typer.Option(help="nmt: a model folder, for wmt itself.")
+    ] = "ctranslate2",
+    dtype: Annotated[
+        Quantization,
+        typer.Option("--dtype", "--quantization", help="Of the weights. The first three are CTranslate2's alone."),
+    ] = "float32",
 ) -> None:
-    """Make a CTranslate2 model, complete in itself.
+    """Make a CTranslate2 model, a folder that Hugging Face's transformers opens, or a smaller model folder.
 
-    `wmt translate OUT --engine ctranslate2` translates with it.
+    `wmt translate OUT --engine ctranslate2` translates with the first, AutoModelForSeq2SeqLM opens the second.
 
     \b
     Example:
-      wmt export models/average exported --quantization int8
+      wmt export models/average exported --dtype int8
+      wmt export models/average hub --to transformers
+      wmt export models/average half --to nmt --dtype bfloat16
     """
-    if out.exists() and not (out / "model.bin").exists():
+    if out.exists() and not (to == "ctranslate2" and (out / "model.bin").exists()):
         raise typer.BadParameter(f"{out} exists and is no CTranslate2 model: give another folder", param_hint="OUT")
     with collection_paused():
         from nmt.deployment import export as exporting
+        from nmt.deployment import transformers_export
+        from nmt.inference import model_folder
 
-    exporting.export(model, out, quantization)
+    if to == "ctranslate2":
+        exporting.export(model, out, dtype)
+    elif to == "transformers":
+        transformers_export.export(model, out, dtype, _run_of(model))
+    else:
+        model_folder.convert(model, out, dtype)
+
+
+def _run_of(model: Path) -> dict[str, Any] | None:
+    """Return the scores, licences and certificate of the run that made `model`.
+
+    They are in results/ beside models/, if the certificate there is of these weights and these scores, else unknown.
+    """
+    from nmt.common.tensors import WEIGHTS
+
+    root = model.resolve().parent.parent
+    if not (root / CERTIFICATE).exists():
+        return None
+    certificate = read_json(root / CERTIFICATE, "files", "settings", "seal")
+    paths = {str(AVERAGE / WEIGHTS): model / WEIGHTS, str(SCORES): root / SCORES}
+    if any(not path.exists() or certificate["files"].get(name) != sha256_of(path) for name, path in paths.items()):
+        return None
+    licences = dict.fromkeys(archive["licence"] for archive in certificate["settings"]["data"]["archives"])
+    return {**read_json(root / SCORES), "licences": list(licences), "certificate": certificate["seal"]}

@@ -1,0 +1,67 @@
+"""The tokenizer of an exported model, for transformers' AutoTokenizer.
+
+`wmt export --to transformers` copies this module, and those of nmt that it imports, into the model's folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizer
+
+from nmt.config import EOS, TokenizerSettings
+from nmt.text.moses import Moses
+from nmt.text.subwords import load
+
+
+class TransformersTokenizer(PreTrainedTokenizer):
+    """Raw lines to the ids of the training, and back. Methods and attributes are those of the base class."""
+
+    vocab_files_names = {  # noqa: RUF012 - as the base class has it
+        name: f"subwords/{name}" for name in ("subwords.yaml", "codes.bpe", "vocabulary.txt", "wordpieces.model")
+    }
+
+    def __init__(self, source_lang: str, target_lang: str, words: dict[str, Any], **options: Any) -> None:
+        self.folder = Path(options["subwords.yaml"]).parent
+        self.subwords = load(self.folder)
+        self.rows = {symbol: row for row, symbol in enumerate(self.subwords.symbols(range(self.subwords.used_rows)))}
+        settings = TokenizerSettings.model_validate(words)
+        self.source, self.target = Moses(source_lang, settings), Moses(target_lang, settings)
+        self._switch_to_input_mode()
+        super().__init__(source_lang=source_lang, target_lang=target_lang, words=words, **options)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.rows)
+
+    def get_vocab(self) -> dict[str, int]:
+        return dict(self.rows)
+
+    def _switch_to_input_mode(self) -> None:
+        self.side = self.source
+
+    def _switch_to_target_mode(self) -> None:
+        self.side = self.target
+
+    def _tokenize(self, text: str, **_: Any) -> list[str]:
+        return self.subwords.symbols(self.subwords.encode(self.side.tokenize(text)))
+
+    def _convert_token_to_id(self, token: str) -> int:
+        return self.rows[token]
+
+    def _convert_id_to_token(self, index: int) -> str:
+        return self.subwords.symbols([index])[0]
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        return self.target.detokenize(self.subwords.decode(self.rows[token] for token in tokens))
+
+    def build_inputs_with_special_tokens(
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
+    ) -> list[int]:
+        return [*token_ids_0, *(token_ids_1 or []), EOS]
+
+    def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
+        out = Path(shutil.copytree(self.folder, Path(save_directory) / "subwords", dirs_exist_ok=True))
+        return tuple(map(str, out.iterdir()))

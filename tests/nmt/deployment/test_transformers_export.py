@@ -1,0 +1,174 @@
+"""Models exported to Hugging Face's transformers, which opens them."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from command_line import wmt
+from model_folders import folder_of
+
+from nmt.common.files import sha256_of
+from nmt.common.tensors import load_tensors
+from nmt.config import PAD, UNK, InputError, SubwordSettings
+from nmt.deployment import transformers_export
+from nmt.inference.loading import Models
+from nmt.inference.model_folder import load, load_description, save_model
+from nmt.inference.translator import Translator
+from nmt.model import Transformer
+from nmt.text import subwords
+
+ROOT = Path(__file__).resolve().parents[3]
+REAL = ROOT.parent / "shared/real"
+HARD = [
+    "It's 1,000.50 e-mails... from the U.S., isn't it?", "</s> <unk> <s> are text", 'He said: "No!" (twice)',
+    "tab\there, \x85 and \u2028 there", "漢字 😀 ő", " two  spaces ", "........... aaaaaaa", "rock 'n' roll's",
+]  # fmt: skip
+
+
+def sample_lines() -> list[str]:
+    with tarfile.open(ROOT / "data/sample/dev.tgz") as archive:
+        member = archive.extractfile("dev/sampledev.en")
+        assert member is not None
+        return member.read().decode().splitlines()
+
+
+def lines() -> list[str]:
+    """Lines of the sample and, where it is at hand, of real text."""
+    found = sample_lines()[:40]
+    if REAL.exists():
+        for name in ("multi30k/test2016.en", "newstest/newstest2013.en-de.de", "newstest/newstest2013.en-fr.fr"):
+            found += (REAL / name).read_text(encoding="utf-8").split("\n")[:400:10]
+    return found + HARD
+
+
+def word_piece_folder(folder: Path, text: list[str]) -> Path:
+    """A model folder with random weights and word pieces of raw text, as row `sample` has them for en-fr."""
+    counts = dict.fromkeys((word for line in text for word in line.split()), 2)
+    settings = SubwordSettings(kind="wordpieces", merges=None, vocabulary=600, multiple_of=8)
+    learned = subwords.learn(counts, settings)
+    learned.save(folder.parent / "pieces")
+    base = load_description(folder_of(folder.parent / "base", d_ff=24, projection_biases=False))
+    words = base.tokenizer.model_copy(update={"tokenizer": "none"})
+    description = base.model_copy(update={"vocabulary": learned.size, "tokenizer": words})
+    torch.manual_seed(5)
+    built = Transformer(description.model, learned.size)
+    with torch.no_grad():
+        table = built.embedding.table.mul_(3.0)
+        # One of the two is the likeliest subword everywhere, and neither may be written.
+        table[PAD] = -10 * table[UNK]
+        table[UNK] *= 10
+    save_model(folder, built.state_dict(), description, folder.parent / "pieces")
+    return folder
+
+
+def check_alike(folder: Path, out: Path, texts: list[str]) -> Any:
+    """transformers gives the ids, logits, greedy translations and text of the model folder. Return its tokenizer."""
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    models = Models([folder])
+    tokenizer = AutoTokenizer.from_pretrained(str(out), trust_remote_code=True)
+    theirs, loading = AutoModelForSeq2SeqLM.from_pretrained(str(out), output_loading_info=True)
+    assert not any(loading.values()), "every weight has its place"
+    ids = [models.encode(text) for text in texts]
+    assert tokenizer(texts).input_ids == ids
+    for each in ids:
+        expected = models.target.detokenize(models.subwords.decode(each))
+        assert tokenizer.decode(each, skip_special_tokens=True) == expected
+    batch = tokenizer(texts[:12], return_tensors="pt", padding=True)
+    start, own = torch.tensor([[1, 5, 9, 6]]), models.members[0]
+    logits = theirs(**batch, decoder_input_ids=start.expand(12, -1)).logits
+    rows = models.subwords.used_rows
+    ours = own.logits(own(batch.input_ids, start.expand(12, -1)))[..., :rows]
+    torch.testing.assert_close(logits, ours, atol=1e-3, rtol=0)
+    written = theirs.generate(**batch, num_beams=1, max_length=16)[:, 1:].tolist()
+    greedy = Translator(models, settings=models.description.search.changed({"beam": 1})).translations(texts[:12])
+    for translation, found in zip(greedy, written, strict=True):
+        best = translation.hypotheses[0].ids[:14]
+        assert found[: len(best)] == best
+    return tokenizer
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_transformers_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    texts, out = lines(), tmp_path / "out"
+    folder = folder_of(tmp_path / "model", words=" ".join(texts[:60]))
+    assert wmt("export", str(folder), str(out), "--to", "transformers") == 0
+    tokenizer = check_alike(folder, out, texts)
+    models = Models([folder])
+    german = 'Er sagte: "it\'s".'
+    assert tokenizer(text_target=german).input_ids == models.encode_target(german) != models.encode(german)
+    tokenizer.save_pretrained(tmp_path / "again")
+    assert (tmp_path / "again/subwords/codes.bpe").read_bytes() == (folder / "subwords/codes.bpe").read_bytes()
+
+    pieces = word_piece_folder(tmp_path / "wordpieces", texts[:60])
+    transformers_export.export(pieces, tmp_path / "standard")
+    assert not list((tmp_path / "standard").glob("*.py")), "no code is needed"
+    check_alike(pieces, tmp_path / "standard", texts)
+    halves = folder_of(tmp_path / "halves", position_layout="halves")
+    transformers_export.export(halves, tmp_path / "halved")
+    check_alike(halves, tmp_path / "halved", sample_lines()[:12])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"), [({"positions": "learned"}, "learned positions"), ({"h": 1}, "h x d_k = d_model")]
+)
+def test_what_marian_cannot_represent_is_refused(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=sentence):
+        transformers_export.export(folder_of(tmp_path / "model", **change), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_parser_is_refused(parser: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a target vocabulary of its own"):
+        transformers_export.export(parser, tmp_path / "out")
+
+
+def test_the_model_card_has_the_scores_of_this_model_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, results = folder_of(tmp_path / "models/average"), tmp_path / "results"
+    results.mkdir()
+    scores = {"bleu": 31.25, "bleu_low": 30.0, "bleu_high": 32.5, "bleu_signature": "sig", "bleu_set": "set, 9 lines"}
+    (results / "scores.json").write_text(json.dumps(scores))
+    files = {
+        "models/average/model.safetensors": folder / "model.safetensors",
+        "results/scores.json": results / "scores.json",
+    }
+    certificate = {
+        "files": {name: sha256_of(path) for name, path in files.items()},
+        "settings": {"data": {"archives": [{"licence": "CC BY 2.0"}, {"licence": "CC BY 2.0"}]}},
+        "seal": "f00d",
+    }
+    (results / "certificate.json").write_text(json.dumps(certificate))
+    assert wmt("export", str(folder), str(tmp_path / "out"), "--to", "transformers", "--dtype", "bfloat16") == 0
+    assert {tensor.dtype for tensor in load_tensors(tmp_path / "out/model.safetensors").values()} == {torch.bfloat16}
+    card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
+    for part in ("sacreBLEU 31.2 (95% interval 30.0 to 32.5) on set, 9 lines", "f00d", "corpus: CC BY 2.0.", "divides"):
+        assert part in card
+    (entry,) = yaml.safe_load(card.split("---\n")[1])["model-index"]
+    assert entry["results"][0]["metrics"] == [{"type": "bleu", "value": 31.25, "name": "sacreBLEU sig"}]
+    (results / "scores.json").write_text(json.dumps({**scores, "bleu": 99.0}))
+    assert wmt("export", str(folder), str(tmp_path / "other"), "--to", "transformers") == 0
+    assert "model-index" not in (tmp_path / "other/README.md").read_text(encoding="utf-8")
+    assert wmt("export", str(folder), str(tmp_path / "other"), "--to", "transformers") == 2
+    assert "exists" in capsys.readouterr().err
+
+
+def test_a_model_folder_of_half_the_size_translates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, half = folder_of(tmp_path / "model", d_ff=512), tmp_path / "half"
+    assert wmt("export", str(folder), str(half), "--to", "nmt", "--dtype", "bfloat16") == 0
+    sizes = [(each / "model.safetensors").stat().st_size for each in (folder, half)]
+    assert sizes[1] < 0.6 * sizes[0]
+    rounded = {name: tensor.bfloat16().float() for name, tensor in load_tensors(folder / "model.safetensors").items()}
+    found = load(half).state_dict()
+    assert all(
+        torch.equal(found[name], tensor) and found[name].dtype == torch.float32 for name, tensor in rounded.items()
+    )
+    assert wmt("export", str(folder), str(tmp_path / "int8"), "--to", "nmt", "--dtype", "int8") == 1
+    assert "for CTranslate2 alone" in capsys.readouterr().err
