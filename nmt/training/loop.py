@@ -16,7 +16,6 @@ The stage `train` holds `lock` there while the training runs.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -32,7 +31,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from nmt.common.files import FULL_DISK, flush, read_yaml, writing
+from nmt.common.files import FULL_DISK, flush, read_yaml, write_json
 from nmt.common.processes import INTERRUPTED, TRAINERS, UNRECORDED, die_with_parent, sharing
 from nmt.config import InputError, Job
 from nmt.portable import arithmetic
@@ -147,9 +146,7 @@ class Attempt:
         self.add_link()
         self.save()
         if world.main:
-            with writing(self.folder / "done.json") as temporary:
-                content = history.summary(trainer.job, trainer.measured.saved())
-                temporary.write_text(json.dumps(content, indent=2), encoding="utf-8")
+            write_json(self.folder / "done.json", history.summary(trainer.job, trainer.measured.saved()))
         return True
 
     def log(self, values: Mapping[str, Any]) -> None:
@@ -288,8 +285,7 @@ def fail(folder: Path, error: Exception) -> NoReturn:
         traceback.print_exception(error)
     if not (peer_is_lost(error) or (folder / "failed.json").exists()):
         try:
-            with writing(folder / "failed.json") as temporary:
-                temporary.write_text(json.dumps({"state": state, "error": reason, **disk}), encoding="utf-8")
+            write_json(folder / "failed.json", {"state": state, "error": reason, **disk})
         except OSError as unwritten:
             print(f"train: {reason}; {folder / 'failed.json'} could not be written: {unwritten}", file=sys.stderr)
             status = UNRECORDED
