@@ -263,7 +263,7 @@ def test_a_failure_that_cannot_be_written_has_a_status_of_its_own(
     def full(*_: object) -> bool:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(loop, "writing", full)
+    monkeypatch.setattr(loop, "write_json", full)
     assert end_of_main(monkeypatch, tmp_path, tiny_job(), full) == UNRECORDED
     assert "failed.json could not be written: [Errno 28] No space left on device" in capsys.readouterr().err
 
