@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
 from sacremoses import MosesTokenizer
 from sacremoses.corpus import NonbreakingPrefixes
 
@@ -82,6 +83,11 @@ def sacrebleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[flo
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
     """Return chrF2 (Popovic 2015) in percent, and its signature."""
     return _corpus_score(CHRF(), hypotheses, references)
+
+
+def ter(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+    """Return TER (Snover et al. 2006) in percent, lower is better, and its signature: seconds for 1,000 lines."""
+    return _corpus_score(TER(), hypotheses, references)
 
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
@@ -152,7 +158,9 @@ def score(hypotheses: Sequence[str], references: Sequence[str], lang: str) -> di
     return found
 
 
-def score_systems(hypotheses: Sequence[Path], reference: Path, lang: str) -> list[dict[str, Any]]:
+def score_systems(
+    hypotheses: Sequence[Path], reference: Path, lang: str, *, with_ter: bool = False
+) -> list[dict[str, Any]]:
     """Return all scores of each system's file; all but the first are also compared with the first.
 
     Raises InputError if a file does not have one line for each reference, or `lang` is no language of Moses'.
@@ -167,6 +175,8 @@ def score_systems(hypotheses: Sequence[Path], reference: Path, lang: str) -> lis
     found: list[dict[str, Any]] = []
     for path, lines in zip(hypotheses, systems, strict=True):
         report = {"hypothesis": str(path), **score(lines, references, lang)}
+        if with_ter:
+            report["ter"], report["ter_signature"] = ter(lines, references)
         if found:
             report |= vars(compare(systems[0], lines, references))
         found.append(report)
@@ -183,6 +193,8 @@ def format_report(report: Mapping[str, Any]) -> str:
         f"  chrF {report['chrf']:.2f}",
         f"    {report['chrf_signature']}",
     ]
+    if "ter" in report:
+        lines += [f"  TER {report['ter']:.2f}", f"    {report['ter_signature']}"]
     if "difference" in report:
         difference, p_value = report["difference"], report["p_value"]
         lines.append(f"  against the first: {difference:+.2f} sacreBLEU, p = {p_value:.3f} (paired bootstrap)")

@@ -167,6 +167,7 @@ def bleu(
         ),
     ],
     lang: Annotated[str, typer.Option(help="The target language's code: de, fr, ...", show_default=False)],
+    ter: Annotated[bool, typer.Option("--ter", help="TER too: seconds for 1,000 lines.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="An object, or a list for several systems.")] = False,
 ) -> None:
     """Score translations: sacreBLEU with its signature, the paper's own way step by step, chrF.
@@ -183,7 +184,7 @@ def bleu(
     *hypotheses, reference = texts
     if not hypotheses:
         raise typer.BadParameter("REF is missing: give translations, then their references", param_hint="HYP... REF")
-    reports = scoring.score_systems(hypotheses, reference, lang)
+    reports = scoring.score_systems(hypotheses, reference, lang, with_ter=ter)
     if as_json:
         print(json_format.dumps(reports if len(reports) > 1 else reports[0], indent=2, ensure_ascii=False))
     else:

