@@ -215,17 +215,6 @@ def plan_of(corpus: str | None, width: int, depth: int, updates: int, rate: floa
     return Plan(params.pair, corpus or params.corpus, width, depth, overrides, repository)
 
 
-def run(plan: Plan, rows_: Sequence[str], seeds: Sequence[int], jobs: int) -> str:
-    """Run the missing experiments and return the report. Raises InputError where the settings do not fit."""
-    names = {plan.name(row, seed): (row, seed) for row in rows_ for seed in seeds}
-    for row, seed in names.values():
-        # Refuses wrong settings now, not in a stage of the last run.
-        resolve(plan.params(row, seed))
-    commit = copies.commit(Path.cwd())
-    run_all(plan, names, finished(commit).keys(), jobs)
-    return report(plan, results(finished(commit), names))
-
-
 TABLE3 = ["base", "A-h1", "B-dk16", "C-N2", "D-pdrop0.0", "D-eps0.0", "E-learned-positions"]
 
 
@@ -255,7 +244,14 @@ def ablation(
     Example:
       wmt ablation --rows base --rows C-N2 --seeds 1 --seeds 2 --updates 1000
     """
-    text = run(plan_of(corpus, width, depth, updates, rate), rows, seeds, jobs)
+    plan = plan_of(corpus, width, depth, updates, rate)
+    names = {plan.name(row, seed): (row, seed) for row in rows for seed in seeds}
+    for row, seed in names.values():
+        # Refuses wrong settings now, not in a stage of the last run.
+        resolve(plan.params(row, seed))
+    commit = copies.commit(Path.cwd())
+    run_all(plan, names, finished(commit).keys(), jobs)
+    text = report(plan, results(finished(commit), names))
     with writing(OUT) as temporary:
         temporary.write_text(text, encoding="utf-8")
     print(text)
