@@ -26,7 +26,7 @@ run: setup
 
 # The page as a folder for a static host.
 pages:
-	@mkdir -p pages && cp results/report.html pages/index.html && echo "pages/index.html"
+	@mkdir -p pages && cp -rf results/figures pages && cp -f results/report.html pages/index.html && echo "pages/index.html"
 
 setup: $(STAMP)
 

@@ -12,6 +12,7 @@ from nmt import codec
 from nmt.config import TokenizerSettings
 from nmt.text.moses import Moses
 from nmt.text.subwords import BytePairs, Subwords, WordPieces
+from pipeline.config.paths import FIGURES
 from pipeline.config.tasks import task_of
 from pipeline.report.page import Block, Paragraph, View
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LARGEST = 25_000_000
-"""Bytes of 8-bit weights that a page may hold."""
+"""Bytes of 8-bit weights that a page may hold; those of a larger model are in a file beside it."""
 LONGEST = 256
 """Subwords of a line that the page translates: as `wmt translate` and `wmt parse`."""
 STEPS = 127
@@ -124,7 +125,7 @@ def subword_tables(vocabulary: Subwords) -> dict[str, Any]:
 
 
 def section(folder: Path, examples: Sequence[str], seen: Sequence[str]) -> list[Block]:
-    """Return the box in which one translates or parses, or how to do so with a model that is too large for a page.
+    """Return the box in which one translates or parses; for a large model, also how to do so without the page.
 
     `examples` are sentences to begin with; words that are not `seen`, those of the training text, are marked.
     """
@@ -136,13 +137,6 @@ def section(folder: Path, examples: Sequence[str], seen: Sequence[str]) -> list[
     by = task_of(description.target)
     by_command = f"At a terminal: wmt {by.verb} {folder}"
     weights = load_tensors(folder / WEIGHTS)
-    size = sum(tensor.numel() for tensor in weights.values())
-    if size > LARGEST:
-        why = f"its 8-bit weights would take {size / 1e6:,.0f} MB, and a page holds at most {LARGEST / 1e6:.0f} MB"
-        served = (
-            f"mlflow models serve --env-manager local -m models:/wmt-{description.source}-{description.target}@best"
-        )
-        return [Paragraph(f"This page does not hold the model: {why}. {by_command}; over HTTP: {served} -p 5001")]
     model, longest = description.model, LONGEST
     if model.positions == "learned":
         longest = min(LONGEST, max(1, model.max_positions - description.search.max_extra - 1))
@@ -161,4 +155,12 @@ def section(folder: Path, examples: Sequence[str], seen: Sequence[str]) -> list[
         "examples": list(examples),
         "seen": list(seen),
     }
-    return [View("translate", "translate", content, blob, fallback=[Paragraph(by_command)])]
+    view = View("translate", "translate", content, blob, fallback=[Paragraph(by_command)])
+    if len(blob) <= LARGEST:
+        return [view]
+    served = f"mlflow models serve --env-manager local -m models:/wmt-{description.source}-{description.target}@best"
+    why = f"Its 8-bit weights, {len(blob) / 1e6:,.0f} MB, are in a file beside this page"
+    return [
+        view._replace(beside=f"{FIGURES.name}/model.js"),
+        Paragraph(f"{why}. {by_command}; over HTTP: {served} -p 5001"),
+    ]

@@ -81,6 +81,8 @@ class View(NamedTuple):
     blob: bytes = b""
     """Numbers that JSON would make too large; `content` says what is where."""
     fallback: Sequence[Block] = ()
+    beside: str = ""
+    """The file beside the page that has content and blob, and is read at a click; without one the page has them."""
 
 
 Plain = Heading | Paragraph | Bullets | Commands | Table | Figure
@@ -88,17 +90,8 @@ Plain = Heading | Paragraph | Bullets | Commands | Table | Figure
 Block = Plain | Tiles | Bars | View
 
 SCRIPTS = (
-    "page",
-    "chart",
-    "translations",
-    "learning",
-    "attention",
-    "text",
-    "trees",
-    "transformer",
-    "beam",
-    "translate",
-)
+    "page", "chart", "translations", "learning", "attention", "text", "trees", "transformer", "beam", "translate",
+)  # fmt: skip
 """Modules of JavaScript in `static/`, in the order in which the page has them."""
 _MARKDOWN_SIGN = re.compile(r"[\\`*_\[\]<&~!#|@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 """Signs with a meaning inside a line of Markdown. GitHub also makes links of bare addresses."""
@@ -142,6 +135,11 @@ def packed(view: View) -> str:
     return _base64(gzip.compress(whole, mtime=0))
 
 
+def loaded(view: View) -> str:
+    """Return the file `view.beside`, a script: a page that is a file itself can read no other kind."""
+    return f'arrived("{packed(view)}")\n'
+
+
 def _inline(*names: str) -> tuple[Markup, str]:
     """Return the text of files in `static/`, and its source expression for the content security policy."""
     text = "\n".join((files("pipeline.report") / "static" / name).read_text(encoding="utf-8") for name in names)
@@ -153,7 +151,8 @@ def html(blocks: Sequence[Block]) -> str:
     title = next((block.text for block in blocks if isinstance(block, Heading)), "Report")
     style, style_source = _inline("page.css")
     script, script_source = _inline(*(f"{name}.js" for name in SCRIPTS))
-    sources = f"img-src data:; style-src {style_source}; script-src {script_source}"
+    own = " 'self' file:" if any(isinstance(block, View) and block.beside for block in blocks) else ""
+    sources = f"img-src data:; style-src {style_source}; script-src {script_source}{own}"
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
     head: list[Block] = []  # What stands before the first heading of level 2.
     parts: list[tuple[Heading, list[Block]]] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from shlex import quote
 from typing import Any
 
@@ -21,7 +22,7 @@ from pipeline.config.paths import read_json
 from pipeline.config.settings import DataSettings, PreparationSettings, RunSettings, load_section, plain_section
 from pipeline.config.tasks import task_of
 from pipeline.report import browser_model, figures, learning, page, scores, sentences
-from pipeline.report.page import Bars, Block, Bullets, Commands, Figure, Heading, Paragraph, Table
+from pipeline.report.page import Bars, Block, Bullets, Commands, Figure, Heading, Paragraph, Table, View
 
 NOT_COMPARED = {"training.seed", "training.resume_minutes", "training.verify_every", "training.keep_states"}
 """Keys that no row of the paper states or that decide no result."""
@@ -243,6 +244,9 @@ def run(provenance: Callable[[], Provenance] = lambda: ({}, ())) -> None:
         for block in page.static_blocks(content):
             if isinstance(block, Figure):
                 (temporary / f"{block.name}.svg").write_bytes(block.svg)
+        for view in content:
+            if isinstance(view, View) and view.beside:
+                (temporary / Path(view.beside).name).write_text(page.loaded(view), encoding="utf-8")
     for path, written in (
         (paths.REPORT, page.markdown(content, paths.FIGURES.name)),
         (paths.REPORT_HTML, page.html(content)),

@@ -53,6 +53,21 @@ async function unpack(text) {
   return { content, blob: whole.slice(4 + length) };
 }
 
+/** Return a view's packed data: from the page, or at a click from the file beside it, which calls `arrived`. */
+async function dataOf(root) {
+  const { name, beside } = root.dataset;
+  if (!beside) return document.getElementById(`data-${name}`).textContent;
+  const button = element("button", { type: "button", class: "main" }, `Load the model: ${beside}`);
+  root.append(button);
+  await new Promise((clicked) => { button.addEventListener("click", clicked, { once: true }); });
+  button.replaceWith("Loading; this takes a while.");
+  return new Promise((resolve, reject) => {
+    globalThis.arrived = (text) => { root.replaceChildren(); resolve(text); };
+    const onerror = () => reject(new Error(`${beside} is not beside this page`));
+    document.head.append(element("script", { src: beside, onerror }));
+  });
+}
+
 /** Build a view once; later calls return the same promise. */
 function build(root) {
   return root.built ??= fill(root);
@@ -60,7 +75,7 @@ function build(root) {
 
 async function fill(root) {
   try {
-    const { content, blob } = await unpack(document.getElementById(`data-${root.dataset.name}`).textContent);
+    const { content, blob } = await unpack(await dataOf(root));
     await views[root.dataset.view](root, content, blob);
     root.dataset.ready = "true";
   } catch (error) {

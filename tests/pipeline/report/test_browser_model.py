@@ -351,17 +351,38 @@ def test_one_watches_it_write_and_runs_a_line_of_the_test_set(browser: Browser, 
         (lambda folder: parser_of(folder, "vinyals", sharing="output"), "en-tree", "wmt parse"),
     ],
 )
-def test_a_large_model_is_not_in_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path], pair: str, command: str
+def test_a_large_model_is_in_a_file_beside_the_page(
+    browser: Browser,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[Path], Path],
+    pair: str,
+    command: str,
 ) -> None:
     folder = make(tmp_path / "model")
-    assert any(isinstance(block, View) for block in browser_model.section(folder, [""], []))
+    [inside] = browser_model.section(folder, ["the dog"], [])
     monkeypatch.setattr(browser_model, "LARGEST", 1000)
-    blocks = browser_model.section(folder, [""], [])
-    assert not any(isinstance(block, View) for block in blocks)
-    [why] = [block.text for block in blocks if isinstance(block, Paragraph)]
-    assert f". At a terminal: {command} {folder}; over HTTP: " in why
-    assert why.endswith(f"mlflow models serve --env-manager local -m models:/wmt-{pair}@best -p 5001")
+    beside, why = browser_model.section(folder, ["the dog"], [])
+    assert isinstance(inside, View)
+    assert isinstance(beside, View)
+    assert isinstance(why, Paragraph)
+    assert beside._replace(beside="") == inside
+    assert f" MB, are in a file beside this page. At a terminal: {command} {folder}; over HTTP: " in why.text
+    assert why.text.endswith(f"mlflow models serve --env-manager local -m models:/wmt-{pair}@best -p 5001")
+    path, file = tmp_path / "page.html", tmp_path / beside.beside
+    path.write_text(page.html([Heading("Model", 1), beside, why]), encoding="utf-8")
+    assert page.packed(beside) not in path.read_text(encoding="utf-8")
+    context = browser.new_context()
+    shown = context.new_page()
+    shown.goto(path.as_uri())
+    shown.get_by_role("button", name="Load the model").click()
+    shown.get_by_text("figures/model.js is not beside this page").wait_for()
+    file.parent.mkdir()
+    file.write_text(page.loaded(beside), encoding="utf-8")
+    shown.reload()
+    shown.get_by_role("button", name="Load the model").click()
+    shown.locator(".translation[data-lines]").wait_for(timeout=PATIENCE)
+    context.close()
 
 
 def test_weights_are_rounded_by_at_most_half_a_step() -> None:

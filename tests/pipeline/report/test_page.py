@@ -1,8 +1,11 @@
-"""Reports as Markdown: text is displayed unchanged, whatever signs it has."""
+"""Reports as Markdown: text is displayed unchanged, whatever signs it has. `make pages`: what a static host needs."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -82,3 +85,15 @@ def test_numbers_and_ordinary_sentences_stay_as_they_are() -> None:
     text = "27.3 (26.5 to 28.1), newstest2014/full; it's the paper's way: 3.3e+18 - 8 x P100"
     markdown = page.markdown([Table(("a",), [(text,)])], "figures")
     assert f"| {text} |" in markdown
+
+
+def test_make_pages_puts_the_page_and_the_file_beside_it_into_a_folder(tmp_path: Path) -> None:
+    shutil.copyfile(Path(__file__).parents[3] / "Makefile", tmp_path / "Makefile")
+    (tmp_path / "results/figures").mkdir(parents=True)
+    for text in ("first", "second"):
+        for name in ("report.html", "figures/model.js"):
+            (tmp_path / "results" / name).unlink(missing_ok=True)
+            (tmp_path / "results" / name).write_text(text)
+            (tmp_path / "results" / name).chmod(0o444)  # DVC protects what it keeps.
+        subprocess.run(["make", "--silent", "pages"], cwd=tmp_path, check=True)
+        assert (tmp_path / "pages/index.html").read_text() == (tmp_path / "pages/figures/model.js").read_text() == text
