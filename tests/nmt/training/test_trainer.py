@@ -238,7 +238,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
     monkeypatch.setattr(torch.cuda, "manual_seed", lambda _: None)
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
-    guards[1] = before or guards[14]
+    guards[1] = guards[14]
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield device
