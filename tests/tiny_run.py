@@ -61,6 +61,11 @@ def after_training() -> None:
     run_stages("average", "decode", "score", "certify")
 
 
+def commit() -> None:
+    for command in (["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
+        subprocess.run(["git", *command], check=True)
+
+
 def prepare(pair: str = "en-de", row: str = "sample", **overrides: Any) -> None:
     """A repository with a corpus of its own in the present folder, which is empty, and the stages up to training."""
     for path in ("nmt", "pipeline", "dvc.yaml"):
@@ -69,6 +74,6 @@ def prepare(pair: str = "en-de", row: str = "sample", **overrides: Any) -> None:
     write_tiny_corpus(Path())
     params = {"row": row, "pair": pair, "corpus": "tiny", "seed": 1, "overrides": OVERRIDES | overrides}
     PARAMS.write_text(yaml.safe_dump(params))
-    for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
-        subprocess.run(["git", *command], check=True)
+    subprocess.run(["git", "init", "-q"], check=True)
+    commit()
     run_stages("resolve", "download", "tokenize", "learn_subwords", "binarize")

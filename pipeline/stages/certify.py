@@ -15,7 +15,7 @@ from typing import Any
 
 from nmt.common.files import read_yaml, sha256_of, write_json
 from pipeline.config import graph, settings
-from pipeline.config.paths import CERTIFICATE, CHAIN, PARAMS, read_json
+from pipeline.config.paths import CERTIFICATE, CHAIN, PARAMS, TRAINING, read_json
 from pipeline.config.settings import plain_section
 
 SECTIONS = ("run", "data", *settings.SECTIONS, "versions")
@@ -23,7 +23,7 @@ SECTIONS = ("run", "data", *settings.SECTIONS, "versions")
 
 
 def run() -> None:
-    """Write results/certificate.json: params.yaml, the resolved settings, versions, the chain, and hashes by path."""
+    """Write results/certificate.json: params.yaml, resolved settings, versions, the chain, times, hashes by path."""
     stages = graph.stages()
     made = [Path(path) for path in stages["certify"].deps if graph.made_by(path, stages)]
     content = {
@@ -31,6 +31,7 @@ def run() -> None:
         "settings": {name: plain_section(name) for name in SECTIONS},
         "versions": {"python": platform.python_version(), **{name: version(name) for name in ("torch", "numpy")}},
         "training": read_json(CHAIN),
+        "measured": read_json(TRAINING),
         "files": hashes(made),
     }
     write_json(CERTIFICATE, {**content, "seal": seal(content)})

@@ -17,8 +17,9 @@ from pipeline.config import graph
 from pipeline.config.paths import read_json
 from pipeline.stages import certify, train
 
-Status = Literal["recomputed", "equal", "differs", "inconclusive"]
-"""Made again with the same bytes, compared by its hash alone, changed, or without anything to compare it with."""
+Status = Literal["recomputed", "equal", "noted", "differs", "inconclusive"]
+"""Made again with the same bytes, compared by its hash alone, changed where that may change no bit, changed, or without
+anything to compare it with."""
 HELP = "name a results/certificate.json"
 
 
@@ -48,6 +49,11 @@ class ChainOfRun(BaseModel):
     code: str
     links: Annotated[list[Link], Field(min_length=1)]
 
+    @property
+    def portable(self) -> bool:
+        """Whether the weights follow from settings and text alone."""
+        return bool(self.job["training"].get("arithmetic") == "portable")
+
 
 class Certificate(BaseModel):
     """The content of results/certificate.json (pipeline/stages/certify.py)."""
@@ -56,6 +62,8 @@ class Certificate(BaseModel):
     settings: dict[str, dict[str, Any]]
     versions: dict[str, str]
     training: ChainOfRun
+    measured: dict[str, Any]
+    """The content of results/training.json: its times cannot be measured again."""
     files: dict[str, str]
     seal: str
 
@@ -85,16 +93,19 @@ def sealed(path: Path) -> Finding:
 def code(certificate: Certificate) -> Finding:
     """Compare the modules that decide the weights; ask git whether others can have the code that runs here."""
     was, here = certificate.training.code, train.code_digest()
+    told = f"the modules that decide the weights, {here}"
     if was != here:
-        return Finding("code", "differs", f"the modules that decide the weights had the hash {was}, here {here}")
+        told = f"the modules that decide the weights had the hash {was}, here {here}"
+        if not certificate.training.portable:
+            return Finding("code", "differs", told)
     recorded = ((name, was, version(name)) for name, was in certificate.versions.items() if name != "python")
     others = [f"{name} was {was}, here {now}" for name, was, now in recorded if was != now]
     stages = graph.stages()
     read = {path for stage in stages.values() for path in stage.deps if not graph.made_by(path, stages)}
     command = ["git", "status", "--porcelain", "--", "dvc.yaml", *sorted(read)]
     changed = subprocess.run(command, capture_output=True, text=True, check=False)
-    detail = "; ".join([f"the modules that decide the weights, {here}", *others])
+    detail = "; ".join([told, *others])
     if changed.returncode != 0 or changed.stdout:
         first = changed.stdout.splitlines()[0][3:] if changed.stdout else "the code"
         return Finding("code", "inconclusive", f"{first} is as in no commit, so nobody else may have it; {detail}")
-    return Finding("code", "equal", detail)
+    return Finding("code", "equal" if was == here else "noted", detail)

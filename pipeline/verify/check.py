@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from nmt import flops
-from nmt.common.files import link_or_copy, scratch_folder
+from nmt.common.files import link_or_copy, scratch_folder, sha256_of, write_json
 from nmt.common.tensors import digest, load_tensors
 from nmt.config import InputError, Job, StartSettings, TrainingSettings
 from nmt.training import chain, checkpoint
@@ -133,9 +133,15 @@ def findings(path: Path, updates: Sequence[str], share: float) -> Iterator[Findi
                 yield tried(name, again.run, name)
                 continue
             yield tried("chain", chained, certificate, folder)
-            yield tried(name, trained, certificate, again)
-            yield tried("states", training.states)
-            yield tried("intervals", training.retrained, folder / paths.BINNED, named, share)
+            if again.hashes(name):
+                yield tried(name, trained, certificate, again)
+                yield tried("states", training.states)
+                yield tried("intervals", training.retrained, folder / paths.BINNED, named, share)
+            else:
+                yield tried("intervals", training.retrained, folder / paths.BINNED, named, share, folder)
+                yield tried(name, trained_again, certificate, again)
+    if path == paths.CERTIFICATE and Path("dvc.lock").exists():
+        yield tried("dvc.lock", locked)
 
 
 def tried(step: str, check: Callable[..., Finding], *arguments: object) -> Finding:
@@ -174,11 +180,45 @@ def chained(certificate: Certificate, folder: Path) -> Finding:
 def trained(certificate: Certificate, again: Remake) -> Finding:
     """Compare the training's outputs with the certificate, and what they hold with the chain."""
     here, recorded = again.take("train"), again.recorded("train")
-    if not here:
-        return Finding("train", "inconclusive", "nothing that training made is here")
     if problem := difference(recorded, here) or next(contradictions(certificate), None):
         return Finding("train", "differs", problem)
     return Finding("train", "equal", f"{len(recorded)} files, whose losses and weights are those of the chain")
+
+
+def trained_again(certificate: Certificate, again: Remake) -> Finding:
+    """Compare the outputs of a training that was trained again as a whole, but times: those are the certificate's."""
+    timed = (paths.CURVES, paths.VALIDATION, paths.CHAIN)
+    with chdir(again.folder):
+        found = again.hashes("train")
+        if not found:
+            return Finding("train", "inconclusive", "nothing that training made is here")
+        paths.TRAINING.unlink()
+        write_json(paths.TRAINING, certificate.measured)
+        found[str(paths.TRAINING)] = sha256_of(paths.TRAINING)
+        problem = next(misstated(certificate, rows(paths.VALIDATION)), None)
+    made, recorded = (
+        {path: each[path] for path in each if Path(path) not in timed} for each in (found, again.recorded("train"))
+    )
+    if problem := difference(recorded, made) or problem:
+        return Finding("train", "differs", problem)
+    return Finding(
+        "train", "recomputed", f"{len(made)} files, the last weights {certificate.training.links[-1].weights}"
+    )
+
+
+def locked() -> Finding:
+    """Compare the files of every stage, also the report's, with their hashes in dvc.lock."""
+    from dvc.repo import Repo
+
+    with Repo() as repo:
+        changed = {name: why for name, why in repo.status().items() if name in graph.stages()}
+    entries = [entry for why in changed.values() for entry in why if isinstance(entry, dict)]
+    outs = (f"{path} is {how}" for entry in entries for path, how in entry.get("changed outs", {}).items())
+    if told := "; ".join(sorted(outs)):
+        return Finding("dvc.lock", "differs", told)
+    if changed:
+        return Finding("dvc.lock", "inconclusive", f"it was changed, or what these stages read: {', '.join(changed)}")
+    return Finding("dvc.lock", "equal", "the files of every stage, the report's too, have the hashes in it")
 
 
 def contradictions(certificate: Certificate) -> Iterator[str]:

@@ -6,6 +6,7 @@ import math
 import random
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import chdir
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ class Training:
     """A recorded training: its chain from the certificate, and what its folder under the state root keeps."""
 
     def __init__(self, recorded: ChainOfRun, root: Path | None = None) -> None:
-        self.job, self.links = recorded.job, recorded.links
+        self.job, self.links, self.portable = recorded.job, recorded.links, recorded.portable
         self.by_update = {link.update: link for link in self.links}
         self.last = self.links[-1].update
         self.folder = (root or state_root()) / "train" / recorded.state
@@ -87,11 +88,14 @@ class Training:
             raise InputError(f"--updates is {text!r}, but no state before it is in {self.folder}: name later updates")
         return start, next(update for update in self.by_update if update >= int(match[2]))
 
-    def retrained(self, corpus: Path, named: Sequence[Interval], share: float) -> Finding:
-        """Train the named intervals again on a corpus, or random ones that cover a share of the updates."""
+    def retrained(self, corpus: Path, named: Sequence[Interval], share: float, outputs: Path | None = None) -> Finding:
+        """Train the named intervals again on a corpus, or random ones that cover a share of the updates.
+
+        A training that is trained again as a whole writes the stage's outputs into the folder `outputs`.
+        """
         step, chosen = "intervals", named or self.choose(share)
         for start, end in chosen:
-            if (parted := self._parting(start, end, *self.retrain(start, end, corpus))) is not None:
+            if (parted := self._parting(start, end, *self.retrain(start, end, corpus, outputs))) is not None:
                 if self.by_update[end].conditions["deterministic"]:
                     return Finding(step, "differs", parted)
                 why = "without training.deterministic GPUs add in no fixed order: it shows nothing"
@@ -105,13 +109,16 @@ class Training:
             return Finding(step, "inconclusive", f"{detail}; no state is kept here to begin elsewhere")
         return Finding(step, "recomputed", detail)
 
-    def retrain(self, start: int, end: int, corpus: Path, **changed: int) -> tuple[list[Link], list[history.Record]]:
+    def retrain(
+        self, start: int, end: int, corpus: Path, outputs: Path | None = None, **changed: int
+    ) -> tuple[list[Link], list[history.Record]]:
         """Train the updates after `start` up to `end` again, with changed settings; return the chain and the history.
 
-        Raises what ended a training that fails.
+        `outputs`: see `retrained`. Raises what ended a training that fails.
         """
         # Beside the kept states, so that they become hard links there.
-        with scratch_folder(state_root() / "replay") as folder:
+        with scratch_folder(state_root().resolve() / "replay") as scratch:
+            (folder := scratch / self.folder.name).mkdir()
             if start:
                 chain.copy_state(self.kept[start], folder / "resume" / self.kept[start].name)
                 before = [link for link in self.links if link.update <= start]
@@ -126,9 +133,13 @@ class Training:
                 (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
                 (folder / "last_update").write_text(str(list(links)[-1].update), encoding="utf-8")
                 (folder / "done.json").unlink(missing_ok=True)
-                status = launch.torchrun(folder, lambda: None, threads=int(recorded[0].conditions["threads"]))
+                threads = 0 if self.portable else int(recorded[0].conditions["threads"])
+                status = launch.torchrun(folder, lambda: None, threads=threads)
                 if not (folder / "done.json").exists():
                     raise train.outcome(folder, status)
+            if outputs is not None and (start, end) == (0, self.last):
+                with chdir(outputs):
+                    train.write_outputs(folder)
             return chain.read_chain(folder / history.CHAIN), history.read_history(folder / history.HISTORY)
 
     def _parting(self, start: int, end: int, again: Sequence[Link], records: Sequence[Mapping[str, Any]]) -> str | None:
