@@ -156,13 +156,6 @@ def test_gold_tags_replace_xx_so_that_punctuation_is_found() -> None:
     assert "tags:gold" in scores.signature
 
 
-def test_gold_tags_on_request_keep_sentences_with_wrongly_tagged_punctuation() -> None:
-    gold, parsed = "(S (NN dog) (, ,) (NN cat))", "(S (NN dog) (NN ,) (NN cat))"
-    scores = evalb.score_lines([gold] * 2, [parsed, gold], gold_tags=True)
-    assert (scores.total.errors, scores.total.f1, scores.total.tagging) == (0, 100.0, None)
-    assert evalb.score_lines([gold] * 2, [parsed, gold]).total.errors == 1
-
-
 def test_sentences_by_length() -> None:
     groups = evalb.by_length([Sentence(10, 1, 2, 2), Sentence(11, 2, 2, 2), Sentence(41, 0, 1, 1)])
     assert {name: total.f1 for name, total in groups.items()} == {"1 to 10": 50.0, "11 to 20": 100.0, "over 40": 0.0}

