@@ -79,8 +79,9 @@ def export(folder: Path, out: Path, dtype: Quantization = "float32", run: Mappin
             tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
         else:
             # A tokenizer.json cannot split a piece that has no row into its parts, as our BPE does.
-            _copy_code(_CODE, temporary)
+            _copy_code(temporary)
             shutil.copytree(folder / "subwords", temporary / "subwords")
+            tokenizer["tokenizer_class"] = "TransformersTokenizer"
             tokenizer["auto_map"] = {"AutoTokenizer": [f"{_CODE.stem}.TransformersTokenizer", None]}
             tokenizer |= {"source_lang": description.source, "target_lang": description.target}
             tokenizer["words"] = words.model_dump()
@@ -122,13 +123,20 @@ def _weights(model: Transformer, rows: int) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in found.items()}
 
 
-def _copy_code(path: Path, out: Path) -> None:
-    """Copy a module, and those of nmt that it imports, into one folder: transformers knows no packages there."""
-    imports, source = r"^(\s*from )nmt((?:\.\w+)*)\.(\w+)(?= import)", path.read_text(encoding="utf-8")
-    (out / path.name).write_text(re.sub(imports, r"\1.\3", source, flags=re.MULTILINE), encoding="utf-8")
-    for _, package, name in re.findall(imports, source, flags=re.MULTILINE):
-        if not (out / f"{name}.py").exists():
-            _copy_code(_CODE.parents[1].joinpath(*package.split("."), f"{name}.py"), out)
+def _copy_code(out: Path) -> None:
+    """Copy the tokenizer's module, and those of nmt that it imports, into a folder: transformers knows no packages."""
+    imports, code, left = r"^(\s*from )nmt((?:\.\w+)*)\.(\w+)(?= import)", dict[str, str](), [_CODE]
+    while left:
+        path = left.pop()
+        source = path.read_text(encoding="utf-8")
+        code[path.stem] = re.sub(imports, r"\1.\3", source, flags=re.MULTILINE)
+        for _, package, name in re.findall(imports, source, flags=re.MULTILINE):
+            if name not in code:
+                left.append(_CODE.parents[1].joinpath(*package.split("."), f"{name}.py"))
+    # Of a local folder, transformers 5.0 copies only the modules that the first one imports.
+    code[_CODE.stem] += "".join(f"from .{name} import __name__ as _\n" for name in code if name != _CODE.stem)
+    for name, text in code.items():
+        (out / f"{name}.py").write_text(text, encoding="utf-8")
 
 
 def _word_piece_tokenizer(subwords: Subwords) -> dict[str, Any]:

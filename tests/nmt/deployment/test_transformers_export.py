@@ -102,6 +102,9 @@ def test_transformers_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyP
     folder = folder_of(tmp_path / "model", words=" ".join(texts[:60]))
     assert wmt("export", str(folder), str(out), "--to", "transformers") == 0
     tokenizer = check_alike(folder, out, texts)
+    named = (out / "transformers_tokenizer.py").read_text(encoding="utf-8")
+    imported = [path.stem for path in out.glob("*.py") if path.stem != "transformers_tokenizer"]
+    assert all(f"from .{name} import" in named for name in imported), "transformers 5.0 needs it"
     models = Models([folder])
     german = 'Er sagte: "it\'s".'
     assert tokenizer(text_target=german).input_ids == models.encode_target(german) != models.encode(german)
