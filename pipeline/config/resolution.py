@@ -52,7 +52,10 @@ def changed(configuration: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a resolved configuration that are not those of its row, by their full keys."""
     run = configuration["run"]
     of_row = dict(rows.flat(rows.settings(run["row"], run["pair"])))
-    chosen = rows.flat({section: configuration[section] for section in OVERRIDABLE if section in configuration})
+    sections = {section: configuration[section] for section in OVERRIDABLE if section in configuration}
+    if sections.get("training", {}).get("start_from"):
+        sections.pop("subwords", None)  # They are the parent's.
+    chosen = rows.flat(sections)
     return {key: value for key, value in chosen if key != "training.seed" and of_row.get(key) != value}
 
 
