@@ -19,6 +19,11 @@ from pipeline.config.imports import collection_paused
 # Threads gain nothing on tiny models, and spin for each other where the machine is busy; before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# What a shell sets for runs, stores and proxies must not reach the tests.
+for name in list(os.environ):
+    if name.startswith(("WMT_", "DVC_", "AWS_")) or name.lower().endswith("_proxy"):
+        del os.environ[name]
+
 # sacrebleu imports portalocker, which imports redis if it is there: more than half a second in every process.
 sys.modules["portalocker.redis"] = None  # type: ignore[assignment] # an import of it fails, as without redis
 

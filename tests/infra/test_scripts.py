@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from clones import ROOT
 from orchestra import until
+from stores import BUCKET, rclone
 
 from pipeline import __main__ as runner
 
@@ -115,6 +116,41 @@ def test_a_recovery_pushes_what_is_finished_before_training(here: Path) -> None:
     assert run(INFRA / "recover", "s3://bucket/dvc").returncode == 0
     order = [call.split()[-1] for call in calls() if " repro" in call or " push" in call]
     assert order == ["resolve", "--run-cache", "binarize", "--run-cache", "--pull", "--run-cache"]
+
+
+FORBIDDEN = "Forbidden: An error occurred (403)"
+PUSHES = f"""
+import sys
+from dvc.cli import main
+for words in ("init --no-scm --quiet", "add result --quiet", "remote add --default store s3://{BUCKET}/dvc --quiet"):
+    assert main(words.split()) == 0
+sys.exit(main(["push"]))
+"""
+"""Pushes by DVC's command line in one process: it takes longer to import than to run."""
+
+
+def test_dvc_answers_a_wrong_secret_with_a_403_that_recover_explains(here: Path) -> None:
+    (here / "result").write_text("of a run")
+    with rclone(here / "buckets") as store:
+        wrong = {**store.environment(), "AWS_SECRET_ACCESS_KEY": "a-wrong-secret-of-mine"}
+        result = run(sys.executable, "-c", PUSHES, **wrong)
+    assert result.returncode == 255
+    assert FORBIDDEN in result.stderr
+    assert "of-mine" not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(("call", "done"), [("fetch", "remote fetch"), ("push", "remote fetch repro push")])
+def test_recover_names_both_causes_of_a_403(here: Path, call: str, done: str) -> None:
+    """With a `dvc` that prints what DVC prints; what it fetches on a first machine is an error as well."""
+    said = f"ERROR: unexpected error - {FORBIDDEN} when calling the HeadObject operation: Forbidden"
+    refused = f'[ $1 != {call} ] || {{ echo "{said}" >&2; exit 255; }}'
+    stand_in(here / ".venv/bin", "dvc", f"{refused}\n[ $1 != fetch ]")
+    result = run(INFRA / "recover", "s3://bucket/folder")
+    assert result.returncode == 1
+    cause = "recover: s3://bucket/folder answers 403: the key or the secret is wrong, or this machine's clock, which is"
+    assert cause in result.stderr
+    assert [words.split()[1] for words in calls()] == done.split()
+    assert ("not everything was fetched, as on a first machine" in result.stderr) == (call == "push")
 
 
 @pytest.mark.parametrize(("state", "status"), [("refused", 3), ("failed", 1), ("interrupted", 128 + signal.SIGINT)])

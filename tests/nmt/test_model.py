@@ -24,7 +24,6 @@ from nmt.model import (
 
 SMALL = model_settings(h=4, d_k=4, d_v=4)
 VOCABULARY = 24
-GOLDEN_SUM = 2286.0083973671753
 
 
 def model_of(seed: int = 0, **changes: object) -> Transformer:
@@ -213,43 +212,26 @@ def test_learned_positions_are_added_row_by_row() -> None:
         embedding(torch.full((1, 65), 5))
 
 
-def test_the_embedding_is_one_tensor_with_one_gradient() -> None:
-    model = model_of()
-    table = model.embedding.table
-    assert sum(p.shape == table.shape for p in model.parameters()) == 1
-    src, tgt = ids([5, 2]), ids([1, 9])
-    model.logits(model(src, tgt))[..., 20].sum().backward()
-    gradient = table.grad
-    assert gradient is not None
-    # Source, decoder's input and output product all reach the same gradient; row 15 is in none of them.
-    for row in (5, 9, 20):
-        assert gradient[row].abs().sum() > 0
-    assert gradient[15].abs().sum() == 0
-
-
-@pytest.mark.parametrize(("sharing", "tables"), [("output", 2), ("none", 3)])
-def test_separate_tables_have_their_own_rows_and_gradients(sharing: str, tables: int) -> None:
+@pytest.mark.parametrize(
+    ("sharing", "rows"),
+    [
+        ("all", [{25, 2, 1, 9, 4}]),  # Source, decoder's input and output product reach one gradient.
+        ("output", [{25, 2}, {1, 9, 4}]),
+        ("none", [{25, 2}, {1, 9}, {4}]),
+    ],
+)
+def test_tables_have_their_own_rows_and_gradients(sharing: str, rows: list[set[int]]) -> None:
     torch.manual_seed(0)
     with pytest.raises(InputError, match=r"has 30 rows and the target 11: give model\.sharing output"):
         Transformer(SMALL, 30, 11)
     settings = ModelSettings.model_validate({**SMALL.model_dump(), "sharing": sharing})
-    model = Transformer(settings, 30, 11).double().eval()
-    own = [model.embedding.table, model.target_embedding.table, *([model.own_output] if tables == 3 else [])]
-    assert [table.shape[0] for table in own] == [30, 11, 11][:tables]
-    assert model.output_table is own[-1]
+    model = Transformer(settings, 30, None if sharing == "all" else 11).double().eval()
+    own = list(dict.fromkeys([model.embedding.table, model.target_embedding.table, model.output_table]))
+    assert [table.shape[0] for table in own] == [30, 11, 11][: len(rows)]
+    assert {*own} == {table for table in model.parameters() if table.shape[0] in {30, 11}}
     model.logits(model(ids([25, 2]), ids([1, 9])))[..., 4].sum().backward()
     reached = [{int(row) for row in table.grad.abs().sum(1).nonzero()} for table in own if table.grad is not None]
-    assert reached == ([{25, 2}, {1, 9, 4}] if tables == 2 else [{25, 2}, {1, 9}, {4}])
-
-
-def test_one_table_for_all_is_the_default_and_initialised_as_ever() -> None:
-    """The sum of a seeded model's weights, from before other ways of sharing existed."""
-    torch.manual_seed(7)
-    model = Transformer(SMALL, VOCABULARY)
-    assert not [name for name in model.state_dict() if "own" in name]
-    assert sum(float(p.detach().double().abs().sum()) for p in model.parameters()) == pytest.approx(
-        GOLDEN_SUM, rel=1e-12
-    )
+    assert reached == rows
 
 
 def test_dropout_keeps_the_mean_and_the_share() -> None:

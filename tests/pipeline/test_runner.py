@@ -100,8 +100,6 @@ def without_network() -> None:
     url = "http://127.0.0.1:1/a.tgz"
     archive = ArchiveSettings(name="a", urls=[url], bytes=None, sha256=None, md5=None, licence="", source="")
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("http_proxy", "HTTP_PROXY"):
-            patch.delenv(name, raising=False)
         patch.setattr(fetch, "ATTEMPTS", 1)
         archive_cache.obtain([archive], Path("work"))
 

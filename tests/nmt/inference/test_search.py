@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, UNK, InputError, SearchSettings
 from nmt.inference.decoder import Decoder, DecodingState, Ensemble, Scorer
-from nmt.inference.search import length_penalty, search
+from nmt.inference.search import search
 from nmt.model import Transformer
 
 SUBWORDS = 9
@@ -134,11 +134,6 @@ def test_sentences_that_are_done_leave_a_large_batch_undisturbed() -> None:
     sources = [[*chance.choices(range(4, SUBWORDS), k=length), EOS] for length in (1, 2, 3, 5) for _ in range(5)]
     for beam in (1, 3):
         agree(forward, sources, how(beam, 0.6, 3), beam)
-
-
-def test_length_penalty_by_hand() -> None:
-    for length, alpha, expected in ((1, 0.6, 1.0), (7, 1.0, 2.0), (19, 0.5, 2.0), (20, 0.6, (25 / 6) ** 0.6)):
-        assert length_penalty(length, alpha) == pytest.approx(expected)
 
 
 def test_nbest_may_not_exceed_the_beam() -> None:

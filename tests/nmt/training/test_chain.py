@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from trainings import MakeJob, run, stopped
 from nmt.common import tensors
 from nmt.config import InputError, TrainingSettings
 from nmt.training import chain, checkpoint, state
-from nmt.training.history import read_history
 
 
 def links(folder: Path) -> list[chain.Link]:
@@ -163,12 +161,3 @@ def test_states_are_kept_where_links_and_records_meet(tiny_job: MakeJob) -> None
     assert every(11, updates=1100, verify_every=500, keep_states=3) == 500
     assert every(60, updates=6000, verify_every=500, keep_states=3) == 1500
     assert every(1, updates=30) is None
-
-
-def test_histories_name_the_losses_that_links_hash(tmp_path: Path, tiny_job: MakeJob) -> None:
-    """The hash would miss a name that the history no longer has."""
-    assert run(tiny_job(updates=10), tmp_path)
-    records = read_history(tmp_path / "history.jsonl")
-    assert {key for record in records for key in record} >= {*chain.INTERVAL, *chain.VALIDATION}
-    assert links(tmp_path)[-1].losses == chain.losses_hash(records, 5, 10)
-    assert json.loads((tmp_path / "chain.jsonl").read_text().splitlines()[0])["update"] == 5

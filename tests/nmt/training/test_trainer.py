@@ -307,7 +307,7 @@ def test_the_gradient_is_of_the_mean_over_all_the_updates_tokens(tiny_job: MakeJ
     total, likelihood = torch.zeros(()), 0.0
     for batch in filter(None, update.shards):
         logits = twin.logits(twin(batch.src, batch.tgt_in)).flatten(0, 1)[batch.positions]
-        # nmt.loss' smoothing is torch's with a larger epsilon (tests/nmt/test_loss.py).
+        # 1 - e and e / (V - 1) are torch's 1 - t + t / V and t / V at t = e V / (V - 1).
         total = total + F.cross_entropy(logits, batch.labels, label_smoothing=0.2 * 16 / 15, reduction="sum")
         likelihood += F.cross_entropy(logits, batch.labels, reduction="sum").item()
     loss = total / update.sums.target

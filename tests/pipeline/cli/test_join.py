@@ -34,7 +34,6 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     monkeypatch.setenv("WMT_STATE", str(tmp_path))
     monkeypatch.setenv("WMT_NODES", "2")
     monkeypatch.setenv("WMT_RENDEZVOUS", HERE)
-    monkeypatch.delenv("WMT_RESUME_ACROSS_CODE", raising=False)
     return folders
 
 

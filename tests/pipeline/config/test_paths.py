@@ -12,8 +12,6 @@ from pipeline.config.paths import read_json, state_root, state_store
 
 
 def test_state_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WMT_STATE", raising=False)
-    monkeypatch.delenv("DVC_ROOT", raising=False)
     assert state_root() == Path("work")
     monkeypatch.setenv("DVC_ROOT", "/repository")
     assert state_root() == Path("/repository/work")
@@ -27,8 +25,6 @@ def test_state_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_store_is_beside_the_state_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WMT_STATE", "DVC_ROOT"):
-        monkeypatch.delenv(name, raising=False)
     assert state_store() is None
     monkeypatch.setenv("WMT_STATE", "s3://bucket/prefix")
     assert (state_root(), state_store()) == (Path("work"), "s3://bucket/prefix")

@@ -42,8 +42,6 @@ def cluster() -> Iterator[Any]:
 def here(tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty repository whose executor is the cluster."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("WMT_STATE", raising=False)
-    monkeypatch.delenv("DVC_ROOT", raising=False)
     monkeypatch.setattr(blocks, "_SMALL", 0)
     monkeypatch.setenv("WMT_EXECUTOR", cluster.scheduler_address.replace("tcp", "dask"))
     return tmp_path

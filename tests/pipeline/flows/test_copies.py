@@ -20,8 +20,7 @@ from pipeline.flows import copies
 
 
 @pytest.fixture
-def original(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("WMT_STATE", raising=False)
+def original(tmp_path: Path) -> Path:
     folder = tmp_path / "original"
     for name in (
         ".dvc/.gitignore",

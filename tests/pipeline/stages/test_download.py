@@ -38,8 +38,6 @@ TEXTS = {
 
 @pytest.fixture(autouse=True)
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("WMT_STATE", "DVC_ROOT", "http_proxy", "HTTP_PROXY"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(fetch, "ATTEMPTS", 1)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tracked import connected, root, store
+from tracked import connected
 
 from nmt.config import InputError
 from pipeline.tracking import artifacts
-
-__all__ = ["root", "store"]
 
 
 def test_a_run_is_found_by_its_name_its_full_name_or_the_beginning_of_its_id(root: Path, tmp_path: Path) -> None:

@@ -33,9 +33,8 @@ launch.torchrun(Path(sys.argv[1]), lambda: None)
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WMT_PROCESSES", "WMT_NODES", "WMT_RENDEZVOUS", "OMP_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
 
 
 def here(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
