@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nmt.common.files import write_json, writing
-from nmt.common.tensors import WEIGHTS
+from nmt.common.tensors import WEIGHTS, save_tensors
 from nmt.config import BOS, EOS, PAD, UNK, InputError
 from nmt.deployment.ctranslate2_engine import POSITIONS
 from nmt.deployment.export import check_representable
@@ -32,7 +31,10 @@ from nmt.text.subwords import SPECIALS, Subwords, WordPieces
 _CODE = Path(__file__).with_name("transformers_tokenizer.py")
 _LONGEST = 512
 """Subwords of the longest translation: transformers has one limit for all sentences."""
-_TOKENS = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "forced_eos_token_id": EOS}
+_TOKENS = {
+    "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "forced_eos_token_id": EOS,
+    "decoder_start_token_id": BOS,
+}  # fmt: skip
 _SPACE = "\u2581"
 """sentencepiece's own symbol for a space."""
 _LINE_BREAKERS = "[\x00-\x1f\x7f\x85\u2028\u2029]"
@@ -56,15 +58,15 @@ def export(folder: Path, out: Path, dtype: Quantization = "float32", run: Mappin
     sizes = {"layers": settings.N, "attention_heads": settings.h, "ffn_dim": settings.d_ff}
     config = {
         "architectures": ["MarianMTModel"], "model_type": "marian", "dtype": dtype, **_TOKENS,
-        "decoder_start_token_id": BOS, "vocab_size": subwords.used_rows, "d_model": settings.d_model,
+        "vocab_size": subwords.used_rows, "d_model": settings.d_model,
         **{f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()},
         "dropout": settings.P_drop, "attention_dropout": settings.attention_dropout,
         "activation_dropout": settings.relu_dropout, "activation_function": "relu", "scale_embedding": True,
         "max_position_embeddings": POSITIONS,
     }  # fmt: skip
     generation = {
-        **_TOKENS, "decoder_start_token_id": BOS, "suppress_tokens": [PAD, BOS, UNK], "num_beams": search.beam,
-        "length_penalty": search.alpha, "max_length": _LONGEST,
+        **_TOKENS, "suppress_tokens": [PAD, BOS, UNK], "num_beams": search.beam, "length_penalty": search.alpha,
+        "max_length": _LONGEST,
     }  # fmt: skip
     tokenizer: dict[str, Any] = {
         **dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), SPECIALS, strict=True)),
@@ -85,7 +87,7 @@ def export(folder: Path, out: Path, dtype: Quantization = "float32", run: Mappin
             tokenizer["auto_map"] = {"AutoTokenizer": [f"{_CODE.stem}.TransformersTokenizer", None]}
             tokenizer |= {"source_lang": description.source, "target_lang": description.target}
             tokenizer["words"] = words.model_dump()
-        save_file(weights, temporary / WEIGHTS, {"format": "pt"})
+        save_tensors(temporary / WEIGHTS, weights)
         write_json(temporary / "config.json", config)
         write_json(temporary / "generation_config.json", generation)
         write_json(temporary / "tokenizer_config.json", tokenizer)

@@ -46,7 +46,7 @@ def cast(weights: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
     """Return the weights as numbers of another type; raise InputError for integers, which need scales."""
     if "int" in dtype:
         raise InputError(f"--dtype is {dtype}, which is for CTranslate2 alone: give float32, bfloat16 or float16")
-    return {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in weights.items()}
+    return {name: tensor.to(getattr(torch, dtype)) for name, tensor in weights.items()}
 
 
 def convert(folder: Path, out: Path, dtype: str) -> None:
