@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -79,3 +80,9 @@ def read_json(path: Path, *keys: str, remedy: str = "run `dvc repro` to make it 
     if missing := [key for key in keys if key not in content]:
         raise InputError(f"{path} has no {', '.join(missing)}: {remedy}")
     return content
+
+
+def read_table(path: Path) -> list[dict[str, float]]:
+    """Return the rows of a table that `train` wrote."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file, strict=True)]

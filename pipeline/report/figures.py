@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pipeline.config.paths import read_table
 from pipeline.report.page import Figure, View
 
 SIZE = (4.5, 3.0)
@@ -81,9 +81,7 @@ def _with_ends(ticks: Iterable[float], low: float, high: float, logarithmic: boo
 
 def series(path: Path, column: str) -> Points:
     """Return a column of a table that training wrote, over its updates, without infinite values and NaN."""
-    with path.open(encoding="utf-8", newline="") as file:
-        points = [(float(row["update"]), float(row[column])) for row in csv.DictReader(file)]
-    return [point for point in points if math.isfinite(point[1])]
+    return [(row["update"], row[column]) for row in read_table(path) if math.isfinite(row[column])]
 
 
 def curves(intervals: Path, validations: Path) -> View:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import csv
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.common.files import read_yaml
 from nmt.common.processes import is_held
 from pipeline.config import graph
-from pipeline.config.paths import CHAIN, CONFIG, CURVES, SCORES, VALIDATION, read_json, state_root
+from pipeline.config.paths import CHAIN, CONFIG, CURVES, SCORES, VALIDATION, read_json, read_table, state_root
 from pipeline.config.resolution import changed
 from pipeline.config.tasks import task_in
 from pipeline.tracking import registry, server, source
@@ -31,7 +30,7 @@ def complete(client: MlflowClient) -> str:
     configuration, scores = read_yaml(CONFIG), read_json(SCORES)
     points = Points(client, run)
     for table in (CURVES, VALIDATION):
-        points.send(curve(table))
+        points.send(read_table(table))
     describe(client, run.info.run_id, configuration, scores)
     send_files(client, run.info.run_id)
     registry.register(client, run.info.run_id, configuration, scores)
@@ -79,22 +78,6 @@ def publish() -> Iterator[str]:
         yield from end_abandoned(client)
 
 
-def outputs() -> list[Path]:
-    """Return what stages leave in results/, and DVC's lock file.
-
-    In the last stage, the lock file lacks that stage's entry: `wmt publish` sends it again.
-    """
-    paths = [Path(out) for stage in graph.stages().values() for out in stage.outs if out.startswith("results/")]
-    return [path for path in (*paths, Path("dvc.lock")) if path.exists()]
-
-
-def curve(table: Path) -> Iterator[dict[str, float]]:
-    """Yield the records of a table that `train` wrote, with their update."""
-    with table.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            yield {name: float(value) for name, value in row.items()}
-
-
 def describe(client: MlflowClient, run: str, configuration: Mapping[str, Any], scores: Mapping[str, Any]) -> None:
     """Set parameters (row, pair, corpus, seed, what differs from the row, sizes), scores and tags.
 
@@ -122,9 +105,13 @@ def describe(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
 
 
 def send_files(client: MlflowClient, run: str) -> None:
-    """Send the results, dvc.lock, and the patch where tracked files differ from the commit."""
-    for path in outputs():
-        client.log_artifact(run, str(path))
+    """Send what stages leave in results/, dvc.lock, and the patch where tracked files differ from the commit.
+
+    In the last stage, the lock file lacks that stage's entry: `wmt publish` sends it again.
+    """
+    made = [out for stage in graph.stages().values() for out in stage.outs if out.startswith("results/")]
+    for path in filter(os.path.exists, (*made, "dvc.lock")):
+        client.log_artifact(run, path)
     with suppress(OSError):  # No repository, or no git.
         if patch := source.difference(*source.CODE):
             client.log_text(run, patch.decode(errors="replace"), "differences.patch")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -195,7 +194,7 @@ def trained_again(certificate: Certificate, again: Remake) -> Finding:
         paths.TRAINING.unlink()
         write_json(paths.TRAINING, certificate.measured)
         found[str(paths.TRAINING)] = sha256_of(paths.TRAINING)
-        problem = next(misstated(certificate, rows(paths.VALIDATION)), None)
+        problem = next(misstated(certificate, paths.read_table(paths.VALIDATION)), None)
     made, recorded = (
         {path: each[path] for path in each if Path(path) not in timed} for each in (found, again.recorded("train"))
     )
@@ -226,8 +225,8 @@ def contradictions(certificate: Certificate) -> Iterator[str]:
     links = certificate.training.links
     if read_json(paths.CHAIN) != certificate.training.model_dump():
         yield f"{paths.CHAIN} has another chain than the certificate"
-    validations = rows(paths.VALIDATION)
-    records, before = [*rows(paths.CURVES), *validations], 0
+    validations = paths.read_table(paths.VALIDATION)
+    records, before = [*paths.read_table(paths.CURVES), *validations], 0
     for link in links:
         if chain.losses_hash(records, before, link.update) != link.losses:
             yield f"{paths.CURVES} or {paths.VALIDATION.name} was edited within updates {before:,} to {link.update:,}"
@@ -264,11 +263,6 @@ def misstated(certificate: Certificate, validations: Sequence[Mapping[str, float
     for key, value in known.items():
         if training.get(key) != value:
             yield f"{paths.TRAINING} has {training.get(key)} as {key}, the training has {value}"
-
-
-def rows(path: Path) -> list[dict[str, float]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file, strict=True)]
 
 
 def verdict(found: Sequence[Finding]) -> tuple[str, int]:

@@ -375,7 +375,7 @@ def test_forged_links_are_found_where_they_are_trained_again(run: Path) -> None:
 def test_a_forged_loss_is_found_whatever_its_link_says(run: Path) -> None:
     """The hash of a link does not cover when losses were recorded."""
     edit_loss()
-    records = [*check.rows(paths.CURVES), *check.rows(paths.VALIDATION)]
+    records = [*paths.read_table(paths.CURVES), *paths.read_table(paths.VALIDATION)]
     forge(
         lambda link: link.update(
             losses=chain.losses_hash(records, link["update"] - 2, link["update"]),
