@@ -6,7 +6,7 @@ Nothing here is about the machine (devices, paths, servers), except precision, b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -38,6 +38,13 @@ class Settings(BaseModel):
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
             raise ValueError("It should not be true or false")
         return value
+
+    def misfits(self, parent: Settings, section: str, free: Container[str] = ()) -> list[str]:
+        """Return the settings that are not those of `parent`, with both values, but for the `free` ones."""
+        both = ((name, value, getattr(parent, name)) for name, value in self if name not in free)
+        return [
+            f"{section}.{name} is {value}, the parent's is {other}" for name, value, other in both if value != other
+        ]
 
 
 # The upper bounds lie far above anything in the field: what exceeds them is a typing error.
@@ -131,13 +138,9 @@ class ModelSettings(Settings):
     initialisation: Literal["glorot", "glorot_fused"]
     """Each projection by itself, or W_Q, W_K and W_V of self-attention as one matrix (tensor2tensor)."""
 
-    def misfits(self, parent: ModelSettings) -> list[str]:
-        """Return the settings, with both values, that keep the weights of the model `parent` from fitting this one."""
-        free = {"P_drop", "attention_dropout", "relu_dropout", "initialisation"}
-        if self.positions == "sinusoidal":
-            free.add("max_positions")
-        both = ((name, value, getattr(parent, name)) for name, value in self if name not in free)
-        return [f"model.{name} is {value}, the parent's is {other}" for name, value, other in both if value != other]
+
+FREE = ("P_drop", "attention_dropout", "relu_dropout", "initialisation")
+"""Settings of a model that need not be those of the model that it starts from."""
 
 
 class StartSettings(Settings):

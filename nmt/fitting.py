@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from nmt import codec
 from nmt.common.files import sha256_of
 from nmt.common.tensors import WEIGHTS, load_tensors
-from nmt.config import EOS, InputError, Job, SearchSettings, SubwordSettings, TokenizerSettings, first_error
+from nmt.config import EOS, FREE, InputError, Job, SearchSettings, SubwordSettings, TokenizerSettings, first_error
 from nmt.inference.model_folder import ModelDescription, load_description, save_model
 from nmt.inference.translator import Translator
 from nmt.text.subwords import Subwords
@@ -75,7 +75,7 @@ def fit(
     vocabulary = codec.load(parent / "subwords")[0] if parent else _learned(tokenised[0], merges)
     defaults, start = described.model.model_dump() if described else MODEL, _start(parent)
     job = _job({**defaults, **(model or {})}, {**TRAINING, **start, **(training or {})}, vocabulary.size, work)
-    if described and (differences := job.model.misfits(described.model)):
+    if described and (differences := job.model.misfits(described.model, "model", FREE)):
         raise InputError(f"{parent} cannot be started from: {'; '.join(differences)}")
     batches = [_encoded(*each, vocabulary) for each in zip(("pairs", "valid"), tokenised, strict=True)]
     made_of = hashlib.sha256(repr((job, tokenised)).encode()).hexdigest()

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from nmt.common.files import read_yaml, sha256_of
-from nmt.config import InputError, ModelSettings, StartSettings, SubwordSettings, TokenizerSettings
+from nmt.config import FREE, InputError, ModelSettings, StartSettings, SubwordSettings, TokenizerSettings
 from pipeline.config.paths import AVERAGE, LAST
 from pipeline.config.settings import Configuration
 
@@ -25,7 +25,7 @@ def identified(configuration: Configuration) -> Configuration:
     if start is None:
         return configuration
     folder = found(start)
-    if folder.resolve() in {(root / path).resolve() for root in _roots() for path in (AVERAGE, LAST)}:
+    if folder.resolve() in (AVERAGE.resolve(), LAST.resolve()):
         raise InputError(
             f"training.start_from is {start.folder}, which this run replaces: copy it, as with `cp -r {folder} "
             "data/local/parent`, and start from data/local/parent"
@@ -37,24 +37,21 @@ def identified(configuration: Configuration) -> Configuration:
         subwords = SubwordSettings.model_validate(learned["settings"])
     except (OSError, LookupError, TypeError, ValidationError) as error:
         raise InputError(f"{folder} is no model folder ({error}): name another one") from error
-    pairs = [
-        (f"preparation.tokenizer.{name}", value, getattr(tokenizer, name))
-        for name, value in configuration.preparation.tokenizer
-    ]
-    pairs.append(("subwords.target", configuration.subwords.target, subwords.target))
-    differences = configuration.model.misfits(model)
-    differences += [f"{name} is {value}, the parent's is {other}" for name, value, other in pairs if value != other]
-    if differences:
-        raise InputError(f"training.start_from: {folder} does not fit: {'; '.join(differences)}; set the parent's")
-    training = configuration.training.model_copy(
-        update={"start_from": start.model_copy(update={"weights": sha256_of(folder / WEIGHTS)})}
-    )
+    misfits = configuration.model.misfits(model, "model", FREE)
+    misfits += configuration.preparation.tokenizer.misfits(tokenizer, "preparation.tokenizer")
+    misfits += configuration.subwords.misfits(subwords, "subwords", SubwordSettings.model_fields.keys() - {"target"})
+    if misfits:
+        raise InputError(f"training.start_from: {folder} does not fit: {'; '.join(misfits)}; set the parent's")
+    start = start.model_copy(update={"weights": sha256_of(folder / WEIGHTS)})
+    training = configuration.training.model_copy(update={"start_from": start})
     return configuration.model_copy(update={"training": training, "subwords": subwords})
 
 
 def found(start: StartSettings) -> Path:
     """Return the parent's model folder; raise InputError without one, or where its weights are not `start.weights`."""
-    folders = (root / start.folder / part for root in _roots() for part in (Path(), AVERAGE))
+    # DVC's experiments run in a copy of the repository; files that git ignores are in the original.
+    roots = (Path(), Path(os.environ.get("DVC_ROOT", ".")))
+    folders = (root / start.folder / part for root in roots for part in (Path(), AVERAGE))
     folder = next((folder for folder in folders if (folder / WEIGHTS).is_file()), None)
     if folder is None:
         raise InputError(
@@ -67,8 +64,3 @@ def found(start: StartSettings) -> Path:
             "`dvc repro --force --single-item resolve`"
         )
     return folder
-
-
-def _roots() -> tuple[Path, Path]:
-    """Return the folders that paths are relative to: DVC's experiments run in a copy without files that git ignores."""
-    return Path(), Path(os.environ.get("DVC_ROOT", "."))

@@ -47,7 +47,7 @@ def test_a_parent_is_identified_by_its_weights_and_gives_its_subwords(
     start = {"training.start_from.folder": "parent", "training.start_from.weights": weights}
     assert resolution.changed(found.model_dump()) == start, "not the parent's subwords, which may not be overridden"
     # Dropout and the first weights of a new model decide no shape.
-    assert resolved(model={"P_drop": 0.3, "initialisation": "glorot_fused", "max_positions": 9})
+    assert resolved(model={"P_drop": 0.3, "initialisation": "glorot_fused"})
     # A queued experiment runs in a copy of the repository.
     (tmp_path / "copy/data").mkdir(parents=True)
     (tmp_path / "copy/data/catalog").symlink_to(ROOT / "data/catalog")
