@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from agents import PATIENCE, Start, alive, children, family, listening, reached, running_agents, wait_for
 from ports import free_port
-from trainings import final_weights, run, same
+from trainings import MakeJob, final_weights, run, same
 
 from nmt.training import checkpoint
 
-MakeJob = Callable[..., dict[str, Any]]
 UPDATES = 120
 
 

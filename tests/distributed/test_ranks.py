@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,7 +16,7 @@ import ranks
 import torch
 import yaml
 from safetensors.torch import load_file
-from trainings import write_arrow
+from trainings import MakeJob, write_arrow
 
 from nmt.config import PAD
 from nmt.training import checkpoint
@@ -25,8 +24,6 @@ from nmt.training.batches import Corpus, train_files, updates
 from nmt.training.chain import read_chain
 from nmt.training.history import read_history
 from pipeline.stages.train import outcome
-
-MakeJob = Callable[..., dict[str, Any]]
 
 
 def losses(folder: Path) -> list[float]:

@@ -1,4 +1,4 @@
-"""Every row of the tables, at a quarter of its widths, trains an update and searches for a translation or a parse."""
+"""Every row of the tables, at an eighth of its widths, trains an update and searches for a translation or a parse."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from nmt.training.trainer import Trainer
 from pipeline.config import rows
 
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
-SCALE = 4
-"""Widths are a quarter of the row's; layers, heads and all else are the row's own."""
+SCALE = 8
+"""Widths are an eighth of the row's; layers, heads and all else are the row's own."""
 VOCABULARY = 16
 CLOSED = 24
 """Rows of a parser's target vocabulary."""

@@ -65,12 +65,6 @@ def raising(error: BaseException) -> Callable[[], None]:
     return run
 
 
-def test_a_stage_that_ends_well(told: list[tuple[str, ...]]) -> None:
-    assert status_of(lambda: None) == (0, "done")
-    assert told == [("decode",)]
-    assert 0 <= float(reported()["seconds"]) < 60
-
-
 def test_a_finished_stage_tells_its_time_what_it_made_and_its_score(
     told: list[tuple[str, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +85,8 @@ def test_a_finished_stage_tells_its_time_what_it_made_and_its_score(
         (tmp_path / "results/scores.json").write_text(json.dumps(scores))
 
     assert status_of(work) == (0, "done")
+    assert told == [("decode",)]
+    assert 0 <= float(reported()["seconds"]) < 60
     made, score = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"decode: \d+\.\d s: models \(2\.0 kB\), results/scores\.json \(\d+ Bytes\)", made)
     assert score == "BLEU    27.3 (95% interval 26.5 to 28.1) on newstest2014; sacreBLEU, nrefs:1"

@@ -11,25 +11,19 @@ from nmt.config import InputError
 from pipeline.config.paths import read_json, state_root, state_store
 
 
-def test_state_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert state_root() == Path("work")
-    monkeypatch.setenv("DVC_ROOT", "/repository")
-    assert state_root() == Path("/repository/work")
-    monkeypatch.setenv("WMT_STATE", "state")
-    assert state_root() == Path("/repository/state"), "in a queued experiment, too"
-    monkeypatch.setenv("WMT_STATE", "/state")
-    assert state_root() == Path("/state")
+def test_the_state_root_and_a_store_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (state_root(), state_store()) == (Path("work"), None)
+    for name, value, root, store in (
+        ("DVC_ROOT", "/repository", "/repository/work", None),
+        ("WMT_STATE", "state", "/repository/state", None),  # In a queued experiment, too.
+        ("WMT_STATE", "/state", "/state", None),
+        ("WMT_STATE", "s3://bucket/prefix", "/repository/work", "s3://bucket/prefix"),
+    ):
+        monkeypatch.setenv(name, value)
+        assert (state_root(), state_store()) == (Path(root), store)
     monkeypatch.setenv("WMT_STATE", "s3:/bucket/prefix")
     with pytest.raises(InputError, match="WMT_STATE is s3:/bucket/prefix: write s3://bucket/prefix for a store"):
         state_root()
-
-
-def test_a_store_is_beside_the_state_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert state_store() is None
-    monkeypatch.setenv("WMT_STATE", "s3://bucket/prefix")
-    assert (state_root(), state_store()) == (Path("work"), "s3://bucket/prefix")
-    monkeypatch.setenv("WMT_STATE", "/state")
-    assert state_store() is None
 
 
 def test_json_goes_round_whole(tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from data_stages import check_full_disk
+from data_stages import check_full_disk, configure
 from mirror import data, serving, tarball, write
 
 from nmt.config import InputError
@@ -41,11 +40,6 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(fetch, "ATTEMPTS", 1)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def configure(data: Any) -> None:
-    Path("results").mkdir(exist_ok=True)
-    Path("results/config.yaml").write_text(yaml.safe_dump({"data": data}))
 
 
 def packed(texts: Mapping[str, bytes] = TEXTS, md5: str | None = None, **changes: Any) -> dict[str, Any]:

@@ -142,26 +142,21 @@ def test_any_text_stays_paired(
         assert stats["overlap"] == overlap(*[(stats["kept"],) * 3] * 2)
 
 
-def test_nothing_kept_is_refused_and_leaves_nothing(here: Path) -> None:
-    for name in TRAIN:
-        write_raw(f"train.{name}", [("", "leer")])
-    with pytest.raises(InputError, match=r"none of the 2 training pairs passes preparation.filters \(empty: 2\)"):
-        tokenize.run()
-    assert [path.name for path in Path("data").iterdir()] == ["raw"]
-
-
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("changes", "message"),
     [
-        (b"one\n", r"train\.web\.en has 1 lines and data/raw/train\.web\.de has 3"),
-        (b"one\ntwo \xff\nthree\n", r"train\.web\.en, line 2: the byte 0xff at offset 8"),
-        (None, "are empty"),
+        ({"web.en": b"one\n"}, r"train\.web\.en has 1 lines and data/raw/train\.web\.de has 3"),
+        ({"web.en": b"one\ntwo \xff\nthree\n"}, r"train\.web\.en, line 2: the byte 0xff at offset 8"),
+        ({"web.en": b"", "web.de": b""}, "are empty"),
+        (
+            {"news.en": b"\n", "news.de": b"leer\n", "web.en": b"\n", "web.de": b"leer\n"},
+            r"none of the 2 training pairs passes preparation.filters \(empty: 2\)",
+        ),
     ],
 )
-def test_bad_text_is_refused_and_leaves_nothing(here: Path, content: bytes | None, message: str) -> None:
-    (tokenize.RAW / "train.web.en").write_bytes(content or b"")
-    if content is None:
-        (tokenize.RAW / "train.web.de").write_bytes(b"")
+def test_bad_text_is_refused_and_leaves_nothing(here: Path, changes: dict[str, bytes], message: str) -> None:
+    for name, content in changes.items():
+        (tokenize.RAW / f"train.{name}").write_bytes(content)
     with pytest.raises(InputError, match=message):
         tokenize.run()
     assert [path.name for path in Path("data").iterdir()] == ["raw"]

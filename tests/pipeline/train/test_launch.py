@@ -6,15 +6,14 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import yaml
 from agents import alive, family, listening, wait_for
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from trainings import MakeJob
 
 from nmt.config import InputError
 from nmt.training import checkpoint
@@ -22,7 +21,6 @@ from pipeline.config import machine
 from pipeline.train import launch
 
 ROOT = Path(__file__).resolve().parents[3]
-MakeJob = Callable[..., dict[str, Any]]
 STAGE = """
 import sys
 from pathlib import Path
@@ -210,7 +208,7 @@ signal.pause()
 
 @pytest.mark.parametrize("gpus", [0, 1])
 def test_a_model_larger_than_the_memory_is_refused_before_torchrun_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: Callable[..., dict[str, Any]], gpus: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: MakeJob, gpus: int
 ) -> None:
     here(gpus, monkeypatch)
     monkeypatch.setenv("WMT_PROCESSES", "1")
@@ -230,7 +228,7 @@ def test_a_model_larger_than_the_memory_is_refused_before_torchrun_starts(
 
 
 def test_an_error_in_watching_ends_torchrun_with_time_for_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: Callable[..., dict[str, Any]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: MakeJob
 ) -> None:
     monkeypatch.setenv("WMT_PROCESSES", "4")
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job(shards=4)))
@@ -252,7 +250,7 @@ def test_an_error_in_watching_ends_torchrun_with_time_for_a_checkpoint(
 
 
 def test_training_returns_torchruns_exit_status_and_gives_it_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: Callable[..., dict[str, Any]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: MakeJob
 ) -> None:
     monkeypatch.setenv("WMT_PROCESSES", "1")
     monkeypatch.setenv("WMT_NODES", "2")
