@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+
 import pytest
 
 from pipeline.cli import app as cli
@@ -13,3 +16,11 @@ def wmt(*arguments: object) -> int:
         cli.app([str(argument) for argument in arguments], prog_name="wmt")
     assert isinstance(ended.value.code, int)
     return ended.value.code
+
+
+def refused(*arguments: object) -> str:
+    """Run a command that ends with an error; returns its sentence."""
+    with contextlib.redirect_stderr(io.StringIO()) as error:
+        assert wmt(*arguments) == 1
+    (sentence,) = error.getvalue().splitlines()
+    return sentence

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import wmt
+from command_line import refused, wmt
 
 from nmt import bootstrap
 from nmt.config import InputError
@@ -48,8 +48,7 @@ def test_bleu_and_the_papers_way_by_hand() -> None:
 def test_a_language_and_the_references_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = _write(tmp_path, text=HYPOTHESES)[0]
     for lang in ("DE", "xx", ""):
-        assert wmt("bleu", text, text, "--lang", lang) == 1
-        assert f"--lang is `{lang}`: give the target's code, one of" in capsys.readouterr().err
+        assert f"--lang is `{lang}`: give the target's code, one of" in refused("bleu", text, text, "--lang", lang)
     assert wmt("bleu", text, "--lang", "de") == 2
     assert "REF is missing" in capsys.readouterr().err
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from command_line import wmt
+from command_line import refused, wmt
 
 from nmt.config import InputError, SubwordSettings
 from pipeline.config import catalogs
@@ -216,19 +216,17 @@ def test_add_writes_a_catalog_of_links(texts: list[str], capsys: pytest.CaptureF
             assert side.sha256 == hashlib.sha256(Path(side.path).read_bytes()).hexdigest()
 
 
-def test_add_takes_no_name_that_is_taken(texts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_add_takes_no_name_that_is_taken(texts: list[str]) -> None:
     assert wmt("catalog", *texts) == 0
     before = catalogs.load("mine")
     Path("elsewhere/train.en").write_bytes(b"other\nother\n")
-    assert wmt("catalog", *texts) == 1
-    assert "data/catalog/mine.yaml exists: choose another name, or replace it with --force" in capsys.readouterr().err
+    assert "mine.yaml exists: choose another name, or replace it with --force" in refused("catalog", *texts)
     assert catalogs.load("mine") == before
     assert wmt("catalog", *texts, "--force", "--description", "second") == 0
     assert catalogs.load("mine").description == "second"
     assert catalogs.load("mine") != before
     given = [word.replace("elsewhere/train.de", "data/catalog/mine.yaml") for word in texts]
-    assert wmt("catalog", *given, "--force") == 1
-    assert "data/catalog/mine.yaml is an input too, which it would replace" in capsys.readouterr().err
+    assert "data/catalog/mine.yaml is an input too, which it would replace" in refused("catalog", *given, "--force")
 
 
 def test_files_of_ones_own_are_not_deleted_by_force(texts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,12 +315,9 @@ def test_a_catalog_of_words_beside_a_treebank_is_refused(repository: Path) -> No
         (b"\n", "bank.mrg", "bank.mrg, for --train, holds no tree"),
     ],
 )
-def test_add_refuses_what_is_no_treebank(
-    repository: Path, capsys: pytest.CaptureFixture[str], content: bytes, other: str, message: str
-) -> None:
+def test_add_refuses_what_is_no_treebank(repository: Path, content: bytes, other: str, message: str) -> None:
     Path("bank.tree").touch()
-    assert wmt("catalog", *treebank(content, other)) == 1
-    assert capsys.readouterr().err.startswith(f"catalog: {message}")
+    assert refused("catalog", *treebank(content, other)).startswith(f"catalog: {message}")
     assert nothing_written()
 
 
