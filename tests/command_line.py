@@ -18,6 +18,13 @@ def wmt(*arguments: object) -> int:
     return ended.value.code
 
 
+def printed(*arguments: object) -> str:
+    """Run a command that ends well; returns what it prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        assert wmt(*arguments) == 0
+    return output.getvalue()
+
+
 def refused(*arguments: object) -> str:
     """Run a command that ends with an error; returns its sentence."""
     with contextlib.redirect_stderr(io.StringIO()) as error:

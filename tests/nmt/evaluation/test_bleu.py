@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import refused, wmt
+from command_line import printed, refused, wmt
 
 from nmt import bootstrap
 from nmt.config import InputError
@@ -106,8 +106,7 @@ def test_command_line_compares_two_systems(
     known = hashlib.sha256("".join(f"{line}\n" for line in REFERENCES).encode()).hexdigest()
     monkeypatch.setattr(bleu, "_SETS", {known: "a known set ☃"})
     paths = _write(tmp_path, one=HYPOTHESES, two=REFERENCES, reference=REFERENCES)
-    assert wmt("bleu", *paths, "--lang", "de", "--json") == 0
-    first, second = json.loads(capsys.readouterr().out)
+    first, second = json.loads(printed("bleu", *paths, "--lang", "de", "--json"))
     steps = bleu.paper_way(HYPOTHESES, REFERENCES, "de")
     low, high = bootstrap.interval(bleu.line_statistics(HYPOTHESES, REFERENCES), bleu.bleu_of)
     score, signature = bleu.sacrebleu(HYPOTHESES, REFERENCES)
@@ -118,13 +117,12 @@ def test_command_line_compares_two_systems(
         "paper_way_steps": [{"step": name, "bleu": value} for name, value in steps],
         "chrf": chrf, "chrf_signature": chrf_signature,
     }  # fmt: skip
-    assert wmt("bleu", *paths[::2], "--lang", "de", "--ter") == 0
-    assert f"  TER {bleu.ter(HYPOTHESES, REFERENCES)[0]:.2f}\n    nrefs:1|case:lc|tok:tercom" in capsys.readouterr().out
+    ter = f"  TER {bleu.ter(HYPOTHESES, REFERENCES)[0]:.2f}\n    nrefs:1|case:lc|tok:tercom"
+    assert ter in printed("bleu", *paths[::2], "--lang", "de", "--ter")
     compared = bleu.compare(HYPOTHESES, REFERENCES, REFERENCES)
     assert (second["difference"], second["p_value"]) == (compared.difference, compared.p_value)
     assert second["bleu"] == pytest.approx(100)
-    assert wmt("bleu", *paths, "--lang", "fr") == 0
-    *text, last = capsys.readouterr().out.splitlines()
+    *text, last = printed("bleu", *paths, "--lang", "fr").splitlines()
     assert text[:8] == [
         f"{paths[0]}: 2 lines of a known set ☃",
         f"  sacreBLEU {score:.2f}, 95% interval {low:.2f} to {high:.2f}",
@@ -138,8 +136,7 @@ def test_command_line_compares_two_systems(
     assert last == (
         f"  against the first: +{compared.difference:.2f} sacreBLEU, p = {compared.p_value:.3f} (paired bootstrap)"
     )
-    assert wmt("bleu", *paths[1:], "--lang", "de", "--json") == 0
-    written = capsys.readouterr().out
+    written = printed("bleu", *paths[1:], "--lang", "de", "--json")
     assert written.startswith('{\n  "hypothesis"')
     assert '"set": "a known set ☃"' in written
     paths = _write(tmp_path, one=["a"], reference=["a", "b"])

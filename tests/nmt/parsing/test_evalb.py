@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import wmt
+from command_line import printed
 
 from nmt.config import InputError
 from nmt.parsing import evalb
@@ -161,12 +161,9 @@ def test_sentences_by_length() -> None:
     assert {name: total.f1 for name, total in groups.items()} == {"1 to 10": 50.0, "11 to 20": 100.0, "over 40": 0.0}
 
 
-def test_the_command_names_sentences_that_cannot_be_scored_and_takes_the_gold_tags(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_names_sentences_that_cannot_be_scored_and_takes_the_gold_tags(tmp_path: Path) -> None:
     gold, parsed = write(tmp_path, [HE, HE, HE], [HE, "(S (NN dog)", "(S (NN dog))"])
-    assert wmt("evalb", gold, parsed) == 0
-    text = capsys.readouterr().out
+    text = printed("evalb", gold, parsed)
     for said in (
         "F1 100.00",
         "  all: 3 sentences, recall 100.00, precision 100.00, F1 100.00, complete match 100.00, average cr",
@@ -178,8 +175,7 @@ def test_the_command_names_sentences_that_cannot_be_scored_and_takes_the_gold_ta
     comma = "(S (NP (NN a)) (, ,) (VP (VB b)))"
     gold, parsed = write(tmp_path, [comma] * 2, ["(S (NP (NN a)) (NN ,) (VP (VB b)))", comma])
     for options, errors in (((), [1]), (("--gold-tags",), [])):
-        assert wmt("evalb", gold, parsed, "--json", *options) == 0
-        found = json.loads(capsys.readouterr().out)
+        found = json.loads(printed("evalb", gold, parsed, "--json", *options))
         assert (found["all"]["f1"], [each["line"] for each in found["errors"]]) == (100.0, errors)
 
 

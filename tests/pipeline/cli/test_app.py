@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import typer
-from command_line import refused, wmt
+from command_line import printed, refused, wmt
 from model_folders import folder_of
 
 from pipeline.cli import app as cli
@@ -47,9 +47,8 @@ def python(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False, **streams)
 
 
-def test_the_map_of_the_product(capsys: pytest.CaptureFixture[str]) -> None:
-    assert wmt("--help") == 0
-    output = capsys.readouterr().out
+def test_the_map_of_the_product() -> None:
+    output = printed("--help")
     panels = re.findall(r"^╭─ (\w+) ─", output, re.MULTILINE)
     assert sorted(panels) == ["Data", "Models", "Options", "Runs", "Services"]
     assert set(re.findall(r"^│ ([a-z]+) ", output, re.MULTILINE)) == {
@@ -60,9 +59,8 @@ def test_the_map_of_the_product(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("names", COMMANDS, ids=" ".join)
-def test_every_help_holds_an_example_that_is_right(names: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert wmt(*names, "--help") == 0
-    output = re.sub(r" +$", "", capsys.readouterr().out, flags=re.MULTILINE)
+def test_every_help_holds_an_example_that_is_right(names: tuple[str, ...]) -> None:
+    output = re.sub(r" +$", "", printed(*names, "--help"), flags=re.MULTILINE)
     for line in re.findall(r"^ (\S.*)(?=\n \S)", output.split("Example:")[0], re.MULTILINE):
         assert len(line) > 50, "broken before the terminal's width"
     example = output.split(" Example:\n", maxsplit=1)[1].split("\n\n", maxsplit=1)[0]
@@ -140,26 +138,23 @@ def test_a_full_disk_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("command", ["bleu --lang de", "evalb"])
-def test_texts_may_be_pipes_and_what_cannot_be_read_is_said(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_texts_may_be_pipes_and_what_cannot_be_read_is_said(command: str, tmp_path: Path) -> None:
     pipes = []
     for _ in range(2):
         reading, writing = os.pipe()
         os.write(writing, b"(S (N dogs) (V sleep))\n")
         os.close(writing)
         pipes.append(reading)
-    assert wmt(*command.split(), *(f"/dev/fd/{pipe}" for pipe in pipes)) == 0
-    assert " 100.0" in capsys.readouterr().out
+    assert " 100.0" in printed(*command.split(), *(f"/dev/fd/{pipe}" for pipe in pipes))
     for pipe in pipes:
         os.close(pipe)
     assert f"{tmp_path}: Is a directory" in refused(*command.split(), tmp_path, tmp_path)
 
 
-def test_a_model_that_makes_no_trees_does_not_parse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_makes_no_trees_does_not_parse(tmp_path: Path) -> None:
     model = folder_of(tmp_path / "model")
-    assert wmt("parse", model, "--input", tmp_path / "lines") == 1
-    assert capsys.readouterr().err == (f"parse: {model} writes de, not trees: use wmt translate\n")
+    sentence = refused("parse", model, "--input", tmp_path / "lines")
+    assert sentence == f"parse: {model} writes de, not trees: use wmt translate"
 
 
 def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

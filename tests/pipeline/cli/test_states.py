@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command_line import wmt
+from command_line import printed, refused, wmt
 
 from nmt.common.processes import TRAINERS
 from pipeline.cli import trainings
@@ -43,9 +43,8 @@ def left(root: Path) -> list[str]:
     return sorted(path.name for path in (root / "train").iterdir())
 
 
-def test_they_are_listed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert wmt("states") == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_they_are_listed(root: Path) -> None:
+    lines = printed("states").splitlines()
     assert len(lines) == 5
     assert "aaaa-2222" in lines[3]
     assert "2 MB" in lines[3]
@@ -55,22 +54,17 @@ def test_they_are_listed(root: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("content", ["", "{", "training: 1"])
-def test_a_damaged_one_is_listed_to_be_freed(root: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
+def test_a_damaged_one_is_listed_to_be_freed(root: Path, content: str) -> None:
     (root / "train/aaaa-1111/job.yaml").write_text(content)
-    assert wmt("states") == 0
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("aaaa-1111"))
+    (line,) = (line for line in printed("states").splitlines() if line.startswith("aaaa-1111"))
     assert line.split()[1:3] == ["50", "0"]
 
 
-def test_old_finished_ones_and_one_by_the_beginning_of_its_name_are_freed(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_old_finished_ones_and_one_by_the_beginning_of_its_name_are_freed(root: Path) -> None:
     make(root, "cccc-1111", update=10, done=False, days=90)
     assert wmt("states", "--older", "14") == 0
     assert left(root) == ["aaaa-1111", "bbbb-1111", "cccc-1111"]
-    capsys.readouterr()
-    assert wmt("states", "--free", "bbbb") == 0
-    assert capsys.readouterr().out == "freed bbbb-1111: 2 MB\n"
+    assert printed("states", "--free", "bbbb") == "freed bbbb-1111: 2 MB\n"
     assert left(root) == ["aaaa-1111", "cccc-1111"]
 
 
@@ -92,12 +86,10 @@ def test_an_unclear_name_or_age_frees_nothing(
 
 
 @pytest.mark.parametrize(("name", "how"), [("lock", fcntl.LOCK_EX), (TRAINERS, fcntl.LOCK_SH)])
-def test_one_in_training_is_left_alone(root: Path, capsys: pytest.CaptureFixture[str], name: str, how: int) -> None:
+def test_one_in_training_is_left_alone(root: Path, name: str, how: int) -> None:
     """Be it in the processes of a stage that was killed."""
     with (root / "train/bbbb-1111" / name).open("w") as file:
         fcntl.flock(file, how)
-        assert wmt("states") == 0
-        assert "training" in capsys.readouterr().out
-        assert wmt("states", "--free", "bbbb") == 1
-    assert "bbbb-1111 is being trained: stop it first" in capsys.readouterr().err
+        assert "training" in printed("states")
+        assert "bbbb-1111 is being trained: stop it first" in refused("states", "--free", "bbbb")
     assert len(left(root)) == 3

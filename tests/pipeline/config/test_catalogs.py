@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from command_line import refused, wmt
+from command_line import printed, refused, wmt
 
 from nmt.config import InputError, SubwordSettings
 from pipeline.config import catalogs
@@ -336,8 +336,7 @@ def test_add_refuses_other_pairs_and_what_is_no_name(
     assert nothing_written()
 
 
-def test_list_prints_names_and_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
-    assert wmt("catalog", "list") == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_list_prints_names_and_descriptions() -> None:
+    lines = printed("catalog", "list").splitlines()
     assert [line.split()[:3] for line in lines] == [["wmt14", "en-de", "en-fr"], ["wmt16-t2t", "en-de", "en-fr"]]
     assert "News Commentary 11" in lines[1]
