@@ -99,7 +99,6 @@ def _obtain(archive: ArchiveSettings, folder: Path, moved: Moved, report: Report
             if (problem := _problem(archive, whole)) is None:
                 return whole
             report(f"{archive.name}: {whole} {problem}; fetching it again")
-            whole.unlink()
         for url in archive.urls:
             try:
                 return _obtain_from(url, archive, whole, moved, report)

@@ -336,6 +336,8 @@ def test_the_last_validation_is_told_after_a_resume_without_another(
     job = tiny_job(updates=10)
     assert run(job, tmp_path / "run")
     done = json.loads((tmp_path / "run/done.json").read_text())
+    recorded = [r["valid_loss"] for r in read_history(tmp_path / "run/history.jsonl") if "valid_loss" in r]
+    assert done["valid_loss"] == recorded[-1]
     (tmp_path / "run/done.json").unlink()
     assert run(job, tmp_path / "run")
     again = json.loads((tmp_path / "run/done.json").read_text())
