@@ -121,8 +121,7 @@ def smoothed_cross_entropy(
     compiled.
     """
     # Under no_grad, `needs_input_grad` is still True for a parameter, and grad mode is always off inside `forward`.
-    # torch gives `apply` no types.
-    result: tuple[Tensor, Tensor] = _SmoothedCrossEntropy.apply(  # type: ignore[no-untyped-call] # torch has no types for it
+    result: tuple[Tensor, Tensor] = _SmoothedCrossEntropy.apply(
         states, table, labels, eps_ls, torch.is_grad_enabled(), one_block
     )
     return result

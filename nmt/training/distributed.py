@@ -52,7 +52,7 @@ class World:
 
     def begin_sum(self, values: torch.Tensor) -> distributed.Work:
         """Begin what `sum` does; on GPUs only the current stream waits in the result's `wait`."""
-        return cast("distributed.Work", distributed.all_reduce(values, async_op=True))
+        return distributed.all_reduce(values, async_op=True)
 
     def tree_sum(self, values: torch.Tensor) -> None:
         """Sum a flat tensor over all ranks in place, along the binary tree over the ranks' numbers.
@@ -140,7 +140,7 @@ def join_world(shards: int, store: str | None = None) -> Iterator[World]:
             where = {"store": loopback_store(rank, size)}
         distributed.init_process_group(backend, rank=rank, world_size=size, timeout=TIMEOUT, **where)
         if backend == "nccl":
-            control = distributed.new_group(backend="gloo", timeout=TIMEOUT)
+            control = cast("distributed.ProcessGroup", distributed.new_group(backend="gloo", timeout=TIMEOUT))
     yield World(rank, size, device, control)
     if size > 1:
         distributed.destroy_process_group()
