@@ -241,10 +241,6 @@ def _uniform(size: Sequence[int]) -> Tensor:
     return drawn.bitwise_right_shift_(11).double().mul_(2.0**-53).add_(0.5)
 
 
-def _uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: None = None) -> Tensor:
-    return tensor.detach().copy_(_uniform(tensor.shape).mul_(b - a).add_(a))
-
-
 def _normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: None = None) -> Tensor:
     """Box and Muller's transform."""
     radius = root_(log(1 - _uniform(tensor.shape)).mul_(-2))
@@ -279,11 +275,6 @@ def _apply(function: Any, *given: Any) -> Any:
     return function.apply(*given)
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    found: Tensor = _apply(_Linear, x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
-    return found
-
-
 def _sum(x: Tensor, dim: Dims | None = None, dtype: torch.dtype | None = None) -> Tensor:
     dims = tuple(range(x.dim())) if dim is None else dim
     return exact_sum(x, dims).to(dtype or x.dtype) if x.is_floating_point() else x.sum(dims)
@@ -294,21 +285,19 @@ def _matmul(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     return found if out is None else out.copy_(found)
 
 
-def _div(x: Tensor, y: Tensor | float) -> Tensor:
-    return x / y if isinstance(y, Tensor) else x * (1 / y)
-
-
 OWN: dict[str, Callable[..., Any]] = {
-    "linear": _linear,
+    "linear": lambda x, weight, bias=None: _apply(_Linear, x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1]),
     "matmul": _matmul, "mm": _matmul, "spmm": _matmul,
     "addmm_": lambda x, left, right: x.add_(product(left, right)),
     "embedding": lambda ids, table, **_: _apply(_Embedding, ids, table),
     "softmax": lambda x, dim: _apply(_Softmax, x), "log_softmax": _log_softmax,
     "layer_norm": lambda x, shape, weight, bias, eps: _apply(_LayerNorm, x, weight, bias, eps),
-    "sum": _sum, "div": _div, "sin": sine, "cos": lambda x: sine(x, 1),
+    "sum": _sum, "sin": sine, "cos": lambda x: sine(x, 1),
+    "div": lambda x, y: x / y if isinstance(y, Tensor) else x * (1 / y),
     "__rpow__": lambda x, base: exp(x * log(torch.tensor(base, dtype=x.dtype))),
     "pow": lambda x, power: exp(power * log(x.double())),
-    "uniform_": _uniform_, "normal_": _normal_, "kaiming_uniform_": lambda tensor, *_, **__: tensor,
+    "uniform_": lambda tensor, a=0, b=1, generator=None: tensor.detach().copy_(_uniform(tensor.shape) * (b - a) + a),
+    "normal_": _normal_, "kaiming_uniform_": lambda tensor, *_, **__: tensor,
     "linalg_vector_norm": norm, "_foreach_norm": lambda tensors, order: [norm(tensor, order) for tensor in tensors],
     "_fused_adam_": adam, "_block_loss": _block_loss,
 }  # fmt: skip
