@@ -29,9 +29,9 @@ print(tokenizer.batch_decode(model.generate(**batch, num_beams=1), skip_special_
 {scores}
 
 With `num_beams=1` translations are those of `wmt translate --beam 1`, unless two subwords are almost equally likely
-(LayerNorm adds 1e-5 here, and added 1e-6 in training), or one is so long that the run ended it: {max_extra} subwords more
-than its source. Beam search differs: transformers divides the log-probability of a translation Y by |Y|^{alpha}, the run
-by ((5 + |Y|) / 6)^{alpha} (Wu et al. 2016); it also ends by another rule. No score here is of transformers' search.
+(LayerNorm adds 1e-5 here, and added 1e-6 in training), or the run ended one, {max_extra} subwords longer than its
+source. Beam search differs: transformers divides the log-probability of a translation Y by |Y|^{alpha}, the run by
+((5 + |Y|) / 6)^{alpha} (Wu et al. 2016); it also ends by another rule. No score here is of transformers' search.
 
 Limits: the model translates sentence by sentence, and knows the kind of text that it was trained on. Of other text it
 makes fluent nonsense without a sign. It repeats the biases of its corpus. Licences of that corpus: {licences}.
