@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -102,9 +103,10 @@ def arguments(module: str, count: str, job: str, scratch: Path) -> list[str]:
         rendezvous += ["--rdzv-conf", f"join_timeout={JOIN}", "--max-restarts", str(RESTARTS)]
     # Without redirected output torchrun's folder for logs in /tmp would stay, empty.
     logs = ["--log-dir", os.devnull]
+    signals = ["--signals-to-handle", "SIGHUP,SIGQUIT"]  # `main` handles the others.
     nodes_ = ["--nnodes", f"{least}:{most}", "--rdzv-backend", "c10d"]
     # Our id: no worker outlives this process.
-    return [*nodes_, *rendezvous, *logs, "--nproc-per-node", count, "-m", module, job, str(os.getpid())]
+    return [*nodes_, *rendezvous, *logs, *signals, "--nproc-per-node", count, "-m", module, job, str(os.getpid())]
 
 
 def environment(count: int) -> dict[str, str]:
@@ -166,6 +168,16 @@ def main() -> None:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    def stop(number: int, _: object) -> None:
+        # More of them would interrupt torchrun's wait for its workers: these would be killed while they save the state,
+        # or its threads would never end.
+        for each in asked:
+            signal.signal(each, signal.SIG_IGN)
+        raise SignalException("asked to stop", signal.Signals(number))
+
+    asked = (signal.SIGTERM, signal.SIGINT)
+    for each in asked:
+        signal.signal(each, stop)
     with scratch_folder(Path(job) / "torchrun") as scratch:
         try:
             run.main(arguments(module, count, job, scratch))

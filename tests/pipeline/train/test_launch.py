@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -118,7 +119,8 @@ def test_torchrun_meets_over_a_file_on_one_node_and_over_the_network_on_several(
     command = launch.command(3, job)
     assert command == [sys.executable, "-m", "pipeline.train.launch", "nmt.training.loop", "3", str(job)]
     scratch = tmp_path / "scratch"
-    each = ["--log-dir", os.devnull, "--nproc-per-node", "3", "-m", "nmt.training.loop", str(job), str(os.getpid())]
+    each = ["--log-dir", os.devnull, "--signals-to-handle", "SIGHUP,SIGQUIT", "--nproc-per-node", "3"]
+    each += ["-m", "nmt.training.loop", str(job), str(os.getpid())]
     meeting = f"--nnodes 1:1 --rdzv-backend c10d --rdzv-endpoint {scratch}/rendezvous --rdzv-id 0123-4567 --rdzv-conf"
     alone = f"{meeting} store_type=file,keep_alive_interval=600 --local-addr 127.0.0.1".split()
     assert launch.arguments("nmt.training.loop", "3", str(job), scratch) == [*alone, *each]
@@ -186,8 +188,15 @@ def test_one_process_listens_nowhere_and_leaves_nothing_where_its_stage_is_kille
         (scratch,) = state.glob(".torchrun.*")
         # A name that the next start removes, should torchrun be killed too.
         assert scratch.match(".*.tmp")
+        _, torchrun, rank = running
+        rank.suspend()
+        for _ in range(4):  # As where a whole group is ended more than once; the stage's death is one more.
+            torchrun.terminate()
+            time.sleep(0.5)
         stage.kill()
         stage.wait()
+        time.sleep(0.5)
+        rank.resume()
         wait_for(lambda: not any(alive(process.pid) for process in running))
     finally:
         for process in running:
