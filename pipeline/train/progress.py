@@ -17,7 +17,7 @@ VALUES_WIDTH = 120
 
 
 class TrainingProgress:
-    """Update, loss, perplexity, tokens per second, learning rate and remaining time."""
+    """Update, perplexity in training and validation, loss, tokens per second, learning rate, remaining time."""
 
     def __init__(self, updates: int) -> None:
         self.updates = updates
@@ -49,8 +49,8 @@ class TrainingProgress:
         if "loss" not in record:
             return
         values = (
-            f"loss {record['loss']:.3f}, ppl {record['ppl']:.2f}, {record['tokens_per_second']:,.0f} tokens/s"
-            f"{self.valid}, lr {record['learning_rate']:.2e}"
+            f"ppl {record['ppl']:.2f}{self.valid}, loss {record['loss']:.3f}, {record['tokens_per_second']:,.0f} tokens/s, "
+            f"lr {record['learning_rate']:.2e}"
         )
         self.bar.update(self.task, completed=update, values=values)
         if not self.live and (time.monotonic() - self.logged > LOG_SECONDS or update == self.updates):

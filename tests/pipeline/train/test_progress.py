@@ -32,12 +32,12 @@ def drawn(monkeypatch: pytest.MonkeyPatch, width: int, **variables: str) -> str:
 def test_a_narrow_terminal_has_the_bar_the_time_and_what_fits_of_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
     line = drawn(monkeypatch, 80, NO_COLOR="1").split("\r")[-1]
     assert "1450/1450" in line
-    assert "0:00:00 loss 7.242, ppl 1206.99, 14,680 tokens/s" in line
+    assert "0:00:00 ppl 1206.99, validation ppl 1.63, " in line
 
 
 def test_a_wide_terminal_has_all_values_and_no_color_has_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = drawn(monkeypatch, 160, NO_COLOR="1")
-    assert "validation ppl 1.63, lr 9.49e-04" in plain
+    assert "validation ppl 1.63, loss 7.242, 14,680 tokens/s, lr 9.49e-04" in plain
     assert "\x1b[3" not in plain
     assert "\x1b[3" in drawn(monkeypatch, 160, NO_COLOR="", COLORTERM="truecolor")
 
@@ -56,5 +56,5 @@ def test_a_log_has_a_line_a_minute_with_the_time_left(
         for update in (30, 100):
             now += 100
             shown.show(update, RECORD)
-    said = "loss 7.242, ppl 1206.99, 14,680 tokens/s, lr 9.49e-04"
+    said = "ppl 1206.99, loss 7.242, 14,680 tokens/s, lr 9.49e-04"
     assert capsys.readouterr().out == f"update 30 of 100: {said}, 12 minutes left\nupdate 100 of 100: {said}\n"
