@@ -49,8 +49,8 @@ class TrainingProgress:
         if "loss" not in record:
             return
         values = (
-            f"ppl {record['ppl']:.2f}{self.valid}, loss {record['loss']:.3f}, {record['tokens_per_second']:,.0f} tokens/s, "
-            f"lr {record['learning_rate']:.2e}"
+            f"ppl {record['ppl']:.2f}{self.valid}, loss {record['loss']:.3f}, "
+            f"{record['tokens_per_second']:,.0f} tokens/s, lr {record['learning_rate']:.2e}"
         )
         self.bar.update(self.task, completed=update, values=values)
         if not self.live and (time.monotonic() - self.logged > LOG_SECONDS or update == self.updates):
