@@ -20,8 +20,8 @@ def run() -> None:
     in `.repairs.json` counts the repairs that made them trees.
     """
     data = load_section("data", DataSettings)
-    search, kind = load_section("search", SearchSettings), load_section("training", TrainingSettings).arithmetic
     check_versions("sacremoses", "subword_nmt", "sentencepiece")
+    search, kind = load_section("search", SearchSettings), load_section("training", TrainingSettings).arithmetic
     with writing(TRANSLATIONS) as temporary:
         temporary.mkdir()
         for split, name, model in (("valid", data.valid.name, LAST), ("test", data.test.name, AVERAGE)):
