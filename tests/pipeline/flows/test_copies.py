@@ -103,10 +103,12 @@ def test_cache_state_and_what_git_does_not_track_are_the_originals(original: Pat
 
 PROGRAM = """
 import os, signal, subprocess, sys, time
+def say(line):  # in one write: two processes share the pipe
+    os.write(1, (line + "\\n").encode(sys.stdout.encoding))
 if len(sys.argv) == 1:
     child = subprocess.Popen([sys.executable, __file__, "child"])
-signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), print("saved", sys.argv[1:], flush=True), os._exit(0)))
-print(os.environ["DVC_EXP_NAME"], "\\xfc", flush=True)
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), say(f"saved {sys.argv[1:]}"), os._exit(0)))
+say(os.environ["DVC_EXP_NAME"] + " \\xfc")
 time.sleep(600)
 """
 
