@@ -22,11 +22,11 @@ from tests.bench.conditions import announce
 
 MODEL = {"N": 3, "d_model": 128, "d_ff": 512, "h": 4, "P_drop": 0.2}
 TRAINING = {
-    "updates": 2000, "tokens": 1500, "warmup_steps": 500, "learning_rate_scale": 0.7, "precision": "bfloat16",
+    "updates": 1500, "tokens": 1500, "warmup_steps": 500, "learning_rate_scale": 0.7, "precision": "bfloat16",
     "validate_every": 250, "checkpoint_every": 100, "keep_checkpoints": 8, "resume_minutes": 1.0,
 }  # fmt: skip
 """Row small's, shortened."""
-PARENT = TRAINING | {"updates": 6000, "warmup_steps": 1000}
+PARENT = TRAINING | {"updates": 4000, "warmup_steps": 800}
 """With 800 updates the parent learned nothing, and what started from it learned less than what started afresh."""
 MERGES = 8000
 SEEDS = (1, 2, 3)
