@@ -178,11 +178,11 @@ def _compared(name: str, folder: Path) -> Compared:
     """Return the results of a run, fetched into `folder` where they are not those here."""
     from pipeline.report import sentences
     from pipeline.report.comparison import Compared
-    from pipeline.tracking import artifacts
+    from pipeline.tracking import server
 
     paths = [CONFIG, SCORES, SENTENCES, VALIDATION, REPORT_HTML]
     if name != HERE:
-        name, paths = artifacts.fetch(name, [path.name for path in paths], folder)
+        name, paths = server.fetch_artifacts(name, [path.name for path in paths], folder)
     config, scores, lines, validation, report = paths
     if not scores.exists():
         raise InputError(

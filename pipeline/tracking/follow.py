@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +14,6 @@ from pipeline.tracking import server, source
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
-
-    from nmt.training.history import HistoryReader
 
 INTERVAL = 5.0
 """Seconds between two looks at the history."""
@@ -58,64 +56,47 @@ class Points:
             self.client.log_batch(self.run.info.run_id, metrics=points[first : first + BATCH])
 
 
-def _open(state: Path) -> tuple[Points, HistoryReader]:
-    import mlflow
-
-    # Imported here: importing torch takes a second.
-    from nmt.training.history import HistoryReader
-
-    client = server.connect()
-    run = server.open_run(client, state.name)
-    if mlflow.active_run() is None:
-        # It sets the status, and logs the load of CPU, memory, disk, network and GPUs.
-        tags = {**source.tags(), "hardware": source.hardware()}
-        mlflow.start_run(run.info.run_id, tags=tags, log_system_metrics=True)
-    return Points(client, run), HistoryReader(state / "history.jsonl")
-
-
 @contextmanager
 def follow(state: Path) -> Iterator[None]:
     """Send the history of the training in `state` to its MLflow run while the block trains, and how the block ends.
 
-    A thread does so. Its failures are told once, tried again and stop no training. A run is RUNNING while it trains,
-    then SCHEDULED: `publish` finishes it after the last stage. The end of the block waits for what is not sent yet, for
-    `PATIENCE` seconds at most.
+    Failures are tried again and stop no training. A run is RUNNING while it trains, then SCHEDULED: `publish` finishes
+    it after the last stage. The end of the block waits for what is not sent yet.
     """
-    over, status, warned = threading.Event(), "SCHEDULED", False
+    over, status = threading.Event(), "SCHEDULED"
 
-    def warn(what: str) -> None:
-        nonlocal warned
-        if not warned:
-            server.warn("train", what)
-        warned = True
+    def send(warn: Callable[[str], None]) -> None:
+        # Imported here: MLflow and torch take a second each.
+        import mlflow
 
-    def send() -> None:
-        import mlflow  # It takes a second.
+        from nmt.training.history import HistoryReader
 
-        opened: tuple[Points, HistoryReader] | None = None
+        points: Points | None = None
         ended, pause = False, 0.0
-        with server.quiet():
-            while not ended:
-                # Read `over` before the history: then the last records are sent, too.
-                ended, pause = over.wait(pause), INTERVAL
-                try:
-                    points, history = opened = opened or _open(state)
-                    points.send(history.new())
-                    if ended:
-                        mlflow.end_run(status)
-                except Exception as error:  # Whatever a server or its client does, the training goes on.
-                    opened, pause = None, RETRY
-                    warn(server.problem(error))
+        while not ended:
+            # Read `over` before the history: then the last records are sent, too.
+            ended, pause = over.wait(pause), INTERVAL
+            try:
+                if points is None:
+                    client = server.connect()
+                    run = server.open_run(client, state.name)
+                    if mlflow.active_run() is None:
+                        # It sets the status, and logs the load of CPU, memory, disk, network and GPUs.
+                        tags = {**source.tags(), "hardware": source.hardware()}
+                        mlflow.start_run(run.info.run_id, tags=tags, log_system_metrics=True)
+                    points, history = Points(client, run), HistoryReader(state / "history.jsonl")
+                points.send(history.new())
+                if ended:
+                    mlflow.end_run(status)
+            except Exception as error:  # Whatever a server or its client does, the training goes on.
+                points, pause = None, RETRY
+                warn(server.problem(error))
 
-    thread = threading.Thread(target=send, daemon=True)
-    thread.start()
-    try:
-        yield
-    except BaseException as error:
-        status = "KILLED" if isinstance(error, Interrupted | KeyboardInterrupt) else "FAILED"
-        raise
-    finally:
-        over.set()
-        thread.join(server.PATIENCE)
-        if thread.is_alive():
-            warn(server.too_slow())
+    with server.beside("train", send):
+        try:
+            yield
+        except BaseException as error:
+            status = "KILLED" if isinstance(error, Interrupted | KeyboardInterrupt) else "FAILED"
+            raise
+        finally:
+            over.set()

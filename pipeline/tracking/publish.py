@@ -42,7 +42,8 @@ def complete(client: MlflowClient) -> str:
 def finish(stage: str) -> None:
     """Complete the run after the last stage of a pipeline, for `PATIENCE` seconds at most."""
     if stage == graph.last_stage():
-        server.attempt(stage, lambda: complete(server.connect()))
+        with server.beside(stage, lambda _: complete(server.connect())):
+            pass
 
 
 def end(stage: str, status: str) -> None:
@@ -50,12 +51,13 @@ def end(stage: str, status: str) -> None:
     before = graph.upstream(stage, graph.stages())[:-1]
     if graph.training_stage() in before and CHAIN.exists():
 
-        def mark() -> None:
+        def mark(_: object) -> None:
             client = server.connect()
             if run := server.find_run(client, read_json(CHAIN, "state")["state"]):
                 client.set_terminated(run.info.run_id, status)
 
-        server.attempt(stage, mark)
+        with server.beside(stage, mark):
+            pass
 
 
 def end_abandoned(client: MlflowClient) -> Iterator[str]:

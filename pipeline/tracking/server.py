@@ -12,7 +12,8 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from filelock import FileLock
@@ -79,31 +80,36 @@ def quiet() -> Iterator[None]:
             logging.disable(logging.NOTSET)
 
 
-def attempt(stage: str, work: Callable[[], object]) -> None:
-    """Do `work` in a thread beside this one, for `PATIENCE` seconds at most; print why it failed."""
-    problems = [too_slow()]
+@contextlib.contextmanager
+def beside(stage: str, work: Callable[[Callable[[str], None]], object]) -> Iterator[None]:
+    """Do `work` in a thread while the block runs; at the end of the block wait for it, `PATIENCE` seconds at most.
+
+    Whatever `work` raises stops no stage: it is a warning, as is what `work` gives to the function that is its
+    argument. Only the first warning is printed.
+    """
+    warned = False
+
+    def warn(what: str) -> None:
+        nonlocal warned
+        if not warned:
+            print(f"{stage}: tracking: {what}; `wmt publish` completes the run", file=sys.stderr, flush=True)
+        warned = True
 
     def run() -> None:
         with quiet():
             try:
-                work()
-                problems.clear()
-            except Exception as error:  # Whatever a server or its client does, the stage goes on.
-                problems[:] = [problem(error)]
+                work(warn)
+            except Exception as error:
+                warn(problem(error))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(PATIENCE)
-    for each in problems:
-        warn(stage, each)
-
-
-def too_slow() -> str:
-    return masked(f"MLflow at {uri()} did not take everything in {PATIENCE:g} s")
-
-
-def warn(stage: str, what: str) -> None:
-    print(f"{stage}: tracking: {what}; `wmt publish` completes the run", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        thread.join(PATIENCE)
+        if thread.is_alive():
+            warn(masked(f"MLflow at {uri()} did not take everything in {PATIENCE:g} s"))
 
 
 @contextlib.contextmanager
@@ -190,3 +196,26 @@ def runs(client: MlflowClient, query: str = "") -> list[Run]:
     """Return the runs of all pairs that fit a query, the newest first."""
     experiments = [each.experiment_id for each in client.search_experiments(filter_string="name LIKE 'wmt-%'")]
     return list(client.search_runs(experiments, query, max_results=50_000)) if experiments else []
+
+
+def fetch_artifacts(name: str, files: Sequence[str], folder: Path) -> tuple[str, list[Path]]:
+    """Fetch artifacts of the run that `name` names into `folder`; return the run's full name, and where they are.
+
+    A file that the run does not have is not there. Raises InputError where no run or several have this name or an id
+    that begins with it, and where MLflow cannot be reached.
+    """
+    folder.mkdir(parents=True)
+    with session() as client:
+        named = {f"{run.info.run_name}-{run.info.run_id[:8]}": run.info for run in runs(client)}
+        fitting = [
+            full
+            for full, run in named.items()
+            if name in {full, run.run_name} or (name and run.run_id.startswith(name))
+        ]
+        if len(fitting) != 1:
+            which = f" ({', '.join(fitting)})" if fitting else ""
+            raise InputError(f"{name!r} names {len(fitting)} runs{which}: MLflow's page lists names and ids")
+        run_id = named[fitting[0]].run_id
+        for file in {file.path for file in client.list_artifacts(run_id)}.intersection(files):
+            client.download_artifacts(run_id, file, str(folder))
+    return fitting[0], [folder / file for file in files]

@@ -1,4 +1,4 @@
-"""`wmt compare`: two runs side by side. tests/pipeline/tracking/test_artifacts.py fetches them from MLflow."""
+"""`wmt compare`: two runs side by side. tests/pipeline/tracking/test_server.py fetches them from MLflow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from command_line import printed, refused, wmt
 
 from pipeline.report import sentences
 from pipeline.report.sentences import Line
-from pipeline.tracking import artifacts
+from pipeline.tracking import server
 
 REFERENCES = [f"der Mann {number} sieht einen alten Hund im Garten" for number in range(60)]
 SCORES = {"bleu_low": 1.0, "bleu_high": 99.0, "bleu_set": "test, 60 lines", "valid_ppl": 5.0}
@@ -37,7 +37,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     def fetch(name: str, files: Sequence[str], folder: Path) -> tuple[str, list[Path]]:
         return f"{name}-id", [tmp_path / "made" / name / file for file in files]
 
-    monkeypatch.setattr(artifacts, "fetch", fetch)
+    monkeypatch.setattr(server, "fetch_artifacts", fetch)
 
     def made(
         name: str,
