@@ -12,9 +12,9 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, cast
 
 from prefect import Flow, Task, flow, get_run_logger, runtime, task
 from prefect.artifacts import create_markdown_artifact
@@ -25,34 +25,70 @@ from prefect.client.schemas.objects import State
 from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, TerminationSignal
 from prefect.states import Completed, Failed
+from pydantic import Field
 
 from nmt.common.processes import die_with_parent
 from nmt.config import InputError
-from pipeline.config import graph, machine, paths, rows
+from pipeline.config import catalogs, graph, machine, paths, resolution, rows
 from pipeline.config.paths import read_json, status_file
-from pipeline.config.resolution import in_words
-from pipeline.config.tasks import summary, task_in
+from pipeline.config.tasks import summary, task_in, task_of
 from pipeline.flows import copies
-from pipeline.flows.parameters import DESCRIPTION, ROOT, form
 
+ROOT = Path(__file__).resolve().parents[2]
+"""The repository whose copies the runs work in."""
 RETRY_DELAYS = [10.0, 60.0, 300.0]
 """Seconds before each retry of a failed stage."""
 LEASE = 120.0
 """Seconds after which the slots of a killed run are free again: more than its processes get to save their state."""
+EXAMPLE = '{"training": {"updates": 200, "checkpoint_every": 10}}'
+"""Overrides for a short training of any row: it writes at least as many checkpoints as the row averages."""
+DESCRIPTION = f"""
 
-PAIRS = {"wmt-en-de": "en-de", "wmt-en-fr": "en-fr", "parse-en": "en-tree"}
-"""The flows by name, with their pairs."""
+Args:
+    row: The row of the paper's tables, or a smaller model: `wmt rows` describes them.
+    corpus: The catalog of data/catalog: `wmt catalog list` describes them.
+    seed: The seed of weights, order of sentences and dropout.
+    overrides: Single values over those of the row and of params.yaml, for example {EXAMPLE}.
+    target: The last stage to run.
+    force: Run stages although nothing that they depend on has changed.
+"""
+"""End of a flow's docstring: Prefect's form shows what it says of the parameters."""
 
 
-def make_flow(name: str, about: str) -> Flow[..., State[Any]]:
-    """Return the flow of this name, which runs the pipeline of its pair."""
-    pair = PAIRS[name]
+def form(pair: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the types of a flow's parameters, from which Prefect makes the form and checks values, and the defaults.
+
+    The form offers the rows, corpora and stages that are here when the flows are deployed, as `make serve` does at its
+    start. Defaults are the values of params.yaml where they are choices of the pair, else those of the embedded sample.
+    """
+    given: dict[str, Any] = {}
+    corpora = []
+    with chdir(ROOT):
+        for name in catalogs.names():
+            with suppress(InputError):  # Without those that cannot be read.
+                corpora += [name] if pair in catalogs.load(name).pairs else []
+        with suppress(InputError):  # The run itself reports an invalid params.yaml.
+            given = resolution.read_params()
+        fitting = [name for name, row in rows.table().rows.items() if task_of(row.pair) is task_of(pair)]
+        choices = {"row": fitting, "corpus": corpora, "target": list(graph.stages())}
+    types = {key: cast(Any, Literal)[tuple(names)] for key, names in choices.items()}
+    types["seed"] = Annotated[int, Field(ge=0)]
+    types["overrides"] = cast(Any, dict)[cast(Any, Literal)[tuple(resolution.OVERRIDABLE)], dict[str, Any]]
+    defaults = {"seed": given["seed"] if isinstance(given.get("seed"), int) else 1, "target": choices["target"][-1]}
+    for key in ("row", "corpus"):
+        samples = (name for name in choices[key] if "sample" in name)
+        defaults[key] = given[key] if given.get(key) in choices[key] else next(samples, choices[key][0])
+    return types, defaults
+
+
+def make_flow(name: str, pair: str, about: str) -> Flow[..., State[Any]]:
+    """Return the flow of this name, which runs the pipeline of a pair."""
     types, defaults = form(pair)
 
     def run_name() -> str:
         # Also the name of its DVC experiment. The first characters of an id are a time.
         given = runtime.flow_run.parameters
-        settings = in_words(dict(rows.flat(given.get("overrides", {}))))
+        settings = resolution.in_words(dict(rows.flat(given.get("overrides", {}))))
         words = [given.get("row", defaults["row"]), pair, *settings, runtime.flow_run.id[-8:]]
         return re.sub(r"[^\w-]", "_", "-".join(words))
 
@@ -75,9 +111,9 @@ def make_flow(name: str, about: str) -> Flow[..., State[Any]]:
 
 
 FLOWS = wmt_en_de, wmt_en_fr, parse_en = (
-    make_flow("wmt-en-de", "Raw text to BLEU, English to German."),
-    make_flow("wmt-en-fr", "Raw text to BLEU, English to French."),
-    make_flow("parse-en", "Treebank to F1, English to constituency trees."),
+    make_flow("wmt-en-de", "en-de", "Raw text to BLEU, English to German."),
+    make_flow("wmt-en-fr", "en-fr", "Raw text to BLEU, English to French."),
+    make_flow("parse-en", "en-tree", "Treebank to F1, English to constituency trees."),
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,10 @@ from pipeline.config import graph, paths
 from pipeline.config.rows import flat
 from pipeline.stages import train
 from pipeline.verify import certificate as certificates
-from pipeline.verify.certificate import Finding
+from pipeline.verify.certificate import Finding, difference, differences
 from pipeline.verify.replay import Training
+
+OTHER = "the other run"
 
 
 class Run:
@@ -31,11 +33,9 @@ class Run:
 
     def made(self, stage: graph.Stage) -> dict[str, Any]:
         """Return what the certificate has of a stage; of the training its links, since its files hold times."""
-        if stage.name == "resolve":
-            return dict(flat(self.certificate.settings))
         if stage.name == graph.training_stage():
             return {f"link {link.update}": link.link for link in self.recorded.links}
-        return self.certificate.under(stage.outs)
+        return self.certificate.made(stage)
 
     def conditions(self, update: int) -> dict[str, Any]:
         """Return all that decides the weights after an update."""
@@ -51,16 +51,16 @@ def parting(path: Path, other: Path) -> Iterator[Finding]:
     one, two = Run(path), Run(other)
     stages, before = graph.stages(), 0
     for name in graph.upstream("decode", stages):
-        if told := differences(one.made(stages[name]), two.made(stages[name])):
-            yield Finding(name, "differs", told[0] + (f"; and {len(told) - 1:,} more" if told[1:] else ""))
+        if told := difference(one.made(stages[name]), two.made(stages[name]), OTHER):
+            yield Finding(name, "differs", told)
             break
     for update in sorted(one.training.by_update.keys() & two.training.by_update.keys()):
         links = (run.training.by_update[update] for run in (one, two))
         if len({(link.weights, link.moments) for link in links}) == 2:
             yield Finding("link", "differs", f"the trainings part between updates {before:,} and {update:,}")
             yield first_update(one, two, before, update)
-            told = differences(one.conditions(update), two.conditions(update))
-            yield Finding("conditions", "differs", "; ".join(told) or "none that was recorded")
+            reasons = differences(one.conditions(update), two.conditions(update), OTHER)
+            yield Finding("conditions", "differs", "; ".join(reasons) or "none that was recorded")
             return
         before = update
 
@@ -82,10 +82,3 @@ def first_update(one: Run, two: Run, before: int, last: int) -> Finding:
     same = [(link.weights, link.moments) == found[0][last] for link in recorded]
     whose = "both runs" if all(same) else "this run" if same[0] else "the other run" if same[1] else "neither run"
     return Finding("update", "equal", f"{told}, both have the same weights up to update {last:,}: those of {whose}")
-
-
-def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Return what differs, as `threads is 2, in the other run 1`, in the order of the first."""
-    keys = dict.fromkeys([*one, *other])
-    both = ((key, str(one.get(key, "missing"))[:40], str(other.get(key, "missing"))[:40]) for key in keys)
-    return [f"{key} is {here}, in the other run {there}" for key, here, there in both if here != there]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +14,9 @@ from nmt.config import InputError, Job, first_error
 from nmt.training.chain import Link
 from pipeline.config import graph
 from pipeline.config.paths import read_json
+from pipeline.config.rows import flat
 from pipeline.stages import certify, train
+from pipeline.tracking.source import git
 
 Status = Literal["recomputed", "equal", "noted", "differs", "inconclusive"]
 """Made again with the same bytes, compared by its hash alone, changed where that may change no bit, changed, or without
@@ -72,6 +73,10 @@ class Certificate(BaseModel):
         folders = tuple(f"{path}/" for path in paths)
         return {name: digest for name, digest in self.files.items() if f"{name}/".startswith(folders)}
 
+    def made(self, stage: graph.Stage) -> dict[str, Any]:
+        """Return what a stage made: hashes of files by path; of `resolve` the settings by key."""
+        return dict(flat(self.settings)) if stage.name == "resolve" else self.under(stage.outs)
+
 
 def load(path: Path) -> Certificate:
     """Return a certificate; raise InputError for a file that is none."""
@@ -80,6 +85,21 @@ def load(path: Path) -> Certificate:
     except ValidationError as error:
         name, _, rule = first_error(error)
         raise InputError(f"{path} is no certificate ({name}: {rule}): {HELP}") from error
+
+
+def differences(here: Mapping[str, Any], there: Mapping[str, Any], where: str) -> list[str]:
+    """Return what differs, as `threads is 2, in the other run 1`."""
+    changed = [key for key in {**here, **there} if here.get(key) != there.get(key)]
+    return [
+        f"{key} is {str(here.get(key, 'missing'))[:40]}, in {where} {str(there.get(key, 'missing'))[:40]}"
+        for key in changed
+    ]
+
+
+def difference(here: Mapping[str, Any], there: Mapping[str, Any], where: str = "the certificate") -> str:
+    """Return the first entry that differs, and how many others do; empty where all are equal."""
+    told = differences(here, there, where)
+    return told[0] + (f"; and {len(told) - 1:,} more" if told[1:] else "") if told else ""
 
 
 def sealed(path: Path) -> Finding:
@@ -102,10 +122,12 @@ def code(certificate: Certificate) -> Finding:
     others = [f"{name} was {was}, here {now}" for name, was, now in recorded if was != now]
     stages = graph.stages()
     read = {path for stage in stages.values() for path in stage.deps if not graph.made_by(path, stages)}
-    command = ["git", "status", "--porcelain", "--", "dvc.yaml", *sorted(read)]
-    changed = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        changed = git("status", "--porcelain", "--", "dvc.yaml", *sorted(read)).decode()
+    except OSError:
+        changed = "?? the code"
     detail = "; ".join([told, *others])
-    if changed.returncode != 0 or changed.stdout:
-        first = changed.stdout.splitlines()[0][3:] if changed.stdout else "the code"
-        return Finding("code", "inconclusive", f"{first} is as in no commit, so nobody else may have it; {detail}")
+    if changed:
+        path = changed.splitlines()[0][3:]
+        return Finding("code", "inconclusive", f"{path} is as in no commit, so nobody else may have it; {detail}")
     return Finding("code", "equal" if was == here else "noted", detail)

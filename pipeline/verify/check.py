@@ -24,7 +24,7 @@ from pipeline.config.settings import DataSettings, load_section, plain_section
 from pipeline.data import parent
 from pipeline.stages import certify, train
 from pipeline.verify import certificate as certificates
-from pipeline.verify.certificate import Certificate, Finding
+from pipeline.verify.certificate import Certificate, Finding, difference
 from pipeline.verify.replay import Training
 
 
@@ -56,9 +56,7 @@ class Remake:
 
     def recorded(self, name: str) -> dict[str, Any]:
         """Return what the certificate has of a stage."""
-        if name == "resolve":
-            return dict(flat(self.certificate.settings))
-        return self.certificate.under(self.stages[name].outs)
+        return self.certificate.made(self.stages[name])
 
     def take(self, name: str) -> dict[str, Any]:
         """Put the files of a stage that are here, as the certificate has them, into the folder; return all that are."""
@@ -86,11 +84,11 @@ class Remake:
             if again[path] != recorded.get(path):
                 (self.folder / path).unlink()
         here = self.take(name)
-        if here and (other := difference(recorded, here)):
+        if here and (other := difference(here, recorded)):
             return Finding(name, "differs", f"{other}: it was changed")
         if problem is not None:
             return Finding(name, "inconclusive", problem)
-        if other := difference(recorded, again):
+        if other := difference(again, recorded):
             return Finding(name, "differs", f"made again, {other}")
         if name == "download":
             archives = load_section("data", DataSettings, self.folder / paths.CONFIG).archives
@@ -98,16 +96,6 @@ class Remake:
                 return Finding(name, "inconclusive", f"no checksum of {', '.join(unknown)} was published")
         what = "settings" if name == "resolve" else "files"
         return Finding(name, "recomputed", f"{len(recorded)} {what} of {', '.join(self.stages[name].outs)}")
-
-
-def difference(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
-    """Return the first entry that differs, and how many others do; None where all are equal."""
-    changed = [key for key in sorted(recorded.keys() | found.keys()) if recorded.get(key) != found.get(key)]
-    if not changed:
-        return None
-    was, now = (str(each.get(changed[0], "missing"))[:40] for each in (recorded, found))
-    others = f", and {len(changed) - 1} more" if changed[1:] else ""
-    return f"{changed[0]} is {now}, in the certificate {was}{others}"
 
 
 def findings(path: Path, updates: Sequence[str], share: float) -> Iterator[Finding]:
@@ -165,9 +153,9 @@ def chained(certificate: Certificate, folder: Path) -> Finding:
         job = {**train.job_settings(settings), "corpus": None}
     if (link := chain.broken(links)) is not None:
         problem = f"it breaks at update {link.update:,}: a link was changed"
-    elif other := difference({str(paths.BINNED / name): found for name, found in training.data.items()}, corpus):
+    elif other := difference(corpus, {str(paths.BINNED / name): found for name, found in training.data.items()}):
         problem = f"of another corpus: {other}"
-    elif other := difference(dict(flat(training.job)), dict(flat(job))):
+    elif other := difference(dict(flat(job)), dict(flat(training.job))):
         problem = f"of other settings: {other}"
     elif links[-1].update != settings.updates:
         problem = f"it ends at update {links[-1].update:,}, the training at update {settings.updates:,}"
@@ -179,7 +167,7 @@ def chained(certificate: Certificate, folder: Path) -> Finding:
 def trained(certificate: Certificate, again: Remake) -> Finding:
     """Compare the training's outputs with the certificate, and what they hold with the chain."""
     here, recorded = again.take("train"), again.recorded("train")
-    if problem := difference(recorded, here) or next(contradictions(certificate), None):
+    if problem := difference(here, recorded) or next(contradictions(certificate), None):
         return Finding("train", "differs", problem)
     return Finding("train", "equal", f"{len(recorded)} files, whose losses and weights are those of the chain")
 
@@ -198,7 +186,7 @@ def trained_again(certificate: Certificate, again: Remake) -> Finding:
     made, recorded = (
         {path: each[path] for path in each if Path(path) not in timed} for each in (found, again.recorded("train"))
     )
-    if problem := difference(recorded, made) or problem:
+    if problem := difference(made, recorded) or problem:
         return Finding("train", "differs", problem)
     return Finding(
         "train", "recomputed", f"{len(made)} files, the last weights {certificate.training.links[-1].weights}"
@@ -267,12 +255,10 @@ def misstated(certificate: Certificate, validations: Sequence[Mapping[str, float
 
 def verdict(found: Sequence[Finding]) -> tuple[str, int]:
     """Return a sentence on all findings, and the exit status."""
-    differing, inconclusive = (
-        ", ".join(finding.step for finding in found if finding.status == status)
-        for status in ("differs", "inconclusive")
-    )
-    if differing:
-        return f"not verified, these differ: {differing}", 1
-    if inconclusive:
-        return f"verified, but for what is inconclusive: {inconclusive}", 2
+    for status, sentence, code in (
+        ("differs", "not verified, these differ", 1),
+        ("inconclusive", "verified, but for what is inconclusive", 2),
+    ):
+        if steps := [finding.step for finding in found if finding.status == status]:
+            return f"{sentence}: {', '.join(steps)}", code
     return "verified", 0
