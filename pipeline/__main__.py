@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 
 from humanize import naturalsize, precisedelta
 
-from nmt.common.files import FULL_DISK, write_json
+from nmt.common.files import FULL_DISK, size_of, write_json
 from nmt.common.processes import INTERRUPTED, Interrupted, die_with_parent
 from nmt.config import InputError
 from pipeline.config import graph, tasks
@@ -82,11 +82,6 @@ def summary(name: str, seconds: float) -> str:
     time_ = f"{seconds:.1f} s" if seconds < 60 else precisedelta(round(seconds))
     scores = [tasks.summary(read_json(SCORES))] if str(SCORES) in outs else []
     return "\n".join([f"{name}: {time_}{': ' if sizes else ''}{sizes}", *scores])
-
-
-def size_of(path: Path) -> int:
-    """Return the bytes of a file, or of the files in a folder."""
-    return sum(file.stat().st_size for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file())
 
 
 def stop(signum: int, frame: FrameType | None) -> None:

@@ -140,6 +140,11 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
         shutil.copyfile(source, target)
 
 
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of the files in a folder; 0 where nothing is there."""
+    return sum(file.stat().st_size for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file())
+
+
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -155,7 +160,12 @@ def read_yaml(path: Path) -> Any:
         raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write `text` as UTF-8, whole or not at all."""
+    with writing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write `content` whole or not at all, keys in the order given."""
-    with writing(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")

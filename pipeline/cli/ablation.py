@@ -23,7 +23,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from nmt.common.files import writing
+from nmt.common.files import write_text
 from nmt.config import InputError
 from pipeline.config import rows
 from pipeline.config.errors import validated
@@ -252,6 +252,5 @@ def ablation(
     commit = copies.commit(Path.cwd())
     run_all(plan, names, finished(commit).keys(), jobs)
     text = report(plan, results(finished(commit), names))
-    with writing(OUT) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_text(OUT, text)
     print(text)

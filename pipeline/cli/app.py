@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from nmt.config import InputError
-from pipeline.cli import ablation, catalog, models, plan, rows, runs, services, trainings
+from pipeline.cli import ablation, catalog, models, plan, runs, services, trainings
 
 
 class Commands(TyperGroup):
@@ -58,9 +58,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for topic in (models, plan, rows, runs, trainings, ablation, services):
+for topic in (models, plan, catalog, runs, trainings, ablation, services):
     app.add_typer(topic.app)
-app.add_typer(catalog.app, name="catalog", rich_help_panel="Data")
+app.add_typer(catalog.catalog, name="catalog", rich_help_panel="Data")
 
 
 @app.callback()

@@ -21,9 +21,7 @@ from pipeline.config.paths import AVERAGE, CERTIFICATE, SCORES, read_json
 
 app = typer.Typer()
 
-Model = Annotated[
-    Path, typer.Argument(metavar="MODEL_DIR", help="A model folder, such as models/average.", show_default=False)
-]
+Model = Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="A model folder, such as models/average.")]
 Ensemble = Annotated[
     list[Path],
     typer.Option(
@@ -102,10 +100,8 @@ def translate(
 @app.command(rich_help_panel="Models")
 def score(
     model: Model,
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Raw lines.", show_default=False)],
-    target: Annotated[
-        Path, typer.Argument(metavar="TARGET", help="Their translations, detokenised.", show_default=False)
-    ],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Raw lines.")],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Their translations, detokenised.")],
     ensemble: Ensemble = [],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line, then one for all lines.")] = False,
 ) -> None:
@@ -137,8 +133,8 @@ def score(
 
 @app.command(rich_help_panel="Models")
 def evalb(
-    gold: Annotated[Path, typer.Argument(metavar="GOLD", help="Gold trees, one a line.", show_default=False)],
-    parsed: Annotated[Path, typer.Argument(metavar="PARSED", help="A tree for each line.", show_default=False)],
+    gold: Annotated[Path, typer.Argument(metavar="GOLD", help="Gold trees, one a line.")],
+    parsed: Annotated[Path, typer.Argument(metavar="PARSED", help="A tree for each line.")],
     gold_tags: Annotated[
         bool, typer.Option("--gold-tags", help="Take the tags of GOLD, as the pipeline's own scores do.")
     ] = False,
@@ -163,10 +159,9 @@ def bleu(
         typer.Argument(
             metavar="HYP... REF",
             help="Detokenised translations, of several systems the baseline first; then one reference per line.",
-            show_default=False,
         ),
     ],
-    lang: Annotated[str, typer.Option(help="The target language's code: de, fr, ...", show_default=False)],
+    lang: Annotated[str, typer.Option(help="The target language's code: de, fr, ...")],
     ter: Annotated[bool, typer.Option("--ter", help="TER too: seconds for 1,000 lines.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="An object, or a list for several systems.")] = False,
 ) -> None:
@@ -194,8 +189,8 @@ def bleu(
 @app.command(rich_help_panel="Models")
 def attention(
     model: Model,
-    source: Annotated[str, typer.Option(help="A raw sentence.", show_default=False)],
-    output: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write.", show_default=False)],
+    source: Annotated[str, typer.Option(help="A raw sentence.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write.")],
     target: Annotated[str | None, typer.Option(help="Its translation; the model's own by default.")] = None,
 ) -> None:
     """Write every layer's and head's attention for a pair of sentences, as arrays and pictures.
@@ -217,7 +212,7 @@ def attention(
 @app.command(rich_help_panel="Models")
 def export(
     model: Model,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
     to: Annotated[
         Literal["ctranslate2", "transformers", "nmt"], typer.Option(help="nmt: a model folder, for wmt itself.")
     ] = "ctranslate2",

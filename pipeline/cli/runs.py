@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nmt.common.files import output_file, read_yaml, writing
+from nmt.common.files import output_file, read_yaml, write_text, writing
 from nmt.config import InputError
 from pipeline.cli.repository import check_folder, running_stage
 from pipeline.config import resolution, tasks
@@ -168,8 +168,7 @@ def compare(
                     shutil.copyfile(run.report, temporary)
                 reports.append((copy.name, run.name))
         content = page.html(comparison.blocks(one, other, found, reports))
-    with writing(target) as temporary:
-        temporary.write_text(content, encoding="utf-8", newline="\n")
+    write_text(target, content)
     difference = f"{found.difference:+.2f} {task_in(other.metrics).title}, p = {found.p_value:.3f} (paired bootstrap)"
     print(f"{other.name} against {one.name}: {difference}\npage    {output}")
 

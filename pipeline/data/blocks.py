@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import pickle
 import re
 import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from nmt.common.processes import die_with_parent
 from nmt.config import InputError
 from pipeline.config.machine import available_cores
 
@@ -20,18 +21,13 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _SMALL = 16 * 2**20  # bytes of text below which starting processes takes longer than they save
+CONNECT = "30s"  # time for Dask's scheduler to answer
 
 
-def _start_worker() -> None:
+def _start_worker(main: int) -> None:
     """Leave Ctrl-C to the main process, and end when it ends: if killed, it cannot stop its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    if parent := multiprocessing.parent_process():
-        parent.join()
-    os._exit(1)
+    die_with_parent(ancestor=main)
 
 
 def executor(size: int | None = None) -> Executor:
@@ -46,14 +42,11 @@ def executor(size: int | None = None) -> Executor:
     if size is not None and size < _SMALL:
         return ThreadPoolExecutor(1)
     if chosen:
-        # Dask takes half a second to import.
-        from pipeline.data.dask_executor import DaskExecutor
-
         return DaskExecutor(chosen.replace("dask", "tcp", 1))
     if available_cores() == 1:
         return ThreadPoolExecutor(1)
     # Spawned, not forked: a fork of a process that has threads (Arrow's, tqdm's) can hang.
-    return ProcessPoolExecutor(available_cores(), multiprocessing.get_context("spawn"), _start_worker)
+    return ProcessPoolExecutor(available_cores(), multiprocessing.get_context("spawn"), _start_worker, (os.getpid(),))
 
 
 def map_in_order(pool: Executor, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
@@ -78,3 +71,44 @@ def map_in_order(pool: Executor, function: Callable[[Item], Result], items: Iter
     finally:
         for future in pending:
             future.cancel()
+
+
+class DaskExecutor(Executor):
+    """Submits tasks to a Dask cluster whose machines see this folder under the same path."""
+
+    def __init__(self, address: str) -> None:
+        """Raises InputError if Dask is not installed, OSError if no scheduler answers."""
+        try:
+            import distributed  # It takes half a second.
+        except ImportError as error:
+            raise InputError("WMT_EXECUTOR names Dask, which is not here: run `pip install -e '.[dask]'`") from error
+        try:
+            self._client = distributed.Client(address, timeout=CONNECT, set_as_default=False)
+        except OSError as error:
+            message = "no Dask scheduler answers: start it, correct WMT_EXECUTOR, or unset it"
+            raise OSError(errno.EAGAIN, message, address) from error
+        self._tasks = self._client.get_executor(pure=False)
+        self.killed = distributed.KilledWorker
+        """What a task raises whose workers were killed again and again."""
+
+    @property
+    def ahead(self) -> int:
+        """The number of tasks that keep all workers busy."""
+        cores: dict[str, int] = self._client.nthreads()
+        return 2 * max(2, sum(cores.values()))
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Submit `fn(*args, **kwargs)`."""
+        # As bytes: the scheduler unpickles what it passes on, and a block would be read there.
+        task: Future[Any] = self._tasks.submit(_run, pickle.dumps((fn, args, kwargs)))
+        return task
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Disconnect."""
+        self._tasks.shutdown(wait=wait and not cancel_futures)
+        self._client.close()
+
+
+def _run(task: bytes) -> Any:
+    function, args, kwargs = pickle.loads(task)  # noqa: S301 - it came from the stage, over Dask's own connection
+    return function(*args, **kwargs)

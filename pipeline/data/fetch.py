@@ -1,41 +1,55 @@
-"""Fetch one file over HTTP: resumed where a partial file ends, and retried with growing pauses.
+"""Get archives, complete and verified, from a cache under the state root or from the network.
 
-Proxies come from the environment (`http_proxy`, `https_proxy`, `no_proxy`).
+Partial files are resumed, and failures retried with growing pauses. Proxies come from the environment (`http_proxy`,
+`https_proxy`, `no_proxy`).
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
+from filelock import FileLock, Timeout
+from rich import progress
+from rich.console import Console
 
+from nmt.common.files import size_of
+from nmt.config import InputError
+from pipeline.config.settings import ArchiveSettings
+from pipeline.data.archives import is_archive
+
+PARALLEL = 4  # archives fetched at the same time
 ATTEMPTS = 5  # consecutive failures without a new byte
 BACKOFF = 1.0  # seconds before the second attempt, doubled before each further one
 LONGEST = 60.0  # the longest pause in seconds
 TIMEOUT = 60.0  # seconds without a byte before a connection counts as lost
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}  # HTTP statuses after which a later attempt may succeed
 
-Moved = Callable[[int, int | None], None]
-"""Called with the bytes so far and the total, if known."""
-Report = Callable[[str], None]
+Moved = Callable[..., None]
+"""Called with the bytes so far as `completed`, and the `total`, if known."""
 
 
 class FetchError(Exception):
-    """This address does not provide the file. If `transient`, a later attempt may."""
-
-    def __init__(self, message: str, transient: bool = False) -> None:
-        super().__init__(message)
-        self.transient = transient
+    """This address does not provide the file."""
 
 
-def size_of(path: Path) -> int:
-    """Return the bytes of a file; 0 if it is missing."""
-    return path.stat().st_size if path.exists() else 0
+class TransientError(FetchError):
+    """This address does not provide the file now; a later attempt may succeed."""
 
 
-def fetch(url: str, part: Path, size: int | None, moved: Moved, report: Report) -> None:
+def _report(message: str) -> None:
+    print(f"download: {message}", file=sys.stderr, flush=True)
+
+
+def fetch(url: str, part: Path, size: int | None, moved: Moved) -> None:
     """Complete the file `part` of `size` bytes, if known, after the bytes that it has.
 
     Raises FetchError where this address cannot provide it, OSError where the disk refuses.
@@ -44,21 +58,18 @@ def fetch(url: str, part: Path, size: int | None, moved: Moved, report: Report) 
     while (before := size_of(part)) != size:
         try:
             _attempt(url, part, size, moved)
-        except FetchError as error:
-            if not error.transient:
-                raise
+            break
+        except TransientError as error:
             failures = 0 if size_of(part) > before else failures + 1
             if failures >= ATTEMPTS:
-                raise FetchError(f"{error}, {failures} times in a row", transient=True) from error
+                raise TransientError(f"{error}, {failures} times in a row") from error
             pause = min(LONGEST, BACKOFF * 2 ** max(0, failures - 1))
-            report(f"{url}: {error}; trying again in {pause:g} s")
+            _report(f"{url}: {error}; trying again in {pause:g} s")
             time.sleep(pause)
-        else:
-            return
 
 
 def _attempt(url: str, part: Path, size: int | None, moved: Moved) -> None:
-    """Fetch over one connection. Raises a transient FetchError where another attempt may get further."""
+    """Fetch over one connection."""
     position = size_of(part)
     if size is not None and position > size:
         position = 0
@@ -68,7 +79,15 @@ def _attempt(url: str, part: Path, size: int | None, moved: Moved) -> None:
         headers["Range"] = f"bytes={position}-"
     try:
         with httpx.stream("GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT) as response:
-            position = _accepted(response, part, position)
+            status = response.status_code
+            if status == 416 and position:
+                part.unlink()
+                raise TransientError("refused to resume the partial file")
+            if status not in (200, 206):
+                kind = TransientError if status in _TRANSIENT else FetchError
+                raise kind(f"answers {status} {response.reason_phrase}".rstrip())
+            if status == 200:  # The whole file, whatever was asked for.
+                position = 0
             length = response.headers.get("Content-Length")
             total = position + int(length) if length else size
             if size not in (None, total):
@@ -77,21 +96,90 @@ def _attempt(url: str, part: Path, size: int | None, moved: Moved) -> None:
                 for chunk in response.iter_raw():
                     file.write(chunk)
                     position += len(chunk)
-                    moved(position, total)
+                    moved(completed=position, total=total)
     except httpx.RequestError as error:
-        raise FetchError(f"broke off after {position:,} bytes ({error or type(error).__name__})", True) from error
+        raise TransientError(f"broke off after {position:,} bytes ({error or type(error).__name__})") from error
     if total is not None and position < total:  # Without a Content-Length a lost connection looks like the end.
-        raise FetchError(f"broke off after {position:,} of {total:,} bytes", transient=True)
+        raise TransientError(f"broke off after {position:,} of {total:,} bytes")
 
 
-def _accepted(response: httpx.Response, part: Path, position: int) -> int:
-    """Return the position of the response's first byte; raise FetchError where its status is no success."""
-    if response.status_code == 206:
-        return position
-    if response.status_code == 200:  # The whole file, whatever was asked for.
-        return 0
-    if response.status_code == 416 and position:
+def _problem(archive: ArchiveSettings, path: Path) -> str | None:
+    """Return how a file differs from the catalog; None if it does not."""
+    for check, expected in (("bytes", archive.bytes), ("sha256", archive.sha256), ("md5", archive.md5)):
+        if expected is None:
+            continue
+        with path.open("rb") as file:
+            found = path.stat().st_size if check == "bytes" else hashlib.file_digest(file, check).hexdigest()
+        if found != expected:
+            return f"has the {check} {found}, not {expected} as in the catalog"
+    # Without a checksum it could be a hotel's login page.
+    return None if archive.sha256 or archive.md5 or is_archive(path) else "is neither .tgz nor .tar nor .zip"
+
+
+def _obtain_from(url: str, archive: ArchiveSettings, whole: Path, moved: Moved) -> Path:
+    """Return the verified archive from an address, cached as `whole`; raise FetchError where it does not provide it."""
+    if url.startswith("file:"):
+        path = Path(urlsplit(url).path)
+        if problem := _problem(archive, path) if path.is_file() else "is missing":
+            raise FetchError(problem)
+        return path
+    known = "size unknown" if archive.bytes is None else f"{archive.bytes:,} bytes"
+    _report(f"{archive.name}: {known} from {url}; licence: {archive.licence}; described at {archive.source}")
+    part = whole.with_name(f"{whole.name}.part")
+    for _ in range(2):  # Bytes of several connections may not fit together, so a wrong file is fetched once more.
+        fetch(url, part, archive.bytes, moved)
+        problem = _problem(archive, part)
+        if problem is None:
+            return part.replace(whole)
         part.unlink()
-        raise FetchError("refused to resume the partial file", transient=True)
-    message = f"answers {response.status_code} {response.reason_phrase}".rstrip()
-    raise FetchError(message, transient=response.status_code in _TRANSIENT)
+    raise FetchError(str(problem))
+
+
+def _obtain(archive: ArchiveSettings, folder: Path, moved: Moved) -> Path:
+    """Return one archive from the cache or the first address that provides it; raise as `obtain` does."""
+    # Without a checksum the address is the key: another address may have another file.
+    whole = folder / (archive.sha256 or f"url-{hashlib.sha256(archive.urls[0].encode()).hexdigest()}")
+    lock = FileLock(f"{whole}.lock")  # Parallel runs, as in DVC's queue, share the state root.
+    try:
+        held = lock.acquire(blocking=False)
+    except Timeout:
+        _report(f"{archive.name}: another run is fetching it; waiting")
+        held = lock.acquire(poll_interval=0.5)
+    failures: list[FetchError] = []
+    with held:
+        if whole.exists():
+            if (problem := _problem(archive, whole)) is None:
+                return whole
+            _report(f"{archive.name}: {whole} {problem}; fetching it again")
+        for url in archive.urls:
+            try:
+                return _obtain_from(url, archive, whole, moved)
+            except FetchError as error:
+                failures.append(error)
+    told = "; ".join(f"{url} {error}" for url, error in zip(archive.urls, failures, strict=True))
+    message = f"the archive {archive.name} could not be downloaded: {told}; run again to continue"
+    if any(isinstance(error, TransientError) for error in failures):
+        raise ConnectionError(errno.EAGAIN, message)
+    raise InputError(message)
+
+
+def obtain(archives: list[ArchiveSettings], root: Path) -> dict[str, Path]:
+    """Return every archive by name, verified; archives that are not under `root` yet are fetched in parallel.
+
+    Raises InputError where one is unavailable or differs from the catalog, ConnectionError where a later attempt may
+    succeed. After any error or interruption the next call resumes from the partial files.
+    """
+    folder = root / "downloads"
+    folder.mkdir(parents=True, exist_ok=True)
+    console = Console(stderr=True)
+    columns = (*progress.Progress.get_default_columns(), progress.DownloadColumn(), progress.TransferSpeedColumn())
+    with progress.Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+
+        def one(archive: ArchiveSettings) -> tuple[str, Path]:
+            task = bars.add_task(archive.name, total=archive.bytes, visible=False)
+            return archive.name, _obtain(archive, folder, partial(bars.update, task, visible=True))
+
+        # Its threads are daemons: a silent server must not delay the exit of an interrupted stage, as the threads of
+        # concurrent.futures would. The first failure ends all.
+        with ThreadPool(PARALLEL) as pool:
+            return dict(pool.imap_unordered(one, archives))

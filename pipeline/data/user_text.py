@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from nmt.common.files import output_file, sha256_of, writing
+from nmt.common.files import output_file, sha256_of, write_text, writing
 from nmt.config import InputError
 from nmt.parsing.trees import read_trees
 from nmt.text.parallel_text import parallel, read_lines
@@ -60,8 +60,7 @@ def add(
         temporary.mkdir()
         for link_name, file in links.items():
             (temporary / link_name).symlink_to(file)
-    with writing(catalog) as temporary:
-        temporary.write_text(yaml.safe_dump(described, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    write_text(catalog, yaml.safe_dump(described, sort_keys=False, allow_unicode=True))
     return catalog
 
 

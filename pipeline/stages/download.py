@@ -19,8 +19,8 @@ from nmt.text.parallel_text import decode, read_lines
 from pipeline.config.paths import RAW, state_root
 from pipeline.config.settings import DataSettings, MemberSettings, load_section
 from pipeline.data import user_text
-from pipeline.data.archive_cache import obtain
 from pipeline.data.archives import BROKEN, members, plain
+from pipeline.data.fetch import obtain
 
 CHUNK = 1 << 20  # bytes
 Stats = dict[str, Any]

@@ -12,7 +12,7 @@ from typing import Any
 from humanize import precisedelta
 
 from nmt import codec
-from nmt.common.files import writing
+from nmt.common.files import write_text, writing
 from nmt.config import ModelSettings
 from nmt.flops import parameters
 from nmt.parsing.tokenizers import TreeTokenizer
@@ -21,7 +21,7 @@ from pipeline.config import catalogs, paths, resolution, rows, settings
 from pipeline.config.paths import read_json
 from pipeline.config.settings import DataSettings, PreparationSettings, RunSettings, load_section, plain_section
 from pipeline.config.tasks import task_of
-from pipeline.report import browser_model, figures, learning, page, scores, sentences
+from pipeline.report import browser_model, figures, page, scores, sentences
 from pipeline.report.page import Bars, Block, Bullets, Commands, Figure, Heading, Paragraph, Table, View
 
 NOT_COMPARED = {"training.seed", "training.resume_minutes", "training.verify_every", "training.keep_states"}
@@ -175,7 +175,7 @@ def learning_section(data: DataSettings) -> list[Block]:
     return [
         Heading("While it trained"),
         Paragraph("What the model wrote for lines of the validation set at every validation, by greedy search."),
-        learning.view(records, losses, (source, reference), [data.source, data.target], text),
+        figures.learning(records, losses, (source, reference), [data.source, data.target], text),
     ]
 
 
@@ -247,9 +247,5 @@ def run(provenance: Callable[[], Provenance] = lambda: ({}, ())) -> None:
         for view in content:
             if isinstance(view, View) and view.beside:
                 (temporary / Path(view.beside).name).write_text(page.loaded(view), encoding="utf-8")
-    for path, written in (
-        (paths.REPORT, page.markdown(content, paths.FIGURES.name)),
-        (paths.REPORT_HTML, page.html(content)),
-    ):
-        with writing(path) as temporary:
-            temporary.write_text(written, encoding="utf-8", newline="\n")
+    write_text(paths.REPORT, page.markdown(content, paths.FIGURES.name))
+    write_text(paths.REPORT_HTML, page.html(content))

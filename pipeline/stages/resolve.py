@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nmt.common.files import writing
+from nmt.common.files import write_text
 from pipeline.config import resolution
 from pipeline.config.paths import CONFIG
 from pipeline.data import parent, user_text
@@ -17,5 +17,4 @@ def run() -> None:
     if shortage := resolution.checkpoint_shortage(configuration):
         instead = "those are averaged" if configuration.checkpoints else "the last weights take the average's place"
         print(f"resolve: {shortage}; the run was shortened by its overrides, so {instead}")
-    with writing(CONFIG) as temporary:
-        temporary.write_text(resolution.text(configuration), encoding="utf-8", newline="\n")
+    write_text(CONFIG, resolution.text(configuration))

@@ -23,7 +23,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from nmt import flops
-from nmt.common.files import FULL_DISK, link_or_copy, read_yaml, sha256_of, write_json, writing
+from nmt.common.files import FULL_DISK, link_or_copy, read_yaml, sha256_of, write_json, write_text, writing
 from nmt.common.processes import TRAINERS, UNRECORDED, Interrupted, wait_for_sharers
 from nmt.common.tensors import WEIGHTS
 from nmt.config import ForkSettings, InputError, ModelSettings, StartSettings, TrainingSettings
@@ -142,8 +142,7 @@ def begin_fork(state: Path, fork: ForkSettings) -> None:
         )
     for name in (history.HISTORY, history.CHAIN):
         earlier = [record for record in history.read_history(origin / name) if record["update"] <= fork.update]
-        with writing(state / name) as temporary:
-            temporary.write_text("".join(json.dumps(record) + "\n" for record in earlier), encoding="utf-8")
+        write_text(state / name, "".join(json.dumps(record) + "\n" for record in earlier))
     # Copy the run's checkpoints up to the fork: the average may use them.
     for path in checkpoint.checkpoints(origin / "checkpoints"):
         if checkpoint.update_of(path) <= fork.update:
@@ -193,8 +192,7 @@ def write_job(state: Path, job: Mapping[str, Any]) -> None:
     same = path.exists() and {**read_yaml(path), "corpus": ""} == {**job, "corpus": ""}
     if not same or not checkpoint.trained(state):
         (state / "done.json").unlink(missing_ok=True)
-    with writing(path) as temporary:
-        temporary.write_text(yaml.safe_dump(dict(job), sort_keys=False), encoding="utf-8")
+    write_text(path, yaml.safe_dump(dict(job), sort_keys=False))
 
 
 def launch_and_watch(state: Path, launch: Launch, show: Show) -> None:
@@ -260,9 +258,8 @@ def write_outputs(state: Path) -> None:
     write_json(paths.TRAINING, {**summary, "flops_sustained": sustained})
     records = history.read_history(state / history.HISTORY)
     write_curves(records)
-    with writing(paths.VALIDATION_OUTPUTS) as temporary:
-        examples = ({key: each[key] for key in ("update", "outputs")} for each in records if "outputs" in each)
-        temporary.write_text("".join(json.dumps(each) + "\n" for each in examples), encoding="utf-8")
+    examples = ({key: each[key] for key in ("update", "outputs")} for each in records if "outputs" in each)
+    write_text(paths.VALIDATION_OUTPUTS, "".join(json.dumps(each) + "\n" for each in examples))
     job = read_yaml(state / "job.yaml")
     del job["corpus"]  # In other copies of the repository the same corpus has another path.
     decided_by = {"state": state.name, "job": job, "data": data_hashes(), "code": state.name.split("-")[1]}

@@ -22,7 +22,7 @@ from nmt.common.processes import Interrupted
 from nmt.config import InputError
 from pipeline import __main__ as runner
 from pipeline.config.settings import ArchiveSettings
-from pipeline.data import archive_cache, fetch
+from pipeline.data import fetch
 from pipeline.data.blocks import map_in_order
 from pipeline.stages import decode
 
@@ -97,7 +97,7 @@ def without_network() -> None:
     archive = ArchiveSettings(name="a", urls=[url], bytes=None, sha256=None, md5=None, licence="", source="")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fetch, "ATTEMPTS", 1)
-        archive_cache.obtain([archive], Path("work"))
+        fetch.obtain([archive], Path("work"))
 
 
 def without_memory() -> None:

@@ -18,7 +18,7 @@ from data_stages import configure, data_section
 
 from nmt.config import InputError
 from nmt.text.parallel_text import Block, read_blocks
-from pipeline.data import blocks, dask_executor
+from pipeline.data import blocks
 from pipeline.data.blocks import executor, map_in_order
 from pipeline.stages import tokenize
 
@@ -148,7 +148,7 @@ def test_other_executors_are_refused(value: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_scheduler_that_is_away_is_one_sentence(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dask_executor, "CONNECT", "1s")
+    monkeypatch.setattr(blocks, "CONNECT", "1s")
     monkeypatch.setenv("WMT_EXECUTOR", "dask://127.0.0.1:1")
     with pytest.raises(OSError, match="no Dask scheduler answers: start it, correct WMT_EXECUTOR, or unset it") as away:
         executor()

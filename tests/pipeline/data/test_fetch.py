@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.server
+import io
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -14,8 +16,8 @@ import pytest
 
 from nmt.config import InputError
 from pipeline.config.settings import ArchiveSettings
-from pipeline.data import archive_cache, fetch
-from pipeline.data.fetch import FetchError
+from pipeline.data import fetch
+from pipeline.data.fetch import FetchError, TransientError
 
 CONTENT = random.Random(1).randbytes(300_000)
 
@@ -125,9 +127,9 @@ def without_size(content: bytes, chunked: bool) -> Answer:
 def get(url: str, part: Path, size: int | None = len(CONTENT)) -> tuple[list[tuple[int, int | None]], list[str]]:
     """Fetch; return the progress and the messages."""
     moved: list[tuple[int, int | None]] = []
-    messages: list[str] = []
-    fetch.fetch(url, part, size, lambda *at: moved.append(at), messages.append)
-    return moved, messages
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
+        fetch.fetch(url, part, size, lambda completed, total: moved.append((completed, total)))
+    return moved, [line.removeprefix("download: ") for line in printed.getvalue().splitlines()]
 
 
 @pytest.mark.parametrize("size", [len(CONTENT), None])
@@ -178,9 +180,8 @@ def test_pauses_double_up_to_a_minute(
 ) -> None:
     monkeypatch.setattr(fetch, "ATTEMPTS", 9)
     server.answers = [status(500)] * 9
-    with pytest.raises(FetchError, match=r"^answers 500 Internal Server Error, 9 times in a row$") as caught:
+    with pytest.raises(TransientError, match=r"^answers 500 Internal Server Error, 9 times in a row$"):
         get(server.url, part)
-    assert caught.value.transient
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
 
 
@@ -190,7 +191,7 @@ def test_which_statuses_may_pass(server: Server, part: Path, monkeypatch: pytest
     server.answers = [status(code)]
     with pytest.raises(FetchError, match=f"^answers {code} [A-Z]") as caught:
         get(server.url, part)
-    assert caught.value.transient == (code in {408, 425, 429, 500, 502, 503, 504})
+    assert isinstance(caught.value, TransientError) == (code in {408, 425, 429, 500, 502, 503, 504})
 
 
 def test_gives_up_after_attempts_without_a_new_byte(server: Server, part: Path) -> None:
@@ -211,7 +212,7 @@ def test_another_size_than_expected_costs_no_byte_at_hand(server: Server, part: 
         server.answers = answers
         with pytest.raises(FetchError, match=f"^offers {offered} bytes where {size:,} are expected$") as caught:
             get(server.url, part, size)
-        assert not caught.value.transient
+        assert not isinstance(caught.value, TransientError)
         assert part.read_bytes() == CONTENT[:1000]
 
 
@@ -258,13 +259,13 @@ def archive(*urls: str, content: bytes | None = CONTENT, md5: str | None = None,
 
 def obtain(root: Path, *archives: ArchiveSettings) -> bytes:
     """Return the content of the first archive."""
-    return archive_cache.obtain(list(archives), root)["a"].read_bytes()
+    return fetch.obtain(list(archives), root)["a"].read_bytes()
 
 
 def test_a_kept_archive_needs_no_network_but_where_it_rotted(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = archive_cache.obtain([archive(server.url)], tmp_path)["a"]
+    path = fetch.obtain([archive(server.url)], tmp_path)["a"]
     errors = capsys.readouterr().err
     assert "licence: free as air" in errors
     assert "http://example.org/page" in errors
@@ -320,7 +321,7 @@ def test_several_at_a_time(server: Server, tmp_path: Path) -> None:
     server.answers = [by_name, by_name]
     urls = [server.url.replace("file.tgz", str(n)) for n in range(2)]
     archives = [archive(urls[n], content=contents[n], name=f"a{n}") for n in range(2)]
-    paths = archive_cache.obtain(archives, tmp_path)
+    paths = fetch.obtain(archives, tmp_path)
     assert [paths[f"a{n}"].read_bytes() for n in range(2)] == contents
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from browser import HOSTILE, PATIENCE, chromium, findings, open_sections, opened
 
-from pipeline.report import figures, learning, page, sentences
+from pipeline.report import figures, page, sentences
 from pipeline.report.page import Bars, Block, Bullets, Figure, Heading, Paragraph, Table, Tiles, View
 from pipeline.report.sentences import Line
 
@@ -58,7 +58,7 @@ def learned(folder: Path) -> View:
     written = ((10, HOSTILE[0]), (20, "a x c"), (30, "a b c"))
     records = [{"update": update, "outputs": {"1": list(map(ord, text))}} for update, text in written]
     losses = [(10.0, 5.0), (20.0, 3.0), (30.0, 1.0)]
-    return learning.view(records, losses, sides, ["en", "de"], lambda ids, _: "".join(map(chr, ids)))
+    return figures.learning(records, losses, sides, ["en", "de"], lambda ids, _: "".join(map(chr, ids)))
 
 
 @pytest.fixture(scope="module")
