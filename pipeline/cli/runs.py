@@ -124,7 +124,7 @@ def verify(
     """
     check_folder()
     from pipeline.verify import check
-    from pipeline.verify.against import parting
+    from pipeline.verify.replay import parting
 
     found, path = [], certificate or CERTIFICATE
     for finding in parting(path, against) if against else check.findings(path, updates or (), share):

@@ -18,7 +18,7 @@ import httpx
 from filelock import FileLock, Timeout
 from starlette.types import ASGIApp
 
-from nmt.common.files import writing
+from nmt.common.files import write_json
 from nmt.common.processes import end, start
 from nmt.config import InputError
 from pipeline.config.paths import state_root
@@ -140,17 +140,14 @@ def serve(*, worker: bool) -> None:
     """
     root = state_root().absolute()
     (root / "prefect").mkdir(parents=True, exist_ok=True)
-    (root / "prefect").chmod(0o700)  # prefect.db has the parameters and the logs of runs.
+    (root / "prefect").chmod(0o700)  # prefect.db has the parameters and the logs of runs, LOGIN the password.
     services = Services(root)
     lock = FileLock(root / "prefect/services.lock", blocking=False, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout as error:
         raise InputError(f"`make serve` or `make ui` runs already on {root}: end it first") from error
-    # Only the user can read it.
-    with writing(root / LOGIN) as temporary:
-        temporary.touch(mode=0o600)
-        temporary.write_text(json.dumps(services.login) + "\n", encoding="utf-8")
+    write_json(root / LOGIN, services.login)
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # nohup ignores SIGHUP; a shell ignores SIGINT in background commands.

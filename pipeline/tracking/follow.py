@@ -34,7 +34,7 @@ class Points:
     def __init__(self, client: MlflowClient, run: Run) -> None:
         self.client, self.run = client, run
         history = client.get_metric_history
-        self.known = {kind: {point.step for point in history(run.info.run_id, kind)} for kind in KINDS}
+        self.known = {(kind, point.step) for kind in KINDS for point in history(run.info.run_id, kind)}
 
     def send(self, records: Iterable[Mapping[str, float]]) -> None:
         """Send the records of a history that MLflow has not yet.
@@ -46,9 +46,10 @@ class Points:
 
         points: list[Metric] = []
         for record in records:
-            update, kind = int(record["update"]), next((kind for kind in KINDS if kind in record), None)
-            if kind and update not in self.known[kind]:
-                self.known[kind].add(update)
+            update = int(record["update"])
+            new = {(kind, update) for kind in KINDS if kind in record} - self.known
+            if new:
+                self.known |= new
                 time = self.run.info.start_time + int(1000 * record.get("seconds", 0))
                 names = sorted(record.keys() - {"update", "seconds"})
                 points += [Metric(name, float(record[name]), time, update) for name in names]

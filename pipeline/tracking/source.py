@@ -82,8 +82,7 @@ def provenance() -> tuple[dict[str, float | None], list[str]]:
     seconds: dict[str, float | None] = {name: None for name in graph.stages() if name != graph.last_stage()}
     for name in seconds:
         with suppress(InputError):  # It never ran here.
-            status = read_json(status_file(name))
-            seconds[name] = status.get("seconds") if status.get("state") == "done" else None
+            seconds[name] = read_json(status_file(name)).get("seconds")
     names = {
         "commit": code()["commit"][:12],
         "DVC experiment": os.environ.get("DVC_EXP_NAME"),

@@ -110,9 +110,7 @@ class StateStore:
         if update <= checkpoint.trained(job):
             return 0
         with scratch_folder(job / "sync") as scratch:
-            for name in names:
-                (scratch / name).parent.mkdir(parents=True, exist_ok=True)
-                self.files.get_file(name, str(scratch / name))
+            self.files.get(names, [str(scratch / name) for name in names])
             # The states that were kept here may be of other weights than those of the machine that trained on.
             chain.remove_later_states(job, 0)
             # The state comes last: a kill before leaves none.

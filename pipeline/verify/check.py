@@ -34,6 +34,8 @@ class Remake:
     def __init__(self, certificate: Certificate, folder: Path) -> None:
         self.certificate, self.folder = certificate, folder
         self.stages = graph.stages()
+        self.recorded = {name: certificate.made(stage) for name, stage in self.stages.items()}
+        """What the certificate has of each stage."""
         self._link(Path(), {Path(out) for stage in self.stages.values() for out in stage.outs})
         (folder / paths.PARAMS).write_text(yaml.safe_dump(certificate.params), encoding="utf-8")
 
@@ -54,13 +56,9 @@ class Remake:
             return {}
         return dict(flat({name: plain_section(name) for name in certify.SECTIONS}))
 
-    def recorded(self, name: str) -> dict[str, Any]:
-        """Return what the certificate has of a stage."""
-        return self.certificate.made(self.stages[name])
-
     def take(self, name: str) -> dict[str, Any]:
         """Put the files of a stage that are here, as the certificate has them, into the folder; return all that are."""
-        here, recorded = self.hashes(name), self.recorded(name)
+        here, recorded = self.hashes(name), self.recorded[name]
         for path in here if name != "resolve" else ():
             target = self.folder / path
             if here[path] == recorded.get(path) and not target.exists():
@@ -70,7 +68,7 @@ class Remake:
 
     def run(self, name: str) -> Finding:
         """Run a stage again; compare what it makes, and what is here, with the certificate."""
-        recorded, needed = self.recorded(name), self.certificate.under(self.stages[name].deps)
+        recorded, needed = self.recorded[name], self.certificate.under(self.stages[name].deps)
         again: dict[str, Any] = {}
         problem = next((f"{path} is not here" for path in needed if not (self.folder / path).exists()), None)
         if problem is None:
@@ -166,7 +164,7 @@ def chained(certificate: Certificate, folder: Path) -> Finding:
 
 def trained(certificate: Certificate, again: Remake) -> Finding:
     """Compare the training's outputs with the certificate, and what they hold with the chain."""
-    here, recorded = again.take("train"), again.recorded("train")
+    here, recorded = again.take("train"), again.recorded["train"]
     if problem := difference(here, recorded) or next(contradictions(certificate), None):
         return Finding("train", "differs", problem)
     return Finding("train", "equal", f"{len(recorded)} files, whose losses and weights are those of the chain")
@@ -184,7 +182,7 @@ def trained_again(certificate: Certificate, again: Remake) -> Finding:
         found[str(paths.TRAINING)] = sha256_of(paths.TRAINING)
         problem = next(misstated(certificate, paths.read_table(paths.VALIDATION)), None)
     made, recorded = (
-        {path: each[path] for path in each if Path(path) not in timed} for each in (found, again.recorded("train"))
+        {path: each[path] for path in each if Path(path) not in timed} for each in (found, again.recorded["train"])
     )
     if problem := difference(made, recorded) or problem:
         return Finding("train", "differs", problem)
@@ -224,8 +222,7 @@ def contradictions(certificate: Certificate) -> Iterator[str]:
     yield from misstated(certificate, validations)
     weights = {checkpoint.checkpoint_path(paths.CHECKPOINTS, link.update): link.weights for link in links}
     weights[paths.CHECKPOINTS / "last.safetensors"] = links[-1].weights
-    kept = sorted(paths.CHECKPOINTS.iterdir())
-    for path in kept:
+    for path in (kept := sorted(paths.CHECKPOINTS.iterdir())):
         if digest(load_tensors(path)) != weights.get(path):
             yield f"{path} does not have the weights that the chain recorded"
     training = certificate.training.job["training"]

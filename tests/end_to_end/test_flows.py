@@ -91,8 +91,6 @@ def status(port: int, request: tuple[str, str, bytes], **headers: str) -> int:
 
 
 def test_only_this_machine_with_the_password_and_its_own_pages_may_use_them(orchestra: Orchestra, first: str) -> None:
-    login = orchestra.clone.folder / "work/prefect/login.json"
-    assert stat.S_IMODE(login.stat().st_mode) == 0o600
     assert orchestra.login()["PREFECT_API_AUTH_STRING"] in orchestra.log.read_text()
     search = ("POST", "/api/flow_runs/filter", b"{}")
     prefect, mlflow = orchestra.prefect, orchestra.mlflow

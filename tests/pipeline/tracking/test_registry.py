@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.config.tasks import PARSING, TRANSLATION
+from pipeline.config.tasks import TRANSLATION
 from pipeline.tracking import registry
 
 if TYPE_CHECKING:
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 PAPERS, DEV = TRANSLATION.papers_set, "sampledev, 500 lines"
 
 
-def tagged(name: str, number: int, **tags: str) -> ModelVersion:
+def tagged(number: int, **tags: str) -> ModelVersion:
     from mlflow.entities.model_registry import ModelVersion  # It takes a second, which collecting need not.
 
-    found = ModelVersion(name=name, version=str(number), creation_timestamp=0)
+    found = ModelVersion(name="wmt-en-de", version=str(number), creation_timestamp=0)
     found.tags.update(tags)
     return found
 
 
 def version(number: int, bleu: float, valid_set: str, test_bleu: float = 0.0) -> ModelVersion:
-    return tagged("wmt-en-de", number, valid_bleu=str(bleu), valid_bleu_set=valid_set, bleu=str(test_bleu))
+    return tagged(number, valid_bleu=str(bleu), valid_bleu_set=valid_set, bleu=str(test_bleu))
 
 
 @pytest.mark.parametrize(
@@ -44,18 +44,9 @@ def test_the_best_has_the_highest_score_on_one_validation_set(versions: Any, val
 
 
 def test_versions_that_others_made_do_not_take_part() -> None:
-    foreign = tagged("wmt-en-de", 4)
+    foreign = tagged(4)
     assert registry.best([foreign], TRANSLATION, PAPERS) is None
     assert registry.best([foreign, version(5, 1.0, PAPERS)], TRANSLATION, PAPERS) == "5"
-
-
-def test_trees_are_compared_by_f1_on_section_22() -> None:
-    versions = [
-        tagged("wmt-en-tree", 1, valid_f1="88.0", valid_f1_set=DEV),
-        tagged("wmt-en-tree", 2, valid_f1="91.0", valid_f1_set=PARSING.papers_set),
-    ]
-    assert registry.best(versions, PARSING, DEV) == "2"
-    assert registry.best(versions[:1], PARSING, DEV) == "1"
 
 
 def test_what_a_served_model_needs_names_no_build() -> None:

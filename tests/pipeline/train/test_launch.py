@@ -80,23 +80,6 @@ def test_other_numbers_of_processes_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("nodes", "rendezvous", "found"),
-    [
-        *((None, None, (1, 1, None)), ("2", "first:29400", (2, 2, "first:29400"))),
-        *(("1:4", "first:29400", (1, 4, "first:29400")), ("1", "first:29400", (1, 1, "first:29400"))),
-    ],
-)
-def test_nodes(
-    nodes: str | None, rendezvous: str | None, found: tuple[int, int, str | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if nodes:
-        monkeypatch.setenv("WMT_NODES", nodes)
-    if rendezvous:
-        monkeypatch.setenv("WMT_RENDEZVOUS", rendezvous)
-    assert launch.nodes() == found
-
-
-@pytest.mark.parametrize(
     ("nodes", "place"),
     [
         *((nodes, "first:29400") for nodes in ("0", "two", "", "2:1", "1:", "0:2", "1:2:3")),

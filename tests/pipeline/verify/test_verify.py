@@ -27,9 +27,8 @@ from nmt.training import chain, checkpoint, trainer
 from pipeline.config import paths
 from pipeline.stages import certify
 from pipeline.verify import certificate, check
-from pipeline.verify.against import parting
 from pipeline.verify.certificate import Finding
-from pipeline.verify.replay import Training
+from pipeline.verify.replay import Training, parting
 
 DATA = ["download", "tokenize", "learn_subwords", "binarize"]
 STEPS = ["certificate", "code", "resolve", *DATA, "chain", "train", "states", "intervals", "average", "decode", "score"]
@@ -604,15 +603,6 @@ def test_a_chain_of_another_training_is_named(
     resealed(lambda content: change(content["training"]))
     found = check.chained(certificate.load(paths.CERTIFICATE), run)
     assert (found.status, found.detail[: len(detail)]) == ("differs", detail)
-
-
-def test_a_table_that_is_none_is_no_traceback(run: Path, tmp_path: Path) -> None:
-    edit(paths.CURVES, lambda text: text.replace("\n1,", "\n1,x", 1))
-    run_stages("certify")
-    (folder := tmp_path / "scratch").mkdir()
-    loaded = certificate.load(paths.CERTIFICATE)
-    found = check.tried("train", check.trained, loaded, check.Remake(loaded, folder))
-    assert found.status == "inconclusive"
 
 
 REFUSED: list[tuple[Callable[[], object], list[str], str]] = [
