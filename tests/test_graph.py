@@ -131,7 +131,7 @@ def test_the_fingerprint_of_a_training_covers_what_decides_its_weights(monkeypat
 def test_the_stages_that_compute_with_a_model_ask_for_the_gpu() -> None:
     """Without `meta: gpu: true` Prefect would run two of them on one GPU at a time."""
     computing = {name for name in STAGES if {"nmt.training.trainer", "nmt.inference.decoder"} & closure(name)}
-    assert {name for name, stage in GRAPH.items() if stage.uses_gpu} == computing
+    assert {name for name, stage in GRAPH.items() if stage.meta.get("gpu")} == computing
 
 
 def test_the_stage_that_computes_updates_is_marked_as_the_one_that_trains() -> None:

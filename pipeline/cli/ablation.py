@@ -39,12 +39,9 @@ app = typer.Typer()
 
 OUT = Path("results/ablation.md")
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
-CHECKPOINTS = 5
-"""Checkpoints of each run, all of which are averaged; `big` would ask for 20."""
-LOG = 60
-"""Last lines of a run's output that are printed when it fails."""
-Names = Mapping[str, tuple[str, int]]
-"""An experiment's name -> its row and seed."""
+CHECKPOINTS = 5  # checkpoints of each run, all of which are averaged; `big` would ask for 20
+LOG = 60  # last lines of a run's output that are printed when it fails
+Names = Mapping[str, tuple[str, int]]  # an experiment's name -> its row and seed
 
 
 @dataclass(frozen=True)

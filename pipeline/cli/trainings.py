@@ -27,8 +27,7 @@ from pipeline.train import launch
 
 app = typer.Typer()
 DAY = 86_400.0
-INTERVAL = 2.0
-"""Seconds between two looks for the training to join."""
+INTERVAL = 2.0  # seconds between two looks for the training to join
 
 
 class State:

@@ -22,10 +22,6 @@ class Stage:
     meta: dict[str, Any]
 
     @property
-    def uses_gpu(self) -> bool:
-        return bool(self.meta.get("gpu", False))
-
-    @property
     def code(self) -> list[Path]:
         """Return the modules among the deps, folders expanded."""
         code = [Path(path) for path in self.deps if path.split("/")[0] in {"nmt", "pipeline"}]

@@ -14,8 +14,7 @@ from nmt.config import Precision
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 """Names in /proc/cpuinfo of a CPU's units that multiply bfloat16; without them it is slower than float32."""
 
-NVIDIA_SMI_TIMEOUT = 20.0
-"""Seconds. A driver that hangs does not answer at all."""
+NVIDIA_SMI_TIMEOUT = 20.0  # seconds; a driver that hangs does not answer at all
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,9 @@ from pipeline.config.paths import PARAMS
 from pipeline.config.settings import SECTIONS, Configuration, RunSettings, VersionSettings
 from pipeline.config.tasks import task_of
 
-Layer = tuple[str, Mapping[str, Any]]
-"""The origin of values, for messages, and the values: section -> key -> value."""
+Layer = tuple[str, Mapping[str, Any]]  # the origin of values, for messages, and the values: section -> key -> value
 OVERRIDABLE = (*SECTIONS, "attention")
-OF_CORPUS = ("preparation.", "subwords.")
-"""What the keys of settings begin with that a catalog may set."""
+OF_CORPUS = ("preparation.", "subwords.")  # what the keys of settings begin with that a catalog may set
 
 
 class Params(RunSettings):

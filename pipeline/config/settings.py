@@ -47,14 +47,6 @@ class RunSettings(Settings):
     corpus: Name
     seed: Annotated[int, Field(ge=0, lt=2**64)]
 
-    @property
-    def source(self) -> str:
-        return self.pair.split("-")[0]
-
-    @property
-    def target(self) -> str:
-        return self.pair.split("-")[1]
-
 
 class ArchiveEntry(Settings):
     """One file to download."""

@@ -88,8 +88,7 @@ class DaskExecutor(Executor):
             message = "no Dask scheduler answers: start it, correct WMT_EXECUTOR, or unset it"
             raise OSError(errno.EAGAIN, message, address) from error
         self._tasks = self._client.get_executor(pure=False)
-        self.killed = distributed.KilledWorker
-        """What a task raises whose workers were killed again and again."""
+        self.killed = distributed.KilledWorker  # what a task raises whose workers were killed again and again
 
     @property
     def ahead(self) -> int:

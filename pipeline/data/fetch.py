@@ -33,8 +33,7 @@ LONGEST = 60.0  # the longest pause in seconds
 TIMEOUT = 60.0  # seconds without a byte before a connection counts as lost
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}  # HTTP statuses after which a later attempt may succeed
 
-Moved = Callable[..., None]
-"""Called with the bytes so far as `completed`, and the `total`, if known."""
+Moved = Callable[..., None]  # called with the bytes so far as `completed`, and the `total`, if known
 
 
 class FetchError(Exception):

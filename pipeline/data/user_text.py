@@ -18,8 +18,7 @@ from nmt.text.parallel_text import parallel, read_lines
 from pipeline.config.paths import LOCAL
 from pipeline.config.settings import DataSettings, MemberSettings
 
-LONGEST = 1_000_000
-"""Characters of a line. A longer one is a file without line breaks."""
+LONGEST = 1_000_000  # characters of a line; a longer one is a file without line breaks
 
 
 def add(
@@ -44,17 +43,19 @@ def add(
     output_file(catalog, *(file for files in texts.values() for file in files))
     links: dict[str, Path] = {}
     content: dict[str, Any] = {}
+    doubts: list[str] = []
     sides = ["mrg", "mrg"] if pair == "en-tree" else pair.split("-")
     for role, files in texts.items():
         _check(role, files, pair)
+        doubts += [] if pair == "en-tree" else _doubts(role, files, texts["train"])
         text: dict[str, Any] = {"name": f"{name}-{role}"}
         for side, ending, file in zip(("source", "target"), sides, files, strict=True):
             link = folder / f"{role}.{ending}"
             links[link.name] = file.resolve()
             text[side] = {"path": link.as_posix(), "sha256": sha256_of(file)}
         content[role] = [text] if role == "train" else text
-    for warning in [] if pair == "en-tree" else _doubts(texts):
-        print(f"catalog: {warning}", file=sys.stderr)
+    for doubt in doubts:
+        print(f"catalog: {doubt}", file=sys.stderr)
     described = {"description": description or f"{name}: local files, {pair}", "pairs": {pair: content}}
     with writing(folder) as temporary:
         temporary.mkdir()
@@ -65,47 +66,42 @@ def add(
 
 
 def _check(role: str, files: tuple[Path, Path], pair: str) -> None:
-    """Raise InputError where the two files are not a parallel text or, for en-tree, one treebank."""
+    """Raise InputError where a file is missing and, for en-tree, where the two are not one treebank."""
     for file in files:
         if not file.is_file():
             raise InputError(f"{file}, for --{role}, is no file: give two files that exist")
     if pair != "en-tree":
-        _check_lines(files)
-    elif not files[0].samefile(files[1]) or file.suffix != ".mrg":
+        return
+    if not files[0].samefile(files[1]) or file.suffix != ".mrg":
         raise InputError(
             f"--{role} is {files[0]} and {files[1]}: for en-tree give one treebank in Penn bracketing twice, with a "
             "name that ends in .mrg; sentences and trees are made of it"
         )
-    elif not sum(1 for _ in read_trees(read_lines(file), str(file))):
+    if not sum(1 for _ in read_trees(read_lines(file), str(file))):
         raise InputError(f"{file}, for --{role}, holds no tree: give a treebank in Penn bracketing")
 
 
-def _check_lines(files: tuple[Path, Path]) -> None:
-    for number, lines in enumerate(parallel(*files), 1):
+def _doubts(role: str, files: tuple[Path, Path], training: tuple[Path, Path]) -> Iterator[str]:
+    """Yield what is doubtful in a parallel text: pairs without text or translation, training lines held out, too.
+
+    Raises InputError where it is no parallel text, or no text.
+    """
+    pairs = empty = equal = 0
+    for pairs, lines in enumerate(parallel(*files), 1):
         for file, line in zip(files, lines, strict=True):
             if "\0" in line:
-                raise InputError(f"{file}, line {number:,}, holds a NUL byte, as UTF-16 does: convert it to UTF-8")
+                raise InputError(f"{file}, line {pairs:,}, holds a NUL byte, as UTF-16 does: convert it to UTF-8")
             if len(line) > LONGEST:
-                raise InputError(f"{file}, line {number:,}, has {len(line):,} characters: give one segment per line")
-
-
-def _doubts(texts: Mapping[str, tuple[Path, Path]]) -> Iterator[str]:
-    """Yield what is doubtful in parallel texts: pairs without text or translation, training lines held out, too."""
-    for role, files in texts.items():
-        pairs = empty = equal = 0
-        for source, target in parallel(*files):
-            pairs += 1
-            empty += not (source.strip() and target.strip())
-            equal += source == target != ""
-        for count, what in ((empty, "an empty side"), (equal, "equal sides")):
-            if 2 * count > pairs:
-                yield f"{count:,} of the {pairs:,} pairs for --{role} have {what}"
-        if role == "train":
-            continue
-        for path, training in zip(files, texts["train"], strict=True):
-            known = {line for line in read_lines(path) if line.strip()}
-            if shared := len(known.intersection(read_lines(training))):
-                yield f"{shared:,} of {len(known):,} different lines of {path} are also in {training}"
+                raise InputError(f"{file}, line {pairs:,}, has {len(line):,} characters: give one segment per line")
+        empty += not all(map(str.strip, lines))
+        equal += lines[0] == lines[1] != ""
+    for count, what in ((empty, "an empty side"), (equal, "equal sides")):
+        if 2 * count > pairs:
+            yield f"{count:,} of the {pairs:,} pairs for --{role} have {what}"
+    for path, trained in zip(files, training, strict=True) if role != "train" else ():
+        known = {line for line in read_lines(path) if line.strip()}
+        if shared := len(known.intersection(read_lines(trained))):
+            yield f"{shared:,} of {len(known):,} different lines of {path} are also in {trained}"
 
 
 def identified(data: DataSettings) -> DataSettings:

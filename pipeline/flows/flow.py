@@ -202,7 +202,7 @@ def slots_for(declared: graph.Stage) -> Iterator[None]:
     Waits while other runs hold them. A device has one slot, because training uses all of it; the user can change that
     with `prefect gcl update NAME --limit 2`. Stages without `meta: gpu` in dvc.yaml need no slot.
     """
-    if not declared.uses_gpu:
+    if not declared.meta.get("gpu"):
         yield
         return
     devices = [gpu.id for gpu in machine.gpus()] or [f"cpu-{socket.gethostname()}"]

@@ -19,12 +19,9 @@ from pipeline.report.page import Block, Paragraph, View
 if TYPE_CHECKING:
     from torch import Tensor
 
-LARGEST = 25_000_000
-"""Bytes of 8-bit weights that a page may hold; those of a larger model are in a file beside it."""
-LONGEST = 256
-"""Subwords of a line that the page translates: as `wmt translate` and `wmt parse`."""
-STEPS = 127
-"""A row's largest weight in steps of its scale."""
+LARGEST = 25_000_000  # bytes of 8-bit weights that a page may hold; those of a larger model are in a file beside it
+LONGEST = 256  # subwords of a line that the page translates: as `wmt translate` and `wmt parse`
+STEPS = 127  # a row's largest weight in steps of its scale
 
 
 def quantize(weights: Tensor) -> tuple[np.ndarray, np.ndarray]:

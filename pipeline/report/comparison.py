@@ -18,10 +18,8 @@ from pipeline.config.tasks import task_in
 from pipeline.report import figures, scores, sentences
 from pipeline.report.page import Bars, Block, Heading, Paragraph, Table, Tiles
 
-PHRASES = 8
-"""N-grams that are listed as won, and as lost."""
-GAINS = (-50, -20, -5, 0, 5, 20, 50)
-"""Bounds of the groups of the lines' differences; equal lines are in none."""
+PHRASES = 8  # n-grams that are listed as won, and as lost
+GAINS = (-50, -20, -5, 0, 5, 20, 50)  # bounds of the groups of the lines' differences; equal lines are in none
 
 
 @dataclass(frozen=True)
@@ -29,14 +27,11 @@ class Compared:
     """A finished run."""
 
     name: str
-    configuration: Mapping[str, Any]
-    """All settings with dotted keys."""
+    configuration: Mapping[str, Any]  # all settings with dotted keys
     metrics: Mapping[str, Any]
     lines: Sequence[sentences.Line]
-    validation: Path
-    """The table of validations that training wrote."""
-    report: Path
-    """The run's own page, which may be missing."""
+    validation: Path  # the table of validations that training wrote
+    report: Path  # the run's own page, which may be missing
 
     @property
     def languages(self) -> tuple[str, str]:

@@ -16,10 +16,8 @@ from pipeline.config.paths import read_table
 from pipeline.config.tasks import task_of
 from pipeline.report.page import Figure, Table, View
 
-SIZE = (4.5, 3.0)
-"""Inches of a panel; one that stands alone has twice the width."""
-NEAREST = 0.08
-"""A tick that is nearer to an end of its axis, in parts of the axis, makes room for the label of the end."""
+SIZE = (4.5, 3.0)  # inches of a panel; one that stands alone has twice the width
+NEAREST = 0.08  # a tick that is nearer to an end of its axis, in parts of the axis, makes room for the label of the end
 ATTENTION = {"encoder": "source to source", "decoder": "target to target", "cross": "target to source"}
 """What attends to what, in the order of the weights in the view's blob."""
 
@@ -32,8 +30,7 @@ class Panel(NamedTuple):
     title: str
     x: str
     series: Mapping[str, Points]
-    logarithmic: bool = False
-    """Draw lines over a logarithmic y axis."""
+    logarithmic: bool = False  # draw lines over a logarithmic y axis
 
 
 def chart(panels: Sequence[Panel], caption: str, name: str) -> View:

@@ -52,8 +52,7 @@ class Figure(NamedTuple):
     svg: bytes
     caption: str
     name: str
-    only_markdown: bool = False
-    """Leave it out of the page, whose view shows more."""
+    only_markdown: bool = False  # leave it out of the page, whose view shows more
 
 
 class Tiles(NamedTuple):
@@ -72,21 +71,16 @@ class Bars(NamedTuple):
 class View(NamedTuple):
     """A part of the page that needs JavaScript. Without it, and in Markdown, `fallback` is in its place."""
 
-    kind: str
-    """The function in `static/` that builds it."""
-    name: str
-    """Names it within the page."""
-    content: Mapping[str, Any]
-    """What the function gets, as JSON."""
-    blob: bytes = b""
-    """Numbers that JSON would make too large; `content` says what is where."""
+    kind: str  # the function in `static/` that builds it
+    name: str  # names it within the page
+    content: Mapping[str, Any]  # what the function gets, as JSON
+    blob: bytes = b""  # numbers that JSON would make too large; `content` says what is where
     fallback: Sequence[Block] = ()
     beside: str = ""
     """The file beside the page that has content and blob, and is read at a click; without one the page has them."""
 
 
-Plain = Heading | Paragraph | Bullets | Commands | Table | Figure
-"""Blocks that Markdown has, too."""
+Plain = Heading | Paragraph | Bullets | Commands | Table | Figure  # blocks that Markdown has, too
 Block = Plain | Tiles | Bars | View
 
 SCRIPTS = (

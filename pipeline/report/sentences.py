@@ -17,26 +17,20 @@ from nmt.text.parallel_text import read_lines
 from pipeline.config.tasks import task_of
 from pipeline.report.page import Table, View
 
-EXAMPLES = 5
-"""Sentences to begin with in the page's box."""
-EXTREMES = 3
-"""Best lines, and worst ones, at the top of the report."""
-SEEN = 50_000
-"""Words of the training text that the page knows, the most frequent ones."""
-LENGTHS = (10, 20, 30, 40, 50)
-"""The longest source, in words, of each group of lines; longer ones are the last group."""
+EXAMPLES = 5  # sentences to begin with in the page's box
+EXTREMES = 3  # best lines, and worst ones, at the top of the report
+SEEN = 50_000  # words of the training text that the page knows, the most frequent ones
+LENGTHS = (10, 20, 30, 40, 50)  # the longest source, in words, of each group of lines; longer ones are the last group
 FREQUENCIES = (0, 1, 4, 9, 99, 999)
 """The most occurrences in the training text of each group of words; more frequent ones are the last group."""
-BLOCK = 1 << 24
-"""Characters of the training text that are counted at a time."""
+BLOCK = 1 << 24  # characters of the training text that are counted at a time
 
 
 class Line(NamedTuple):
     source: str
     reference: str
     output: str
-    score: float | None
-    """chrF of the line in percent, or F1 of the tree; None for a tree that cannot be scored."""
+    score: float | None  # chrF of the line in percent, or F1 of the tree; None for a tree that cannot be scored
 
 
 def scored(source: Path, reference: Path, output: Path, target: str) -> list[Line]:

@@ -13,8 +13,7 @@ from nmt.text.parallel_text import parallel
 from pipeline.config.paths import ATTENTION, AVERAGE, RAW
 from pipeline.config.settings import AttentionSettings, DataSettings, check_versions, load_section
 
-WORDS = range(6, 16)
-"""Numbers of words of a source that a picture can show."""
+WORDS = range(6, 16)  # numbers of words of a source that a picture can show
 FIGURES = (
     (
         "It is in this spirit that a majority of American governments have passed new laws since 2009 making the "

@@ -30,12 +30,13 @@ def run() -> None:
             f"average: averaging.last is {settings.last}, but training left {len(chosen)} (a checkpoint every "
             f"training.checkpoint_every updates): models/average is the {averaged}"
         )
+    source, target = asked.pair.split("-")
     own = last.get("own_target_embedding.table")
     average = checkpoint.average(chosen) if chosen else last
     for folder, weights, origin in ((AVERAGE, average, averaged), (LAST, last, "last update")):
         description = model_folder.ModelDescription(
-            source=asked.source,
-            target=asked.target,
+            source=source,
+            target=target,
             vocabulary=last["embedding.table"].shape[0],
             target_vocabulary=None if own is None else own.shape[0],
             tokenizer=tokenizer,

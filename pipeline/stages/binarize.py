@@ -7,18 +7,15 @@ that fit no bin below, in the corpus's order; a bin without pairs has no file. `
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from functools import lru_cache, partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from nmt import codec
@@ -61,37 +58,30 @@ def _vocabularies(folder: Path, _version: str) -> tuple[Subwords, Subwords]:
 def encode(folder: Path, version: str, uppers: Sequence[int], blocks: tuple[Block, Block]) -> Encoded:
     """Encode a block of pairs and sort it into bins; without uppers every pair is kept, under 0. Runs in a worker."""
     vocabularies = _vocabularies(folder, version)
-    code = "H" if max(each.size for each in vocabularies) < 2**16 else "I"
-    # By upper length: the ids and lengths of both sides, and the lines.
-    rows: dict[int, tuple[list[array[int]], list[list[int]], array[int]]] = {}
+    ids = pa.list_(pa.uint16() if max(each.size for each in vocabularies) < 2**16 else pa.uint32())
+    rows: dict[int, list[tuple[list[int], list[int], int]]] = {}
     counts: Counter[str] = Counter()
     lacking: Counter[str] = Counter()
     closed = vocabularies[1].settings.target == "closed"
     for line, pair in enumerate(zip(blocks[0].lines(), blocks[1].lines(), strict=True), start=blocks[0].first):
-        sides = [[*vocabulary.encode(text), EOS] for vocabulary, text in zip(vocabularies, pair, strict=True)]
+        source, target = ([*vocabulary.encode(text), EOS] for vocabulary, text in zip(vocabularies, pair, strict=True))
         upper = 0
         if uppers:
-            if max(map(len, sides)) > uppers[-1]:
+            if max(len(source), len(target)) > uppers[-1]:
                 counts["too_long"] += 1
                 continue
-            upper = uppers[bisect_left(uppers, len(sides[1]))]
-        ids, lengths, lines = rows.setdefault(upper, ([array(code), array(code)], [[], []], array("q")))
-        lines.append(line)
-        for side, row, of_side in zip(sides, ids, lengths, strict=True):
-            row.extend(side)
-            of_side.append(len(side))
-            counts["unknown"] += side.count(UNK)
-        if closed and UNK in sides[1]:
-            lacking.update(symbol for symbol, row in zip(pair[1].split(), sides[1], strict=False) if row == UNK)
+            upper = uppers[bisect_left(uppers, len(target))]
+        rows.setdefault(upper, []).append((source, target, line))
+        counts["unknown"] += source.count(UNK) + target.count(UNK)
+        if closed and UNK in target:
+            lacking.update(symbol for symbol, row in zip(pair[1].split(), target, strict=False) if row == UNK)
     batches = {}
-    for upper, (ids, lengths, lines) in sorted(rows.items()):
-        columns = [
-            pa.ListArray.from_arrays(pa.array([0, *accumulate(of_side)], pa.int32()), pa.array(np.asarray(side)))
-            for side, of_side in zip(ids, lengths, strict=True)
-        ]
-        batches[upper] = pa.record_batch([*columns, pa.array(np.asarray(lines))], names=["src", "tgt", "line"])
-        sizes = {"pairs": len(lines), "source_tokens": len(ids[0]), "target_tokens": len(ids[1])}
-        counts.update({**sizes, str(upper): len(lines)})
+    for upper, of_bin in sorted(rows.items()):
+        sources, targets, lines = zip(*of_bin, strict=True)
+        columns = [pa.array(sources, ids), pa.array(targets, ids), pa.array(lines)]
+        batches[upper] = pa.record_batch(columns, names=["src", "tgt", "line"])
+        tokens = {"source_tokens": sum(map(len, sources)), "target_tokens": sum(map(len, targets))}
+        counts.update({"pairs": len(lines), **tokens, str(upper): len(lines)})
     return batches, counts, lacking
 
 

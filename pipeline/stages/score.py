@@ -12,13 +12,13 @@ from nmt.parsing import evalb
 from pipeline.config.paths import AVERAGE, AVERAGING, LAST, METRICS, RAW, SCORES, TRAINING, TRANSLATIONS, read_json
 from pipeline.config.settings import DataSettings, check_versions, load_section
 
-COPIED = ("valid_ppl", "params", "vocabulary", "updates")
-"""Keys that scores.json takes from results/training.json."""
+COPIED = ("valid_ppl", "params", "vocabulary", "updates")  # keys that scores.json takes from results/training.json
 COMPARED = (
     *("bleu", "bleu_paper_way", "f1", "valid_bleu", "valid_f1", "valid_ppl"),
     *("params", "train_seconds", "train_flops_paper"),
 )
 """Numbers of scores.json that metrics.json repeats: DVC shows each of them as a column."""
+MEASURES = ("recall", "precision", "complete_match", "average_crossing")  # of EVALB's totals
 
 
 def f1(data: DataSettings) -> dict[str, Any]:
@@ -39,10 +39,7 @@ def f1(data: DataSettings) -> dict[str, Any]:
             f"{prefix}f1_low": scores.low,
             f"{prefix}f1_high": scores.high,
             f"{prefix}f1_at_most_{evalb.CUTOFF}_words": scores.short.f1,
-            f"{prefix}f1_recall": total.recall,
-            f"{prefix}f1_precision": total.precision,
-            f"{prefix}f1_complete_match": total.complete_match,
-            f"{prefix}f1_average_crossing": total.average_crossing,
+            **{f"{prefix}f1_{measure}": getattr(total, measure) for measure in MEASURES},
             f"{prefix}f1_not_scored": total.errors + total.skipped,
             f"{prefix}f1_malformed": repairs.get("malformed trees", 0) / max(1, repairs.get("trees", total.sentences)),
         }

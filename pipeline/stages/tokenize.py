@@ -18,7 +18,7 @@ from typing import Any
 from nmt.codec import tokenizers
 from nmt.common.files import write_json, writing
 from nmt.config import FilterSettings, InputError, TokenizerSettings
-from nmt.text.parallel_text import REASONS, Block, drop_reason, read_parallel_blocks
+from nmt.text.parallel_text import REASONS, Block, decode, drop_reason, read_parallel_blocks
 from pipeline.config.paths import RAW, TOKENIZED
 from pipeline.config.settings import DataSettings, PreparationSettings, check_versions, load_section
 from pipeline.data.blocks import executor, map_in_order
@@ -32,22 +32,16 @@ source_tokens, target_tokens and dropped_<reason>; the digests that the validati
 Work = Callable[[tuple[Block, Block]], Prepared]
 
 
-_tokenizers = lru_cache(maxsize=4)(tokenizers)
-"""One object of each per process, because they cache words."""
+_tokenizers = lru_cache(maxsize=4)(tokenizers)  # one object of each per process, because they cache words
 
 
-KINDS = ("source", "target", "pair")
-"""What of a line may be in the training text, too."""
+KINDS = ("source", "target", "pair")  # what of a line may be in the training text, too
 
 
 def _digests(source: str, target: str) -> list[bytes]:
     """Return the digests of a pair by `KINDS`."""
     contents = f"{source}\n", f"\n{target}", f"{source}\n{target}"
     return [hashlib.blake2b(content.encode(), digest_size=8).digest() for content in contents]
-
-
-def _lines(text: bytes) -> list[str]:
-    return text.decode().split("\n")[:-1]
 
 
 def prepare(
@@ -115,7 +109,7 @@ def tokenize(data: DataSettings, preparation: PreparationSettings, folder: Path,
         role: [
             _digests(*pair)
             for source_text, target_text, *_ in prepared(unfiltered, f"{role}.{text.name}")
-            for pair in zip(_lines(source_text), _lines(target_text), strict=True)
+            for pair in zip(decode(source_text, text.name), decode(target_text, text.name), strict=True)
         ]
         for role, text in (("valid", data.valid), ("test", data.test))
     }

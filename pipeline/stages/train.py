@@ -40,16 +40,14 @@ COLUMNS = (
     *("tokens_per_second", "flops_per_second", "utilisation", "padding", "seconds"),
 )
 """Columns of results/training.csv: a row per logging interval."""
-VALIDATION_COLUMNS = ("update", "valid_loss", "valid_ppl", "seconds")
-"""Columns of results/validation.csv."""
+VALIDATION_COLUMNS = ("update", "valid_loss", "valid_ppl", "seconds")  # columns of results/validation.csv
 
 NOT_IN_FINGERPRINT = ("updates", "resume_minutes", "validate_every", "verify_every", "keep_states")
 """Training settings that do not change the weights after a given update: how long it trains, what is saved when."""
 
 Launch = Callable[[Path, Callable[[], None]], int]
 """Trains the job in a folder and calls the second argument about once a second; returns an exit status."""
-Show = Callable[[int, Mapping[str, float]], None]
-"""Shows an update's record of the training's history."""
+Show = Callable[[int, Mapping[str, float]], None]  # shows an update's record of the training's history
 
 
 def run(
