@@ -34,10 +34,9 @@ from typing import Any, NoReturn
 from humanize import naturalsize, precisedelta
 
 from nmt.common.files import FULL_DISK, size_of, write_json
-from nmt.common.processes import INTERRUPTED, Interrupted, die_with_parent
+from nmt.common.processes import INTERRUPTED, Interrupted, die_with_parent, spare_imports
 from nmt.config import InputError
 from pipeline.config import graph, tasks
-from pipeline.config.imports import collection_paused
 from pipeline.config.paths import SCORES, read_json, status_file
 from pipeline.tracking import publish, source
 from pipeline.tracking.follow import follow
@@ -116,8 +115,7 @@ def run(name: str) -> NoReturn:
             if os.getpgid(os.getppid()) != os.getpgrp():
                 os.kill(os.getpid(), signal.SIGTERM)
         report_status(name, "running")
-        with collection_paused():
-            module = importlib.import_module(f"pipeline.stages.{name}")
+        module = importlib.import_module(f"pipeline.stages.{name}")
         started = time.monotonic()
         module.run(**arguments(module.run))
         seconds = time.monotonic() - started
@@ -145,6 +143,7 @@ def main() -> NoReturn:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m pipeline", description="Run one stage of dvc.yaml.")
     parser.add_argument("stage", choices=list(graph.stages()), help="its name in dvc.yaml")
+    spare_imports()
     run(parser.parse_args().stage)
 
 

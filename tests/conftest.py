@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -13,8 +14,6 @@ from typing import Any
 import hypothesis
 import jaxtyping
 import pytest
-
-from pipeline.config.imports import collection_paused
 
 # Threads gain nothing on tiny models, and spin for each other where the machine is busy; before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -58,8 +57,12 @@ tests is run by the same process.
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What collecting imports stays until the end: to look through it for garbage took a third of the time."""
-    with collection_paused():
+    gc.disable()
+    try:
         return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from nmt.common.processes import spare_imports
 from nmt.config import InputError
 from pipeline.cli import ablation, catalog, models, plan, runs, services, trainings
 
@@ -78,5 +79,5 @@ def wmt() -> None:
 
 
 def main() -> None:
-    """Run the command line; raises SystemExit."""
+    spare_imports()
     app(prog_name="wmt")

@@ -16,7 +16,6 @@ import typer
 from nmt.common.files import sha256_of
 from nmt.config import Precision
 from nmt.inference.options import LONGEST, WINDOW, EngineName, Quantization, TranslationOptions
-from pipeline.config.imports import collection_paused
 from pipeline.config.paths import AVERAGE, CERTIFICATE, SCORES, read_json
 
 app = typer.Typer()
@@ -91,8 +90,7 @@ def translate(
     """
     fields = dict(locals())  # The parameters have the names of the options' fields, but for one.
     options = TranslationOptions(command=str(fields.pop("context").info_name), **fields)
-    with collection_paused():
-        from nmt.deployment import streams
+    from nmt.deployment import streams
 
     streams.translate(options)
 
@@ -113,10 +111,9 @@ def score(
     Example:
       wmt score models/average in.en out.de
     """
-    with collection_paused():
-        from nmt.evaluation import forced_scoring
-        from nmt.inference.loading import Models
-        from nmt.text.parallel_text import parallel
+    from nmt.evaluation import forced_scoring
+    from nmt.inference.loading import Models
+    from nmt.text.parallel_text import parallel
 
     def written(scored: forced_scoring.Scored, **more: int) -> str:
         return json_format.dumps({**more, **asdict(scored), "perplexity": scored.perplexity})
@@ -203,8 +200,7 @@ def attention(
     """
     if output.exists():
         raise typer.BadParameter(f"{output} exists: give a new folder", param_hint="--output")
-    with collection_paused():
-        from nmt.inference import attention_maps
+    from nmt.inference import attention_maps
 
     attention_maps.write_attention(model, source, target, output)
 
@@ -233,10 +229,9 @@ def export(
     """
     if out.exists() and not (to == "ctranslate2" and (out / "model.bin").exists()):
         raise typer.BadParameter(f"{out} exists and is no CTranslate2 model: give another folder", param_hint="OUT")
-    with collection_paused():
-        from nmt.deployment import export as exporting
-        from nmt.deployment import transformers_export
-        from nmt.inference import model_folder
+    from nmt.deployment import export as exporting
+    from nmt.deployment import transformers_export
+    from nmt.inference import model_folder
 
     if to == "ctranslate2":
         exporting.export(model, out, dtype)

@@ -70,8 +70,6 @@ def plan_run(
 
 
 class CorpusSize(NamedTuple):
-    """The size of the training corpus."""
-
     pairs: int
     subwords: float  # mean length of a target sentence
     vocabulary: int

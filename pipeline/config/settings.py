@@ -60,8 +60,6 @@ class ArchiveEntry(Settings):
 
 
 class ArchiveSettings(ArchiveEntry):
-    """An archive with its name in the catalog."""
-
     name: Name
 
 
@@ -90,8 +88,6 @@ class MemberSettings(Settings):
 
 
 class ParallelSettings(Settings):
-    """A named parallel text."""
-
     name: Name
     source: MemberSettings
     target: MemberSettings
@@ -124,15 +120,11 @@ class DataSettings(Settings):
 
 
 class PreparationSettings(Settings):
-    """Tokenisation and filters."""
-
     tokenizer: TokenizerSettings
     filters: FilterSettings
 
 
 class AttentionSettings(Settings):
-    """What the stage `attention` looks at."""
-
     sentences: Few  # pairs of the validation set that the report's page shows
 
 

@@ -97,13 +97,11 @@ class DaskExecutor(Executor):
         return 2 * max(2, sum(cores.values()))
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Submit `fn(*args, **kwargs)`."""
         # As bytes: the scheduler unpickles what it passes on, and a block would be read there.
         task: Future[Any] = self._tasks.submit(_run, pickle.dumps((fn, args, kwargs)))
         return task
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Disconnect."""
         self._tasks.shutdown(wait=wait and not cancel_futures)
         self._client.close()
 

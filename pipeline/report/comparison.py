@@ -24,8 +24,6 @@ GAINS = (-50, -20, -5, 0, 5, 20, 50)  # bounds of the groups of the lines' diffe
 
 @dataclass(frozen=True)
 class Compared:
-    """A finished run."""
-
     name: str
     configuration: Mapping[str, Any]  # all settings with dotted keys
     metrics: Mapping[str, Any]
