@@ -1,4 +1,7 @@
-"""Children that are killed at a chosen one of the calls by which they change files: before it, amid it or after it."""
+"""Children that are killed at a chosen one of the calls by which they change files: before it or amid it.
+
+After a call the disk is as before the next one.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +39,11 @@ class Fatal:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """`call` between two points."""
+        """`call`, after a point."""
 
         def around(*given: Any, **named: Any) -> Any:
             self.point(f"before {name}")
-            result = call(*given, **named)
-            self.point(f"after {name}")
-            return result
+            return call(*given, **named)
 
         return around
 
@@ -54,17 +55,13 @@ class Fatal:
             def write(self, data: Any) -> Any:
                 fatal.point("before write")
                 fatal.point("amid write", lambda: super(File, self).write(bytes(data)[: len(data) // 2]))
-                written = super().write(data)
-                fatal.point("after write")
-                return written
+                return super().write(data)
 
         def counted_open(file: Any, mode: str = "r", buffering: int = -1, *given: Any, **named: Any) -> Any:
             if not set(mode) & set("wax"):
                 return opened(file, mode, buffering, *given, **named)
             fatal.point("before open")
-            raw = File(file, mode.replace("b", "").replace("t", ""))
-            fatal.point("after open")
-            buffered = io.BufferedWriter(raw)
+            buffered = io.BufferedWriter(File(file, mode.replace("b", "").replace("t", "")))
             return buffered if "b" in mode else io.TextIOWrapper(buffered, *given, **named)
 
         def counted_system_open(path: Any, flags: int, *given: Any, **named: Any) -> int:
@@ -79,7 +76,6 @@ class Fatal:
             fatal.point("before save_file")
             fatal.point("amid save_file", half)
             save(tensors, path)
-            fatal.point("after save_file")
 
         for name in CHANGES:
             setattr(os, name, self.counted(name, getattr(os, name)))

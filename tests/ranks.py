@@ -23,15 +23,7 @@ DEADLINE = 200.0
 Target = Callable[..., Any]
 
 
-def _rank(
-    rank: int,
-    size: int,
-    folder: Path,
-    store: str,
-    home: Path | None,
-    target: Target,
-    given: Any,
-) -> None:
+def _rank(rank: int, size: int, folder: Path, store: str, home: Path | None, target: Target, given: Any) -> None:
     """One rank: its output goes to a file, what `target` returns to another."""
     import torch
 
@@ -215,21 +207,6 @@ def overlapped_gradients(world: Any, job: dict[str, Any]) -> list[list[int]]:
         for one, other in zip(*(trainer.parameters for trainer in trainers), strict=True):
             torch.testing.assert_close(one.grad, other.grad)
     return done
-
-
-def tree_sums(world: Any, folder: str) -> None:
-    """Sum tensors of several lengths; save what each rank has then."""
-    import torch
-    from safetensors.torch import save_file
-
-    found = {}
-    for length in (world.size, 64, 4096):
-        generator = torch.Generator().manual_seed(world.rank)
-        values = torch.randn(length, generator=generator) * 10.0 ** torch.randint(-6, 6, (length,), generator=generator)
-        found[f"given {length}"] = values.clone()
-        world.tree_sum(values)
-        found[f"sum {length}"] = values
-    save_file(found, Path(folder) / f"sums-{world.rank}.safetensors")
 
 
 def main_module_out_of_memory(world: Any, folder: str, update: int, rank: int) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 from model_folders import folder_of
+from shared import shared
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -47,10 +48,7 @@ def run(row: str, pair: str = "en-de", seed: int = 1) -> dict[str, Any]:
 
 def write_results(state: str = STATE, **scores: Any) -> None:
     """What the stages have left when the last one ends; `scores` change results/scores.json."""
-    content = {
-        "results/chain.json": {"state": state},
-        "results/scores.json": {**SCORES, **scores},
-    }
+    content = {"results/chain.json": {"state": state}, "results/scores.json": {**SCORES, **scores}}
     for path, written in content.items():
         Path(path).write_text(json.dumps(written))
     Path("results/training.csv").write_text("update,loss,ppl,seconds\n100,5.0,148.4,60.0\n200,4.0,54.6,120.5\n")
@@ -63,10 +61,12 @@ def write_results(state: str = STATE, **scores: Any) -> None:
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty MLflow database: making one takes seconds."""
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    with connected(path) as client:
-        client.search_experiments()
-    return path
+
+    def make(path: Path) -> None:
+        with connected(path) as client:
+            client.search_experiments()
+
+    return shared(tmp_path_factory, "mlflow.db", make)
 
 
 @pytest.fixture

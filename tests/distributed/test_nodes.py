@@ -28,10 +28,7 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.timeout(1800)
 def test_a_lost_node_is_replaced_and_a_lost_host_ends_both_sides(
-    tmp_path: Path,
-    tiny_job: MakeJob,
-    agents: Start,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, tiny_job: MakeJob, agents: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "nodes"
     folder.mkdir()
@@ -74,5 +71,5 @@ def test_a_lost_node_is_replaced_and_a_lost_host_ends_both_sides(
     assert alone.wait(timeout=PATIENCE) == 0
     assert json.loads((folder / "done.json").read_text())["resumes"] >= 2
     assert set(folder.glob(".*")) == left
-    assert run(job, tmp_path / "undisturbed")
+    assert run(tiny_job(updates=UPDATES, resume_minutes=10.0), tmp_path / "undisturbed")
     assert same(final_weights(folder), final_weights(tmp_path / "undisturbed"))

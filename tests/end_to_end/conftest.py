@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 import pytest
 from clones import STAGES, TINY, Clone, write_tiny_corpus
-from filelock import FileLock
+from shared import shared
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Clone:
-    """A clone after its first `dvc repro`, which one of pytest's processes makes for all."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    with FileLock(folder / "finished.lock"):
-        clone = Clone(folder / "finished")
-        if not (clone.folder / "results/report.html").exists():
-            write_tiny_corpus(clone.folder)
-            clone.params(corpus="tiny", overrides=TINY)
-            assert clone.repro() == STAGES
-    return clone
+    """A clone after its first `dvc repro`."""
+
+    def run(folder: Path) -> None:
+        clone = Clone(folder)
+        write_tiny_corpus(folder)
+        clone.params(corpus="tiny", overrides=TINY)
+        assert clone.repro() == STAGES
+
+    return Clone(shared(tmp_path_factory, "finished", run))

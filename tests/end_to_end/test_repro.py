@@ -69,10 +69,7 @@ def test_an_edited_report_or_dvc_lock_is_named(
         (folder / name).unlink()
         (folder / name).write_text(text.replace("BLEU", "BLUE"))
     found = check.locked()
-    assert (found.status, found.detail) == (
-        "differs",
-        "results/report.html is modified; results/report.md is modified",
-    )
+    assert (found.status, found.detail) == ("differs", "results/report.html is modified; results/report.md is modified")
     lock = yaml.safe_load(Path("dvc.lock").read_text())
     lock["stages"]["resolve"]["outs"][0]["md5"] = "0" * 32
     Path("dvc.lock").write_text(yaml.safe_dump(lock))
@@ -173,24 +170,6 @@ def test_a_finished_run_is_pushed_pulled_and_compared(finished: Clone, tmp_path:
     difference = json.loads(other.run("dvc", "metrics", "diff", "--json").stdout)
     metrics = json.loads((finished.folder / "results/metrics.json").read_text())
     assert difference["results/metrics.json"]["valid_bleu"]["new"] == metrics["valid_bleu"]
-
-
-def test_a_comment_in_the_search_reruns_decoding_and_an_edit_of_the_model_trains_anew(
-    finished: Clone, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dvc.repo import Repo
-
-    monkeypatch.chdir(finished.folder)
-    for module, stages in [
-        ("inference/search", {"decode", "attention"}),
-        ("model", {"train", "average", "decode", "attention", "report"}),
-    ]:
-        path = finished.folder / f"nmt/{module}.py"
-        before = path.read_text()
-        path.write_text(before + "\n# A comment.\n")
-        with Repo() as repo:
-            assert repo.status().keys() == stages
-        path.write_text(before)
 
 
 def test_more_updates_resume_the_training(finished: Clone) -> None:

@@ -85,8 +85,7 @@ def test_a_job_of_several_nodes_starts_one_process_on_each(here: Path, nodes: in
 
 
 @pytest.mark.parametrize(
-    ("node", "given", "warned"),
-    [("Gres=gpu:h100:8", "", True), ("Gres=gpu:8", "8", False), ("Gres=(null)", "", False)],
+    ("node", "given", "warned"), [("Gres=gpu:h100:8", "", True), ("Gres=gpu:8", "8", False), ("Gres=(null)", "", False)]
 )
 def test_a_job_that_leaves_gpus_unused_says_so(here: Path, node: str, given: str, warned: bool) -> None:
     result = submit(here, 1, node, SLURM_GPUS_ON_NODE=given)

@@ -14,10 +14,7 @@ PAPER = TrainingSettings(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("update", "rate"),
-    [(1, 1.7469281e-7), (4000, 6.9877125e-4), (100_000, 1.3975425e-4)],
-)
+@pytest.mark.parametrize(("update", "rate"), [(1, 1.7469281e-7), (4000, 6.9877125e-4), (100_000, 1.3975425e-4)])
 def test_learning_rate(update: int, rate: float) -> None:
     assert learning_rate(update, 512, PAPER) == pytest.approx(rate, rel=1e-6)
 

@@ -69,13 +69,7 @@ def test_a_finished_stage_tells_its_time_what_it_made_and_its_score(
     told: list[tuple[str, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "dvc.yaml").write_text("stages: {decode: {cmd: x, outs: [models, results/scores.json, left/out]}}")
-    scores = {
-        "bleu": 27.3,
-        "bleu_low": 26.5,
-        "bleu_high": 28.1,
-        "bleu_set": "newstest2014",
-        "bleu_signature": "nrefs:1",
-    }
+    scores = {"bleu": 27.3, "bleu_low": 26.5, "bleu_high": 28.1, "bleu_set": "newstest2014", "bleu_signature": "x"}
 
     def work() -> None:
         for name in ("models/a", "models/b/c"):
@@ -89,7 +83,7 @@ def test_a_finished_stage_tells_its_time_what_it_made_and_its_score(
     assert 0 <= float(reported()["seconds"]) < 60
     made, score = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"decode: \d+\.\d s: models \(2\.0 kB\), results/scores\.json \(\d+ Bytes\)", made)
-    assert score == "BLEU    27.3 (95% interval 26.5 to 28.1) on newstest2014; sacreBLEU, nrefs:1"
+    assert score == "BLEU    27.3 (95% interval 26.5 to 28.1) on newstest2014; sacreBLEU, x"
 
 
 def without_network() -> None:
@@ -128,11 +122,7 @@ def without_room() -> None:
     ],
 )
 def test_what_the_user_or_the_machine_must_mend_is_one_sentence(
-    told: list[tuple[str, ...]],
-    capsys: pytest.CaptureFixture[str],
-    work: Callable[[], None],
-    state: str,
-    sentence: str,
+    told: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str], work: Callable[[], None], state: str, sentence: str
 ) -> None:
     assert status_of(work) == (1, state)
     assert re.fullmatch(f"decode: {sentence}", capsys.readouterr().err.splitlines()[-1])

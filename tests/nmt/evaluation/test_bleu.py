@@ -80,18 +80,10 @@ def test_different_line_counts_are_refused() -> None:
             function([], [])
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "text is empty: there is nothing to score$"),
-        (b"ok\nab\xff\n", "text, line 2: the byte 0xff at offset 5 is not valid UTF-8 .*convert the text"),
-    ],
-)
-def test_bad_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "text"
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=message):
-        bleu.read_lines(path)
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").touch()
+    with pytest.raises(InputError, match=r"text is empty: there is nothing to score$"):
+        bleu.read_lines(tmp_path / "text")
 
 
 def _write(folder: Path, **texts: list[str]) -> list[str]:

@@ -35,9 +35,7 @@ def untagged(tree: Tree) -> Tree:
 
 
 words_with_tags = st.builds(
-    leaf,
-    st.sampled_from(["NN", "DT", "XX", ",", "-LRB-", "PRP$"]),
-    st.text("ab-/)(X", min_size=1).map(escape),
+    leaf, st.sampled_from(["NN", "DT", "XX", ",", "-LRB-", "PRP$"]), st.text("ab-/)(X", min_size=1).map(escape)
 )
 trees = st.recursive(
     words_with_tags,
@@ -133,10 +131,7 @@ def test_every_tree_comes_back_from_its_bracketing_and_linearisation(name: Linea
 
 
 @pytest.mark.parametrize("name", LINEARISATIONS)
-@given(
-    symbols=st.lists(st.sampled_from(SYMBOLS)),
-    words=st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=8),
-)
+@given(symbols=st.lists(st.sampled_from(SYMBOLS)), words=st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=8))
 def test_every_output_becomes_a_tree_with_all_words(name: Linearisation, symbols: list[str], words: list[str]) -> None:
     tree, repairs = delinearise(symbols, words, name, {"/S", "/NP"})
     assert tree.words() == words

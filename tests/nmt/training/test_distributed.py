@@ -28,8 +28,7 @@ def test_a_process_alone_agrees_with_itself(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("available", "shards", "count"),
-    [(1, 1, 1), (3, 16, 2), (4, 16, 4), (15, 16, 8), (16, 16, 16), (9, 2, 2)],
+    ("available", "shards", "count"), [(1, 1, 1), (3, 16, 2), (4, 16, 4), (15, 16, 8), (16, 16, 16), (9, 2, 2)]
 )
 def test_most_processes_are_a_power_of_two_and_at_most_the_shards(available: int, shards: int, count: int) -> None:
     assert most_processes(available, shards) == count

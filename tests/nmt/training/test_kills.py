@@ -55,7 +55,7 @@ def test_a_killed_write_leaves_the_old_or_the_new(tmp_path: Path, kind: str) -> 
         found = read(path)
         if found is None:
             # Between the two renames: whatever else happens, the next writer puts the old one back.
-            assert (kind, point) in {("folder", "after replace"), ("folder", "before replace")}
+            assert (kind, point) == ("folder", "before replace")
             with pytest.raises(RuntimeError, match="no room"), writing(path):
                 raise RuntimeError("no room")
             found = read(path)
@@ -155,4 +155,4 @@ def test_a_killed_checkpoint_leaves_those_before_until_it_is_whole(
             }
         save(folder, 3)
         assert names(folder) == ["update-00000002.safetensors", "update-00000003.safetensors"]
-    assert seen == {(1, 2), (1, 2, 3), (2, 3)}
+    assert seen == {(1, 2), (1, 2, 3)}

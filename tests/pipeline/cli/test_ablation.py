@@ -153,11 +153,7 @@ def test_the_report_is_of_different_runs(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_params_that_change_or_score_every_row_otherwise_are_refused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    pair: str,
-    overrides: str,
-    message: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: str, overrides: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("params.yaml").write_text(f"row: base\npair: {pair}\ncorpus: sample\nseed: 1\noverrides: {overrides}\n")

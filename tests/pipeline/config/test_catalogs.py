@@ -317,10 +317,7 @@ def test_add_refuses_what_is_no_treebank(repository: Path, content: bytes, other
 
 @pytest.mark.parametrize(
     ("word", "wrong", "status", "message"),
-    [
-        ("en-de", "en-xx", 2, "'en-xx' is not one of"),
-        ("mine", "../mine", 1, "`../mine` cannot name a catalog"),
-    ],
+    [("en-de", "en-xx", 2, "'en-xx' is not one of"), ("mine", "../mine", 1, "`../mine` cannot name a catalog")],
 )
 def test_add_refuses_other_pairs_and_what_is_no_name(
     texts: list[str], capsys: pytest.CaptureFixture[str], word: str, wrong: str, status: int, message: str

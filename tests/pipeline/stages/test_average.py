@@ -121,7 +121,7 @@ def test_killed_at_any_call_it_makes_the_same_when_run_again(tmp_path: Path) -> 
     expected = content()
     kills = 0
     # Every point of a folder that replaces another: tests/nmt/training/test_kills.py.
-    for kills, (_, point) in enumerate(every_kill(lambda _: average.run, step=11), start=1):
+    for kills, (_, point) in enumerate(every_kill(lambda _: average.run, step=7), start=1):
         assert all(expected[path] == found for path, found in content().items()), (kills, point)
     assert kills > 9
     average.run()

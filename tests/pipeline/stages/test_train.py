@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import yaml
@@ -185,7 +186,7 @@ def test_after_an_edit_of_shared_code_a_finished_training_ends_at_once(
         return 0
 
     def run() -> dict[str, str]:
-        train.run(torchrun, lambda updates: asked.append(updates) or Silent(), nullcontext)
+        train.run(torchrun, lambda updates: asked.append(updates) or MagicMock(), nullcontext)
         return outputs()
 
     before = run()
@@ -255,7 +256,7 @@ def test_killed_at_any_call_it_hands_on_the_same_when_run_again(finished: Path, 
     shutil.copytree("results", "before/results")
     kills = 0
     # Every point of a folder that replaces another: tests/nmt/training/test_kills.py.
-    points = every_kill(lambda _: lambda: train.write_outputs(finished), step=7)
+    points = every_kill(lambda _: lambda: train.write_outputs(finished), step=5)
     for kills, (_, point) in enumerate(points, start=1):
         now = outputs() if paths.CHECKPOINTS.exists() else {}
         assert all(content in (before.get(name), expected[name]) for name, content in now.items()), point
@@ -351,21 +352,6 @@ def test_a_fork_of_another_training_is_refused(
     assert not fork.exists()
 
 
-class Silent:
-    """Progress that only notes what it is shown."""
-
-    def __init__(self) -> None:
-        self.shown: list[int] = []
-
-    def __enter__(self) -> Silent:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def show(self, update: int, record: Mapping[str, float]) -> None:
-        self.shown.append(update)
-
-
 REFUSED = {"failed.json": '{"state": "refused", "error": "mend this"}'}
 FULL = {"failed.json": '{"state": "failed", "error": "OSError", "errno": 28, "file": "resume/x"}'}
 FAILED = {"failed.json": '{"state": "failed", "error": "a bug"}'}
@@ -391,7 +377,7 @@ def test_why_a_training_ended_is_told(
         return status
 
     with pytest.raises(kind, match=f"^{message}$"):
-        train.launch_and_watch(tmp_path, ended, Silent().show)
+        train.launch_and_watch(tmp_path, ended, lambda *_: None)
 
 
 @pytest.mark.parametrize(("left", "kind"), [(REFUSED, InputError), ({"interrupted": ""}, Interrupted), (FAILED, None)])
@@ -409,11 +395,11 @@ def test_an_error_of_the_users_and_a_stop_of_one_process_end_the_others_at_once(
         return 0
 
     with nullcontext() if kind is None else pytest.raises(kind):
-        train.launch_and_watch(tmp_path, torchrun, Silent().show)
+        train.launch_and_watch(tmp_path, torchrun, lambda *_: None)
 
 
 def test_what_training_measures_is_shown_while_it_runs(tmp_path: Path) -> None:
-    history, progress = tmp_path / "history.jsonl", Silent()
+    history, shown = tmp_path / "history.jsonl", list[int]()
     write_lines(history, [{"update": 9, "valid_loss": 3.0, "valid_ppl": 20.1}])  # Of an earlier attempt.
 
     def torchrun(state: Path, watch: Callable[[], None]) -> int:
@@ -422,11 +408,11 @@ def test_what_training_measures_is_shown_while_it_runs(tmp_path: Path) -> None:
         history.rename(tmp_path / "earlier.jsonl")
         write_lines(history, [{"update": 1, "valid_loss": 3.0, "valid_ppl": 20.1}])
         watch()
-        assert progress.shown == [1]
+        assert shown == [1]
         with history.open("a") as file:
             file.write('{"update": 2, "valid_loss": 2.0, "valid_ppl": 7.4}\n')
         (tmp_path / "done.json").touch()
         return 0
 
-    train.launch_and_watch(tmp_path, torchrun, progress.show)
-    assert progress.shown == [1, 2]
+    train.launch_and_watch(tmp_path, torchrun, lambda update, record: shown.append(update))
+    assert shown == [1, 2]

@@ -1,0 +1,22 @@
+"""What takes seconds to make, and one of pytest's processes makes for all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+
+def shared(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """The path of what the first process that asks for this name makes there; the others wait."""
+    folder = tmp_path_factory.getbasetemp()
+    path = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / name
+    made = path.with_name(f"{name}.made")
+    with FileLock(path.with_name(f"{name}.lock")):
+        if not made.exists():
+            make(path)
+            made.touch()
+    return path
