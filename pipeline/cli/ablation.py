@@ -1,7 +1,4 @@
-"""`wmt ablation`: train rows of Table 3, scaled down together, with several seeds, and compare them.
-
-Every run is a DVC experiment in a copy of the repository.
-"""
+"""`wmt ablation`: train rows of Table 3, scaled down together, with several seeds, and compare them."""
 
 from __future__ import annotations
 

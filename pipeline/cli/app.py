@@ -1,7 +1,7 @@
 """The command `wmt`: its commands by topic, errors and exit statuses.
 
-A command reads its options and calls a function of pipeline or nmt. Everything slow is imported inside the commands,
-so that `--help` and shell completion are fast. Stages are run by `python -m pipeline STAGE`, not from here.
+A parameter of a command is an option. Everything slow is imported inside the commands, so that `--help` and shell
+completion are fast. Stages are run by `python -m pipeline STAGE`, not from here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The commands of `wmt` on models and their output: translate, parse, score, evalb, bleu, attention, export.
-
-A parameter is an option, with its help. Everything slow is imported inside the commands, so that `--help` is fast.
-"""
+"""The commands of `wmt` on models and their output: translate, parse, score, evalb, bleu, attention, export."""
 
 from __future__ import annotations
 

@@ -55,11 +55,10 @@ def data_settings(catalog: Catalog, pair: Pair) -> DataSettings:
 
     Raises InputError where one is unknown, and where a text of trees is not one treebank on both sides.
     """
-    entry = pair_entry(catalog, pair)
     source, target = pair.split("-")
-    content = {"source": source, "target": target, "archives": []}
-    texts = {"train": entry.train, "valid": entry.valid, "test": entry.test}
-    data = validated(DataSettings, {**content, **texts}, _path(catalog.name))
+    texts = pair_entry(catalog, pair).model_dump(include={"train", "valid", "test"})
+    content = {"source": source, "target": target, "archives": [], **texts}
+    data = validated(DataSettings, content, _path(catalog.name))
     used = [side.archive for _, text in data.texts for side in (text.source, text.target)]
     archives = []
     for name in filter(None, dict.fromkeys(used)):

@@ -22,20 +22,15 @@ class Stage:
     meta: dict[str, Any]
 
     @property
-    def code(self) -> list[Path]:
-        """Return the modules among the deps, folders expanded."""
-        code = [Path(path) for path in self.deps if path.split("/")[0] in {"nmt", "pipeline"}]
-        return sorted({file for path in code for file in ([path] if path.suffix == ".py" else path.rglob("*.py"))})
-
-    @property
-    def computing_code(self) -> list[Path]:
-        """Return the modules among the deps that compute: those of nmt, and the stage's own.
+    def computing_code(self) -> set[Path]:
+        """Return the modules among the deps that compute: those of nmt, folders expanded, and the stage's own.
 
         Left out are what all stages share, such as paths, the schema of the settings and this graph. Every added stage
         edits them.
         """
-        own = Path(f"pipeline/stages/{self.name}.py")
-        return [path for path in self.code if path.parts[0] == "nmt" or path == own]
+        code = (path for path in map(Path, self.deps) if path.parts[0] == "nmt")
+        files = {file for path in code for file in ([path] if path.suffix == ".py" else path.rglob("*.py"))}
+        return {*files, Path(f"pipeline/stages/{self.name}.py")}
 
 
 def stages(path: Path = DVC_YAML) -> dict[str, Stage]:

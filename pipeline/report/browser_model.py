@@ -10,6 +10,7 @@ import numpy as np
 
 from nmt import codec
 from nmt.config import TokenizerSettings
+from nmt.inference.options import LONGEST
 from nmt.text.moses import Moses
 from nmt.text.subwords import BytePairs, Subwords, WordPieces
 from pipeline.config.paths import FIGURES
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LARGEST = 25_000_000  # bytes of 8-bit weights that a page may hold; those of a larger model are in a file beside it
-LONGEST = 256  # subwords of a line that the page translates: as `wmt translate` and `wmt parse`
 STEPS = 127  # a row's largest weight in steps of its scale
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nmt.common.files import writing
+from nmt.common.files import write_text
 from nmt.config import InputError
 from nmt.evaluation import bleu
 from nmt.parsing import evalb
@@ -49,8 +49,7 @@ def scored(source: Path, reference: Path, output: Path, target: str) -> list[Lin
 
 def write(lines: Iterable[Line], path: Path) -> None:
     """Write a JSON object a line."""
-    with writing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(json.dumps(line._asdict(), ensure_ascii=False) + "\n" for line in lines)
+    write_text(path, "".join(json.dumps(line._asdict(), ensure_ascii=False) + "\n" for line in lines))
 
 
 def read(path: Path) -> list[Line]:

@@ -77,7 +77,8 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("committed")
     with contextlib.chdir(ROOT):
         stages = graph.stages().values()
-        code = {str(path) for stage in stages for path in stage.code}
+        deps = [path for stage in stages for path in map(Path, stage.deps) if path.parts[0] in {"nmt", "pipeline"}]
+        code = {str(file) for path in deps for file in (path.rglob("*.py") if path.is_dir() else [path])}
         asked = resolution.text(configuration("sample", corpus="sample"))
     for name in ("dvc.yaml", "params.yaml", ".dvc/config", "pipeline/config/rows.yaml", *code):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
