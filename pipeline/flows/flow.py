@@ -16,7 +16,7 @@ from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from prefect import Flow, Task, flow, get_run_logger, runtime, task
+from prefect import Flow, flow, get_run_logger, runtime, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
@@ -131,7 +131,8 @@ def run_pipeline(changes: Mapping[str, Any], target: str, force: bool) -> State[
             for each in stages:
                 # Waiting for a device is no time of the task.
                 with slots_for(declared[each]):
-                    states.append(stage_task(copy, each, force)(wait_for=states[-1:], return_state=True))
+                    stage = run_stage.with_options(name=each)
+                    states.append(stage(copy, each, force, wait_for=states[-1:], return_state=True))
                 if not states[-1].is_completed():
                     # Prefect's pages show the name at the top, and the message under "Details".
                     return Failed(name=f"{each} {states[-1].name}".capitalize(), message=states[-1].message)
@@ -166,33 +167,28 @@ def end_with_worker() -> None:
     die_with_parent(signal.SIGUSR1)
 
 
-def stage_task(copy: Path, name: str, force: bool) -> Task[[], State[Any]]:
-    """Return the task that runs one stage if it has changed, or restores it from DVC's cache."""
-
-    @task(
-        name=name,
-        task_run_name=name,
-        retries=len(RETRY_DELAYS),
-        retry_delay_seconds=RETRY_DELAYS,
-        # Not where the user must change something first.
-        retry_condition_fn=lambda _task, _run, state: state.name != "Refused",
-        cache_policy=NO_CACHE,
-    )
-    def run_stage() -> State[Any]:
-        reported = copy / status_file(name)
-        reported.unlink(missing_ok=True)
-        command = [*copies.DVC, "repro", "--single-item", *(["--force"] if force else []), name]
-        code = copies.run(copy, command, get_run_logger().info)
-        # Exit statuses do not survive DVC. A stage that DVC restored has written no status file.
-        status = read_json(reported) if reported.exists() else {}
-        if code == 0:
-            return Completed(name="Ran" if status else "Cached")
-        state = status.get("state", "refused")
-        # DVC did not run it, it was killed, or DVC could not keep its results.
-        how = {"running": "died", "done": "not saved"}.get(state, state)
-        return Failed(name=how.capitalize(), message=f"{name}: {status.get('message') or 'the log has the reason'}")
-
-    return run_stage
+@task(
+    task_run_name="{name}",
+    retries=len(RETRY_DELAYS),
+    retry_delay_seconds=RETRY_DELAYS,
+    # Not where the user must change something first.
+    retry_condition_fn=lambda _task, _run, state: state.name != "Refused",
+    cache_policy=NO_CACHE,
+)
+def run_stage(copy: Path, name: str, force: bool) -> State[Any]:
+    """Run one stage if it has changed, or restore it from DVC's cache."""
+    reported = copy / status_file(name)
+    reported.unlink(missing_ok=True)
+    command = [*copies.DVC, "repro", "--single-item", *(["--force"] if force else []), name]
+    code = copies.run(copy, command, get_run_logger().info)
+    # Exit statuses do not survive DVC. A stage that DVC restored has written no status file.
+    status = read_json(reported) if reported.exists() else {}
+    if code == 0:
+        return Completed(name="Ran" if status else "Cached")
+    state = status.get("state", "refused")
+    # DVC did not run it, it was killed, or DVC could not keep its results.
+    how = {"running": "died", "done": "not saved"}.get(state, state)
+    return Failed(name=how.capitalize(), message=f"{name}: {status.get('message') or 'the log has the reason'}")
 
 
 @contextmanager

@@ -148,8 +148,8 @@ def test_a_stages_state_is_what_it_reported_in_this_attempt(
 
     monkeypatch.setattr(flow.copies, "run", run)
     monkeypatch.setattr(flow, "get_run_logger", lambda: logging.getLogger("flow"))
-    task = flow.stage_task(tmp_path, "train", force=True)
-    state = task.fn()
+    task = flow.run_stage
+    state = task.fn(tmp_path, "train", force=True)
     assert (state.type.value, state.name, state.message) == (kind, name, message)
     assert task.retry_condition_fn(task, None, state) is (name != "Refused")
 
