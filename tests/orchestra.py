@@ -141,6 +141,13 @@ class Orchestra:
                 found.append(process.pid)
         return found
 
+    def send(self, number: int, *words: str) -> None:
+        """Send a signal to the processes of this clone that have all `words` in their command."""
+        found = self.at_work(*words)
+        assert found
+        for pid in found:
+            os.kill(pid, number)
+
     def login(self) -> Json:
         """The settings of Prefect's clients, as the services publish them."""
         found: Json = json.loads((self.clone.folder / "work/prefect/login.json").read_text())

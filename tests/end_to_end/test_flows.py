@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -158,9 +159,10 @@ def experiments(clone: Clone) -> set[str]:
 
 @pytest.fixture(scope="module")
 def runs(orchestra: Orchestra) -> list[str]:
-    """Two runs, the one that trains first."""
+    """Two runs, the one that trains first. Its training stands still after some updates: it would use a core."""
     settings = {"row": "sample", "corpus": "tiny", "target": "train", "overrides": ENDLESS}
     both = [orchestra.deploy(seed=seed, **settings) for seed in (1, 2)]
+    orchestra.send(signal.SIGSTOP, TRAINER, until(lambda: orchestra.trained(9), "updates of a training").name)
     until(lambda: all("train: requesting a slot of cpu-" in orchestra.messages(run) for run in both), "both trainings")
     until(lambda: any("Running stage 'train'" in orchestra.messages(run) for run in both), "a training")
     return sorted(both, key=lambda run: "Running stage 'train'" not in orchestra.messages(run))
@@ -187,10 +189,11 @@ def test_a_cancelled_run_saves_its_training_and_the_next_one_trains(
     orchestra: Orchestra, runs: list[str], state: Path
 ) -> None:
     before = set(state.parent.iterdir())
+    orchestra.send(signal.SIGCONT, TRAINER, state.name)
     orchestra.cancel(runs[0])
     assert orchestra.ended(runs[0])["state_type"] == "CANCELLED"
     until((state / "interrupted").exists, "the end of the cancelled training")
-    until(lambda: not orchestra.at_work(TRAINER, str(state)), "the end of its processes")
+    until(lambda: not orchestra.at_work(TRAINER, state.name), "the end of its processes")
     until(lambda: orchestra.trained(5, before), "the other training")
 
 
