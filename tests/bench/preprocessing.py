@@ -28,6 +28,7 @@ import yaml
 from nmt.config import SubwordSettings, TokenizerSettings
 from nmt.text import subwords
 from nmt.text.moses import Moses
+from pipeline.config import rows
 from pipeline.config.settings import load_section
 from pipeline.data.blocks import executor
 from pipeline.stages import learn_subwords
@@ -57,6 +58,7 @@ def configuration(merges: int) -> dict[str, Any]:
             "filters": {"min_tokens": 1, "max_tokens": 250, "max_ratio": 9.0, "drop_identical": False},
         },
         "subwords": {"kind": "bpe", "merges": merges, "vocabulary": None, "multiple_of": 64},
+        "training": rows.settings("base", "en-de")["training"],  # learn_subwords asks what it starts from
         "binning": {"max_length": 256, "growth": 1.1},
         "versions": {package: version(package.replace("_", "-")) for package in packages},
     }
