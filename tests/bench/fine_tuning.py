@@ -27,7 +27,7 @@ TRAINING = {
 }  # fmt: skip
 """Row small's, shortened."""
 PARENT = TRAINING | {"updates": 4000, "warmup_steps": 800}
-"""With 800 updates the parent learned nothing, and what started from it learned less than what started afresh."""
+"""Longer sentences need more updates."""
 MERGES = 8000
 SEEDS = (1, 2, 3)
 Pairs = tuple[list[str], list[str]]
