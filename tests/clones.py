@@ -79,8 +79,10 @@ class Clone:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, folder / name)  # with its mode
         self._git(folder, "init", "--quiet")
+        for key, value in (("user.name", "t"), ("user.email", "t@example.org")):
+            self._git(folder, "config", key, value)  # `dvc exp apply` needs them.
         self._git(folder, "add", "--all")
-        self._git(folder, "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "--quiet", "-m", "copy")
+        self._git(folder, "commit", "--quiet", "-m", "copy")
 
     @staticmethod
     def _git(folder: Path, *words: str) -> str:

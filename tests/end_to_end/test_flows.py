@@ -121,7 +121,8 @@ def test_a_row_of_another_task_is_refused_by_the_form(orchestra: Orchestra) -> N
     for pair, row in (("en-de", "C-N3"), ("en-tree", "sample")):
         with pytest.raises(urllib.error.HTTPError) as refused:
             orchestra.deploy(pair=pair, row=row)
-        assert f"'{row}' is not one of [" in refused.value.read().decode()
+        with refused.value as error:
+            assert f"'{row}' is not one of [" in error.read().decode()
 
 
 def test_every_stage_is_a_task_and_the_results_come_back_as_an_experiment(orchestra: Orchestra, first: str) -> None:

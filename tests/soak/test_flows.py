@@ -125,8 +125,10 @@ def test_cancelled_killed_and_cut_off(tmp_path: Path, undisturbed: Clone) -> Non
 
 @pytest.fixture
 def orchestra(tmp_path: Path) -> Iterator[Orchestra]:
+    """With a catalog that Git does not track."""
     clone = Clone(tmp_path / "clone")
     clone.params(overrides=SHRUNKEN)
+    (clone.folder / "data/catalog/mine.yaml").write_text("extends: sample\ndescription: Mine.\n")
     orchestra = Orchestra(clone, tmp_path / "home")
     with orchestra.serving():
         yield orchestra
@@ -166,8 +168,6 @@ def test_runs_beside_each_other_use_a_gpu_in_turn_and_restore_what_is_cached(orc
 def test_what_the_user_must_mend_is_not_tried_again_and_a_run_may_end_before_the_last_stage(
     orchestra: Orchestra,
 ) -> None:
-    """With a catalog that Git does not track."""
-    (orchestra.clone.folder / "data/catalog/mine.yaml").write_text("extends: sample\ndescription: Mine.\n")
     mistaken = orchestra.deploy(overrides={"model": {"P_dropped": 0.1}})
     identity = orchestra.deploy(corpus="mine", target="download")
     parsing = orchestra.deploy(pair="en-tree", row="parse-sample", corpus="sample-trees", target="resolve")

@@ -14,13 +14,15 @@ import pytest
 
 from nmt.common.processes import end, sharing, start, wait_for_sharers
 
+# One long sleep would delay a signal that comes just before it.
 CHILD = """
 import signal, sys, time
 from nmt.common.processes import die_with_parent
 signal.signal(signal.SIGTERM, lambda *_: (print("asked", flush=True), sys.exit()))
 die_with_parent(signal.Signals(int(sys.argv[1])))
 print("ready", flush=True)
-time.sleep(100)
+while True:
+    time.sleep(0.1)
 """
 PARENT = """
 import subprocess, sys
@@ -74,13 +76,15 @@ import signal, subprocess, sys, time
 handlers = {"asked": lambda *_: sys.exit(3), "left": signal.SIG_DFL, "deaf": signal.SIG_IGN}
 signal.signal(signal.SIGTERM, handlers[sys.argv[1]])
 subprocess.Popen([sys.executable, "-c", sys.argv[2]])
-time.sleep(100)
+while True:
+    time.sleep(0.1)
 """
 SLOW = """
 import os, signal, time
 signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), print("saved", flush=True), os._exit(0)))
 print(os.getpid(), flush=True)
-time.sleep(100)
+while True:
+    time.sleep(0.1)
 """
 
 

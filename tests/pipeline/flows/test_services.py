@@ -55,7 +55,8 @@ if role == "worker":
 reported = lambda *_: deaf or (print(role, "reported", flush=True), os._exit(0))
 signal.signal(signal.SIGTERM, reported)
 print(role, os.getpid(), flush=True)
-time.sleep(600)
+while True:
+    time.sleep(0.1)
 """
 
 
