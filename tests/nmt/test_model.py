@@ -298,6 +298,7 @@ def test_initialisation_has_the_stated_ranges() -> None:
     for layer in (*fused.encoder, *fused.decoder):
         for projection in (layer.self_attention.W_Q, layer.self_attention.W_K, layer.self_attention.W_V):
             assert smaller * 0.98 < projection.weight.abs().max().item() <= smaller
+            assert projection.weight.mean().item() == pytest.approx(0.0, abs=0.1 * smaller)
         assert layer.self_attention.W_O.weight.abs().max().item() > smaller
     assert fused.decoder[0].cross_attention.W_Q.weight.abs().max().item() > smaller
 

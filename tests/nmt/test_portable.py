@@ -103,6 +103,9 @@ def test_sines_of_positions() -> None:
     x = torch.linspace(-2000, 2000, 4001, dtype=torch.float64)
     for found, exact in ((portable.sine(x), x.sin()), (portable.sine(x, 1), x.cos())):
         torch.testing.assert_close(found, exact, rtol=0, atol=3e-16)
+    with Portable():
+        cosines = x.cos()
+    assert torch.equal(cosines, portable.sine(x, 1))
 
 
 def gradients(kind: str, function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
@@ -164,6 +167,8 @@ def test_search_is_portable_in_each_of_its_threads(tmp_path: Path) -> None:
 def test_random_numbers_have_their_distributions() -> None:
     with Portable():
         uniform, normal = torch.empty(40000).uniform_(-3, 5), torch.nn.init.normal_(torch.empty(40000), std=0.5)
+        standard = torch.empty(40000).normal_()
+    assert float(standard.std()) == pytest.approx(1, abs=0.05)
     assert -3 <= float(uniform.min()) <= float(uniform.max()) <= 5
     assert [float(uniform.mean()), float(uniform.std())] == pytest.approx([1, 8 / 12**0.5], abs=0.05)
     quantiles = normal.quantile(torch.tensor([0.0228, 0.1587, 0.5, 0.8413, 0.9772]))

@@ -6,8 +6,22 @@ import os
 from pathlib import Path
 
 import pytest
+from trainings import CONDITIONS, MakeJob
 
-from nmt.training.history import HistoryReader, read_history
+from nmt.config import Job
+from nmt.flops import LengthSums
+from nmt.training.history import HistoryReader, interval_record, read_history
+from nmt.training.state import Interval, TrainState
+
+
+def test_the_utilisation_is_that_of_all_gpus(tiny_job: MakeJob) -> None:
+    job, gpu = Job.model_validate(tiny_job()), CONDITIONS.model_copy(update={"device": "NVIDIA H100 80GB HBM3"})
+    interval, here = Interval(updates=1, seconds=2.0, sums=LengthSums.of(4, 5)), {"conditions": gpu, "update": 3}
+    one, two = (
+        interval_record(job, TrainState(**here, updates=3, validate_every=3, processes=count), interval)
+        for count in (1, 2)
+    )
+    assert two["utilisation"] == one["utilisation"] / 2 > 0
 
 
 def test_new_records_are_read_once_and_a_replaced_history_anew(tmp_path: Path) -> None:

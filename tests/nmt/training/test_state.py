@@ -66,6 +66,12 @@ def training() -> tuple[Transformer, torch.optim.Optimizer]:
     return model, optimizer
 
 
+def test_conditions_matter_unless_both_are_portable() -> None:
+    portable = CONDITIONS.model_copy(update={"portable": True})
+    assert portable.differences(portable.model_copy(update={"threads": 2})) == []
+    assert portable.differences(CONDITIONS) == ["portable was True and is False"]
+
+
 @settings(max_examples=10)
 @given(state=states)
 def test_a_state_comes_back_as_it_was_saved(
