@@ -209,8 +209,8 @@ def test_an_update_needs_tensors_of_one_device_alone(tiny_job: MakeJob, monkeypa
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # That device has none.
     trainer = Trainer(Job.model_validate(make), World(0, 1, torch.device("meta")))
-    assert not trainer.conditions().deterministic
-    assert not trainer.conditions().portable
+    conditions = trainer.conditions()
+    assert (conditions.deterministic, conditions.portable, conditions.threads) == (False, False, 0)
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
     monkeypatch.setattr(trainer.optimizer, "step", lambda: None)
     monkeypatch.setattr(trainer.measured, "add_update", lambda *given: None)
