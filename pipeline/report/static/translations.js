@@ -114,10 +114,16 @@ views.translations = (root, { languages, metric, systems, lines }) => {
     return element("li", {}, meta, element("dl", {}, ...cells));
   }
 
+  const watcher = new IntersectionObserver((entries) => { if (entries.at(-1).isIntersecting && shown < found.length) more(); },
+    { root: listing, rootMargin: "600px" });
+
   function more() {
     const next = found.slice(shown, shown + PAGE);
     list.append(...next.map(row));
     shown += next.length;
+    // An observer reports changes: an end that one scrolls back to before the next frame has not changed. Begin anew.
+    watcher.unobserve(end);
+    watcher.observe(end);
   }
 
   function show(number = 0) {
@@ -140,6 +146,4 @@ views.translations = (root, { languages, metric, systems, lines }) => {
     listing,
   );
   show();
-  new IntersectionObserver((entries) => { if (entries.some((entry) => entry.isIntersecting)) more(); }, { root: listing, rootMargin: "600px" })
-    .observe(end);
 };
