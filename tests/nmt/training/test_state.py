@@ -66,6 +66,10 @@ def training() -> tuple[Transformer, torch.optim.Optimizer]:
     return model, optimizer
 
 
+def test_sums_begin_at_0() -> None:
+    assert (INITIAL.interval.loss, INITIAL.interval.nll) == (0, 0)
+
+
 def test_conditions_matter_unless_both_are_portable() -> None:
     portable = CONDITIONS.model_copy(update={"portable": True})
     assert portable.differences(portable.model_copy(update={"threads": 2})) == []
