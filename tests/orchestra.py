@@ -134,7 +134,7 @@ class Orchestra:
             try:
                 command = " ".join(process.cmdline())
                 here = process.cwd()
-            except psutil.Error:
+            except (psutil.Error, FileNotFoundError):  # It ended while psutil read of it.
                 continue
             mine = str(self.clone.folder) in command or here.startswith(str(self.clone.folder))
             if mine and not is_over(process) and all(word in command for word in words):

@@ -2,7 +2,8 @@
 
 `python -m tests.bench.decoding --model DIR --src FILE [--ref FILE] [--json]`. `--shape small` and `--shape base`
 give random weights of these rows' shapes instead, with the subwords of DIR, or without DIR and FILE those of WMT-like
-text. Needs ctranslate2. The engines take turns: ratios count, not times. With `--ref`, BLEU of all engines.
+text. Needs ctranslate2. The engines take turns: ratios count, not times. With `--ref`, BLEU of all engines. With `--map
+SRC TGT`, tokenised training text, and with a shape alone, CTranslate2's int8 model also runs with a vocabulary map.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import sacrebleu
 import torch
 
+from nmt.config import EOS, UNK
 from nmt.deployment.ctranslate2_engine import CTranslate2Engine
 from nmt.deployment.export import export
 from nmt.evaluation.forced_scoring import score
@@ -30,6 +34,8 @@ from nmt.inference.model_folder import load_description, save_model
 from nmt.inference.quantization import quantize
 from nmt.inference.translator import Engine, TorchEngine, Translation, Translator
 from nmt.model import Transformer
+from nmt.text.parallel_text import read_lines
+from nmt.text.subwords import Subwords
 from tests.bench import growth
 from tests.bench.conditions import announce, conditions
 
@@ -42,6 +48,8 @@ SHAPES = {
 LIKE_PAIRS, LIKE_MERGES = 5000, 8000
 """WMT-like text for a vocabulary of a size like row small's."""
 OURS, QUANTIZED = "ours_float32", "ours_int8"
+COMMON, CANDIDATES = 50, 20
+"""Target subwords that a vocabulary map allows for every sentence, and for each subword of its source."""
 
 
 def with_shape(folder: Path, shape: str, out: Path) -> Path:
@@ -58,6 +66,35 @@ def of_one_length(models: Models, lines: list[str]) -> list[str]:
     lengths = [len(models.encode(line)) for line in lines]
     commonest = Counter(lengths).most_common(1)[0][0]
     return [line for line, length in zip(lines, lengths, strict=True) if length == commonest]
+
+
+class WithMap(CTranslate2Engine):
+    """CTranslate2 that considers for a sentence only the target subwords in the file vmap.txt of its folder."""
+
+    def __init__(self, folder: Path, models: Models) -> None:
+        super().__init__(folder, models)
+        self.translator = SimpleNamespace(translate_batch=partial(self.translator.translate_batch, use_vmap=True))
+
+
+def write_map(subwords: Subwords, sides: Sequence[Path], path: Path) -> None:
+    """Write a vocabulary map: for each source subword the target subwords that its lines have most often.
+
+    A count is divided by that of the target subword in all lines; what occurs once is left out.
+    """
+    everywhere: Counter[int] = Counter()
+    beside: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    for lines in zip(*map(read_lines, sides), strict=True):
+        source, target = (set(subwords.encode(line)) for line in lines)
+        everywhere.update(target)
+        for token in source:
+            beside[token].update(target)
+    symbols = subwords.symbols(range(subwords.used_rows))
+    allowed = {"": [UNK, EOS, *(token for token, _ in everywhere.most_common(COMMON))]}
+    for token, counts in beside.items():
+        rated = {other: count / everywhere[other] for other, count in counts.items() if count > 1}
+        allowed[symbols[token]] = sorted(rated, key=rated.__getitem__)[-CANDIDATES:]
+    entries = (f"{symbol}\t{' '.join(symbols[token] for token in tokens)}\n" for symbol, tokens in allowed.items())
+    path.write_text("".join(entries), encoding="utf-8")
 
 
 def timed(engines: Mapping[str, Translator], lines: list[str], repeats: int) -> dict[str, dict[str, Any]]:
@@ -116,6 +153,9 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     for name in ("float32", "int8"):
         export(folder, scratch / name, name)
         engines[f"ctranslate2_{name}"] = CTranslate2Engine(scratch / name, models)
+    if options.map:
+        write_map(models.subwords, options.map, scratch / "int8/vmap.txt")
+        engines["ctranslate2_int8_map"] = WithMap(scratch / "int8", models)
     for beam in (4, 1):
         settings = models.description.search.model_copy(update={"alpha": 0.0, "beam": beam, **bound})
         ready = {name: Translator(models, None, settings, engine) for name, engine in engines.items()}
@@ -124,6 +164,11 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         report |= {f"{name}_beam{beam}": values for name, values in measured.items()}
         speed = {name: values["sentences_per_second"] for name, values in measured.items()}
         theirs = max(speed["ctranslate2_float32"], speed["ctranslate2_int8"])
+        if options.map:
+            report[f"{QUANTIZED}_beam{beam}_ratio_to_map"] = round(speed[QUANTIZED] / speed["ctranslate2_int8_map"], 3)
+            report[f"map_agreement_beam{beam}"] = compare(
+                models, found["ctranslate2_int8"], found["ctranslate2_int8_map"]
+            )
         report |= {f"{name}_beam{beam}_ratio": round(speed[name] / theirs, 3) for name in (OURS, QUANTIZED)}
         report[f"agreement_beam{beam}"] = compare(models, found[OURS], found["ctranslate2_float32"])
         if options.ref:
@@ -142,6 +187,7 @@ def main() -> None:
     parser.add_argument("--src", type=Path, metavar="FILE")
     parser.add_argument("--shape", choices=("model", *SHAPES), default="model")
     parser.add_argument("--ref", type=Path, metavar="FILE")
+    parser.add_argument("--map", nargs=2, type=Path, metavar=("SRC", "TGT"))
     parser.add_argument("--lines", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
@@ -154,6 +200,7 @@ def main() -> None:
         if options.model is None:
             growth.write_text_and_model(scratch / "like", LIKE_PAIRS, LIKE_MERGES)
             options.model, options.src = scratch / "like/model", scratch / "like/data/raw/train.like.en"
+            options.map = [scratch / f"like/data/tokenized/train.{side}" for side in ("en", "de")]
         report = measure(options, scratch)
     finally:
         shutil.rmtree(scratch)
