@@ -25,7 +25,11 @@ class InputError(ValueError):
 def first_error(error: ValidationError) -> tuple[str, Any, str]:
     """Return the first problem of pydantic's error: the key, its value, and the rule as `should be ...`."""
     first = error.errors()[0]
-    return ".".join(map(str, first["loc"])), first["input"], first["msg"].removeprefix("Input ")
+    return (
+        ".".join(map(str, first["loc"])),
+        first["input"],
+        first["msg"].removeprefix("Input ").removeprefix("Value error, "),
+    )
 
 
 class Settings(BaseModel):

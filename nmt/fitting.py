@@ -41,8 +41,9 @@ TRAINING: Mapping[str, Any] = {
 }  # fmt: skip
 """The regime of section 5, in one shard."""
 LONGEST = 256
-Pairs = tuple[Sequence[str], Sequence[str]]
-"""Sentences, and their translations in the same order."""
+"""The most subwords of a sentence, its end included."""
+Pairs = Sequence[Sequence[str]]
+"""Two lists: sentences, and their translations in the same order."""
 
 
 def fit(
@@ -50,7 +51,7 @@ def fit(
     valid: Pairs,
     folder: str | Path,
     *,
-    languages: tuple[str, str] = ("en", "de"),
+    languages: tuple[str, str] | None = None,
     merges: int = 32_000,
     model: Mapping[str, Any] | None = None,
     training: Mapping[str, Any] | None = None,
@@ -58,27 +59,32 @@ def fit(
 ) -> Translator:
     """Train on one device, write the average of the last checkpoints as the model folder `folder`, and open it.
 
-    `model` and `training` change values of MODEL and TRAINING; `merges` is that of the joint BPE. Pairs with an empty
-    side or more than LONGEST subwords on one are left out. `start_from` names a model folder: training starts from its
-    weights, with its tokenizer, subwords and sizes. The folder `<folder>.training` holds the training until its end:
-    the same call resumes it. Raises InputError where `folder` exists, the sides of `pairs` or `valid` differ in length,
-    all of their pairs are left out, a setting is wrong, or the model to start from has other sizes.
+    `model` and `training` change values of MODEL and TRAINING; `merges` is that of the joint BPE; `languages` are
+    English and German by default. Pairs with an empty side or more than LONGEST subwords on one are left out.
+    `start_from` names a model folder: training starts from its weights, with its languages, tokenizer, subwords and
+    sizes. The folder `<folder>.training` holds the training until its end: the same call resumes it. Raises InputError
+    where `folder` exists, the sides of `pairs` or `valid` differ in length, all of their pairs are left out, a setting
+    is wrong, or the model to start from is none, is a parser or has other sizes.
     """
     folder = Path(folder)
     work = folder.with_name(f"{folder.name}.training")
     if folder.exists():
         raise InputError(f"{folder} exists: give the name of a new folder")
+    if misplaced := {"start_from", "fork"}.intersection(training or ()):
+        raise InputError(f"training.{min(misplaced)} is the pipeline's: `fit` itself has the argument start_from")
     parent = None if start_from is None else Path(start_from)
     described = None if parent is None else load_description(parent)
     tokenizer = described.tokenizer if described else TOKENIZER
+    languages = languages or ((described.source, described.target) if described else ("en", "de"))
+    begun = _start(parent) if parent else None
     tokenised = [_tokenised(both, languages, tokenizer) for both in (pairs, valid)]
-    vocabulary = codec.load(parent / "subwords")[0] if parent else _learned(tokenised[0], merges)
-    defaults, start = described.model.model_dump() if described else MODEL, _start(parent)
-    job = _job({**defaults, **(model or {})}, {**TRAINING, **start, **(training or {})}, vocabulary.size, work)
+    vocabulary, start = begun or (_learned(tokenised[0], merges), {})
+    defaults = described.model.model_dump() if described else MODEL
+    job = _job({**defaults, **(model or {})}, {**TRAINING, **(training or {}), **start}, vocabulary.size, work)
     if described and (differences := job.model.misfits(described.model, "model", FREE)):
         raise InputError(f"{parent} cannot be started from: {'; '.join(differences)}")
     batches = [_encoded(*each, vocabulary) for each in zip(("pairs", "valid"), tokenised, strict=True)]
-    made_of = hashlib.sha256(repr((job, tokenised)).encode()).hexdigest()
+    made_of = _made_of(job, languages, tokenised, vocabulary.symbols(range(vocabulary.used_rows)))
     known = work / "made_of"
     if work.exists() and not (known.exists() and known.read_text(encoding="utf-8") == made_of):
         raise InputError(f"{work} holds a training of other text or settings: name another folder, or remove that one")
@@ -100,6 +106,12 @@ def fit(
     return Translator(folder)
 
 
+def _made_of(job: Job, *content: object) -> str:
+    """Return the hash of what decides the weights: the settings without the paths of folders, and content."""
+    settings = job.model_dump(exclude={"corpus": True, "training": {"start_from": {"folder"}}})
+    return hashlib.sha256(repr((settings, *content)).encode()).hexdigest()
+
+
 def _trained(job: Job, work: Path) -> dict[str, torch.Tensor]:
     """Train in the folder `work`; return the average of the checkpoints or, without any, the last weights."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -113,8 +125,14 @@ def _trained(job: Job, work: Path) -> dict[str, torch.Tensor]:
     return checkpoint.average(paths) if paths or newest is None else load_tensors(newest / WEIGHTS)
 
 
-def _start(parent: Path | None) -> dict[str, Any]:
-    return {"start_from": {"folder": str(parent), "weights": sha256_of(parent / WEIGHTS)}} if parent else {}
+def _start(parent: Path) -> tuple[Subwords, dict[str, Any]]:
+    """Return the subwords of a model folder, and the setting that names its weights."""
+    vocabulary, target = codec.load(parent / "subwords")
+    if target is not vocabulary:
+        raise InputError(f"{parent} is a parser, which `fit` does not train: use the pipeline's training.start_from")
+    if not (parent / WEIGHTS).is_file():
+        raise InputError(f"{parent} holds no {WEIGHTS}: start from a model folder, such as models/average")
+    return vocabulary, {"start_from": {"folder": str(parent), "weights": sha256_of(parent / WEIGHTS)}}
 
 
 def _learned(tokenised: Sequence[Sequence[str]], merges: int) -> Subwords:
@@ -125,6 +143,8 @@ def _learned(tokenised: Sequence[Sequence[str]], merges: int) -> Subwords:
 
 
 def _tokenised(pairs: Pairs, languages: tuple[str, str], settings: TokenizerSettings) -> list[list[str]]:
+    if len(pairs) != 2:
+        raise InputError(f"`pairs` and `valid` are two lists, of sentences and of translations: one has {len(pairs):,}")
     if len(pairs[0]) != len(pairs[1]):
         raise InputError(f"{len(pairs[0]):,} sentences have {len(pairs[1]):,} translations: give one for each")
     sides = zip(codec.tokenizers(*languages, settings), pairs, strict=True)
@@ -137,7 +157,8 @@ def _encoded(name: str, sides: Sequence[Sequence[str]], vocabulary: Subwords) ->
     kept = [pair for pair in zip(*encoded, strict=True) if min(map(len, pair)) > 1 and max(map(len, pair)) <= LONGEST]
     if not kept:
         raise InputError(
-            f"no pair of `{name}` has text on both sides and at most {LONGEST} subwords on each: give one that has"
+            f"no pair of `{name}` has text on both sides and at most {LONGEST} subwords on each, the end of the "
+            "sentence included: give one that has"
         )
     columns = [pa.array(ids, pa.list_(pa.int32())) for ids in zip(*kept, strict=True)]
     return pa.record_batch(columns, names=["src", "tgt"])
@@ -149,11 +170,19 @@ def _explained() -> Iterator[None]:
         yield
     except ValidationError as error:
         name, value, rule = first_error(error)
-        raise InputError(f"{name} is {value!r}, but {rule}: change it") from error
+        # A rule about several settings names them itself.
+        what = f"{name or 'merges'}: {rule}" if isinstance(value, Mapping) else f"{name} is {value!r}, but {rule}"
+        raise InputError(f"{what}: change it") from error
 
 
 def _job(model: dict[str, Any], training: dict[str, Any], rows: int, corpus: Path) -> Job:
     width = model["d_model"] // max(1, model["h"])
     model = {"d_k": width, "d_v": width, **model}
     with _explained():
-        return Job.model_validate({"model": model, "training": training, "vocabulary": rows, "corpus": str(corpus)})
+        job = Job.model_validate({"model": model, "training": training, "vocabulary": rows, "corpus": str(corpus)})
+    if job.model.positions == "learned" and job.model.max_positions < (needed := LONGEST + SEARCH.max_extra):
+        raise InputError(
+            f"model.max_positions is {job.model.max_positions}, but a sentence of {LONGEST} subwords may have a "
+            f"translation of {SEARCH.max_extra} more: raise it to {needed}"
+        )
+    return job

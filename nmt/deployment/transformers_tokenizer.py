@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizer
 
-from nmt.config import EOS, TokenizerSettings
+from nmt.config import EOS, UNK, TokenizerSettings
 from nmt.text.moses import Moses
 from nmt.text.subwords import load
 
@@ -49,13 +49,13 @@ class TransformersTokenizer(PreTrainedTokenizer):
         return self.subwords.symbols(self.subwords.encode(self.side.tokenize(text)))
 
     def _convert_token_to_id(self, token: str) -> int:
-        return self.rows[token]
+        return self.rows.get(token, UNK)
 
     def _convert_id_to_token(self, index: int) -> str:
         return self.subwords.symbols([index])[0]
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        return self.target.detokenize(self.subwords.decode(self.rows[token] for token in tokens))
+        return self.target.detokenize(self.subwords.decode(map(self._convert_token_to_id, tokens)))
 
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
@@ -63,5 +63,7 @@ class TransformersTokenizer(PreTrainedTokenizer):
         return [*token_ids_0, *(token_ids_1 or []), EOS]
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
-        out = Path(shutil.copytree(self.folder, Path(save_directory) / "subwords", dirs_exist_ok=True))
+        out = Path(save_directory) / "subwords"
+        if out.resolve() != self.folder.resolve():
+            shutil.copytree(self.folder, out, dirs_exist_ok=True)
         return tuple(map(str, out.iterdir()))

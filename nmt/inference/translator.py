@@ -110,8 +110,8 @@ class Translator:
 
     def __init__(
         self,
-        folders: str | Path | Sequence[Path] | Models,
-        device: torch.device | None = None,
+        folders: str | Path | Sequence[str | Path] | Models,
+        device: str | torch.device | None = None,
         settings: SearchSettings | None = None,
         engine: Engine | None = None,
         longest: int | None = None,
@@ -122,7 +122,8 @@ class Translator:
         incomplete or do not fit together, or the beam is wider than the vocabulary.
         """
         if not isinstance(folders, Models):
-            folders = Models([Path(folders)] if isinstance(folders, str | Path) else folders, device)
+            paths = [folders] if isinstance(folders, str | Path) else folders
+            folders = Models(list(map(Path, paths)), None if device is None else torch.device(device))
         self.models, self.description = folders, folders.description
         self.settings = settings or self.description.search
         self.repairs: Counter[str] = Counter()
@@ -152,7 +153,12 @@ class Translator:
             self.longest = int(min(self.room, longest or self.room))
 
     def translate(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield the best translation of each line, in order; an empty line for a line without text."""
+        """Yield the best translation of each line, in order; an empty line for a line without text.
+
+        Raises InputError for a string in place of lines, and as `translations` does.
+        """
+        if isinstance(lines, str):
+            raise InputError("a list of lines is needed, not one string: give [line]")
         for translation in self.translations(lines):
             yield translation.texts[0]
 
@@ -214,7 +220,7 @@ class Translator:
         # Only in a closed vocabulary is each token of the target a symbol of its own.
         if vocabulary.settings.target != "closed" or not models.members:
             return None
-        lengths = [len(models.subwords.encode(word)) for word in models.source.tokenize(piece.text).split()]
+        lengths = [len(models.subwords.encode(word)) for word in models.source.tokenize(piece.text).split(" ")]
 
         def compute() -> NDArray[np.floating]:
             used = [row for row, token in enumerate(ids) if len(SPECIALS) <= token < vocabulary.used_rows]

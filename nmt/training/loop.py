@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 import zlib
@@ -257,12 +258,13 @@ def stand_by(folder: Path, world: World) -> bool:
 
 @contextmanager
 def stop_on_signals(trainer: Trainer) -> Iterator[None]:
-    """Make SIGTERM and SIGINT request a stop after the current update."""
+    """Make SIGTERM and SIGINT request a stop after the current update, if this is the main thread, which gets them."""
 
     def request_stop(signum: int, frame: FrameType | None) -> None:
         trainer.stop_requested = True
 
-    old = {number: signal.signal(number, request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+    old = {number: signal.signal(number, request_stop) for number in numbers}
     try:
         yield
     finally:

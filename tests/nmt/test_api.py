@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from model_folders import folder_of
+from model_folders import folder_of, parser_of
 
 import nmt
 from nmt.config import InputError
 from nmt.fitting import MODEL, TRAINING
+from nmt.inference.model_folder import load_description
 from nmt.training import checkpoint
 from pipeline.config import rows
 
 ROOT = Path(__file__).parents[2]
-PAIRS = (["a b", "b a"], ["x y", "y x"])
+PAIRS = (["ab b", "b ab"], ["xyz y", "y xyz"])
 TINY = {"N": 1, "d_model": 8, "d_ff": 8, "h": 2}
 
 
@@ -58,6 +60,16 @@ def test_the_defaults_are_row_base_on_one_device() -> None:
         ({"merges": 0}, "merges is 0, but should be greater than or equal to 1: change it"),
         ({"model": TINY | {"h": 0}}, "model.h is 0, but should be greater than or equal to 1: change it"),
         ({"training": {"epochs": 3}}, "training.epochs is 3, but "),
+        (
+            {"training": {"arithmetic": "portable", "precision": "bfloat16"}},
+            "training: with training.arithmetic portable, training.precision must be float32: change it",
+        ),
+        ({"training": {"start_from": {"folder": "there"}}}, "`fit` itself has the argument start_from"),
+        ({"pairs": [("ab", "xyz")] * 4}, "two lists, of sentences and of translations: one has 4"),
+        (
+            {"model": TINY | {"positions": "learned", "max_positions": 32}},
+            "model.max_positions is 32, but a sentence of 256 subwords may have a translation of 50 more: raise it to",
+        ),
         ({"folder": "there"}, "there exists: give the name of a new folder"),
     ],
 )
@@ -74,16 +86,22 @@ def test_a_wrong_call_gets_a_sentence(
 
 
 def test_fit_starts_from_another_models_weights_and_subwords(tmp_path: Path) -> None:
-    parent = folder_of(tmp_path / "parent")
+    parent = folder_of(tmp_path / "parent", target="fr")
     call = {"pairs": PAIRS, "valid": PAIRS, "folder": tmp_path / "mine", "start_from": parent}
     with pytest.raises(InputError, match=r"parent cannot be started from: model.N is 1, the parent's is 2"):
         nmt.fit(**call, model={"N": 1})
+    with pytest.raises(InputError, match="is a parser, which `fit` does not train"):
+        nmt.fit(**call | {"start_from": parser_of(tmp_path / "parser", "vinyals")})
     # After one update at a rate of almost 0.
     nmt.fit(**call, training={"updates": 1, "learning_rate_scale": 1e-20})
     for name, tensor in nmt.load(parent).state_dict().items():
         torch.testing.assert_close(nmt.load(tmp_path / "mine").state_dict()[name], tensor)
     both = [{path.name: path.read_bytes() for path in (one / "subwords").iterdir()} for one in (parent, call["folder"])]
     assert both[0] == both[1]
+    assert load_description(tmp_path / "mine").target == "fr"
+    (parent / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"parent holds no model.safetensors: start from a model folder"):
+        nmt.fit(**call | {"folder": tmp_path / "other"})
 
 
 def test_a_training_that_was_ended_resumes_and_is_of_its_own_text(
@@ -100,11 +118,14 @@ def test_a_training_that_was_ended_resumes_and_is_of_its_own_text(
         with pytest.raises(OSError, match="no room"):
             nmt.fit(PAIRS, **call)
     assert checkpoint.trained(models / "mine.training") == 3
-    with pytest.raises(InputError, match="training of other text or settings"):
-        nmt.fit((PAIRS[1], PAIRS[0]), **call)
+    for changed in ({"pairs": (PAIRS[1], PAIRS[0])}, {"merges": 2}, {"languages": ("de", "en")}):
+        with pytest.raises(InputError, match="training of other text or settings"):
+            nmt.fit(**{"pairs": PAIRS, **call, **changed})
     (models / "mine.training/made_of").rename(tmp_path / "made_of")  # As after a kill before it was written.
     with pytest.raises(InputError, match="training of other text or settings"):
         nmt.fit(PAIRS, **call)
     (tmp_path / "made_of").rename(models / "mine.training/made_of")
-    nmt.fit(PAIRS, **call)
+    monkeypatch.chdir(models)
+    with ThreadPoolExecutor(1) as pool:  # Signals are for the main thread alone.
+        pool.submit(nmt.fit, PAIRS, **call | {"folder": "mine"}).result()
     assert [path.name for path in models.iterdir()] == ["mine"]

@@ -108,7 +108,9 @@ def test_transformers_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyP
     models = Models([folder])
     german = 'Er sagte: "it\'s".'
     assert tokenizer(text_target=german).input_ids == models.encode_target(german) != models.encode(german)
-    tokenizer.save_pretrained(tmp_path / "again")
+    for where in (out, tmp_path / "again"):
+        tokenizer.save_pretrained(where)
+    assert tokenizer.convert_tokens_to_ids("no subword") == tokenizer.unk_token_id == UNK
     assert (tmp_path / "again/subwords/codes.bpe").read_bytes() == (folder / "subwords/codes.bpe").read_bytes()
 
     pieces = word_piece_folder(tmp_path / "wordpieces", texts[:60])

@@ -131,6 +131,8 @@ def test_words_are_aligned_by_the_attention_to_all_their_subwords(parser: Path) 
     assert found[:, 0] == pytest.approx(whole[:, :parts].sum(1).numpy())
     assert found[:, 1:] == pytest.approx(whole[:, parts:-1].numpy())
     assert Translator(folder_of(parser.parent / "text"))._attention([5], piece) is None
+    (piece,) = translator.pieces("the\u00a0dog sees")
+    assert translator._attention(ids, piece) is not None, "in treebanks such a space is a character of a word"
 
 
 def test_learned_positions_bound_the_line(tmp_path: Path) -> None:
@@ -173,7 +175,9 @@ def test_settings_of_a_search_are_changed_by_name(model: Path) -> None:
 
 def test_an_ensemble_is_of_one_pair_and_vocabulary(model: Path, tmp_path: Path) -> None:
     other = folder_of(tmp_path / "second", seed=2)
-    assert len(list(Translator([model, other]).translate(LINES))) == len(LINES)
+    assert len(list(Translator([str(model), other], "cpu").translate(LINES))) == len(LINES)
+    with pytest.raises(InputError, match="not one string"):
+        list(Translator(model).translate("a line"))
     for strange in (folder_of(tmp_path / "french", target="fr"), folder_of(tmp_path / "upper", words=WORDS.upper())):
         with pytest.raises(InputError, match="has another pair, tokenizer or vocabulary than"):
             Models([model, strange])
