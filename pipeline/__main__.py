@@ -89,6 +89,12 @@ def stop(signum: int, frame: FrameType | None) -> None:
     raise Interrupted(f"stopped by {signal.Signals(signum).name}")
 
 
+def ignore_signals() -> None:
+    """Let nothing interrupt the end of the stage, which takes as long as `publish` waits for MLflow."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def outcome(error: BaseException) -> tuple[str, str, int | None]:
     """Return a stage's state after an error, its message, and the exit status; None where it keeps its traceback."""
     match error:
@@ -122,9 +128,9 @@ def run(name: str) -> NoReturn:
         print(summary(name, seconds), flush=True)
         publish.finish(name)
         report_status(name, "done", seconds=seconds)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ignore_signals()
     except BaseException as error:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ignore_signals()
         state, message, status = outcome(error)
         if status is not None:
             again = "interrupted; run the same command again to resume"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import statistics
@@ -13,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -63,8 +62,8 @@ class Plan:
         return {"row": row, "pair": self.pair, "corpus": self.corpus, "seed": seed, "overrides": overrides}
 
     def name(self, row: str, seed: int) -> str:
-        """Return the experiment's name: equal names mean equal settings and code."""
-        content = json.dumps([self.params(row, seed), self.repository], sort_keys=True)
+        """Return the experiment's name: equal names mean equal settings, text and code. Raises as `resolve` does."""
+        content = resolve(self.params(row, seed)).model_dump_json() + self.repository
         return f"ablation-{row.replace('.', '_')}-{seed}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
 
 
@@ -114,10 +113,11 @@ def run_all(plan: Plan, names: Names, known: Collection[str], jobs: int) -> None
 def run_experiment(copy: Path, stop: Callable[[], None]) -> None:
     """Run all stages and save the experiment, calling `stop` often. Raises InputError where a stage fails."""
     printed = deque[str](maxlen=LOG)
-    if copies.run(copy, [*copies.DVC, "repro"], printed.append, stop) != 0:
-        print("\n".join(printed), file=sys.stderr)
-        raise InputError(f"{copy.name} failed: fix the cause, which is above, and run this again to resume")
-    copies.save(copy, (), printed.append)
+    if copies.run(copy, [*copies.DVC, "repro"], printed.append, stop) == 0:
+        with suppress(ChildProcessError):
+            return copies.save(copy, (), printed.append)
+    print("\n".join(printed), file=sys.stderr)
+    raise InputError(f"{copy.name} failed: fix the cause, which is above, and run this again to resume")
 
 
 def results(found: Mapping[str, Any], names: Names) -> dict[str, dict[str, list[float]]]:
@@ -240,9 +240,6 @@ def ablation(
     """
     plan = plan_of(corpus, width, depth, updates, rate)
     names = {plan.name(row, seed): (row, seed) for row in rows for seed in seeds}
-    for row, seed in names.values():
-        # Refuses wrong settings now, not in a stage of the last run.
-        resolve(plan.params(row, seed))
     commit = copies.commit(Path.cwd())
     run_all(plan, names, finished(commit).keys(), jobs)
     text = report(plan, results(finished(commit), names))

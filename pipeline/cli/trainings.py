@@ -78,6 +78,7 @@ def manage_states(
     chosen = {state.path: state for state in found if older is not None and state.finished and state.days > older}
     for name in free or ():
         matching = [state for state in found if name and state.path.name.startswith(name)]
+        matching = [state for state in matching if state.path.name == name] or matching
         if len(matching) != 1:
             raise InputError(f"`{name}` names {len(matching)} states: `wmt states` lists them")
         chosen[matching[0].path] = matching[0]

@@ -65,6 +65,8 @@ def fetch(url: str, part: Path, size: int | None, moved: Moved) -> None:
             pause = min(LONGEST, BACKOFF * 2 ** max(0, failures - 1))
             _report(f"{url}: {error}; trying again in {pause:g} s")
             time.sleep(pause)
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise FetchError(f"is no address, or a proxy of the environment has none ({error})") from error
 
 
 def _attempt(url: str, part: Path, size: int | None, moved: Moved) -> None:

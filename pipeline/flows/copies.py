@@ -21,13 +21,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from filelock import FileLock, Timeout
 
 from nmt.common.files import link_or_copy
 from nmt.common.processes import end, is_empty, start
 from nmt.config import InputError
 from pipeline.config.errors import validated
-from pipeline.config.paths import CATALOGS, LOCAL, PARAMS, state_root
+from pipeline.config.paths import CATALOGS, LOCAL, PARAMS, REPORT, state_root
 from pipeline.config.resolution import Params, read_params
 from pipeline.config.rows import merge
 from pipeline.tracking.source import difference, git
@@ -73,8 +74,9 @@ def made(original: Path, name: str, changes: Mapping[str, Any]) -> Iterator[Path
 
 def _remove(copy: Path) -> None:
     """Remove a copy that is left over, unless processes still work in it; then its lock too."""
-    group = (copy / GROUP).read_text(encoding="utf-8") if (copy / GROUP).exists() else ""
-    if group and not is_empty(int(group)):
+    group = copy / GROUP
+    # After a reboot other processes may have the number.
+    if group.exists() and group.stat().st_mtime > psutil.boot_time() and not is_empty(int(group.read_text())):
         return
     shutil.rmtree(copy, ignore_errors=True)
     copy.with_name(f"{copy.name}.lock").unlink(missing_ok=True)
@@ -169,12 +171,13 @@ def run(copy: Path, command: Sequence[str], log: Callable[[str], None], tick: Ca
 
 
 def save(copy: Path, stages: Iterable[str], log: Callable[[str], None]) -> None:
-    """Complete the run in MLflow, and bring the results to the original as a DVC experiment named like the copy.
+    """Complete a finished run in MLflow, and bring its results to the original as a DVC experiment named like the copy.
 
     `stages`: those of the run; none: all. Without their names DVC requires the outputs of all stages. Raises
     ChildProcessError if DVC fails. If MLflow cannot be reached, that is logged.
     """
-    run(copy, [sys.executable, "-m", "pipeline.cli", "publish"], log)
+    if (copy / REPORT).exists():  # Else the last stages were not asked for.
+        run(copy, [sys.executable, "-m", "pipeline.cli", "publish"], log)
     experiment = ("save", "--force", "--name", copy.name, *stages)
     for words in (experiment, ("push", "--no-cache", "--force", "origin", copy.name)):
         if run(copy, [*DVC, "exp", *words], log) != 0:

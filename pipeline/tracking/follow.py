@@ -51,7 +51,8 @@ class Points:
             if new:
                 self.known |= new
                 time = self.run.info.start_time + int(1000 * record.get("seconds", 0))
-                names = sorted(record.keys() - {"update", "seconds"})
+                # The kinds last: a record that a failure cut lacks its kind, and is sent again.
+                names = sorted(record.keys() - {"update", "seconds"}, key=lambda name: (name in KINDS, name))
                 points += [Metric(name, float(record[name]), time, update) for name in names]
         for first in range(0, len(points), BATCH):
             self.client.log_batch(self.run.info.run_id, metrics=points[first : first + BATCH])

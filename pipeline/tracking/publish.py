@@ -34,7 +34,8 @@ def complete(client: MlflowClient) -> str:
     describe(client, run.info.run_id, configuration, scores)
     send_files(client, run.info.run_id)
     registry.register(client, run.info.run_id, configuration, scores)
-    if run.info.status != "FINISHED":
+    if run.info.status != "FINISHED":  # Later the code here may be another than the run's.
+        send_source(client, run.info.run_id)
         client.set_terminated(run.info.run_id)
     return f"{run.info.run_name}: published"
 
@@ -91,29 +92,38 @@ def describe(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
     # The prefix sorts settings after row, pair, corpus and seed: MLflow sorts parameters by name.
     params = {**configuration["run"], **{f"settings.{key}": value for key, value in changed(configuration).items()}}
     params |= {key: scores[key] for key in SIZES if key in scores}
-    known, now = client.get_run(run).data, int(1000 * time.time())
+    known, curve = client.get_run(run).data, client.get_metric_history(run, "valid_ppl")
+    # Where DVC restored the training, its curve ends in the future.
+    now = max([int(1000 * time.time()), *(point.timestamp + 1 for point in curve)])
     numbers = {key: float(value) for key, value in scores.items() if isinstance(value, int | float)}
     in_percent = task_in(scores).key, f"valid_{task_in(scores).key}"
-    numbers |= {key: round(value, 2) for key, value in numbers.items() if key.startswith(in_percent)}
+    shares = (key for key in numbers if key.startswith(in_percent) and not key.endswith("_malformed"))
+    numbers |= {key: round(numbers[key], 2) for key in shares}
     # Compared as text, because nan != nan.
     new = [key for key in numbers if key not in SIZES and str(numbers[key]) != str(known.metrics.get(key))]
-    tags = source.tags() | {key: value for key, value in scores.items() if isinstance(value, str)}
+    tags = {key: value for key, value in scores.items() if isinstance(value, str)}
     client.log_batch(
         run,
-        metrics=[Metric(key, numbers[key], now, 0) for key in new],
+        metrics=[Metric(key, numbers[key], now, int(scores["updates"])) for key in new],
         params=[Param(key, str(value)) for key, value in params.items() if key not in known.params],
         tags=[RunTag(key, value) for key, value in tags.items()],
     )
 
 
 def send_files(client: MlflowClient, run: str) -> None:
-    """Send what stages leave in results/, dvc.lock, and the patch where tracked files differ from the commit.
+    """Send what stages leave in results/, and dvc.lock.
 
     In the last stage, the lock file lacks that stage's entry: `wmt publish` sends it again.
     """
     made = [out for stage in graph.stages().values() for out in stage.outs if out.startswith("results/")]
     for path in filter(os.path.exists, (*made, "dvc.lock")):
         client.log_artifact(run, path)
+
+
+def send_source(client: MlflowClient, run: str) -> None:
+    """Set the tags of code and libraries; send the patch where tracked files differ from the commit."""
+    for key, value in source.tags().items():
+        client.set_tag(run, key, value)
     with suppress(OSError):  # No repository, or no git.
         if patch := source.difference(*source.CODE):
             client.log_text(run, patch.decode(errors="replace"), "differences.patch")

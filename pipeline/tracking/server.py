@@ -63,7 +63,7 @@ def uri() -> str:
 def problem(error: BaseException) -> str:
     """Return the first line of an error, with the store's address, for a message."""
     first, *_ = str(error).strip().split("\n")
-    return masked(f"MLflow at {uri()}: {first[:200]}")
+    return f"MLflow at {masked(uri())}: {masked(first)[:200]}"
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, redirect_stdout
@@ -72,12 +73,16 @@ class Remake:
         again: dict[str, Any] = {}
         problem = next((f"{path} is not here" for path in needed if not (self.folder / path).exists()), None)
         if problem is None:
+            # As in DVC's experiments: relative paths that lead out of the repository begin in the original.
+            os.environ["DVC_ROOT"] = str(Path.cwd())
             with chdir(self.folder), redirect_stdout(sys.stderr):
                 try:
                     importlib.import_module(f"pipeline.stages.{name}").run()
                     again = self.hashes(name)
                 except Exception as error:  # Whatever tampering led to: other steps can still be checked.
                     problem = f"it cannot run again: {type(error).__name__}: {error}"
+                finally:
+                    del os.environ["DVC_ROOT"]
         for path in again if name != "resolve" else ():
             if again[path] != recorded.get(path):
                 (self.folder / path).unlink()

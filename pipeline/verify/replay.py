@@ -72,7 +72,12 @@ class Training:
         return sorted({*self.kept, *([0] if self.begin == 0 else [])})
 
     def choose(self, share: float) -> list[Interval]:
-        """Return random intervals that begin where a state is kept and cover `share` of the updates, up to a link."""
+        """Return random intervals that begin where a state is kept and cover `share` of the updates, up to a link.
+
+        A share of 1 is the whole training at once.
+        """
+        if share == 1 and self.begin == 0:
+            return [(0, self.last)]
         spans = [(start, end) for start, end in pairwise([*self.starts(), self.last]) if start < end]
         left, chosen = math.ceil(share * (self.last - self.begin)), []
         for start, last in random.SystemRandom().sample(spans, len(spans)):

@@ -190,14 +190,15 @@ def test_a_stage_whose_dvc_died_before_it_could_follow_it_does_not_begin(tmp_pat
     assert python(tmp_path, "-m", "pipeline", "decode", start_new_session=True) == (75, INTERRUPTED)
 
 
+@pytest.mark.parametrize("later", ["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize(("first", "status"), [("os.kill(os.getpid(), signal.SIGINT)", 75), ("None", 0)])
-def test_ctrl_c_while_a_stage_ends_leaves_no_traceback(tmp_path: Path, first: str, status: int) -> None:
+def test_ctrl_c_while_a_stage_ends_leaves_no_traceback(tmp_path: Path, first: str, status: int, later: str) -> None:
     """MLflow may take half a minute; the threads of a stage that is done end in milliseconds."""
     program = f"""
 import atexit, os, signal
 from types import SimpleNamespace
 from pipeline import __main__ as runner
-def again(*_): os.kill(os.getpid(), signal.SIGINT)
+def again(*_): os.kill(os.getpid(), signal.{later})
 runner.importlib = SimpleNamespace(import_module=lambda _: SimpleNamespace(run=lambda: {first}))
 runner.publish = SimpleNamespace(end=again, finish=lambda _: None)
 atexit.register(again)

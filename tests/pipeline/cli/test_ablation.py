@@ -16,7 +16,7 @@ from command_line import printed, refused, wmt
 from nmt.config import InputError
 from pipeline.cli import ablation
 from pipeline.cli.ablation import Interval, Plan
-from pipeline.config import resolution, rows
+from pipeline.config import catalogs, resolution, rows
 from pipeline.flows import copies
 from pipeline.tracking import source
 
@@ -89,8 +89,9 @@ def test_wrong_settings_are_refused_before_the_first_run(
         assert f"Invalid value for '{name}'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("fails", ["repro", "save"])
 def test_missing_runs_work_in_copies_of_the_beginning_and_a_failure_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fails: str
 ) -> None:
     names = {PLAN.name(row, 1): (row, 1) for row in ("base", "A-h1", "A-h4", "A-h16")}
     done, failing = PLAN.name("A-h4", 1), PLAN.name("A-h16", 1)
@@ -109,11 +110,16 @@ def test_missing_runs_work_in_copies_of_the_beginning_and_a_failure_says_why(
     def run(copy: Path, command: list[str], log: Callable[[str], None], tick: object) -> int:
         events.append(("run", copy.name))
         log("the cause")
-        return int(copy.name == failing)
+        return int(copy.name == failing and fails != "save")
+
+    def save(copy: Path, stages: object, log: Callable[[str], None]) -> None:
+        if copy.name == failing:
+            raise ChildProcessError
+        events.append(("saved", copy.name))
 
     monkeypatch.setattr(copies, "made", made)
     monkeypatch.setattr(copies, "run", run)
-    monkeypatch.setattr(copies, "save", lambda copy, stages, log: events.append(("saved", copy.name)))
+    monkeypatch.setattr(copies, "save", save)
     with pytest.raises(InputError, match=f"^{failing} failed: fix the cause"):
         ablation.run_all(PLAN, names, {done}, jobs=1)
     assert capsys.readouterr() == ("3 runs of 4 to do\n1 of 3 runs, 0 minutes\n2 of 3 runs, 0 minutes\n", "the cause\n")
@@ -123,13 +129,17 @@ def test_missing_runs_work_in_copies_of_the_beginning_and_a_failure_says_why(
     assert sorted(events[-3:]) == sorted(("removed", name) for name in missing)
 
 
-def test_a_name_tells_settings_apart() -> None:
+def test_a_name_tells_settings_and_text_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {PLAN.name("base", 1), PLAN.name("base", 2), PLAN.name("D-pdrop0.0", 1)}
     names |= {
         replace(PLAN, **other).name("base", 1)
         for other in ({"overrides": {"training": {"updates": 11}}}, {"repository": "b"})
     }
-    assert len(names) == 5
+    catalog = catalogs.load("sample")
+    archives = {name: one.model_copy(update={"sha256": "0" * 64}) for name, one in catalog.archives.items()}
+    monkeypatch.setattr(catalogs, "load", lambda _: catalog.model_copy(update={"archives": archives}))
+    names.add(PLAN.name("base", 1))
+    assert len(names) == 6
     assert not any("." in name for name in names)
 
 

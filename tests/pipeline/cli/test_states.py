@@ -66,6 +66,9 @@ def test_old_finished_ones_and_one_by_the_beginning_of_its_name_are_freed(root: 
     assert left(root) == ["aaaa-1111", "bbbb-1111", "cccc-1111"]
     assert printed("states", "--free", "bbbb") == "freed bbbb-1111: 2 MB\n"
     assert left(root) == ["aaaa-1111", "cccc-1111"]
+    make(root, "aaaa-1111-10", update=10, done=False, days=1)
+    assert printed("states", "--free", "aaaa-1111").startswith("freed aaaa-1111: ")
+    assert left(root) == ["aaaa-1111-10", "cccc-1111"]
 
 
 @pytest.mark.parametrize(

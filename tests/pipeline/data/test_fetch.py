@@ -310,6 +310,12 @@ def test_every_address_is_named_where_none_gives(server: Server, tmp_path: Path,
         obtain(tmp_path, archive(server.url, server.url))
 
 
+@pytest.mark.parametrize("url", ["http://host:80a/file.tgz", "http://a..b/file.tgz"])
+def test_a_wrong_address_is_one_sentence(tmp_path: Path, url: str) -> None:
+    with pytest.raises(InputError, match="is no address, or a proxy of the environment has none"):
+        obtain(tmp_path, archive(url))
+
+
 def test_several_at_a_time(server: Server, tmp_path: Path) -> None:
     together = threading.Barrier(2, timeout=5)
     contents = [CONTENT, CONTENT[::-1]]

@@ -158,6 +158,25 @@ def test_a_killed_owner_leaves_its_copy_to_the_next_run(original: Path) -> None:
     assert left(original) == [".lock"]
 
 
+def test_a_copy_of_before_a_reboot_is_removed_whoever_has_its_number(original: Path) -> None:
+    group = original / "work/copies/one" / copies.GROUP
+    group.parent.mkdir(parents=True)
+    group.write_text(str(os.getpgrp()))
+    os.utime(group, (0, 0))
+    with copies.made(original, "one", {}) as copy:
+        assert (copy / "params.yaml").exists()
+
+
+def test_a_run_without_its_last_stage_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[str] = []
+    monkeypatch.setattr(copies, "run", lambda copy, command, log: commands.append(" ".join(command[2:4])) or 0)
+    copies.save(tmp_path, ["score"], print)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/report.md").touch()
+    copies.save(tmp_path, [], print)
+    assert commands == ["dvc exp", "dvc exp", "pipeline.cli publish", "dvc exp", "dvc exp"]
+
+
 def test_what_cannot_be_copied_is_refused(original: Path, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.mkdir()

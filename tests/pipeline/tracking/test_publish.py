@@ -13,7 +13,7 @@ import pytest
 from command_line import printed, refused, wmt
 from tracked import SCORES, STATE, configure, connected, history, recorded, run, write_results
 
-from pipeline.tracking import publish, registry, server
+from pipeline.tracking import publish, registry, server, source
 
 PASSWORD = "correct-horse"
 
@@ -64,11 +64,11 @@ def test_trees_are_registered_by_their_f1(root: Path) -> None:
     write_results()
     scores = {key: value for key, value in SCORES.items() if "bleu" not in key}
     scores |= {"f1": 91.04321, "f1_low": 90.0, "f1_high": 92.0, "f1_set": "wsj23", "f1_signature": "rules"}
-    scores |= {"valid_f1": 90.0, "valid_f1_set": "wsj22, 1700 lines"}
+    scores |= {"valid_f1": 90.0, "valid_f1_set": "wsj22, 1700 lines", "f1_malformed": 0.00124}
     Path("results/scores.json").write_text(json.dumps(scores))
     assert wmt("publish") == 0
     (published,) = recorded(root)
-    assert published.data.metrics["f1"] == 91.04
+    assert (published.data.metrics["f1"], published.data.metrics["f1_malformed"]) == (91.04, 0.00124)
     with connected(root / "mlflow.db") as client:
         version = client.get_model_version_by_alias("wmt-en-tree", "best")
         experiment = client.get_experiment_by_name("wmt-en-tree")
@@ -77,7 +77,7 @@ def test_trees_are_registered_by_their_f1(root: Path) -> None:
     assert version.tags.items() >= {"f1": "91.04321", "valid_f1": "90.0", "valid_f1_set": "wsj22, 1700 lines"}.items()
 
 
-def test_publishing_twice_changes_nothing(root: Path) -> None:
+def test_publishing_twice_changes_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stored() -> tuple[Any, ...]:
         (run,) = recorded(root)
         with connected(root / "mlflow.db") as client:
@@ -89,8 +89,10 @@ def test_publishing_twice_changes_nothing(root: Path) -> None:
     assert wmt("publish") == 0
     before, end = stored(), recorded(root)[0].info.end_time
     files = set(root.rglob("mlartifacts/**/*"))
+    monkeypatch.setattr(source, "tags", lambda: {"commit": "a later one"})
     assert printed("publish") == "base-wmt14-s1 P_drop=0.2: published\n"
     assert (stored(), recorded(root)[0].info.end_time) == (before, end)
+    assert recorded(root)[0].data.tags["commit"] != "a later one"
     # As after a publication that was killed before its end.
     (run,) = recorded(root)
     with connected(root / "mlflow.db") as client:
@@ -105,10 +107,10 @@ def test_publishing_twice_changes_nothing(root: Path) -> None:
 def test_a_lower_score_takes_the_place_of_a_higher_one(root: Path) -> None:
     """The user has mended how translations are scored, and runs the stage again, or goes back to the old way."""
     for bleu in (30.0, 29.5, 30.0):
-        write_results(bleu=bleu)
+        write_results(bleu=bleu, valid_ppl=bleu)  # The curve of the perplexity has its last point.
         publish.finish("report")
         (run,) = recorded(root)
-        assert run.data.metrics["bleu"] == bleu
+        assert (run.data.metrics["bleu"], run.data.metrics["valid_ppl"]) == (bleu, bleu)
 
 
 @pytest.mark.usefixtures("unregistered")
@@ -221,4 +223,5 @@ def test_a_stage_after_the_training_says_how_it_ended(root: Path) -> None:
 )
 def test_credentials_are_masked_and_nothing_else(uri: str, expected: str) -> None:
     assert server.masked(uri) == expected
+    assert "secret" not in server.problem(OSError(f"http://user:{'secret' * 50}@host failed"))
     assert server.masked(f"request to {uri} failed: see http://a/b") == f"request to {expected} failed: see http://a/b"
