@@ -1,6 +1,6 @@
 """Settings of text preparation, model, training and search: frozen and checked; unknown keys are errors.
 
-Each stage of the pipeline reads a class of its own, so that a changed value reruns only the stages that use it.
+Each stage of the pipeline reads only the classes that it needs, so that a changed value reruns few stages.
 Nothing here is about the machine (devices, paths, servers), except precision, because it changes results.
 """
 
@@ -151,7 +151,7 @@ class StartSettings(Settings):
     """The parent: the trained model whose weights a training starts from."""
 
     folder: str
-    """A model folder, or that of a run, whose `models/average` it is; absolute, or relative to the repository."""
+    """A model folder, or a run's folder (its `models/average` is taken); absolute, or relative to the repository."""
     weights: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """The sha256 of its model.safetensors, as in its run's certificate; `resolve` fills it in."""
 

@@ -180,9 +180,9 @@ def _job(model: dict[str, Any], training: dict[str, Any], rows: int, corpus: Pat
     model = {"d_k": width, "d_v": width, **model}
     with _explained():
         job = Job.model_validate({"model": model, "training": training, "vocabulary": rows, "corpus": str(corpus)})
-    if job.model.positions == "learned" and job.model.max_positions < (needed := LONGEST + SEARCH.max_extra):
+    if job.model.positions == "learned" and job.model.max_positions < (needed := SEARCH.max_extra + 2):
         raise InputError(
-            f"model.max_positions is {job.model.max_positions}, but a sentence of {LONGEST} subwords may have a "
-            f"translation of {SEARCH.max_extra} more: raise it to {needed}"
+            f"model.max_positions is {job.model.max_positions}, but a sentence's translation may have "
+            f"{SEARCH.max_extra} subwords more: raise it to at least {needed}"
         )
     return job

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from nmt.common.shapes import Float, Int
 
 ROWS = {"cpu": 2048, "cuda": 4096}
-"""Positions per block of logits, so many that additions to the table's gradient are few, on GPUs kernels, too. For the
+"""Positions per block of logits: enough to keep additions to the table's gradient, and kernels on GPUs, few. For the
 paper's vocabulary a block takes about 0.3 GB on a CPU and 1.2 GB on a GPU."""
 
 PART = 2**19

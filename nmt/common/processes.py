@@ -39,7 +39,7 @@ def spare_imports() -> None:
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a command as the leader of its own session and process group, with `options` of Popen.
 
-    It gets SIGTERM when this process dies, and so it does when the thread that called this ends (Linux only).
+    It gets SIGTERM when this process dies, and also when the thread that called this ends (Linux only).
     """
     bind = partial(die_with_parent, signal.SIGTERM, os.getpid())
     # `bind` makes system calls only: another thread may hold any lock at the fork.

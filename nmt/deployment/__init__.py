@@ -1,1 +1,1 @@
-"""Trained models in use: files and streams translated by `wmt translate`, models exported to CTranslate2."""
+"""Trained models in use: `wmt translate` on files and streams, exports to CTranslate2 and transformers."""

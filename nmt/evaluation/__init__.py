@@ -1,1 +1,1 @@
-"""Score translations and trees: BLEU with sacreBLEU and the paper's way, EVALB, names of test sets, forced scoring."""
+"""Score translations: BLEU with sacreBLEU and the paper's way, names of test sets, forced scoring."""

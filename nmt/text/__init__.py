@@ -1,1 +1,1 @@
-"""Prepare text: parallel files, Moses' tokenizer, byte-pair encoding, word pieces and constituency trees."""
+"""Prepare text: parallel files, Moses' tokenizer, byte-pair encoding, word pieces."""

@@ -131,8 +131,7 @@ def is_link(settings: TrainingSettings, update: int) -> bool:
 def keep_every(settings: TrainingSettings, report_every: int) -> int | None:
     """Return how many updates lie between two kept states; None where none is kept.
 
-    States are kept where the chain has a link; where that leaves enough of them, also where no interval of the history
-    is unfinished.
+    States are kept at links of the chain and, if enough remain, only where an interval of the history ends.
     """
     if settings.keep_states == 0:
         return None

@@ -73,8 +73,8 @@ class Attempt:
         world.barrier()
         if loaded is None and self.settings.fork is not None:
             raise InputError(
-                f"this training is a fork, but no state is in {self.folder / 'resume'}: train where the "
-                "training is that it begins in"
+                f"this training is a fork, but no state is in {self.folder / 'resume'}: train it where the "
+                "original training is kept"
             )
         if not world.main:
             return

@@ -1,1 +1,1 @@
-"""The commands of `wmt`: model folders, catalogs, plan, rows, states, join, ablation."""
+"""The commands of `wmt`: models, catalogs, runs, trainings, plan, ablation, servers."""

@@ -62,7 +62,7 @@ class Plan:
         return {"row": row, "pair": self.pair, "corpus": self.corpus, "seed": seed, "overrides": overrides}
 
     def name(self, row: str, seed: int) -> str:
-        """Return the experiment's name: equal names mean equal settings, text and code. Raises as `resolve` does."""
+        """Return the experiment's name, which tells settings, checksums and code apart. Raises as `resolve` does."""
         content = resolve(self.params(row, seed)).model_dump_json() + self.repository
         return f"ablation-{row.replace('.', '_')}-{seed}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
 

@@ -225,7 +225,7 @@ def export(
       wmt export models/average half --to nmt --dtype bfloat16
     """
     if out.exists() and not (to == "ctranslate2" and (out / "model.bin").exists()):
-        raise typer.BadParameter(f"{out} exists and is no CTranslate2 model: give another folder", param_hint="OUT")
+        raise typer.BadParameter(f"{out} exists and will not be replaced: give another folder", param_hint="OUT")
     from nmt.deployment import export as exporting
     from nmt.deployment import transformers_export
     from nmt.inference import model_folder

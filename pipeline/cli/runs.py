@@ -111,9 +111,9 @@ def verify(
 
     Every stage up to the score, but training, runs again in a scratch folder. What it makes, and what is here, must
     have the hashes of the certificate. Of the training, parts are trained again from kept states, up to the next hash
-    of its chain, and compared to the bit. Every step is recomputed, equal (only its hash is compared), differs or
-    inconclusive (nothing to compare with). The exit status is 1 where a step differs, 2 where one is inconclusive, 0 if
-    all is verified.
+    of its chain, and compared to the bit. Each step is recomputed, equal (by its hash alone), noted (other code),
+    inconclusive (nothing to compare with) or differs. The exit status is 1 where a step differs, 2 where one is
+    inconclusive, 0 if all is verified.
 
     \b
     Example:

@@ -30,7 +30,7 @@ class Gpu:
 def gpus() -> list[Gpu]:
     """Return the NVIDIA GPUs that this process may use, by nvidia-smi and CUDA_VISIBLE_DEVICES.
 
-    Unlike torch's count this needs no import of a second, and unlike torch's names no memory of the GPUs.
+    torch's count takes a second to import, and torch's names take memory of the GPUs.
     """
     # Without a GPU it may print a sentence.
     found = [Gpu(*fields) for line in _nvidia_smi("uuid,name,memory.total") if len(fields := line.split(", ")) == 3]

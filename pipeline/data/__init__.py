@@ -1,1 +1,1 @@
-"""Get corpora onto disk: downloads, archives, plain text, treebanks, the user's own files."""
+"""Get corpora onto disk: downloads, archives, the user's files, the parent model, blocks of text over an executor."""

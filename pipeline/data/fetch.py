@@ -65,8 +65,8 @@ def fetch(url: str, part: Path, size: int | None, moved: Moved) -> None:
             pause = min(LONGEST, BACKOFF * 2 ** max(0, failures - 1))
             _report(f"{url}: {error}; trying again in {pause:g} s")
             time.sleep(pause)
-        except (httpx.InvalidURL, UnicodeError) as error:
-            raise FetchError(f"is no address, or a proxy of the environment has none ({error})") from error
+        except (httpx.InvalidURL, ValueError, ImportError) as error:  # A SOCKS proxy needs a package.
+            raise FetchError(f"is not valid, or a proxy variable is not ({error})") from error
 
 
 def _attempt(url: str, part: Path, size: int | None, moved: Moved) -> None:

@@ -57,6 +57,8 @@ def made(original: Path, name: str, changes: Mapping[str, Any]) -> Iterator[Path
             for left in folder.glob("[!.]*.lock"):
                 with suppress(Timeout), FileLock(left, blocking=False, fallback_to_soft=False):
                     _remove(left.with_suffix(""))
+                    if not left.with_suffix("").exists():
+                        left.unlink()
             lock.acquire()
     except Timeout as error:
         raise InputError(f"{name} is at work already: wait for its end") from error
@@ -73,13 +75,13 @@ def made(original: Path, name: str, changes: Mapping[str, Any]) -> Iterator[Path
 
 
 def _remove(copy: Path) -> None:
-    """Remove a copy that is left over, unless processes still work in it; then its lock too."""
+    """Remove a copy that is left over, unless processes still work in it."""
     group = copy / GROUP
+    number = group.read_text() if group.exists() else ""
     # After a reboot other processes may have the number.
-    if group.exists() and group.stat().st_mtime > psutil.boot_time() and not is_empty(int(group.read_text())):
+    if number and group.stat().st_mtime > psutil.boot_time() and not is_empty(int(number)):
         return
     shutil.rmtree(copy, ignore_errors=True)
-    copy.with_name(f"{copy.name}.lock").unlink(missing_ok=True)
 
 
 def _make(original: Path, copy: Path, root: Path, changes: Mapping[str, Any]) -> None:

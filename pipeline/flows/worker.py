@@ -1,8 +1,8 @@
 """Run a Prefect command that starts flows, and let them save their training and report whatever ends it.
 
 `python -m pipeline.flows.worker prefect worker start --pool wmt`. On SIGTERM a worker of Prefect 3.8 kills the
-processes of its flows. Here, on SIGTERM or SIGINT, the worker is killed; its flows get SIGTERM and GRACE seconds. So
-they do when the worker dies. A second signal kills them too.
+processes of its flows. Here, on SIGTERM or SIGINT, the worker is killed; its flows get SIGTERM and GRACE seconds. The
+same happens when the worker dies. A second signal kills them too.
 """
 
 from __future__ import annotations

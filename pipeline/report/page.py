@@ -38,7 +38,7 @@ class Commands(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows of cells under a header; marked rows are highlighted. The page's first cells link to `link` and the cell."""
+    """Rows of cells under a header; marked rows are highlighted. The page's first cells link to `link` + text."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.config import rows
 from pipeline.config.settings import DataSettings, RunSettings
-from pipeline.config.tasks import duration, score_and_interval, task_in, task_of
+from pipeline.config.tasks import TRANSLATION, duration, score_and_interval, task_in, task_of
 from pipeline.report.page import Block, Heading, Paragraph, Table, Tiles
 
 Lines = list[tuple[str, str, str, str]]
@@ -69,10 +69,10 @@ def headline(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -
     """Return the numbers for the top of the page. The paper's are beside them only where the sets are the same."""
     by, name, same = task_in(metrics), reference_row(run.row), comparable(metrics)
     paper = rows.row(name).paper
-    printed = (paper.table2[run.pair].bleu if run.pair in paper.table2 else None) if by.key == "bleu" else paper.f1
+    printed = (paper.table2[run.pair].bleu if run.pair in paper.table2 else None) if by is TRANSLATION else paper.f1
     title, score, note = tile(by.title, metrics)
     if same and printed is not None:
-        ours = f"; the paper's way {metrics['bleu_paper_way']:.1f}" if by.key == "bleu" else ""
+        ours = f"; the paper's way {metrics['bleu_paper_way']:.1f}" if by is TRANSLATION else ""
         note += f"{ours}; the paper's {name}: {printed:.1f}"
     ppl = f"; the paper's {name}: {paper.ppl:.2f}" if same and paper.ppl and run.pair == "en-de" else ""
     return Tiles(
@@ -88,7 +88,7 @@ def headline(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -
 def results(run: RunSettings, metrics: Mapping[str, Any]) -> list[Block]:
     """Return all scores, beside those of the paper's row and of its tables where the sets are the same."""
     by, name, same = task_in(metrics), reference_row(run.row), comparable(metrics)
-    paper, is_text = rows.row(name).paper, by.key == "bleu"
+    paper, is_text = rows.row(name).paper, by is TRANSLATION
     table2 = paper.table2.get(run.pair)
     lines = _translations(run, metrics, paper) if is_text else _trees(metrics, paper)
     size = f"{paper.params_m} million" if paper.params_m is not None else ""

@@ -84,8 +84,8 @@ def follow(state: Path) -> Iterator[None]:
                     run = server.open_run(client, state.name)
                     if mlflow.active_run() is None:
                         # It sets the status, and logs the load of CPU, memory, disk, network and GPUs.
-                        tags = {**source.tags(), "hardware": source.hardware()}
-                        mlflow.start_run(run.info.run_id, tags=tags, log_system_metrics=True)
+                        mlflow.start_run(run.info.run_id, tags={"hardware": source.hardware()}, log_system_metrics=True)
+                        source.send(client, run.info.run_id)
                     points, history = Points(client, run), HistoryReader(state / "history.jsonl")
                 points.send(history.new())
                 if ended:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nmt.common.files import read_yaml
@@ -24,8 +23,8 @@ SIZES = ("params", "vocabulary", "updates", "averaged_checkpoints", "devices", "
 """Scores that describe the run and do not rate it: they are parameters in MLflow, and no charts."""
 
 
-def complete(client: MlflowClient) -> str:
-    """Complete the run of the results in this folder; return its name."""
+def complete(client: MlflowClient, ran: bool) -> str:
+    """Complete the run of the results in this folder, which the code here made if it `ran`; return the run's name."""
     run = server.open_run(client, read_json(CHAIN, "state")["state"])
     configuration, scores = read_yaml(CONFIG), read_json(SCORES)
     points = Points(client, run)
@@ -33,9 +32,10 @@ def complete(client: MlflowClient) -> str:
         points.send(read_table(table))
     describe(client, run.info.run_id, configuration, scores)
     send_files(client, run.info.run_id)
+    if ran or "commit" not in run.data.tags:
+        source.send(client, run.info.run_id)
     registry.register(client, run.info.run_id, configuration, scores)
-    if run.info.status != "FINISHED":  # Later the code here may be another than the run's.
-        send_source(client, run.info.run_id)
+    if run.info.status != "FINISHED":
         client.set_terminated(run.info.run_id)
     return f"{run.info.run_name}: published"
 
@@ -43,7 +43,7 @@ def complete(client: MlflowClient) -> str:
 def finish(stage: str) -> None:
     """Complete the run after the last stage of a pipeline, for `PATIENCE` seconds at most."""
     if stage == graph.last_stage():
-        with server.beside(stage, lambda _: complete(server.connect())):
+        with server.beside(stage, lambda _: complete(server.connect(), ran=True)):
             pass
 
 
@@ -77,7 +77,7 @@ def publish() -> Iterator[str]:
     """
     with server.session() as client:
         if SCORES.exists() and CHAIN.exists():
-            yield complete(client)
+            yield complete(client, ran=False)
         yield from end_abandoned(client)
 
 
@@ -92,15 +92,16 @@ def describe(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
     # The prefix sorts settings after row, pair, corpus and seed: MLflow sorts parameters by name.
     params = {**configuration["run"], **{f"settings.{key}": value for key, value in changed(configuration).items()}}
     params |= {key: scores[key] for key in SIZES if key in scores}
-    known, curve = client.get_run(run).data, client.get_metric_history(run, "valid_ppl")
-    # Where DVC restored the training, its curve ends in the future.
-    now = max([int(1000 * time.time()), *(point.timestamp + 1 for point in curve)])
+    known = client.get_run(run).data
     numbers = {key: float(value) for key, value in scores.items() if isinstance(value, int | float)}
     in_percent = task_in(scores).key, f"valid_{task_in(scores).key}"
     shares = (key for key in numbers if key.startswith(in_percent) and not key.endswith("_malformed"))
     numbers |= {key: round(numbers[key], 2) for key in shares}
     # Compared as text, because nan != nan.
     new = [key for key in numbers if key not in SIZES and str(numbers[key]) != str(known.metrics.get(key))]
+    # Where DVC restored the training, its curve ends in the future.
+    sent = [point for key in new if key in known.metrics for point in client.get_metric_history(run, key)]
+    now = max([int(1000 * time.time()), *(point.timestamp + 1 for point in sent)])
     tags = {key: value for key, value in scores.items() if isinstance(value, str)}
     client.log_batch(
         run,
@@ -118,12 +119,3 @@ def send_files(client: MlflowClient, run: str) -> None:
     made = [out for stage in graph.stages().values() for out in stage.outs if out.startswith("results/")]
     for path in filter(os.path.exists, (*made, "dvc.lock")):
         client.log_artifact(run, path)
-
-
-def send_source(client: MlflowClient, run: str) -> None:
-    """Set the tags of code and libraries; send the patch where tracked files differ from the commit."""
-    for key, value in source.tags().items():
-        client.set_tag(run, key, value)
-    with suppress(OSError):  # No repository, or no git.
-        if patch := source.difference(*source.CODE):
-            client.log_text(run, patch.decode(errors="replace"), "differences.patch")

@@ -55,7 +55,7 @@ def register(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
 def model_content(folder: Path, search: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `mlflow.pyfunc` saves of a model folder: code, signature, example; nothing is pickled.
 
-    `search`: the settings that a request changes where it says nothing else.
+    `search`: the settings of a request that names no others.
     """
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema

@@ -8,12 +8,16 @@ import platform
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nmt.common import cpu
 from nmt.config import InputError
 from pipeline.config import graph, machine
 from pipeline.config.paths import read_json, status_file
 from pipeline.tracking.server import masked
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 CODE = (".", ":(exclude)dvc.lock", ":(exclude)params.yaml")
 """All tracked files but those that every run may change, and whose content is recorded elsewhere."""
@@ -68,6 +72,16 @@ def tags() -> dict[str, str]:
         "mlflow.source.git.commit": found["commit"],
         "mlflow.source.name": address or Path.cwd().name,
     }
+
+
+def send(client: MlflowClient, run: str) -> None:
+    """Send the patch where tracked files differ from the commit; then set the tags of code and libraries."""
+    from mlflow.entities import RunTag
+
+    with suppress(OSError):  # No repository, or no git.
+        if patch := difference(*CODE):
+            client.log_text(run, patch.decode(errors="replace"), "differences.patch")
+    client.log_batch(run, tags=[RunTag(key, value) for key, value in tags().items()])
 
 
 def hardware() -> str:

@@ -13,14 +13,14 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from nmt.config import InputError, Job, first_error
 from nmt.training.chain import Link
 from pipeline.config import graph
-from pipeline.config.paths import CATALOGS, read_json
+from pipeline.config.paths import read_json
 from pipeline.config.rows import flat
 from pipeline.stages import certify, train
 from pipeline.tracking.source import git
 
 Status = Literal["recomputed", "equal", "noted", "differs", "inconclusive"]
-"""Made again with the same bytes, compared by its hash alone, changed where that may change no bit, changed, or without
-anything to compare it with."""
+"""recomputed: made again, same bytes; equal: same hash; noted: other code, perhaps the same bits; differs: changed;
+inconclusive: nothing to compare with."""
 HELP = "name a results/certificate.json"
 
 
@@ -122,8 +122,6 @@ def code(certificate: Certificate) -> Finding:
     others = [f"{name} was {was}, here {now}" for name, was, now in recorded if was != now]
     stages = graph.stages()
     read = {path for stage in stages.values() for path in stage.deps if not graph.made_by(path, stages)}
-    # Other catalogs decide nothing.
-    read = read - {str(CATALOGS)} | {str(CATALOGS / f"{certificate.settings['run']['corpus']}.yaml")}
     try:
         changed = git("status", "--porcelain", "--", "dvc.yaml", *sorted(read)).decode()
     except OSError:

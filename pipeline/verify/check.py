@@ -58,7 +58,7 @@ class Remake:
         return dict(flat({name: plain_section(name) for name in certify.SECTIONS}))
 
     def take(self, name: str) -> dict[str, Any]:
-        """Put the files of a stage that are here, as the certificate has them, into the folder; return all that are."""
+        """Put a stage's files that equal the certificate's into the folder; return the hashes of all that are here."""
         here, recorded = self.hashes(name), self.recorded[name]
         for path in here if name != "resolve" else ():
             target = self.folder / path

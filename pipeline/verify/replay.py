@@ -72,12 +72,7 @@ class Training:
         return sorted({*self.kept, *([0] if self.begin == 0 else [])})
 
     def choose(self, share: float) -> list[Interval]:
-        """Return random intervals that begin where a state is kept and cover `share` of the updates, up to a link.
-
-        A share of 1 is the whole training at once.
-        """
-        if share == 1 and self.begin == 0:
-            return [(0, self.last)]
+        """Return random intervals that begin where a state is kept and cover `share` of the updates, up to a link."""
         spans = [(start, end) for start, end in pairwise([*self.starts(), self.last]) if start < end]
         left, chosen = math.ceil(share * (self.last - self.begin)), []
         for start, last in random.SystemRandom().sample(spans, len(spans)):
@@ -102,9 +97,10 @@ class Training:
     def retrained(self, corpus: Path, named: Sequence[Interval], share: float, outputs: Path | None = None) -> Finding:
         """Train the named intervals again on a corpus, or random ones that cover a share of the updates.
 
-        A training that is trained again as a whole writes the stage's outputs into the folder `outputs`.
+        A training that is trained again as a whole, at once, writes the stage's outputs into the folder `outputs`.
         """
-        step, chosen = "intervals", named or self.choose(share)
+        whole = [(0, self.last)] if outputs is not None and share == 1 and self.begin == 0 else []
+        step, chosen = "intervals", named or whole or self.choose(share)
         for start, end in chosen:
             if (parted := self._parting(start, end, *self.retrain(start, end, corpus, outputs))) is not None:
                 if self.by_update[end].conditions["deterministic"]:
@@ -221,7 +217,7 @@ def first_update(one: Run, two: Run, before: int, last: int) -> Finding:
     """Train both again up to a link that differs; return the first update after which they differ."""
     start = max((at for at in one.training.starts() if at <= before and at in two.training.starts()), default=None)
     if start is None or one.corpus is None or two.corpus is None:
-        return Finding("update", "inconclusive", "a state before it, or the corpus, is not here of both")
+        return Finding("update", "inconclusive", "no earlier state of both runs, or no corpus, is here")
     found = []
     for run in (one, two):
         again, _ = run.training.retrain(start, last, run.corpus or BINNED, verify_every=1)

@@ -68,7 +68,7 @@ def test_the_defaults_are_row_base_on_one_device() -> None:
         ({"pairs": [("ab", "xyz")] * 4}, "two lists, of sentences and of translations: one has 4"),
         (
             {"model": TINY | {"positions": "learned", "max_positions": 32}},
-            "model.max_positions is 32, but a sentence of 256 subwords may have a translation of 50 more: raise it to",
+            "model.max_positions is 32, but a sentence's translation may have 50 subwords more: raise it to at",
         ),
         ({"folder": "there"}, "there exists: give the name of a new folder"),
     ],

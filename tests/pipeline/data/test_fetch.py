@@ -310,9 +310,18 @@ def test_every_address_is_named_where_none_gives(server: Server, tmp_path: Path,
         obtain(tmp_path, archive(server.url, server.url))
 
 
-@pytest.mark.parametrize("url", ["http://host:80a/file.tgz", "http://a..b/file.tgz"])
-def test_a_wrong_address_is_one_sentence(tmp_path: Path, url: str) -> None:
-    with pytest.raises(InputError, match="is no address, or a proxy of the environment has none"):
+@pytest.mark.parametrize(
+    ("url", "proxy"),
+    [
+        ("http://host:80a/file.tgz", ""),
+        ("http://a..b/file.tgz", ""),
+        ("http://a/b", "foo://x"),
+        ("http://a/b", "socks5://x"),
+    ],
+)
+def test_a_wrong_address_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, proxy: str) -> None:
+    monkeypatch.setenv("http_proxy", proxy)
+    with pytest.raises(InputError, match="is not valid, or a proxy variable is not"):
         obtain(tmp_path, archive(url))
 
 

@@ -154,15 +154,19 @@ def test_a_killed_owner_leaves_its_copy_to_the_next_run(original: Path) -> None:
     with copies.made(original, "one", {}):
         assert is_over(leader)
         assert not (copy / "program.py").exists()
+        assert copy.with_suffix(".lock").exists()
     assert time.monotonic() - started < 60
     assert left(original) == [".lock"]
 
 
-def test_a_copy_of_before_a_reboot_is_removed_whoever_has_its_number(original: Path) -> None:
+@pytest.mark.parametrize("number", [os.getpgrp(), ""])
+def test_a_copy_of_before_a_reboot_is_removed_whoever_has_its_number(original: Path, number: object) -> None:
+    """It may have been lost before the number was written."""
     group = original / "work/copies/one" / copies.GROUP
     group.parent.mkdir(parents=True)
-    group.write_text(str(os.getpgrp()))
-    os.utime(group, (0, 0))
+    group.write_text(str(number))
+    if number:
+        os.utime(group, (0, 0))
     with copies.made(original, "one", {}) as copy:
         assert (copy / "params.yaml").exists()
 

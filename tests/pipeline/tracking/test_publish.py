@@ -103,14 +103,33 @@ def test_publishing_twice_changes_nothing(root: Path, monkeypatch: pytest.Monkey
     assert recorded(root)[0].info.status == "FINISHED"
 
 
+def test_a_run_has_the_code_that_made_its_scores(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def commit() -> str:
+        return str(recorded(root)[0].data.tags["commit"])
+
+    write_results()
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "tags", lambda: {"commit": "first"})
+        patch.setattr(registry, "register", lambda *_: 1 / 0)
+        publish.finish("report")
+    assert "`wmt publish` completes the run" in capfd.readouterr().err
+    monkeypatch.setattr(source, "tags", lambda: {"commit": "second"})
+    assert (wmt("publish"), commit()) == (0, "first")
+    publish.finish("report")
+    assert commit() == "second"
+
+
 @pytest.mark.usefixtures("unregistered")
-def test_a_lower_score_takes_the_place_of_a_higher_one(root: Path) -> None:
+@pytest.mark.parametrize("key", ["bleu", "valid_ppl"])  # The curve of the perplexity has points later than now.
+def test_a_lower_score_takes_the_place_of_a_higher_one(root: Path, key: str) -> None:
     """The user has mended how translations are scored, and runs the stage again, or goes back to the old way."""
-    for bleu in (30.0, 29.5, 30.0):
-        write_results(bleu=bleu, valid_ppl=bleu)  # The curve of the perplexity has its last point.
+    for score in (30.0, 29.5, 29.0, 30.0):
+        write_results(**{key: score})
         publish.finish("report")
         (run,) = recorded(root)
-        assert (run.data.metrics["bleu"], run.data.metrics["valid_ppl"]) == (bleu, bleu)
+        assert run.data.metrics[key] == score
 
 
 @pytest.mark.usefixtures("unregistered")
