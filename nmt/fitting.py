@@ -145,6 +145,8 @@ def _learned(tokenised: Sequence[Sequence[str]], merges: int) -> Subwords:
 def _tokenised(pairs: Pairs, languages: tuple[str, str], settings: TokenizerSettings) -> list[list[str]]:
     if len(pairs) != 2:
         raise InputError(f"`pairs` and `valid` are two lists, of sentences and of translations: one has {len(pairs):,}")
+    if isinstance(pairs[0], str) or isinstance(pairs[1], str):
+        raise InputError("`pairs` and `valid` are two lists of sentences: one has a string in place of a list")
     if len(pairs[0]) != len(pairs[1]):
         raise InputError(f"{len(pairs[0]):,} sentences have {len(pairs[1]):,} translations: give one for each")
     sides = zip(codec.tokenizers(*languages, settings), pairs, strict=True)

@@ -24,8 +24,11 @@ WEIGHTS = "model.safetensors"
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors to a safetensors file; raise OSError if that fails, for example on a full disk."""
+    path.touch()  # save_file makes a file that its owner alone can read
+    mode = path.stat().st_mode
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+        path.chmod(mode)
     except SafetensorError as error:
         number = int(found[1]) if (found := re.search(r"os error (\d+)", str(error))) else errno.EIO
         reason = os.strerror(number) if found else f"the weights could not be written ({error})"

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from nmt import codec
 from nmt.common.shapes import Int
-from nmt.common.tensors import WEIGHTS
 from nmt.config import EOS, PAD, InputError, Precision
 from nmt.inference.decoder import Decoder, Ensemble, Scorer
 from nmt.inference.model_folder import ModelDescription, load_description, load_model
@@ -54,8 +53,6 @@ class Models:
         self.source, self.target = codec.tokenizers(own.source, own.target, own.tokenizer, symbols)
         self.members: list[Transformer] = []
         for folder, description in zip(folders, descriptions, strict=True) if weights else ():
-            if not (folder / WEIGHTS).exists() and (folder / "model.bin").exists():
-                raise InputError(f"{folder} is a CTranslate2 model: use it with --engine ctranslate2")
             member = load_model(folder, description).to(self.device)
             for parameter in member.parameters():  # `to` would round the table of positions, which is a buffer.
                 parameter.data = parameter.data.to(getattr(torch, precision))

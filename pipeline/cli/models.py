@@ -224,7 +224,7 @@ def export(
       wmt export models/average hub --to transformers
       wmt export models/average half --to nmt --dtype bfloat16
     """
-    if out.exists() and not (to == "ctranslate2" and (out / "model.bin").exists()):
+    if out.exists():
         raise typer.BadParameter(f"{out} exists and will not be replaced: give another folder", param_hint="OUT")
     from nmt.deployment import export as exporting
     from nmt.deployment import transformers_export

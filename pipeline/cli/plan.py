@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -245,6 +248,8 @@ def report(measure: bool, rented: Callable[[int, str], str] | None = None) -> bo
     print(f"  parameters      {count:,} with a vocabulary of {corpus.vocabulary:,}{own}")
     print(f"  training        {operations:.2e} operations in {training.updates:,} updates")
     if measure:
+        os.environ.update(launch.environment(1))  # read by torch as it is imported
+        atexit.unregister(gc.freeze)  # Triton, which fused Adam imports, would report frozen objects as leaks.
         devices = launch.processes(training.shards) if gpus else 1
         rate, device = measured_rate(configuration, corpus), gpus[0].name if gpus else processor()
         print(f"  measured        {rate / 1e9:,.0f} GFLOPS of real updates on one {device}")

@@ -20,7 +20,6 @@ from pipeline.config.paths import (
     REPORT_HTML,
     SCORES,
     SENTENCES,
-    TRAINING,
     VALIDATION,
     read_json,
 )
@@ -48,10 +47,10 @@ def summary() -> None:
     configuration, verb = read_yaml(CONFIG), task_in(scores).verb
     time = f", trained in {tasks.duration(scores['train_seconds'])}" if "train_seconds" in scores else ""
     print(f"{tasks.summary(scores)}\nrun     {resolution.name(configuration)}{time}")
-    if TRAINING.exists() and read_json(TRAINING).get("train_seconds") != scores.get("train_seconds"):
-        print(f"        of an earlier training than {TRAINING}: `dvc repro` scores the present one")
     if stage := running_stage():
         print(f"        a newer run is at its stage {stage}: these results are of the run before")
+    elif not _up_to_date():
+        print("        the scores are of earlier settings, files or code: `dvc repro` makes them anew")
     print(f"report  {REPORT_HTML.absolute().as_uri()}\nmodel   {AVERAGE}: wmt {verb} {AVERAGE}")
     print("next    open the report; `make ui` compares runs; `wmt rows` lists other models")
 
@@ -75,8 +74,7 @@ def publish() -> None:
             "the results are not those of the present files (`dvc status` lists what differs), or DVC is at work: "
             "run `dvc repro`, then this"
         )
-    for line in publish.publish():
-        print(line)
+    print("\n".join(publish.publish()) or f"nothing to publish: {SCORES} is not here, and no training was killed")
 
 
 def _up_to_date() -> bool:
@@ -123,6 +121,8 @@ def verify(
       wmt verify --against ../other/results/certificate.json
     """
     check_folder()
+    if stage := running_stage():
+        raise InputError(f"a run is at its stage {stage} in this folder: wait for its end")
     from pipeline.verify import check
     from pipeline.verify.replay import parting
 

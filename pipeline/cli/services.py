@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from pipeline.cli.repository import check_folder
+
 app = typer.Typer()
 
 
@@ -18,6 +20,7 @@ def ui() -> None:
     Example:
       wmt ui
     """
+    check_folder()
     from pipeline.flows import services
 
     services.serve(worker=False)
@@ -33,6 +36,7 @@ def serve() -> None:
     Example:
       wmt serve
     """
+    check_folder()
     from pipeline.flows import services
 
     services.serve(worker=True)

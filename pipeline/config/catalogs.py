@@ -50,6 +50,13 @@ def load(name: str) -> Catalog:
     return validated(Catalog, {**_content(name, "corpus", ()), "name": name}, _path(name))
 
 
+def files(name: str) -> list[Path]:
+    """Return the file of the catalog `name`, and those of the catalogs that it extends."""
+    own = _path(name)
+    base = load(name).extends
+    return [own, *(files(base) if base else ())]
+
+
 def data_settings(catalog: Catalog, pair: Pair) -> DataSettings:
     """Return the texts of `pair` and their archives.
 
@@ -86,7 +93,10 @@ def _content(name: str, where: str, extending: tuple[str, ...]) -> dict[str, Any
     if name in extending:
         raise InputError(f"{where} `{name}`, and so itself; remove one `extends`")
     if name not in known:
-        raise InputError(f"{where} `{name}`: {CATALOGS} has no such catalog; {nearest(name, known)}")
+        raise InputError(
+            f"{where} `{name}`: {CATALOGS} has no such catalog (a copy of the repository has those that are in git); "
+            f"{nearest(name, known)}"
+        )
     own = read_mapping(path, "description, archives and pairs")
     if own.get("extends") is None:
         return own

@@ -26,7 +26,7 @@ SIZES = ("params", "vocabulary", "updates", "averaged_checkpoints", "devices", "
 def complete(client: MlflowClient, ran: bool) -> str:
     """Complete the run of the results in this folder, which the code here made if it `ran`; return the run's name."""
     run = server.open_run(client, read_json(CHAIN, "state")["state"])
-    configuration, scores = read_yaml(CONFIG), read_json(SCORES)
+    configuration, scores = read_yaml(CONFIG), read_json(SCORES, "updates")
     points = Points(client, run)
     for table in (CURVES, VALIDATION):
         points.send(read_table(table))

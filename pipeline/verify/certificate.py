@@ -12,8 +12,8 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from nmt.config import InputError, Job, first_error
 from nmt.training.chain import Link
-from pipeline.config import graph
-from pipeline.config.paths import read_json
+from pipeline.config import catalogs, graph
+from pipeline.config.paths import CATALOGS, read_json
 from pipeline.config.rows import flat
 from pipeline.stages import certify, train
 from pipeline.tracking.source import git
@@ -122,6 +122,8 @@ def code(certificate: Certificate) -> Finding:
     others = [f"{name} was {was}, here {now}" for name, was, now in recorded if was != now]
     stages = graph.stages()
     read = {path for stage in stages.values() for path in stage.deps if not graph.made_by(path, stages)}
+    # Other catalogs decide nothing.
+    read = read - {str(CATALOGS)} | set(map(str, catalogs.files(certificate.settings["run"]["corpus"])))
     try:
         changed = git("status", "--porcelain", "--", "dvc.yaml", *sorted(read)).decode()
     except OSError:

@@ -113,7 +113,7 @@ def findings(path: Path, updates: Sequence[str], share: float) -> Iterator[Findi
     training = Training(certificate.training)
     named = [training.named(text) for text in updates]
     yield certificates.sealed(path)
-    yield certificates.code(certificate)
+    yield tried("code", certificates.code, certificate)
     if start := certificate.training.job["training"].get("start_from"):
         yield tried("parent", same_parent, StartSettings.model_validate(start))
     with scratch_folder(state_root().resolve() / "verify") as folder:

@@ -65,6 +65,7 @@ def test_the_defaults_are_row_base_on_one_device() -> None:
             "training: with training.arithmetic portable, training.precision must be float32: change it",
         ),
         ({"training": {"start_from": {"folder": "there"}}}, "`fit` itself has the argument start_from"),
+        ({"pairs": ("ab", "xy")}, "a string in place of a list"),
         ({"pairs": [("ab", "xyz")] * 4}, "two lists, of sentences and of translations: one has 4"),
         (
             {"model": TINY | {"positions": "learned", "max_positions": 32}},

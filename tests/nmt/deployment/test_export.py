@@ -44,6 +44,7 @@ def test_ctranslate2_translates_alike(
     assert best.score == pytest.approx(best.log_probability / (len(best.ids) + 4) ** 0.6), "as for a line in one piece"
     assert wmt("translate", str(out)) == 1
     assert "--engine ctranslate2" in capsys.readouterr().err
+    assert wmt("export", str(folder), str(out)) == 2, "it exists"
 
 
 @pytest.mark.parametrize(("change", "sentence"), [({"d_k": 4}, "d_k 4 and d_v 8"), ({"h": 1}, "h x d_k = 8")])

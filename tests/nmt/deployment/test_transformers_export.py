@@ -170,6 +170,7 @@ def test_a_model_folder_of_half_the_size_translates(tmp_path: Path, capsys: pyte
     assert wmt("export", str(folder), str(half), "--to", "nmt", "--dtype", "bfloat16") == 0
     sizes = [(each / "model.safetensors").stat().st_size for each in (folder, half)]
     assert sizes[1] < 0.6 * sizes[0]
+    assert len({file.stat().st_mode for file in half.glob("*.*")}) == 1, "who can read one can read all"
     rounded = {name: tensor.bfloat16().float() for name, tensor in load_tensors(folder / "model.safetensors").items()}
     found = load(half).state_dict()
     assert all(

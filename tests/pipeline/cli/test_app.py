@@ -98,6 +98,8 @@ def test_a_shell_completes_commands_and_values(
         ("compare one", "data/catalog"),
         ("catalog list", "data/catalog"),
         (ADD, "dvc.yaml"),
+        ("ui", "dvc.yaml"),
+        ("serve", "data/catalog"),
     ],
 )
 def test_outside_the_repository_nothing_is_done(

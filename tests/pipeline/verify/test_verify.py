@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from tiny_run import ROOT, after_training, commit, run_stages, training
 from trainings import stop_after
 
 from nmt.common import tensors
-from nmt.common.files import sha256_of
+from nmt.common.files import sha256_of, write_json
 from nmt.common.processes import Interrupted
 from nmt.common.tensors import WEIGHTS
 from nmt.config import InputError
@@ -588,6 +589,21 @@ def test_archives_without_a_checksum_are_no_root(run: Path, tmp_path: Path) -> N
     assert certificate.code(loaded).detail.startswith("data/catalog/tiny.yaml is as in no commit")
 
 
+def test_the_catalogs_of_a_run_and_no_others_must_be_committed(run: Path) -> None:
+    loaded, other, tiny = (
+        certificate.load(paths.CERTIFICATE),
+        Path("data/catalog/other.yaml"),
+        Path("data/catalog/tiny.yaml"),
+    )
+    other.write_text("extends: tiny\n")
+    assert certificate.code(loaded).status == "equal"
+    loaded.settings["run"]["corpus"] = "other"
+    assert certificate.code(loaded).detail.startswith(f"{other} is as in no commit")
+    commit()
+    tiny.write_text(f"{tiny.read_text()}# Edited.\n")
+    assert certificate.code(loaded).detail.startswith(f"{tiny} is as in no commit")
+
+
 @pytest.mark.parametrize(
     ("change", "detail"),
     [
@@ -620,6 +636,12 @@ REFUSED: list[tuple[Callable[[], object], list[str], str]] = [
     (lambda: None, ["--updates", "5:3"], "--updates is '5:3': it must be A:B with 0 <= A < B <= 24, as 0:20"),
     (lambda: None, ["--updates", "20:25"], "it must be A:B with 0 <= A < B <= 24"),
     (lambda: None, ["--share", "0"], "--share is 0: it must be above 0 and at most 1"),
+    (
+        # The number of this process, whose command has the stage's name in it.
+        lambda: write_json(paths.status_file("python"), {"state": "running", "pid": os.getpid()}),
+        [],
+        "a run is at its stage python in this folder: wait for its end",
+    ),
 ]
 
 
