@@ -28,7 +28,8 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     mode = path.stat().st_mode
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
-        path.chmod(mode)
+        if path.stat().st_mode != mode:
+            path.chmod(mode)
     except SafetensorError as error:
         number = int(found[1]) if (found := re.search(r"os error (\d+)", str(error))) else errno.EIO
         reason = os.strerror(number) if found else f"the weights could not be written ({error})"
