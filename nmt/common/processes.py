@@ -43,7 +43,7 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """
     bind = partial(die_with_parent, signal.SIGTERM, os.getpid())
     # `bind` makes system calls only: another thread may hold any lock at the fork.
-    return subprocess.Popen(command, start_new_session=True, preexec_fn=bind, **options)  # noqa: PLW1509
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=bind, **options)  # noqa: PLW1509 - see above
 
 
 def end(process: subprocess.Popen[bytes], grace: float) -> int:

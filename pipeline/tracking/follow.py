@@ -83,9 +83,9 @@ def follow(state: Path) -> Iterator[None]:
                     client = server.connect()
                     run = server.open_run(client, state.name)
                     if mlflow.active_run() is None:
+                        source.send(client, run.info.run_id)  # first: where it fails, it is tried again
                         # It sets the status, and logs the load of CPU, memory, disk, network and GPUs.
                         mlflow.start_run(run.info.run_id, tags={"hardware": source.hardware()}, log_system_metrics=True)
-                        source.send(client, run.info.run_id)
                     points, history = Points(client, run), HistoryReader(state / "history.jsonl")
                 points.send(history.new())
                 if ended:

@@ -35,7 +35,7 @@ def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_what_is_not_public_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match="no attribute `Trainer`"):
-        nmt.Trainer  # noqa: B018
+        nmt.Trainer  # noqa: B018 - looking it up is the test
     assert nmt.__version__
 
 
@@ -93,6 +93,8 @@ def test_fit_starts_from_another_models_weights_and_subwords(tmp_path: Path) -> 
         nmt.fit(**call, model={"N": 1})
     with pytest.raises(InputError, match="is a parser, which `fit` does not train"):
         nmt.fit(**call | {"start_from": parser_of(tmp_path / "parser", "vinyals")})
+    short = {"positions": "learned", "max_positions": 60}  # enough for the translations of short sentences
+    assert nmt.fit(PAIRS, PAIRS, tmp_path / "short", merges=1, model=TINY | short, training={"updates": 1}).longest == 9
     # After one update at a rate of almost 0.
     nmt.fit(**call, training={"updates": 1, "learning_rate_scale": 1e-20})
     for name, tensor in nmt.load(parent).state_dict().items():

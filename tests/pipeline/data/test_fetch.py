@@ -207,7 +207,7 @@ def test_gives_up_after_attempts_without_a_new_byte(server: Server, part: Path) 
 
 def test_another_size_than_expected_costs_no_byte_at_hand(server: Server, part: Path) -> None:
     part.write_bytes(CONTENT[:1000])
-    page: Answer = lambda handler: handler.send(b"<html>back soon</html>", ranges=False)  # noqa: E731
+    page: Answer = lambda handler: handler.send(b"<html>back soon</html>", ranges=False)  # noqa: E731 - its type is Answer
     for answers, size, offered in (([page], len(CONTENT), "22"), ([], len(CONTENT) - 1, "300,000")):
         server.answers = answers
         with pytest.raises(FetchError, match=f"^offers {offered} bytes where {size:,} are expected$") as caught:
