@@ -16,7 +16,7 @@ from tracked import STATE, connected, history, recorded, write_results
 from nmt.common.processes import Interrupted
 from nmt.config import InputError
 from pipeline.tracking import follow as following
-from pipeline.tracking import publish, registry, server
+from pipeline.tracking import publish, registry, server, source
 from pipeline.tracking.follow import follow
 
 
@@ -131,6 +131,20 @@ def test_a_server_that_is_down_is_told_once_and_delays_nothing(
     warned += capfd.readouterr().err
     assert warned.count("\n") == 1
     assert warned.startswith("train: tracking: MLflow at http://127.0.0.1:9: ")
+
+
+def test_the_code_is_sent_again_where_that_failed(root: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = source.send
+
+    def fail(*_: object) -> None:
+        monkeypatch.setattr(source, "send", send)
+        raise ConnectionResetError
+
+    monkeypatch.setattr(source, "send", fail)
+    with follow(state):
+        measure(state, 1)
+        wait_for(lambda: any("loss" in run.data.metrics for run in recorded(root)))
+    assert "commit" in recorded(root)[0].data.tags
 
 
 def test_a_server_that_is_away_for_a_while_loses_and_repeats_nothing(
