@@ -1,11 +1,10 @@
 """Converts a model folder to one of CTranslate2's; `wmt export`.
 
-The new folder also has config.yaml and the subwords, so `wmt translate OUT --engine ctranslate2` needs nothing else.
+CTranslate2's search is not ours: its length penalty is |Y|^alpha, not GNMT's, and it ends by another rule.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -15,11 +14,12 @@ from torch import nn
 
 from nmt.common.files import writing
 from nmt.config import BOS, EOS, UNK, InputError, ModelSettings
-from nmt.deployment.ctranslate2_engine import POSITIONS, import_ctranslate2
 from nmt.inference.loading import Models
-from nmt.inference.model_folder import load_description, load_model
 from nmt.inference.options import Quantization
 from nmt.model import LAYER_NORM_EPSILON, MultiHeadAttention, Transformer, positional_encoding
+
+POSITIONS = 1024
+"""Positions in the exported table of sinusoids."""
 
 
 def check_representable(settings: ModelSettings) -> None:
@@ -31,20 +31,23 @@ def check_representable(settings: ModelSettings) -> None:
         (width == settings.d_model, "h x d_k = d_model", f"h x d_k = {width} and d_model {settings.d_model}"),
     ):
         if not fits:
-            raise InputError(f"the export needs {needs}, but this model has {found}: translate with --engine torch")
+            raise InputError(f"the export needs {needs}, but this model has {found}: translate with `wmt translate`")
 
 
 def export(folder: Path, out: Path, quantization: Quantization = "float32") -> None:
     """Write the CTranslate2 model `out`; raise InputError if the model cannot be represented or is damaged."""
-    module = import_ctranslate2()
-    description = load_description(folder)
-    check_representable(description.model)
-    # Checks that the parts of the folder fit together.
-    models = Models([folder], torch.device("cpu"), weights=False)
+    try:
+        import ctranslate2
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "CTranslate2 is not installed: `pip install ctranslate2`, or `pip install -e '.[ctranslate2]'`"
+        ) from error
+    models = Models([folder], torch.device("cpu"))
+    check_representable(models.description.model)
     symbols = models.subwords.symbols(range(models.subwords.used_rows))
     if len(set(symbols)) < len(symbols):
         raise InputError(f"{folder}: two subwords have the same symbol, which CTranslate2 does not support")
-    spec = _specification(module, load_model(folder, description), len(symbols))
+    spec = _specification(ctranslate2, models.members[0], len(symbols))
     spec.register_source_vocabulary(symbols)
     spec.register_target_vocabulary(symbols)
     spec.config.bos_token = spec.config.decoder_start_token = symbols[BOS]
@@ -55,8 +58,6 @@ def export(folder: Path, out: Path, quantization: Quantization = "float32") -> N
     with writing(out) as temporary:
         temporary.mkdir()
         spec.save(str(temporary))
-        shutil.copyfile(folder / "config.yaml", temporary / "config.yaml")
-        shutil.copytree(folder / "subwords", temporary / "subwords")
 
 
 def _specification(module: Any, model: Transformer, rows: int) -> Any:

@@ -20,7 +20,7 @@ from nmt.config import InputError
 from nmt.inference.loading import Models
 from nmt.inference.options import TranslationOptions
 from nmt.inference.quantization import quantize
-from nmt.inference.translator import Engine, TorchEngine, Translation, Translator
+from nmt.inference.translator import Translation, Translator
 from nmt.parsing.tokenizers import TreeTokenizer
 from nmt.text.parallel_text import read_stream
 
@@ -58,14 +58,10 @@ def translate(options: TranslationOptions) -> None:
 
 def open_translator(options: TranslationOptions) -> Translator:
     """Return the translator for these options; raise InputError if they contradict each other or the model."""
-    own_engine = options.engine == "torch"
-    for name in ("ensemble", "precision", "quantization", "stop"):
-        if getattr(options, name) and not own_engine:
-            raise InputError(f"the engine {options.engine} has no --{name}: leave it out, or use --engine torch")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device is cuda, but torch finds no GPU: give cpu")
     device = torch.device(options.device) if options.device else None
-    models = Models([options.model, *options.ensemble], device, options.precision or "float32", weights=own_engine)
+    models = Models([options.model, *options.ensemble], device, options.precision or "float32")
     if options.command == "parse" and not isinstance(models.target, TreeTokenizer):
         raise InputError(f"{options.model} writes {models.description.target}, not trees: use wmt translate")
     if options.quantization:
@@ -76,17 +72,7 @@ def open_translator(options: TranslationOptions) -> Translator:
     settings = models.description.search.changed(given)
     if options.nbest > settings.beam:
         raise InputError(f"--nbest is {options.nbest}, and the beam {settings.beam}: raise --beam to it")
-    return Translator(models, None, settings, _engine(options, models), options.longest)
-
-
-def _engine(options: TranslationOptions, models: Models) -> Engine:
-    if options.engine == "ctranslate2":
-        from nmt.deployment.ctranslate2_engine import NOTE, CTranslate2Engine
-
-        engine = CTranslate2Engine(options.model, models)
-        print(f"{options.command}: {NOTE}", file=sys.stderr)
-        return engine
-    return TorchEngine(models)
+    return Translator(models, None, settings, longest=options.longest)
 
 
 def _outputs(translator: Translator, options: TranslationOptions) -> Iterator[str]:
@@ -126,7 +112,7 @@ def _json_object(translator: Translator, translation: Translation, number: int) 
     fields: dict[str, Any] = {"line": number, "source": translation.source, "translations": found}
     if len(translation.pieces) > 1:
         fields["sentences"] = len(translation.pieces)
-    elif translation.pieces and models.members:
+    elif translation.pieces:
         ids = translation.pieces[0].ids
         weights = translator.alignment(tuple(ids), tuple(translation.hypotheses[0].ids)).tolist()
         fields["source_subwords"] = models.subwords.symbols(ids)

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from nmt.common.files import write_json, writing
 from nmt.common.tensors import WEIGHTS, save_tensors
 from nmt.config import BOS, EOS, PAD, UNK, InputError
-from nmt.deployment.ctranslate2_engine import POSITIONS
-from nmt.deployment.export import check_representable
+from nmt.deployment.export import POSITIONS, check_representable
 from nmt.deployment.model_card import card
 from nmt.inference.loading import Models
-from nmt.inference.model_folder import cast, load_description, load_model
+from nmt.inference.model_folder import cast
 from nmt.inference.options import Quantization
 from nmt.model import Transformer
 from nmt.text.subwords import SPECIALS, Subwords, WordPieces
@@ -46,15 +45,15 @@ def export(folder: Path, out: Path, dtype: Quantization = "float32", run: Mappin
 
     Raises InputError if MarianMT cannot represent the model, or the model is damaged.
     """
-    description = load_description(folder)
+    models = Models([folder], torch.device("cpu"))
+    description, subwords = models.description, models.subwords
     settings, search, words = description.model, description.search, description.tokenizer
     check_representable(settings)
-    subwords = Models([folder], torch.device("cpu"), weights=False).subwords
     closed = subwords.settings.target == "closed"
     if closed or settings.positions == "learned":
         what = "a target vocabulary of its own" if closed else "learned positions"
-        raise InputError(f"MarianMT cannot represent a model with {what}: translate with --engine torch")
-    weights = cast(_weights(load_model(folder, description), subwords.used_rows), dtype)
+        raise InputError(f"MarianMT cannot represent a model with {what}: translate with `wmt translate`")
+    weights = cast(_weights(models.members[0], subwords.used_rows), dtype)
     sizes = {"layers": settings.N, "attention_heads": settings.h, "ffn_dim": settings.d_ff}
     config = {
         "architectures": ["MarianMTModel"], "model_type": "marian", "dtype": dtype, **_TOKENS,

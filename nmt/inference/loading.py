@@ -25,13 +25,8 @@ class Models:
         folders: Sequence[Path],
         device: torch.device | None = None,
         precision: Precision = "float32",
-        *,
-        weights: bool = True,
     ) -> None:
-        """Open folders; without `weights` they can only encode and decode text.
-
-        Raises InputError if a folder is incomplete, or parts or folders do not fit together.
-        """
+        """Raises InputError if a folder is incomplete, or parts or folders do not fit together."""
         self.folders = list(folders)
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.descriptions = descriptions = [load_description(folder) for folder in folders]
@@ -52,7 +47,7 @@ class Models:
             symbols = self.target_subwords.symbols(range(self.target_subwords.used_rows))
         self.source, self.target = codec.tokenizers(own.source, own.target, own.tokenizer, symbols)
         self.members: list[Transformer] = []
-        for folder, description in zip(folders, descriptions, strict=True) if weights else ():
+        for folder, description in zip(folders, descriptions, strict=True):
             member = load_model(folder, description).to(self.device)
             for parameter in member.parameters():  # `to` would round the table of positions, which is a buffer.
                 parameter.data = parameter.data.to(getattr(torch, precision))

@@ -81,10 +81,8 @@ def load(folder: str | Path) -> Transformer:
 def load_model(folder: Path, description: ModelDescription) -> Transformer:
     """Return the model in float32 and in evaluation mode.
 
-    Raises InputError if weights are damaged, not finite, of another shape, or CTranslate2's.
+    Raises InputError if weights are damaged, not finite or of another shape.
     """
-    if not (folder / WEIGHTS).exists() and (folder / "model.bin").exists():
-        raise InputError(f"{folder} is a CTranslate2 model: only `wmt translate --engine ctranslate2` reads it")
     weights = {name: tensor.float() for name, tensor in load_tensors(folder / WEIGHTS).items()}
     with torch.device("meta"):
         model = Transformer(description.model, description.vocabulary, description.target_vocabulary)

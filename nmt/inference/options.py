@@ -13,7 +13,6 @@ WINDOW = 2048
 """Lines sorted by length together; memory grows with this, not with the input."""
 LONGEST = 256
 """The most subwords of a line that is translated whole: the paper's code trained on no longer line."""
-EngineName = Literal["torch", "ctranslate2"]
 Quantization = Literal["int8", "int8_float32", "int16", "float16", "bfloat16", "float32"]
 
 
@@ -36,7 +35,6 @@ class TranslationOptions:
     nbest: int
     longest: int
     json: bool
-    engine: EngineName
     device: Literal["cpu", "cuda"] | None
     precision: Precision | None
     quantization: Literal["int8"] | None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -64,27 +63,8 @@ class Translation:
     """What had to be repaired in each hypothesis to make a tree, by name."""
 
 
-class Engine(ABC):
-    """Searches batches of pieces."""
-
-    workers: int  # How many batches to search at the same time.
-    threads: int  # Of each worker.
-    batch_tokens: int = 4096
-    """The source positions that a worker searches at a time, if the caller does not say."""
-    positions: int | None = None
-    """The most positions of a source or a translation that the engine itself takes; None: any number."""
-
-    @abstractmethod
-    def run(self, batch: Sequence[Piece], settings: SearchSettings, nbest: int) -> list[list[Hypothesis]]:
-        """Return the `nbest` best translations of each piece, best first; there may be fewer."""
-
-    def length_penalty(self, length: int, alpha: float) -> float:
-        """Return what the log-probability of `length` subwords, EOS counted, is divided by."""
-        return length_penalty(length, alpha)
-
-
-class TorchEngine(Engine):
-    """Our own search; in portable arithmetic its results are the same on any processor."""
+class Engine:
+    """Searches batches of pieces; in portable arithmetic its results are the same on any processor."""
 
     def __init__(self, models: Models, kind: Arithmetic = "ordinary") -> None:
         self.kind, self.device = kind, models.device
@@ -95,11 +75,14 @@ class TorchEngine(Engine):
         available = torch.get_num_threads()
         on_gpu = self.device.type == "cuda"
         self.workers = 1 if on_gpu else min(available, WORKERS)
+        """How many batches to search at the same time."""
         # 280 sentences of WMT in the beam of 4; with 4,096, 35 of them would leave a GPU idle.
         self.batch_tokens = 32_768 if on_gpu else 4096
         self.threads = max(1, available // self.workers)
+        """Of each worker."""
 
     def run(self, batch: Sequence[Piece], settings: SearchSettings, nbest: int) -> list[list[Hypothesis]]:
+        """Return the `nbest` best translations of each piece, best first; there may be fewer."""
         src = padded([piece.ids for piece in batch], self.device)
         with arithmetic(self.kind):  # Of this thread alone.
             return search(self.scorer, src, settings, self.subwords, nbest)
@@ -134,16 +117,16 @@ class Translator:
                 f"the search's beam is {self.settings.beam:,}, but the vocabulary has {rows:,} subwords: "
                 "give a beam of at most that"
             )
-        self.engine = engine or TorchEngine(self.models)
+        self.engine = engine or Engine(self.models)
         self.joins = not isinstance(self.models.target, TreeTokenizer)
         """Whether the translations of a line's sentences, joined, are one of the line: text is, a tree is not."""
         self.alignment = lru_cache(64)(partial(alignment, self.models.members))
         """`alignment` of tuples; a tree's repair and --json ask for the same one."""
         self.longest = longest
         learned = [each.model for each in self.models.descriptions if each.model.positions == "learned"]
-        positions = min([model.max_positions for model in learned] + [self.engine.positions or math.inf])
+        positions = min([math.inf, *(model.max_positions for model in learned)])
         self.room = positions - self.settings.max_extra - 1
-        """The most subwords that the models and the engine have positions for."""
+        """The most subwords that the models have positions for."""
         if self.room < 1:
             raise InputError(
                 f"the search's max_extra is {self.settings.max_extra:,}, but the model has {positions:,} positions: "
@@ -215,10 +198,10 @@ class Translator:
         return [Piece(ids, (number, part), sentences[part]) for part, ids in enumerate(encoded) if ids]
 
     def _attention(self, ids: list[int], piece: Piece) -> Attention | None:
-        """Return what computes the attention of a tree's symbols to the words; None if there is no model to ask."""
+        """Return what computes the attention of a tree's symbols to the words; None where symbols are not tokens."""
         models, vocabulary = self.models, self.models.target_subwords
         # Only in a closed vocabulary is each token of the target a symbol of its own.
-        if vocabulary.settings.target != "closed" or not models.members:
+        if vocabulary.settings.target != "closed":
             return None
         lengths = [len(models.subwords.encode(word)) for word in models.source.tokenize(piece.text).split(" ")]
 
@@ -262,7 +245,7 @@ class Translator:
         total, length = sum(one.log_probability for one in best), sum(len(one.ids) + 1 for one in best)
         ids = [token for one in best for token in one.ids]
         text = " ".join(self._decode(one.ids, piece)[0] for one, piece in zip(best, pieces, strict=True))
-        joined = Hypothesis(ids, total, total / self.engine.length_penalty(length, self.settings.alpha))
+        joined = Hypothesis(ids, total, total / length_penalty(length, self.settings.alpha))
         return Translation(line, pieces, [joined], [text], [])
 
 

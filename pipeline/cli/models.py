@@ -12,7 +12,7 @@ import typer
 
 from nmt.common.files import sha256_of
 from nmt.config import Precision
-from nmt.inference.options import LONGEST, WINDOW, EngineName, Quantization, TranslationOptions
+from nmt.inference.options import LONGEST, WINDOW, Quantization, TranslationOptions
 from pipeline.config.paths import AVERAGE, CERTIFICATE, SCORES, read_json
 
 app = typer.Typer()
@@ -61,9 +61,6 @@ def translate(
         int, typer.Option(min=1, help="Most subwords of a line that is translated whole, not split at sentence ends.")
     ] = LONGEST,
     json: Annotated[bool, typer.Option("--json", help="Write JSON lines: translations, scores, attention.")] = False,
-    engine: Annotated[
-        EngineName, typer.Option(help="ctranslate2: for a folder of wmt export; its length penalty is not GNMT's.")
-    ] = "torch",
     device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="By default a GPU where there is one.")] = None,
     precision: Annotated[
         Precision | None, typer.Option(help="Precision of the weights and the arithmetic; by default float32.")
@@ -216,7 +213,7 @@ def export(
 ) -> None:
     """Make a CTranslate2 model, a folder that Hugging Face's transformers opens, or a smaller model folder.
 
-    `wmt translate OUT --engine ctranslate2` translates with the first, AutoModelForSeq2SeqLM opens the second.
+    CTranslate2's own Translator opens the first, AutoModelForSeq2SeqLM the second, `wmt translate` the third.
 
     \b
     Example:

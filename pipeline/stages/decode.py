@@ -7,7 +7,7 @@ import torch
 from nmt.common.files import write_json, writing
 from nmt.config import SearchSettings, TrainingSettings
 from nmt.inference.loading import Models
-from nmt.inference.translator import TorchEngine, Translator
+from nmt.inference.translator import Engine, Translator
 from nmt.text.parallel_text import read_lines
 from pipeline.config.paths import AVERAGE, LAST, RAW, TRANSLATIONS
 from pipeline.config.settings import DataSettings, check_versions, load_section
@@ -28,7 +28,7 @@ def run() -> None:
             source = RAW / f"{split}.{name}.{data.source}"
             out = temporary / f"{name}.{model.name}.{data.target}"
             models = Models([model], torch.device("cpu") if kind == "portable" else None)
-            translator = Translator(models, settings=search, engine=TorchEngine(models, kind))
+            translator = Translator(models, settings=search, engine=Engine(models, kind))
             with out.open("w", encoding="utf-8", newline="\n") as file:
                 file.writelines(f"{text}\n" for text in translator.translate(read_lines(source)))
             if translator.repairs:

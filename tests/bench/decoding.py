@@ -26,18 +26,18 @@ import sacrebleu
 import torch
 
 from nmt.config import EOS, UNK
-from nmt.deployment.ctranslate2_engine import CTranslate2Engine
 from nmt.deployment.export import export
 from nmt.evaluation.forced_scoring import score
 from nmt.inference.loading import Models
 from nmt.inference.model_folder import load_description, save_model
 from nmt.inference.quantization import quantize
-from nmt.inference.translator import Engine, TorchEngine, Translation, Translator
+from nmt.inference.translator import Engine, Translation, Translator
 from nmt.model import Transformer
 from nmt.text.parallel_text import read_lines
 from nmt.text.subwords import Subwords
 from tests.bench import growth
 from tests.bench.conditions import announce, conditions
+from tests.bench.ctranslate2_engine import CTranslate2Engine
 
 TIE = 1e-4
 """Log-probabilities closer than this are a tie in float32."""
@@ -149,7 +149,7 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         lines = of_one_length(models, lines)
     lines = (lines * -(-options.lines // len(lines)))[: options.lines]
     report: dict[str, Any] = {"shape": options.shape, "lines": len(lines), **conditions()}
-    engines: dict[str, Engine] = {OURS: TorchEngine(models), QUANTIZED: TorchEngine(quantized)}
+    engines: dict[str, Engine] = {OURS: Engine(models), QUANTIZED: Engine(quantized)}
     for name in ("float32", "int8"):
         export(folder, scratch / name, name)
         engines[f"ctranslate2_{name}"] = CTranslate2Engine(scratch / name, models)

@@ -63,7 +63,7 @@ def test_all_real_text_has_the_same_ids_and_a_trained_model_translates_it_alike(
     for name in ("bpe", "pieces"):
         transformers_export.export(tmp_path / name, tmp_path / f"{name}.out")
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path / f"{name}.out"), trust_remote_code=True)
-        models, checked = Models([tmp_path / name], weights=False), 0
+        models, checked = Models([tmp_path / name]), 0
         for text in texts():
             kept = [line for line in text if line.strip()]
             assert tokenizer(kept).input_ids == [models.encode(line) for line in kept]

@@ -269,14 +269,10 @@ def test_a_disk_that_is_full_is_one_sentence_with_the_file(
         (["--beam", "400"], "the search's beam is 400, but the vocabulary has"),
         (["--stop", "soon"], "the search's stop is 'soon', but should be 'exact' or 'tensor2tensor'"),
         (["--input", "absent"], "translate: absent: No such file or directory"),
-        (["--engine", "ctranslate2"], "wmt export"),
-        (["--engine", "ctranslate2", "--quantization", "int8"], "ctranslate2 has no --quantization: leave it out"),
         (["--precision", "bfloat16", "--quantization", "int8"], "give --device cpu and --precision float32"),
     ],
 )
 def test_wrong_options_are_one_sentence(model: Path, options: list[str], sentence: str) -> None:
-    if "ctranslate2" in options:
-        pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
     assert sentence in refused("translate", model, *options)
 
 
@@ -313,19 +309,13 @@ def test_a_damaged_folder_is_one_sentence(model: Path, file: str, damage: Any, s
 
 
 @pytest.mark.timeout(60)
-def test_weights_that_overflow_are_one_sentence(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_that_overflow_are_one_sentence(model: Path, tmp_path: Path) -> None:
     weights = load_tensors(model / "model.safetensors")
     save_tensors(model / "model.safetensors", {name: weight * 1e30 for name, weight in weights.items()})
     text = str(write(tmp_path / "in", LINES[:1]))
     sentence = "for subword 1 of a translation the model gives no probabilities"
     assert sentence in refused("translate", model, "--input", text)
     assert sentence in refused("score", model, text, text)
-    pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install ctranslate2")
-    assert wmt("export", str(model), str(tmp_path / "exported")) == 0
-    assert wmt("translate", str(tmp_path / "exported"), "--input", text, "--engine", "ctranslate2") == 1
-    assert "scores a translation as nan" in capsys.readouterr().err
 
 
 def test_scoring_texts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
