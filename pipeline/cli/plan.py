@@ -7,7 +7,6 @@ import gc
 import os
 import shutil
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Annotated, NamedTuple
 import typer
 from humanize import naturalsize
 
-from nmt import flops
 from nmt.common.cpu import processor
 from nmt.config import InputError
 from nmt.flops import LengthSums, parameters, training_flops
@@ -48,12 +46,6 @@ size = partial(naturalsize, binary=True)
 @app.command("plan", rich_help_panel="Runs")
 def plan_run(
     no_measure: Annotated[bool, typer.Option("--no-measure", help="Do not measure, and estimate no time.")] = False,
-    on: Annotated[str | None, typer.Option(metavar="GPU", help="Compute the time on rented GPUs: H100, ...")] = None,
-    devices: Annotated[int, typer.Option(min=1, help="How many of them.")] = 1,
-    price: Annotated[float, typer.Option(min=0, help="What all of them cost in an hour, in any currency.")] = 0.0,
-    utilisation: Annotated[
-        float, typer.Option(min=0.01, max=1, help="The share of their peak that training reaches.")
-    ] = 0.3,
 ) -> None:
     """List the stages that would run, and estimate the disk, memory, operations and time that they need.
 
@@ -64,12 +56,8 @@ def plan_run(
     \b
     Example:
       wmt plan --no-measure
-      wmt plan --no-measure --on H100 --devices 8 --price 24
     """
-    if on is None and (devices, price, utilisation) != (1, 0.0, 0.3):
-        raise typer.BadParameter("--devices, --price and --utilisation need --on GPU", param_hint="--on")
-    rented = None if on is None else partial(rental, on, devices, price, utilisation)
-    raise typer.Exit(0 if report(not no_measure, rented) else 1)
+    raise typer.Exit(0 if report(not no_measure) else 1)
 
 
 class CorpusSize(NamedTuple):
@@ -196,24 +184,7 @@ def stages_to_run(configuration: Configuration) -> dict[str, str]:
     return reasons
 
 
-def rental(gpu: str, devices: int, price: float, utilisation: float, operations: int, precision: str) -> str:
-    """Return how long a training of so many operations takes on rented GPUs, and its cost where they have a price.
-
-    `price` is of all of them for an hour; `utilisation` is the share of their peak that is reached. Raises InputError
-    where the GPU's peak is unknown.
-    """
-    hardware = flops.hardware(gpu)
-    peak = hardware and hardware.peak(precision)
-    if not hardware or not peak:
-        known = ", ".join(entry.name for entry in flops.HARDWARE if entry.peak(precision))
-        raise InputError(f"--on {gpu}: its peak in {precision} is not known; known are {known}")
-    hours = operations / (devices * utilisation * peak) / 3600
-    money = f", {hours * price:,.2f} at {price:,.2f} an hour" if price else ""
-    share = f"computed for {utilisation:.0%} of {peak / 1e12:,.0f} TFLOPS each, not measured"
-    return f"{hours:,.1f} hours on {devices} {hardware.name}{money}; {share}"
-
-
-def report(measure: bool, rented: Callable[[int, str], str] | None = None) -> bool:
+def report(measure: bool) -> bool:
     """Print the plan, with the time of training here if `measure`; return whether disk and memory suffice."""
     configuration = resolution.resolve(resolution.read_params())
     with suppress(InputError):  # Where a local file is missing, `resolve` says so.
@@ -223,7 +194,6 @@ def report(measure: bool, rented: Callable[[int, str], str] | None = None) -> bo
     reasons = stages_to_run(configuration)
     corpus = corpus_size(configuration, prepared=not reasons.get("binarize"))
     disk, needed, operations = needs(configuration, corpus)
-    cost = None if rented is None else rented(operations, training.precision)
     print(f"{run.pair}, row {run.row}, corpus {run.corpus}, seed {run.seed}\n")
     if stage := running_stage():
         print(f"  A run is going on in this folder, at its stage {stage}; what it has not finished is listed, too.\n")
@@ -255,6 +225,4 @@ def report(measure: bool, rented: Callable[[int, str], str] | None = None) -> bo
         print(f"  measured        {rate / 1e9:,.0f} GFLOPS of real updates on one {device}")
         own = f" on {devices} of them" if devices > 1 else ""
         print(f"  train           about {duration(operations / rate / devices)}{own}")
-    if cost is not None:
-        print(f"  train, rented   {cost}")
     return not any(short)
