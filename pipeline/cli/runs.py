@@ -101,9 +101,6 @@ def verify(
     certificate: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A certificate; by default results/certificate.json.")
     ] = None,
-    against: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Another run's certificate: say where the two part, and why.")
-    ] = None,
 ) -> None:
     """Check the run in this folder, or a certificate, by running the pipeline again.
 
@@ -118,21 +115,17 @@ def verify(
       wmt verify
       wmt verify --updates 420:440 --updates 0:20
       wmt verify --certificate theirs.json
-      wmt verify --against ../other/results/certificate.json
     """
     check_folder()
     if stage := running_stage():
         raise InputError(f"a run is at its stage {stage} in this folder: wait for its end")
     from pipeline.verify import check
-    from pipeline.verify.replay import parting
 
-    found, path = [], certificate or CERTIFICATE
-    for finding in parting(path, against) if against else check.findings(path, updates or (), share):
+    found = []
+    for finding in check.findings(certificate or CERTIFICATE, updates or (), share):
         print(finding, flush=True)
         found.append(finding)
     sentence, status = check.verdict(found)
-    if against:
-        sentence, status = ("the runs differ", 1) if found else ("both runs have the same translations", 0)
     print(sentence)
     raise typer.Exit(status)
 

@@ -87,19 +87,14 @@ def load(path: Path) -> Certificate:
         raise InputError(f"{path} is no certificate ({name}: {rule}): {HELP}") from error
 
 
-def differences(here: Mapping[str, Any], there: Mapping[str, Any], where: str) -> list[str]:
-    """Return what differs, as `threads is 2, in the other run 1`."""
-    changed = [key for key in {**here, **there} if here.get(key) != there.get(key)]
-    return [
-        f"{key} is {str(here.get(key, 'missing'))[:40]}, in {where} {str(there.get(key, 'missing'))[:40]}"
-        for key in changed
-    ]
-
-
-def difference(here: Mapping[str, Any], there: Mapping[str, Any], where: str = "the certificate") -> str:
+def difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
     """Return the first entry that differs, and how many others do; empty where all are equal."""
-    told = differences(here, there, where)
-    return told[0] + (f"; and {len(told) - 1:,} more" if told[1:] else "") if told else ""
+    changed = [key for key in {**here, **there} if here.get(key) != there.get(key)]
+    if not changed:
+        return ""
+    first, more = changed[0], f"; and {len(changed) - 1:,} more" if changed[1:] else ""
+    found, recorded = (str(side.get(first, "missing"))[:40] for side in (here, there))
+    return f"{first} is {found}, in the certificate {recorded}{more}"
 
 
 def sealed(path: Path) -> Finding:

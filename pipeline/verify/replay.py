@@ -1,14 +1,11 @@
-"""Train parts of a training again, from the states that it kept, and compare the result to the bit.
-
-`parting` says where two certified runs part first, and why: `wmt verify --against`.
-"""
+"""Train parts of a training again, from the states that it kept, and compare the result to the bit."""
 
 from __future__ import annotations
 
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import chdir
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -22,26 +19,23 @@ from nmt.training import chain, history
 from nmt.training.chain import Link
 from nmt.training.checkpoint import latest_resume, update_of
 from nmt.training.state import read_state
-from pipeline.config import graph
-from pipeline.config.paths import BINNED, state_root
-from pipeline.config.rows import flat
+from pipeline.config.paths import state_root
 from pipeline.stages import train
 from pipeline.train import launch
-from pipeline.verify.certificate import ChainOfRun, Finding, difference, differences, load
+from pipeline.verify.certificate import ChainOfRun, Finding
 
 Interval = tuple[int, int]
 """The updates after the first up to the second, both of which have a link (or the first is 0)."""
-OTHER = "the other run"
 
 
 class Training:
     """A recorded training: its chain from the certificate, and what its folder under the state root keeps."""
 
-    def __init__(self, recorded: ChainOfRun, root: Path | None = None) -> None:
+    def __init__(self, recorded: ChainOfRun) -> None:
         self.job, self.links, self.portable = recorded.job, recorded.links, recorded.portable
         self.by_update = {link.update: link for link in self.links}
         self.last = self.links[-1].update
-        self.folder = (root or state_root()) / "train" / recorded.state
+        self.folder = state_root() / "train" / recorded.state
         self.kept = {at: path for at, path in chain.kept_states(self.folder).items() if at in self.by_update}
         self.begin: int = (self.job["training"].get("fork") or {"update": 0})["update"]
         """The update before the first that is this training's own."""
@@ -117,9 +111,9 @@ class Training:
         return Finding(step, "recomputed", detail)
 
     def retrain(
-        self, start: int, end: int, corpus: Path, outputs: Path | None = None, **changed: int
+        self, start: int, end: int, corpus: Path, outputs: Path | None = None
     ) -> tuple[list[Link], list[history.Record]]:
-        """Train the updates after `start` up to `end` again, with changed settings; return the chain and the history.
+        """Train the updates after `start` up to `end` again; return the chain and the history.
 
         `outputs`: see `retrained`. Raises what ended a training that fails.
         """
@@ -135,7 +129,7 @@ class Training:
             recorded = [link for link in self.links if start < link.update <= end]
             # A training that was extended is trained again in the same parts: losses were recorded at other updates.
             for (updates, every), links in groupby(recorded, lambda link: (link.updates, link.validate_every)):
-                settings = {"updates": updates, "validate_every": every, "keep_states": 0, **changed}
+                settings = {"updates": updates, "validate_every": every, "keep_states": 0}
                 job = {**self.job, "training": {**self.job["training"], **settings}, "corpus": str(corpus.resolve())}
                 (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
                 (folder / "last_update").write_text(str(list(links)[-1].update), encoding="utf-8")
@@ -163,70 +157,3 @@ class Training:
                 return "; ".join([f"{', '.join(changed)} part between updates {before:,} and {link.update:,}", *why])
             before = link.update
         return None if end in made else f"training again did not come to update {end:,}"
-
-
-class Run:
-    """A certified run, with its states and its corpus if its folder or this one has them."""
-
-    def __init__(self, path: Path) -> None:
-        self.certificate, root = load(path), path.resolve().parent.parent
-        self.recorded = self.certificate.training
-        # Both trainings may be kept here, under one state root.
-        here, there = Training(self.recorded), Training(self.recorded, root / "work")
-        self.training = here if here.kept else there
-        self.corpus: Path | None = None
-        for folder in (Path.cwd(), root):
-            with chdir(folder):
-                self.corpus = BINNED.resolve() if train.data_hashes() == self.recorded.data else self.corpus
-
-    def made(self, stage: graph.Stage) -> dict[str, Any]:
-        """Return what the certificate has of a stage; of the training its links, since its files hold times."""
-        if stage.name == graph.training_stage():
-            return {f"link {link.update}": link.link for link in self.recorded.links}
-        return self.certificate.made(stage)
-
-    def conditions(self, update: int) -> dict[str, Any]:
-        """Return all that decides the weights after an update."""
-        decided_by = {"settings": self.recorded.job, "data": self.recorded.data, "code": self.recorded.code}
-        return dict(flat({**decided_by, "conditions": self.training.by_update[update].conditions}))
-
-
-def parting(path: Path, other: Path) -> Iterator[Finding]:
-    """Yield the first stage in which two runs differ; of their trainings the first link and update, and the reasons.
-
-    Yields nothing where they have the same translations. Raises InputError for a file that is no certificate.
-    """
-    one, two = Run(path), Run(other)
-    stages, before = graph.stages(), 0
-    for name in graph.upstream("decode", stages):
-        if told := difference(one.made(stages[name]), two.made(stages[name]), OTHER):
-            yield Finding(name, "differs", told)
-            break
-    for update in sorted(one.training.by_update.keys() & two.training.by_update.keys()):
-        links = (run.training.by_update[update] for run in (one, two))
-        if len({(link.weights, link.moments) for link in links}) == 2:
-            yield Finding("link", "differs", f"the trainings part between updates {before:,} and {update:,}")
-            yield first_update(one, two, before, update)
-            reasons = differences(one.conditions(update), two.conditions(update), OTHER)
-            yield Finding("conditions", "differs", "; ".join(reasons) or "none that was recorded")
-            return
-        before = update
-
-
-def first_update(one: Run, two: Run, before: int, last: int) -> Finding:
-    """Train both again up to a link that differs; return the first update after which they differ."""
-    start = max((at for at in one.training.starts() if at <= before and at in two.training.starts()), default=None)
-    if start is None or one.corpus is None or two.corpus is None:
-        return Finding("update", "inconclusive", "no earlier state of both runs, or no corpus, is here")
-    found = []
-    for run in (one, two):
-        again, _ = run.training.retrain(start, last, run.corpus or BINNED, verify_every=1)
-        found.append({link.update: (link.weights, link.moments) for link in again})
-    told = f"trained again here after update {start:,}"
-    for update in range(start + 1, last + 1):
-        if found[0][update] != found[1][update]:
-            return Finding("update", "differs", f"{told}, both part at update {update:,}")
-    recorded = (run.training.by_update[last] for run in (one, two))
-    same = [(link.weights, link.moments) == found[0][last] for link in recorded]
-    whose = "both runs" if all(same) else "this run" if same[0] else "the other run" if same[1] else "neither run"
-    return Finding("update", "equal", f"{told}, both have the same weights up to update {last:,}: those of {whose}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -29,7 +28,7 @@ from pipeline.config import paths
 from pipeline.stages import certify
 from pipeline.verify import certificate, check
 from pipeline.verify.certificate import Finding
-from pipeline.verify.replay import Training, parting
+from pipeline.verify.replay import Training
 
 DATA = ["download", "tokenize", "learn_subwords", "binarize"]
 STEPS = ["certificate", "code", "resolve", *DATA, "chain", "train", "states", "intervals", "average", "decode", "score"]
@@ -481,44 +480,6 @@ def faster(first: int, last: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "learning_rate", changed)
         yield
-
-
-def test_where_two_runs_part_and_why(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    other = shutil.copytree(run, tmp_path / "other", symlinks=True)
-    theirs = other / paths.CERTIFICATE
-    assert verify(capsys, "--against", theirs) == (0, {}, "both runs have the same translations")
-    with contextlib.chdir(other):
-        set_training(learning_rate_scale=0.5)
-        training()
-        after_training()
-    status, found, last = verify(capsys, "--against", theirs)
-    assert (status, last) == (1, "the runs differ")
-    settings = "training.learning_rate_scale is 1.0, in the other run 0.5"
-    assert {step: detail for step, (_, detail) in found.items()} == {
-        "resolve": settings,
-        "link": "the trainings part between updates 0 and 2",
-        "update": "trained again here after update 0, both part at update 1",
-        "conditions": f"settings.{settings}",
-    }
-    shutil.rmtree(other / paths.BINNED)
-    assert verify(capsys, "--against", theirs)[1]["update"][0] == "differs"
-    shutil.rmtree(paths.BINNED)
-    assert verify(capsys, "--against", theirs)[1]["update"][0] == "inconclusive"
-
-
-def test_runs_that_part_by_their_conditions_do_not_part_here(run: Path, tmp_path: Path) -> None:
-    other = shutil.copytree(run, tmp_path / "other", symlinks=True)
-    with contextlib.chdir(other):
-        zeros = {"weights": "0" * 64, "moments": "0" * 64}
-        forge(lambda link: link["update"] > 8 and link.update(zeros, conditions={**link["conditions"], "threads": 7}))
-    found = list(parting(paths.CERTIFICATE, other / paths.CERTIFICATE))
-    assert [(each.step, each.detail[:44]) for each in found] == [
-        ("train", f"link 10 is {links()[10][:33]}"),
-        ("link", "the trainings part between updates 8 and 10"),
-        ("update", "trained again here after update 8, both have"),
-        ("conditions", "conditions.threads is 1, in the other run 7"),
-    ]
-    assert found[2].detail.endswith("the same weights up to update 10: those of this run")
 
 
 def test_another_learning_rate_for_ten_updates_is_found(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
