@@ -16,14 +16,12 @@ from urllib.parse import urlsplit
 
 import httpx
 from filelock import FileLock, Timeout
-from starlette.types import ASGIApp
 
 from nmt.common.files import write_json
 from nmt.common.processes import end, start
 from nmt.config import InputError
 from pipeline.config.paths import state_root
 from pipeline.flows import worker as flows_worker
-from pipeline.tracking.web import OwnPages
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository."""
@@ -86,8 +84,8 @@ class Services:
     def start_servers(self) -> None:
         """Start MLflow and Prefect, and wait until both answer."""
         for name, url, app in (
-            ("MLflow", self.mlflow, "pipeline.tracking.web:mlflow"),
-            ("Prefect", self.prefect, "pipeline.flows.services:prefect"),
+            ("MLflow", self.mlflow, "pipeline.tracking.server:mlflow_app"),
+            ("Prefect", self.prefect, "prefect.server.api.server:create_app"),
         ):
             port = url.rpartition(":")[2]
             options = f"--host 127.0.0.1 --port {port} --log-level warning --timeout-graceful-shutdown 5 --factory"
@@ -166,17 +164,6 @@ def serve(*, worker: bool) -> None:
     finally:
         services.end()
         (root / LOGIN).unlink(missing_ok=True)
-
-
-def prefect() -> ASGIApp:
-    """Return Prefect's server for pages and commands of this machine: an ASGI factory, for `uvicorn --factory`.
-
-    Prefect itself accepts any `Host` header, which allows DNS rebinding, and relies on browsers to refuse requests of
-    other origins.
-    """
-    from prefect.server.api import server
-
-    return OwnPages(server.create_app(final=True))
 
 
 def free_port(variable: str, default: int) -> str:

@@ -14,7 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
@@ -136,6 +136,19 @@ def connect() -> MlflowClient:
     with opening():
         client.search_experiments(max_results=1)
     return client
+
+
+def mlflow_app() -> Any:
+    """Return MLflow's server of the local store: an ASGI factory, for `uvicorn --factory`."""
+    from mlflow.server.constants import ARTIFACT_ROOT_ENV_VAR, BACKEND_STORE_URI_ENV_VAR
+    from mlflow.server.handlers import initialize_backend_stores
+
+    store, artifacts = local_uri(), str(state_root().resolve() / "mlartifacts")
+    os.environ |= {"MLFLOW_TRACKING_URI": store, BACKEND_STORE_URI_ENV_VAR: store, ARTIFACT_ROOT_ENV_VAR: artifacts}
+    with quiet(), opening():
+        initialize_backend_stores(store, default_artifact_root=artifacts)
+        from mlflow.server.fastapi_app import app
+    return app
 
 
 @contextlib.contextmanager
