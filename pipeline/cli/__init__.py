@@ -1,1 +1,1 @@
-"""The commands of `wmt`: models, catalogs, runs, trainings, plan, ablation, servers."""
+"""The commands of `wmt`: models, catalogs, runs, plan, ablation, servers."""

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from nmt.common.processes import spare_imports
 from nmt.config import InputError
-from pipeline.cli import ablation, catalog, models, plan, runs, services, trainings
+from pipeline.cli import ablation, catalog, models, plan, runs, services
 
 
 class Commands(TyperGroup):
@@ -59,7 +59,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for topic in (models, plan, catalog, runs, trainings, ablation, services):
+for topic in (models, plan, catalog, runs, ablation, services):
     app.add_typer(topic.app)
 app.add_typer(catalog.catalog, name="catalog", rich_help_panel="Data")
 

@@ -1,15 +1,20 @@
-"""`wmt summary`, `publish`, `verify` and `compare`: the finished run, and runs in MLflow."""
+"""`wmt summary`, `publish`, `verify` and `compare` on finished runs; `wmt join` for one that trains."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nmt.common.files import output_file, read_yaml, write_text, writing
+from nmt.common.processes import is_held
 from nmt.config import InputError
 from pipeline.cli.repository import check_folder, running_stage
 from pipeline.config import resolution, tasks
@@ -22,9 +27,11 @@ from pipeline.config.paths import (
     SENTENCES,
     VALIDATION,
     read_json,
+    state_root,
 )
 from pipeline.config.rows import flat
 from pipeline.config.tasks import task_in
+from pipeline.train import launch
 
 if TYPE_CHECKING:
     from pipeline.report.comparison import Compared
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 HERE = "."  # names the results in this folder
+INTERVAL = 2.0  # seconds between two looks for the training to join
 
 
 @app.command(rich_help_panel="Runs")
@@ -183,3 +191,45 @@ def _compared(name: str, folder: Path) -> Compared:
     found = read_json(scores)
     read_json(scores, task_in(found).key)
     return Compared(name, dict(flat(read_yaml(config))), found, sentences.read(lines), validation, report)
+
+
+@app.command("join", rich_help_panel="Runs")
+def join() -> None:
+    """Train as a further node with the machine that runs `dvc repro`; wait until its training begins.
+
+    All machines share the state root and the repository, and set the same rendezvous: WMT_NODES=2
+    WMT_RENDEZVOUS=first-machine:29400.
+
+    \b
+    Example:
+      wmt join
+    """
+    check_folder()
+    # Imported here: importing torch takes a second.
+    from pipeline.stages.train import code_digest, raise_if_refused
+
+    _, most, endpoint = launch.nodes()
+    if most == 1:
+        raise InputError("WMT_NODES is 1: set it and WMT_RENDEZVOUS as on the first node")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("join: stopped by SIGTERM"))
+    print(f"join: waiting for a training in {state_root()} whose nodes meet at {endpoint}", flush=True)
+    while (job := _training_at(str(endpoint))) is None:
+        time.sleep(INTERVAL)
+    if job.name.split("-")[1:2] != [code_digest()] and os.environ.get("WMT_RESUME_ACROSS_CODE") != "1":
+        raise InputError(f"{job.name} is trained with other code than this machine has: check out the first node's")
+
+    def watch() -> None:
+        raise_if_refused(job)
+        if (job / "interrupted").exists():
+            raise InputError("the training was asked to stop; start it again on the first node, then join again")
+
+    raise typer.Exit(launch.torchrun(job, watch))
+
+
+def _training_at(endpoint: str) -> Path | None:
+    """Return the folder of the training whose first node runs and meets the others at `endpoint`."""
+    for path in (state_root() / "train").glob(f"*/{launch.RENDEZVOUS}"):
+        # The file stays when its training ends; the lock does not.
+        if path.read_text(encoding="utf-8") == endpoint and is_held(path.with_name("lock")):
+            return path.parent
+    return None

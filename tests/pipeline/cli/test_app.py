@@ -53,7 +53,7 @@ def test_the_map_of_the_product() -> None:
     assert sorted(panels) == ["Data", "Models", "Options", "Runs", "Services"]
     assert set(re.findall(r"^│ ([a-z]+) ", output, re.MULTILINE)) == {
         *("translate", "parse", "score", "evalb", "bleu", "attention", "export"),
-        *("rows", "plan", "summary", "compare", "verify", "publish", "states", "join", "ablation"),
+        *("rows", "plan", "summary", "compare", "verify", "publish", "join", "ablation"),
         *("catalog", "ui", "serve"),
     }
 
@@ -90,7 +90,6 @@ def test_a_shell_completes_commands_and_values(
 @pytest.mark.parametrize(
     ("command", "missing"),
     [
-        ("states", "dvc.yaml"),
         ("publish", "dvc.yaml"),
         ("join", "dvc.yaml"),
         ("summary", "dvc.yaml"),

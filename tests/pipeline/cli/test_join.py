@@ -10,7 +10,7 @@ import pytest
 from command_line import refused, wmt
 from filelock import FileLock
 
-from pipeline.cli import trainings
+from pipeline.cli import runs
 from pipeline.stages import train
 from pipeline.train import launch
 
@@ -29,8 +29,8 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     monkeypatch.setattr(launch, "torchrun", torchrun)
     monkeypatch.setattr(train, "code_digest", lambda: "code")
-    monkeypatch.setattr(trainings, "INTERVAL", 0.01)
-    monkeypatch.setattr("pipeline.cli.trainings.signal.signal", lambda *_: None)
+    monkeypatch.setattr(runs, "INTERVAL", 0.01)
+    monkeypatch.setattr("pipeline.cli.runs.signal.signal", lambda *_: None)
     monkeypatch.setenv("WMT_STATE", str(tmp_path))
     monkeypatch.setenv("WMT_NODES", "2")
     monkeypatch.setenv("WMT_RENDEZVOUS", HERE)
