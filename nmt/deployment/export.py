@@ -14,7 +14,7 @@ from torch import nn
 
 from nmt.common.files import writing
 from nmt.config import BOS, EOS, UNK, InputError, ModelSettings
-from nmt.inference.loading import Models
+from nmt.inference.loading import LoadedModel
 from nmt.inference.options import Quantization
 from nmt.model import LAYER_NORM_EPSILON, MultiHeadAttention, Transformer, positional_encoding
 
@@ -42,12 +42,12 @@ def export(folder: Path, out: Path, quantization: Quantization = "float32") -> N
         raise InputError(
             "CTranslate2 is not installed: `pip install ctranslate2`, or `pip install -e '.[ctranslate2]'`"
         ) from error
-    models = Models([folder], torch.device("cpu"))
-    check_representable(models.description.model)
-    symbols = models.subwords.symbols(range(models.subwords.used_rows))
+    model = LoadedModel(folder, torch.device("cpu"))
+    check_representable(model.description.model)
+    symbols = model.subwords.symbols(range(model.subwords.used_rows))
     if len(set(symbols)) < len(symbols):
         raise InputError(f"{folder}: two subwords have the same symbol, which CTranslate2 does not support")
-    spec = _specification(ctranslate2, models.members[0], len(symbols))
+    spec = _specification(ctranslate2, model.transformer, len(symbols))
     spec.register_source_vocabulary(symbols)
     spec.register_target_vocabulary(symbols)
     spec.config.bos_token = spec.config.decoder_start_token = symbols[BOS]

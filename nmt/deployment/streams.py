@@ -17,7 +17,7 @@ import torch
 
 from nmt.common.files import output_file, writing
 from nmt.config import InputError
-from nmt.inference.loading import Models
+from nmt.inference.loading import LoadedModel
 from nmt.inference.options import TranslationOptions
 from nmt.inference.quantization import quantize
 from nmt.inference.translator import Translation, Translator
@@ -30,7 +30,7 @@ def translate(options: TranslationOptions) -> None:
     for option, stream, path in (("input", sys.stdin, options.input), ("output", sys.stdout, options.output)):
         if stream is None and path is None:
             raise InputError(f"standard {option} is closed: give --{option}")
-    inputs = (options.input or Path("/dev/stdin"), options.model, *options.ensemble)
+    inputs = (options.input or Path("/dev/stdin"), options.model)
     output = output_file(options.output, *inputs) if options.output else None
     translator = open_translator(options)
     if output is not None:
@@ -61,18 +61,17 @@ def open_translator(options: TranslationOptions) -> Translator:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device is cuda, but torch finds no GPU: give cpu")
     device = torch.device(options.device) if options.device else None
-    models = Models([options.model, *options.ensemble], device, options.precision or "float32")
-    if options.command == "parse" and not isinstance(models.target, TreeTokenizer):
-        raise InputError(f"{options.model} writes {models.description.target}, not trees: use wmt translate")
+    model = LoadedModel(options.model, device, options.precision or "float32")
+    if options.command == "parse" and not isinstance(model.target, TreeTokenizer):
+        raise InputError(f"{options.model} writes {model.description.target}, not trees: use wmt translate")
     if options.quantization:
-        for model in models.members:
-            quantize(model)
+        quantize(model.transformer)
     names = ("beam", "alpha", "max_extra", "stop")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    settings = models.description.search.changed(given)
+    settings = model.description.search.changed(given)
     if options.nbest > settings.beam:
         raise InputError(f"--nbest is {options.nbest}, and the beam {settings.beam}: raise --beam to it")
-    return Translator(models, None, settings, longest=options.longest)
+    return Translator(model, None, settings, longest=options.longest)
 
 
 def _outputs(translator: Translator, options: TranslationOptions) -> Iterator[str]:
@@ -101,11 +100,11 @@ def format_output(translator: Translator, translation: Translation, number: int,
 
 def _json_object(translator: Translator, translation: Translation, number: int) -> dict[str, Any]:
     """Return a line's translations for --json: scores, subwords, repairs, attention."""
-    models = translator.models
+    model = translator.model
     found: list[dict[str, Any]] = []
     for text, one in zip(translation.texts, translation.hypotheses, strict=False):
         scores = {"score": one.score, "log_probability": one.log_probability}
-        found.append({"text": text, **scores, "subwords": models.target_subwords.symbols(one.ids)})
+        found.append({"text": text, **scores, "subwords": model.target_subwords.symbols(one.ids)})
     if not translator.joins:
         for each, repairs in zip(found, translation.repairs, strict=True):
             each["repairs"] = dict(repairs)
@@ -115,6 +114,6 @@ def _json_object(translator: Translator, translation: Translation, number: int) 
     elif translation.pieces:
         ids = translation.pieces[0].ids
         weights = translator.alignment(tuple(ids), tuple(translation.hypotheses[0].ids)).tolist()
-        fields["source_subwords"] = models.subwords.symbols(ids)
+        fields["source_subwords"] = model.subwords.symbols(ids)
         fields["attention"] = [[round(w, 4) for w in row] for row in weights]
     return fields

@@ -21,7 +21,7 @@ from nmt.common.tensors import WEIGHTS, save_tensors
 from nmt.config import BOS, EOS, PAD, UNK, InputError
 from nmt.deployment.export import POSITIONS, check_representable
 from nmt.deployment.model_card import card
-from nmt.inference.loading import Models
+from nmt.inference.loading import LoadedModel
 from nmt.inference.model_folder import cast
 from nmt.inference.options import Quantization
 from nmt.model import Transformer
@@ -45,15 +45,15 @@ def export(folder: Path, out: Path, dtype: Quantization = "float32", run: Mappin
 
     Raises InputError if MarianMT cannot represent the model, or the model is damaged.
     """
-    models = Models([folder], torch.device("cpu"))
-    description, subwords = models.description, models.subwords
+    model = LoadedModel(folder, torch.device("cpu"))
+    description, subwords = model.description, model.subwords
     settings, search, words = description.model, description.search, description.tokenizer
     check_representable(settings)
     closed = subwords.settings.target == "closed"
     if closed or settings.positions == "learned":
         what = "a target vocabulary of its own" if closed else "learned positions"
         raise InputError(f"MarianMT cannot represent a model with {what}: translate with `wmt translate`")
-    weights = cast(_weights(models.members[0], subwords.used_rows), dtype)
+    weights = cast(_weights(model.transformer, subwords.used_rows), dtype)
     sizes = {"layers": settings.N, "attention_heads": settings.h, "ffn_dim": settings.d_ff}
     config = {
         "architectures": ["MarianMTModel"], "model_type": "marian", "dtype": dtype, **_TOKENS,

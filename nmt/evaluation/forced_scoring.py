@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nmt.common.shapes import Float, Int
 from nmt.config import BOS, EOS, InputError
-from nmt.inference.loading import Models, padded
+from nmt.inference.loading import LoadedModel, padded
 from nmt.inference.options import WINDOW
 from nmt.inference.search import not_finite_error
 from nmt.inference.translator import batches, windows
@@ -41,21 +41,18 @@ class Scored:
 
 
 @torch.inference_mode()
-def score(members: Sequence[Transformer], pairs: Sequence[tuple[list[int], list[int]]]) -> list[Scored]:
-    """Score pairs of ids, EOS last, as one batch, with the mean of the models' probabilities.
+def score(model: Transformer, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Scored]:
+    """Score pairs of ids, EOS last, as one batch.
 
     Raises InputError if the probabilities are not finite.
     """
-    device = members[0].embedding.table.device
+    device = model.embedding.table.device
     src = padded([source for source, _ in pairs], device)
     tgt_in = padded([[BOS, *target[:-1]] for _, target in pairs], device)
     targets = padded([target for _, target in pairs], device)
-    every = []
-    for model in members:
-        blocks = zip(model(src, tgt_in).flatten(0, 1).split(_ROWS), targets.flatten().split(_ROWS), strict=True)
-        parts = [_log_probabilities(model.logits(states), labels) for states, labels in blocks]
-        every.append(torch.cat(parts).view(targets.shape))
-    log_p = torch.stack(every).logsumexp(0) - math.log(len(every))
+    blocks = zip(model(src, tgt_in).flatten(0, 1).split(_ROWS), targets.flatten().split(_ROWS), strict=True)
+    parts = [_log_probabilities(model.logits(states), labels) for states, labels in blocks]
+    log_p = torch.cat(parts).view(targets.shape)
     scored = []
     for row, (_, target) in zip(log_p, pairs, strict=True):
         inside = row[: len(target)]
@@ -72,22 +69,22 @@ def _log_probabilities(
     return precise.log_softmax(1).gather(1, labels[:, None])[:, 0].double()
 
 
-def score_lines(models: Models, pairs: Iterable[tuple[str, str]], batch_tokens: int = 4096) -> Iterator[Scored]:
-    """Score each raw translation of a raw source, in order, with the mean of the models' probabilities.
+def score_lines(model: LoadedModel, pairs: Iterable[tuple[str, str]], batch_tokens: int = 4096) -> Iterator[Scored]:
+    """Score each raw translation of a raw source, in order.
 
     An empty translation is EOS alone. Raises InputError if a source has no text, after the scores of the lines before.
     """
 
     def encoded() -> Iterator[tuple[list[int], list[int]]]:
         for number, (src, tgt) in enumerate(pairs, start=1):
-            if not (ids := models.encode(src)):
+            if not (ids := model.encode(src)):
                 raise InputError(f"line {number}: the source has no text to translate: leave it out")
-            yield ids, models.encode_target(tgt) or [EOS]
+            yield ids, model.encode_target(tgt) or [EOS]
 
     for window, failure in windows(encoded(), WINDOW):
         found: dict[int, Scored] = {}
         for batch in batches([max(pair, key=len) for pair in window], batch_tokens):
-            found |= zip(batch, score(models.members, [window[index] for index in batch]), strict=True)
+            found |= zip(batch, score(model.transformer, [window[index] for index in batch]), strict=True)
         for index in range(len(window)):
             yield found[index]
         if failure:

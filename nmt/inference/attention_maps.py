@@ -17,7 +17,7 @@ from nmt.common.files import writing
 from nmt.common.shapes import Float
 from nmt.config import BOS, EOS, InputError
 from nmt.inference.alignment import ATTENTIONS, attention_of
-from nmt.inference.loading import Models
+from nmt.inference.loading import LoadedModel
 from nmt.inference.translator import Translator
 
 COLUMNS = 4
@@ -34,16 +34,14 @@ class Attention:
     """By name; each row sums to one."""
 
 
-def attention(models: Models, source: str, target: str) -> Attention:
-    """Return the first model's attention for a pair of raw lines; raise InputError if the source has no text."""
-    ids = models.encode(source)
+def attention(model: LoadedModel, source: str, target: str) -> Attention:
+    """Return a model's attention for a pair of raw lines; raise InputError if the source has no text."""
+    ids = model.encode(source)
     if not ids:
         raise InputError("the source has no text, so there is nothing to look at: give a sentence")
-    written = [token for token in models.encode_target(target) if token != EOS]
-    names = models.target_subwords.symbols
-    return Attention(
-        models.subwords.symbols(ids), names([BOS, *written]), attention_of(models.members[0], ids, written)
-    )
+    written = [token for token in model.encode_target(target) if token != EOS]
+    names = model.target_subwords.symbols
+    return Attention(model.subwords.symbols(ids), names([BOS, *written]), attention_of(model.transformer, ids, written))
 
 
 def write_files(found: Attention, folder: Path) -> None:
@@ -106,10 +104,10 @@ def write_attention(folder: Path, source: str, target: str | None, output: Path)
 
     Without a target, uses the model's own translation. Raises InputError if the source has no text.
     """
-    models = Models([folder])
+    model = LoadedModel(folder)
     if target is None:
-        target = next(Translator(models).translate([source]))
-    found = attention(models, source, target)
+        target = next(Translator(model).translate([source]))
+    found = attention(model, source, target)
     with writing(output) as temporary:
         temporary.mkdir()
         write_files(found, temporary)

@@ -8,9 +8,7 @@ sentence are queries of one product.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
 from typing import cast
 
 import torch
@@ -32,35 +30,8 @@ _ROWS = 64
 """Hypotheses whose probabilities are computed together: enough for a product, few enough for the processor's cache."""
 
 
-class DecodingState(ABC):
-    """A batch of partly translated sentences, each with the same number of hypotheses of the same length."""
-
-    @abstractmethod
-    def step(self, ids: Int[Tensor, "batch hypotheses"]) -> Iterator[Float[Tensor, "part hypotheses vocabulary"]]:
-        """Return the log-probabilities of the next subword, given every hypothesis' last one (BOS at first).
-
-        They come in parts of some sentences, in order: those of a large batch need not be in memory together.
-        """
-
-    @abstractmethod
-    def select_hypotheses(self, origin: Int[Tensor, "batch chosen"]) -> None:
-        """Continue with these hypotheses of each sentence, by their indices in the last step."""
-
-    @abstractmethod
-    def select_sentences(self, sentences: Int[Tensor, "remaining"]) -> None:
-        """Continue with these sentences only, by their indices in the batch."""
-
-
-class Scorer(ABC):
-    """One model or several: gives the probabilities that search uses."""
-
-    @abstractmethod
-    def start(self, src: Int[Tensor, "batch src"]) -> DecodingState:
-        """Read sentences of subword ids, EOS last, padded with PAD; each has one empty hypothesis."""
-
-
-class Decoder(Scorer):
-    """One model. Some of its weights are copied for decoding, so do not change the model afterwards."""
+class Decoder:
+    """A model for search. Some of its weights are copied, so do not change the model afterwards."""
 
     @torch.no_grad()
     def __init__(self, model: Transformer) -> None:
@@ -80,7 +51,8 @@ class Decoder(Scorer):
 
     @torch.inference_mode()
     def start(self, src: Int[Tensor, "batch src"]) -> DecodingState:
-        return _ModelState(self, src)
+        """Read sentences of subword ids, EOS last, padded with PAD; each has one empty hypothesis."""
+        return DecodingState(self, src)
 
     def read(self, src: Int[Tensor, "batch src"], src_mask: Bool[Tensor, "batch 1 1 src"]) -> list[Tensor]:
         """Return keys and values of the memory, in turn, for each layer: [batch, h, src, d]."""
@@ -88,33 +60,6 @@ class Decoder(Scorer):
         sizes = [own.W_K.out_features, own.W_V.out_features] * len(self.layers)
         projected = self.keys_values(self.model.encode(src, src_mask))
         return [own.split_heads(part) for part in projected.split(sizes, dim=2)]
-
-
-class Ensemble(Scorer):
-    """Several models with one vocabulary: the mean of their probabilities."""
-
-    def __init__(self, members: Sequence[Scorer]) -> None:
-        self.members = members
-
-    def start(self, src: Int[Tensor, "batch src"]) -> DecodingState:
-        return _EnsembleState([member.start(src) for member in self.members])
-
-
-class _EnsembleState(DecodingState):
-    def __init__(self, states: Sequence[DecodingState]) -> None:
-        self.states = states
-
-    def step(self, ids: Int[Tensor, "batch hypotheses"]) -> Iterator[Float[Tensor, "part hypotheses vocabulary"]]:
-        steps = [state.step(ids) for state in self.states]
-        return (reduce(torch.logaddexp, parts) - math.log(len(steps)) for parts in zip(*steps, strict=True))
-
-    def select_hypotheses(self, origin: Int[Tensor, "batch chosen"]) -> None:
-        for state in self.states:
-            state.select_hypotheses(origin)
-
-    def select_sentences(self, sentences: Int[Tensor, "remaining"]) -> None:
-        for state in self.states:
-            state.select_sentences(sentences)
 
 
 class _Product:
@@ -146,7 +91,9 @@ def _fused(parts: Sequence[_Linear], product: _MakeProduct, scales: Sequence[flo
     return product(torch.cat([part.weight * scale for part, scale in scaled]), torch.cat(biases) if biases else None)
 
 
-class _ModelState(DecodingState):
+class DecodingState:
+    """A batch of partly translated sentences, each with the same number of hypotheses of the same length."""
+
     def __init__(self, decoder: Decoder, src: Int[Tensor, "batch src"]) -> None:
         self.model, self.layers, self.output = decoder.model, decoder.layers, decoder.output
         src_mask = padding_mask(src)
@@ -165,6 +112,10 @@ class _ModelState(DecodingState):
 
     @torch.inference_mode()
     def step(self, ids: Int[Tensor, "batch hypotheses"]) -> Iterator[Float[Tensor, "part hypotheses vocabulary"]]:
+        """Return the log-probabilities of the next subword, given every hypothesis' last one (BOS at first).
+
+        They come in parts of some sentences, in order: those of a large batch need not be in memory together.
+        """
         batch, hypotheses = ids.shape
         x = self.model.target_embedding(ids.reshape(-1, 1), self.position).view(batch, hypotheses, -1)
         itself = x.new_full((hypotheses, hypotheses), -math.inf).fill_diagonal_(0.0)
@@ -202,10 +153,12 @@ class _ModelState(DecodingState):
 
     @torch.inference_mode()
     def select_hypotheses(self, origin: Int[Tensor, "batch chosen"]) -> None:
+        """Continue with these hypotheses of each sentence, by their indices in the last step."""
         self.mask = self.mask.gather(1, origin[:, :, None].expand(-1, -1, self.mask.shape[2]))
 
     @torch.inference_mode()
     def select_sentences(self, sentences: Int[Tensor, "remaining"]) -> None:
+        """Continue with these sentences only, by their indices in the batch."""
         end = self.mask.shape[2]
         self.nodes = [[part[:, :, :end].index_select(0, sentences) for part in nodes] for nodes in self.nodes]
         self.cross = [(K.index_select(0, sentences), V.index_select(0, sentences)) for K, V in self.cross]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,7 +24,6 @@ class TranslationOptions:
 
     command: str
     model: Path
-    ensemble: Sequence[Path]
     input: Path | None
     output: Path | None
     beam: int | None

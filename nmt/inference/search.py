@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from nmt.common.shapes import Bool, Float, Int
 from nmt.config import BOS, EOS, PAD, UNK, InputError, SearchSettings
-from nmt.inference.decoder import Decoder, DecodingState, Scorer
+from nmt.inference.decoder import Decoder, DecodingState
 from nmt.model import Transformer
 
 _CHUNK = 64
@@ -42,7 +42,7 @@ def length_penalty(length: int, alpha: float) -> float:
 
 @torch.inference_mode()
 def search(
-    model: Transformer | Scorer, src: Int[Tensor, "batch src"], settings: SearchSettings, subwords: int, nbest: int = 1
+    model: Transformer | Decoder, src: Int[Tensor, "batch src"], settings: SearchSettings, subwords: int, nbest: int = 1
 ) -> list[list[Hypothesis]]:
     """Return the `nbest` best translations of each source, best first; there may be fewer.
 
@@ -51,8 +51,8 @@ def search(
     Raises InputError if nbest exceeds the beam, or the model's probabilities are not finite.
     """
     settings.check_nbest(nbest)
-    scorer = Decoder(model) if isinstance(model, Transformer) else model
-    beam = _Beam(scorer, src, settings, subwords, nbest)
+    decoder = Decoder(model) if isinstance(model, Transformer) else model
+    beam = _Beam(decoder, src, settings, subwords, nbest)
     while len(beam.results) < src.shape[0]:
         beam.step()
     return [beam.results[index] for index in range(src.shape[0])]
@@ -114,10 +114,10 @@ class _Beam:
     """The search of a batch: up to k unfinished and up to k finished hypotheses of each sentence."""
 
     def __init__(
-        self, scorer: Scorer, src: Int[Tensor, "batch src"], settings: SearchSettings, subwords: int, nbest: int
+        self, decoder: Decoder, src: Int[Tensor, "batch src"], settings: SearchSettings, subwords: int, nbest: int
     ) -> None:
         self.settings, self.subwords, self.nbest = settings, subwords, nbest
-        self.state = scorer.start(src)
+        self.state = decoder.start(src)
         batch, k = src.shape[0], settings.beam
         self.sentences = list(range(batch))
         """The sentence of each row of the tensors, as an index in `src`. Some rows may have results already."""

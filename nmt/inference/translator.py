@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from nmt.config import InputError, SearchSettings
 from nmt.inference.alignment import alignment
-from nmt.inference.loading import Models, padded
+from nmt.inference.decoder import Decoder
+from nmt.inference.loading import LoadedModel, padded
 from nmt.inference.options import WINDOW
 from nmt.inference.search import Hypothesis, length_penalty, search
 from nmt.parsing.tokenizers import Attention, TreeTokenizer
@@ -66,11 +67,11 @@ class Translation:
 class Engine:
     """Searches batches of pieces; in portable arithmetic its results are the same on any processor."""
 
-    def __init__(self, models: Models, kind: Arithmetic = "ordinary") -> None:
-        self.kind, self.device = kind, models.device
+    def __init__(self, model: LoadedModel, kind: Arithmetic = "ordinary") -> None:
+        self.kind, self.device = kind, model.device
         with arithmetic(kind):
-            self.scorer = models.scorer()
-        self.subwords = models.target_subwords.used_rows
+            self.decoder = Decoder(model.transformer)
+        self.subwords = model.target_subwords.used_rows
         # Two workers of one thread each are faster than one of two: no thread waits for another within a product.
         available = torch.get_num_threads()
         on_gpu = self.device.type == "cuda"
@@ -85,15 +86,15 @@ class Engine:
         """Return the `nbest` best translations of each piece, best first; there may be fewer."""
         src = padded([piece.ids for piece in batch], self.device)
         with arithmetic(self.kind):  # Of this thread alone.
-            return search(self.scorer, src, settings, self.subwords, nbest)
+            return search(self.decoder, src, settings, self.subwords, nbest)
 
 
 class Translator:
-    """Translates raw lines with a model folder, or with several as an ensemble."""
+    """Translates raw lines with a model folder."""
 
     def __init__(
         self,
-        folders: str | Path | Sequence[str | Path] | Models,
+        folder: str | Path | LoadedModel,
         device: str | torch.device | None = None,
         settings: SearchSettings | None = None,
         engine: Engine | None = None,
@@ -101,32 +102,31 @@ class Translator:
     ) -> None:
         """Take at most `longest` subwords of a source; longer lines are split at sentence ends.
 
-        Lines to parse are never split: several trees are no tree of the line. Raises InputError if folders are
-        incomplete or do not fit together, or the beam is wider than the vocabulary.
+        Lines to parse are never split: several trees are no tree of the line. Raises InputError if the folder
+        is incomplete, or the beam is wider than the vocabulary.
         """
-        if not isinstance(folders, Models):
-            paths = [folders] if isinstance(folders, str | Path) else folders
-            folders = Models(list(map(Path, paths)), None if device is None else torch.device(device))
-        self.models, self.description = folders, folders.description
+        if not isinstance(folder, LoadedModel):
+            folder = LoadedModel(Path(folder), None if device is None else torch.device(device))
+        self.model, self.description = folder, folder.description
         self.settings = settings or self.description.search
         self.repairs: Counter[str] = Counter()
         """Of all lines so far: `trees`, `malformed trees`, and how often each repair of these was needed."""
-        rows = self.models.target_subwords.used_rows
+        rows = self.model.target_subwords.used_rows
         if self.settings.beam > rows:
             raise InputError(
                 f"the search's beam is {self.settings.beam:,}, but the vocabulary has {rows:,} subwords: "
                 "give a beam of at most that"
             )
-        self.engine = engine or Engine(self.models)
-        self.joins = not isinstance(self.models.target, TreeTokenizer)
+        self.engine = engine or Engine(self.model)
+        self.joins = not isinstance(self.model.target, TreeTokenizer)
         """Whether the translations of a line's sentences, joined, are one of the line: text is, a tree is not."""
-        self.alignment = lru_cache(64)(partial(alignment, self.models.members))
+        self.alignment = lru_cache(64)(partial(alignment, self.model.transformer))
         """`alignment` of tuples; a tree's repair and --json ask for the same one."""
         self.longest = longest
-        learned = [each.model for each in self.models.descriptions if each.model.positions == "learned"]
-        positions = min([math.inf, *(model.max_positions for model in learned)])
+        own = self.description.model
+        positions = own.max_positions if own.positions == "learned" else math.inf
         self.room = positions - self.settings.max_extra - 1
-        """The most subwords that the models have positions for."""
+        """The most subwords that the model has positions for."""
         if self.room < 1:
             raise InputError(
                 f"the search's max_extra is {self.settings.max_extra:,}, but the model has {positions:,} positions: "
@@ -178,13 +178,13 @@ class Translator:
 
         Raises InputError if one of these is too long: nothing is cut off.
         """
-        ids = self.models.encode(line)
+        ids = self.model.encode(line)
         if not ids:
             return []
         if self.longest is None or len(ids) - 1 <= self.longest:
             return [Piece(ids, (number, 0), line)]
         sentences = split_sentences(line, self.description.source) if self.joins else [line]
-        encoded = [self.models.encode(sentence) for sentence in sentences]
+        encoded = [self.model.encode(sentence) for sentence in sentences]
         for sentence, ids in zip(sentences, encoded, strict=True):
             if (length := len(ids) - 1) > self.longest:
                 subject = "its sentence" if len(sentences) > 1 else "the line"
@@ -199,11 +199,11 @@ class Translator:
 
     def _attention(self, ids: list[int], piece: Piece) -> Attention | None:
         """Return what computes the attention of a tree's symbols to the words; None where symbols are not tokens."""
-        models, vocabulary = self.models, self.models.target_subwords
+        model, vocabulary = self.model, self.model.target_subwords
         # Only in a closed vocabulary is each token of the target a symbol of its own.
         if vocabulary.settings.target != "closed":
             return None
-        lengths = [len(models.subwords.encode(word)) for word in models.source.tokenize(piece.text).split(" ")]
+        lengths = [len(model.subwords.encode(word)) for word in model.source.tokenize(piece.text).split(" ")]
 
         def compute() -> NDArray[np.floating]:
             used = [row for row, token in enumerate(ids) if len(SPECIALS) <= token < vocabulary.used_rows]
@@ -215,8 +215,8 @@ class Translator:
     def _decode(self, ids: list[int], piece: Piece) -> tuple[str, Counter[str]]:
         """Return the detokenised text of a hypothesis, and what had to be repaired in it to make a tree."""
         repairs: Counter[str] = Counter()
-        tokens = self.models.target_subwords.decode(ids)
-        target = self.models.target
+        tokens = self.model.target_subwords.decode(ids)
+        target = self.model.target
         if not isinstance(target, TreeTokenizer):
             return target.detokenize(tokens), repairs
         text = target.detokenize(tokens, piece.text, self._attention(ids, piece), repairs)

@@ -18,12 +18,6 @@ from pipeline.config.paths import AVERAGE, CERTIFICATE, SCORES, read_json
 app = typer.Typer()
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="A model folder, such as models/average.")]
-Ensemble = Annotated[
-    list[Path],
-    typer.Option(
-        metavar="MODEL_DIR", help="Another model of the same vocabulary, to average probabilities; may be repeated."
-    ),
-]
 
 
 def _search(text: str, *names: str, **rules: Any) -> Any:
@@ -47,7 +41,6 @@ Example:
 def translate(
     context: typer.Context,
     model: Model,
-    ensemble: Ensemble = [],
     input: Annotated[Path | None, typer.Option(metavar="FILE", help="Translate this file, not standard input.")] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Appears when it is complete.")] = None,
     beam: Annotated[int | None, _search("Hypotheses per sentence; 1: greedy.")] = None,
@@ -94,7 +87,6 @@ def score(
     model: Model,
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Raw lines.")],
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="Their translations, detokenised.")],
-    ensemble: Ensemble = [],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line, then one for all lines.")] = False,
 ) -> None:
     """Score given translations: log-probability in nats and perplexity per subword, EOS counted, one line each.
@@ -106,14 +98,14 @@ def score(
       wmt score models/average in.en out.de
     """
     from nmt.evaluation import forced_scoring
-    from nmt.inference.loading import Models
+    from nmt.inference.loading import LoadedModel
     from nmt.text.parallel_text import parallel
 
     def written(scored: forced_scoring.Scored, **more: int) -> str:
         return json_format.dumps({**more, **asdict(scored), "perplexity": scored.perplexity})
 
     lines, total = 0, forced_scoring.Scored(0.0, 0)
-    for scored in forced_scoring.score_lines(Models([model, *ensemble]), parallel(source, target)):
+    for scored in forced_scoring.score_lines(LoadedModel(model), parallel(source, target)):
         lines, total = lines + 1, total + scored
         print(written(scored) if as_json else f"{scored.log_probability:.4f}\t{scored.perplexity:.4f}")
     if as_json:

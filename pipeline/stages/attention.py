@@ -8,7 +8,7 @@ from pathlib import Path
 from nmt.common.files import writing
 from nmt.config import InputError
 from nmt.inference import attention_maps
-from nmt.inference.loading import Models
+from nmt.inference.loading import LoadedModel
 from nmt.text.parallel_text import parallel
 from pipeline.config.paths import ATTENTION, AVERAGE, RAW
 from pipeline.config.settings import AttentionSettings, DataSettings, check_versions, load_section
@@ -50,8 +50,8 @@ def run() -> None:
     check_versions("sacremoses", "subword_nmt", "sentencepiece")
     settings = load_section("attention", AttentionSettings)
     source, target = (RAW / f"valid.{data.valid.name}.{language}" for language in (data.source, data.target))
-    models = Models([AVERAGE])
-    found = [attention_maps.attention(models, *pair) for pair in choose_pairs(source, target, settings.sentences)]
+    model = LoadedModel(AVERAGE)
+    found = [attention_maps.attention(model, *pair) for pair in choose_pairs(source, target, settings.sentences)]
     with writing(ATTENTION) as temporary:
         temporary.mkdir()
         attention_maps.write_files(found[0], temporary)

@@ -6,7 +6,7 @@ import torch
 
 from nmt.common.files import write_json, writing
 from nmt.config import SearchSettings, TrainingSettings
-from nmt.inference.loading import Models
+from nmt.inference.loading import LoadedModel
 from nmt.inference.translator import Engine, Translator
 from nmt.text.parallel_text import read_lines
 from pipeline.config.paths import AVERAGE, LAST, RAW, TRANSLATIONS
@@ -24,11 +24,11 @@ def run() -> None:
     search, kind = load_section("search", SearchSettings), load_section("training", TrainingSettings).arithmetic
     with writing(TRANSLATIONS) as temporary:
         temporary.mkdir()
-        for split, name, model in (("valid", data.valid.name, LAST), ("test", data.test.name, AVERAGE)):
+        for split, name, folder in (("valid", data.valid.name, LAST), ("test", data.test.name, AVERAGE)):
             source = RAW / f"{split}.{name}.{data.source}"
-            out = temporary / f"{name}.{model.name}.{data.target}"
-            models = Models([model], torch.device("cpu") if kind == "portable" else None)
-            translator = Translator(models, settings=search, engine=Engine(models, kind))
+            out = temporary / f"{name}.{folder.name}.{data.target}"
+            model = LoadedModel(folder, torch.device("cpu") if kind == "portable" else None)
+            translator = Translator(model, settings=search, engine=Engine(model, kind))
             with out.open("w", encoding="utf-8", newline="\n") as file:
                 file.writelines(f"{text}\n" for text in translator.translate(read_lines(source)))
             if translator.repairs:

@@ -54,7 +54,7 @@ class Translation(PythonModel):
             settings = ready.settings.changed(params or {})
             _check_sizes(sentences, settings.beam, most)
             # One with the request's settings: requests are answered side by side.
-            translator = Translator(ready.models, None, settings, ready.engine, ready.longest)
+            translator = Translator(ready.model, None, settings, ready.engine, ready.longest)
             return list(translator.translate(sentences))
         except InputError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error

@@ -9,7 +9,7 @@ import ctranslate2
 import torch
 
 from nmt.config import SearchSettings
-from nmt.inference.loading import Models
+from nmt.inference.loading import LoadedModel
 from nmt.inference.search import Hypothesis
 from nmt.inference.translator import WORKERS, Engine, Piece
 
@@ -19,14 +19,14 @@ class CTranslate2Engine(Engine):
 
     batch_tokens = 4096
 
-    def __init__(self, folder: Path, models: Models) -> None:
+    def __init__(self, folder: Path, loaded: LoadedModel) -> None:
         available = torch.get_num_threads()
         self.workers = min(available, WORKERS)
         self.threads = max(1, available // self.workers)
         self.translator = ctranslate2.Translator(
-            str(folder), device=models.device.type, inter_threads=self.workers, intra_threads=self.threads
+            str(folder), device=loaded.device.type, inter_threads=self.workers, intra_threads=self.threads
         )
-        self.symbols = models.subwords.symbols(range(models.subwords.used_rows))
+        self.symbols = loaded.subwords.symbols(range(loaded.subwords.used_rows))
         self.tokens = {symbol: token for token, symbol in enumerate(self.symbols)}
         self.specials = [[self.symbols[token]] for token in (0, 1)]
 

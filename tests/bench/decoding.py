@@ -28,7 +28,7 @@ import torch
 from nmt.config import EOS, UNK
 from nmt.deployment.export import export
 from nmt.evaluation.forced_scoring import score
-from nmt.inference.loading import Models
+from nmt.inference.loading import LoadedModel
 from nmt.inference.model_folder import load_description, save_model
 from nmt.inference.quantization import quantize
 from nmt.inference.translator import Engine, Translation, Translator
@@ -61,9 +61,9 @@ def with_shape(folder: Path, shape: str, out: Path) -> Path:
     return out
 
 
-def of_one_length(models: Models, lines: list[str]) -> list[str]:
+def of_one_length(loaded: LoadedModel, lines: list[str]) -> list[str]:
     """The lines that have the commonest number of subwords."""
-    lengths = [len(models.encode(line)) for line in lines]
+    lengths = [len(loaded.encode(line)) for line in lines]
     commonest = Counter(lengths).most_common(1)[0][0]
     return [line for line, length in zip(lines, lengths, strict=True) if length == commonest]
 
@@ -71,8 +71,8 @@ def of_one_length(models: Models, lines: list[str]) -> list[str]:
 class WithMap(CTranslate2Engine):
     """CTranslate2 that considers for a sentence only the target subwords in the file vmap.txt of its folder."""
 
-    def __init__(self, folder: Path, models: Models) -> None:
-        super().__init__(folder, models)
+    def __init__(self, folder: Path, loaded: LoadedModel) -> None:
+        super().__init__(folder, loaded)
         self.translator = SimpleNamespace(translate_batch=partial(self.translator.translate_batch, use_vmap=True))
 
 
@@ -119,14 +119,14 @@ def timed(engines: Mapping[str, Translator], lines: list[str], repeats: int) -> 
     }
 
 
-def compare(models: Models, ours: list[Translation], theirs: list[Translation]) -> dict[str, Any]:
+def compare(loaded: LoadedModel, ours: list[Translation], theirs: list[Translation]) -> dict[str, Any]:
     """Lines that differ, and for each what our own model says of both translations."""
     different = []
     for one, other in zip(ours, theirs, strict=True):
         if one.pieces and one.hypotheses[0].ids != other.hypotheses[0].ids:
             source = one.pieces[0].ids
             pairs = [(source, [*side.hypotheses[0].ids, 2]) for side in (one, other)]
-            mine, its = (scored.log_probability for scored in score(models.members, pairs))
+            mine, its = (scored.log_probability for scored in score(loaded.transformer, pairs))
             why = "tie" if abs(mine - its) < TIE else "ours is likelier" if mine > its else "CTranslate2's is likelier"
             different.append({"source": one.source, "ours": one.texts[0], "theirs": other.texts[0],
                               "log_probability": [mine, its], "why": why})  # fmt: skip
@@ -138,27 +138,27 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     folder = options.model
     if options.shape != "model":
         folder = with_shape(options.model, options.shape, scratch / "shaped")
-    models, quantized = (Models([folder], torch.device("cpu")) for _ in range(2))
-    quantize(quantized.members[0])
+    loaded, quantized = (LoadedModel(folder, torch.device("cpu")) for _ in range(2))
+    quantize(quantized.transformer)
     lines = options.src.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     bound = {}
     if options.shape != "model":
         # Random weights never end a sentence: a bound keeps the work that of real sentences. CTranslate2 has one bound
         # for a whole batch, and what goes beyond a sentence's own is searched again.
         bound = {"max_extra": 0}
-        lines = of_one_length(models, lines)
+        lines = of_one_length(loaded, lines)
     lines = (lines * -(-options.lines // len(lines)))[: options.lines]
     report: dict[str, Any] = {"shape": options.shape, "lines": len(lines), **conditions()}
-    engines: dict[str, Engine] = {OURS: Engine(models), QUANTIZED: Engine(quantized)}
+    engines: dict[str, Engine] = {OURS: Engine(loaded), QUANTIZED: Engine(quantized)}
     for name in ("float32", "int8"):
         export(folder, scratch / name, name)
-        engines[f"ctranslate2_{name}"] = CTranslate2Engine(scratch / name, models)
+        engines[f"ctranslate2_{name}"] = CTranslate2Engine(scratch / name, loaded)
     if options.map:
-        write_map(models.subwords, options.map, scratch / "int8/vmap.txt")
-        engines["ctranslate2_int8_map"] = WithMap(scratch / "int8", models)
+        write_map(loaded.subwords, options.map, scratch / "int8/vmap.txt")
+        engines["ctranslate2_int8_map"] = WithMap(scratch / "int8", loaded)
     for beam in (4, 1):
-        settings = models.description.search.model_copy(update={"alpha": 0.0, "beam": beam, **bound})
-        ready = {name: Translator(models, None, settings, engine) for name, engine in engines.items()}
+        settings = loaded.description.search.model_copy(update={"alpha": 0.0, "beam": beam, **bound})
+        ready = {name: Translator(loaded, None, settings, engine) for name, engine in engines.items()}
         measured = timed(ready, lines, options.repeats)
         found = {name: values.pop("found") for name, values in measured.items()}
         report |= {f"{name}_beam{beam}": values for name, values in measured.items()}
@@ -167,10 +167,10 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         if options.map:
             report[f"{QUANTIZED}_beam{beam}_ratio_to_map"] = round(speed[QUANTIZED] / speed["ctranslate2_int8_map"], 3)
             report[f"map_agreement_beam{beam}"] = compare(
-                models, found["ctranslate2_int8"], found["ctranslate2_int8_map"]
+                loaded, found["ctranslate2_int8"], found["ctranslate2_int8_map"]
             )
         report |= {f"{name}_beam{beam}_ratio": round(speed[name] / theirs, 3) for name in (OURS, QUANTIZED)}
-        report[f"agreement_beam{beam}"] = compare(models, found[OURS], found["ctranslate2_float32"])
+        report[f"agreement_beam{beam}"] = compare(loaded, found[OURS], found["ctranslate2_float32"])
         if options.ref:
             reference = options.ref.read_text(encoding="utf-8").removesuffix("\n").split("\n")
             for name, translations in found.items():

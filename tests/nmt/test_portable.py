@@ -21,7 +21,7 @@ from trainings import MakeJob, run, stopped
 
 from nmt import loss, portable
 from nmt.config import InputError, Job
-from nmt.inference.loading import Models
+from nmt.inference.loading import LoadedModel
 from nmt.inference.translator import Engine, Translator
 from nmt.portable import Portable
 from nmt.schedule import learning_rate
@@ -153,10 +153,10 @@ def test_the_loss_is_near_the_ordinary_one(needs_gradient: bool) -> None:
 
 def test_search_is_portable_in_each_of_its_threads(tmp_path: Path) -> None:
     """The log-probabilities are near torch's, and not the same bits."""
-    models, found = Models([folder_of(tmp_path / "model")], torch.device("cpu")), []
+    loaded, found = LoadedModel(folder_of(tmp_path / "model"), torch.device("cpu")), []
     kinds: tuple[portable.Arithmetic, ...] = ("ordinary", "portable")
     for kind in kinds:
-        translations = Translator(models, engine=Engine(models, kind)).translations(["hund und katze"] * 3, 2)
+        translations = Translator(loaded, engine=Engine(loaded, kind)).translations(["hund und katze"] * 3, 2)
         found.append([each for translation in translations for each in translation.hypotheses])
     ordinary, own = ([hypothesis.log_probability for hypothesis in hypotheses] for hypotheses in found)
     assert [hypothesis.ids for hypothesis in found[0]] == [hypothesis.ids for hypothesis in found[1]]

@@ -13,7 +13,7 @@ import torch
 from nmt import fit
 from nmt.config import EOS, PAD, SubwordSettings
 from nmt.deployment import transformers_export
-from nmt.inference.loading import Models
+from nmt.inference.loading import LoadedModel
 from nmt.inference.model_folder import load_description, save_model
 from nmt.model import Transformer
 from nmt.text import subwords
@@ -63,10 +63,10 @@ def test_all_real_text_has_the_same_ids_and_a_trained_model_translates_it_alike(
     for name in ("bpe", "pieces"):
         transformers_export.export(tmp_path / name, tmp_path / f"{name}.out")
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path / f"{name}.out"), trust_remote_code=True)
-        models, checked = Models([tmp_path / name]), 0
+        loaded, checked = LoadedModel(tmp_path / name), 0
         for text in texts():
             kept = [line for line in text if line.strip()]
-            assert tokenizer(kept).input_ids == [models.encode(line) for line in kept]
+            assert tokenizer(kept).input_ids == [loaded.encode(line) for line in kept]
             checked += len(kept)
         print(f"{name}: the ids of {checked:,} lines are equal")
 
@@ -79,11 +79,11 @@ def test_all_real_text_has_the_same_ids_and_a_trained_model_translates_it_alike(
         batch = tokenizer(source[start : start + 100], return_tensors="pt", padding=True)
         rows = theirs.generate(**batch, num_beams=1)[:, 1:].tolist()
         found += [[token for token in row if token not in (PAD, EOS)] for row in rows]
-    same, models = 0, translator.models
+    same, loaded = 0, translator.model
     for line, translation, their in zip(source, translator.translations(source), found, strict=True):
         own = translation.hypotheses[0].ids
         # transformers has another limit of length.
-        is_cut = len(own) == len(models.encode(line)) - 1 + models.description.search.max_extra
+        is_cut = len(own) == len(loaded.encode(line)) - 1 + loaded.description.search.max_extra
         same += own == (their[: len(own)] if is_cut else their)
     print(f"{same:,} of {len(source):,} greedy translations are equal")
     assert same >= 0.995 * len(source), "two subwords are seldom equally likely within rounding"

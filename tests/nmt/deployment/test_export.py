@@ -12,7 +12,7 @@ from model_folders import folder_of
 
 from nmt.config import InputError
 from nmt.deployment import export
-from nmt.inference.loading import Models
+from nmt.inference.loading import LoadedModel
 from nmt.inference.translator import Translator
 from tests.nmt.deployment.test_streams import LINES
 
@@ -32,8 +32,8 @@ def test_ctranslate2_translates_alike(tmp_path: Path, change: dict[str, Any], mo
     # Greedy: of random weights the two searches' rules for ending show.
     ours = Translator(folder)
     greedy = ours.settings.changed({"alpha": 0.0, "beam": 1})
-    ours = Translator(ours.models, settings=greedy)
-    theirs = Translator(ours.models, settings=greedy, engine=CTranslate2Engine(Path("out"), ours.models))
+    ours = Translator(ours.model, settings=greedy)
+    theirs = Translator(ours.model, settings=greedy, engine=CTranslate2Engine(Path("out"), ours.model))
     expected = list(ours.translate(LINES))
     assert list(theirs.translate(LINES)) == expected
     if not change:
@@ -44,13 +44,13 @@ def test_ctranslate2_translates_alike(tmp_path: Path, change: dict[str, Any], mo
         assert found["german"].startswith(german), "of random weights: up to our limit of its length"
     assert wmt("export", str(folder), "small", "--quantization", "int8") == 0
     assert Path("small/model.bin").stat().st_size < Path("out/model.bin").stat().st_size
-    small = CTranslate2Engine(Path("small"), ours.models)
-    assert len(list(Translator(ours.models, engine=small).translate(LINES))) == len(LINES)
+    small = CTranslate2Engine(Path("small"), ours.model)
+    assert len(list(Translator(ours.model, engine=small).translate(LINES))) == len(LINES)
     assert wmt("export", str(folder), "out") == 2, "it exists"
 
 
 @pytest.mark.parametrize(("change", "sentence"), [({"d_k": 4}, "d_k 4 and d_v 8"), ({"h": 1}, "h x d_k = 8")])
 def test_what_ctranslate2_cannot_represent_is_refused(change: dict[str, Any], sentence: str, model: Path) -> None:
-    settings = Models([model]).description.model.model_copy(update=change)
+    settings = LoadedModel(model).description.model.model_copy(update=change)
     with pytest.raises(InputError, match=sentence):
         export.check_representable(settings)

@@ -27,7 +27,7 @@ from nmt.common.tensors import load_tensors, save_tensors
 from nmt.deployment import streams
 from nmt.evaluation.forced_scoring import Scored
 from nmt.inference import alignment
-from nmt.inference.loading import Models
+from nmt.inference.loading import LoadedModel
 from nmt.inference.translator import Translator
 from nmt.parsing.tokenizers import Symbols
 from nmt.parsing.trees import read_trees
@@ -225,7 +225,7 @@ def test_a_sentence_that_is_too_long_to_parse_is_refused_with_the_option_that_ta
     parser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     long = "the old man sees a dog. He did not see it."
-    length = len(Models([parser]).encode(long)) - 1
+    length = len(LoadedModel(parser).encode(long)) - 1
     command = ["parse", parser, "--input", write(tmp_path / "in", ["we do !", long]), "--longest", length - 1]
     assert wmt(*command) == 1
     sentence = (
@@ -328,7 +328,7 @@ def test_scoring_texts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     equal = 0
     for one, translation in zip(lines, found, strict=True):
         best = translation.hypotheses[0]
-        if ready.models.encode_target(translation.texts[0])[:-1] == best.ids:
+        if ready.model.encode_target(translation.texts[0])[:-1] == best.ids:
             equal += 1
             assert one["log_probability"] == pytest.approx(best.log_probability, abs=1e-3)
     assert equal

@@ -17,7 +17,7 @@ from nmt.common.files import sha256_of
 from nmt.common.tensors import load_tensors
 from nmt.config import PAD, UNK, InputError, SubwordSettings
 from nmt.deployment import transformers_export
-from nmt.inference.loading import Models
+from nmt.inference.loading import LoadedModel
 from nmt.inference.model_folder import load, load_description, save_model
 from nmt.inference.translator import Translator
 from nmt.model import Transformer
@@ -71,23 +71,23 @@ def check_alike(folder: Path, out: Path, texts: list[str]) -> Any:
     """transformers gives the ids, logits, greedy translations and text of the model folder. Return its tokenizer."""
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-    models = Models([folder])
+    loaded = LoadedModel(folder)
     tokenizer = AutoTokenizer.from_pretrained(str(out), trust_remote_code=True)
     theirs, loading = AutoModelForSeq2SeqLM.from_pretrained(str(out), output_loading_info=True)
     assert not any(loading.values()), "every weight has its place"
-    ids = [models.encode(text) for text in texts]
+    ids = [loaded.encode(text) for text in texts]
     assert tokenizer(texts).input_ids == ids
     for each in ids:
-        expected = models.target.detokenize(models.subwords.decode(each))
+        expected = loaded.target.detokenize(loaded.subwords.decode(each))
         assert tokenizer.decode(each, skip_special_tokens=True) == expected
     batch = tokenizer(texts[:12], return_tensors="pt", padding=True)
-    start, own = torch.tensor([[1, 5, 9, 6]]), models.members[0]
+    start, own = torch.tensor([[1, 5, 9, 6]]), loaded.transformer
     logits = theirs(**batch, decoder_input_ids=start.expand(12, -1)).logits
-    rows = models.subwords.used_rows
+    rows = loaded.subwords.used_rows
     ours = own.logits(own(batch.input_ids, start.expand(12, -1)))[..., :rows]
     torch.testing.assert_close(logits, ours, atol=1e-3, rtol=0)
     written = theirs.generate(**batch, num_beams=1, max_length=16)[:, 1:].tolist()
-    greedy = Translator(models, settings=models.description.search.changed({"beam": 1})).translations(texts[:12])
+    greedy = Translator(loaded, settings=loaded.description.search.changed({"beam": 1})).translations(texts[:12])
     for translation, found in zip(greedy, written, strict=True):
         best = translation.hypotheses[0].ids[:14]
         assert found[: len(best)] == best
@@ -105,9 +105,9 @@ def test_transformers_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyP
     named = (out / "transformers_tokenizer.py").read_text(encoding="utf-8")
     imported = [path.stem for path in out.glob("*.py") if path.stem != "transformers_tokenizer"]
     assert all(f"from .{name} import" in named for name in imported), "transformers 5.0 needs it"
-    models = Models([folder])
+    loaded = LoadedModel(folder)
     german = 'Er sagte: "it\'s".'
-    assert tokenizer(text_target=german).input_ids == models.encode_target(german) != models.encode(german)
+    assert tokenizer(text_target=german).input_ids == loaded.encode_target(german) != loaded.encode(german)
     for where in (out, tmp_path / "again"):
         tokenizer.save_pretrained(where)
     assert tokenizer.convert_tokens_to_ids("no subword") == tokenizer.unk_token_id == UNK

@@ -1,4 +1,4 @@
-"""Decoding step by step against the model's parallel form; ensembles."""
+"""Decoding step by step against the model's parallel form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from nmt.config import BOS, EOS, PAD, SearchSettings
 from nmt.evaluation import forced_scoring
 from nmt.evaluation.forced_scoring import score
-from nmt.inference.decoder import Decoder, DecodingState, Ensemble
+from nmt.inference.decoder import Decoder, DecodingState
 from nmt.inference.search import search, top_of_rows
 from nmt.model import Transformer
 
@@ -90,17 +90,6 @@ def test_the_best_of_rows_are_those_of_topk() -> None:
         assert top_of_rows(log_p, 8)[0].isnan().nonzero().tolist() == [[4, 2, 0]]
 
 
-def test_an_ensemble_averages_probabilities_in_search_and_in_scoring() -> None:
-    first, second = model_of(1), model_of(2)
-    state = Ensemble([Decoder(first), Decoder(second)]).start(SRC)
-    begin = torch.full((2, 1), BOS)
-    mean = (step(Decoder(first).start(SRC), begin).exp() + step(Decoder(second).start(SRC), begin).exp()) / 2
-    assert torch.allclose(step(state, begin).exp(), mean, atol=1e-12)
-    best = search(Ensemble([Decoder(first), Decoder(second)]), SRC[:1], HOW, ROWS)[0][0]
-    scored = score([first, second], [([5, 6, 7, EOS], [*best.ids, EOS])])[0]
-    assert scored.log_probability == pytest.approx(best.log_probability, abs=1e-9)
-
-
 def test_forced_scoring_says_what_the_search_said_and_holds_the_logits_of_a_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -112,7 +101,7 @@ def test_forced_scoring_says_what_the_search_said_and_holds_the_logits_of_a_bloc
     said = [h.log_probability for best in found for h in best]
     sizes: list[int] = []
     monkeypatch.setattr(Transformer, "logits", lambda own, x: (sizes.append(x[..., 0].numel()), logits(own, x))[1])
-    scored = score([model], pairs)
+    scored = score(model, pairs)
     assert max(sizes) == 3
     assert [one.log_probability for one in scored] == pytest.approx(said, abs=1e-9)
     assert scored[0].perplexity == pytest.approx(math.exp(-said[0] / len(pairs[0][1])))

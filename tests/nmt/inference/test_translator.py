@@ -1,4 +1,4 @@
-"""The library that translates: batches, long lines, ensembles, attention."""
+"""The library that translates: batches, long lines, attention."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 from command_line import wmt
-from model_folders import WORDS, folder_of, parser_of
+from model_folders import folder_of, parser_of
 
 from nmt import codec
 from nmt.config import EOS, PAD, InputError, SearchSettings, TokenizerSettings
 from nmt.inference import attention_maps
 from nmt.inference.alignment import alignment
-from nmt.inference.loading import Models
+from nmt.inference.loading import LoadedModel
 from nmt.inference.search import Hypothesis
 from nmt.inference.translator import Piece, Translator, split_sentences
 from nmt.model import positional_encoding
@@ -56,15 +56,15 @@ def test_a_small_file_makes_two_batches_whatever_the_number_of_workers(
 
 
 def test_a_gpu_gets_larger_batches(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    models = Models([model])
+    loaded = LoadedModel(model)
     for device, largest in (("cpu", 1024), ("cuda", 8192)):
-        models.device = torch.device(device)
-        sizes = batch_sizes(Translator(models), 2000, monkeypatch)
+        loaded.device = torch.device(device)
+        sizes = batch_sizes(Translator(loaded), 2000, monkeypatch)
         assert 0.9 * largest < max(sizes) <= largest, "a beam of 4"
 
 
 def test_bfloat16_does_not_round_the_positions(model: Path) -> None:
-    embedding = Models([model], precision="bfloat16").members[0].embedding
+    embedding = LoadedModel(model, precision="bfloat16").transformer.embedding
     ids = torch.arange(4, 60)[None]
     exact = embedding.table[ids].float() * 4 + positional_encoding(56, 16)
     assert torch.equal(embedding(ids), exact.bfloat16())
@@ -82,7 +82,7 @@ def test_translating_does_not_import_torchs_compiler(model: Path) -> None:
 
 def test_a_search_in_another_thread_does_not_change_attention(model: Path) -> None:
     """As `--json` looks at one window's lines while workers search the next."""
-    member = Models([model]).members[0]
+    member = LoadedModel(model).transformer
     source, target = [5, 6, 7, EOS], [8, 9]
     expected = attention_maps.attention_of(member, source, target)
     other = torch.tensor([[5, 6, 7, 8, 9, EOS]])
@@ -99,18 +99,18 @@ def test_a_search_in_another_thread_does_not_change_attention(model: Path) -> No
 
 def test_a_blank_line_has_no_subwords_whatever_the_tokenizer(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Word pieces of raw text would encode the space."""
-    models = Models([model])
-    monkeypatch.setattr(models.subwords, "encode", lambda line: [5] * len(line))
+    loaded = LoadedModel(model)
+    monkeypatch.setattr(loaded.subwords, "encode", lambda line: [5] * len(line))
     settings = TokenizerSettings(tokenizer="none", normalize_punctuation=False, aggressive_hyphens=False)
-    models.source, _ = codec.tokenizers("en", "de", settings)
-    assert [models.encode(line) for line in ("", " ", "\r", "\u2003\t")] == [[]] * 4
-    assert models.encode(" a")
+    loaded.source, _ = codec.tokenizers("en", "de", settings)
+    assert [loaded.encode(line) for line in ("", " ", "\r", "\u2003\t")] == [[]] * 4
+    assert loaded.encode(" a")
 
 
 def test_the_library_refuses_nothing_that_fits_and_splits_what_does_not(model: Path) -> None:
     whole = Translator(model)
     long = "the old man sees a dog. He did not see it. She sleeps well."
-    parted = Translator(whole.models, longest=12)
+    parted = Translator(whole.model, longest=12)
     assert len(whole.pieces(long)) == 1
     assert len(parted.pieces(long)) == 3
     alone = list(parted.translate(["the old man sees a dog.", "He did not see it.", "She sleeps well."]))
@@ -122,11 +122,11 @@ def test_the_library_refuses_nothing_that_fits_and_splits_what_does_not(model: P
 def test_words_are_aligned_by_the_attention_to_all_their_subwords(parser: Path) -> None:
     translator = Translator(parser)
     (piece,) = translator.pieces("unbelievably She sleeps well")
-    ids = translator.models.target_subwords.encode("(S XX XX )S")
+    ids = translator.model.target_subwords.encode("(S XX XX )S")
     attention = translator._attention(ids, piece)
     assert attention is not None
-    found, whole = attention(), alignment(translator.models.members, piece.ids, ids)[:4]
-    parts = len(translator.models.subwords.encode("unbelievably"))
+    found, whole = attention(), alignment(translator.model.transformer, piece.ids, ids)[:4]
+    parts = len(translator.model.subwords.encode("unbelievably"))
     assert parts > 1
     assert found[:, 0] == pytest.approx(whole[:, :parts].sum(1).numpy())
     assert found[:, 1:] == pytest.approx(whole[:, parts:-1].numpy())
@@ -140,8 +140,6 @@ def test_learned_positions_bound_the_line(tmp_path: Path) -> None:
     assert ready.longest == 13
     with pytest.raises(InputError, match="at most 13"):
         list(ready.translate(["dog " * 14]))
-    sinusoids = folder_of(tmp_path / "sinusoids", seed=2)
-    assert Translator([sinusoids, tmp_path / "learned"]).longest == 13, "the shortest table of an ensemble"
     with pytest.raises(InputError, match="the model has 24 positions: give --max-extra at most 22"):
         Translator(tmp_path / "learned", settings=ready.settings.changed({"max_extra": 23}))
     parser = Translator(parser_of(tmp_path / "parser", "vinyals", positions="learned", max_positions=24), longest=5)
@@ -167,20 +165,16 @@ def test_sentences_are_split_where_they_end() -> None:
 def test_settings_of_a_search_are_changed_by_name(model: Path) -> None:
     settings = SearchSettings(beam=4, alpha=0.6, max_extra=10, stop="exact")
     assert settings.changed({"beam": 2}) == SearchSettings(beam=2, alpha=0.6, max_extra=10, stop="exact")
-    rows = Models([model]).subwords.used_rows
+    rows = LoadedModel(model).subwords.used_rows
     assert Translator(model, settings=settings.changed({"beam": rows})).settings.beam == rows
     with pytest.raises(InputError, match=f"beam is {rows + 1}, but the vocabulary has {rows} subwords: give a beam"):
         Translator(model, settings=settings.changed({"beam": rows + 1}))
 
 
-def test_an_ensemble_is_of_one_pair_and_vocabulary(model: Path, tmp_path: Path) -> None:
-    other = folder_of(tmp_path / "second", seed=2)
-    assert len(list(Translator([str(model), other], "cpu").translate(LINES))) == len(LINES)
+def test_lines_are_a_list_not_a_string(model: Path) -> None:
+    assert len(list(Translator(str(model), "cpu").translate(LINES))) == len(LINES)
     with pytest.raises(InputError, match="not one string"):
         list(Translator(model).translate("a line"))
-    for strange in (folder_of(tmp_path / "french", target="fr"), folder_of(tmp_path / "upper", words=WORDS.upper())):
-        with pytest.raises(InputError, match="has another pair, tokenizer or vocabulary than"):
-            Models([model, strange])
 
 
 def test_attention_of_every_layer_head_and_kind(
@@ -212,7 +206,7 @@ def test_attention_of_every_layer_head_and_kind(
 
 @torch.no_grad()
 def test_attention_is_what_the_layers_use(model: Path) -> None:
-    built = Models([model]).members[0]
+    built = LoadedModel(model).transformer
     source, target = [5, 6, 7, 2], [8, 9]
     weights = attention_maps.attention_of(built, source, target)["encoder"][0]
     x = built.embedding(torch.tensor([source]))

@@ -21,7 +21,7 @@ from model_folders import TREES, folder_of, parser_of
 from nmt import codec
 from nmt.common.tensors import WEIGHTS, load_tensors
 from nmt.config import BOS, PAD, UNK, SubwordSettings, TokenizerSettings
-from nmt.inference.loading import Models
+from nmt.inference.loading import LoadedModel
 from nmt.inference.model_folder import load_description, save_model
 from nmt.inference.translator import Translator
 from nmt.model import Transformer
@@ -176,25 +176,25 @@ def other_model(folder: Path) -> Path:
 def test_the_page_translates_as_wmt_translate(browser: Browser, tmp_path: Path, make: Callable[[Path], Path]) -> None:
     folder = make(tmp_path / "model")
     lines = sentences(100)
-    models = Models([folder])
-    models.members[0].load_state_dict(dequantized(load_tensors(folder / WEIGHTS)))
-    expected = list(Translator(models).translate(lines))
-    if models.description.search.beam > 1:
-        settings = models.description.search.changed({"alpha": 0.0})
-        without = Translator(models, settings=settings).translate(lines)
+    loaded = LoadedModel(folder)
+    loaded.transformer.load_state_dict(dequantized(load_tensors(folder / WEIGHTS)))
+    expected = list(Translator(loaded).translate(lines))
+    if loaded.description.search.beam > 1:
+        settings = loaded.description.search.changed({"alpha": 0.0})
+        without = Translator(loaded, settings=settings).translate(lines)
         assert sum(one != other for one, other in zip(expected, without, strict=True)) > 50
     with model_page(browser, tmp_path / "page.html", folder, lines[0]) as shown:
         assert computed(shown, lines, "Translate") == expected
         assert len(set(expected)) > 20, "the model tells lines apart"
         # Attention and likeliest subwords are those of the last line.
-        ids = models.encode(lines[-1])
+        ids = loaded.encode(lines[-1])
         words = shown.locator("p.keys .word").all_text_contents()
-        assert "".join(words) == re.sub(r"@@|\u2581", "", "".join(models.subwords.symbols(ids)))
-        model = models.members[0]
+        assert "".join(words) == re.sub(r"@@|\u2581", "", "".join(loaded.subwords.symbols(ids)))
+        model = loaded.transformer
         logits = model.logits(model(torch.tensor([ids]), torch.tensor([[BOS]])))[0, 0].log_softmax(-1)
         logits[[PAD, BOS, UNK]] = -torch.inf
-        probabilities, tokens = logits[: models.target_subwords.used_rows].exp().topk(4)
-        told = zip(models.target_subwords.symbols(tokens.tolist()), (100 * probabilities).tolist(), strict=True)
+        probabilities, tokens = logits[: loaded.target_subwords.used_rows].exp().topk(4)
+        told = zip(loaded.target_subwords.symbols(tokens.tolist()), (100 * probabilities).tolist(), strict=True)
         assert shown.locator(".likeliest li").all_text_contents() == [f"{symbol}{share:.1f}%" for symbol, share in told]
 
 
@@ -242,12 +242,12 @@ def test_the_page_parses_as_wmt_parse(
         shown.locator("textarea").fill(lines[0])
         shown.get_by_role("button", name="Parse").click()
         queries = shown.locator("p.queries .word")
-        models = Models([folder])
+        loaded = LoadedModel(folder)
         queries.first.wait_for()
         words = "".join(shown.locator("p.keys .word").all_text_contents())
-        assert words == "".join(models.subwords.symbols(models.encode(lines[0]))).replace("@@", "")
+        assert words == "".join(loaded.subwords.symbols(loaded.encode(lines[0]))).replace("@@", "")
         assert set(queries.all_text_contents()[:-1]) <= set(
-            models.target_subwords.symbols(range(4, models.target_subwords.used_rows))
+            loaded.target_subwords.symbols(range(4, loaded.target_subwords.used_rows))
         )
 
 

@@ -64,7 +64,7 @@ def test_a_request_is_answered_with_its_own_settings(serving: Any, server: httpx
     ready = Translator(folder)
     status, answer = ask(server, SENTENCES)
     assert (status, answer) == (200, {"predictions": list(ready.translate(SENTENCES))})
-    wide = Translator(ready.models, settings=ready.settings.changed({"beam": serving.BEAM, "alpha": 0.0}))
+    wide = Translator(ready.model, settings=ready.settings.changed({"beam": serving.BEAM, "alpha": 0.0}))
     status, answer = ask(server, SENTENCES, beam=serving.BEAM, alpha=0.0)
     assert (status, answer) == (200, {"predictions": list(wide.translate(SENTENCES))})
 
@@ -98,7 +98,7 @@ def test_a_models_own_beam_may_be_wider_than_a_requests(serving: Any, folder: Pa
     from mlflow.pyfunc.model import PythonModelContext
 
     model, ready, context = serving.Translation(), Translator(folder), PythonModelContext({"model": str(folder)}, {})
-    model.translator = Translator(ready.models, settings=ready.settings.changed({"beam": serving.BEAM + 3}))
+    model.translator = Translator(ready.model, settings=ready.settings.changed({"beam": serving.BEAM + 3}))
     assert len(model.predict(context, SENTENCES[1:])) == 1
     assert len(model.predict(context, SENTENCES[1:], {"beam": serving.BEAM + 2})) == 1
     with pytest.raises(MlflowException, match=r"a beam of 36: .* a beam of at most 35"):
