@@ -100,7 +100,7 @@ bench-gpu: setup
 # Change the code wrongly 600 times, and see whether a test fails. This takes about an
 # hour on two cores; an interrupted run resumes.
 mutants: setup
-	@$(VENV) python tests/mutants/run.py $(MUTANTS)
+	@$(VENV) python tests/bench/mutants/run.py $(MUTANTS)
 
 soak: setup
 	@$(VENV) pytest -n 0 -s tests/soak

@@ -44,7 +44,6 @@ def interval(statistics: NDArray[np.int64], score: Score) -> tuple[float, float]
 
 
 def compare(baseline: NDArray[np.int64], system: NDArray[np.int64], score: Score) -> Comparison:
-    """Compare two systems' line statistics of the same references."""
     difference = score(system.sum(0)) - score(baseline.sum(0))
     apart = np.abs(resampled(system, score) - resampled(baseline, score))
     if not difference or np.ptp(apart) < 1e-9:  # Equal systems, one line or lines all alike: nothing can be said.

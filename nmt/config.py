@@ -64,8 +64,6 @@ DROPOUT_STEPS = 65_536
 
 
 class TokenizerSettings(Settings):
-    """How raw lines are split into words."""
-
     tokenizer: Literal["moses", "none", "vinyals", "tensor2tensor"]
     """The last two: the source is words separated by spaces, the target trees in this linearisation (6.3)."""
     normalize_punctuation: bool
@@ -107,8 +105,6 @@ class SubwordSettings(Settings):
 
 
 class BinningSettings(Settings):
-    """How pairs are distributed over length bins."""
-
     max_length: Count
     """Training pairs with more subwords than this on a side, EOS included, are dropped."""
     growth: Annotated[float, Field(gt=1.0)]

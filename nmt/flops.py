@@ -52,7 +52,6 @@ class LengthSums:
 
     @classmethod
     def of(cls, source: int, target: int) -> LengthSums:
-        """Return the sums of one pair with `source` and `target` subwords."""
         return cls(1, source, target, source * source, target * target, source * target)
 
 
@@ -89,7 +88,6 @@ class Hardware:
     source: str
 
     def peak(self, precision: str) -> float | None:
-        """Return the peak for `float32` or `bfloat16`, if it is known."""
         return self.bfloat16 if precision == "bfloat16" else self.float32
 
 

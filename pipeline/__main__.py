@@ -47,7 +47,6 @@ FROM_THE_MACHINE = {EACCES, EAGAIN, EIO, EMFILE, ENFILE, ENOENT, EPERM, EROFS, E
 
 
 def report_status(name: str, state: str, message: str = "", **seconds: float) -> None:
-    """Write the stage's status file."""
     content = {"stage": name, "state": state, "message": message, "pid": os.getpid(), "time": time.time(), **seconds}
     write_json(status_file(name), content)
 
@@ -146,7 +145,6 @@ def run(name: str) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """The command."""
     parser = argparse.ArgumentParser(prog="python -m pipeline", description="Run one stage of dvc.yaml.")
     parser.add_argument("stage", choices=list(graph.stages()), help="its name in dvc.yaml")
     spare_imports()

@@ -88,7 +88,6 @@ def _outputs(translator: Translator, options: TranslationOptions) -> Iterator[st
 
 
 def format_output(translator: Translator, translation: Translation, number: int, options: TranslationOptions) -> str:
-    """Return the output for a line, with its \\n."""
     if options.json:
         return json.dumps(_json_object(translator, translation, number), ensure_ascii=False) + "\n"
     if options.nbest == 1:

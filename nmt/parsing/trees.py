@@ -64,8 +64,6 @@ class Tree:
 
 @dataclass
 class _Bracket:
-    """An open bracket while a treebank is read."""
-
     label: str
     line: int
     children: list[Tree]

@@ -42,8 +42,6 @@ Names = Mapping[str, tuple[str, int]]  # an experiment's name -> its row and see
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings that all runs of an ablation share."""
-
     pair: Pair
     corpus: str
     width: int

@@ -21,7 +21,6 @@ Model = Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="A model folder
 
 
 def _search(text: str, *names: str, **rules: Any) -> Any:
-    """Return an option of search with this help."""
     return typer.Option(*names, **rules, help=text, rich_help_panel="Search (by default as the model folder says)")
 
 

@@ -86,7 +86,6 @@ def publish() -> None:
 
 
 def _up_to_date() -> bool:
-    """Return whether DVC would run nothing."""
     from dvc.exceptions import DvcException, NotDvcRepoError
     from dvc.repo import Repo
 

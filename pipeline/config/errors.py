@@ -53,7 +53,6 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def valid_keys(model: Any, location: Sequence[int | str]) -> list[str]:
-    """Return the keys that are valid at `location` inside `model`."""
     for step in location:
         if isinstance(model, type) and issubclass(model, BaseModel):
             model = model.model_fields[str(step)].annotation

@@ -19,8 +19,6 @@ NVIDIA_SMI_TIMEOUT = 20.0  # seconds; a driver that hangs does not answer at all
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as nvidia-smi lists it."""
-
     id: str  # the UUID, `GPU-` and hexadecimal digits
     name: str
     memory: str  # with its unit, as `81559 MiB`

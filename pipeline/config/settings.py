@@ -49,8 +49,6 @@ class RunSettings(Settings):
 
 
 class ArchiveEntry(Settings):
-    """One file to download."""
-
     urls: Annotated[list[Url], Field(min_length=1)]  # the original and its mirrors, tried in order
     bytes: Annotated[int, Field(ge=1)] | None = None
     sha256: Sha256 | None = None

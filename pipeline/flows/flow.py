@@ -82,7 +82,6 @@ def form(pair: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def make_flow(name: str, pair: str, about: str) -> Flow[..., State[Any]]:
-    """Return the flow of this name, which runs the pipeline of a pair."""
     types, defaults = form(pair)
 
     def run_name() -> str:

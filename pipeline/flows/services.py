@@ -82,7 +82,6 @@ class Services:
         self.running[name] = start((sys.executable, "-m", *command), env=self.environment, stdin=subprocess.DEVNULL)
 
     def start_servers(self) -> None:
-        """Start MLflow and Prefect, and wait until both answer."""
         for name, url, app in (
             ("MLflow", self.mlflow, "pipeline.tracking.server:mlflow_app"),
             ("Prefect", self.prefect, "prefect.server.api.server:create_app"),
@@ -94,7 +93,6 @@ class Services:
         self.wait_for(f"{self.mlflow}/health")
 
     def start_worker(self) -> None:
-        """Start a worker and deploy the flows."""
         program = (sys.executable, "-m", "prefect")
         worker = (*program, "worker", "start", "--pool", "wmt", "--type", "process")
         self.start("the worker", flows_worker.__name__, *worker)

@@ -52,7 +52,6 @@ def differences(run: RunSettings, configuration: Mapping[str, Any]) -> list[tupl
 
 
 def explanations(run: RunSettings, metrics: Mapping[str, Any], configuration: Mapping[str, Any]) -> list[str]:
-    """Return sentences on why this run's numbers differ from the paper's."""
     name = scores.reference_row(run.row)
     paper = rows.row(name).paper
     table2 = paper.table2.get(run.pair)
@@ -193,7 +192,6 @@ def attention_section(data: DataSettings) -> list[Block]:
 
 
 def blocks(lines: Sequence[sentences.Line], seconds: Mapping[str, float | None], names: Sequence[str]) -> list[Block]:
-    """Return the whole report, made from the files of the earlier stages."""
     chosen, data = load_section("run", RunSettings), load_section("data", DataSettings)
     configuration = {name: plain_section(name) for name in settings.SECTIONS}
     named = {"run": chosen.model_dump(), **configuration}

@@ -39,7 +39,6 @@ KINDS = ("source", "target", "pair")  # what of a line may be in the training te
 
 
 def _digests(source: str, target: str) -> list[bytes]:
-    """Return the digests of a pair by `KINDS`."""
     contents = f"{source}\n", f"\n{target}", f"{source}\n{target}"
     return [hashlib.blake2b(content.encode(), digest_size=8).digest() for content in contents]
 

@@ -32,7 +32,6 @@ class Translation(PythonModel):
     translator: Translator
 
     def load_context(self, context: PythonModelContext) -> None:
-        """Load the model folder, once."""
         from nmt.inference.options import LONGEST
         from nmt.inference.translator import Translator
 

@@ -43,7 +43,6 @@ class TrainingProgress:
         self.bar.stop()
 
     def show(self, update: int, record: Mapping[str, float]) -> None:
-        """Show a record of the training's history."""
         if "valid_ppl" in record:
             self.valid = f", validation ppl {record['valid_ppl']:.2f}"
         if "loss" not in record:

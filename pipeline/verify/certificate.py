@@ -98,7 +98,6 @@ def difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
 
 
 def sealed(path: Path) -> Finding:
-    """Check the certificate's own hash."""
     content = read_json(path)
     if certify.seal({key: value for key, value in content.items() if key != "seal"}) != content["seal"]:
         return Finding("certificate", "differs", f"{path} was edited: its hash is not that of its content")

@@ -1,6 +1,6 @@
 """Mutation testing: change the code wrongly, one small change at a time, and see whether a test fails.
 
-    python tests/mutants/run.py [MODULE ...] [--sample 600] [--jobs 2] [--again]
+    python tests/bench/mutants/run.py [MODULE ...] [--sample 600] [--jobs 2] [--again]
 
 cosmic-ray makes the mutants. Of all replacements of one operator at one place a single one is drawn; the sample is
 the mutants whose text has the smallest hashes, so that a change elsewhere leaves it as it is. Each mutant is tried in
@@ -43,7 +43,7 @@ import yaml
 if TYPE_CHECKING:
     import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
 WORK = ROOT / "work/mutants"
 Span = tuple[tuple[int, int], tuple[int, int]]
