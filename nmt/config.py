@@ -220,8 +220,6 @@ class TrainingSettings(Settings):
 
 
 class Job(Settings):
-    """A training: model, training settings and corpus."""
-
     model: ModelSettings
     training: TrainingSettings
     vocabulary: int

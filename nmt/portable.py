@@ -249,7 +249,6 @@ def _normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Non
 
 
 def norm(x: Tensor, order: float = 2.0) -> Tensor:
-    """Return the Euclidean norm of all numbers."""
     x = x.detach().flatten().double()
     return root_(exact_sum(x * x, 0)).float()
 

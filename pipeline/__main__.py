@@ -7,21 +7,11 @@ and know none of it.
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
 import signal
 import sys
-
-if __name__ == "__main__":
-
-    def stop_importing(*_: object) -> None:
-        """End the imports below, which take half a second, at Ctrl-C without a traceback; `run` replaces this."""
-        print(f"{sys.argv[-1]}: interrupted; run the same command again to resume", file=sys.stderr, flush=True)
-        os._exit(os.EX_TEMPFAIL)
-
-    signal.signal(signal.SIGINT, stop_importing)
-
-import argparse
-import importlib
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -46,8 +36,8 @@ FROM_THE_MACHINE = {EACCES, EAGAIN, EIO, EMFILE, ENFILE, ENOENT, EPERM, EROFS, E
 """Errors of files and disks that one sentence explains; any other OSError is our fault: it keeps its traceback."""
 
 
-def report_status(name: str, state: str, message: str = "", **seconds: float) -> None:
-    content = {"stage": name, "state": state, "message": message, "pid": os.getpid(), "time": time.time(), **seconds}
+def report_status(name: str, state: str, message: str = "") -> None:
+    content = {"stage": name, "state": state, "message": message, "pid": os.getpid(), "time": time.time()}
     write_json(status_file(name), content)
 
 
@@ -123,10 +113,9 @@ def run(name: str) -> NoReturn:
         module = importlib.import_module(f"pipeline.stages.{name}")
         started = time.monotonic()
         module.run(**arguments(module.run))
-        seconds = time.monotonic() - started
-        print(summary(name, seconds), flush=True)
+        print(summary(name, time.monotonic() - started), flush=True)
         publish.finish(name)
-        report_status(name, "done", seconds=seconds)
+        report_status(name, "done")
         ignore_signals()
     except BaseException as error:
         ignore_signals()

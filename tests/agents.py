@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+from clones import ROOT
+from orchestra import until
 
 from nmt.common import processes
 from nmt.training.history import read_history
@@ -18,7 +19,6 @@ from pipeline.train import launch
 Start = Callable[[Path, int], subprocess.Popen[bytes]]
 PATIENCE = 200
 """Seconds that one step of a rehearsal may take on a busy machine."""
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @contextmanager
@@ -51,10 +51,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"not true after {PATIENCE} seconds"
-        time.sleep(0.05)
+    until(condition, "a condition", PATIENCE, every=0.05)
 
 
 def family(pid: int) -> list[psutil.Process]:

@@ -1,5 +1,3 @@
-"""Chromium, for tests of pages."""
-
 from __future__ import annotations
 
 import shutil
@@ -54,6 +52,7 @@ def chromium() -> Iterator[Browser]:
 def opened(browser: Browser, path: Path, **options: Any) -> Iterator[Page]:
     """The page of a file. Fails afterwards if a script failed or was refused, or if anything else was requested."""
     address = path.as_uri()
+    own = (address, "data:image/svg+xml", "blob:", "about:srcdoc")
     context = browser.new_context(**options)
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
@@ -61,16 +60,11 @@ def opened(browser: Browser, path: Path, **options: Any) -> Iterator[Page]:
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
     page.on("dialog", lambda dialog: problems.append(dialog.message))
-    page.on("request", lambda request: problems.append(request.url) if is_foreign(request.url, address) else None)
+    page.on("request", lambda request: None if request.url.startswith(own) else problems.append(request.url))
     page.goto(address)
     yield page
     context.close()
     assert not problems, problems
-
-
-def is_foreign(url: str, address: str) -> bool:
-    """Whether a request is for anything but the page and what it holds."""
-    return not url.startswith((address, "data:image/svg+xml", "blob:", "about:srcdoc"))
 
 
 def open_sections(page: Page) -> None:

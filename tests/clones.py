@@ -25,17 +25,14 @@ SHRUNKEN: dict[str, Any] = {
 }
 TINY = {**SHRUNKEN, "subwords": {"merges": 60}}
 """For the catalog `tiny`."""
-WORDS = [
-    "the", "old", "man", "sees", "a", "dog", ".", "He", "did", "not", "see", "it", "She", "sleeps", "well", ",", "and",
-    "we", "do", "!",
-]  # fmt: skip
+WORDS = "the old man sees a dog . He did not see it She sleeps well , and we do !"
 
 
 def write_tiny_corpus(folder: Path) -> None:
     """Write the catalog `tiny` into a repository: sixty pairs of the same words, or of their flat trees."""
     chance, sides = random.Random(5), {}
     for name, lines in (("train", 60), ("valid", 4), ("test", 4)):
-        text = [chance.choices(WORDS, k=chance.randrange(3, 9)) for _ in range(lines)]
+        text = [chance.choices(WORDS.split(), k=chance.randrange(3, 9)) for _ in range(lines)]
         for language in ("en", "de", "fr"):
             sides[f"{name}.{language}"] = "".join(f"{' '.join(words)}\n" for words in text)
         leaves = (" ".join(f"(NN {word})" for word in words) for words in text)
@@ -66,6 +63,18 @@ def write_tiny_corpus(folder: Path) -> None:
     (folder / "data/catalog/tiny.yaml").write_text(yaml.safe_dump(catalog))
 
 
+def git(folder: Path, *words: str) -> str:
+    """What git says; its commits have an author whatever the user's settings are."""
+    command = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", *words]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def commit(folder: Path = Path()) -> None:
+    """Commit all files of a folder, in a new git repository where it is none yet."""
+    for words in (("init", "--quiet"), ("add", "--all"), ("commit", "--quiet", "--message", "all")):
+        git(folder, *words)
+
+
 class Clone:
     """A copy of this repository's files in a git repository of its own, made where the folder has none yet."""
 
@@ -73,20 +82,14 @@ class Clone:
         self.folder = folder
         if (folder / ".git").exists():
             return
-        listed = self._git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        listed = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
         for name in listed.split("\0"):
             if name and (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, folder / name)  # with its mode
-        self._git(folder, "init", "--quiet")
+        commit(folder)
         for key, value in (("user.name", "t"), ("user.email", "t@example.org")):
-            self._git(folder, "config", key, value)  # `dvc exp apply` needs them.
-        self._git(folder, "add", "--all")
-        self._git(folder, "commit", "--quiet", "-m", "copy")
-
-    @staticmethod
-    def _git(folder: Path, *words: str) -> str:
-        return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+            git(folder, "config", key, value)  # `dvc exp apply` needs them.
 
     def environment(self) -> dict[str, str]:
         """This one, with this interpreter first and no state from outside."""
@@ -96,10 +99,8 @@ class Clone:
         return environment
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A command in the clone, with this environment's python first and no state from outside."""
-        return subprocess.run(
-            words, cwd=self.folder, env=self.environment(), capture_output=True, text=True, check=False
-        )
+        variables = self.environment()
+        return subprocess.run(words, cwd=self.folder, env=variables, capture_output=True, text=True, check=False)
 
     def params(self, **changes: Any) -> None:
         path = self.folder / "params.yaml"

@@ -13,9 +13,7 @@ VARIABLE = re.compile(r"\$\$|\$\{(?P<name>\w+)(?::(?P<how>[-?])(?P<word>(?:\$\{[
 
 
 def read() -> dict[str, Any]:
-    """The compose file as it is written."""
-    found: dict[str, Any] = yaml.safe_load((ROOT / "infra/compose.yaml").read_text(encoding="utf-8"))
-    return found
+    return yaml.safe_load((ROOT / "infra/compose.yaml").read_text(encoding="utf-8"))
 
 
 def interpolated(content: Any, values: Mapping[str, str]) -> Any:

@@ -1,5 +1,3 @@
-"""What all tests share."""
-
 from __future__ import annotations
 
 import gc
@@ -44,9 +42,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("deterministic")
 
-FIRST = (
-    "end_to_end/test_flows.py", "end_to_end/test_repro.py", "distributed/test_nodes.py",
-)  # fmt: skip
+FIRST = ("end_to_end/test_flows.py", "end_to_end/test_repro.py", "distributed/test_nodes.py")
 """The files that take minutes, most of which they wait. Whatever comes late among them, all others would wait for it.
 
 A process of pytest-xdist is given its next file when two tests of a file are left: what follows a file of one or two
@@ -90,15 +86,11 @@ def copy_corpus(tmp_path: Path) -> Path:
 @pytest.fixture
 def tiny_job(copy_corpus: Path) -> Callable[..., dict[str, Any]]:
     """A training job of a tiny model on the copy task; keyword arguments change its training settings."""
+    from model_folders import model_settings  # It imports torch, too.
 
     def job(**training: Any) -> dict[str, Any]:
         return {
-            "model": {
-                "N": 1, "d_model": 16, "d_ff": 32, "h": 2, "d_k": 8, "d_v": 8, "P_drop": 0.1,
-                "attention_dropout": 0.0, "relu_dropout": 0.0, "positions": "sinusoidal",
-                "position_layout": "interleaved", "max_positions": 64, "projection_biases": True,
-                "initialisation": "glorot",
-            },
+            "model": model_settings(N=1).model_dump(),
             "training": {
                 "updates": 30, "tokens": 120, "shards": 2, "warmup_steps": 20, "learning_rate_scale": 1.0, "beta1": 0.9,
                 "beta2": 0.98, "epsilon": 1e-9, "eps_ls": 0.1, "precision": "float32", "seed": 1,

@@ -24,7 +24,6 @@ TREES = [
 
 
 def model_settings(**changes: Any) -> ModelSettings:
-    """A small model."""
     settings = {
         "N": 2, "d_model": 16, "d_ff": 32, "h": 2, "d_k": 8, "d_v": 8, "P_drop": 0.1, "attention_dropout": 0.0,
         "relu_dropout": 0.0, "positions": "sinusoidal", "position_layout": "interleaved", "max_positions": 64,
@@ -34,7 +33,6 @@ def model_settings(**changes: Any) -> ModelSettings:
 
 
 def folder_of(folder: Path, seed: int = 1, target: str = "de", words: str = WORDS, **model: Any) -> Path:
-    """A model folder with random weights."""
     torch.manual_seed(seed)
     bpe = SubwordSettings(kind="bpe", merges=60, vocabulary=None, multiple_of=8)
     learned = subwords.learn(dict.fromkeys(words.split(), 3), bpe)

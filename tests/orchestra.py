@@ -11,13 +11,12 @@ import sqlite3
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
 import psutil
 from clones import Clone
 from ports import free_port
@@ -81,15 +80,11 @@ class Orchestra:
     def start(self) -> subprocess.Popen[bytes]:
         """The services, once they are ready."""
         before = self.log.stat().st_size if self.log.exists() else 0
-        ports = {"PREFECT_PORT": str(self.prefect), "MLFLOW_PORT": str(self.mlflow)}
+        command = [sys.executable, "-m", "pipeline.cli", "serve"]
+        variables = {**self.environment(), "PREFECT_PORT": str(self.prefect), "MLFLOW_PORT": str(self.mlflow)}
         with self.log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "pipeline.cli", "serve"],
-                cwd=self.clone.folder,
-                env={**self.environment(), **ports},
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+            self.process = process = subprocess.Popen(
+                command, cwd=self.clone.folder, env=variables, stdout=log, stderr=log, start_new_session=True
             )
         try:
             until(lambda: process.poll() is not None or b"a run: " in self.log.read_bytes()[before:], "the services")
@@ -150,29 +145,21 @@ class Orchestra:
 
     def login(self) -> Json:
         """The settings of Prefect's clients, as the services publish them."""
-        found: Json = json.loads((self.clone.folder / "work/prefect/login.json").read_text())
-        return found
+        return json.loads((self.clone.folder / "work/prefect/login.json").read_text())
 
     def authorization(self) -> str:
         return f"Basic {base64.b64encode(self.login()['PREFECT_API_AUTH_STRING'].encode()).decode()}"
 
-    def call(self, path: str, body: Json | None = None, method: str | None = None) -> Any:
+    def call(self, path: str, body: Json | None = None) -> Any:
         """Prefect's API: GET, or POST where there is a body."""
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json", "Authorization": self.authorization()}
-        request = urllib.request.Request(f"{self.api_url}/{path}", data, headers, method=method)
+        method, headers = "GET" if body is None else "POST", {"Authorization": self.authorization()}
 
-        def answer() -> bytes | None:
-            try:
-                with urllib.request.urlopen(request, timeout=60) as reply:
-                    return reply.read() or b"null"
-            except urllib.error.HTTPError as error:
-                # The database is locked; Prefect's own client asks again, too.
-                if error.code == 503:
-                    return None
-                raise
+        def answer() -> httpx.Response | None:
+            reply = httpx.request(method, f"{self.api_url}/{path}", json=body, headers=headers, timeout=60)
+            # The database is locked; Prefect's own client asks again, too.
+            return None if reply.status_code == 503 else reply
 
-        return json.loads(until(answer, f"an answer to {path}"))
+        return until(answer, f"an answer to {path}").raise_for_status().json()
 
     def deploy(self, name: str | None = None, pair: str = "en-de", **parameters: Any) -> str:
         """What `prefect deployment run` does, without the seconds that its start takes; returns the flow run's id."""
@@ -182,18 +169,13 @@ class Orchestra:
         return str(self.call(f"deployments/{deployment}/create_flow_run", body)["id"])
 
     def run(self, identity: str) -> Json:
-        found: Json = self.call(f"flow_runs/{identity}")
-        return found
+        return self.call(f"flow_runs/{identity}")
 
     def ended(self, identity: str, patience: float = PATIENCE) -> Json:
-        """The flow run, once it is over."""
-
         def over() -> Json | None:
-            try:
+            with contextlib.suppress(httpx.HTTPError):
                 run = self.run(identity)
-            except (urllib.error.URLError, OSError):
-                return None
-            return run if run["state_type"] in {"COMPLETED", "FAILED", "CANCELLED", "CRASHED"} else None
+                return run if run["state_type"] in {"COMPLETED", "FAILED", "CANCELLED", "CRASHED"} else None
 
         return until(over, f"the end of {identity}; {self.log.read_text()[-3000:]}", patience)
 
@@ -207,13 +189,11 @@ class Orchestra:
         return {name: run["state_name"] for name, run in self.stages(identity).items()}
 
     def lines(self, identity: str) -> list[Json]:
-        """The flow run's log."""
         found: list[Json] = []
         while True:
             logs = {"flow_run_id": {"any_": [identity]}}
             body = {"logs": logs, "sort": "TIMESTAMP_ASC", "offset": len(found), "limit": PAGE}
-            page = self.call("logs/filter", body)
-            found += page
+            found += (page := self.call("logs/filter", body))
             if len(page) < PAGE:
                 return found
 
@@ -227,11 +207,8 @@ class Orchestra:
 
     def worker(self) -> int:
         """The process of Prefect's worker, below that which ends it (pipeline/flows/worker.py)."""
-        (found,) = (
-            pid
-            for pid in self.at_work("-m prefect worker start")
-            if "flows.worker" not in psutil.Process(pid).cmdline()[2]
-        )
+        pids = self.at_work("-m prefect worker start")
+        (found,) = (pid for pid in pids if "flows.worker" not in psutil.Process(pid).cmdline()[2])
         return found
 
     def cancel(self, identity: str) -> None:
@@ -241,12 +218,9 @@ class Orchestra:
     def on_disk(self, identity: str) -> tuple[str, str]:
         """The type and the message of a run's state, from what the server left on disk."""
         with contextlib.closing(sqlite3.connect(self.clone.folder / "work/prefect/prefect.db")) as connection:
-            query = (
-                "SELECT state_type, message FROM flow_run_state state JOIN flow_run run ON state_id = state.id "
-                "WHERE replace(run.id, '-', '') = ?"
-            )
-            kind, message = connection.execute(query, [identity.replace("-", "")]).fetchone()
-        return str(kind), str(message)
+            joined = "flow_run_state state JOIN flow_run run ON state_id = state.id"
+            query = f"SELECT state_type, message FROM {joined} WHERE replace(run.id, '-', '') = ?"
+            return connection.execute(query, [identity.replace("-", "")]).fetchone()
 
     def trained(self, updates: int, states: set[Path] = frozenset()) -> Path | None:
         """The folder of a training, none of `states`, that has come to that many updates."""

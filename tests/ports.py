@@ -1,5 +1,3 @@
-"""Ports for the servers of tests."""
-
 from __future__ import annotations
 
 import itertools

@@ -172,11 +172,6 @@ def training_with_a_weight_changed(world: Any, job: dict[str, Any], folder: str)
     return training(world, job, folder)
 
 
-def training_in_folders_of_their_own(world: Any, job: dict[str, Any], folder: str) -> bool:
-    """A training of ranks that share no folder."""
-    return training(world, job, f"{folder}-{world.rank}")
-
-
 def overlapped_gradients(world: Any, job: dict[str, Any]) -> list[list[int]]:
     """Compare the sums of ten updates' gradients in no fixed order with those along the tree.
 
@@ -209,42 +204,14 @@ def overlapped_gradients(world: Any, job: dict[str, Any]) -> list[list[int]]:
     return done
 
 
-def main_module_out_of_memory(world: Any, folder: str, update: int, rank: int) -> None:
-    """What torchrun runs; after an update, a shard of one rank needs more memory than there is."""
-    from contextlib import nullcontext
-
-    import torch
-
-    from nmt.training import loop
-    from nmt.training.trainer import Trainer
-
-    losses = Trainer.losses
-
-    def watched(self: Any, batch: Any, eps_ls: float) -> Any:
-        if self.update == update and world.rank == rank:
-            torch.empty(2**60, dtype=torch.uint8)
-        return losses(self, batch, eps_ls)
-
-    Trainer.losses = watched
-    loop.join_world = lambda shards: nullcontext(world)  # These ranks have met over a file.
-    main_module(world, folder)
-
-
-def main_module(world: Any, folder: str) -> None:
-    """What torchrun runs."""
-    from nmt.training import loop
-
-    sys.argv = ["trainer", folder]
-    loop.main()
-
-
 def main_module_failing(world: Any, folder: str, where: str, store: str) -> None:
-    """What torchrun runs; the last rank fails in saving, the forward pass or a sum of the third update.
+    """What torchrun runs; a rank fails in saving, the last in the forward pass or a sum of the third update.
 
     Leaving the group waits for all ranks, as it does with NCCL.
     """
     from functools import partial
 
+    import torch
     from torch import distributed
 
     from nmt.training import loop, state
@@ -256,12 +223,14 @@ def main_module_failing(world: Any, folder: str, where: str, store: str) -> None
     leave()
 
     def failing(*given: Any) -> None:
+        if where == "memory":
+            torch.empty(2**60, dtype=torch.uint8)
         raise OSError(f"no room in {where}")
 
     def step(self: Trainer, update: Any, real: Any = Trainer.step) -> None:
         if update.number == 3 and world.rank == (0 if where == "saving" else world.size - 1):
-            places = {"saving": (state, "save_tensors"), "forward": (Trainer, "losses"), "sum": (World, "tree_sum")}
-            owner, name = places.get(where, (World, "begin_sum"))
+            sums = {"sum": (World, "tree_sum"), "overlapped sum": (World, "begin_sum")}
+            owner, name = {"saving": (state, "save_tensors"), **sums}.get(where, (Trainer, "losses"))
             setattr(owner, name, failing)
         real(self, update)
 
@@ -270,4 +239,5 @@ def main_module_failing(world: Any, folder: str, where: str, store: str) -> None
         Trainer.in_fixed_order = False
     distributed.destroy_process_group = lambda: (distributed.barrier(), leave())
     loop.join_world = partial(join_world, store=store)
-    main_module(world, folder)
+    sys.argv = ["trainer", folder]
+    loop.main()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestra import until
+
 BUCKET = "states"
 KEY, SECRET = "of-the-tests-access", "of-the-tests-secret"
+ADDRESS = r"http://127\.0\.0\.1:\d+"
 
 
 @dataclass
@@ -43,11 +45,8 @@ def rclone(folder: Path) -> Iterator[Store]:
     with log.open("wb") as file:
         process = subprocess.Popen(command, stderr=file)
     try:
-        deadline = time.monotonic() + 120
-        while (found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text())) is None:
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+        found = until(lambda: re.search(ADDRESS, log.read_text()) or process.poll(), "an address of rclone", 120, 0.05)
+        assert isinstance(found, re.Match), log.read_text()
         yield Store(found[0])
     finally:
         process.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import shutil
-import subprocess
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -14,13 +13,12 @@ from typing import Any
 import grimp
 import pytest
 import yaml
-from pydantic import BaseModel
+from clones import ROOT, git
 
 from pipeline.config import graph, resolution
 from pipeline.config.paths import CONFIG
 from pipeline.config.settings import SECTIONS, Configuration, RunSettings
 
-ROOT = Path(__file__).resolve().parents[1]
 STAGES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
 GRAPH = graph.stages(ROOT / "dvc.yaml")
 READS = {
@@ -85,10 +83,6 @@ def used(name: str) -> set[str]:
     return {key for key in found if not any(other.startswith(f"{key}.") for other in found)}
 
 
-def code_deps(name: str) -> list[str]:
-    return [dep for dep in GRAPH[name].deps if dep.split("/")[0] in {"nmt", "pipeline"}]
-
-
 def files_in(path: str) -> set[str]:
     """A file by itself, or the files in a folder; none of the packages' docstrings."""
     found = (ROOT / path).rglob("*") if (ROOT / path).is_dir() else [ROOT / path]
@@ -108,7 +102,7 @@ def code_of(name: str) -> set[str]:
 
 @each_stage
 def test_the_code_a_stage_depends_on_is_what_it_imports(name: str) -> None:
-    deps = code_deps(name)
+    deps = [dep for dep in GRAPH[name].deps if dep.split("/")[0] in {"nmt", "pipeline"}]
     covered = {file: [dep for dep in deps if file == dep or file.startswith(f"{dep}/")] for file in code_of(name)}
     assert {file for file, deps in covered.items() if len(deps) != 1} == set()
     assert {dep for deps in covered.values() for dep in deps} == set(deps)
@@ -128,15 +122,12 @@ def test_the_fingerprint_of_a_training_covers_what_decides_its_weights(monkeypat
     assert hashed == {path for path in code_of("train") if path.startswith("nmt/")} | {"pipeline/stages/train.py"}
 
 
-def test_the_stages_that_compute_with_a_model_ask_for_the_gpu() -> None:
+def test_the_stages_that_compute_with_a_model_ask_for_the_gpu_and_the_one_that_trains_is_marked() -> None:
     """Without `meta: gpu: true` Prefect would run two of them on one GPU at a time."""
-    computing = {name for name in STAGES if {"nmt.training.trainer", "nmt.inference.decoder"} & closure(name)}
-    assert {name for name, stage in GRAPH.items() if stage.meta.get("gpu")} == computing
-
-
-def test_the_stage_that_computes_updates_is_marked_as_the_one_that_trains() -> None:
-    computing = {name for name in STAGES if "nmt.training.trainer" in closure(name)}
-    assert {graph.training_stage(ROOT / "dvc.yaml")} == computing
+    training = {name for name in STAGES if "nmt.training.trainer" in closure(name)}
+    searching = {name for name in STAGES if "nmt.inference.decoder" in closure(name)}
+    assert {name for name, stage in GRAPH.items() if stage.meta.get("gpu")} == training | searching
+    assert {graph.training_stage(ROOT / "dvc.yaml")} == training
 
 
 @each_stage
@@ -153,70 +144,34 @@ def closure(name: str) -> set[str]:
 
 
 @each_stage
-def test_a_stage_declares_the_sections_it_loads(name: str) -> None:
-    # Versions of libraries decide a stage's bytes whether or not its module looks at them.
-    sections = {key.split(".")[0] for key in declared(name)} - {"versions"}
-    assert sections == {section for section, _ in loads(name)} - {"versions"}
-
-
-@each_stage
-def test_a_stage_reads_no_key_that_it_does_not_declare(name: str) -> None:
+def test_a_stage_declares_the_sections_and_keys_that_it_reads_and_the_versions_that_it_checks(name: str) -> None:
     keys = declared(name)
-    undeclared = {path for path in used(name) if not any(path == key or path.startswith(f"{key}.") for key in keys)} - {
-        f"{section}.model_dump" for section in keys
-    }
-    assert undeclared == set()
-
-
-@each_stage
-def test_a_stage_checks_the_versions_that_it_declares(name: str) -> None:
-    declared_versions = {key.removeprefix("versions.") for key in declared(name) if key.startswith("versions.")}
+    # Versions of libraries decide a stage's bytes whether or not its module looks at them.
+    sections = {key.split(".")[0] for key in keys} - {"versions"}
+    assert sections == {section for section, _ in loads(name)} - {"versions"}
+    undeclared = {path for path in used(name) if not any(path == key or path.startswith(f"{key}.") for key in keys)}
+    assert undeclared - {f"{section}.model_dump" for section in keys} == set()
     calls = [node for node in ast.walk(module(name)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     checked = [ast.literal_eval(word) for call in calls if call.func.id == "check_versions" for word in call.args]
-    assert set(checked) == declared_versions
+    assert set(checked) == {key.removeprefix("versions.") for key in keys if key.startswith("versions.")}
 
 
-@each_stage
-def test_declared_keys_are_in_the_schema(name: str) -> None:
-    for key in declared(name):
-        at: type[BaseModel] = Configuration
-        for part in key.split("."):
-            assert part in at.model_fields, f"{key}: no {part} in {at.__name__}"
-            inner = at.model_fields[part].annotation
-            at = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else BaseModel
-
-
-@each_stage
-def test_a_stage_is_run_by_its_name_and_depends_on_what_is_there(name: str) -> None:
-    assert STAGES[name]["cmd"] == f"python -m pipeline {name}"
-    made = [out for other in STAGES for out in GRAPH[other].outs]
-    for path in GRAPH[name].deps:
-        within_out = any(path == out or path.startswith(f"{out}/") for out in made)
-        assert within_out or (ROOT / path).exists(), f"{path} is neither in the repository nor made by a stage"
-
-
-def test_no_path_is_made_twice() -> None:
-    made = [out for name in STAGES for out in GRAPH[name].outs]
-    assert len(made) == len(set(made))
-    assert not [(a, b) for a in made for b in made if a.startswith(f"{b}/")]
+def test_a_stage_is_run_by_its_name() -> None:
+    assert [stage["cmd"] for stage in STAGES.values()] == [f"python -m pipeline {name}" for name in STAGES]
 
 
 def test_what_the_stages_make_is_ignored_by_git(tmp_path: Path) -> None:
-    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    git(tmp_path, "init", "--quiet")
     shutil.copyfile(ROOT / ".gitignore", tmp_path / ".gitignore")
     made = [out for name in STAGES for out in GRAPH[name].outs]
     left = [f"{folder}/.raw.{end}" for folder in ("data", "models", "results") for end in ("123.tmp", "host.1.old")]
-    for path in [*made, *left, "data/catalog/.mine.yaml.host.1.tmp"]:
-        assert subprocess.run(["git", "check-ignore", "--quiet", path], cwd=tmp_path, check=False).returncode == 0, path
+    paths = [*made, *left, "data/catalog/.mine.yaml.host.1.tmp"]
+    assert git(tmp_path, "check-ignore", *paths).splitlines() == paths
 
 
-def test_params_the_schema_and_resolve_agree() -> None:
+def test_params_the_schema_resolve_and_the_stages_agree() -> None:
     params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     assert set(params) == {*RunSettings.model_fields, "overrides"}
     assert set(STAGES["resolve"]["params"]) == set(params)
     assert set(resolution.OVERRIDABLE) <= set(Configuration.model_fields)
-
-
-def test_every_section_is_read_by_a_stage() -> None:
-    read = {key.split(".")[0] for name in STAGES for key in declared(name)}
-    assert read == set(Configuration.model_fields)
+    assert {key.split(".")[0] for name in STAGES for key in declared(name)} == set(Configuration.model_fields)

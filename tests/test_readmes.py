@@ -15,54 +15,33 @@ from typing import Any
 
 import pytest
 import typer
-import yaml
-from clones import SHRUNKEN, Clone
+from clones import ROOT, SHRUNKEN, Clone
 from command_line import wmt
 from dvc.cli import main as dvc
 from model_folders import folder_of
 from ruamel.yaml import YAML
 
 from pipeline.cli import app as cli
+from pipeline.config import graph
 
-ROOT = Path(__file__).resolve().parents[1]
-MOST_LINES = 130
-"""Of the main README."""
-GENERATED = (
-    ".venv",
-    "work",
-    "models/a",
-    "models/b",
-    "results/ablation.md",
-    "results/comparison.html",
-    "data/catalog/mine.yaml",
-    "config.yaml",  # of a model folder
-    "infra/.env",
-)
-"""Paths that commands in the READMEs make, beside the outputs of dvc.yaml's stages."""
+STAGES = graph.stages(ROOT / "dvc.yaml")
+# The config.yaml is a model folder's.
+OUTPUTS = [".venv", "work", "models/a", "models/b", "results/ablation.md", "results/comparison.html",
+           "data/catalog/mine.yaml", "config.yaml", "infra/.env",
+           *(path for stage in STAGES.values() for path in stage.outs)]  # fmt: skip
+"""Paths that git does not track: what stages and commands make."""
 SUFFIXES = (".py", ".md", ".yaml", ".yml", ".toml", ".lock")
 """What ends like this is a path, even without a folder."""
 
 
 def readmes() -> list[str]:
     """The paths of all README.md files; hidden and generated folders are left out."""
-    left_out = {ROOT / path for path in outputs()}
+    left_out = {ROOT / path for path in OUTPUTS}
     found = []
     for folder, below, files in os.walk(ROOT):
         below[:] = [name for name in below if not name.startswith(".") and Path(folder, name) not in left_out]
         found += [Path(folder, name).relative_to(ROOT).as_posix() for name in files if name == "README.md"]
     return sorted(found)
-
-
-@cache
-def stages() -> dict[str, list[str]]:
-    """The stages of dvc.yaml, each with the paths that it makes."""
-    content = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
-    return {name: stage.get("outs", []) + stage.get("metrics", []) for name, stage in content.items()}
-
-
-def outputs() -> list[str]:
-    """Paths that git does not track: what stages and commands make."""
-    return [*GENERATED, *(path for made in stages().values() for path in made)]
 
 
 def read(readme: str) -> str:
@@ -82,7 +61,6 @@ def code(readme: str) -> Iterator[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors that a Markdown page gets from its headings."""
     headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -92,27 +70,24 @@ def is_path(word: str) -> bool:
     if not re.fullmatch(r"[\w.][\w./-]*", word):
         return False
     first, folder, _ = word.partition("/")
-    tops = {path.name for path in ROOT.iterdir()} | {path.split("/")[0] for path in outputs()}
+    tops = {path.name for path in ROOT.iterdir()} | {path.split("/")[0] for path in OUTPUTS}
     return word.endswith(SUFFIXES) or (bool(folder) and first in tops)
 
 
 def exists(word: str) -> bool:
-    made = [path.rstrip("/") for path in outputs()]
+    made = [path.rstrip("/") for path in OUTPUTS]
     return (ROOT / word).exists() or any(word.rstrip("/") == path or word.startswith(f"{path}/") for path in made)
 
 
 each_readme = pytest.mark.parametrize("readme", readmes())
 
 
-def test_every_folder_has_a_readme_and_the_main_one_links_to_it() -> None:
+def test_every_folder_has_a_readme_and_the_main_one_is_short_and_links_to_it() -> None:
     folders = {"nmt", "pipeline", "data", "infra", "tests"}
     assert {readme for readme in readmes() if "/" in readme} >= {f"{folder}/README.md" for folder in folders}
     for folder in folders:
         assert f"({folder}/README.md)" in read("README.md")
-
-
-def test_the_main_readme_is_short() -> None:
-    assert len(read("README.md").splitlines()) <= MOST_LINES
+    assert len(read("README.md").splitlines()) <= 130
 
 
 @each_readme
@@ -144,7 +119,7 @@ def test_modules_targets_and_commands_exist(readme: str) -> None:
             else:
                 assert importlib.util.find_spec(module.split(".")[0]), f"{readme}: {line}"
             if module == "pipeline" and argument:
-                assert argument in stages(), f"{readme}: {line}"
+                assert argument in STAGES, f"{readme}: {line}"
         for words in re.findall(r"(?:^|[;&$] ?)make((?: [a-z-]+)+)", line):
             assert set(words.split()) <= targets, f"{readme}: {line}"
         for words in re.findall(r"(?:^|[\s/])wmt((?: [a-z]+)+)", line):
@@ -181,23 +156,18 @@ def treated() -> dict[str, str]:
     return found
 
 
-def test_every_command_is_run_or_listed_with_a_reason() -> None:
+def test_every_command_is_run_or_listed_with_a_reason_or_a_test_that_exists() -> None:
     used = {command for readme in readmes() for command in commands(readme)}
     assert used - treated().keys() == set(), "list these in tests/readme_commands.yaml"
     assert treated().keys() - used == set(), "these are in no README any more"
     listed = sum(len(names) for how in ("tested", "not_run") for names in TREATED[how].values())
     assert len(treated()) == len(TREATED["run"]) + listed, "a command is listed twice"
-
-
-@pytest.mark.parametrize("test", TREATED["tested"])
-def test_the_tests_that_run_commands_exist(test: str) -> None:
-    path, _, name = test.partition("::")
-    assert f"def {name}(" in read(path)
+    for path, name in (test.split("::") for test in TREATED["tested"]):
+        assert f"def {name}(" in read(path)
 
 
 @cache
 def sources() -> str:
-    """The code of the packages."""
     paths = [path for package in ("nmt", "pipeline") for path in sorted((ROOT / package).rglob("*.py"))]
     return "".join(path.read_text(encoding="utf-8") for path in paths)
 

@@ -7,18 +7,13 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
+from clones import ROOT
 from model_folders import folder_of
 from shared import shared
-
-REPOSITORY = Path(__file__).resolve().parents[1]
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities import Run
 
 CONFIGURATION = {
     "run": {"row": "base", "pair": "en-de", "corpus": "wmt14", "seed": 1},
@@ -36,7 +31,6 @@ STATE = "abc-def"
 
 
 def configure(differences: Mapping[str, Any]) -> None:
-    """Write results/config.yaml."""
     Path("results").mkdir(exist_ok=True)
     Path("results/config.yaml").write_text(yaml.safe_dump({**CONFIGURATION, **differences}))
 
@@ -48,9 +42,8 @@ def run(row: str, pair: str = "en-de", seed: int = 1) -> dict[str, Any]:
 
 def write_results(state: str = STATE, **scores: Any) -> None:
     """What the stages have left when the last one ends; `scores` change results/scores.json."""
-    content = {"results/chain.json": {"state": state}, "results/scores.json": {**SCORES, **scores}}
-    for path, written in content.items():
-        Path(path).write_text(json.dumps(written))
+    Path("results/chain.json").write_text(json.dumps({"state": state}))
+    Path("results/scores.json").write_text(json.dumps({**SCORES, **scores}))
     Path("results/training.csv").write_text("update,loss,ppl,seconds\n100,5.0,148.4,60.0\n200,4.0,54.6,120.5\n")
     Path("results/validation.csv").write_text("update,valid_loss,valid_ppl,seconds\n200,4.0,54.6,121.0\n")
     Path("results/report.md").write_text("# Report\n")
@@ -75,7 +68,7 @@ def root(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     state_root = tmp_path / "work"
     state_root.mkdir()
     (tmp_path / "data/catalog").mkdir(parents=True)
-    shutil.copyfile(REPOSITORY / "dvc.yaml", tmp_path / "dvc.yaml")
+    shutil.copyfile(ROOT / "dvc.yaml", tmp_path / "dvc.yaml")
     shutil.copyfile(store, state_root / "mlflow.db")
     monkeypatch.chdir(tmp_path)
     # MLflow sets the first one.
@@ -88,8 +81,8 @@ def root(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextlib.contextmanager
-def connected(path: Path) -> Iterator[MlflowClient]:
-    """A client of a database, whose connections are closed afterwards."""
+def connected(path: Path) -> Iterator[Any]:
+    """MLflow's client of a database, whose connections are closed afterwards."""
     from mlflow import MlflowClient  # It takes a second, which each of pytest's processes would spend on collecting.
 
     client = MlflowClient(f"sqlite:///{path}")
@@ -98,14 +91,14 @@ def connected(path: Path) -> Iterator[MlflowClient]:
     client._get_registry_client().store.engine.dispose()
 
 
-def recorded(root: Path) -> list[Run]:
-    """Every run in the store, oldest first."""
+def recorded(root: Path) -> list[Any]:
+    """Every run in the store as MLflow gives it, oldest first."""
     with connected(root / "mlflow.db") as client:
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
         return list(client.search_runs(experiments, order_by=["attributes.start_time"]))
 
 
-def history(root: Path, run: Run, key: str) -> list[tuple[int, float]]:
+def history(root: Path, run: Any, key: str) -> list[tuple[int, float]]:
     """Every value of a metric with its update."""
     with connected(root / "mlflow.db") as client:
         return sorted((metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, key))

@@ -250,7 +250,6 @@ def score_lines(
 
 
 def read(gold: Path, parsed: Path, gold_tags: bool = False) -> Scores:
-    """Return the scores of two files, as of `score_lines`."""
     return score_lines(read_lines(gold), read_lines(parsed), gold_tags, (str(gold), str(parsed)))
 
 

@@ -43,7 +43,6 @@ class _Frequencies:
         self._order()
 
     def best(self) -> Pair | None:
-        """Return the most frequent pair, or None if there is none."""
         if len(self._heap) + len(self.changed) > 4 * len(self.counts) + 1000:
             self._order()
         for pair in self.changed:

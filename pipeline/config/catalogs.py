@@ -32,8 +32,6 @@ class PairEntry(Settings):
 
 
 class Catalog(Settings):
-    """A catalog, completed by what it extends."""
-
     name: Name
     description: str
     extends: str | None = None  # the catalog that has what this one does not set

@@ -13,8 +13,6 @@ from pipeline.config.paths import DVC_YAML
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage, as dvc.yaml declares it."""
-
     name: str
     deps: list[str]
     params: list[str]  # files of which it reads some keys

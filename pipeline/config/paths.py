@@ -64,7 +64,7 @@ def status_file(stage: str) -> Path:
     """Return where the runner writes how a stage stands: exit statuses do not survive torchrun and dvc.
 
     The JSON object has `stage`, `state` (running, done, interrupted, refused: the user must change something, failed),
-    `message`, `pid`, `time`, and once it is done, `seconds`.
+    `message`, `pid` and `time`.
     """
     return Path(".dvc/tmp/status") / f"{stage}.json"
 

@@ -22,15 +22,12 @@ from pipeline.config.paths import read_json
 from pipeline.config.settings import DataSettings, PreparationSettings, RunSettings, load_section, plain_section
 from pipeline.config.tasks import task_of
 from pipeline.report import browser_model, figures, page, scores, sentences
-from pipeline.report.page import Bars, Block, Bullets, Commands, Figure, Heading, Paragraph, Table, View
+from pipeline.report.page import Block, Bullets, Commands, Figure, Heading, Paragraph, Table, View
 
 NOT_COMPARED = {"training.seed", "training.resume_minutes", "training.verify_every", "training.keep_states"}
 """Keys that no row of the paper states or that decide no result."""
 PAPER_SUBWORDS = 37_000
 """The paper's joint vocabulary of "about 37000" (5.1); rows.yaml has the merges of the paper's code instead."""
-Provenance = tuple[Mapping[str, float | None], Sequence[str]]
-"""What no stage knows: the seconds that each stage before the report took here (None: it never ran here), and what
-names the run: the commit, DVC's experiment, Prefect's run."""
 
 
 def differences(run: RunSettings, configuration: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -85,16 +82,6 @@ def cost_section(metrics: Mapping[str, Any], training: Mapping[str, Any]) -> lis
         ("model FLOPs utilisation", "peak not on record" if used is None else f"{used:.1%}"),
     ]
     return [Heading("Hardware, time, cost"), Table(("", ""), lines)]
-
-
-def stage_times(seconds: Mapping[str, float | None]) -> list[Block]:
-    def spent(time: float | None) -> str:
-        if time is None:
-            return "not run here: DVC had its result"
-        return f"{time:.1f} seconds" if time < 60 else precisedelta(round(time))
-
-    bars = [(name, time or 0.0, spent(time)) for name, time in seconds.items()]
-    return [Heading("Time of the stages", 3), Bars(("stage", "time"), bars)] if bars else []
 
 
 def certificate_section(certificate: Mapping[str, Any]) -> list[Block]:
@@ -191,7 +178,7 @@ def attention_section(data: DataSettings) -> list[Block]:
     ]
 
 
-def blocks(lines: Sequence[sentences.Line], seconds: Mapping[str, float | None], names: Sequence[str]) -> list[Block]:
+def blocks(lines: Sequence[sentences.Line], names: Sequence[str]) -> list[Block]:
     chosen, data = load_section("run", RunSettings), load_section("data", DataSettings)
     configuration = {name: plain_section(name) for name in settings.SECTIONS}
     named = {"run": chosen.model_dump(), **configuration}
@@ -217,7 +204,6 @@ def blocks(lines: Sequence[sentences.Line], seconds: Mapping[str, float | None],
         Table(("key", f"the paper's {name}", "this run"), unlike) if unlike else Paragraph("None in the settings."),
         *([Bullets(explanations(chosen, metrics, configuration))] if "bleu" in metrics else []),
         *cost_section(metrics, read_json(paths.TRAINING)),
-        *stage_times(seconds),
         Heading("Curves of the training"),
         figures.curves(paths.CURVES, paths.VALIDATION),
         *corpus_section(data, read_json(paths.BINNED_STATS)),
@@ -229,13 +215,16 @@ def blocks(lines: Sequence[sentences.Line], seconds: Mapping[str, float | None],
     ]
 
 
-def run(provenance: Callable[[], Provenance] = lambda: ({}, ())) -> None:
-    """Write results/report.md, results/report.html, results/figures and results/sentences.jsonl."""
+def run(provenance: Callable[[], Sequence[str]] = lambda: ()) -> None:
+    """Write results/report.md, results/report.html, results/figures and results/sentences.jsonl.
+
+    `provenance` returns what names the run, which no stage knows: the commit, DVC's experiment, Prefect's run.
+    """
     data = load_section("data", DataSettings)
     source, reference = (paths.RAW / f"test.{data.test.name}.{language}" for language in (data.source, data.target))
     output = paths.TRANSLATIONS / f"{data.test.name}.average.{data.target}"
     lines = sentences.scored(source, reference, output, data.target)
-    content = blocks(lines, *provenance())
+    content = blocks(lines, provenance())
     sentences.write(lines, paths.SENTENCES)
     with writing(paths.FIGURES) as temporary:
         temporary.mkdir()

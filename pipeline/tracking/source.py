@@ -1,4 +1,4 @@
-"""What a run's numbers rest on: commit and differences, libraries, hardware, the time of the stages."""
+"""What a run's numbers rest on: commit and differences, libraries, hardware."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nmt.common import cpu
-from nmt.config import InputError
-from pipeline.config import graph, machine
-from pipeline.config.paths import read_json, status_file
+from pipeline.config import machine
 from pipeline.tracking.server import masked
 
 if TYPE_CHECKING:
@@ -91,15 +89,11 @@ def hardware() -> str:
     return f"{cores}; GPUs: {gpus}; {platform.platform()}"
 
 
-def provenance() -> tuple[dict[str, float | None], list[str]]:
-    """Return the seconds of the stages before the last one, if they ran in this folder, and what names the run."""
-    seconds: dict[str, float | None] = {name: None for name in graph.stages() if name != graph.last_stage()}
-    for name in seconds:
-        with suppress(InputError):  # It never ran here.
-            seconds[name] = read_json(status_file(name)).get("seconds")
+def provenance() -> list[str]:
+    """Return what names the run: the commit, DVC's experiment, Prefect's run."""
     names = {
         "commit": code()["commit"][:12],
         "DVC experiment": os.environ.get("DVC_EXP_NAME"),
         "Prefect run": os.environ.get("PREFECT__FLOW_RUN_ID"),
     }
-    return seconds, [f"{what} {name}" for what, name in names.items() if name]
+    return [f"{what} {name}" for what, name in names.items() if name]

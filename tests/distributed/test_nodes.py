@@ -37,9 +37,8 @@ def test_a_lost_node_is_replaced_and_a_lost_host_ends_both_sides(
     port = free_port()
     monkeypatch.setenv("WMT_RENDEZVOUS", f"127.0.0.1:{port}")
     host = agents(folder, 1)
-    wait_for(
-        lambda: port in {number for _, number in listening(family(host.pid))}
-    )  # who comes first hosts the rendezvous
+    # Who comes first hosts the rendezvous.
+    wait_for(lambda: port in {number for _, number in listening(family(host.pid))})
     other = agents(folder, 1)
     wait_for(lambda: checkpoint.latest_resume(folder / "resume") is not None)
 

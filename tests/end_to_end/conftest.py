@@ -1,5 +1,3 @@
-"""A finished run, which the tests of `dvc repro` and of the flows share."""
-
 from __future__ import annotations
 
 from pathlib import Path

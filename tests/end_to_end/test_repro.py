@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,15 +10,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-import urllib.request
 from pathlib import Path
-from typing import Any
 
+import httpx
 import pytest
 import yaml
-from clones import STAGES, TINY, Clone
-from command_line import wmt
+from clones import STAGES, Clone
+from command_line import printed, wmt
+from orchestra import until
 from ports import free_port
 from tiny_run import prepare, run_stages
 from tracked import connected
@@ -58,9 +58,7 @@ def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
     assert lines == (finished.folder / "data/raw/test.tinytest.en").read_bytes().count(b"\n") == 4
 
 
-def test_an_edited_report_or_dvc_lock_is_named(
-    finished: Clone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edited_report_or_lock_is_named(finished: Clone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = shutil.copytree(finished.folder, tmp_path / "copy", symlinks=True)
     monkeypatch.chdir(folder)
     assert check.locked().status == "equal"
@@ -85,13 +83,9 @@ def test_mlflow_holds_the_run_as_the_files_do(finished: Clone) -> None:
         if run.info.status != "FINISHED":  # On a busy machine, the last stage does not wait until all is sent.
             assert finished.run(sys.executable, "-m", "pipeline.cli", "publish").returncode == 0
             run = client.get_run(run.info.run_id)
-        assert run.info.run_name.startswith("sample-tiny-s1 "), "with the settings that are not the row's"
         assert run.info.status == "FINISHED"
-        numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
-        sizes = {key: str(numbers.pop(key)) for key in SIZES}
+        numbers = {key: metrics[key] for key in metrics.keys() - SIZES if isinstance(metrics[key], int | float)}
         assert {key: run.data.metrics[key] for key in numbers} == pytest.approx(numbers, abs=0.005), "two digits"
-        assert run.data.params.items() >= sizes.items()
-        assert run.data.tags["bleu_signature"] == metrics["bleu_signature"]
         curves = {
             *("loss", "nll", "ppl", "learning_rate", "gradient_norm", "tokens_per_second", "flops_per_second"),
             *("padding", "valid_loss", "valid_ppl"),
@@ -106,10 +100,6 @@ def test_mlflow_holds_the_run_as_the_files_do(finished: Clone) -> None:
                 assert key in {"tokens", "skipped"} or steps == [12], key
         kept = {file.path for file in client.list_artifacts(run.info.run_id)}
         assert {"report.md", "report.html", "figures", "translations", "dvc.lock"} <= kept
-        (version,) = client.search_model_versions("name = 'wmt-en-de'")
-        assert client.get_model_version_by_alias("wmt-en-de", "best").version == version.version
-        assert (version.run_id, float(version.tags["valid_bleu"])) == (run.info.run_id, metrics["valid_bleu"])
-        assert version.tags["valid_bleu_set"] == "tinyvalid, 4 lines"
     (registered,) = finished.folder.glob("work/mlartifacts/models/*/artifacts")
     assert (registered / "code/nmt/model.py").exists()
     assert not [path for path in registered.rglob("*") if path.suffix in {".pkl", ".pickle"}]
@@ -129,28 +119,17 @@ def test_the_model_folder_translates_alone_and_mlflow_serves_the_same(finished: 
             ["mlflow", "models", "serve", "--env-manager", "local", "-m", "models:/wmt-en-de@best", "-p", str(port)],
             cwd=finished.folder, env=environment, stdout=file, stderr=file, start_new_session=True,
         )  # fmt: skip
+
+    def answer() -> httpx.Response | None:
+        assert server.poll() is None, log.read_text()
+        with contextlib.suppress(httpx.ConnectError):
+            return httpx.post(f"http://127.0.0.1:{port}/invocations", json={"inputs": sentences}, timeout=60)
+
     try:
-        body = json.dumps({"inputs": sentences}).encode()
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/invocations", body, {"Content-Type": "application/json"}
-        )
-        assert answered(request, server, log) == {"predictions": expected}
+        assert until(answer, "an answer of MLflow", 400).json() == {"predictions": expected}
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
-
-
-def answered(request: urllib.request.Request, server: subprocess.Popen[bytes], log: Path) -> Any:
-    """The answer of a server that may still be starting."""
-    end = time.monotonic() + 400
-    while True:
-        try:
-            with urllib.request.urlopen(request, timeout=60) as response:
-                return json.loads(response.read())
-        except OSError:
-            assert server.poll() is None, log.read_text()
-            assert time.monotonic() < end, log.read_text()
-            time.sleep(1)
 
 
 def test_a_finished_run_is_pushed_pulled_and_compared(finished: Clone, tmp_path: Path) -> None:
@@ -172,14 +151,6 @@ def test_a_finished_run_is_pushed_pulled_and_compared(finished: Clone, tmp_path:
     assert difference["results/metrics.json"]["valid_bleu"]["new"] == metrics["valid_bleu"]
 
 
-def test_more_updates_resume_the_training(finished: Clone) -> None:
-    """The configuration is merged anew; what it left as it was runs nothing."""
-    finished.params(overrides={**TINY, "training": {**TINY["training"], "updates": 16}})
-    assert finished.repro("train") == ["resolve", "train"]
-    summary = json.loads((finished.folder / "results/training.json").read_text())
-    assert (summary["updates"], summary["resumes"]) == (16, 1)
-
-
 def test_french_is_translated_with_word_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     prepare(pair="en-fr", subwords={"vocabulary": 300})
@@ -189,9 +160,7 @@ def test_french_is_translated_with_word_pieces(tmp_path: Path, monkeypatch: pyte
     assert "| 38.1 |" not in Path("results/report.md").read_text(), "the paper scored other text"
 
 
-def test_trees_run_the_same_way_and_are_scored_by_evalb(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trees_run_the_same_way_and_are_scored_by_evalb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     prepare(pair="en-tree", row="parse-sample")
     assert Path("data/subwords/target/vocabulary.txt").exists()
@@ -199,17 +168,13 @@ def test_trees_run_the_same_way_and_are_scored_by_evalb(
     metrics = json.loads(Path("results/scores.json").read_text())
     assert metrics["f1_signature"].startswith("evalb|rules:COLLINS|tags:gold")
     assert 0 <= metrics["f1_malformed"] <= 1
-    gold, parsed = (
-        Path(name).read_text().split("\n")
-        for name in ("data/raw/test.tinytest.tree", "results/translations/tinytest.average.tree")
-    )
-    assert len(gold) == len(parsed) == 5
+    for name in ("data/raw/test.tinytest.tree", "results/translations/tinytest.average.tree"):
+        assert Path(name).read_text().count("\n") == 4
     report = Path("results/report.md").read_text()
     assert "| F1 (95% interval) | tinytest, 4 lines; average |" in report
     assert "| words | sentences | F1 |" in report
     assert "## Parses of the test set" in report
     assert "wmt parse models/average" in report
     assert wmt("parse", "models/average", "--input", "data/raw/test.tinytest.en", "--output", "trees.mrg") == 0
-    capsys.readouterr()
-    assert wmt("evalb", "data/raw/test.tinytest.tree", "trees.mrg", "--gold-tags", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["all"]["sentences"] == 4
+    found = json.loads(printed("evalb", "data/raw/test.tinytest.tree", "trees.mrg", "--gold-tags", "--json"))
+    assert found["all"]["sentences"] == 4

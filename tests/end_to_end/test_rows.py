@@ -40,8 +40,7 @@ def test_a_row_trains_an_update_and_translates_or_parses_a_sentence(name: str, c
         corpus=str(copy_corpus),
     )
     trainer = Trainer(job, ALONE)
-    expected = parameters(model, VOCABULARY, target_rows)
-    assert sum(parameter.numel() for parameter in trainer.parameters) == expected
+    assert sum(parameter.numel() for parameter in trainer.parameters) == parameters(model, VOCABULARY, target_rows)
     # The biases of keys cancel in the softmax: their gradient is nothing but rounding.
     matrices = [parameter for parameter in trainer.parameters if parameter.dim() > 1]
     before = [matrix.detach().clone() for matrix in matrices]
@@ -52,9 +51,8 @@ def test_a_row_trains_an_update_and_translates_or_parses_a_sentence(name: str, c
     assert not any(torch.equal(old, new) for old, new in zip(before, matrices, strict=True))
     ids = [4, 5, 6, 7, 8, 9, EOS]
     trainer.model.eval()
-    found = search(
-        trainer.model, torch.tensor([ids]), SearchSettings(**{**settings["search"], "max_extra": 5}), VOCABULARY
-    )[0][0]
-    (forced,) = score([trainer.model], [(ids, [*found.ids, EOS])])
+    beams = SearchSettings(**{**settings["search"], "max_extra": 5})
+    found = search(trainer.model, torch.tensor([ids]), beams, VOCABULARY)[0][0]
+    (forced,) = score(trainer.model, [(ids, [*found.ids, EOS])])
     assert found.log_probability == pytest.approx(forced.log_probability, abs=1e-3), "step by step, as at once"
     assert len(found.ids) <= len(ids) - 1 + 5

@@ -64,10 +64,7 @@ def check_schema(resource: Any) -> None:
 
 
 def test_kubernetes_has_every_field_of_the_job_that_kubeflow_trainer_makes() -> None:
-    validator = pytest.importorskip("kubernetes_validate", reason="it is in the extra `dev`")
     runtime, _ = resources("trainer/trainjob.yaml")
-    with pytest.raises(validator.SchemaNotFoundError):
-        check_schema(runtime)
     (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     check_schema({"apiVersion": "batch/v1", "kind": "Job", **node["template"]})
 
@@ -121,8 +118,7 @@ def test_services_keep_their_passwords_and_listen_on_loopback() -> None:
 
 
 def test_both_ways_to_train_on_kubernetes_have_the_same_pod() -> None:
-    _, job = yaml.safe_load_all((INFRA / "kubernetes/job/job.yaml").read_text())
-    runtime, training = yaml.safe_load_all((INFRA / "kubernetes/trainer/trainjob.yaml").read_text())
+    (_, job), (runtime, training) = resources("job/job.yaml"), resources("trainer/trainjob.yaml")
     (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     pods = [one["spec"]["template"]["spec"] for one in (job, node["template"])]
     assert pods[0].pop("subdomain") == "wmt"

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from clones import ROOT
+from clones import ROOT, commit
 from orchestra import until
 from stores import BUCKET, rclone
 
@@ -64,11 +64,10 @@ def submit(here: Path, nodes: int, node: str = "", **variables: str) -> subproce
     (here / "dvc.yaml").touch()
     programs = here / ".venv/bin"
     stand_in(programs, "scontrol", f'[ "$2" = node ] && echo "{node}" || seq --format=n%g 9')
-    stand_in(programs, "squeue", "")
+    for name in ("squeue", "dvc", "wmt"):
+        stand_in(programs, name, "")
     # What follows the options.
     stand_in(programs, "srun", 'while [[ $1 = -* ]]; do shift; done\nexec "$@"')
-    stand_in(programs, "dvc", "")
-    stand_in(programs, "wmt", "")
     job = {"SLURM_SUBMIT_DIR": str(here), "SLURM_JOB_NODELIST": "n[1-9]", "SLURM_JOB_ID": "7"}
     return run(INFRA / "slurm/train.sbatch", **job, SLURM_JOB_NUM_NODES=str(nodes), **variables)
 
@@ -161,19 +160,13 @@ def test_a_pod_tells_a_mistake_of_the_users_from_what_may_succeed_later(here: Pa
     (here / "dvc.py").write_text(PIPELINE)
     stand_in(here / ".venv/bin", "dvc", f"exec {sys.executable} {here / 'dvc.py'}")
     (image / "infra").symlink_to(INFRA)
-    for words in (["init"], ["add", "--all"], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-m", "image"]):
-        subprocess.run(["git", *words], cwd=image, check=True, capture_output=True)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WMT_STATE": str(shared), "STATE": state, "TMPDIR": str(here)}
+    commit(image)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "WMT_STATE": str(shared), "STATE": state, "TMPDIR": str(here)}
     log = here / "log"
     with (
         log.open("wb") as output,
         subprocess.Popen(
-            ["infra/kubernetes/node"],
-            cwd=image,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
+            ["infra/kubernetes/node"], cwd=image, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output
         ) as pod,
     ):
         if state == "interrupted":

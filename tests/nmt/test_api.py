@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,9 +26,7 @@ TINY = {"N": 1, "d_model": 8, "d_ff": 8, "h": 2}
 def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder_of(tmp_path / "models/average")
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(
-        r"^```python\n(from.*?|import torch.*?)^```$", (ROOT / "nmt/README.md").read_text(), re.DOTALL | re.MULTILINE
-    )
+    blocks = re.findall(r"(?ms)^```python\n(from.*?|import torch.*?)^```$", (ROOT / "nmt/README.md").read_text())
     found: dict[str, object] = {}
     exec("".join(blocks), found)
     assert {name for name in nmt.__all__ if name not in {*found, "Transformer", "__version__"}} == set()
@@ -99,8 +98,7 @@ def test_fit_starts_from_another_models_weights_and_subwords(tmp_path: Path) -> 
     assert nmt.fit(PAIRS, PAIRS, tmp_path / "short", merges=1, model=TINY | short, training={"updates": 1}).longest == 9
     # After one update at a rate of almost 0.
     nmt.fit(**call, training={"updates": 1, "learning_rate_scale": 1e-20})
-    for name, tensor in nmt.load(parent).state_dict().items():
-        torch.testing.assert_close(nmt.load(tmp_path / "mine").state_dict()[name], tensor)
+    torch.testing.assert_close(nmt.load(tmp_path / "mine").state_dict(), nmt.load(parent).state_dict())
     both = [{path.name: path.read_bytes() for path in (one / "subwords").iterdir()} for one in (parent, call["folder"])]
     assert both[0] == both[1]
     assert load_description(tmp_path / "mine").target == "fr"
@@ -109,17 +107,11 @@ def test_fit_starts_from_another_models_weights_and_subwords(tmp_path: Path) -> 
         nmt.fit(**call | {"folder": tmp_path / "other"})
 
 
-def test_a_training_that_was_ended_resumes_and_is_of_its_own_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_resumes_and_is_of_its_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = tmp_path / "models"  # It does not exist yet.
     call = {"valid": PAIRS, "folder": models / "mine", "merges": 1, "model": TINY, "training": {"updates": 3}}
-
-    def full(*given: object) -> None:
-        raise OSError("no room")
-
     with monkeypatch.context() as patch:
-        patch.setattr("nmt.fitting.save_model", full)
+        patch.setattr("nmt.fitting.save_model", Mock(side_effect=OSError("no room")))
         with pytest.raises(OSError, match="no room"):
             nmt.fit(PAIRS, **call)
     assert checkpoint.trained(models / "mine.training") == 3

@@ -55,9 +55,7 @@ def _counted(settings: ModelSettings, vocabulary: int, source: int, target: int)
         (SMALL.model_copy(update={"sharing": "none"}), 64, 6, 40),
     ],
 )
-def test_training_flops_equal_torchs_counter(
-    settings: ModelSettings, vocabulary: int, source: int, target: int
-) -> None:
+def test_training_flops_are_torchs(settings: ModelSettings, vocabulary: int, source: int, target: int) -> None:
     counted = training_flops(settings, vocabulary, LengthSums.of(source, target))
     assert counted == _counted(settings, vocabulary, source, target)
 
@@ -104,7 +102,6 @@ def test_later_gpus_have_their_data_sheets_peaks() -> None:
     assert {entry.name for entry in flops.HARDWARE} == {"K80", "K40", "M40", "P100", *SHEETS}
     for name, (float32, bfloat16) in SHEETS.items():
         found = hardware(name)
-        assert found is not None
         assert (found.peak("float32"), found.sustained) == pytest.approx((float32 * 1e12, 0.9 * float32 * 1e12)), name
         assert found.peak("bfloat16") == (None if bfloat16 is None else pytest.approx(bfloat16 * 1e12)), name
         assert "0.9 of peak" in found.source

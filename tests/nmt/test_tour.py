@@ -14,9 +14,7 @@ TOUR = ROOT / "nmt/tour.ipynb"
 SIZES = "updates, pairs, tested = 1400, 24_000, 500"
 
 
-def test_every_cell_of_the_tour_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/sample").symlink_to(ROOT / "data/sample")
     monkeypatch.chdir(tmp_path)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -33,11 +34,8 @@ def leave(path: Path) -> Path:
 
 def test_temporary_names_of_killed_processes_are_removed_and_no_others(tmp_path: Path, dead: int) -> None:
     path = tmp_path / "fol+der"
-    gone = [
-        leave(tmp_path / f".fol+der.{HERE}.{dead}.tmp"),
-        leave(tmp_path / f".fol+der.{HERE}.{os.getpid()}.tmp"),
-        leave(tmp_path / ".fol+der.old"),
-    ]
+    endings = (f"{HERE}.{dead}.tmp", f"{HERE}.{os.getpid()}.tmp", "old")
+    gone = [leave(tmp_path / f".fol+der.{ending}") for ending in endings]
     stays = [
         leave(path),
         leave(tmp_path / f".fol+der.{HERE}.{os.getppid()}.tmp"),
@@ -52,24 +50,18 @@ def test_temporary_names_of_killed_processes_are_removed_and_no_others(tmp_path:
     assert names(tmp_path) == sorted(left.name for left in stays)
 
 
-def test_temporary_names_of_another_users_process_stay(
-    tmp_path: Path, dead: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(process: int, number: int) -> None:
-        assert (process, number) == (dead, 0)
-        raise PermissionError
-
+def test_temporary_names_of_another_user_stay(tmp_path: Path, dead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     left = leave(tmp_path / f".path.{HERE}.{dead}.tmp")
-    monkeypatch.setattr(os, "kill", refused)
+    kill = Mock(side_effect=PermissionError)
+    monkeypatch.setattr(os, "kill", kill)
     with writing(tmp_path / "path") as temporary:
         temporary.touch()
     assert left.exists()
+    assert {call.args for call in kill.call_args_list} == {(dead, 0)}
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_an_error_before_or_between_the_two_renames_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
-) -> None:
+def test_an_error_at_a_rename_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
     """Such as the exception by which a stage ends when it is asked to stop."""
     path, replace, calls = leave(tmp_path / "path"), os.replace, list[Path]()
 
@@ -87,22 +79,11 @@ def test_an_error_before_or_between_the_two_renames_leaves_the_old_one(
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_everything_is_on_the_disk_before_it_gets_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_all_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     calls: list[int | str] = []
     fsync, replace = os.fsync, os.replace
-
-    def recorded_fsync(descriptor: int) -> None:
-        fsync(descriptor)
-        calls.append(os.fstat(descriptor).st_ino)
-
-    def recorded_replace(source: Path, target: Path) -> None:
-        replace(source, target)
-        calls.append("replace")
-
-    monkeypatch.setattr(os, "fsync", recorded_fsync)
-    monkeypatch.setattr(os, "replace", recorded_replace)
+    monkeypatch.setattr(os, "fsync", lambda opened: (fsync(opened), calls.append(os.fstat(opened).st_ino)))
+    monkeypatch.setattr(os, "replace", lambda *paths: (replace(*paths), calls.append("replace")))
     path = tmp_path / "path"
     with writing(path) as temporary:
         if kind == "folder":

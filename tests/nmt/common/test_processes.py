@@ -29,6 +29,7 @@ import subprocess, sys
 from nmt.common.processes import start
 (start if sys.argv[1] == "start" else subprocess.Popen)([sys.executable, "-c", *sys.argv[2:]]).wait()
 """
+ROOT = Path(__file__).resolve().parents[3]
 STARTED = CHILD.replace("die_with_parent(", "(")
 
 
@@ -41,8 +42,7 @@ def test_a_process_whose_ancestor_has_died_before_it_asks_ends(waited_for: bool)
         else:
             os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
         asks = f"from nmt.common.processes import *; die_with_parent(signal.SIGTERM, {dead.pid})"
-        root = Path(__file__).resolve().parents[3]
-        result = subprocess.run([sys.executable, "-c", asks], cwd=root, capture_output=True, check=False)
+        result = subprocess.run([sys.executable, "-c", asks], cwd=ROOT, capture_output=True, check=False)
     assert (result.returncode, result.stderr) == (-signal.SIGTERM, b"")
 
 
@@ -56,11 +56,8 @@ def test_a_process_whose_ancestor_has_died_before_it_asks_ends(waited_for: bool)
     ],
 )
 def test_a_killed_parent_is_followed(how: str, child: str, number: signal.Signals, output: str) -> None:
-    root = Path(__file__).resolve().parents[3]
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, how, child, str(int(number))], cwd=root, stdout=subprocess.PIPE, text=True
-    )
-    assert parent.stdout is not None
+    command = [sys.executable, "-c", PARENT, how, child, str(int(number))]
+    parent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     with parent.stdout:
         assert parent.stdout.readline() == "ready\n"
         parent.kill()
@@ -95,7 +92,6 @@ while True:
 def test_a_group_ends_when_its_last_process_does(leader: str, grace: float, status: int, output: bytes) -> None:
     """Also one whose leader has not waited for it."""
     process = start([sys.executable, "-c", LEADER, leader, SLOW], stdout=subprocess.PIPE)
-    assert process.stdout
     with process.stdout as lines:
         child = int(lines.readline())
         assert os.getpgid(child) == process.pid != os.getpgid(0)
@@ -112,10 +108,8 @@ def test_who_shares_a_file_is_waited_for(tmp_path: Path, capsys: pytest.CaptureF
         "with sharing(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program, str(path)]
-    root = Path(__file__).resolve().parents[3]
     wait_for_sharers(path, "nobody is there")
-    with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
         with sharing(path):
             pass

@@ -16,8 +16,6 @@ from nmt.inference.loading import LoadedModel
 from nmt.inference.translator import Translator
 from tests.nmt.deployment.test_streams import LINES
 
-README = Path(__file__).parents[3] / "nmt/README.md"
-
 
 @pytest.mark.parametrize(
     "change", [{}, {"positions": "learned"}, {"projection_biases": False}, {"position_layout": "halves"}]
@@ -37,7 +35,7 @@ def test_ctranslate2_translates_alike(tmp_path: Path, change: dict[str, Any], mo
     expected = list(ours.translate(LINES))
     assert list(theirs.translate(LINES)) == expected
     if not change:
-        text = README.read_text(encoding="utf-8")
+        text = (Path(__file__).parents[3] / "nmt/README.md").read_text(encoding="utf-8")
         (example,) = re.findall(r"^```python\n(import ctranslate2.*?)^```$", text, re.DOTALL | re.MULTILINE)
         exec(example, found := dict[str, Any]())
         german = next(ours.translate(["She sees a dog."]))

@@ -120,9 +120,8 @@ def test_8_bit_weights_do_not_depend_on_the_batch(model: Path, tmp_path: Path) -
     assert scores() != pytest.approx(together, abs=1e-6)
 
 
-def test_lines_before_a_wrong_one_are_translated_and_no_file_appears(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_before_an_error_are_translated(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And no file appears."""
     good = [LINES[0]] * 11
     expected = run(model, tmp_path, lines=good)
     for wrong, sentence in ((b"dog " * 40 + b"\n", "line 12: the line `dog"), (b"\xff\n", "line 12: the byte 0xff")):
@@ -221,9 +220,7 @@ def test_parsing_says_what_it_repaired_and_each_line_of_json_too(
     assert capsys.readouterr().err == "parse: 2 of 4 trees had to be repaired: word missing 6\n"
 
 
-def test_a_sentence_that_is_too_long_to_parse_is_refused_with_the_option_that_takes_it(
-    parser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sentence_too_long_to_parse_is_told(parser: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     long = "the old man sees a dog. He did not see it."
     length = len(LoadedModel(parser).encode(long)) - 1
     command = ["parse", parser, "--input", write(tmp_path / "in", ["we do !", long]), "--longest", length - 1]
@@ -247,9 +244,7 @@ def test_a_closed_stream_is_one_sentence(stream: str, model: Path, monkeypatch: 
     assert "is closed: give --" in refused("translate", model)
 
 
-def test_a_disk_that_is_full_is_one_sentence_with_the_file(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_is_one_sentence(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, out = write(tmp_path / "in", LINES * 40), tmp_path / "out"
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))

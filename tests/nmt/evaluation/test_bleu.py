@@ -22,9 +22,6 @@ REFERENCES = ["Das ist ein gut-gemeinter Rat .", "Er kam nicht ."]
 HYPOTHESES = ["Das ist ein gut-gemeinter Tipp .", "Er kam nicht ."]
 
 
-FOUR_STEPS = ["sacreBLEU, 13a", "Moses tokens", "compounds split at hyphens", "unicode quotes made plain"]
-
-
 def by_hand(*precisions: float) -> float:
     return 100 * math.exp(sum(map(math.log, precisions)) / 4)
 
@@ -37,7 +34,7 @@ def test_bleu_and_the_papers_way_by_hand() -> None:
     # Split, `gut-gemeinter` is three tokens: 11 of 12 match; 8 of 10 bigrams, 6 of 8 trigrams, 4 of 6 4-grams.
     split = pytest.approx(by_hand(11 / 12, 8 / 10, 6 / 8, 4 / 6))
     names, scores = zip(*bleu.paper_way(HYPOTHESES, REFERENCES, "de"), strict=True)
-    assert list(names) == FOUR_STEPS
+    assert list(names) == ["sacreBLEU, 13a", "Moses tokens", "compounds split at hyphens", "unicode quotes made plain"]
     assert scores == (pytest.approx(score), pytest.approx(score), split, split)
     # Quotes count before the last step.
     *_, before, after = bleu.paper_way(['"Ja", sagte er dann .'], ["\u201eJa\u201c, sagte er dann ."], "de")
@@ -62,12 +59,10 @@ def test_french_is_scored_on_moses_tokens_alone() -> None:
 
 
 def test_double_quotes_are_made_plain_and_compounds_split_as_by_perl() -> None:
-    assert bleu.plain_quotes('\u201ca\u201d \u201eb\u201f \u2018c\u2019 \u00abd\u00bb "e"') == (
-        '"a" "b" \u2018c\u2019 \u00abd\u00bb "e"'
-    )
-    assert bleu.split_compounds("rich-text a - b xx-yy-zz") == (
-        "rich ##AT##-##AT## text a - b xx ##AT##-##AT## yy ##AT##-##AT## zz"
-    )
+    quoted = '\u201ca\u201d \u201eb\u201f \u2018c\u2019 \u00abd\u00bb "e"'
+    assert bleu.plain_quotes(quoted) == '"a" "b" \u2018c\u2019 \u00abd\u00bb "e"'
+    split = "rich ##AT##-##AT## text a - b xx ##AT##-##AT## yy ##AT##-##AT## zz"
+    assert bleu.split_compounds("rich-text a - b xx-yy-zz") == split
     # Like Perl's, the expression does not match twice over one letter.
     assert bleu.split_compounds("a-b-c") == "a ##AT##-##AT## b-c"
 
@@ -123,9 +118,8 @@ def test_command_line_compares_two_systems(tmp_path: Path, monkeypatch: pytest.M
         f"  chrF {chrf:.2f}",
         f"    {chrf_signature}",
     ]
-    assert last == (
-        f"  against the first: +{compared.difference:.2f} sacreBLEU, p = {compared.p_value:.3f} (paired bootstrap)"
-    )
+    told = f"  against the first: +{compared.difference:.2f} sacreBLEU, p = {compared.p_value:.3f} (paired bootstrap)"
+    assert last == told
     written = printed("bleu", *paths[1:], "--lang", "de", "--json")
     assert written.startswith('{\n  "hypothesis"')
     assert '"set": "a known set ☃"' in written

@@ -90,9 +90,7 @@ def test_the_best_of_rows_are_those_of_topk() -> None:
         assert top_of_rows(log_p, 8)[0].isnan().nonzero().tolist() == [[4, 2, 0]]
 
 
-def test_forced_scoring_says_what_the_search_said_and_holds_the_logits_of_a_block(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_forced_scoring_says_what_the_search_said_and_holds_a_blocks_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     model, logits = model_of(3), Transformer.logits
     monkeypatch.setattr(forced_scoring, "_ROWS", 3)
     found = search(model, SRC, HOW, ROWS, nbest=4)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nmt.config import EOS, InputError, SearchSettings
+from nmt.config import EOS, InputError
 from nmt.inference.decoder import Decoder
 from nmt.inference.quantization import Int8Linear, is_quantized, quantize
-from nmt.model import Transformer
 from tests.nmt.inference.test_decoder import model_of
-
-SETTINGS = SearchSettings(beam=3, alpha=0.6, max_extra=4, stop="exact")
 
 
 def products(rows: int, bias: bool) -> tuple[Int8Linear, torch.Tensor, torch.Tensor]:
@@ -45,14 +42,9 @@ def test_without_wide_instructions_no_sum_of_two_products_exceeds_16_bits(monkey
     assert layer(torch.ones(1, 2)).item() == pytest.approx(2.0, rel=0.02)
 
 
-def quantized(seed: int = 0) -> Transformer:
-    model = model_of(seed).float()
-    quantize(model)
-    return model
-
-
 def test_all_linear_layers_have_8_bit_weights_and_the_model_says_nearly_the_same() -> None:
-    exact, model = model_of().float(), quantized()
+    exact, model = model_of().float(), model_of().float()
+    quantize(model)
     assert is_quantized(model)
     assert not is_quantized(exact)
     assert not any(isinstance(module, torch.nn.Linear) for module in model.modules())

@@ -165,9 +165,8 @@ class _ByHandState(DecodingState):
         words = dict(enumerate(LETTERS, start=UNK + 1))
         log_p = torch.full((*ids.shape, SUBWORDS + 1), -math.inf, dtype=torch.float64)
         for row, tokens in enumerate(ids.tolist()):
-            self.prefixes[row] = [
-                prefix + words.get(token, "") for prefix, token in zip(self.prefixes[row], tokens, strict=True)
-            ]
+            before = self.prefixes[row]
+            self.prefixes[row] = [prefix + words.get(token, "") for prefix, token in zip(before, tokens, strict=True)]
             for place, prefix in enumerate(self.prefixes[row]):
                 for letter, probability in self.table.get(prefix, {}).items():
                     token = LETTERS.index(letter) + UNK + 1 if letter else EOS
@@ -186,9 +185,8 @@ class _ByHandState(DecodingState):
 def by_hand(table: Mapping[str, Mapping[str, float]], settings: SearchSettings, nbest: int = 1) -> dict[str, float]:
     """The translations of a source of one subword, best first, with their probabilities."""
     found = search(ByHand(table), torch.tensor([[4, EOS]]), settings, SUBWORDS, nbest)[0]
-    return {
-        "".join(LETTERS[token - UNK - 1] for token in one.ids): round(math.exp(one.log_probability), 9) for one in found
-    }
+    texts = ["".join(LETTERS[token - UNK - 1] for token in one.ids) for one in found]
+    return {text: round(math.exp(one.log_probability), 9) for text, one in zip(texts, found, strict=True)}
 
 
 @pytest.mark.parametrize("stop", EVERY_STOP)
@@ -219,34 +217,24 @@ def test_ended_hypotheses_take_no_place_from_living_ones() -> None:
 
 def test_the_best_of_all_hypotheses_live_on_not_the_best_of_each() -> None:
     table = {"": {"a": 0.9, "b": 0.1}, "a": {"c": 0.5, "d": 0.45}, "b": {"c": 1.0}}
-    ends = {"ac": {"": 0.01}, "ad": {"": 1.0}, "bc": {"": 1.0}}
-    assert by_hand({**table, **ends}, how(2, 0.0)) == {"ad": 0.405}
+    table |= {"ac": {"": 0.01}, "ad": {"": 1.0}, "bc": {"": 1.0}}
+    assert by_hand(table, how(2, 0.0)) == {"ad": 0.405}
     # All of the 2k best may continue one hypothesis.
-    table = {"": {"a": 0.9, "b": 0.1}, "a": {"": 0.4, "c": 0.3, "d": 0.28}, "b": {"c": 1.0}}
-    ends = {"ac": {"": 0.01}, "ad": {"": 1.0}, "bc": {"": 1.0}}
-    assert by_hand({**table, **ends}, how(2, 0.0), nbest=2) == {"a": 0.36, "ad": 0.252}
-
-
-# Probabilities that are none.
+    table["a"] = {"": 0.4, "c": 0.3, "d": 0.28}
+    assert by_hand(table, how(2, 0.0), nbest=2) == {"a": 0.36, "ad": 0.252}
 
 
 OVERFLOWING = ByHand({"": {"a": 1.0}, "a": dict.fromkeys(["", *LETTERS], math.nan)})
+IMPOSSIBLE = ByHand({"": {"a": 1.0}})
+"""Nothing follows "a"."""
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize(
-    "decoder",
-    [
-        OVERFLOWING,
-        ByHand({"": {"a": 1.0}}),  # After "a", everything is impossible.
-    ],
-)
+@pytest.mark.parametrize("decoder", [OVERFLOWING, IMPOSSIBLE])
 @pytest.mark.parametrize("extra", [0, 3])
 def test_a_model_without_probabilities_ends_the_search_with_an_error(decoder: Decoder, extra: int) -> None:
-    src, sentence = (
-        torch.tensor([[4, EOS], [5, EOS]]),
-        "for subword 2 of a translation the model gives no probabilities",
-    )
+    src = torch.tensor([[4, EOS], [5, EOS]])
+    sentence = "for subword 2 of a translation the model gives no probabilities"
     for beam in (1, 2, 4):
         for stop in EVERY_STOP:
             with pytest.raises(InputError, match=sentence):

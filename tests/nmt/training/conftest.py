@@ -6,11 +6,26 @@ from collections.abc import Iterator
 
 import jaxtyping
 import pytest
+import torch
+from model_folders import model_settings
 
+from nmt.model import Transformer
 from nmt.training.batches import Update
 from nmt.training.trainer import Trainer
 
 CHECKED_UPDATES = 8
+Training = tuple[Transformer, torch.optim.Optimizer]
+
+
+@pytest.fixture(scope="module")
+def training() -> Training:
+    """A model and an optimizer that has stepped."""
+    model = Transformer(model_settings(N=1, d_model=2, d_ff=2, h=1, d_k=1, d_v=1, max_positions=4), 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return model, optimizer
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,6 @@ def test_checkpoints_chosen_updates_and_the_end_have_links(tmp_path: Path, tiny_
         (link,) = [link for link in found if link.update == checkpoint.update_of(path)]
         assert tensors.digest(tensors.load_tensors(path)) == link.weights
     last = checkpoint.latest_resume(tmp_path / "run/resume")
-    assert last is not None
     assert chain.state_hashes(last) == (found[-1].weights, found[-1].moments)
 
 
@@ -43,19 +42,12 @@ def test_a_stopped_training_has_the_chain_of_an_undisturbed_one(tmp_path: Path, 
     # A kill, after a state was saved: the links and kept states that came later go.
     lost = tmp_path / "disturbed/states/update-00000015"
     shutil.copytree(tmp_path / "undisturbed/states/update-00000009", lost)
-    shutil.copyfile(tmp_path / "undisturbed/chain.jsonl", tmp_path / "disturbed/chain.jsonl")
-    shutil.copyfile(tmp_path / "undisturbed/history.jsonl", tmp_path / "disturbed/history.jsonl")
+    for name in ("chain.jsonl", "history.jsonl"):
+        shutil.copyfile(tmp_path / "undisturbed" / name, tmp_path / "disturbed" / name)
     assert run(job, tmp_path / "disturbed")
     assert hashes(tmp_path / "undisturbed") == hashes(tmp_path / "disturbed")
     assert list(chain.kept_states(tmp_path / "disturbed")) == [9, 18]
     assert not lost.exists()
-
-
-def test_every_change_of_the_training_changes_the_chain(tmp_path: Path, tiny_job: MakeJob) -> None:
-    for name, change in {"one": {}, "same": {}, "seed": {"seed": 2}, "rate": {"learning_rate_scale": 1.01}}.items():
-        assert run(tiny_job(updates=5, **change), tmp_path / name)
-    assert hashes(tmp_path / "one") == hashes(tmp_path / "same")
-    assert len({hashes(tmp_path / name)[-1][1] for name in ("one", "seed", "rate")}) == 3
 
 
 def test_kept_states_start_the_training_again(tmp_path: Path, tiny_job: MakeJob) -> None:
@@ -77,9 +69,7 @@ def test_kept_states_start_the_training_again(tmp_path: Path, tiny_job: MakeJob)
         assert chain.state_hashes(path) == (before[-1].weights, before[-1].moments)
 
 
-def test_a_state_kept_within_an_interval_of_the_history_starts_the_training_again(
-    tmp_path: Path, tiny_job: MakeJob
-) -> None:
+def test_a_state_kept_within_an_interval_of_the_history_starts_it_again(tmp_path: Path, tiny_job: MakeJob) -> None:
     """After it come a report of updates before and after it, and a link that hashes this report."""
 
     def trained(name: str, keep_states: int) -> list[tuple[int, str]]:

@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
+from unittest.mock import Mock
 
 import pytest
 import torch
+from trainings import MakeJob
 
 from nmt.config import Job
 from nmt.training.batches import Corpus, train_files
@@ -23,7 +24,6 @@ from nmt.training.trainer import Trainer, compiler_works
 CPU = torch.device("cpu")
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-MakeJob = Callable[..., dict[str, Any]]
 
 # In a process of its own: users do not compile the checks of types that tests have. With the code for GPUs, where
 # training compiles, and without inductor, which would take a minute to write C++ that no GPU runs. The gradients'
@@ -68,7 +68,7 @@ def losses_of(job: Job, *, compiled: bool) -> list[float]:
 def test_the_same_losses_from_few_compilations(tiny_job: MakeJob) -> None:
     job = tiny_job(updates=12, tokens=300)
     job["model"] |= {"P_drop": 0.2, "attention_dropout": 0.1, "relu_dropout": 0.1, "N": 2}
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, HERE)))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests", HERE)))}
     result = subprocess.run(
         [sys.executable, "-c", PROBE, json.dumps(job)],
         cwd=ROOT, env=environment, check=True, capture_output=True, text=True,
@@ -80,18 +80,9 @@ def test_the_same_losses_from_few_compilations(tiny_job: MakeJob) -> None:
     assert not breaks
 
 
-def test_without_a_working_compiler_training_continues(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def missing(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(x: torch.Tensor) -> torch.Tensor:
-            raise RuntimeError("No working C++ compiler found\nmore about it")
-
-        return call
-
-    monkeypatch.setattr(torch, "compile", missing)
+def test_training_continues_uncompiled(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    compiled = Mock(side_effect=RuntimeError("No working C++ compiler found\nmore about it"))
+    monkeypatch.setattr(torch, "compile", lambda function: compiled)
     assert not compiler_works(CPU)
-    errors = capsys.readouterr().err
-    assert errors == (
-        "torch.compile does not work here (No working C++ compiler found): training continues, but slower\n"
-    )
+    said = "torch.compile does not work here (No working C++ compiler found): training continues, but slower\n"
+    assert capsys.readouterr().err == said

@@ -19,7 +19,6 @@ def test_a_process_alone_agrees_with_itself(monkeypatch: pytest.MonkeyPatch) -> 
         assert world.main
         values = torch.tensor([1.0, 2.0])
         assert world.sum(values) is values
-        assert values.tolist() == [1.0, 2.0]
         assert (world.any(True), world.any(False), world.minimum(-3), world.same(4)) == (True, False, -3, True)
         world.tree_sum(values)
         assert values.tolist() == [1.0, 2.0]
@@ -34,9 +33,8 @@ def test_most_processes_are_a_power_of_two_and_at_most_the_shards(available: int
     assert most_processes(available, shards) == count
     check_processes(count, shards)
     if available != count:
-        with pytest.raises(
-            InputError, match=rf"^{available} processes cannot train together: .*; use {count} processes"
-        ):
+        rule = rf"^{available} processes cannot train together: .*; use {count} processes"
+        with pytest.raises(InputError, match=rule):
             check_processes(available, shards)
 
 

@@ -17,10 +17,8 @@ from nmt.training.state import Interval, TrainState
 def test_the_utilisation_is_that_of_all_gpus(tiny_job: MakeJob) -> None:
     job, gpu = Job.model_validate(tiny_job()), CONDITIONS.model_copy(update={"device": "NVIDIA H100 80GB HBM3"})
     interval, here = Interval(updates=1, seconds=2.0, sums=LengthSums.of(4, 5)), {"conditions": gpu, "update": 3}
-    one, two = (
-        interval_record(job, TrainState(**here, updates=3, validate_every=3, processes=count), interval)
-        for count in (1, 2)
-    )
+    states = [TrainState(**here, updates=3, validate_every=3, processes=count) for count in (1, 2)]
+    one, two = (interval_record(job, state, interval) for state in states)
     assert two["utilisation"] == one["utilisation"] / 2 > 0
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from kills import every_kill
-from trainings import CONDITIONS, MakeJob
+from trainings import CONDITIONS
 
 from nmt.common import tensors
 from nmt.common.files import writing
-from nmt.config import ModelSettings
 from nmt.model import Transformer
 from nmt.training import checkpoint
 from nmt.training.state import TrainState, load_state, save_state
+from tests.nmt.training.conftest import Training
 
 
 def names(folder: Path) -> list[str]:
@@ -67,35 +68,21 @@ def test_a_killed_write_leaves_the_old_or_the_new(tmp_path: Path, kind: str) -> 
     assert seen == {"old", "new"}
 
 
-@pytest.fixture
-def training(tiny_job: MakeJob) -> tuple[Transformer, torch.optim.Optimizer]:
-    """A model and an optimizer whose values all tell the same number, which `fill` sets."""
-    settings = tiny_job()["model"] | {"d_model": 8, "d_ff": 8, "d_k": 4, "d_v": 4, "h": 1}
-    model = Transformer(ModelSettings.model_validate(settings), 16)
-    optimizer = torch.optim.Adam(model.parameters())
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    return model, optimizer
-
-
 @torch.no_grad()
 def fill(model: Transformer, optimizer: torch.optim.Optimizer, value: int) -> None:
+    """Have all values of both tell the same number."""
     for parameter in model.parameters():
         parameter.fill_(value)
         for moment in optimizer.state[parameter].values():
             moment.fill_(value)
 
 
-def values(model: Transformer, optimizer: torch.optim.Optimizer) -> set[float]:
-    tensors = [*model.parameters(), *(moment for state in optimizer.state.values() for moment in state.values())]
+def values(tensors: Iterable[torch.Tensor]) -> set[float]:
     return {value for tensor in tensors for value in tensor.flatten().tolist()}
 
 
 @pytest.mark.parametrize("same", [False, True], ids=["next update", "same update again"])
-def test_a_killed_save_leaves_a_whole_state(
-    tmp_path: Path, training: tuple[Transformer, torch.optim.Optimizer], same: bool
-) -> None:
+def test_a_killed_save_leaves_a_whole_state(tmp_path: Path, training: Training, same: bool) -> None:
     model, optimizer = training
     saved = TrainState(updates=9, validate_every=9, conditions=CONDITIONS, processes=1)
 
@@ -119,7 +106,8 @@ def test_a_killed_save_leaves_a_whole_state(
         assert path is not None, point
         state = load_state(path, model, optimizer)
         assert state.padded == state.update == checkpoint.update_of(path)
-        assert values(model, optimizer) == {state.update}, point
+        moments = [moment for each in optimizer.state.values() for moment in each.values()]
+        assert values([*model.parameters(), *moments]) == {state.update}, point
         seen.add(state.update)
         save(folder, next_update)
         assert names(folder) == [f"update-{next_update:08d}"]
@@ -127,9 +115,7 @@ def test_a_killed_save_leaves_a_whole_state(
     assert seen == {5, next_update}
 
 
-def test_a_killed_checkpoint_leaves_those_before_until_it_is_whole(
-    tmp_path: Path, training: tuple[Transformer, torch.optim.Optimizer]
-) -> None:
+def test_a_killed_checkpoint_leaves_those_before_until_it_is_whole(tmp_path: Path, training: Training) -> None:
     model, optimizer = training
 
     def save(folder: Path, update: int) -> None:
@@ -140,8 +126,7 @@ def test_a_killed_checkpoint_leaves_those_before_until_it_is_whole(
         save(tmp_path / "made", update)
 
     def prepared(number: int) -> Callable[[], object]:
-        folder = shutil.copytree(tmp_path / "made", tmp_path / str(number))
-        return lambda: save(folder, 3)
+        return partial(save, shutil.copytree(tmp_path / "made", tmp_path / str(number)), 3)
 
     seen = set()
     for number, _ in every_kill(prepared):
@@ -149,10 +134,7 @@ def test_a_killed_checkpoint_leaves_those_before_until_it_is_whole(
         found = [checkpoint.update_of(path) for path in checkpoint.checkpoints(folder)]
         seen.add(tuple(found))
         for path in checkpoint.checkpoints(folder):
-            weights = tensors.load_tensors(path)
-            assert {value for tensor in weights.values() for value in tensor.flatten().tolist()} == {
-                checkpoint.update_of(path)
-            }
+            assert values(tensors.load_tensors(path).values()) == {checkpoint.update_of(path)}
         save(folder, 3)
         assert names(folder) == ["update-00000002.safetensors", "update-00000003.safetensors"]
     assert seen == {(1, 2), (1, 2, 3)}

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -37,10 +38,7 @@ GPU = {"device": "NVIDIA H100", "processor": "", "threads": 0, "deterministic": 
 
 
 def test_it_learns_to_copy(tmp_path: Path, tiny_job: MakeJob) -> None:
-    job = tiny_job(
-        updates=220, validate_every=220, resume_minutes=1.0, tokens=200, warmup_steps=60, learning_rate_scale=0.5,
-        shards=1,
-    )  # fmt: skip
+    job = tiny_job(updates=220, validate_every=220, tokens=200, warmup_steps=60, learning_rate_scale=0.5, shards=1)
     job["model"].update(d_model=32, d_k=16, d_v=16)
     assert run(job, tmp_path / "run")
     records = read_history(tmp_path / "run/history.jsonl")
@@ -53,9 +51,7 @@ def test_it_learns_to_copy(tmp_path: Path, tiny_job: MakeJob) -> None:
     assert sum(map(operator.eq, outputs.values(), targets)) >= len(targets) - 1 > 3
 
 
-def test_translations_on_the_way_change_no_weight(
-    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_translations_change_no_weight(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tiny_job(updates=4, validate_every=2)
     assert run(job, tmp_path / "with")
     assert sum("outputs" in record for record in read_history(tmp_path / "with/history.jsonl")) == 2
@@ -67,14 +63,12 @@ def test_translations_on_the_way_change_no_weight(
 @pytest.mark.parametrize(
     ("changes", "stops"),
     [
-        ({"updates": 18}, (7, 8, 13)),
+        ({"updates": 18}, [7, 8, 13]),
         # Every second update has a record: the stop is between two.
-        ({"updates": 200, "shards": 1, "validate_every": 200, "checkpoint_every": 200, "resume_minutes": 10.0}, (7,)),
+        ({"updates": 200, "shards": 1, "validate_every": 200, "checkpoint_every": 200, "resume_minutes": 10.0}, [7]),
     ],
 )
-def test_stopped_and_resumed_it_ends_with_the_same_bits(
-    tmp_path: Path, tiny_job: MakeJob, changes: dict[str, Any], stops: tuple[int, ...]
-) -> None:
+def test_a_stop_changes_no_bit(tmp_path: Path, tiny_job: MakeJob, changes: dict[str, Any], stops: list[int]) -> None:
     job = tiny_job(**changes)
     for name in ("undisturbed", "disturbed"):
         (tmp_path / name).mkdir()
@@ -87,10 +81,8 @@ def test_stopped_and_resumed_it_ends_with_the_same_bits(
         twin = tmp_path / "disturbed/checkpoints" / path.name
         assert same(tensors.load_tensors(path), tensors.load_tensors(twin))
     measured = ("update", "loss", "nll", "tokens", "gradient_norm", "padding", "valid_loss", "outputs")
-    curves = [
-        [[record.get(key) for key in measured] for record in read_history(tmp_path / name / "history.jsonl")]
-        for name in ("undisturbed", "disturbed")
-    ]
+    histories = [read_history(tmp_path / name / "history.jsonl") for name in ("undisturbed", "disturbed")]
+    curves = [[[record.get(key) for key in measured] for record in history] for history in histories]
     assert curves[0][0][0] == (2 if changes["updates"] == 200 else 1)
     assert curves[0] == curves[1]
 
@@ -119,19 +111,13 @@ def test_a_gradient_that_is_not_finite_changes_nothing(tiny_job: MakeJob, monkey
 
 def test_a_state_is_not_written_twice(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop saves the update that its report saved just before, and so does the end."""
-    saved: list[str] = []
-    save = tensors.save_tensors
-
-    def counted(path: Path, tensors: Any) -> None:
-        saved.append(str(path))
-        save(path, tensors)
-
+    save = Mock(wraps=tensors.save_tensors)
     for module in (checkpoint, state):
-        monkeypatch.setattr(module, "save_tensors", counted)
+        monkeypatch.setattr(module, "save_tensors", save)
     stopped(tiny_job(updates=12, resume_minutes=1e-9), tmp_path / "run", 8)
     assert run(tiny_job(updates=12, resume_minutes=1e-9), tmp_path / "run")
     # Weights and moments of every update, and the weights for averaging after updates 5 and 10.
-    assert len(saved) == 2 * 12 + 2
+    assert save.call_count == 2 * 12 + 2
 
 
 def test_what_was_measured_after_the_state_is_measured_again(tmp_path: Path, tiny_job: MakeJob) -> None:
@@ -164,9 +150,7 @@ def test_a_history_that_was_damaged_before_its_state_is_refused(tmp_path: Path, 
     assert len((tmp_path / "history.jsonl").read_text().splitlines()) == len(lines), "a record was dropped"
 
 
-def test_what_is_logged_is_on_disk_before_the_state(
-    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logs_are_on_disk_before_the_state(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a power failure a state whose logs are cut would never get them back."""
     order: list[str] = []
     flushed, saved = loop.flush, state.save_state
@@ -181,15 +165,11 @@ def test_what_is_logged_is_on_disk_before_the_state(
 
 def end_of_main(patch: pytest.MonkeyPatch, folder: Path, job: dict[str, Any], train: Callable[..., bool]) -> Any:
     """Run torchrun's worker; return its exit status, None for 0."""
-
-    def left(status: int) -> None:
-        raise SystemExit(status)
-
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     patch.setattr(loop, "train", train)
     patch.setattr(loop, "die_with_parent", lambda *given: None)
     patch.setattr(torch, "set_flush_denormal", lambda on: None)  # It would last for all later tests.
-    patch.setattr(os, "_exit", left)
+    patch.setattr(os, "_exit", sys.exit)
     patch.setattr(sys, "argv", ["loop", str(folder)])
     try:
         loop.main()
@@ -216,19 +196,9 @@ def test_the_processes_of_a_training_hold_its_folder_and_die_with_torchrun(
     assert bound == [signal.SIGKILL, 77], "torchrun may have been killed before"
 
 
-def test_a_rank_that_fails_says_why_and_ends_without_leaving_the_others(
-    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With NCCL leaving is collective: it would wait for ranks that wait for this one."""
+def test_a_failing_rank_says_why_and_ends(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without leaving the others. With NCCL leaving is collective: it would wait for ranks that wait for this one."""
     order: list[str] = []
-
-    def failing(*_: object) -> bool:
-        raise AssertionError("a bug")
-
-    def left(status: int) -> None:
-        order.append((tmp_path / "failed.json").read_text())
-        raise SystemExit(status)
-
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     for name in ("init_process_group", "destroy_process_group"):
@@ -238,7 +208,7 @@ def test_a_rank_that_fails_says_why_and_ends_without_leaving_the_others(
     assert end_of_main(monkeypatch, tmp_path, job, lambda *_: True) is None
     assert order == ["init_process_group", "destroy_process_group"]
     with monkeypatch.context() as patch:
-        assert end_of_main(patch, tmp_path, job, failing) == 1
+        assert end_of_main(patch, tmp_path, job, Mock(side_effect=AssertionError("a bug"))) == 1
     assert order[2:] == ["init_process_group"]
     assert json.loads((tmp_path / "failed.json").read_text()) == {"state": "failed", "error": "AssertionError: a bug"}
 
@@ -246,10 +216,7 @@ def test_a_rank_that_fails_says_why_and_ends_without_leaving_the_others(
 def test_what_the_user_must_mend_is_told_and_kept(
     tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refusing(*_: object) -> bool:
-        raise InputError("mend this")
-
-    assert end_of_main(monkeypatch, tmp_path, tiny_job(), refusing) == 1
+    assert end_of_main(monkeypatch, tmp_path, tiny_job(), Mock(side_effect=InputError("mend this"))) == 1
     assert json.loads((tmp_path / "failed.json").read_text()) == {"state": "refused", "error": "mend this"}
     assert capsys.readouterr().err == "train: mend this\n"
     monkeypatch.setattr(sys, "argv", ["loop"])
@@ -260,9 +227,7 @@ def test_what_the_user_must_mend_is_told_and_kept(
 def test_a_failure_that_cannot_be_written_has_a_status_of_its_own(
     tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(*_: object) -> bool:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(loop, "write_json", full)
     assert end_of_main(monkeypatch, tmp_path, tiny_job(), full) == UNRECORDED
     assert "failed.json could not be written: [Errno 28] No space left on device" in capsys.readouterr().err
@@ -284,9 +249,8 @@ def test_a_resume_says_what_is_different_now(
 ) -> None:  # fmt: skip
     """The number of processes is not among it."""
     trainer = Trainer(Job.model_validate(tiny_job()), ALONE)
-    saved = trainer.measured.state.model_copy(
-        update={"conditions": CONDITIONS.model_copy(update=before), "processes": 4}
-    )
+    conditions = CONDITIONS.model_copy(update=before)
+    saved = trainer.measured.state.model_copy(update={"conditions": conditions, "processes": 4})
     monkeypatch.setattr(Trainer, "conditions", lambda self: CONDITIONS.model_copy(update=now))
     loop.Attempt(trainer, Corpus(train_files(Path(trainer.job.corpus))), tmp_path).print_resume(saved)
     output = capsys.readouterr().out
@@ -299,9 +263,7 @@ def test_a_fork_without_its_state_does_not_train_from_the_beginning(tmp_path: Pa
         run(tiny_job(fork={"update": 5, "link": "0" * 64}), tmp_path / "run")
 
 
-def test_a_start_from_another_models_weights_resumes_to_the_bit(
-    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fine_tuning_resumes_to_the_bit(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(tiny_job(updates=3), tmp_path / "parent")
     job = tiny_job(updates=8, start_from={"folder": "x", "weights": "0" * 64})
     begun: list[dict[str, torch.Tensor]] = []
@@ -327,24 +289,6 @@ def test_a_start_from_another_models_weights_resumes_to_the_bit(
     job["model"]["d_ff"] *= 2
     with pytest.raises(InputError, match=r"start.safetensors: size mismatch for .* can change no size of the model"):
         run(job, tmp_path / "whole")
-
-
-def test_the_last_validation_is_told_after_a_resume_without_another(
-    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A kill after the last state and before the summary."""
-    job = tiny_job(updates=10)
-    assert run(job, tmp_path / "run")
-    done = json.loads((tmp_path / "run/done.json").read_text())
-    recorded = [r["valid_loss"] for r in read_history(tmp_path / "run/history.jsonl") if "valid_loss" in r]
-    assert done["valid_loss"] == recorded[-1]
-    (tmp_path / "run/done.json").unlink()
-    assert run(job, tmp_path / "run")
-    again = json.loads((tmp_path / "run/done.json").read_text())
-    assert (again["valid_loss"], again["padding"], again["pairs"]) == (
-        done["valid_loss"], done["padding"], done["pairs"],
-    )  # fmt: skip
-    assert (done["resumes"], again["resumes"]) == (0, 1)
 
 
 def test_a_training_that_diverges_is_ended_however_often_it_stops(
@@ -385,9 +329,7 @@ def test_time_before_a_stop_counts_and_speed_stays_true(tmp_path: Path, tiny_job
 
 
 @pytest.mark.parametrize(("name", "longest"), [("training", 9), ("validation", 10)])
-def test_learned_positions_are_checked_for_both_sets(
-    tmp_path: Path, tiny_job: MakeJob, name: str, longest: int
-) -> None:
+def test_learned_positions_bound_both_sets(tmp_path: Path, tiny_job: MakeJob, name: str, longest: int) -> None:
     job = tiny_job()
     job["model"] |= {"positions": "learned", "max_positions": longest - 1}
     write_arrow(Path(job["corpus"]) / "valid.arrow", [([5, 2], [6, 2]), ([5, 2], [5] * 9 + [2])])
@@ -410,9 +352,7 @@ def test_signals_ask_for_a_stop_while_training_alone(tiny_job: MakeJob, number: 
     ("device", "size", "asked"),
     [("cpu", 1, range(1, 21)), ("cuda", 1, range(1, 21)), ("cpu", 2, range(1, 21)), ("cuda", 2, [4, 8, 12, 16, 20])],
 )
-def test_several_gpus_ask_each_other_every_four_updates(
-    tiny_job: MakeJob, device: str, size: int, asked: Iterable[int]
-) -> None:
+def test_several_gpus_ask_every_four_updates(tiny_job: MakeJob, device: str, size: int, asked: Iterable[int]) -> None:
     class Asked(World):
         def minimum(self, value: int) -> int:
             return 0
@@ -425,9 +365,7 @@ def test_several_gpus_ask_each_other_every_four_updates(
 
 
 @pytest.mark.parametrize(("outcome", "finished"), [("done.json", True), ("interrupted", False)])
-def test_a_process_that_stands_by_ends_with_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str, finished: bool
-) -> None:
+def test_a_spare_process_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str, finished: bool) -> None:
     """It waits until the others leave word of how it ended."""
     waits: list[float] = []
 
@@ -442,15 +380,22 @@ def test_a_process_that_stands_by_ends_with_the_training(
 
 
 def test_the_summary_says_what_was_trained(tmp_path: Path, tiny_job: MakeJob) -> None:
+    """Also after a kill that came between the last state and the summary."""
     job = tiny_job(updates=9)
-    run(job, tmp_path / "run")
-    done = json.loads((tmp_path / "run/done.json").read_text())
+    assert run(job, tmp_path)
+    done = json.loads((tmp_path / "done.json").read_text())
+    (tmp_path / "done.json").unlink()
+    assert run(job, tmp_path)
+    again = json.loads((tmp_path / "done.json").read_text())
+    assert (done["resumes"], again["resumes"]) == (0, 1)
+    assert all(again[key] == done[key] for key in ("valid_loss", "padding", "pairs"))
+    recorded = [record["valid_loss"] for record in read_history(tmp_path / "history.jsonl") if "valid_loss" in record]
+    assert done["valid_loss"] == recorded[-1]
     model = ModelSettings.model_validate(job["model"])
     assert done["updates"] == 9
     assert done["params"] == parameters(model, 16)
     corpus = Corpus(train_files(Path(job["corpus"])))
-    sums = [update.sums for update in updates(corpus, 1, 120, 1, 0, 1, 1, 9)]
-    total = sum(sums[1:], start=sums[0])
+    total = sum((update.sums for update in updates(corpus, 1, 120, 1, 0, 1, 1, 9)), start=LengthSums())
     assert (done["pairs"], done["target_tokens"]) == (total.pairs, total.target)
     assert done["flops_counted"] == training_flops(model, 16, total)
     assert done["valid_ppl"] > 1

@@ -8,18 +8,18 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainings import ALONE, CONDITIONS
 
-from nmt.config import InputError, ModelSettings
+from nmt.config import InputError
 from nmt.flops import LengthSums
-from nmt.model import Transformer
 from nmt.training.measurements import Measurements
 from nmt.training.state import TrainState, load_state, read_state, save_state
+from tests.nmt.training.conftest import Training
 
 INITIAL = TrainState(updates=30, validate_every=10, conditions=CONDITIONS, processes=1)
 
@@ -36,34 +36,11 @@ VALUES = {
 def filled(kind: Any) -> st.SearchStrategy[Any]:
     """Objects of a schema, in which every field has any value of its type."""
     types = {name: field.annotation for name, field in kind.model_fields.items()}
-    return st.builds(
-        kind, **{name: VALUES[type_] if type_ in VALUES else filled(type_) for name, type_ in types.items()}
-    )
+    fields = {name: VALUES[type_] if type_ in VALUES else filled(type_) for name, type_ in types.items()}
+    return st.builds(kind, **fields)
 
 
 states = filled(TrainState)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("states")
-
-
-@pytest.fixture(scope="module")
-def training() -> tuple[Transformer, torch.optim.Optimizer]:
-    model = Transformer(
-        ModelSettings(
-            N=1, d_model=2, d_ff=2, h=1, d_k=1, d_v=1, P_drop=0.0, attention_dropout=0.0, relu_dropout=0.0,
-            positions="sinusoidal", position_layout="interleaved", max_positions=4, projection_biases=False,
-            initialisation="glorot",
-        ),
-        4,
-    )  # fmt: skip
-    optimizer = torch.optim.Adam(model.parameters())
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    return model, optimizer
 
 
 def test_sums_begin_at_0() -> None:
@@ -78,38 +55,28 @@ def test_conditions_matter_unless_both_are_portable() -> None:
 
 @settings(max_examples=10)
 @given(state=states)
-def test_a_state_comes_back_as_it_was_saved(
-    folder: Path, training: tuple[Transformer, torch.optim.Optimizer], state: TrainState
+def test_a_saved_state_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, training: Training, state: TrainState
 ) -> None:
+    folder = tmp_path_factory.mktemp("states")
+    save_state(folder, state, *training)
     path = folder / f"update-{state.update:08d}"
-    if path.exists():
-        (path / "state.json").write_text(state.model_dump_json())
-    else:
-        save_state(folder, state, *training)
     assert load_state(path, *training) == state
     assert json.loads((path / "state.json").read_text())["update"] == state.update
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-def test_moments_that_were_loaded_hold_no_file(
-    tmp_path: Path, training: tuple[Transformer, torch.optim.Optimizer]
-) -> None:
+def test_moments_that_were_loaded_hold_no_file(tmp_path: Path, training: Training) -> None:
     """On NFS its folder could not be removed."""
     save_state(tmp_path, INITIAL, *training)
     load_state(tmp_path / "update-00000000", *training)
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
-def test_a_folder_that_cannot_be_removed_yet_stays_for_the_next_save(
-    tmp_path: Path, training: tuple[Transformer, torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_in_use_goes_a_save_later(tmp_path: Path, training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one on NFS with an open file."""
-
-    def refused(path: Any, **_: Any) -> None:
-        raise OSError(errno.ENOTEMPTY, "of the test", str(path))
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "rmdir", refused)
+        patch.setattr(os, "rmdir", Mock(side_effect=OSError(errno.ENOTEMPTY, "of the test")))
         for update in (0, 1):
             save_state(tmp_path, INITIAL.model_copy(update={"update": update}), *training)
     assert len(list(tmp_path.iterdir())) == 2
@@ -133,9 +100,8 @@ def test_measurements_continue_a_state(state: TrainState) -> None:
 def test_an_attempt_counts_time_lost_to_a_kill_for_the_devices_that_saved_the_state() -> None:
     gpu = CONDITIONS.model_copy(update={"device": "NVIDIA H100"})
     times = {"NVIDIA H100": 100.0, "cpu": 7.0}
-    state = INITIAL.model_copy(
-        update={"seconds": 60.0, "device_seconds": times, "conditions": gpu, "processes": 2, "update": 9}
-    )
+    saved = {"seconds": 60.0, "device_seconds": times, "conditions": gpu, "processes": 2, "update": 9}
+    state = INITIAL.model_copy(update=saved)
     later = state.resumed(65.0, INITIAL)
     assert (later.seconds, later.device_seconds) == (65.0, {"NVIDIA H100": 110.0, "cpu": 7.0})
     assert (later.update, later.resumes, later.processes, later.conditions) == (9, 1, 1, CONDITIONS)
@@ -157,9 +123,8 @@ def test_unknown_missing_and_wrong_keys_are_refused(tmp_path: Path, text: str, c
     content = INITIAL.model_dump_json()
     (tmp_path / "state.json").write_text(content)
     assert read_state(tmp_path) == INITIAL
-    with pytest.raises(
-        InputError, match=r"absent/state.json cannot be resumed from \(it: .*: remove .*absent to start"
-    ):
+    absent = r"absent/state.json cannot be resumed from \(it: .*: remove .*absent to start"
+    with pytest.raises(InputError, match=absent):
         read_state(tmp_path / "absent")
     before, found, after = content.rpartition(text)
     assert found

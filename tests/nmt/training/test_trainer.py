@@ -55,7 +55,6 @@ def test_the_optimizer_steps_as_adam_is_written(tiny_job: MakeJob) -> None:
         trainer.step(an_update(trainer, t))
         rate = 2.0 * 16**-0.5 * t * 10**-1.5
         for i, parameter in enumerate(trainer.parameters):
-            assert parameter.grad is not None
             g = parameter.grad.double()
             m[i] = beta1 * m[i] + (1 - beta1) * g
             v[i] = beta2 * v[i] + (1 - beta2) * g * g
@@ -161,16 +160,23 @@ def test_random_streams_differ_by_seed_update_and_shard_alone(tiny_job: MakeJob)
 
 
 class Products(TorchDispatchMode):
-    """The types of all matrix products' operands, forward and backward."""
+    """The types of all matrix products' operands, forward and backward, and the number of those of two matrices.
+
+    Refuses operations on tensors of two devices, apart from copies and from numbers.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.types: set[torch.dtype] = set()
+        self.types, self.count = set[torch.dtype](), 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket in {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_, torch.ops.aten.bmm}:
-            operands = [given for given in args if isinstance(given, Tensor)][-2:]
-            self.types |= {operand.dtype for operand in operands}
+        aten, name = torch.ops.aten, func.overloadpacket
+        given = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if name not in {aten.copy_, aten._to_copy}:
+            assert len({x.device.type for x in given if x.dim()}) <= 1, func
+        if name in {aten.mm, aten.addmm, aten.addmm_, aten.bmm}:
+            self.types |= {operand.dtype for operand in given[-2:]}
+        self.count += name in {aten.mm, aten.addmm}
         return func(*args, **(kwargs or {}))
 
 
@@ -183,29 +189,15 @@ def test_precision_is_that_of_every_product_and_of_nothing_kept(tiny_job: MakeJo
     assert products.types == {getattr(torch, precision)}
     # What the step leaves behind is in float32 always.
     for parameter in trainer.parameters:
-        assert parameter.grad is not None
         assert {parameter.dtype, parameter.grad.dtype} == {torch.float32}
         moments = trainer.optimizer.state[parameter]
         assert {moments["exp_avg"].dtype, moments["exp_avg_sq"].dtype} == {torch.float32}
 
 
-class OneDevice(TorchDispatchMode):
-    """Refuses operations on tensors of two devices, apart from copies and from numbers; counts products."""
-
-    products = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        if func.overloadpacket not in {torch.ops.aten.copy_, torch.ops.aten._to_copy}:
-            assert len({x.device.type for x in given if x.dim()}) <= 1, func
-        self.products += func.overloadpacket in {torch.ops.aten.mm, torch.ops.aten.addmm}
-        return func(*args, **(kwargs or {}))
-
-
 def test_an_update_needs_tensors_of_one_device_alone(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """On torch's device without data: the code that GPUs run, up to the optimizer."""
-    make = tiny_job(precision="float32", shards=2)
-    make["model"] |= {"P_drop": 0.1, "attention_dropout": 0.1, "relu_dropout": 0.1, "N": 1}
+    make = tiny_job()
+    make["model"] |= {"attention_dropout": 0.1, "relu_dropout": 0.1}
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # That device has none.
     trainer = Trainer(Job.model_validate(make), World(0, 1, torch.device("meta")))
@@ -215,13 +207,13 @@ def test_an_update_needs_tensors_of_one_device_alone(tiny_job: MakeJob, monkeypa
     monkeypatch.setattr(trainer.optimizer, "step", lambda: None)
     monkeypatch.setattr(trainer.measured, "add_update", lambda *given: None)
     update = an_update(trainer)
-    with OneDevice() as watched:
+    with Products() as products:
         trainer.step(update)
     assert {p.grad.device.type for p in trainer.parameters if p.grad is not None} == {"meta"}
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in trainer.parameters)
     # Forward: 4 of the encoder's layer (q, k, v; output; two of the feed-forward network), 7 of the decoder's and the
     # logits; twice as many backward. Three products more in each attention would be 36 in all.
-    assert watched.products == 3 * 12 * len([shard for shard in update.shards if shard])
+    assert products.count == 3 * 12 * len([shard for shard in update.shards if shard])
 
 
 @pytest.fixture
@@ -331,18 +323,16 @@ def test_the_gradient_is_of_the_mean_over_all_the_updates_tokens(tiny_job: MakeJ
 
 def test_a_report_is_of_the_updates_since_the_last(tiny_job: MakeJob) -> None:
     trainer = trainer_of(tiny_job(), P_drop=0.0)
-    corpus = Corpus(train_files(Path(trainer.job.corpus)))
-    singly, sums = [], []
-    for update in updates(corpus, 1, 120, trainer.settings.shards, 0, 1, 1, 3):
-        trainer.step(update)
-        singly.append(trainer.measured.take_interval())
-        sums.append(update.sums)
-    assert trainer.measured.state.sums == sums[0] + sums[1] + sums[2]
     together = trainer_of(tiny_job(), P_drop=0.0)
-    for update in updates(corpus, 1, 120, trainer.settings.shards, 0, 1, 1, 3):
+    singly, sums = [], LengthSums()
+    for update in trainer.updates(Corpus(train_files(Path(trainer.job.corpus))), 3):
+        trainer.step(update)
         together.step(update)
+        singly.append(trainer.measured.take_interval())
+        sums += update.sums
+    assert trainer.measured.state.sums == sums
     interval = together.measured.take_interval()
-    assert (interval.updates, interval.sums) == (3, sums[0] + sums[1] + sums[2])
+    assert (interval.updates, interval.sums) == (3, sums)
     for name in ("loss", "nll", "norm"):
         assert getattr(interval, name) == pytest.approx(sum(getattr(one, name) for one in singly))
     found = interval_record(together.job, together.measured.state, interval)

@@ -1,5 +1,3 @@
-"""The command `wmt`: its help, its errors and its exit statuses."""
-
 from __future__ import annotations
 
 import os
@@ -41,16 +39,16 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("typer.rich_utils.FORCE_TERMINAL", False)
 
 
-def python(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[str]:
-    """`wmt` in a process of its own, whose output goes through a buffer."""
-    command = [sys.executable, "-m", "pipeline.cli", *arguments]
-    return subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False, **streams)
+def rows_into(output: Any) -> tuple[int, str]:
+    """The exit status and the error of `wmt rows` in a process of its own, whose output goes through a buffer."""
+    command = [sys.executable, "-m", "pipeline.cli", "rows"]
+    result = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+    return result.returncode, result.stderr
 
 
 def test_the_map_of_the_product() -> None:
     output = printed("--help")
-    panels = re.findall(r"^╭─ (\w+) ─", output, re.MULTILINE)
-    assert sorted(panels) == ["Data", "Models", "Options", "Runs", "Services"]
+    assert sorted(re.findall(r"^╭─ (\w+) ─", output, re.MULTILINE)) == ["Data", "Models", "Options", "Runs", "Services"]
     assert set(re.findall(r"^│ ([a-z]+) ", output, re.MULTILINE)) == {
         *("translate", "parse", "score", "evalb", "bleu", "attention", "export"),
         *("rows", "plan", "summary", "compare", "verify", "publish", "join", "ablation"),
@@ -90,15 +88,8 @@ def test_a_shell_completes_commands_and_values(
 @pytest.mark.parametrize(
     ("command", "missing"),
     [
-        ("publish", "dvc.yaml"),
-        ("join", "dvc.yaml"),
-        ("summary", "dvc.yaml"),
-        ("verify", "dvc.yaml"),
-        ("compare one", "data/catalog"),
-        ("catalog list", "data/catalog"),
-        (ADD, "dvc.yaml"),
-        ("ui", "dvc.yaml"),
-        ("serve", "data/catalog"),
+        *((command, "dvc.yaml") for command in ("publish", "join", "summary", "verify", ADD, "ui")),
+        *((command, "data/catalog") for command in ("compare one", "catalog list", "serve")),
     ],
 )
 def test_outside_the_repository_nothing_is_done(
@@ -123,19 +114,14 @@ def test_without_standard_output_a_command_ends_well(monkeypatch: pytest.MonkeyP
 def test_a_closed_pipe_is_no_traceback() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    try:
-        result = python("rows", stdout=writing)
-    finally:
-        os.close(writing)
-    assert (result.returncode, result.stderr) == (1, "")
+    with os.fdopen(writing, "w") as pipe:
+        assert rows_into(pipe) == (1, "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is not here")
 def test_a_full_disk_is_one_sentence() -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("/dev/full is not here")
     with Path("/dev/full").open("w") as full:
-        result = python("rows", stdout=full)
-    assert (result.returncode, result.stderr) == (1, "rows: No space left on device\n")
+        assert rows_into(full) == (1, "rows: No space left on device\n")
 
 
 @pytest.mark.parametrize("command", ["bleu --lang de", "evalb"])

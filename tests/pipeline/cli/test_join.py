@@ -1,5 +1,3 @@
-"""`wmt join`: which training another machine joins, and what it refuses."""
-
 from __future__ import annotations
 
 import threading

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from clones import STAGES
-from command_line import printed, wmt
+from clones import ROOT, STAGES
+from command_line import printed, refused, wmt
 from dvc.repo import Repo
 from model_folders import folder_of
 
@@ -21,8 +21,6 @@ from pipeline.cli import plan
 from pipeline.config import graph, machine, resolution
 from pipeline.config.paths import CONFIG
 from pipeline.config.settings import Configuration
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -114,11 +112,13 @@ def override(**sections: dict[str, object]) -> None:
     Path("params.yaml").write_text(json.dumps({**resolution.read_params(), "overrides": sections}))
 
 
-def test_nothing_would_run_after_a_finished_run(finished: None) -> None:
+def test_nothing_would_run_after_a_finished_run_and_every_stage_before_the_first(finished: None) -> None:
     assert "epsilon: 1e-09" in Path("dvc.lock").read_text(), "DVC's way to write it, which PyYAML takes for text"
     assert runs() == {}
     shutil.rmtree("results")
     assert runs() == {}, "DVC restores what it has on record"
+    Path("dvc.lock").unlink()
+    assert list(runs().values()) == ["never ran here"] * len(STAGES)
 
 
 def test_a_training_value_reruns_training_and_what_follows(finished: None) -> None:
@@ -160,11 +160,6 @@ def test_the_version_of_sacrebleu_decides_scores_and_their_certificate_alone(fin
     found = runs(upgraded)
     assert found.keys() >= {"resolve", "score", "certify", "report"}
     assert not found.keys() & {"binarize", "train", "average", "decode", "attention"}
-
-
-def test_before_the_first_run_every_stage_would_run(finished: None) -> None:
-    Path("dvc.lock").unlink()
-    assert list(runs().values()) == ["never ran here"] * len(STAGES)
 
 
 def test_outside_a_repository_dvc_has_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +218,5 @@ def test_an_unknown_row_is_refused_before_anything_is_printed(
     params = {"row": "bas", "pair": "en-de", "corpus": "sample", "seed": 1}
     monkeypatch.setattr(resolution, "read_params", lambda: params)
     monkeypatch.setattr(plan, "stages_to_run", lambda _: {"resolve": ""})
-    assert wmt("plan", "--no-measure") == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert "`bas` is not a row" in printed.err
+    assert "`bas` is not a row" in refused("plan", "--no-measure")
+    assert capsys.readouterr().out == ""

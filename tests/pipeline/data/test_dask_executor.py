@@ -1,5 +1,3 @@
-"""Data stages on a Dask cluster: the bytes of one process, also when a worker is killed; and what is refused."""
-
 from __future__ import annotations
 
 import json
@@ -22,6 +20,8 @@ from pipeline.data import blocks
 from pipeline.data.blocks import executor, map_in_order
 from pipeline.stages import tokenize
 
+pytestmark = pytest.mark.timeout(600)
+ON_LOOPBACK = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "silence_logs": 50}
 PREPARATION = {
     "tokenizer": {"tokenizer": "moses", "normalize_punctuation": True, "aggressive_hyphens": False},
     "filters": {"min_tokens": 1, "max_tokens": 80, "max_ratio": 9.0, "drop_identical": False},
@@ -32,9 +32,7 @@ PREPARATION = {
 def cluster() -> Iterator[Any]:
     import distributed
 
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
-    ) as started:
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, **ON_LOOPBACK) as started:
         yield started
 
 
@@ -62,14 +60,12 @@ def kill(number: int) -> int:
 
 
 def kill_once(marks: Path, number: int) -> int:
-    """Kill the worker of the fifth block, once."""
     if number == 5 and not (marks / "killed").exists():
         (marks / "killed").touch()
         kill(number)
     return number
 
 
-@pytest.mark.timeout(600)
 def test_the_same_bytes_as_from_one_process(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenize.RAW.mkdir(parents=True)
     for name in ("train.web", "valid.dev", "test.exam"):
@@ -88,7 +84,6 @@ def test_the_same_bytes_as_from_one_process(here: Path, monkeypatch: pytest.Monk
     assert json.loads(alone["stats.json"])["pairs"] == 99
 
 
-@pytest.mark.timeout(600)
 def test_a_killed_worker_costs_its_block_only(here: Path) -> None:
     with executor() as pool:
         workers = {process for _, process in map_in_order(pool, count, range(20))}
@@ -97,7 +92,6 @@ def test_a_killed_worker_costs_its_block_only(here: Path) -> None:
         assert list(map_in_order(pool, partial(kill_once, here), range(40))) == list(range(40))
 
 
-@pytest.mark.timeout(600)
 def test_errors_come_back_and_a_block_that_kills_its_workers_ends_the_stage(
     here: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,7 +114,6 @@ def both(unpickled_by: int) -> tuple[int, int]:
     return unpickled_by, os.getpid()
 
 
-@pytest.mark.timeout(600)
 def test_a_block_is_read_by_its_worker_and_not_by_the_scheduler(here: Path) -> None:
     """The scheduler may have another working folder, and no text. Here it is a thread of this process."""
     with executor() as pool:
@@ -158,9 +151,7 @@ def test_a_scheduler_that_is_away_is_one_sentence(here: Path, monkeypatch: pytes
 def test_a_scheduler_that_is_lost_is_one_sentence(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import distributed
 
-    with distributed.LocalCluster(
-        n_workers=0, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
-    ) as without_workers:
+    with distributed.LocalCluster(n_workers=0, **ON_LOOPBACK) as without_workers:
         monkeypatch.setenv("WMT_EXECUTOR", without_workers.scheduler_address.replace("tcp", "dask"))
         with executor() as pool:
             end = threading.Timer(1.0, without_workers.close)

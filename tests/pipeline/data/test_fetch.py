@@ -1,8 +1,7 @@
-"""Transfers that break off, servers that refuse, and the cache that keeps what they gave."""
-
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import http.server
 import io
@@ -38,9 +37,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def send(self, content: bytes, ranges: bool = True, cut: int | None = None) -> None:
         """Send the whole or the asked range; after `cut` bytes the connection drops."""
-        start = 0
-        if ranges and (asked := self.headers.get("Range")):
-            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+        start = int(self.headers.get("Range", "bytes=0-")[6:-1]) if ranges else 0
         if start and start >= len(content):
             self.send_response(416)
         else:
@@ -72,12 +69,10 @@ class Server(http.server.ThreadingHTTPServer):
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with Server() as running, ThreadPoolExecutor(1) as thread:
+        thread.submit(running.serve_forever, poll_interval=0.01)
         yield running
         running.shutdown()
-        thread.join()
 
 
 @pytest.fixture(autouse=True)
@@ -258,7 +253,6 @@ def archive(*urls: str, content: bytes | None = CONTENT, md5: str | None = None,
 
 
 def obtain(root: Path, *archives: ArchiveSettings) -> bytes:
-    """Return the content of the first archive."""
     return fetch.obtain(list(archives), root)["a"].read_bytes()
 
 
@@ -302,12 +296,16 @@ def test_the_next_mirror_goes_on_where_the_first_stopped(server: Server, tmp_pat
     assert server.starts == [0, 1000, 1000]
 
 
-@pytest.mark.parametrize(("code", "error"), [(404, InputError), (503, ConnectionError)])
-def test_every_address_is_named_where_none_gives(server: Server, tmp_path: Path, code: int, error: type) -> None:
+@pytest.mark.parametrize(("code", "error", "number"), [(404, InputError, None), (503, ConnectionError, errno.EAGAIN)])
+def test_every_address_is_named_where_none_gives(
+    server: Server, tmp_path: Path, code: int, error: type[Exception], number: int | None
+) -> None:
     """What a later attempt may mend is no mistake of the user's: Prefect tries it again."""
     server.answers = [*[status(code)] * (5 if code == 503 else 1), status(403)]
-    with pytest.raises(error, match=rf"file\.tgz answers {code} .*; .*file\.tgz answers 403 Forbidden; run again"):
+    said = rf"file\.tgz answers {code} .*; .*file\.tgz answers 403 Forbidden; run again"
+    with pytest.raises(error, match=said) as caught:
         obtain(tmp_path, archive(server.url, server.url))
+    assert getattr(caught.value, "errno", None) == number
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,13 @@ MODEL = rows.settings("sample", "en-de")["model"]
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with a model folder, which the tests run in."""
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a model folder, in which the tests run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DVC_ROOT", raising=False)
     Path("data").mkdir()
     Path("data/catalog").symlink_to(ROOT / "data/catalog")
-    return folder_of(Path("parent"), **MODEL)
+    folder_of(Path("parent"), **MODEL)
 
 
 def resolved(start: object = "parent", **overrides: dict[str, Any]) -> Configuration:
@@ -36,11 +36,9 @@ def resolved(start: object = "parent", **overrides: dict[str, Any]) -> Configura
     return parent.identified(resolution.resolve(params))
 
 
-def test_a_parent_is_identified_by_its_weights_and_gives_its_subwords(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parents_are_known_by_their_weights_and_give_subwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = resolved()
-    weights = sha256((folder / parent.WEIGHTS).read_bytes()).hexdigest()
+    weights = sha256(Path("parent", parent.WEIGHTS).read_bytes()).hexdigest()
     assert found.training.start_from == StartSettings(folder="parent", weights=weights)
     assert found.subwords == SubwordSettings(kind="bpe", merges=60, vocabulary=None, multiple_of=8)
     assert resolution.name(found.model_dump()) == "sample-sample-s1 start_from=parent"
@@ -56,8 +54,8 @@ def test_a_parent_is_identified_by_its_weights_and_gives_its_subwords(
     assert resolved().training == found.training
 
 
-def test_the_folder_of_a_run_stands_for_its_average(folder: Path) -> None:
-    shutil.copytree(folder, Path("run") / AVERAGE)
+def test_the_folder_of_a_run_stands_for_its_average() -> None:
+    shutil.copytree("parent", Path("run") / AVERAGE)
     found = resolved("run").training.start_from
     assert found is not None
     assert (found.folder, parent.found(found)) == ("run", Path("run") / AVERAGE)
@@ -85,11 +83,9 @@ def test_the_folder_of_a_run_stands_for_its_average(folder: Path) -> None:
         ({"start": "damaged"}, "damaged is no model folder ('model'): name another one"),
     ],
 )
-def test_a_parent_that_does_not_fit_is_refused_with_what_differs(
-    folder: Path, overrides: dict[str, Any], message: str
-) -> None:
+def test_a_parent_that_does_not_fit_is_refused_with_what_differs(overrides: dict[str, Any], message: str) -> None:
     for name in ("models/average", "damaged"):
-        shutil.copytree(folder, name)
+        shutil.copytree("parent", name)
     Path("damaged/config.yaml").write_text("{}")
     with pytest.raises(InputError) as caught:
         resolved(**overrides)

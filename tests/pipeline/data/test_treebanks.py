@@ -1,5 +1,3 @@
-"""Treebanks as parallel text, laid out by the download stage, and scored trees."""
-
 from __future__ import annotations
 
 import json
@@ -25,10 +23,16 @@ def data(member: dict[str, Any], target: dict[str, Any] | None = None) -> DataSe
     return DataSettings.model_validate({"source": "en", "target": "tree", "archives": [{**archive, **checks}], **texts})
 
 
-def test_words_and_normalised_trees_stand_line_by_line(tmp_path: Path) -> None:
-    (tmp_path / "a.tgz").write_bytes(tarball({"x/bank.ptb": BANK.encode()}))
+@pytest.fixture
+def bank(tmp_path: Path) -> Path:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "bank.mrg").write_text(BANK, encoding="utf-8")
+    return tmp_path / "bank.mrg"
+
+
+def test_words_and_normalised_trees_stand_line_by_line(tmp_path: Path, bank: Path) -> None:
+    (tmp_path / "a.tgz").write_bytes(tarball({"x/bank.ptb": bank.read_bytes()}))
     raw = tmp_path / "raw"
-    raw.mkdir()
     settings = data({"archive": "a.tgz", "member": "x/bank.ptb"})
     stats = download.unpack(settings, {"a.tgz": tmp_path / "a.tgz"}, raw)
     assert stats["pairs"] == {"train.t": 2, "valid.v": 2, "test.e": 2}
@@ -44,13 +48,6 @@ def test_words_and_normalised_trees_stand_line_by_line(tmp_path: Path) -> None:
     assert (raw / "test.e.en").read_text(encoding="utf-8") == "Ann runs .\ndog\n"
     assert stats["files"]["test.e.en"]["bytes"] == (raw / "test.e.en").stat().st_size
     assert json.dumps(stats)
-
-
-@pytest.fixture
-def bank(tmp_path: Path) -> Path:
-    (tmp_path / "raw").mkdir()
-    (tmp_path / "bank.mrg").write_text(BANK, encoding="utf-8")
-    return tmp_path / "bank.mrg"
 
 
 @pytest.mark.parametrize("checked", ["by its lines", "by lines and sha256", "by sha256 and lines"])

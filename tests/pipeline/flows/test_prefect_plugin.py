@@ -1,5 +1,3 @@
-"""The names of deployments on Prefect's command line, and the login of the server."""
-
 from __future__ import annotations
 
 import json
@@ -10,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free_port
 
 from pipeline.flows import services
-from pipeline.flows.services import LOGIN
 
 
 @pytest.mark.parametrize(
@@ -22,11 +20,8 @@ from pipeline.flows.services import LOGIN
         ("deployment run -p row=big parse-en", "deployment run -p row=big parse-en/parse-en"),
         ("--no-prompt deployment run wmt-en-fr", "--no-prompt deployment run wmt-en-fr/wmt-en-fr"),
         ("deployment schedule clear -y wmt-en-de", "deployment schedule clear -y wmt-en-de/wmt-en-de"),
-        ("deployment run wmt-en-de/nightly", "deployment run wmt-en-de/nightly"),
-        ("deployment run other", "deployment run other"),
-        ("deployment ls", "deployment ls"),
+        *((same, same) for same in ("deployment run wmt-en-de/nightly", "deployment run other", "deployment ls", "")),
         ("flow-run inspect wmt-en-de", "flow-run inspect wmt-en-de"),
-        ("", ""),
     ],
 )
 def test_a_short_name_is_written_out(typed: str, meant: str) -> None:
@@ -50,13 +45,11 @@ def hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str | None, comma
 def test_commands_find_the_server_that_answers_and_another_one_gets_no_password(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
+    with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}/api"
         settings = {"PREFECT_API_URL": address, "PREFECT_API_AUTH_STRING": "wmt:secret"}
-        (tmp_path / LOGIN).parent.mkdir()
-        (tmp_path / LOGIN).write_text(json.dumps(settings))
+        (tmp_path / services.LOGIN).parent.mkdir()
+        (tmp_path / services.LOGIN).write_text(json.dumps(settings))
         for url in (None, address):
             assert hook(monkeypatch, tmp_path, url, "/bin/prefect flow-run ls").env == settings
         assert hook(monkeypatch, tmp_path, "http://example.org/api", "prefect deployment run wmt-en-de") is None
@@ -66,14 +59,12 @@ def test_commands_find_the_server_that_answers_and_another_one_gets_no_password(
 
 def test_no_server_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Also where one was killed, and has left its login."""
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{closed.getsockname()[1]}/api"
+    address = f"http://127.0.0.1:{free_port()}/api"
     said = f"prefect: no server answers: run `make serve` in {tmp_path} first, or set PREFECT_API_URL"
     for _ in range(2):
         with pytest.raises(SystemExit) as error:
             hook(monkeypatch, tmp_path, None, "prefect deployment run wmt-en-de")
         assert error.value.code == said
-        (tmp_path / LOGIN).parent.mkdir(exist_ok=True)
-        (tmp_path / LOGIN).write_text(json.dumps({"PREFECT_API_URL": address}))
+        (tmp_path / services.LOGIN).parent.mkdir(exist_ok=True)
+        (tmp_path / services.LOGIN).write_text(json.dumps({"PREFECT_API_URL": address}))
     assert hook(monkeypatch, tmp_path, None, "prefect server start") is None

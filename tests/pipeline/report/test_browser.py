@@ -250,18 +250,14 @@ def test_a_chart_names_the_ends_of_its_axes_and_draws_single_points(browser: Bro
         assert shown.locator(".chart").last.locator("circle").count() == 1
 
 
-def test_a_link_opens_its_section_at_the_top_of_the_screen(browser: Browser, report: Path) -> None:
+def test_a_link_opens_its_section_at_the_top_and_a_line_has_an_address(browser: Browser, report: Path) -> None:
+    from playwright.sync_api import expect
+
     with opened(browser, report) as shown:
         shown.get_by_role("link", name="Attention").click()
         shown.wait_for_selector("[data-view=attention][data-ready]")
         assert shown.locator("details[id][open]").count() == 1
         shown.wait_for_function("document.querySelector('details[id][open]').getBoundingClientRect().top < 1")
-
-
-def test_a_line_has_an_address(browser: Browser, report: Path) -> None:
-    from playwright.sync_api import expect
-
-    with opened(browser, report) as shown:
         shown.evaluate("location.hash = 'line=158'")
         expect(shown.locator(".lines > li")).to_have_count(1)
         assert shown.locator(".lines > li a").get_attribute("href") == "#line=158"

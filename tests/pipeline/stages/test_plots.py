@@ -48,8 +48,6 @@ def test_tables_hold_a_number_in_every_cell(tmp_path: Path) -> None:
     train.write_curves(history())
     measured, validated = table(paths.CURVES), table(paths.VALIDATION)
     assert b"\r" not in paths.CURVES.read_bytes() + paths.VALIDATION.read_bytes()
-    assert [int(row["update"]) for row in measured] == list(range(10, 121, 10))
-    assert [int(row["update"]) for row in validated] == [25, 50, 75, 100]
     assert list(validated[0]) == ["update", "valid_loss", "valid_ppl", "seconds"]
     assert all(float(value) >= 0 for row in (*measured, *validated) for value in row.values())
     made = {"update": "30", "loss": "9.25", "nll": "8.25", "ppl": str(2.0**8.25), "learning_rate": str(30 * 1e-5)}
@@ -60,10 +58,7 @@ def test_tables_hold_a_number_in_every_cell(tmp_path: Path) -> None:
 
 def test_utilisation_has_a_column_where_every_interval_has_it(tmp_path: Path) -> None:
     """A training may move to a device whose peak is not on record."""
-    records = history()
-    for record in records:
-        if "loss" in record:
-            record["utilisation"] = 0.25
+    records = [{**record, "utilisation": 0.25} if "loss" in record else record for record in history()]
     train.write_curves(records)
     assert {row["utilisation"] for row in table(paths.CURVES)} == {"0.25"}
     del records[0]["utilisation"]
@@ -118,12 +113,6 @@ def test_every_plot_has_a_point_for_every_record(shown: dict[str, Any]) -> None:
             points.setdefault(series, []).append(int(point["update"]))
             assert value == pytest.approx(float(point[series]))
         assert points == expected[name]
-
-
-def test_perplexity_has_a_logarithmic_axis_and_the_others_none(shown: dict[str, Any]) -> None:
-    kinds = {
-        name: {definition.get("scale", {}).get("type", "linear") for definition in encodings(content, "y")}
-        for name, content in shown.items()
-    }
-    assert kinds == {"loss": {"linear"}, "perplexity": {"log"}, "learning_rate": {"linear"}}
-    assert all("<DVC_METRIC" not in json.dumps(content) for content in shown.values())
+        scales = {definition.get("scale", {}).get("type", "linear") for definition in encodings(specification, "y")}
+        assert scales == {"log" if name == "perplexity" else "linear"}
+        assert "<DVC_METRIC" not in json.dumps(specification)

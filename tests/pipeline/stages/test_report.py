@@ -334,24 +334,17 @@ def test_lines_are_kept_with_their_scores_and_grouped() -> None:
 
 
 def test_what_the_runner_knows_is_shown() -> None:
-    stages = {"download": 3.0, "train": 90.0, "average": None}
-    report.run(lambda: (stages, ["commit abc"]))
+    report.run(lambda: ["commit abc"])
     markdown, html = paths.REPORT.read_text(encoding="utf-8"), paths.REPORT_HTML.read_text(encoding="utf-8")
-    times = ("download | 3.0 seconds", "train | 1 minute and 30 seconds", "average | not run here: DVC had its result")
-    assert all(f"| {time} |" in markdown for time in times)
     assert "<li>commit abc</li>" in html
-    assert '<rect width="100.0%"' in html
     command = "dvc exp run -S row=base -S pair=en-de -S corpus=news -S seed=3 -S ++overrides.model.P_drop=0.2"
     assert f"```sh\ngit checkout abc\n{command}\n```\n" in markdown
     assert f"git checkout abc\n{command}</code>" in html
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(5_399, "1 hour and 30 minutes"), (47 * 3600, "1 day and 23 hours"), (45 * 86_400, "45 days"), (4, "4 seconds")],
-)
-def test_a_time_has_two_units(seconds: float, text: str) -> None:
-    assert tasks.duration(seconds) == text
+def test_a_time_has_two_units() -> None:
+    texts = ["1 hour and 30 minutes", "1 day and 23 hours", "45 days", "4 seconds"]
+    assert [tasks.duration(seconds) for seconds in (5_399, 47 * 3600, 45 * 86_400, 4)] == texts
 
 
 def test_a_picture_names_the_ends_of_its_axes_and_draws_single_points() -> None:

@@ -56,33 +56,22 @@ def test_every_number_stands_under_its_name() -> None:
     of_test = bleu.score(bleu.read_lines(Path("results/translations/news14.average.de")), TEST, "de")
     valid = bleu.score(LAST, VALID, "de")
     steps = [step["bleu"] for step in of_test["paper_way_steps"]]
+    same_key = ("bleu", "bleu_signature", "bleu_low", "bleu_high", "chrf", "chrf_signature")
+    copied = ("valid_ppl", "params", "vocabulary", "updates", "train_seconds", "device", "precision")
     expected = {
-        "bleu": of_test["bleu"],
-        "bleu_signature": of_test["bleu_signature"],
+        **{key: of_test[key] for key in same_key},
+        **{f"valid_{key}": valid[key] for key in ("bleu", "bleu_signature", "bleu_paper_way")},
+        **{key: TRAINING[key] for key in copied},
         "bleu_set": "news14, 3 lines",
-        "bleu_low": of_test["bleu_low"],
-        "bleu_high": of_test["bleu_high"],
         "bleu_paper_way": steps[3],
         "bleu_paper_way_step_2": steps[1],
         "bleu_paper_way_step_3": steps[2],
         "bleu_paper_way_steps": "sacreBLEU, 13a; Moses tokens; compounds split at hyphens; unicode quotes made plain",
-        "chrf": of_test["chrf"],
-        "chrf_signature": of_test["chrf_signature"],
-        "valid_bleu": valid["bleu"],
-        "valid_bleu_signature": valid["bleu_signature"],
-        "valid_bleu_paper_way": valid["bleu_paper_way"],
         "valid_bleu_set": "news13, 2 lines",
         "valid_bleu_model": "last checkpoint",
         "bleu_model": "mean of updates 5, 10",
         "averaged_checkpoints": 2,
-        "valid_ppl": 4.33,
-        "params": 213,
-        "vocabulary": 37000,
-        "updates": 300000,
-        "train_seconds": 302400.0,
-        "device": "Tesla P100-SXM2-16GB",
         "devices": 8,
-        "precision": "float32",
         "sustained_flops": 9.5e12,
         "sustained_flops_source": score.flops.hardware("Tesla P100").source,
         "train_flops_paper": 8 * 302400 * 9.5e12,
@@ -134,16 +123,20 @@ def test_a_missing_or_a_further_translation_is_refused(name: str, lines: list[st
     assert not score.SCORES.exists()
 
 
+def _f1(gold: list[str], parsed: list[str]) -> dict[str, Any]:
+    """The scores where both sets have these trees and parses."""
+    data = data_section("t", valid="dev", test="exam") | {"target": "tree"}
+    for role, name, model in (("valid", "dev", "last"), ("test", "exam", "average")):
+        _write(f"data/raw/{role}.{name}.tree", gold)
+        _write(f"results/translations/{name}.{model}.tree", parsed)
+    return score.f1(DataSettings.model_validate(data))
+
+
 def test_trees_are_scored_by_evalb_and_malformed_ones_reported() -> None:
     gold = ["(S (NP (PRP He)) (VP (VBD ran)) (. .))", "(NP (DT the) (NN dog))"]
     parsed = ["(S (NP (XX He)) (VP (XX ran)) (XX .))", "(S (XX the) (XX dog))"]
-    data = data_section("t", valid="dev", test="exam") | {"target": "tree"}
-    for name in ("valid.dev", "test.exam"):
-        _write(f"data/raw/{name}.tree", gold)
-    for name in ("dev.last", "exam.average"):
-        _write(f"results/translations/{name}.tree", parsed)
     Path("results/translations/exam.average.tree.repairs.json").write_text('{"trees": 2, "malformed trees": 1}')
-    found = score.f1(DataSettings.model_validate(data))
+    found = _f1(gold, parsed)
     assert (found["f1"], found["f1_complete_match"], found["f1_malformed"]) == (75.0, 50.0, 0.5)
     assert (found["valid_f1"], found["valid_f1_malformed"]) == (75.0, 0.0)
     assert found["f1_signature"] == "evalb|rules:COLLINS|tags:gold|unscored:excluded|cutoff:40|version:1"
@@ -152,10 +145,5 @@ def test_trees_are_scored_by_evalb_and_malformed_ones_reported() -> None:
 
 def test_the_gold_tags_say_what_is_punctuation() -> None:
     """A parser that writes tags, and takes a comma for a noun, loses nothing by that."""
-    data = data_section("t", valid="dev", test="exam") | {"target": "tree"}
-    for name in ("valid.dev", "test.exam"):
-        _write(f"data/raw/{name}.tree", ["(S (NP (PRP He)) (, ,) (VP (VBD ran)))"])
-    for name in ("dev.last", "exam.average"):
-        _write(f"results/translations/{name}.tree", ["(S (NP (PRP He)) (NN ,) (VP (VBD ran)))"])
-    found = score.f1(DataSettings.model_validate(data))
+    found = _f1(["(S (NP (PRP He)) (, ,) (VP (VBD ran)))"], ["(S (NP (PRP He)) (NN ,) (VP (VBD ran)))"])
     assert (found["f1"], found["f1_not_scored"]) == (100.0, 0)

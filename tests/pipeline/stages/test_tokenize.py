@@ -101,9 +101,8 @@ def test_overlap_counts_lines_of_the_set_by_side_and_is_seen_through_spaces(here
 
 
 def test_same_bytes_for_any_number_of_workers(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_raw(
-        "train.web", [(f"Number {n}, it's {n % 7} - {n}.", f"Zahl {n}, das ist {n}." * (n % 5)) for n in range(99)]
-    )
+    pairs = [(f"Number {n}, it's {n % 7} - {n}.", f"Zahl {n}, das ist {n}." * (n % 5)) for n in range(99)]
+    write_raw("train.web", pairs)
     tokenize.run()
     alone = {path.name: path.read_bytes() for path in tokenize.TOKENIZED.iterdir()}
     monkeypatch.setattr(tokenize, "PAIRS", 7)
@@ -129,9 +128,8 @@ def test_any_text_stays_paired(
         for name in ("train.only", "valid.dev", "test.exam"):
             write_raw(name, marked)
         Path("out").mkdir()
-        preparation = PREPARATION.model_copy(
-            update={"tokenizer": TokenizerSettings.model_validate(dict(PREPARATION.tokenizer) | {"tokenizer": kind})}
-        )
+        tokenizer = PREPARATION.tokenizer.model_copy(update={"tokenizer": kind})
+        preparation = PREPARATION.model_copy(update={"tokenizer": tokenizer})
         stats = tokenize.tokenize(DataSettings(**data_section("only")), preparation, Path("out"), ONE_THREAD)
         for name, kept in (("train", stats["kept"]), ("valid", len(pairs))):
             sides = [list(read_lines(Path(f"out/{name}.{language}"))) for language in ("en", "de")]

@@ -1,7 +1,4 @@
-"""Where a training keeps its state: what decides the weights names it, and a longer one is never taken back.
-
-What it leaves for the stages after it, also after kills; what a fork begins with; and how a training ends.
-"""
+"""Where a training keeps its state, what it leaves for later stages, what a fork begins with, how a training ends."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from kills import every_kill
 from nmt import flops
 from nmt.common.processes import Interrupted
 from nmt.config import ForkSettings, InputError, Job
-from nmt.training.checkpoint import checkpoints
+from nmt.training.checkpoint import checkpoints, update_of
 from pipeline.config import paths
 from pipeline.stages import train
 
@@ -34,8 +31,6 @@ MakeJob = Callable[..., dict[str, Any]]
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty repository of one binned file."""
     monkeypatch.chdir(tmp_path)
-    for name in ("WMT_STATE", "WMT_RESUME_ACROSS_CODE", "DVC_ROOT"):
-        monkeypatch.delenv(name, raising=False)
     for name in ("nmt/code.py", "pipeline/config/paths.py", "pipeline/stages/train.py"):
         Path(name).parent.mkdir(parents=True)
         Path(name).write_text("1")
@@ -99,7 +94,6 @@ def test_more_updates_go_on_and_a_shorter_training_leaves_the_longer_one_alone(f
     state = folder(updates=100)
     came_to(state, 100)
     assert folder(updates=100_000) == state
-    assert folder(validate_every=20, resume_minutes=9, verify_every=3, keep_states=1) == state
     came_to(state, 30_000)
     assert folder(updates=50_000) == state
     shorter = folder(updates=500)
@@ -190,7 +184,8 @@ def test_after_an_edit_of_shared_code_a_finished_training_ends_at_once(
         return outputs()
 
     before = run()
-    assert asked == [given["training"]["updates"], {**given, "corpus": str(paths.BINNED.resolve())}]
+    expected = Job.model_validate({**given, "corpus": str(paths.BINNED.resolve())}).model_dump(exclude_defaults=True)
+    assert asked == [given["training"]["updates"], expected]
     Path("pipeline/config/paths.py").write_text("2")
     assert run() == before
     assert len(asked) == 2
@@ -210,25 +205,15 @@ def test_checkpoints_summary_and_curves_are_handed_on(
     finished: Path, monkeypatch: pytest.MonkeyPatch, same_disk: bool
 ) -> None:
     if not same_disk:
-
-        def refused(*_: object) -> None:
-            raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-        monkeypatch.setattr(os, "link", refused)
+        monkeypatch.setattr(os, "link", MagicMock(side_effect=OSError(errno.EXDEV, "Invalid cross-device link")))
     train.write_outputs(finished)
     found = outputs()
-    assert found.keys() == {
-        "update-00000006.safetensors",
-        "update-00000012.safetensors",
-        "last.safetensors",
-        "training.json",
-        "training.csv",
-        "validation.csv",
-        "validation.jsonl",
-        "chain.json",
+    weights = {path.name: path.read_text() for path in paths.CHECKPOINTS.iterdir()}
+    assert weights == {
+        "update-00000006.safetensors": "checkpoints/update-00000006.safetensors",
+        "update-00000012.safetensors": "checkpoints/update-00000012.safetensors",
+        "last.safetensors": "resume/update-00000012/model.safetensors",
     }
-    assert found["last.safetensors"] == "resume/update-00000012/model.safetensors"
-    assert found["update-00000006.safetensors"] == "checkpoints/update-00000006.safetensors"
     source = finished / "resume/update-00000012/model.safetensors"
     assert (paths.CHECKPOINTS / "last.safetensors").samefile(source) == same_disk
     assert found["training.csv"] == "update,loss\n6,3.0\n12,2.5\n"
@@ -238,9 +223,8 @@ def test_checkpoints_summary_and_curves_are_handed_on(
     assert (chain["state"], chain["code"], chain["data"]) == ("abc-def", "def", {})
     assert "corpus" not in chain["job"]
     assert [link["update"] for link in chain["links"]] == [6, 12]
-    summary = json.loads(found["training.json"])
-    sustained = flops.sustained("NVIDIA H100 80GB HBM3")
-    assert summary["flops_sustained"] == {"NVIDIA H100 80GB HBM3": sustained}
+    gpu = "NVIDIA H100 80GB HBM3"
+    assert json.loads(found["training.json"])["flops_sustained"] == {gpu: flops.sustained(gpu)}
 
 
 def test_killed_at_any_call_it_hands_on_the_same_when_run_again(finished: Path, tmp_path: Path) -> None:
@@ -292,11 +276,8 @@ def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: 
 
 def test_a_state_is_held_by_one_process(tmp_path: Path) -> None:
     with train.locked(tmp_path / "state"):
-        with (
-            pytest.raises(BlockingIOError, match="another process is at this training") as caught,
-            train.locked(tmp_path / "state"),
-        ):
-            pass
+        with pytest.raises(BlockingIOError, match="another process is at this training") as caught:
+            train.locked(tmp_path / "state")
         assert caught.value.filename == str(tmp_path / "state")
     with train.locked(tmp_path / "state"):
         pass
@@ -306,9 +287,8 @@ LINK = "0123456789abcdef" * 4
 
 
 @pytest.fixture
-def origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def origin(tmp_path: Path) -> Path:
     """A training that keeps its states after updates 8 and 16, beside folders of others."""
-    monkeypatch.delenv("WMT_STATE", raising=False)
     (tmp_path / "another/states/update-00000008").mkdir(parents=True)
     write_lines(tmp_path / "another/chain.jsonl", [{"update": 8, "hash": "of another version"}])
     folder = tmp_path / "origin"
@@ -328,9 +308,7 @@ def test_a_fork_begins_with_what_was_there_up_to_its_update(origin: Path, digits
     train.begin_fork(fork, settings)
     state = "update-00000008/model.safetensors"
     assert (fork / "resume" / state).read_text() == (fork / "states" / state).read_text() == f"states/{state}"
-    assert [path.name for path in checkpoints(fork / "checkpoints")] == [
-        f"update-0000000{u}.safetensors" for u in (4, 8)
-    ]
+    assert [update_of(path) for path in checkpoints(fork / "checkpoints")] == [4, 8]
     assert (fork / "history.jsonl").read_text() == '{"update": 4}\n{"update": 8}\n'
     assert (fork / "chain.jsonl").read_text() == json.dumps({"update": 8, "link": LINK}) + "\n"
     # One that has begun goes on where it is.

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from pipeline.config.tasks import TRANSLATION
 from pipeline.tracking import registry
 
-if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
-
 PAPERS, DEV = TRANSLATION.papers_set, "sampledev, 500 lines"
 
 
-def tagged(number: int, **tags: str) -> ModelVersion:
+def tagged(number: int, **tags: str) -> Any:
     from mlflow.entities.model_registry import ModelVersion  # It takes a second, which collecting need not.
 
     found = ModelVersion(name="wmt-en-de", version=str(number), creation_timestamp=0)
@@ -24,7 +21,7 @@ def tagged(number: int, **tags: str) -> ModelVersion:
     return found
 
 
-def version(number: int, bleu: float, valid_set: str, test_bleu: float = 0.0) -> ModelVersion:
+def version(number: int, bleu: float, valid_set: str, test_bleu: float = 0.0) -> Any:
     return tagged(number, valid_bleu=str(bleu), valid_bleu_set=valid_set, bleu=str(test_bleu))
 
 

@@ -1,5 +1,3 @@
-"""Files of a run in MLflow, by the run's name or id."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +21,13 @@ SENTENCES = ["the old man sees a dog .", "She sleeps well"]
 @pytest.fixture(scope="module")
 def serving() -> Any:
     """The module under test. It imports MLflow, which takes seconds that collecting tests need not."""
-    with warnings.catch_warnings():
-        # MLflow's own type hints make it warn while it is imported.
-        warnings.simplefilter("ignore")
-
-        from pipeline.tracking import serving
+    from pipeline.tracking import serving
 
     return serving
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder with random weights."""
     return folder_of(tmp_path_factory.mktemp("served") / "model", words=" ".join([*SENTENCES, *registry.EXAMPLE]), N=1)
 
 
@@ -50,8 +44,6 @@ def server(serving: Any, folder: Path) -> httpx.ASGITransport:
 
 
 def ask(server: httpx.ASGITransport, sentences: list[str], **params: Any) -> tuple[int, Any]:
-    """Status and body of the answer."""
-
     async def post() -> httpx.Response:
         async with httpx.AsyncClient(transport=server, base_url="http://server") as client:
             return await client.post("/invocations", json={"inputs": sentences, "params": params})
@@ -62,20 +54,16 @@ def ask(server: httpx.ASGITransport, sentences: list[str], **params: Any) -> tup
 
 def test_a_request_is_answered_with_its_own_settings(serving: Any, server: httpx.ASGITransport, folder: Path) -> None:
     ready = Translator(folder)
-    status, answer = ask(server, SENTENCES)
-    assert (status, answer) == (200, {"predictions": list(ready.translate(SENTENCES))})
+    assert ask(server, SENTENCES) == (200, {"predictions": list(ready.translate(SENTENCES))})
     wide = Translator(ready.model, settings=ready.settings.changed({"beam": serving.BEAM, "alpha": 0.0}))
-    status, answer = ask(server, SENTENCES, beam=serving.BEAM, alpha=0.0)
-    assert (status, answer) == (200, {"predictions": list(wide.translate(SENTENCES))})
+    predictions = list(wide.translate(SENTENCES))
+    assert ask(server, SENTENCES, beam=serving.BEAM, alpha=0.0) == (200, {"predictions": predictions})
 
 
 def test_what_a_request_may_not_ask_for_is_a_sentence(serving: Any, server: httpx.ASGITransport) -> None:
+    bounds = "send at most 10,000 sentences of 10,000 characters, and a beam of at most 32"
     refused: list[tuple[list[str], dict[str, Any], str]] = [
-        (
-            SENTENCES,
-            {"beam": serving.BEAM + 1},
-            "a beam of 33: send at most 10,000 sentences of 10,000 characters, and a beam of at most 32",
-        ),
+        (SENTENCES, {"beam": serving.BEAM + 1}, f"a beam of 33: {bounds}"),
         (SENTENCES, {"beam": 0}, "the search's beam is 0, but should be greater than or equal to 1"),
         (SENTENCES, {"alpha": -0.1}, "the search's alpha is -0.1, but should be greater than or equal to 0"),
         (SENTENCES, {"alpha": 1e300}, "the search's alpha is 1e+300, but should be less than or equal to 10"),

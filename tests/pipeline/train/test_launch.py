@@ -154,13 +154,8 @@ def test_one_process_listens_nowhere_and_leaves_nothing_where_its_stage_is_kille
     temporary.mkdir()
     job = tiny_job(updates=1_000_000, resume_minutes=0.0001)
     (state / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "TMPDIR": str(temporary),
-        "OMP_NUM_THREADS": "1",
-        "WMT_PROCESSES": "1",
-    }
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    environment |= {"OMP_NUM_THREADS": "1", "WMT_PROCESSES": "1"}
     stage = subprocess.Popen([sys.executable, "-c", STAGE, str(state)], cwd=tmp_path, env=environment)
     running = [psutil.Process(stage.pid)]
     try:
@@ -206,17 +201,16 @@ def test_a_model_larger_than_the_memory_is_refused_before_torchrun_starts(
     monkeypatch.setenv("WMT_PROCESSES", "1")
     monkeypatch.setattr(machine.os, "sysconf", lambda name: 2**18)  # 64 GiB in all
     monkeypatch.setattr(launch, "command", lambda *_: ["true"])
-    job = tiny_job(shards=1)
-    for d_ff, fits in ((8_000, True), (1_000_000, False)):
+
+    def train(d_ff: int) -> int:
+        job = tiny_job(shards=1)
         job["model"] |= {"N": 100, "d_ff": d_ff}  # 6.4 thousand parameters a unit, with 16 bytes each
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-        if fits:
-            assert launch.torchrun(tmp_path, lambda: None) == 0
-        else:
-            with pytest.raises(
-                InputError, match=r"take 98\.\d GiB, but the device has (64\.0|79\.6) GiB: lower model\."
-            ):
-                launch.torchrun(tmp_path, lambda: None)
+        return launch.torchrun(tmp_path, lambda: None)
+
+    assert train(8_000) == 0
+    with pytest.raises(InputError, match=r"take 98\.\d GiB, but the device has (64\.0|79\.6) GiB: lower model\."):
+        train(1_000_000)
 
 
 def test_an_error_in_watching_ends_torchrun_with_time_for_a_checkpoint(
@@ -250,9 +244,8 @@ def test_training_returns_torchruns_exit_status_and_gives_it_the_environment(
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job(shards=1)))
     for code, status in (("pass", 0), ("import sys; sys.exit(3)", 3)):
         says = f"import os, sys; open(sys.argv[1], 'w').write(os.environ['OMP_WAIT_POLICY']); {code}"
-        monkeypatch.setattr(
-            launch, "command", lambda _, job, says=says: [sys.executable, "-c", says, str(job / "policy")]
-        )
+        command = [sys.executable, "-c", says, str(tmp_path / "policy")]
+        monkeypatch.setattr(launch, "command", lambda *_, command=command: command)
         assert launch.torchrun(tmp_path, lambda: None) == status
         assert (tmp_path / "policy").read_text() == "PASSIVE"
     assert (tmp_path / "rendezvous").read_text() == "first:29400", "`wmt join` finds the training by it"

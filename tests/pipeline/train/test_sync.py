@@ -26,7 +26,6 @@ from nmt.training.state import MOMENTS
 from pipeline.train import launch, sync
 
 Make = Callable[..., Path]
-Torchrun = Callable[[Callable[[Path], None]], None]
 NAME = "0123-4567"
 
 
@@ -57,14 +56,9 @@ def make(tmp_path: Path) -> Make:
     return make
 
 
-@pytest.fixture
-def torchrun(monkeypatch: pytest.MonkeyPatch) -> Torchrun:
-    """Puts a function of the job's folder in the place of torchrun."""
-
-    def replace(training: Callable[[Path], None]) -> None:
-        monkeypatch.setattr(launch, "torchrun", lambda job, watch: training(job) or 0)
-
-    return replace
+def train_by(training: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a function of the job's folder in the place of torchrun."""
+    monkeypatch.setattr(launch, "torchrun", lambda job, watch: training(job) or 0)
 
 
 def save(folder: Path, update: int, *, keep: int = 2) -> None:
@@ -84,8 +78,10 @@ def save(folder: Path, update: int, *, keep: int = 2) -> None:
         file.write(json.dumps({"update": update}) + "\n")
 
 
-def content(folder: Path) -> dict[str, str]:
-    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+def content(folder: Path, *parts: str) -> dict[str, str]:
+    """The texts of a folder's files, or of those in some parts of it."""
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.read_text() for name, path in files.items() if name.startswith(parts or "")}
 
 
 def test_without_a_store_it_is_the_launch(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +114,7 @@ def test_a_bare_machine_gets_all_that_resuming_needs(store: sync.StateStore, mak
     assert content(there) == before
 
 
-def test_the_next_machine_goes_on_where_this_one_was(url: str, make: Make, torchrun: Torchrun) -> None:
+def test_the_next_machine_goes_on_where_this_one_was(url: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[int]()
 
     def training(job: Path) -> None:
@@ -126,7 +122,7 @@ def test_the_next_machine_goes_on_where_this_one_was(url: str, make: Make, torch
         for update in range(seen[-1] + 10, seen[-1] + 40, 10):
             save(job, update)
 
-    torchrun(training)
+    train_by(training, monkeypatch)
     for name in ("here", "there"):
         sync.torchrun(make(name), lambda: None)
     assert seen == [0, 30]
@@ -159,7 +155,7 @@ def test_until_its_marker_is_there_a_state_is_not(
     here = make("here")
     save(here, 5)
     store.push(here)
-    state = {name: text for name, text in content(here).items() if name.startswith(("resume", "checkpoints"))}
+    state = content(here, "resume", "checkpoints")
     save(here, 10)
     for kills in range(6):
         uploads = iter(range(kills))
@@ -171,9 +167,7 @@ def test_until_its_marker_is_there_a_state_is_not(
                 store.push(here)
         there = make(f"there-{kills}")
         assert store.pull(there) == 5
-        assert {
-            name: text for name, text in content(there).items() if name.startswith(("resume", "checkpoints"))
-        } == state
+        assert content(there, "resume", "checkpoints") == state
     store.push(here)
     assert store.pull(make("there")) == 10
 
@@ -198,7 +192,7 @@ def test_a_state_that_is_being_replaced_is_not_uploaded(
 
 
 def test_a_store_that_fails_stops_nothing(
-    url: str, make: Make, torchrun: Torchrun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    url: str, make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     works, failed, put = True, 0, DirFileSystem.put_file
 
@@ -224,7 +218,7 @@ def test_a_store_that_fails_stops_nothing(
 
     monkeypatch.setattr(DirFileSystem, "put_file", put_file)
     store, here = sync.StateStore(url, NAME), make("here")
-    torchrun(training)
+    train_by(training, monkeypatch)
     assert sync.torchrun(here, lambda: None) == 0
     away = "train: the store fails (ValueError); training goes on, and uploading is tried again"
     said = capsys.readouterr().err.splitlines()
@@ -232,7 +226,7 @@ def test_a_store_that_fails_stops_nothing(
     assert "the last state is on this machine only: `dvc repro --force --single-item train` here uploads" in said[-1]
     works = True
     (here / "done.json").touch()
-    torchrun(lambda job: pytest.fail("it is finished"))
+    train_by(lambda job: pytest.fail("it is finished"), monkeypatch)
     assert sync.torchrun(here, lambda: None) == 0
     assert store.newest()[0] == 40
 
@@ -241,6 +235,13 @@ def test_a_store_that_fails_stops_nothing(
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     with rclone(tmp_path_factory.mktemp("rclone") / "buckets") as server:
         yield server
+
+
+def use(s3: Store, monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+    """Keep states in this store; `variables` replace its own."""
+    for name, value in {**s3.environment(), **variables}.items():
+        monkeypatch.setenv(name, value)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 @pytest.mark.parametrize(
@@ -256,9 +257,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 def test_a_store_that_cannot_be_used_is_one_sentence_without_credentials(
     s3: Store, make: Make, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], sentence: str
 ) -> None:
-    for name, value in {**s3.environment(), "WMT_STATE": f"s3://{BUCKET}/x", **variables}.items():
-        monkeypatch.setenv(name, value)
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    use(s3, monkeypatch, **{"WMT_STATE": f"s3://{BUCKET}/x", **variables})
     with pytest.raises(OSError, match=rf"//.* cannot be used \({sentence}.*check the addr") as found:
         sync.torchrun(make("here"), lambda: None)
     text = str(found.value)
@@ -291,15 +290,18 @@ def train_here(job: Path) -> int:
 def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_bits(
     s3: Store, tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    undisturbed, here, there = folders = [tmp_path / name / NAME for name in ("undisturbed", "here", "there")]
+    names = ("undisturbed", "here", "there", "third")
+    undisturbed, here, there, third = folders = [tmp_path / name / NAME for name in names]
     job = tiny_job(updates=40, resume_minutes=60, keep_checkpoints=3, checkpoint_every=10)
     for folder in folders:
         folder.mkdir(parents=True)
         (folder / "job.yaml").write_text(yaml.safe_dump(job))
     url = f"s3://{BUCKET}/some/prefix"
-    for name, value in {**s3.environment(), "WMT_STATE": url}.items():
-        monkeypatch.setenv(name, value)
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    use(s3, monkeypatch, WMT_STATE=url)
+
+    def losses(folder: Path) -> list[tuple[Any, ...]]:
+        records = read_history(folder / "history.jsonl")
+        return [(each["update"], each.get("loss"), each.get("valid_loss")) for each in records]
 
     def stopped_training(job: Path, _: Any) -> int:
         with monkeypatch.context() as patch:
@@ -321,14 +323,7 @@ def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_
     for name in (*(f"checkpoints/{each}" for each in expected), f"resume/update-00000040/{MOMENTS}"):
         assert (undisturbed / name).read_bytes() == (there / name).read_bytes(), name
     # A third machine gets the finished training.
-    third = tmp_path / "third" / NAME
-    third.mkdir(parents=True)
-    (third / "job.yaml").write_text(yaml.safe_dump(job))
     assert sync.torchrun(third, lambda: None) == 0
     assert same(final_weights(third), final_weights(undisturbed))
-    losses = [
-        [(each["update"], each.get("loss"), each.get("valid_loss")) for each in read_history(folder / "history.jsonl")]
-        for folder in (undisturbed, third)
-    ]
-    assert losses[0] == losses[1]
+    assert losses(third) == losses(undisturbed)
     assert {"done.json", "chain.jsonl"} <= {path.name for path in third.iterdir()}
