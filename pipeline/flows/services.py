@@ -36,6 +36,8 @@ ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     # Otherwise a dozen processes start, for evaluating language models.
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    # By default also 10.* and 192.168.*, which fit names such as 10.example.org, too.
+    "MLFLOW_SERVER_ALLOWED_HOSTS": "127.0.0.1:*,localhost:*",
     "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
     "PREFECT_PLUGINS_ENABLED": "false",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

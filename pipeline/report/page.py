@@ -167,9 +167,7 @@ def static_blocks(blocks: Sequence[Block]) -> list[Plain]:
             found += static_blocks(block.fallback)
         elif isinstance(block, Tiles):
             found.append(Table(("", "", ""), block.items))
-        elif isinstance(block, Bars):
-            found.append(Table(block.header, [(name, text) for name, _, text in block.rows]))
-        else:
+        elif not isinstance(block, Bars):  # which only the comparison has
             found.append(block)
     return found
 

@@ -89,7 +89,8 @@ def test_only_this_machine_with_the_password_and_its_own_pages_may_use_them(orch
     search = ("POST", "/api/2.0/mlflow/experiments/search", b'{"max_results": 1}')
     assert status(mlflow, search) == 200
     assert status(mlflow, search, Origin=f"http://localhost:{mlflow}") == 200
-    assert status(mlflow, search, Host="evil.example") == 403
+    for host in ("evil.example", f"10.evil.example:{mlflow}"):
+        assert status(mlflow, search, Host=host) == 403
     assert status(mlflow, search, Origin="http://evil.example") == 403
     assert not list(orchestra.home.glob("prefect/*.db"))
     work = orchestra.clone.folder / "work"

@@ -147,9 +147,9 @@ def test_sigterm_interrupts_once(told: Told) -> None:
 INTERRUPTED = b"decode: interrupted; run the same command again to resume\n"
 
 
-def python(folder: Path, *words: str, first: str = "", **options: Any) -> tuple[int, bytes]:
-    """The exit status of a process of its own and what it says; `first` comes first among what it can import."""
-    environment = {**os.environ, "PYTHONPATH": f"{first}{os.pathsep}{ROOT}", "DVC_STAGE": "decode"}
+def python(folder: Path, *words: str, **options: Any) -> tuple[int, bytes]:
+    """The exit status of a process of its own and what it says."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DVC_STAGE": "decode"}
     result = subprocess.run(
         [sys.executable, *words], cwd=folder, env=environment, capture_output=True, check=False, **options
     )

@@ -21,7 +21,7 @@ from nmt.config import EOS, PAD, InputError, SearchSettings, TokenizerSettings
 from nmt.inference import attention_maps
 from nmt.inference.alignment import alignment
 from nmt.inference.loading import LoadedModel
-from nmt.inference.search import Hypothesis
+from nmt.inference.search import Hypothesis, length_penalty
 from nmt.inference.translator import Piece, Translator, split_sentences
 from nmt.model import positional_encoding
 
@@ -112,7 +112,11 @@ def test_the_library_refuses_nothing_that_fits_and_splits_what_does_not(model: P
     assert len(whole.pieces(long)) == 1
     assert len(parted.pieces(long)) == 3
     alone = list(parted.translate(["the old man sees a dog.", "He did not see it.", "She sleeps well."]))
-    assert list(parted.translate([long])) == [" ".join(alone)]
+    (found,) = parted.translations([long])
+    assert found.texts == [" ".join(alone)]
+    (best,) = found.hypotheses
+    subwords = len(best.ids) + 3  # An EOS for each sentence.
+    assert best.score == pytest.approx(best.log_probability / length_penalty(subwords, parted.settings.alpha))
     with pytest.raises(InputError, match=r"line 2: the line `the old .* at most 12"):
         list(parted.translate(["we do", long.replace(".", "")]))
 

@@ -66,6 +66,8 @@ def test_two_runs_are_compared_line_by_line(make: Make, tmp_path: Path) -> None:
     said = printed("compare", "one", "two", "--output", "pages/compared.html")
     assert said.startswith("two-id against one-id: +")
     assert "p = 0.001 (paired bootstrap)" in said
+    # The bars' lengths are shares of the longest.
+    assert (tmp_path / "pages/compared.html").read_text(encoding="utf-8").count('<rect width="100.0%"') == 1
     verdict = f"N 3 instead of 2: +{float(said.split('+')[1].split()[0]):.1f}"
     with chromium() as browser, opened(browser, tmp_path / "pages/compared.html") as shown:
         open_sections(shown)
