@@ -127,6 +127,8 @@ def test_words_are_aligned_by_the_attention_to_all_their_subwords(parser: Path) 
     ids = translator.model.target_subwords.encode("(S XX XX )S")
     attention = translator._attention(ids, piece)
     found, whole = attention(), alignment(translator.model.transformer, piece.ids, ids)[:4]
+    heads = attention_maps.attention_of(translator.model.transformer, piece.ids, ids)["cross"][-1]
+    assert torch.equal(whole, heads.mean(0)[:4])
     parts = len(translator.model.subwords.encode("unbelievably"))
     assert parts > 1
     assert found[:, 0] == pytest.approx(whole[:, :parts].sum(1).numpy())

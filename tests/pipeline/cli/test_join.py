@@ -8,6 +8,7 @@ import pytest
 from command_line import refused, wmt
 from filelock import FileLock
 
+from nmt.common.processes import is_held
 from pipeline.cli import runs
 from pipeline.stages import train
 from pipeline.train import launch
@@ -22,6 +23,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     def torchrun(job: Path, watch: Callable[[], None]) -> int:
         watch()
+        assert is_held(job / "lock"), "its first node runs"
         folders.append(job)
         return 7
 
