@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from nmt.config import InputError, SubwordSettings, TokenizerSettings
+from nmt.errors import InputError
 from nmt.parsing.tokenizers import Symbols, TreeTokenizer, WordTokenizer, load_symbols
 from nmt.text import subwords
 from nmt.text.moses import Moses
+from nmt.text.settings import SubwordSettings, TokenizerSettings
 from nmt.text.subwords import SPECIALS, Subwords
 
 TARGET = "target"

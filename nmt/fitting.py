@@ -17,13 +17,18 @@ from pydantic import ValidationError
 from nmt import codec
 from nmt.common.files import sha256_of
 from nmt.common.tensors import WEIGHTS, load_tensors
-from nmt.config import EOS, FREE, InputError, Job, SearchSettings, SubwordSettings, TokenizerSettings, first_error
+from nmt.errors import InputError, first_error
+from nmt.ids import EOS
 from nmt.inference.model_folder import ModelDescription, load_description, save_model
+from nmt.inference.settings import SearchSettings
 from nmt.inference.translator import Translator
+from nmt.model_settings import FREE
+from nmt.text.settings import SubwordSettings, TokenizerSettings
 from nmt.text.subwords import Subwords
 from nmt.training import checkpoint
 from nmt.training.distributed import World
 from nmt.training.loop import train
+from nmt.training.settings import Job
 from nmt.training.state import START
 
 TOKENIZER = TokenizerSettings(tokenizer="moses", normalize_punctuation=False, aggressive_hyphens=False)

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from nmt.config import ModelSettings
+from nmt.model_settings import ModelSettings
 
 if TYPE_CHECKING:
     import torch

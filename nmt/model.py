@@ -9,10 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.common.shapes import Bool, Float, Int
-from nmt.config import DROPOUT_STEPS, PAD, InputError, ModelSettings
+from nmt.errors import InputError
+from nmt.ids import PAD
+from nmt.model_settings import ModelSettings
 
 LAYER_NORM_EPSILON = 1e-6
 """From tensor2tensor; the paper gives no value."""
+DROPOUT_STEPS = 65_536
+"""Dropout on a CPU draws 16-bit integers, which rounds probabilities to multiples of 1 / DROPOUT_STEPS."""
 Mask = Bool[Tensor, "..."] | Float[Tensor, "..."] | None
 
 

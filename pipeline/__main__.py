@@ -25,7 +25,7 @@ from humanize import naturalsize, precisedelta
 
 from nmt.common.files import FULL_DISK, size_of, write_json
 from nmt.common.processes import INTERRUPTED, Interrupted, die_with_parent, spare_imports
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline.config import graph, tasks
 from pipeline.config.paths import SCORES, read_json, status_file
 from pipeline.tracking import publish, source

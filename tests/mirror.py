@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.config import catalogs
-from pipeline.config.settings import Pair
+from pipeline.config.corpora import Pair
 
 ROOT = Path(__file__).resolve().parents[1]
 Lines = Callable[[str, str, str], list[str]]

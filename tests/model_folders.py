@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from nmt import codec
-from nmt.config import ModelSettings, SearchSettings, SubwordSettings, TokenizerSettings
 from nmt.inference.model_folder import ModelDescription, load_description, save_model
+from nmt.inference.settings import SearchSettings
 from nmt.model import Transformer
+from nmt.model_settings import ModelSettings
 from nmt.parsing.trees import Linearisation, linearise, read_trees
 from nmt.text import subwords
+from nmt.text.settings import SubwordSettings, TokenizerSettings
 
 WORDS = "the old man sees a dog . He did not see it She sleeps well , and we do !"
 

@@ -126,9 +126,9 @@ def agreements(world: Any) -> dict[str, Any]:
 
 def training(world: Any, job: dict[str, Any], folder: str) -> bool:
     """A whole training."""
-    from nmt.config import Job
     from nmt.training.distributed import peer_is_lost
     from nmt.training.loop import train
+    from nmt.training.settings import Job
 
     try:
         return train(Job.model_validate(job), Path(folder), world)
@@ -179,10 +179,10 @@ def overlapped_gradients(world: Any, job: dict[str, Any]) -> list[list[int]]:
     """
     import torch
 
-    from nmt.config import Job
     from nmt.training import gradients
     from nmt.training.batches import Corpus, train_files
     from nmt.training.distributed import World
+    from nmt.training.settings import Job
     from nmt.training.trainer import Trainer
 
     done: list[list[int]] = []

@@ -16,8 +16,10 @@ import yaml
 from clones import ROOT, git
 
 from pipeline.config import graph, resolution
+from pipeline.config.corpora import RunSettings
 from pipeline.config.paths import CONFIG
-from pipeline.config.settings import SECTIONS, Configuration, RunSettings
+from pipeline.config.sections import SECTIONS
+from pipeline.config.settings import Configuration
 
 STAGES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
 GRAPH = graph.stages(ROOT / "dvc.yaml")

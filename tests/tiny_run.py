@@ -14,9 +14,9 @@ import torch
 import yaml
 from clones import ROOT, commit, write_tiny_corpus
 
-from nmt.config import Job
 from nmt.training import loop
 from nmt.training.distributed import World
+from nmt.training.settings import Job
 from pipeline.config.paths import PARAMS
 from pipeline.stages import train
 

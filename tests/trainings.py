@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from nmt.common import tensors
-from nmt.config import Job
 from nmt.training import checkpoint, state
 from nmt.training.distributed import World
 from nmt.training.loop import train
+from nmt.training.settings import Job
 from nmt.training.trainer import Trainer
 
 ALONE = World(0, 1, torch.device("cpu"))

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from nmt.config import InputError
+from nmt.errors import InputError
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The disk is full, the user's quota is, or the process or the disk allows no larger file."""

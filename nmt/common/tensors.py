@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nmt.config import InputError
+from nmt.errors import InputError
 
 WEIGHTS = "model.safetensors"
 """The file name of a model's weights in its folder."""

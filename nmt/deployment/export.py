@@ -13,10 +13,12 @@ import torch
 from torch import nn
 
 from nmt.common.files import writing
-from nmt.config import BOS, EOS, UNK, InputError, ModelSettings
+from nmt.errors import InputError
+from nmt.ids import BOS, EOS, UNK
 from nmt.inference.loading import LoadedModel
 from nmt.inference.options import Quantization
 from nmt.model import LAYER_NORM_EPSILON, MultiHeadAttention, Transformer, positional_encoding
+from nmt.model_settings import ModelSettings
 
 POSITIONS = 1024
 """Positions in the exported table of sinusoids."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from nmt.common.files import output_file, writing
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.inference.loading import LoadedModel
 from nmt.inference.options import TranslationOptions
 from nmt.inference.quantization import quantize

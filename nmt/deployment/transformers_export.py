@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from nmt.common.files import write_json, writing
 from nmt.common.tensors import WEIGHTS, save_tensors
-from nmt.config import BOS, EOS, PAD, UNK, InputError
 from nmt.deployment.export import POSITIONS, check_representable
 from nmt.deployment.model_card import card
+from nmt.errors import InputError
+from nmt.ids import BOS, EOS, PAD, UNK
 from nmt.inference.loading import LoadedModel
 from nmt.inference.model_folder import cast
 from nmt.inference.options import Quantization

@@ -11,8 +11,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizer
 
-from nmt.config import EOS, UNK, TokenizerSettings
+from nmt.ids import EOS, UNK
 from nmt.text.moses import Moses
+from nmt.text.settings import TokenizerSettings
 from nmt.text.subwords import load
 
 

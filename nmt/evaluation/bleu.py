@@ -21,7 +21,7 @@ from sacremoses import MosesTokenizer
 from sacremoses.corpus import NonbreakingPrefixes
 
 from nmt import bootstrap
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.text import parallel_text
 
 if TYPE_CHECKING:

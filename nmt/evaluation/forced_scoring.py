@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from nmt.common.shapes import Float, Int
-from nmt.config import BOS, EOS, InputError
+from nmt.errors import InputError
+from nmt.ids import BOS, EOS
 from nmt.inference.loading import LoadedModel, padded
 from nmt.inference.options import WINDOW
 from nmt.inference.search import not_finite_error

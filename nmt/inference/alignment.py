@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nmt.common.shapes import Float
-from nmt.config import BOS
+from nmt.ids import BOS
 from nmt.inference.loading import padded
 from nmt.model import MultiHeadAttention, Transformer, attention_weights
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from nmt.common.files import writing
 from nmt.common.shapes import Float
-from nmt.config import BOS, EOS, InputError
+from nmt.errors import InputError
+from nmt.ids import BOS, EOS
 from nmt.inference.alignment import ATTENTIONS, attention_of
 from nmt.inference.loading import LoadedModel
 from nmt.inference.translator import Translator

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from nmt import codec
 from nmt.common.shapes import Int
-from nmt.config import EOS, PAD, InputError, Precision
+from nmt.errors import InputError
+from nmt.ids import EOS, PAD
 from nmt.inference.model_folder import load_description, load_model
+from nmt.settings import Precision
 from nmt.text.subwords import Subwords
 
 

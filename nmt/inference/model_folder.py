@@ -13,8 +13,12 @@ from torch import Tensor
 
 from nmt.common.files import read_yaml, writing
 from nmt.common.tensors import WEIGHTS, load_tensors, save_tensors
-from nmt.config import InputError, ModelSettings, SearchSettings, Settings, TokenizerSettings, first_error
+from nmt.errors import InputError, first_error
+from nmt.inference.settings import SearchSettings
 from nmt.model import Transformer
+from nmt.model_settings import ModelSettings
+from nmt.settings import Settings
+from nmt.text.settings import TokenizerSettings
 
 
 class ModelDescription(Settings):

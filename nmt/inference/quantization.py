@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.common.shapes import Float
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.model import Transformer
 
 _LEVELS = 127

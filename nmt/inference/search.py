@@ -15,8 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmt.common.shapes import Bool, Float, Int
-from nmt.config import BOS, EOS, PAD, UNK, InputError, SearchSettings
+from nmt.errors import InputError
+from nmt.ids import BOS, EOS, PAD, UNK
 from nmt.inference.decoder import Decoder, DecodingState
+from nmt.inference.settings import SearchSettings
 from nmt.model import Transformer
 
 _CHUNK = 64

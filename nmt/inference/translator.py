@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nmt.config import InputError, SearchSettings
+from nmt.errors import InputError
 from nmt.inference.alignment import alignment
 from nmt.inference.decoder import Decoder
 from nmt.inference.loading import LoadedModel, padded
 from nmt.inference.options import WINDOW
 from nmt.inference.search import Hypothesis, length_penalty, search
+from nmt.inference.settings import SearchSettings
 from nmt.parsing.tokenizers import Attention, TreeTokenizer
 from nmt.portable import Arithmetic, arithmetic
 from nmt.text.subwords import SPECIALS

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nmt import bootstrap
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.parsing.trees import TAG, TRACE, Tree, read_trees
 from nmt.text.parallel_text import read_lines
 

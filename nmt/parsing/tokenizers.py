@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nmt.config import UNK, InputError, SubwordSettings
+from nmt.errors import InputError
+from nmt.ids import UNK
 from nmt.parsing.delinearisation import align, delinearise
 from nmt.parsing.trees import Linearisation, escape, linearise, read_trees, words_of
+from nmt.text.settings import SubwordSettings
 from nmt.text.subwords import SPECIALS, Subwords
 
 _SYMBOLS = "vocabulary.txt"

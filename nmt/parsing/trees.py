@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from nmt.config import InputError
+from nmt.errors import InputError
 
 Linearisation = Literal["vinyals", "tensor2tensor"]
 LINEARISATIONS: tuple[Linearisation, ...] = get_args(Linearisation)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from nmt.config import TokenizerSettings
+from nmt.text.settings import TokenizerSettings
 from nmt.text.word_cache import WordCache
 
 _LINE_BREAKERS = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")

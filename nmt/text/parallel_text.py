@@ -12,7 +12,8 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
-from nmt.config import FilterSettings, InputError
+from nmt.errors import InputError
+from nmt.text.settings import FilterSettings
 
 Reason = Literal["empty", "too_short", "too_long", "ratio", "identical"]
 REASONS: tuple[Reason, ...] = ("empty", "too_short", "too_long", "ratio", "identical")

@@ -20,8 +20,10 @@ from typing import Any
 import yaml
 
 from nmt.common.files import read_yaml, writing
-from nmt.config import BOS, EOS, PAD, UNK, InputError, SubwordSettings
+from nmt.errors import InputError
+from nmt.ids import BOS, EOS, PAD, UNK
 from nmt.text.bpe import INSIDE, Merges, Pair, learn_merges
+from nmt.text.settings import SubwordSettings
 from nmt.text.word_cache import WordCache
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")

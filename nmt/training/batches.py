@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt.common.shapes import Int
-from nmt.config import BOS, PAD, InputError
+from nmt.errors import InputError
 from nmt.flops import LengthSums
+from nmt.ids import BOS, PAD
 
 _Ids = tuple[NDArray[Any], NDArray[Any]]
 """Offsets of sentences (int32), and the ids of all sentences one after the other (unsigned)."""

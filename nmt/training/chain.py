@@ -22,11 +22,12 @@ from torch import Tensor
 
 from nmt.common.files import link_or_copy, writing
 from nmt.common.tensors import WEIGHTS, digest, load_tensors
-from nmt.config import InputError, TrainingSettings
+from nmt.errors import InputError
 from nmt.model import Transformer
 from nmt.training import state
 from nmt.training.checkpoint import update_of
 from nmt.training.history import CHAIN, HISTORY, append, read_history
+from nmt.training.settings import TrainingSettings
 from nmt.training.state import ResumeConditions
 
 INTERVAL = ("loss", "nll", "ppl", "learning_rate", "gradient_norm")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nmt.common.files import writing
 from nmt.common.tensors import load_tensors, save_tensors
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.model import Transformer
 
 

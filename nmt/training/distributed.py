@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # documented, but not exported
 
-from nmt.config import InputError
+from nmt.errors import InputError
 
 LOOPBACK = "127.0.0.1"
 TIMEOUT = timedelta(minutes=10)

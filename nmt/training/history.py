@@ -11,8 +11,9 @@ from typing import Any
 
 from nmt import flops
 from nmt.common.files import writing
-from nmt.config import InputError, Job
-from nmt.schedule import learning_rate
+from nmt.errors import InputError
+from nmt.training.schedule import learning_rate
+from nmt.training.settings import Job
 from nmt.training.state import Interval, TrainState
 
 Record = dict[str, int | float]

@@ -34,13 +34,14 @@ import torch
 
 from nmt.common.files import FULL_DISK, flush, read_yaml, write_json
 from nmt.common.processes import INTERRUPTED, TRAINERS, UNRECORDED, die_with_parent, sharing
-from nmt.config import InputError, Job
+from nmt.errors import InputError
 from nmt.portable import arithmetic
 from nmt.training import chain, checkpoint, history, state
 from nmt.training.batches import Corpus, ahead, train_files
 from nmt.training.distributed import World, join_world, peer_is_lost
 from nmt.training.history import CHAIN, HISTORY, read_history
 from nmt.training.measurements import Measurements
+from nmt.training.settings import Job
 from nmt.training.state import TrainState
 from nmt.training.trainer import Trainer
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nmt import flops
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.portable import arithmetic
 from nmt.training.batches import Update
 from nmt.training.distributed import World

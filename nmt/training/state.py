@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nmt import flops
 from nmt.common.files import writing
 from nmt.common.tensors import WEIGHTS, load_tensors, save_tensors
-from nmt.config import InputError, first_error
+from nmt.errors import InputError, first_error
 from nmt.flops import LengthSums
 from nmt.model import Transformer
 

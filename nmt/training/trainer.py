@@ -14,16 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from nmt.common.cpu import processor
-from nmt.config import BOS, EOS, PAD, UNK, InputError, Job
+from nmt.errors import InputError
 from nmt.flops import LengthSums, training_flops
+from nmt.ids import BOS, EOS, PAD, UNK
 from nmt.loss import BlockLoss, block_loss, smoothed_cross_entropy
 from nmt.model import Transformer, padding_mask
 from nmt.portable import block_loss as portable_loss
-from nmt.schedule import learning_rate
 from nmt.training.batches import Batch, Corpus, Update, cut, make_batch, updates
 from nmt.training.distributed import World, check_processes
 from nmt.training.gradients import Gradients, OverlappedGradients
 from nmt.training.measurements import Measurements
+from nmt.training.schedule import learning_rate
+from nmt.training.settings import Job
 from nmt.training.state import ResumeConditions, TrainState
 
 VALIDATION_POSITIONS = 2048

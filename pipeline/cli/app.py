@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from nmt.common.processes import spare_imports
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline.cli import ablation, catalog, models, plan, runs, services
 
 

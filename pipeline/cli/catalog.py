@@ -9,7 +9,7 @@ import typer
 
 from pipeline.cli.repository import check_folder
 from pipeline.config import rows
-from pipeline.config.settings import Pair
+from pipeline.config.corpora import Pair
 
 app, catalog = typer.Typer(), typer.Typer(no_args_is_help=True)
 Text = tuple[Path, Path]

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from nmt.common.files import sha256_of
-from nmt.config import Precision
 from nmt.inference.options import LONGEST, WINDOW, Quantization, TranslationOptions
+from nmt.settings import Precision
 from pipeline.config.paths import AVERAGE, CERTIFICATE, SCORES, read_json
 
 app = typer.Typer()

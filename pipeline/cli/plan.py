@@ -17,7 +17,7 @@ import typer
 from humanize import naturalsize
 
 from nmt.common.cpu import processor
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.flops import LengthSums, parameters, training_flops
 from pipeline.cli.repository import running_stage
 from pipeline.config import graph, machine, resolution
@@ -123,9 +123,9 @@ def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: flo
     """Return the operations per second of real updates of this model on one device, the best of a few."""
     import torch
 
-    from nmt.config import Job
     from nmt.training.batches import Batch, Update
     from nmt.training.distributed import World
+    from nmt.training.settings import Job
     from nmt.training.trainer import Trainer
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

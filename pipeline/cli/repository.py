@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline.config.paths import CATALOGS, DVC_YAML, read_json, status_file
 
 

@@ -15,7 +15,7 @@ import typer
 
 from nmt.common.files import output_file, read_yaml, write_text, writing
 from nmt.common.processes import is_held
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline.cli.repository import check_folder, running_stage
 from pipeline.config import resolution, tasks
 from pipeline.config.paths import (

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from nmt.config import InputError, Settings
+from nmt.errors import InputError
+from nmt.settings import Settings
+from pipeline.config.corpora import ArchiveEntry, ArchiveSettings, DataSettings, Name, Pair, ParallelSettings
 from pipeline.config.errors import nearest, read_mapping, validated
 from pipeline.config.paths import CATALOGS
 from pipeline.config.rows import merge
-from pipeline.config.settings import ArchiveEntry, ArchiveSettings, DataSettings, Name, Pair, ParallelSettings
 
 
 class PairEntry(Settings):

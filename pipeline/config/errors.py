@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from nmt.common.files import read_yaml
-from nmt.config import InputError
+from nmt.errors import InputError
 
 Model = TypeVar("Model", bound=BaseModel)
 

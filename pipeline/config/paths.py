@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from nmt.config import InputError
+from nmt.errors import InputError
 
 PARAMS = Path("params.yaml")
 DVC_YAML = Path("dvc.yaml")

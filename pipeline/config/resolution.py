@@ -15,11 +15,13 @@ from typing import Any
 import yaml
 from pydantic import ValidationError, model_validator
 
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline.config import catalogs, rows
+from pipeline.config.corpora import RunSettings
 from pipeline.config.errors import explain, nearest, read_mapping, validated
 from pipeline.config.paths import PARAMS
-from pipeline.config.settings import SECTIONS, Configuration, RunSettings, VersionSettings
+from pipeline.config.sections import SECTIONS, VersionSettings
+from pipeline.config.settings import Configuration
 from pipeline.config.tasks import task_of
 
 Layer = tuple[str, Mapping[str, Any]]  # the origin of values, for messages, and the values: section -> key -> value

@@ -10,10 +10,12 @@ from typing import Any
 from pydantic import Field
 
 from nmt.common.files import read_yaml
-from nmt.config import InputError, ModelSettings, Settings
+from nmt.errors import InputError
+from nmt.model_settings import ModelSettings
+from nmt.settings import Settings
+from pipeline.config.corpora import Pair
 from pipeline.config.errors import nearest
 from pipeline.config.machine import fastest_precision
-from pipeline.config.settings import Pair
 
 ROWS = Path(__file__).with_name("rows.yaml")
 PAPER_VOCABULARY = 40960

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from humanize import precisedelta
 
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline.config.paths import SCORES
 
 

@@ -17,7 +17,7 @@ from html import unescape
 from pathlib import Path
 from typing import IO
 
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.text.parallel_text import decode
 
 BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError)

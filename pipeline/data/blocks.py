@@ -14,7 +14,7 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future,
 from typing import Any, TypeVar
 
 from nmt.common.processes import die_with_parent
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline.config.machine import available_cores
 
 Item = TypeVar("Item")

@@ -22,8 +22,8 @@ from rich import progress
 from rich.console import Console
 
 from nmt.common.files import size_of
-from nmt.config import InputError
-from pipeline.config.settings import ArchiveSettings
+from nmt.errors import InputError
+from pipeline.config.corpora import ArchiveSettings
 from pipeline.data.archives import is_archive
 
 PARALLEL = 4  # archives fetched at the same time

@@ -1,18 +1,17 @@
-"""The model that a training starts from: found, identified by its weights, compared with the run's settings."""
+"""The model that a training starts from, identified by its weights and compared with the run's settings."""
 
 from __future__ import annotations
-
-import os
-from pathlib import Path
 
 from pydantic import ValidationError
 
 from nmt.common.files import read_yaml, sha256_of
-from nmt.config import FREE, InputError, ModelSettings, StartSettings, SubwordSettings, TokenizerSettings
+from nmt.errors import InputError
+from nmt.model_settings import FREE, ModelSettings
+from nmt.text.settings import SubwordSettings, TokenizerSettings
 from pipeline.config.paths import AVERAGE, LAST
 from pipeline.config.settings import Configuration
-
-WEIGHTS = "model.safetensors"  # As in nmt.common.tensors, which imports torch.
+from pipeline.data import parent_folder
+from pipeline.data.parent_folder import WEIGHTS
 
 
 def identified(configuration: Configuration) -> Configuration:
@@ -24,7 +23,7 @@ def identified(configuration: Configuration) -> Configuration:
     start = configuration.training.start_from
     if start is None:
         return configuration
-    folder = found(start)
+    folder = parent_folder.find(start)
     if folder.resolve() in (AVERAGE.resolve(), LAST.resolve()):
         raise InputError(
             f"training.start_from is {start.folder}, which this run replaces: copy it, as with `cp -r {folder} "
@@ -45,22 +44,3 @@ def identified(configuration: Configuration) -> Configuration:
     start = start.model_copy(update={"weights": sha256_of(folder / WEIGHTS)})
     training = configuration.training.model_copy(update={"start_from": start})
     return configuration.model_copy(update={"training": training, "subwords": subwords})
-
-
-def found(start: StartSettings) -> Path:
-    """Return the parent's model folder; raise InputError without one, or where its weights are not `start.weights`."""
-    # DVC's experiments run in a copy of the repository; files that git ignores are in the original.
-    roots = (Path(), Path(os.environ.get("DVC_ROOT", ".")))
-    folders = (root / start.folder / part for root in roots for part in (Path(), AVERAGE))
-    folder = next((folder for folder in folders if (folder / WEIGHTS).is_file()), None)
-    if folder is None:
-        raise InputError(
-            f"training.start_from is {start.folder}, but neither it nor its {AVERAGE} holds {WEIGHTS}: name the folder "
-            "of a model or of a run"
-        )
-    if start.weights is not None and (sha256 := sha256_of(folder / WEIGHTS)) != start.weights:
-        raise InputError(
-            f"{folder / WEIGHTS} has the sha256 {sha256}, not {start.weights}: restore it, or take it as it is with "
-            "`dvc repro --force --single-item resolve`"
-        )
-    return folder

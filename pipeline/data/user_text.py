@@ -12,11 +12,11 @@ from typing import Any
 import yaml
 
 from nmt.common.files import output_file, sha256_of, write_text, writing
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.parsing.trees import read_trees
 from nmt.text.parallel_text import parallel, read_lines
+from pipeline.config.corpora import DataSettings, MemberSettings
 from pipeline.config.paths import LOCAL
-from pipeline.config.settings import DataSettings, MemberSettings
 
 LONGEST = 1_000_000  # characters of a line; a longer one is a file without line breaks
 

@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 
 from nmt.common.files import link_or_copy
 from nmt.common.processes import end, is_empty, start
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline.config.errors import validated
 from pipeline.config.paths import CATALOGS, LOCAL, PARAMS, REPORT, state_root
 from pipeline.config.resolution import Params, read_params

@@ -28,7 +28,7 @@ from prefect.states import Completed, Failed
 from pydantic import Field
 
 from nmt.common.processes import die_with_parent
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline.config import catalogs, graph, machine, paths, resolution, rows
 from pipeline.config.paths import read_json, status_file
 from pipeline.config.tasks import summary, task_in, task_of

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from nmt.common.files import write_json
 from nmt.common.processes import end, start
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline.config.paths import state_root
 from pipeline.flows import worker as flows_worker
 

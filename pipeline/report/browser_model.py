@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nmt import codec
-from nmt.config import TokenizerSettings
 from nmt.inference.options import LONGEST
 from nmt.text.moses import Moses
+from nmt.text.settings import TokenizerSettings
 from nmt.text.subwords import BytePairs, Subwords, WordPieces
 from pipeline.config.paths import FIGURES
 from pipeline.config.tasks import task_of

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.bootstrap import SAMPLES, Comparison
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.evaluation import bleu
 from nmt.parsing import evalb
 from pipeline.config.tasks import TRANSLATION, task_in

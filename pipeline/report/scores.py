@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.config import rows
-from pipeline.config.settings import DataSettings, RunSettings
+from pipeline.config.corpora import DataSettings, RunSettings
 from pipeline.config.tasks import TRANSLATION, duration, score_and_interval, task_in, task_of
 from pipeline.report.page import Block, Heading, Paragraph, Table, Tiles
 

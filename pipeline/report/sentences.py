@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nmt.common.files import write_text
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.evaluation import bleu
 from nmt.parsing import evalb
 from nmt.text.parallel_text import read_lines

@@ -6,12 +6,13 @@ import heapq
 from pathlib import Path
 
 from nmt.common.files import writing
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.inference import attention_maps
 from nmt.inference.loading import LoadedModel
 from nmt.text.parallel_text import parallel
+from pipeline.config.corpora import DataSettings
 from pipeline.config.paths import ATTENTION, AVERAGE, RAW
-from pipeline.config.settings import AttentionSettings, DataSettings, check_versions, load_section
+from pipeline.config.sections import AttentionSettings, check_versions, load_section
 
 WORDS = range(6, 16)  # numbers of words of a source that a picture can show
 FIGURES = (

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from nmt.common import tensors
 from nmt.common.files import write_json
-from nmt.config import AveragingSettings, ModelSettings, SearchSettings
 from nmt.inference import model_folder
+from nmt.inference.settings import SearchSettings
+from nmt.model_settings import ModelSettings
+from nmt.text.settings import PreparationSettings
 from nmt.training import checkpoint
+from pipeline.config.corpora import RunSettings
 from pipeline.config.paths import AVERAGE, AVERAGING, CHECKPOINTS, LAST, SUBWORDS
-from pipeline.config.settings import PreparationSettings, RunSettings, load_section
+from pipeline.config.sections import AveragingSettings, load_section
 
 
 def run() -> None:

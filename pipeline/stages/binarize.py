@@ -20,11 +20,14 @@ import pyarrow as pa
 
 from nmt import codec
 from nmt.common.files import sha256_of, write_json, writing
-from nmt.config import EOS, UNK, BinningSettings, InputError
+from nmt.errors import InputError
+from nmt.ids import EOS, UNK
 from nmt.text.parallel_text import Block, read_parallel_blocks
+from nmt.text.settings import BinningSettings
 from nmt.text.subwords import Subwords
+from pipeline.config.corpora import DataSettings
 from pipeline.config.paths import BINNED, BINNED_STATS, SUBWORDS, TOKENIZED
-from pipeline.config.settings import DataSettings, check_versions, load_section
+from pipeline.config.sections import check_versions, load_section
 from pipeline.data.blocks import executor, map_in_order
 
 SIZES = ("pairs", "source_tokens", "target_tokens")

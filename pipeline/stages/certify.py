@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from nmt.common.files import read_yaml, sha256_of, write_json
-from pipeline.config import graph, settings
+from pipeline.config import graph, sections
 from pipeline.config.paths import CERTIFICATE, CHAIN, PARAMS, TRAINING, read_json
-from pipeline.config.settings import plain_section
+from pipeline.config.sections import plain_section
 
-SECTIONS = ("run", "data", *settings.SECTIONS, "versions")
+SECTIONS = ("run", "data", *sections.SECTIONS, "versions")
 """The sections of results/config.yaml that decide results. That file itself has more, so it is not hashed."""
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 
 from nmt.common.files import write_json, writing
-from nmt.config import SearchSettings, TrainingSettings
 from nmt.inference.loading import LoadedModel
+from nmt.inference.settings import SearchSettings
 from nmt.inference.translator import Engine, Translator
 from nmt.text.parallel_text import read_lines
+from nmt.training.settings import TrainingSettings
+from pipeline.config.corpora import DataSettings
 from pipeline.config.paths import AVERAGE, LAST, RAW, TRANSLATIONS
-from pipeline.config.settings import DataSettings, check_versions, load_section
+from pipeline.config.sections import check_versions, load_section
 
 
 def run() -> None:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from nmt.common.files import write_json, writing
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.parsing.trees import normalise, read_trees
 from nmt.text.parallel_text import decode, read_lines
+from pipeline.config.corpora import DataSettings, MemberSettings
 from pipeline.config.paths import RAW, state_root
-from pipeline.config.settings import DataSettings, MemberSettings, load_section
+from pipeline.config.sections import load_section
 from pipeline.data import user_text
 from pipeline.data.archives import BROKEN, members, plain
 from pipeline.data.fetch import obtain

@@ -11,11 +11,13 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from nmt import codec
-from nmt.config import SubwordSettings, TrainingSettings
 from nmt.text.parallel_text import Block, read_blocks
+from nmt.text.settings import SubwordSettings
+from nmt.training.settings import TrainingSettings
+from pipeline.config.corpora import DataSettings
 from pipeline.config.paths import SUBWORDS, TOKENIZED
-from pipeline.config.settings import DataSettings, check_versions, load_section
-from pipeline.data import parent
+from pipeline.config.sections import check_versions, load_section
+from pipeline.data import parent_folder
 from pipeline.data.blocks import executor, map_in_order
 
 LINES = 65_536  # per task of a worker
@@ -43,7 +45,7 @@ def run() -> None:
     settings = load_section("subwords", SubwordSettings)
     check_versions("subword_nmt", "sentencepiece")
     if (start := load_section("training", TrainingSettings).start_from) is not None:
-        ours, theirs = codec.load(parent.found(start) / SUBWORDS.name)
+        ours, theirs = codec.load(parent_folder.find(start) / SUBWORDS.name)
         codec.save(SUBWORDS, ours, None if theirs is ours else theirs)
         print(f"{ours.used_rows:,} subwords of {start.folder}, {ours.size:,} with padding")
         return

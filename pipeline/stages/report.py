@@ -13,13 +13,15 @@ from humanize import precisedelta
 
 from nmt import codec
 from nmt.common.files import write_text, writing
-from nmt.config import ModelSettings
 from nmt.flops import parameters
+from nmt.model_settings import ModelSettings
 from nmt.parsing.tokenizers import TreeTokenizer
 from nmt.text.parallel_text import read_lines
-from pipeline.config import catalogs, paths, resolution, rows, settings
+from nmt.text.settings import PreparationSettings
+from pipeline.config import catalogs, paths, resolution, rows, sections
+from pipeline.config.corpora import DataSettings, RunSettings
 from pipeline.config.paths import read_json
-from pipeline.config.settings import DataSettings, PreparationSettings, RunSettings, load_section, plain_section
+from pipeline.config.sections import load_section, plain_section
 from pipeline.config.tasks import task_of
 from pipeline.report import browser_model, figures, page, scores, sentences
 from pipeline.report.page import Block, Bullets, Commands, Figure, Heading, Paragraph, Table, View
@@ -180,7 +182,7 @@ def attention_section(data: DataSettings) -> list[Block]:
 
 def blocks(lines: Sequence[sentences.Line], names: Sequence[str]) -> list[Block]:
     chosen, data = load_section("run", RunSettings), load_section("data", DataSettings)
-    configuration = {name: plain_section(name) for name in settings.SECTIONS}
+    configuration = {name: plain_section(name) for name in sections.SECTIONS}
     named = {"run": chosen.model_dump(), **configuration}
     versions = ", ".join(f"{library} {version}" for library, version in plain_section("versions").items())
     metrics, name = read_json(paths.SCORES), scores.reference_row(chosen.row)

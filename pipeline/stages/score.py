@@ -9,8 +9,9 @@ from nmt import flops
 from nmt.common.files import write_json
 from nmt.evaluation import bleu
 from nmt.parsing import evalb
+from pipeline.config.corpora import DataSettings
 from pipeline.config.paths import AVERAGE, AVERAGING, LAST, METRICS, RAW, SCORES, TRAINING, TRANSLATIONS, read_json
-from pipeline.config.settings import DataSettings, check_versions, load_section
+from pipeline.config.sections import check_versions, load_section
 
 COPIED = ("valid_ppl", "params", "vocabulary", "updates")  # keys that scores.json takes from results/training.json
 COMPARED = (

@@ -17,10 +17,12 @@ from typing import Any
 
 from nmt.codec import tokenizers
 from nmt.common.files import write_json, writing
-from nmt.config import FilterSettings, InputError, TokenizerSettings
+from nmt.errors import InputError
 from nmt.text.parallel_text import REASONS, Block, decode, drop_reason, read_parallel_blocks
+from nmt.text.settings import FilterSettings, PreparationSettings, TokenizerSettings
+from pipeline.config.corpora import DataSettings
 from pipeline.config.paths import RAW, TOKENIZED
-from pipeline.config.settings import DataSettings, PreparationSettings, check_versions, load_section
+from pipeline.config.sections import check_versions, load_section
 from pipeline.data.blocks import executor, map_in_order
 
 PAIRS = 8192  # per task of a worker

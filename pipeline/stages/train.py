@@ -26,14 +26,16 @@ from nmt import flops
 from nmt.common.files import FULL_DISK, link_or_copy, read_yaml, sha256_of, write_json, write_text, writing
 from nmt.common.processes import TRAINERS, UNRECORDED, Interrupted, wait_for_sharers
 from nmt.common.tensors import WEIGHTS
-from nmt.config import ForkSettings, InputError, ModelSettings, StartSettings, TrainingSettings
+from nmt.errors import InputError
+from nmt.model_settings import ModelSettings
 from nmt.training import chain, checkpoint, history
 from nmt.training.loop import Job
+from nmt.training.settings import ForkSettings, StartSettings, TrainingSettings
 from nmt.training.state import START
 from pipeline.config import graph, paths
 from pipeline.config.paths import read_json, state_root, state_store
-from pipeline.config.settings import load_section
-from pipeline.data import parent
+from pipeline.config.sections import load_section
+from pipeline.data import parent_folder
 
 COLUMNS = (
     *("update", "loss", "nll", "ppl", "learning_rate", "gradient_norm"),
@@ -158,7 +160,7 @@ def copy_parent(state: Path, start: StartSettings) -> None:
     if not (state / START).exists():
         # No link: the parent's folder is the user's, who may change the file in place.
         with writing(state / START) as temporary:
-            shutil.copyfile(parent.found(start) / WEIGHTS, temporary)
+            shutil.copyfile(parent_folder.find(start) / WEIGHTS, temporary)
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from nmt.common.files import read_yaml, sha256_of
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline.config import resolution
 from pipeline.config.paths import CONFIG, state_root
 from pipeline.config.tasks import task_of

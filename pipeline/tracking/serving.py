@@ -44,7 +44,7 @@ class Translation(PythonModel):
 
         Raises MlflowException, which the server answers with status 400, where a request is wrong or too large.
         """
-        from nmt.config import InputError
+        from nmt.errors import InputError
         from nmt.inference.translator import Translator
 
         ready, sentences = self.translator, [str(each) for each in np.ravel(np.asarray(model_input, dtype=object))]
@@ -60,7 +60,7 @@ class Translation(PythonModel):
 
 
 def _check_sizes(sentences: list[str], beam: int, most: int) -> None:
-    from nmt.config import InputError
+    from nmt.errors import InputError
 
     longest = max(map(len, sentences), default=0)
     if beam > most or len(sentences) > SENTENCES or longest > CHARACTERS:

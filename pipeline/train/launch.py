@@ -16,8 +16,9 @@ from typing import Any
 
 from nmt.common.files import read_yaml, scratch_folder
 from nmt.common.processes import UNRECORDED, end, start
-from nmt.config import InputError, ModelSettings
+from nmt.errors import InputError
 from nmt.flops import parameters
+from nmt.model_settings import ModelSettings
 from pipeline.config import machine
 
 INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # loopback

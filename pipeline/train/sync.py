@@ -21,7 +21,7 @@ import fsspec
 from fsspec.implementations.dirfs import DirFileSystem
 
 from nmt.common.files import link_or_copy, read_yaml, scratch_folder
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.training import chain, checkpoint
 from nmt.training.history import CHAIN, HISTORY
 from pipeline.config.paths import state_store

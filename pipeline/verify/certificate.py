@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from nmt.config import InputError, Job, first_error
+from nmt.errors import InputError, first_error
 from nmt.training.chain import Link
+from nmt.training.settings import Job
 from pipeline.config import catalogs, graph
 from pipeline.config.paths import CATALOGS, read_json
 from pipeline.config.rows import flat

@@ -15,14 +15,16 @@ import yaml
 from nmt import flops
 from nmt.common.files import link_or_copy, scratch_folder, sha256_of, write_json
 from nmt.common.tensors import digest, load_tensors
-from nmt.config import InputError, Job, StartSettings, TrainingSettings
+from nmt.errors import InputError
 from nmt.training import chain, checkpoint
 from nmt.training.history import perplexity
+from nmt.training.settings import Job, StartSettings, TrainingSettings
 from pipeline.config import graph, paths
+from pipeline.config.corpora import DataSettings
 from pipeline.config.paths import read_json, state_root
 from pipeline.config.rows import flat
-from pipeline.config.settings import DataSettings, load_section, plain_section
-from pipeline.data import parent
+from pipeline.config.sections import load_section, plain_section
+from pipeline.data import parent_folder
 from pipeline.stages import certify, train
 from pipeline.verify import certificate as certificates
 from pipeline.verify.certificate import Certificate, Finding, difference
@@ -144,7 +146,9 @@ def tried(step: str, check: Callable[..., Finding], *arguments: object) -> Findi
 
 def same_parent(start: StartSettings) -> Finding:
     """Compare the hash of the weights that the training started from; how these were trained is another run's."""
-    return Finding("parent", "equal", f"{parent.found(start)}, whose own training is not checked: {start.weights}")
+    return Finding(
+        "parent", "equal", f"{parent_folder.find(start)}, whose own training is not checked: {start.weights}"
+    )
 
 
 def chained(certificate: Certificate, folder: Path) -> Finding:

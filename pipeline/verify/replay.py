@@ -14,10 +14,11 @@ from typing import Any
 import yaml
 
 from nmt.common.files import scratch_folder
-from nmt.config import InputError, StartSettings
+from nmt.errors import InputError
 from nmt.training import chain, history
 from nmt.training.chain import Link
 from nmt.training.checkpoint import latest_resume, update_of
+from nmt.training.settings import StartSettings
 from nmt.training.state import read_state
 from pipeline.config.paths import state_root
 from pipeline.stages import train

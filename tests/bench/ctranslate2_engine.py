@@ -8,9 +8,9 @@ from pathlib import Path
 import ctranslate2
 import torch
 
-from nmt.config import SearchSettings
 from nmt.inference.loading import LoadedModel
 from nmt.inference.search import Hypothesis
+from nmt.inference.settings import SearchSettings
 from nmt.inference.translator import WORKERS, Engine, Piece
 
 

@@ -25,9 +25,9 @@ from typing import Any
 import sacrebleu
 import torch
 
-from nmt.config import EOS, UNK
 from nmt.deployment.export import export
 from nmt.evaluation.forced_scoring import score
+from nmt.ids import EOS, UNK
 from nmt.inference.loading import LoadedModel
 from nmt.inference.model_folder import load_description, save_model
 from nmt.inference.quantization import quantize

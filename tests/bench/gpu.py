@@ -29,10 +29,10 @@ from torch.utils._pytree import tree_leaves
 from nmt import flops
 from nmt.common.processes import die_with_parent, end, start
 from nmt.common.tensors import digest
-from nmt.config import Job
 from nmt.training.batches import Corpus, train_files
 from nmt.training.distributed import World, join_world, most_processes
 from nmt.training.loop import fail
+from nmt.training.settings import Job
 from nmt.training.trainer import Trainer
 from tests.bench import training
 from tests.bench.conditions import announce

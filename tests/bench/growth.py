@@ -25,13 +25,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from nmt.config import Job, SearchSettings, TokenizerSettings
 from nmt.inference.model_folder import ModelDescription, save_model
+from nmt.inference.settings import SearchSettings
 from nmt.inference.translator import Translator
 from nmt.model import Transformer
+from nmt.text.settings import TokenizerSettings
 from nmt.text.subwords import load
 from nmt.training import loop
 from nmt.training.distributed import World
+from nmt.training.settings import Job
 from pipeline.config import paths
 from tests.bench import training
 from tests.bench.conditions import announce, conditions, spread

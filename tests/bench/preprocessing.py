@@ -25,11 +25,11 @@ from typing import Any
 
 import yaml
 
-from nmt.config import SubwordSettings, TokenizerSettings
 from nmt.text import subwords
 from nmt.text.moses import Moses
+from nmt.text.settings import SubwordSettings, TokenizerSettings
 from pipeline.config import rows
-from pipeline.config.settings import load_section
+from pipeline.config.sections import load_section
 from pipeline.data.blocks import executor
 from pipeline.stages import learn_subwords
 from tests.bench import wmt_like

@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from nmt.config import Job
 from nmt.flops import LengthSums, measure, training_flops
 from nmt.training.batches import Corpus, train_files
 from nmt.training.distributed import World
+from nmt.training.settings import Job
 from nmt.training.trainer import Trainer
 from pipeline.train import launch
 from tests.bench.conditions import announce

@@ -37,12 +37,13 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt import flops
-from nmt.config import EOS, Job
+from nmt.ids import EOS
 from nmt.training import loop
 from nmt.training import trainer as trainer_module
 from nmt.training.batches import Corpus, Update, train_files
 from nmt.training.distributed import World
 from nmt.training.history import read_history
+from nmt.training.settings import Job
 from nmt.training.trainer import Trainer, is_long
 from pipeline.train import launch
 from tests.bench.conditions import announce, conditions, spread

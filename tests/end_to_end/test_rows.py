@@ -8,11 +8,14 @@ import pytest
 import torch
 from trainings import ALONE
 
-from nmt.config import EOS, Job, ModelSettings, SearchSettings, TrainingSettings
 from nmt.evaluation.forced_scoring import score
 from nmt.flops import parameters
+from nmt.ids import EOS
 from nmt.inference.search import search
+from nmt.inference.settings import SearchSettings
+from nmt.model_settings import ModelSettings
 from nmt.training.batches import Corpus, train_files, updates
+from nmt.training.settings import Job, TrainingSettings
 from nmt.training.trainer import Trainer
 from pipeline.config import rows
 

@@ -12,7 +12,7 @@ import torch
 from model_folders import folder_of, parser_of
 
 import nmt
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.fitting import MODEL, TRAINING
 from nmt.inference.model_folder import load_description
 from nmt.training import checkpoint

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from nmt import codec
-from nmt.config import UNK, InputError, SubwordSettings, TokenizerSettings
+from nmt.errors import InputError
+from nmt.ids import UNK
 from nmt.parsing.trees import LINEARISATIONS, Linearisation
+from nmt.text.settings import SubwordSettings, TokenizerSettings
 
 TREE = "(S (NP (DT The) (NN dog)) (VP (VBZ barks)) (. .))"
 WORDS = "The dog barks ."

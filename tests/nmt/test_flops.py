@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from nmt import flops
-from nmt.config import ModelSettings
 from nmt.flops import LengthSums, hardware, parameters, training_flops
 from nmt.model import Transformer
+from nmt.model_settings import ModelSettings
 
 BASE = model_settings(N=6, d_model=512, d_ff=2048, h=8, d_k=64, d_v=64)
 SMALL = BASE.model_copy(update={"N": 2, "d_model": 24, "d_ff": 40, "h": 3, "d_k": 4, "d_v": 10})

@@ -11,8 +11,10 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmt.config import BOS, PAD, InputError, ModelSettings
+from nmt.errors import InputError
+from nmt.ids import BOS, PAD
 from nmt.model import Dropout, Transformer, attention, padding_mask, positional_encoding, subsequent_mask
+from nmt.model_settings import ModelSettings
 
 SMALL = model_settings(h=4, d_k=4, d_v=4)
 VOCABULARY = 24

@@ -20,13 +20,14 @@ from torch.nn import functional as F
 from trainings import MakeJob, run, stopped
 
 from nmt import loss, portable
-from nmt.config import InputError, Job
+from nmt.errors import InputError
 from nmt.inference.loading import LoadedModel
 from nmt.inference.translator import Engine, Translator
 from nmt.portable import Portable
-from nmt.schedule import learning_rate
 from nmt.training.chain import read_chain
 from nmt.training.distributed import World
+from nmt.training.schedule import learning_rate
+from nmt.training.settings import Job
 from nmt.training.trainer import Trainer
 from pipeline.config.resolution import resolve
 

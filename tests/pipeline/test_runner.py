@@ -18,7 +18,7 @@ import pytest
 
 from nmt.common import tensors
 from nmt.common.processes import Interrupted
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline import __main__ as runner
 from pipeline.stages import decode
 

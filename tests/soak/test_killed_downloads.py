@@ -25,7 +25,7 @@ import pytest
 import yaml
 from mirror import Lines, data, serving, write
 
-from pipeline.config.settings import Pair
+from pipeline.config.corpora import Pair
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 10

@@ -25,11 +25,11 @@ from kills import begin, end, every_kill, killed
 from ports import free_port
 
 from nmt.common import tensors
-from nmt.config import Job
 from nmt.training import checkpoint
 from nmt.training.distributed import World, join_world
 from nmt.training.history import read_history
 from nmt.training.loop import train
+from nmt.training.settings import Job
 from pipeline.stages.train import write_job
 
 ROOT = Path(__file__).resolve().parents[2]

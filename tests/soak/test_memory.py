@@ -22,7 +22,7 @@ import sys, threading, time
 from pathlib import Path
 import torch, yaml
 from nmt.training.distributed import World
-from nmt.config import Job
+from nmt.training.settings import Job
 from nmt.training.trainer import Trainer
 from nmt.training.loop import train
 marks = [int(mark) for mark in sys.argv[2:]]

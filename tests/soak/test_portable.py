@@ -19,7 +19,7 @@ PROGRAM = """
 import os, sys, time
 from pathlib import Path
 import torch, yaml
-from nmt.config import Job
+from nmt.training.settings import Job
 from nmt.training.chain import read_chain
 from nmt.training.distributed import join_world
 from nmt.training.loop import train

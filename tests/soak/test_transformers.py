@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from nmt import fit
-from nmt.config import EOS, PAD, SubwordSettings
 from nmt.deployment import transformers_export
+from nmt.ids import EOS, PAD
 from nmt.inference.loading import LoadedModel
 from nmt.inference.model_folder import load_description, save_model
 from nmt.model import Transformer
 from nmt.text import subwords
+from nmt.text.settings import SubwordSettings
 
 REAL = Path(__file__).resolve().parents[2].parent / "shared/real"
 pytestmark = [

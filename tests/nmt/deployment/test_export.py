@@ -10,8 +10,8 @@ import pytest
 from command_line import wmt
 from model_folders import folder_of
 
-from nmt.config import InputError
 from nmt.deployment import export
+from nmt.errors import InputError
 from nmt.inference.translator import Translator
 from tests.nmt.deployment.test_streams import LINES
 

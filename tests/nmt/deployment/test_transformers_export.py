@@ -15,13 +15,15 @@ from model_folders import folder_of
 
 from nmt.common.files import sha256_of
 from nmt.common.tensors import load_tensors
-from nmt.config import PAD, UNK, InputError, SubwordSettings
 from nmt.deployment import transformers_export
+from nmt.errors import InputError
+from nmt.ids import PAD, UNK
 from nmt.inference.loading import LoadedModel
 from nmt.inference.model_folder import load, load_description, save_model
 from nmt.inference.translator import Translator
 from nmt.model import Transformer
 from nmt.text import subwords
+from nmt.text.settings import SubwordSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 REAL = ROOT.parent / "shared/real"

@@ -12,7 +12,7 @@ import pytest
 from command_line import printed, refused, wmt
 
 from nmt import bootstrap
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.evaluation import bleu
 
 REAL = Path(__file__).resolve().parents[3].parent / "shared/real"

@@ -9,11 +9,12 @@ import torch
 from model_folders import model_settings
 from torch import Tensor
 
-from nmt.config import BOS, EOS, PAD, SearchSettings
 from nmt.evaluation import forced_scoring
 from nmt.evaluation.forced_scoring import score
+from nmt.ids import BOS, EOS, PAD
 from nmt.inference.decoder import Decoder, DecodingState
 from nmt.inference.search import search, top_of_rows
+from nmt.inference.settings import SearchSettings
 from nmt.model import Transformer
 
 ROWS = 16

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nmt.config import EOS, InputError
+from nmt.errors import InputError
+from nmt.ids import EOS
 from nmt.inference.decoder import Decoder
 from nmt.inference.quantization import Int8Linear, is_quantized, quantize
 from tests.nmt.inference.test_decoder import model_of

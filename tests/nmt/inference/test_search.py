@@ -15,9 +15,11 @@ import torch
 from model_folders import model_settings
 from torch import Tensor
 
-from nmt.config import BOS, EOS, PAD, UNK, InputError, SearchSettings
+from nmt.errors import InputError
+from nmt.ids import BOS, EOS, PAD, UNK
 from nmt.inference.decoder import Decoder, DecodingState
 from nmt.inference.search import search
+from nmt.inference.settings import SearchSettings
 from nmt.model import Transformer
 
 SUBWORDS = 9

@@ -17,13 +17,16 @@ from command_line import wmt
 from model_folders import folder_of, parser_of
 
 from nmt import codec
-from nmt.config import EOS, PAD, InputError, SearchSettings, TokenizerSettings
+from nmt.errors import InputError
+from nmt.ids import EOS, PAD
 from nmt.inference import attention_maps
 from nmt.inference.alignment import alignment
 from nmt.inference.loading import LoadedModel
 from nmt.inference.search import Hypothesis, length_penalty
+from nmt.inference.settings import SearchSettings
 from nmt.inference.translator import Piece, Translator, split_sentences
 from nmt.model import positional_encoding
+from nmt.text.settings import TokenizerSettings
 
 LINES = ["the old man sees a dog .", "", "She sleeps well", "we do !", "   ", "He did not see it"]
 

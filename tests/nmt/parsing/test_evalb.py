@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import printed
 
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.parsing import evalb
 from nmt.parsing.delinearisation import delinearise
 from nmt.parsing.evalb import Sentence, compare

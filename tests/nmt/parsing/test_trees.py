@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.parsing.delinearisation import ALONE, LEAST, _partners, align, delinearise
 from nmt.parsing.trees import LINEARISATIONS, TAG, Linearisation, Tree, bare, escape, linearise, normalise, read_trees
 

@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
-from nmt.config import TokenizerSettings
 from nmt.text.moses import Moses
 from nmt.text.parallel_text import read_lines
+from nmt.text.settings import TokenizerSettings
 
 REAL = Path(__file__).resolve().parents[3].parent / "shared/real"
 real = pytest.mark.skipif(not REAL.exists(), reason=f"the real text of {REAL} is missing")

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.config import FilterSettings, InputError
+from nmt.errors import InputError
 from nmt.text.parallel_text import drop_reason, parallel, read_blocks, read_lines, read_parallel_blocks
+from nmt.text.settings import FilterSettings
 
 LINES = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=8), min_size=1)
 FILTERS = FilterSettings(min_tokens=2, max_tokens=5, max_ratio=2.0, drop_identical=True)

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.config import InputError, SubwordSettings
+from nmt.errors import InputError
+from nmt.text.settings import SubwordSettings
 from nmt.text.subwords import BOS, EOS, PAD, SPECIALS, UNK, Subwords, learn, load
 
 TEXT = [

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from trainings import write_arrow
 
-from nmt.config import BOS, EOS, PAD, InputError
+from nmt.errors import InputError
 from nmt.flops import LengthSums
+from nmt.ids import BOS, EOS, PAD
 from nmt.training.batches import (
     AHEAD,
     Corpus,

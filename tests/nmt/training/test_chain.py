@@ -11,8 +11,9 @@ import torch
 from trainings import MakeJob, run, stopped
 
 from nmt.common import tensors
-from nmt.config import InputError, TrainingSettings
+from nmt.errors import InputError
 from nmt.training import chain, checkpoint, state
+from nmt.training.settings import TrainingSettings
 
 
 def links(folder: Path) -> list[chain.Link]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.inference.model_folder import load_description, load_model
 from nmt.training.checkpoint import average, update_of
 

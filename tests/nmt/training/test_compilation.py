@@ -15,10 +15,10 @@ import pytest
 import torch
 from trainings import MakeJob
 
-from nmt.config import Job
 from nmt.training.batches import Corpus, train_files
 from nmt.training.distributed import World
 from nmt.training.gradients import OverlappedGradients
+from nmt.training.settings import Job
 from nmt.training.trainer import Trainer, compiler_works
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ from torch._dynamo.utils import counters
 from nmt import model
 gpus = Path(model.__file__).read_text().replace("x.is_cpu", "False")
 exec(compile(gpus, model.__file__, "exec"), vars(model))
-from nmt.config import Job
+from nmt.training.settings import Job
 from nmt.loss import block_loss
 from test_compilation import losses_of
 inductor = torch.compile

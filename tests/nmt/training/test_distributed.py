@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import distributed
 
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.training.distributed import World, check_processes, join_world, most_processes, peer_is_lost
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from trainings import CONDITIONS, MakeJob
 
-from nmt.config import Job
 from nmt.flops import LengthSums
 from nmt.training.history import HistoryReader, interval_record, read_history
+from nmt.training.settings import Job
 from nmt.training.state import Interval, TrainState
 
 

@@ -25,13 +25,15 @@ from trainings import ALONE, CONDITIONS, MakeJob, final_weights, infinite_gradie
 
 from nmt.common import tensors
 from nmt.common.processes import TRAINERS, UNRECORDED
-from nmt.config import InputError, Job, ModelSettings
+from nmt.errors import InputError
 from nmt.flops import LengthSums, parameters, training_flops
+from nmt.model_settings import ModelSettings
 from nmt.training import checkpoint, loop, state
 from nmt.training.batches import Corpus, train_files, updates
 from nmt.training.distributed import World
 from nmt.training.history import read_history
 from nmt.training.loop import stand_by, stop_on_signals
+from nmt.training.settings import Job
 from nmt.training.trainer import Trainer, random_seed
 
 GPU = {"device": "NVIDIA H100", "processor": "", "threads": 0, "deterministic": False}

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainings import ALONE, CONDITIONS
 
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.flops import LengthSums
 from nmt.training.measurements import Measurements
 from nmt.training.state import TrainState, load_state, read_state, save_state

@@ -20,13 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from trainings import ALONE, MakeJob, run, write_arrow
 
-from nmt.config import BOS, Job
 from nmt.flops import LengthSums, training_flops
+from nmt.ids import BOS
 from nmt.model import Dropout, Transformer
 from nmt.training import checkpoint
 from nmt.training.batches import Corpus, Update, train_files, updates
 from nmt.training.distributed import World
 from nmt.training.history import interval_record, read_history
+from nmt.training.settings import Job
 from nmt.training.state import Interval
 from nmt.training.trainer import Trainer, is_long, out_of_memory
 from tests.bench.training import row_settings

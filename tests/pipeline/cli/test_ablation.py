@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from command_line import printed, refused, wmt
 
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline.cli import ablation
 from pipeline.cli.ablation import Interval, Plan
 from pipeline.config import catalogs, resolution, rows

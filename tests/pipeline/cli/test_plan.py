@@ -16,7 +16,7 @@ from model_folders import folder_of
 from nmt import flops
 from nmt.common.files import sha256_of
 from nmt.common.tensors import WEIGHTS
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline.cli import plan
 from pipeline.config import graph, machine, resolution
 from pipeline.config.paths import CONFIG

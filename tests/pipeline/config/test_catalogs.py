@@ -11,9 +11,9 @@ import pytest
 import yaml
 from command_line import printed, refused, wmt
 
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline.config import catalogs
-from pipeline.config.settings import Pair
+from pipeline.config.corpora import Pair
 
 ROOT = Path(__file__).resolve().parents[3]
 MD5 = "cd" * 16

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nmt.common.files import write_json
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline.config.paths import read_json, state_root, state_store
 
 

@@ -12,11 +12,14 @@ from typing import Any, Literal
 import pytest
 import yaml
 
-from nmt.config import InputError, ModelSettings, SubwordSettings
+from nmt.errors import InputError
+from nmt.model_settings import ModelSettings
 from nmt.text import subwords
+from nmt.text.settings import SubwordSettings
 from pipeline.config import resolution, rows
 from pipeline.config.paths import CONFIG
-from pipeline.config.settings import LEAST_VOCABULARY, Configuration, load_section
+from pipeline.config.sections import load_section
+from pipeline.config.settings import LEAST_VOCABULARY, Configuration
 from pipeline.stages import resolve
 
 SUM = sha256(b"").hexdigest()

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from command_line import printed
 
-from nmt.config import InputError, ModelSettings
+from nmt.errors import InputError
+from nmt.model_settings import ModelSettings
 from pipeline.config import errors, rows
 
 TABLE3 = """

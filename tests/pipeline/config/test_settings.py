@@ -9,8 +9,9 @@ import pytest
 from data_stages import configure, data_section
 from pydantic import ValidationError
 
-from nmt.config import AveragingSettings, InputError
-from pipeline.config.settings import MemberSettings, RunSettings, load_section
+from nmt.errors import InputError
+from pipeline.config.corpora import MemberSettings, RunSettings
+from pipeline.config.sections import AveragingSettings, load_section
 from pipeline.stages import attention, binarize, decode, learn_subwords, score
 
 SUBWORDS = ("subword_nmt", "sentencepiece")

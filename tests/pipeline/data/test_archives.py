@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mirror import tarball
 
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline.data.archives import BROKEN, is_archive, members, plain, segments
 
 TEXT = "Grüße aus Köln\nzweite \r Zeile\n".encode()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from data_stages import configure, data_section
 
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.text.parallel_text import Block, read_blocks
 from pipeline.data import blocks
 from pipeline.data.blocks import executor, map_in_order

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from nmt.config import InputError
-from pipeline.config.settings import ArchiveSettings
+from nmt.errors import InputError
+from pipeline.config.corpora import ArchiveSettings
 from pipeline.data import fetch
 from pipeline.data.fetch import FetchError, TransientError
 

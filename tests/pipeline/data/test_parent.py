@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from model_folders import folder_of
 
-from nmt.config import InputError, StartSettings, SubwordSettings
+from nmt.errors import InputError
+from nmt.text.settings import SubwordSettings
+from nmt.training.settings import StartSettings
 from pipeline.config import resolution, rows
 from pipeline.config.paths import AVERAGE
 from pipeline.config.settings import Configuration
-from pipeline.data import parent
+from pipeline.data import parent, parent_folder
+from pipeline.data.parent_folder import WEIGHTS
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = rows.settings("sample", "en-de")["model"]
@@ -38,7 +41,7 @@ def resolved(start: object = "parent", **overrides: dict[str, Any]) -> Configura
 
 def test_parents_are_known_by_their_weights_and_give_subwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = resolved()
-    weights = sha256(Path("parent", parent.WEIGHTS).read_bytes()).hexdigest()
+    weights = sha256(Path("parent", WEIGHTS).read_bytes()).hexdigest()
     assert found.training.start_from == StartSettings(folder="parent", weights=weights)
     assert found.subwords == SubwordSettings(kind="bpe", merges=60, vocabulary=None, multiple_of=8)
     assert resolution.name(found.model_dump()) == "sample-sample-s1 start_from=parent"
@@ -58,7 +61,7 @@ def test_the_folder_of_a_run_stands_for_its_average() -> None:
     shutil.copytree("parent", Path("run") / AVERAGE)
     found = resolved("run").training.start_from
     assert found is not None
-    assert (found.folder, parent.found(found)) == ("run", Path("run") / AVERAGE)
+    assert (found.folder, parent_folder.find(found)) == ("run", Path("run") / AVERAGE)
 
 
 @pytest.mark.parametrize(

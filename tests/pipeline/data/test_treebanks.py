@@ -8,8 +8,8 @@ import pytest
 from mirror import tarball
 
 from nmt.common.files import sha256_of
-from nmt.config import InputError
-from pipeline.config.settings import DataSettings
+from nmt.errors import InputError
+from pipeline.config.corpora import DataSettings
 from pipeline.stages import download
 
 BANK = "( (S (NP-SBJ (NNP Ann)) (VP (VBZ runs) (NP (-NONE- *))) (. .)) )\n(S (NP (-NONE- *)))\n(TOP (NP (NN dog)))\n"

@@ -16,7 +16,7 @@ import pytest
 from clones import ROOT, commit, git
 from orchestra import is_over
 
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline.flows import copies
 
 

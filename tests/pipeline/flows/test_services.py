@@ -14,7 +14,7 @@ import pytest
 from orchestra import is_over, until
 from ports import free_port
 
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline.flows import services
 
 ROOT = Path(__file__).resolve().parents[3]

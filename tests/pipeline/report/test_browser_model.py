@@ -19,7 +19,7 @@ from model_folders import TREES, WORDS, folder_of, parser_of
 
 from nmt import codec
 from nmt.common.tensors import WEIGHTS, load_tensors
-from nmt.config import BOS, PAD, UNK, SubwordSettings, TokenizerSettings
+from nmt.ids import BOS, PAD, UNK
 from nmt.inference.loading import LoadedModel
 from nmt.inference.model_folder import load_description, save_model
 from nmt.inference.translator import Translator
@@ -27,6 +27,7 @@ from nmt.model import Transformer
 from nmt.parsing.delinearisation import delinearise
 from nmt.parsing.trees import LINEARISATIONS, TAG, Linearisation, escape, linearise, read_trees
 from nmt.text import subwords
+from nmt.text.settings import SubwordSettings, TokenizerSettings
 from pipeline.report import browser_model, comparison, page
 from pipeline.report import sentences as sentences_view
 from pipeline.report.page import Heading, Paragraph, View

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.config.settings import RunSettings
+from pipeline.config.corpora import RunSettings
 from pipeline.report import page, scores
 
 SCORES = {"": 91.25, "_low": 90.0, "_high": 92.0, "_at_most_40_words": 92.0, "_recall": 91.0, "_precision": 91.5,

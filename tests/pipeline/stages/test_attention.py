@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.inference.attention_maps import Attention, draw_lines, write_quantized
 from pipeline.stages.attention import FIGURES, choose_pairs
 

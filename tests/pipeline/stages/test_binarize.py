@@ -12,8 +12,10 @@ import pytest
 from data_stages import ONE_THREAD, check_full_disk, configure, data_section
 
 from nmt import codec
-from nmt.config import EOS, BinningSettings, InputError, SubwordSettings
+from nmt.errors import InputError
+from nmt.ids import EOS
 from nmt.text.parallel_text import read_lines
+from nmt.text.settings import BinningSettings, SubwordSettings
 from nmt.text.subwords import Subwords, learn
 from pipeline.data import blocks
 from pipeline.stages import binarize

@@ -18,8 +18,8 @@ import pytest
 from data_stages import check_full_disk, configure
 from mirror import data, tarball, write
 
-from nmt.config import InputError
-from pipeline.config.settings import Pair
+from nmt.errors import InputError
+from pipeline.config.corpora import Pair
 from pipeline.data import fetch
 from pipeline.stages import download
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from model_folders import folder_of
 
-from pipeline.config import paths, resolution, settings, tasks
+from pipeline.config import paths, resolution, sections, tasks
 from pipeline.config.paths import CONFIG
 from pipeline.report import figures, scores, sentences
 from pipeline.report.page import Figure
@@ -222,8 +222,8 @@ def _differences(corpus: str, pair: Any, row: str, **overrides: Any) -> dict[str
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         resolved = resolution.resolve(params)
-    sections = {name: getattr(resolved, name).model_dump() for name in settings.SECTIONS}
-    return {key: (paper, ours) for key, paper, ours in report.differences(resolved.run, sections)}
+    chosen = {name: getattr(resolved, name).model_dump() for name in sections.SECTIONS}
+    return {key: (paper, ours) for key, paper, ours in report.differences(resolved.run, chosen)}
 
 
 @pytest.mark.parametrize("row", ["base", "big", "A-h4"])

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from data_stages import configure, data_section
 
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.evaluation import bleu
 from nmt.flops import hardware
-from pipeline.config.settings import DataSettings
+from pipeline.config.corpora import DataSettings
 from pipeline.stages import score
 
 VALID = ["Das „alte“ Haus ist alt .", "Wir gehen heute nicht ins Kino ."]

@@ -12,9 +12,10 @@ from data_stages import ONE_THREAD, check_full_disk, configure, data_section
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.config import FilterSettings, InputError, TokenizerSettings
+from nmt.errors import InputError
 from nmt.text.parallel_text import read_lines
-from pipeline.config.settings import DataSettings, PreparationSettings
+from nmt.text.settings import FilterSettings, PreparationSettings, TokenizerSettings
+from pipeline.config.corpora import DataSettings
 from pipeline.stages import tokenize
 
 TRAIN = {

@@ -18,8 +18,9 @@ from kills import every_kill
 
 from nmt import flops
 from nmt.common.processes import Interrupted
-from nmt.config import ForkSettings, InputError, Job
+from nmt.errors import InputError
 from nmt.training.checkpoint import checkpoints, update_of
+from nmt.training.settings import ForkSettings, Job
 from pipeline.config import paths
 from pipeline.stages import train
 

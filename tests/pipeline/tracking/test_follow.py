@@ -14,7 +14,7 @@ from filelock import FileLock
 from tracked import STATE, connected, history, recorded, write_results
 
 from nmt.common.processes import Interrupted
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline.tracking import follow as following
 from pipeline.tracking import publish, registry, server, source
 from pipeline.tracking.follow import follow

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tracked import connected
 
-from nmt.config import InputError
+from nmt.errors import InputError
 from pipeline.tracking import server
 
 

@@ -16,7 +16,7 @@ from agents import alive, family, listening, wait_for
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from trainings import MakeJob
 
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.training import checkpoint
 from pipeline.config import machine
 from pipeline.train import launch

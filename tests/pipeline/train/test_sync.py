@@ -19,7 +19,7 @@ from stores import BUCKET, SECRET, Store, rclone
 from trainings import MakeJob, final_weights, run, same, stop_after
 
 from nmt.common.processes import Interrupted
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.training import checkpoint
 from nmt.training.history import read_history
 from nmt.training.state import MOMENTS

@@ -23,7 +23,7 @@ from nmt.common import tensors
 from nmt.common.files import sha256_of, write_json
 from nmt.common.processes import Interrupted
 from nmt.common.tensors import WEIGHTS
-from nmt.config import InputError
+from nmt.errors import InputError
 from nmt.training import chain, checkpoint, trainer
 from pipeline.config import paths
 from pipeline.stages import certify, resolve

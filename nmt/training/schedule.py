@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from nmt.config import TrainingSettings
+from nmt.training.settings import TrainingSettings
 
 
 def learning_rate(update: int, d_model: int, settings: TrainingSettings) -> float:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nmt.config import TrainingSettings
-from nmt.schedule import learning_rate
+from nmt.training.schedule import learning_rate
+from nmt.training.settings import TrainingSettings
 
 PAPER = TrainingSettings(
     updates=100_000, tokens=25_000, warmup_steps=4000, learning_rate_scale=1.0, beta1=0.9, beta2=0.98, epsilon=1e-9,

@@ -1,0 +1,4 @@
+"""The ids that every vocabulary has."""
+
+PAD, BOS, EOS, UNK = range(4)
+"""Padding, begin and end of a sentence, and text without a subword."""

@@ -1,0 +1,62 @@
+"""Settings of text: tokens, which pairs are kept, subwords, bins."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from nmt.settings import Count, Settings, Size
+
+
+class TokenizerSettings(Settings):
+    tokenizer: Literal["moses", "none", "vinyals", "tensor2tensor"]
+    """The last two: the source is words separated by spaces, the target trees in this linearisation (6.3)."""
+    normalize_punctuation: bool
+    aggressive_hyphens: bool
+    """Moses' `-a`: `well-known` becomes `well @-@ known`."""
+
+
+class FilterSettings(Settings):
+    """Which tokenised training pairs are dropped. Lengths are counted in tokens."""
+
+    min_tokens: Count
+    max_tokens: Count
+    max_ratio: Annotated[float, Field(ge=1.0)] | None
+    """Tokens of the longer side divided by those of the shorter; null: no limit."""
+    drop_identical: bool
+    """Drop pairs whose sides are equal; neither the paper's code nor fairseq's recipe does."""
+
+
+class PreparationSettings(Settings):
+    tokenizer: TokenizerSettings
+    filters: FilterSettings
+
+
+class SubwordSettings(Settings):
+    """Joint BPE (Sennrich et al. 2016) or word pieces; section 5.1."""
+
+    kind: Literal["bpe", "wordpieces"]
+    merges: Size | None
+    """BPE only: the number of merge operations."""
+    vocabulary: Size | None
+    """The number of subwords to learn, instead of a number of merges."""
+    target: Literal["joint", "closed"] = "joint"
+    """One vocabulary for both sides, or the source's subwords and all symbols of the target."""
+    multiple_of: Size
+    """The vocabulary is padded to a multiple of this with rows that no text uses."""
+
+    @model_validator(mode="after")
+    def _one_size(self) -> SubwordSettings:
+        if (self.merges is None) == (self.vocabulary is None):
+            raise ValueError("give either merges or vocabulary, and leave the other null")
+        if self.kind == "wordpieces" and self.vocabulary is None:
+            raise ValueError("word pieces are sized by vocabulary, not by merges")
+        return self
+
+
+class BinningSettings(Settings):
+    max_length: Count
+    """Training pairs with more subwords than this on a side, EOS included, are dropped."""
+    growth: Annotated[float, Field(gt=1.0)]
+    """The upper length of each bin divided by that of the bin before."""

@@ -1,0 +1,100 @@
+"""Settings of a training."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from nmt.model_settings import ModelSettings
+from nmt.settings import Count, Few, PowerOfTwo, Precision, Probability, Settings
+
+
+class StartSettings(Settings):
+    """The parent: the trained model whose weights a training starts from."""
+
+    folder: str
+    """A model folder, or a run's folder (its `models/average` is taken); absolute, or relative to the repository."""
+    weights: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """The sha256 of its model.safetensors, as in its run's certificate; `resolve` fills it in."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _folder_alone(cls, value: Any) -> Any:
+        return {"folder": value} if isinstance(value, str) else value
+
+
+class ForkSettings(Settings):
+    """The state that a forked training starts from."""
+
+    update: Count
+    """The last update that both trainings share."""
+    link: Annotated[str, Field(pattern=r"^[0-9a-f]{12,64}$")]
+    """The hash of the shared training up to that update, or its beginning: `link` in its results/chain.json."""
+
+
+class TrainingSettings(Settings):
+    """The training regime of section 5."""
+
+    updates: Count
+    tokens: Count
+    """About this many source and this many target tokens per update, over all devices (5.1)."""
+    shards: PowerOfTwo
+    """Parts of an update, each of which goes through the model by itself. The number of processes must divide it, and
+    changes no weight."""
+    warmup_steps: Count
+    learning_rate_scale: Annotated[float, Field(gt=0.0)]
+    """Multiplies Eq. 3; the paper's is 1."""
+    beta1: Probability
+    beta2: Probability
+    epsilon: Annotated[float, Field(gt=0.0)]
+    eps_ls: Probability
+    precision: Precision
+    """Of matrix products; weights and optimizer state are always float32."""
+    arithmetic: Literal["ordinary", "portable"] = "ordinary"
+    """portable: the weights follow from settings and text alone, on any CPU, with any number of threads, any torch."""
+    deterministic: bool = False
+    """On GPUs, use kernels that add in a fixed order, so that another run gives the same weights; on CPUs all do."""
+    seed: Annotated[int, Field(ge=0)]
+    validate_every: Count
+    """Updates between two measurements of the validation perplexity."""
+    checkpoint_every: Count
+    """Updates between two checkpoints for averaging (6.1: ten minutes at the paper's step time)."""
+    keep_checkpoints: Few
+    """How many checkpoints for averaging are kept."""
+    resume_minutes: Annotated[float, Field(gt=0.0)]
+    """Minutes between two saved states for resuming; changes no result."""
+    verify_every: Count | None = None
+    """Updates between two links of the chain of hashes, which `wmt verify` compares; checkpoints have a link anyway."""
+    keep_states: Annotated[int, Field(ge=0, le=1024)] = 0
+    """How many states to keep, evenly spaced, that `wmt verify` and forks train from. Changes no result."""
+    fork: ForkSettings | None = None
+    """The state of another training to start from; null: start at update 1."""
+    start_from: StartSettings | None = None
+    """The model whose weights and subwords to start with, optimizer and schedule afresh; null: random weights."""
+
+    @model_validator(mode="after")
+    def _portable_products_are_float32(self) -> TrainingSettings:
+        if self.arithmetic == "portable" and self.precision != "float32":
+            raise ValueError("with training.arithmetic portable, training.precision must be float32")
+        return self
+
+    @model_validator(mode="after")
+    def _trains_after_its_fork(self) -> TrainingSettings:
+        if self.fork is not None and self.updates <= self.fork.update:
+            raise ValueError(f"the fork begins after update {self.fork.update:,}: raise training.updates above that")
+        return self
+
+
+class Job(Settings):
+    model: ModelSettings
+    training: TrainingSettings
+    vocabulary: int
+    """Rows of the source's embedding, by default of the target's too."""
+    target_vocabulary: int | None = None
+    corpus: str
+    """The folder of the binned corpus."""
+
+    @property
+    def output_rows(self) -> int:
+        return self.target_vocabulary or self.vocabulary

@@ -1,0 +1,94 @@
+"""What the user asks for, and the corpora of a run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from nmt.settings import Settings
+
+Pair = Literal["en-de", "en-fr", "en-tree"]
+Url = Annotated[str, Field(pattern=r"^(https?://[^/\s]+/|file:)\S+$")]
+"""http, https, or file: with a path relative to the repository."""
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Md5 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
+class RunSettings(Settings):
+    """What the user asked for; names runs and reports."""
+
+    row: str
+    pair: Pair
+    corpus: Name
+    seed: Annotated[int, Field(ge=0, lt=2**64)]
+
+
+class ArchiveEntry(Settings):
+    urls: Annotated[list[Url], Field(min_length=1)]  # the original and its mirrors, tried in order
+    bytes: Annotated[int, Field(ge=1)] | None = None
+    sha256: Sha256 | None = None
+    md5: Md5 | None = None
+    licence: str
+    source: str  # the corpus's page
+
+
+class ArchiveSettings(ArchiveEntry):
+    name: Name
+
+
+class MemberSettings(Settings):
+    """One side of a parallel text: a member of an archive, or a plain local file."""
+
+    archive: Name | None = None
+    member: str | None = None
+    path: str | None = None  # relative to the repository, or absolute
+    sha256: Sha256 | None = None  # of the plain text, and so is md5
+    md5: Md5 | None = None
+    lines: Annotated[int, Field(ge=1)] | None = None  # or trees: holds a file of unknown bytes to their number
+
+    @model_validator(mode="after")
+    def _in_archive_or_file(self) -> MemberSettings:
+        in_archive = self.archive is not None and self.member is not None and self.path is None
+        local = self.path is not None and self.archive is None and self.member is None
+        if not (in_archive or (local and (self.sha256 is not None or self.lines is not None))):
+            raise ValueError("give archive and member, or path and sha256 (or lines)")
+        return self
+
+    @property
+    def place(self) -> str:
+        """Return where the text is, in words: equal for two sides of one file, whatever checks each of them has."""
+        return self.path or f"{self.member} of the archive {self.archive}"
+
+
+class ParallelSettings(Settings):
+    name: Name
+    source: MemberSettings
+    target: MemberSettings
+
+
+class DataSettings(Settings):
+    """The corpora of one language pair. A text of trees is one treebank, given as both sides."""
+
+    source: str
+    target: str
+    archives: list[ArchiveSettings]
+    train: Annotated[list[ParallelSettings], Field(min_length=1)]
+    valid: ParallelSettings
+    test: ParallelSettings
+
+    @property
+    def texts(self) -> list[tuple[str, ParallelSettings]]:
+        """Return every text with its role: train, valid or test."""
+        return [*(("train", text) for text in self.train), ("valid", self.valid), ("test", self.test)]
+
+    @model_validator(mode="after")
+    def _one_treebank(self) -> DataSettings:
+        for role, text in self.texts if self.target == "tree" else ():
+            if text.source.place != text.target.place:
+                raise ValueError(
+                    f"{role} text {text.name} has {text.source.place} as source and {text.target.place} as target, but "
+                    "sentences and trees are made of one treebank: give it as both"
+                )
+        return self

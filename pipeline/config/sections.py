@@ -1,0 +1,69 @@
+"""The sections of results/config.yaml, which `resolve` writes, as stages read them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from nmt.common.files import read_yaml
+from nmt.errors import InputError
+from nmt.settings import Count, Few, Settings
+from pipeline.config.paths import CONFIG
+
+Section = TypeVar("Section", bound=Settings)
+
+SECTIONS = ("preparation", "subwords", "binning", "model", "training", "averaging", "search")
+"""The sections that rows.yaml sets and that decide results."""
+
+
+class AveragingSettings(Settings):
+    """Checkpoint averaging; section 6.1."""
+
+    last: Count
+    """How many checkpoints are averaged: 5 for base, 20 for big."""
+
+
+class AttentionSettings(Settings):
+    sentences: Few  # pairs of the validation set that the report's page shows
+
+
+class VersionSettings(Settings):
+    """Versions of the libraries that decide the bytes of stages' outputs."""
+
+    sacremoses: str
+    subword_nmt: str
+    sentencepiece: str
+    sacrebleu: str
+
+
+def plain_section(name: str, path: Path = CONFIG) -> Any:
+    """Return the section `name` of the resolved configuration as it is in the file; raise InputError without one."""
+    if not path.exists():
+        raise InputError(f"{path} is missing: run `dvc repro`, or `python -m pipeline resolve`, first")
+    content = read_yaml(path)
+    if not isinstance(content, dict) or name not in content:
+        raise InputError(f"{path} has no section `{name}`: run `python -m pipeline resolve` again")
+    return content[name]
+
+
+def load_section(name: str, section: type[Section], path: Path = CONFIG) -> Section:
+    """Return the section `name` of the resolved configuration; raise InputError where it is missing or invalid."""
+    try:
+        return section.model_validate(plain_section(name, path))
+    except ValidationError as error:
+        raise InputError(f"{path}, section `{name}`: {error.errors()[0]['msg']}; resolve it again") from error
+
+
+def check_versions(*libraries: str) -> None:
+    """Raise InputError if the installed version of a library is not the one in the resolved configuration."""
+    resolved = plain_section("versions")
+    for library in libraries:
+        installed = importlib.metadata.version(library.replace("_", "-"))
+        if installed != resolved[library]:
+            raise InputError(
+                f"{library} {installed} is installed, but the run was resolved with {resolved[library]}: install the "
+                "locked versions with `make setup`, or resolve again with `dvc repro --force --single-item resolve`"
+            )

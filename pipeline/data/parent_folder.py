@@ -1,0 +1,32 @@
+"""The folder of the model that a training starts from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from nmt.common.files import sha256_of
+from nmt.errors import InputError
+from nmt.training.settings import StartSettings
+from pipeline.config.paths import AVERAGE
+
+WEIGHTS = "model.safetensors"  # As in nmt.common.tensors, which imports torch.
+
+
+def find(start: StartSettings) -> Path:
+    """Return the parent's model folder; raise InputError without one, or where its weights are not `start.weights`."""
+    # DVC's experiments run in a copy of the repository; files that git ignores are in the original.
+    roots = (Path(), Path(os.environ.get("DVC_ROOT", ".")))
+    folders = (root / start.folder / part for root in roots for part in (Path(), AVERAGE))
+    folder = next((folder for folder in folders if (folder / WEIGHTS).is_file()), None)
+    if folder is None:
+        raise InputError(
+            f"training.start_from is {start.folder}, but neither it nor its {AVERAGE} holds {WEIGHTS}: name the folder "
+            "of a model or of a run"
+        )
+    if start.weights is not None and (sha256 := sha256_of(folder / WEIGHTS)) != start.weights:
+        raise InputError(
+            f"{folder / WEIGHTS} has the sha256 {sha256}, not {start.weights}: restore it, or take it as it is with "
+            "`dvc repro --force --single-item resolve`"
+        )
+    return folder
