@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from nmt import flops
+from nmt import flops, hardware
 from nmt.common.files import writing
 from nmt.errors import InputError
 from nmt.training.schedule import learning_rate
@@ -39,9 +39,9 @@ def interval_record(job: Job, state: TrainState, interval: Interval) -> Record:
         "tokens_per_second": tokens / interval.seconds,
         "flops_per_second": done / interval.seconds,
     }
-    known = flops.hardware(device)
+    known = hardware.on_record(device)
     if known is not None and (peak := known.peak(job.training.precision)) is not None:
-        devices = flops.devices(device, state.processes)
+        devices = hardware.devices(device, state.processes)
         values["utilisation"] = done / (interval.seconds * devices * peak)
     return {**values, "padding": state.padding, "skipped": interval.skipped}
 

@@ -9,7 +9,7 @@ import time
 import torch
 from torch import Tensor
 
-from nmt import flops
+from nmt import hardware
 from nmt.errors import InputError
 from nmt.portable import arithmetic
 from nmt.training.batches import Update
@@ -94,7 +94,7 @@ class Measurements:
         """Return the state as of now; call `collect` on every rank before."""
         now, state = time.monotonic(), self.state
         seconds, device = now - self._started, state.conditions.device
-        spent = state.device_seconds.get(device, 0.0) + seconds * flops.devices(device, state.processes)
+        spent = state.device_seconds.get(device, 0.0) + seconds * hardware.devices(device, state.processes)
         interval = {"seconds": state.interval.seconds + now - self._interval_started}
         changes = {
             "interval": state.interval.model_copy(update=interval),

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nmt import flops
+from nmt import hardware
 from nmt.common.files import writing
 from nmt.common.tensors import WEIGHTS, load_tensors, save_tensors
 from nmt.errors import InputError, first_error
@@ -104,7 +104,7 @@ class TrainState(_Saved):
         devices that saved the state.
         """
         device, seconds = self.conditions.device, max(self.seconds, recorded)
-        lost = (seconds - self.seconds) * flops.devices(device, self.processes)
+        lost = (seconds - self.seconds) * hardware.devices(device, self.processes)
         return self.model_copy(
             update={
                 "resumes": self.resumes + 1,

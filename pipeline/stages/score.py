@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nmt import flops
+from nmt import hardware
 from nmt.common.files import write_json
 from nmt.evaluation import bleu
 from nmt.parsing import evalb
@@ -78,10 +78,10 @@ def cost(training: Mapping[str, Any]) -> dict[str, Any]:
     The utilisation is None where a device's peak is unknown.
     """
     seconds, device = float(training["train_seconds"]), str(training["device"])
-    devices = flops.devices(device, int(training["processes"]))
+    devices = hardware.devices(device, int(training["processes"]))
     times, sustained = training["device_seconds"], training["flops_sustained"]
-    known, counted = flops.hardware(device), float(training["flops_counted"])
-    peaks = [each and each.peak(str(training["precision"])) for each in map(flops.hardware, times)]
+    known, counted = hardware.on_record(device), float(training["flops_counted"])
+    peaks = [each and each.peak(str(training["precision"])) for each in map(hardware.on_record, times)]
     possible = sum(time * peak for time, peak in zip(times.values(), peaks, strict=True) if peak)
     return {
         "train_seconds": seconds,

@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from nmt import flops
+from nmt import hardware
 from nmt.common.files import FULL_DISK, link_or_copy, read_yaml, sha256_of, write_json, write_text, writing
 from nmt.common.processes import TRAINERS, UNRECORDED, Interrupted, wait_for_sharers
 from nmt.common.tensors import WEIGHTS
@@ -253,8 +253,8 @@ def write_outputs(state: Path) -> None:
         link_or_copy(last / WEIGHTS, temporary / "last.safetensors")
     summary = read_json(state / "done.json")
     # The speed of an unknown device is measured, which is possible only for the device of this machine.
-    devices = {name: name if flops.hardware(name) else summary["device"] for name in summary["device_seconds"]}
-    sustained = {name: flops.sustained(device) for name, device in devices.items()}
+    devices = {name: name if hardware.on_record(name) else summary["device"] for name in summary["device_seconds"]}
+    sustained = {name: hardware.sustained(device) for name, device in devices.items()}
     write_json(paths.TRAINING, {**summary, "flops_sustained": sustained})
     records = history.read_history(state / history.HISTORY)
     write_curves(records)

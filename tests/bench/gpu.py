@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nmt import flops
+from nmt import flops, hardware
 from nmt.common.processes import die_with_parent, end, start
 from nmt.common.tensors import digest
 from nmt.training.batches import Corpus, train_files
@@ -76,8 +76,8 @@ def work(case: dict[str, Any], corpus: str) -> None:
             wait()
             seconds = time.perf_counter() - started
         counted = sum(flops.training_flops(job.model, job.output_rows, update.sums) for update in feed[3:])
-        sheet = flops.hardware(trainer.conditions().device)
-        peak = (sheet and sheet.bfloat16) or flops.measure(world.device.type, 1.0, torch.bfloat16)
+        sheet = hardware.on_record(trainer.conditions().device)
+        peak = (sheet and sheet.bfloat16) or hardware.measure(world.device.type, 1.0, torch.bfloat16)
         found = {"rate": updates / seconds, "share": counted / seconds / world.size / peak}
         found |= {"hours": job.training.updates * seconds / updates / 3600, "compiled": trainer.compiled}
         found["weights"] = digest(trainer.model.state_dict())

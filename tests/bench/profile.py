@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from nmt.flops import LengthSums, measure, training_flops
+from nmt.flops import LengthSums, training_flops
+from nmt.hardware import measure
 from nmt.training.batches import Corpus, train_files
 from nmt.training.distributed import World
 from nmt.training.settings import Job

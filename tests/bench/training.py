@@ -36,7 +36,7 @@ import yaml
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nmt import flops
+from nmt import hardware
 from nmt.ids import EOS
 from nmt.training import loop
 from nmt.training import trainer as trainer_module
@@ -236,7 +236,7 @@ def measure(a: argparse.Namespace, corpus: Path, vocabulary: int, state: Path) -
     state.mkdir()
     (state / "job.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     kind = "cuda" if torch.cuda.is_available() else "cpu"
-    peaks = {name: flops.measure(kind, 2.0, dtype=getattr(torch, name)) for name in ("float32", "bfloat16")}
+    peaks = {name: hardware.measure(kind, 2.0, dtype=getattr(torch, name)) for name in ("float32", "bfloat16")}
     if compiled := compiles(a, settings):
         command = launch.command
         launch.command = lambda count, job: [WORKER if x == loop.__name__ else x for x in command(count, job)]
@@ -251,8 +251,8 @@ def measure(a: argparse.Namespace, corpus: Path, vocabulary: int, state: Path) -
     rates = [sum(r["tokens"] for r in part) / sum(r["tokens"] / r["tokens_per_second"] for r in part) for part in parts]
     rate = statistics.median(rates[1:])
     counted = done["flops_counted"] / done["target_tokens"] * rate
-    devices = flops.devices(done["device"], done["processes"])
-    sheet = flops.hardware(done["device"])
+    devices = hardware.devices(done["device"], done["processes"])
+    sheet = hardware.on_record(done["device"])
     sheet_peak = sheet and sheet.peak(a.precision)
     return {
         "target_tokens_per_s": round(rate), "intervals": [round(r) for r in rates],

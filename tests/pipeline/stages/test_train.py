@@ -16,7 +16,7 @@ import pytest
 import yaml
 from kills import every_kill
 
-from nmt import flops
+from nmt import hardware
 from nmt.common.processes import Interrupted
 from nmt.errors import InputError
 from nmt.training.checkpoint import checkpoints, update_of
@@ -225,7 +225,7 @@ def test_checkpoints_summary_and_curves_are_handed_on(
     assert "corpus" not in chain["job"]
     assert [link["update"] for link in chain["links"]] == [6, 12]
     gpu = "NVIDIA H100 80GB HBM3"
-    assert json.loads(found["training.json"])["flops_sustained"] == {gpu: flops.sustained(gpu)}
+    assert json.loads(found["training.json"])["flops_sustained"] == {gpu: hardware.sustained(gpu)}
 
 
 def test_killed_at_any_call_it_hands_on_the_same_when_run_again(finished: Path, tmp_path: Path) -> None:
