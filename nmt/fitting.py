@@ -36,7 +36,7 @@ SEARCH = SearchSettings(beam=4, alpha=0.6, max_extra=50, stop="exact")
 MODEL: Mapping[str, Any] = {
     "N": 6, "d_model": 512, "d_ff": 2048, "h": 8, "P_drop": 0.1, "attention_dropout": 0.0, "relu_dropout": 0.0,
     "positions": "sinusoidal", "position_layout": "interleaved", "max_positions": 512,
-    "projection_biases": True, "initialisation": "glorot",
+    "projection_biases": True, "initialisation": "fairseq",
 }  # fmt: skip
 """Row base of Table 3; by default d_k and d_v are d_model / h, as in section 3.2.2."""
 TRAINING: Mapping[str, Any] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +11,8 @@ from torch.nn import functional as F
 
 from nmt.common.shapes import Bool, Float, Int
 from nmt.errors import InputError
-from nmt.ids import PAD
 from nmt.model_settings import ModelSettings
+from nmt.packing import Packed, pack_tensor
 
 LAYER_NORM_EPSILON = 1e-6
 """From tensor2tensor; the paper gives no value."""
@@ -32,10 +33,8 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(settings)
         self.add_norms = nn.ModuleList(AddNorm(settings) for _ in range(2))
 
-    def forward(
-        self, x: Float[Tensor, "batch src d_model"], src_mask: Bool[Tensor, "batch 1 1 src"]
-    ) -> Float[Tensor, "batch src d_model"]:
-        x = self.add_norms[0](x, self.self_attention(x, x, src_mask))
+    def forward(self, x: Float[Tensor, "src d_model"], src: Packed) -> Float[Tensor, "src d_model"]:
+        x = self.add_norms[0](x, self.self_attention(x, x, src, src, src.masks))
         return self.add_norms[1](x, self.feed_forward(x))
 
 
@@ -51,13 +50,14 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "batch tgt d_model"],
-        memory: Float[Tensor, "batch src d_model"],
-        src_mask: Bool[Tensor, "batch 1 1 src"],
-        tgt_mask: Bool[Tensor, "tgt tgt"],
-    ) -> Float[Tensor, "batch tgt d_model"]:
-        x = self.add_norms[0](x, self.self_attention(x, x, tgt_mask))
-        x = self.add_norms[1](x, self.cross_attention(x, memory, src_mask))
+        x: Float[Tensor, "tgt d_model"],
+        memory: Float[Tensor, "src d_model"],
+        tgt: Packed,
+        src: Packed,
+        tgt_masks: list[Bool[Tensor, "_longest _longest"]],
+    ) -> Float[Tensor, "tgt d_model"]:
+        x = self.add_norms[0](x, self.self_attention(x, x, tgt, tgt, tgt_masks))
+        x = self.add_norms[1](x, self.cross_attention(x, memory, tgt, src, src.masks))
         return self.add_norms[2](x, self.feed_forward(x))
 
 
@@ -122,40 +122,53 @@ class MultiHeadAttention(nn.Module):
         self.dropout = Dropout(settings.attention_dropout)
 
     def forward(
-        self, x: Float[Tensor, "batch query d_model"], context: Float[Tensor, "batch key d_model"], mask: Mask
-    ) -> Float[Tensor, "batch query d_model"]:
-        """Attend with queries from `x` to keys and values from `context`: the memory, or `x` in self-attention."""
+        self,
+        x: Float[Tensor, "query d_model"],
+        context: Float[Tensor, "key d_model"],
+        queries: Packed,
+        keys: Packed,
+        masks: Sequence[Mask],
+    ) -> Float[Tensor, "query d_model"]:
+        """Attend with queries from `x` to keys and values from `context`: the memory, or `x` in self-attention.
+
+        Each sentence attends to the sentence of the same number; `masks` has one mask for each block.
+        """
         if x.is_cpu:
-            return self.attend(x, self.split_heads(self.W_K(context)), self.split_heads(self.W_V(context)), mask)
+            Q, K, V = self.W_Q(x), self.W_K(context), self.W_V(context)
         # The same as one product for each input: GPUs are faster with few large ones, CPUs are not.
-        if context is x:
+        elif context is x:
             Q, K, V = self.project(x, self.W_Q, self.W_K, self.W_V)
         else:
             (Q,), (K, V) = self.project(x, self.W_Q), self.project(context, self.W_K, self.W_V)
-        return self.merge_heads(attention(Q, K, V, mask, self.dropout))
+        blocks = zip(queries.pad(Q), keys.pad(K), keys.pad(V), masks, strict=True)
+        return self.W_O(queries.unpad([self.attend(*block) for block in blocks]))
 
-    def project(self, x: Float[Tensor, "batch length d_model"], *parts: nn.Linear) -> list[Tensor]:
-        """Return x W + b of each part by one product, split into heads, [batch, h, length, d]."""
+    def project(self, x: Float[Tensor, "length d_model"], *parts: nn.Linear) -> tuple[Tensor, ...]:
+        """Return x W + b of each part, by one product."""
         weight, bias = torch.cat([part.weight for part in parts]), None
         if parts[0].bias is not None:
             bias = torch.cat([part.bias for part in parts])
-        projected = F.linear(x, weight, bias).split([part.out_features for part in parts], dim=2)
-        return [self.split_heads(heads) for heads in projected]
+        return F.linear(x, weight, bias).split([part.out_features for part in parts], dim=1)
 
     def attend(
         self,
-        x: Float[Tensor, "batch query d_model"],
-        K: Float[Tensor, "batch h key d_k"],
-        V: Float[Tensor, "batch h key d_v"],
+        Q: Float[Tensor, "sentences query h_d_k"],
+        K: Float[Tensor, "sentences key h_d_k"],
+        V: Float[Tensor, "sentences key h_d_v"],
         mask: Mask,
-    ) -> Float[Tensor, "batch query d_model"]:
-        return self.merge_heads(attention(self.split_heads(self.W_Q(x)), K, V, mask, self.dropout))
-
-    def merge_heads(self, heads: Float[Tensor, "batch h query d_v"]) -> Float[Tensor, "batch query d_model"]:
-        return self.W_O(heads.transpose(1, 2).flatten(2))
+    ) -> Float[Tensor, "sentences query h_d_v"]:
+        """Return Concat(head_1, ..., head_h) of sentences that are padded to one length."""
+        if Q.dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu"):
+            Q, K, V = Q.float(), K.float(), V.float()  # products as small as these are slow in bfloat16 on a CPU
+        with torch.autocast("cpu", enabled=False):
+            heads = attention(self.split_heads(Q), self.split_heads(K), self.split_heads(V), mask, self.dropout)
+        return self.join_heads(heads)
 
     def split_heads(self, x: Float[Tensor, "batch length heads"]) -> Float[Tensor, "batch h length d"]:
         return x.unflatten(2, (self.h, -1)).transpose(1, 2)
+
+    def join_heads(self, heads: Float[Tensor, "batch h length d"]) -> Float[Tensor, "batch length heads"]:
+        return heads.transpose(1, 2).flatten(2)
 
 
 # Section 3.3: position-wise feed-forward networks.
@@ -203,9 +216,14 @@ class Embedding(nn.Module):
             pe = positional_encoding(512, settings.d_model, settings.position_layout)
             self.register_buffer("pe", pe, persistent=False)
 
-    def forward(self, ids: Int[Tensor, "batch length"], start: int = 0) -> Float[Tensor, "batch length d_model"]:
-        """Return the embeddings of `ids` at positions `start`, `start` + 1, ..."""
-        positions = self.positions(start + ids.shape[1])[start:]
+    def forward(self, tokens: Packed) -> Float[Tensor, "tokens d_model"]:
+        longest = max(mask.shape[-1] for mask in tokens.masks)
+        return self.embed(tokens.ids, F.embedding(tokens.positions, self.positions(longest)))
+
+    def embed(
+        self, ids: Int[Tensor, "tokens"], positions: Float[Tensor, "#tokens d_model"]
+    ) -> Float[Tensor, "tokens d_model"]:
+        """Return the embeddings of tokens at positions with these encodings."""
         # In the precision of the positions, which are float32 where the table is bfloat16.
         scaled = F.embedding(ids, self.table).to(positions.dtype) * math.sqrt(self.settings.d_model)
         return self.dropout((scaled + positions).to(self.table.dtype))
@@ -284,39 +302,34 @@ class Transformer(nn.Module):
     def forward(
         self, src: Int[Tensor, "batch src"], tgt_in: Int[Tensor, "batch tgt"]
     ) -> Float[Tensor, "batch tgt d_model"]:
-        """Return the decoder's output at every target position; `logits` or the loss maps it to the vocabulary."""
-        src_mask = padding_mask(src)
-        return self.decode(tgt_in, self.encode(src, src_mask), src_mask)
+        """Return the decoder's output at every target position, any values at padding; `logits` maps it to the
+        vocabulary."""
+        tgt = pack_tensor(tgt_in)
+        (states,) = tgt.pad(self.states(pack_tensor(src), tgt))
+        return states
 
-    def encode(
-        self, src: Int[Tensor, "batch src"], src_mask: Bool[Tensor, "batch 1 1 src"]
-    ) -> Float[Tensor, "batch src d_model"]:
+    def states(self, src: Packed, tgt_in: Packed) -> Float[Tensor, "tgt d_model"]:
+        """Do what `forward` does without padding."""
+        return self.decode(tgt_in, self.encode(src), src)
+
+    def encode(self, src: Packed) -> Float[Tensor, "src d_model"]:
         """Return the encoder's output, called memory."""
         x = self.embedding(src)
         for layer in self.encoder:
-            x = layer(x, src_mask)
+            x = layer(x, src)
         return x
 
-    def decode(
-        self,
-        tgt_in: Int[Tensor, "batch tgt"],
-        memory: Float[Tensor, "batch src d_model"],
-        src_mask: Bool[Tensor, "batch 1 1 src"],
-    ) -> Float[Tensor, "batch tgt d_model"]:
+    def decode(self, tgt_in: Packed, memory: Float[Tensor, "src d_model"], src: Packed) -> Float[Tensor, "tgt d_model"]:
         """Return the decoder's output at all target positions. Padding comes last, so no real one attends to it."""
-        tgt_mask = subsequent_mask(tgt_in.shape[1], tgt_in.device)
+        tgt_masks = [subsequent_mask(mask.shape[-1], memory.device) for mask in tgt_in.masks]
         x = self.target_embedding(tgt_in)
         for layer in self.decoder:
-            x = layer(x, memory, src_mask, tgt_mask)
+            x = layer(x, memory, tgt_in, src, tgt_masks)
         return x
 
     def logits(self, states: Float[Tensor, "... d_model"]) -> Float[Tensor, "... vocabulary"]:
         """Return the pre-softmax product, by default with the shared embedding (3.4)."""
         return F.linear(states, self.output_table)
-
-
-def padding_mask(ids: Int[Tensor, "batch length"]) -> Bool[Tensor, "batch 1 1 length"]:
-    return (ids != PAD)[:, None, None, :]
 
 
 def subsequent_mask(length: int, device: torch.device) -> Bool[Tensor, "length length"]:
@@ -325,26 +338,19 @@ def subsequent_mask(length: int, device: torch.device) -> Bool[Tensor, "length l
 
 
 def initialise(model: Transformer) -> None:
-    """Initialise projections Glorot uniform, embeddings N(0, d_model^-0.5), as tensor2tensor of June 2017 does.
+    """Draw the first weights; the paper gives no method. `model.initialisation` names the program to follow.
 
-    The paper gives no method. `glorot_fused` also draws q, k, v of self-attention as one matrix, as tensor2tensor.
-    A model on the meta device, whose weights are loaded later, stays as it is.
+    All draw W_O Glorot uniform and embeddings from N(0, d_model^-0.5). A model on the meta device, whose weights are
+    loaded later, stays as it is.
     """
     if model.output_table.is_meta:
         return
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-    if model.settings.initialisation == "glorot_fused":
-        for layer in (*model.encoder, *model.decoder):
-            own = layer.self_attention
-            fused = torch.cat([own.W_Q.weight, own.W_K.weight, own.W_V.weight])
-            bound = math.sqrt(6 / sum(fused.shape))  # the larger fan-out makes the range smaller
-            nn.init.uniform_(own.W_Q.weight, -bound, bound)
-            nn.init.uniform_(own.W_K.weight, -bound, bound)
-            nn.init.uniform_(own.W_V.weight, -bound, bound)
+            draw_together(module)
+    for module in model.modules():
+        if isinstance(module, (EncoderLayer, DecoderLayer)):
+            initialise_layer(module, model.settings.initialisation)
     std = model.settings.d_model**-0.5
     for embedding in dict.fromkeys((model.embedding, model.target_embedding)):
         nn.init.normal_(embedding.table, std=std)
@@ -352,3 +358,35 @@ def initialise(model: Transformer) -> None:
             nn.init.normal_(embedding.learned, std=std)
     if model.settings.sharing == "none":
         nn.init.normal_(model.own_output, std=std)
+
+
+def initialise_layer(layer: EncoderLayer | DecoderLayer, kind: str) -> None:
+    """Draw what the programs draw differently: smaller ranges than Glorot's, with which attention learns faster."""
+    own, cross = layer.self_attention, getattr(layer, "cross_attention", None)
+    if kind == "tensor2tensor":
+        draw_together(own.W_Q, own.W_K, own.W_V)
+        if cross is not None:
+            draw_together(cross.W_K, cross.W_V)
+    elif kind == "fairseq":
+        for attention in (own, cross) if cross is not None else (own,):
+            for W in (attention.W_Q, attention.W_K, attention.W_V):
+                nn.init.xavier_uniform_(W.weight, gain=math.sqrt(0.5))
+                draw_bias(W)
+        for W in (layer.feed_forward.W_1, layer.feed_forward.W_2):
+            nn.init.uniform_(W.weight, -(W.in_features**-0.5), W.in_features**-0.5)
+            draw_bias(W)
+
+
+def draw_together(*parts: nn.Linear) -> None:
+    """Draw maps of one input Glorot uniform as one matrix, whose range is smaller; set their biases to 0."""
+    bound = math.sqrt(6 / (parts[0].in_features + sum(part.out_features for part in parts)))
+    for part in parts:
+        nn.init.uniform_(part.weight, -bound, bound)
+        if part.bias is not None:
+            nn.init.zeros_(part.bias)
+
+
+def draw_bias(linear: nn.Linear) -> None:
+    """Draw a bias as torch does by default."""
+    if linear.bias is not None:
+        nn.init.uniform_(linear.bias, -(linear.in_features**-0.5), linear.in_features**-0.5)

@@ -35,8 +35,8 @@ class ModelSettings(Settings):
     """One table for source, target and pre-softmax product (3.4), one for the last two, or three tables."""
     projection_biases: bool
     """Biases on the attention's projections: the printed parameter counts need them, the equations show none."""
-    initialisation: Literal["glorot", "glorot_fused"]
-    """Each projection by itself, or W_Q, W_K and W_V of self-attention as one matrix (tensor2tensor)."""
+    initialisation: Literal["fairseq", "tensor2tensor", "glorot"]
+    """The program whose first weights to draw; glorot: each matrix by itself, Glorot uniform."""
 
 
 FREE = ("P_drop", "attention_dropout", "relu_dropout", "initialisation")

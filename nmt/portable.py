@@ -306,7 +306,7 @@ EXACT = {
     "_record_function_exit._RecordFunction", "_set_grad_enabled", "add", "add_", "all", "all_reduce", "any",
     "arange", "argmax", "cat", "chunk", "copy_", "cpu", "detach", "device", "dim", "empty", "empty_like", "fill_",
     "flatten", "float", "ge", "grad", "index_select", "irecv", "is_complex", "is_floating_point", "isend",
-    "isfinite", "masked_fill", "mul", "ne", "new_zeros", "numel", "ones", "random_", "relu", "size", "split",
+    "isfinite", "masked_fill", "mul", "ne", "new_zeros", "numel", "numpy", "ones", "random_", "relu", "size", "split",
     "stack", "to", "tolist", "transpose", "tril", "unbind", "unflatten", "view", "zero_", "zeros", "zeros_like",
 }  # fmt: skip
 """What moves, selects or compares numbers, or rounds each by itself, also where gradients go back."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,11 +26,11 @@ def attention_of(model: Transformer, source: Sequence[int], target: Sequence[int
     found: dict[str, list[Tensor]] = {name: [] for name in ATTENTIONS}
     caller = threading.get_ident()
 
-    def record_weights(name: str, module: MultiHeadAttention, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
+    def record_weights(name: str, module: MultiHeadAttention, inputs: tuple[Any, ...]) -> None:
         if threading.get_ident() != caller:
             return  # A search in another thread uses the same modules.
-        x, context, mask = inputs
-        Q, K = module.split_heads(module.W_Q(x)), module.split_heads(module.W_K(context))
+        x, context, _, _, (mask,) = inputs  # of one sentence, which has no padding
+        Q, K = module.split_heads(module.W_Q(x)[None]), module.split_heads(module.W_K(context)[None])
         found[name].append(attention_weights(Q, K, mask)[0].float().cpu())
 
     modules = [("encoder", layer.self_attention) for layer in model.encoder]

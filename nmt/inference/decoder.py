@@ -14,9 +14,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from nmt.common.shapes import Bool, Float, Int
+from nmt.common.shapes import Float, Int
+from nmt.ids import PAD
 from nmt.inference.quantization import Int8Linear, is_quantized
-from nmt.model import DecoderLayer, Transformer, attention, padding_mask
+from nmt.model import DecoderLayer, Transformer, attention
+from nmt.packing import pack_tensor
 
 _Linear = nn.Linear | Int8Linear
 _MakeProduct = Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]]
@@ -38,9 +40,8 @@ class Decoder:
         self.model = model
         if model.settings.positions == "sinusoidal":
             # Enlarges the table of positions now: several threads must not do it at the same time.
-            zero = torch.zeros(1, 1, dtype=torch.long, device=model.output_table.device)
             for embedding in (model.embedding, model.target_embedding):
-                embedding(zero, _POSITIONS)
+                embedding.positions(_POSITIONS)
         product = Int8Linear if is_quantized(model) else _Product
         layers = [cast("DecoderLayer", layer) for layer in model.decoder]
         self.layers = [_Layer(layer, product) for layer in layers]
@@ -54,11 +55,12 @@ class Decoder:
         """Read sentences of subword ids, EOS last, padded with PAD; each has one empty hypothesis."""
         return DecodingState(self, src)
 
-    def read(self, src: Int[Tensor, "batch src"], src_mask: Bool[Tensor, "batch 1 1 src"]) -> list[Tensor]:
+    def read(self, src: Int[Tensor, "batch src"]) -> list[Tensor]:
         """Return keys and values of the memory, in turn, for each layer: [batch, h, src, d]."""
         own = self.layers[0].layer.cross_attention
         sizes = [own.W_K.out_features, own.W_V.out_features] * len(self.layers)
-        projected = self.keys_values(self.model.encode(src, src_mask))
+        packed = pack_tensor(src)
+        (projected,) = packed.pad(self.keys_values(self.model.encode(packed)))
         return [own.split_heads(part) for part in projected.split(sizes, dim=2)]
 
 
@@ -96,13 +98,12 @@ class DecodingState:
 
     def __init__(self, decoder: Decoder, src: Int[Tensor, "batch src"]) -> None:
         self.model, self.layers, self.output = decoder.model, decoder.layers, decoder.output
-        src_mask = padding_mask(src)
         rows = len(src) if src.is_cuda else max(1, _ENCODED // src.shape[1])
-        parts = map(decoder.read, src.split(rows), src_mask.split(rows))
+        parts = map(decoder.read, src.split(rows))
         both = [torch.cat(of_parts).contiguous() for of_parts in zip(*parts, strict=True)]
         self.cross = list(zip(both[::2], both[1::2], strict=True))
         """Keys and values of the memory in every layer; contiguous, or every product of a step would copy them."""
-        self.src_mask = both[0].new_zeros(src_mask.shape).masked_fill_(~src_mask, -math.inf)
+        self.src_mask = both[0].new_zeros(src.shape).masked_fill_(src == PAD, -math.inf)[:, None, None]
         empty = both[0].new_empty(src.shape[0], 1, 0, 1)
         self.nodes = [[empty, empty] for _ in self.layers]
         """Keys and values of the nodes in every layer, [batch, h, nodes and room for more, d]."""
@@ -117,7 +118,9 @@ class DecodingState:
         They come in parts of some sentences, in order: those of a large batch need not be in memory together.
         """
         batch, hypotheses = ids.shape
-        x = self.model.target_embedding(ids.reshape(-1, 1), self.position).view(batch, hypotheses, -1)
+        embedding = self.model.target_embedding
+        positions = embedding.positions(self.position + 1)[self.position :]
+        x = embedding.embed(ids.flatten(), positions).view(batch, hypotheses, -1)
         itself = x.new_full((hypotheses, hypotheses), -math.inf).fill_diagonal_(0.0)
         self.mask = torch.cat((self.mask, itself.expand(batch, -1, -1)), dim=2)
         for projected, nodes, cross in zip(self.layers, self.nodes, self.cross, strict=True):
@@ -141,14 +144,15 @@ class DecodingState:
         nodes: list[Tensor],
         cross: tuple[Tensor, Tensor],
     ) -> Float[Tensor, "batch hypotheses d_model"]:
-        layer, own = projected.layer, projected.layer.self_attention
+        layer, own, other = projected.layer, projected.layer.self_attention, projected.layer.cross_attention
         parts = projected.qkv(x).split(projected.sizes, dim=2)
         Q, *new = (own.split_heads(part) for part in parts)
         end = self.mask.shape[2]
         nodes[:] = [_append(old, end - x.shape[1], part) for old, part in zip(nodes, new, strict=True)]
         K, V = (part[:, :, :end] for part in nodes)
-        x = layer.add_norms[0](x, own.merge_heads(attention(Q, K, V, self.mask[:, None], scaled=True)))
-        x = layer.add_norms[1](x, layer.cross_attention.attend(x, *cross, self.src_mask))
+        x = layer.add_norms[0](x, own.W_O(own.join_heads(attention(Q, K, V, self.mask[:, None], scaled=True))))
+        heads = attention(other.split_heads(other.W_Q(x)), *cross, self.src_mask)
+        x = layer.add_norms[1](x, other.W_O(other.join_heads(heads)))
         return cast("Tensor", layer.add_norms[2](x, layer.feed_forward(x)))
 
     @torch.inference_mode()

@@ -25,13 +25,16 @@ from nmt.common.shapes import Int
 from nmt.errors import InputError
 from nmt.flops import LengthSums
 from nmt.ids import BOS, PAD
+from nmt.packing import Packed, pack
 
 _Ids = tuple[NDArray[Any], NDArray[Any]]
 """Offsets of sentences (int32), and the ids of all sentences one after the other (unsigned)."""
 AHEAD = 4
 """Number of updates prepared in advance."""
-ROUNDS = 5
-"""Attempts at cutting an update evenly: on lengths like WMT14's, the largest of 16 shards is 2% above their mean."""
+BLOCKS = 8
+"""Blocks of similar lengths in an update, if it has no more shards than this."""
+PART = 2**20
+"""Pairs of an epoch whose lengths are looked up together."""
 
 
 class Corpus:
@@ -125,32 +128,33 @@ def train_files(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Batch:
-    """Pairs that go through the model together, padded with PAD at the end."""
+    """Pairs that go through the model together, in blocks of similar lengths."""
 
-    src: Int[Tensor, "batch src"]
-    tgt_in: Int[Tensor, "batch tgt"]
+    src: Packed
+    tgt_in: Packed
     """BOS, then the target without its EOS."""
-    positions: Int[Tensor, "tokens"]
-    """Indices of the real targets in the flattened [batch, tgt]."""
     labels: Int[Tensor, "tokens"]
 
     def to(self, device: torch.device) -> Batch:
         """Copy to a device without blocking the host."""
         if device.type == "cpu":
             return self
-        tensors = (self.src, self.tgt_in, self.positions, self.labels)
-        return Batch(*(tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors))
+        labels = self.labels.pin_memory().to(device, non_blocking=True)
+        return Batch(self.src.to(device), self.tgt_in.to(device), labels)
 
 
-def make_batch(corpus: Corpus, pairs: Sequence[int] | NDArray[np.integer]) -> Batch:
-    """Make a batch of pairs, padded to the longest."""
-    pairs = np.asarray(pairs)
-    src, tgt = corpus.padded(0, pairs), corpus.padded(1, pairs)
-    tgt_in = np.full_like(tgt, PAD)
-    tgt_in[:, 0] = BOS
-    tgt_in[:, 1:] = np.where(tgt[:, 1:] == PAD, PAD, tgt[:, :-1])
-    positions = np.flatnonzero(tgt != PAD)
-    return Batch(*map(torch.from_numpy, (src, tgt_in, positions, tgt.reshape(-1)[positions])))
+def make_batch(corpus: Corpus, blocks: Sequence[NDArray[np.integer]]) -> Batch:
+    """Make a batch of blocks of pairs, which attention pads to their longest."""
+    src, tgt_in, labels = [], [], []
+    for pairs in blocks:
+        tgt = corpus.padded(1, pairs)
+        shifted = np.full_like(tgt, PAD)
+        shifted[:, 0] = BOS
+        shifted[:, 1:] = np.where(tgt[:, 1:] == PAD, PAD, tgt[:, :-1])
+        src.append(corpus.padded(0, pairs))
+        tgt_in.append(shifted)
+        labels.append(tgt[tgt != PAD])
+    return Batch(pack(src), pack(tgt_in), torch.from_numpy(np.concatenate(labels)))
 
 
 @dataclass(frozen=True)
@@ -160,67 +164,51 @@ class Cut:
     parts: list[NDArray[np.integer]]
     padded: int
     """Positions of all parts, source and target, each part padded to its longest pair."""
-    largest: int
-    """Positions of the largest part."""
 
 
 def cut(corpus: Corpus, pairs: NDArray[np.integer], count: int) -> Cut:
-    """Cut pairs into `count` parts of about equal padded size, by their lengths alone.
+    """Cut pairs into `count` parts of about equally many subwords, by their lengths alone.
 
-    Two orders are tried, by target bin and then by source length, and by target length and then by source length, and
-    several cuts of each. The chosen cut has the least positions in all, the cost of one process, plus `count` times
-    those of its largest part, the cost of `count` processes.
+    Of two orders, by target bin and then by source length, and by target length and then by source length, the one
+    with less padding is chosen.
     """
     keys = corpus.sort_keys(pairs), corpus.tgt_lengths[pairs]
     orders = [pairs[np.lexsort((corpus.src_lengths[pairs], key))] for key in keys]
-    return min(
-        chain.from_iterable(_cuts(corpus, order, count) for order in orders),
-        key=lambda found: found.padded + count * found.largest,
-    )
+    return min((_cut_in_order(corpus, order, count) for order in orders), key=lambda made: made.padded)
 
 
-def _cuts(corpus: Corpus, order: NDArray[np.integer], count: int) -> Iterator[Cut]:
-    """Yield cuts of pairs in the given order: first by their subwords, then by the padded size of the cut before."""
+def _cut_in_order(corpus: Corpus, order: NDArray[np.integer], count: int) -> Cut:
     src, tgt = (lengths[order].astype(np.int64) for lengths in (corpus.src_lengths, corpus.tgt_lengths))
     sizes = src + tgt
-    for _ in range(ROUNDS):
-        ends = np.cumsum(sizes)
-        # A pair belongs to the part in which its middle lies. All numbers are integers, so that no rounding decides.
-        starts = np.searchsorted((2 * ends - sizes) * count, 2 * ends[-1] * np.arange(1, count))
-        lengths = np.diff([0, *starts, len(order)])
-        first = np.concatenate(([0], starts))[lengths > 0]
-        widths = np.maximum.reduceat(src, first) + np.maximum.reduceat(tgt, first)
-        # A pair takes as many positions as the longest source and the longest target of its part.
-        sizes = np.repeat(widths, lengths[lengths > 0])
-        yield Cut(np.split(order, starts), int(sizes.sum()), int((widths * lengths[lengths > 0]).max()))
+    ends = np.cumsum(sizes)
+    # A pair belongs to the part in which its middle lies. All numbers are integers, so that no rounding decides.
+    starts = np.searchsorted((2 * ends - sizes) * count, 2 * ends[-1] * np.arange(1, count))
+    pairs = np.diff([0, *starts, len(order)])
+    first = np.concatenate(([0], starts))[pairs > 0]
+    widths = np.maximum.reduceat(src, first) + np.maximum.reduceat(tgt, first)
+    return Cut(np.split(order, starts), int((widths * pairs[pairs > 0]).sum()))
 
 
 def plan_epoch(corpus: Corpus, seed: int, epoch: int, tokens: int) -> list[NDArray[np.int32]]:
-    """Return the pairs of each update of an epoch: every pair once, pairs of about equal length together.
+    """Return the pairs of each update of an epoch: every pair once, in random order, cut into updates of equal size.
 
-    Pairs are sorted by target bin and then by source length, similar lengths in random order. The sorted pairs are cut
-    into updates of equal size, and the updates are shuffled.
+    An update has pairs of all lengths: it learns more than from as many tokens of one length.
     """
-    random = np.random.default_rng((seed, epoch))
-    order = np.empty(len(corpus), dtype=np.int32)
+    order = np.arange(len(corpus), dtype=np.int32)
+    np.random.default_rng((seed, epoch)).shuffle(order)
     count = updates_an_epoch(corpus, tokens)
     cut = np.arange(1, count)
     bounds = corpus.tokens * cut // count
     cuts, done = np.zeros_like(cut), 0
-    # Bin by bin, because the temporary arrays take several times the memory of the result.
-    for first, last in pairwise(corpus.file_starts.tolist()):
-        inside = np.arange(first, last, dtype=np.int32)
-        # As `uniform` draws, which some processors compute with one rounding less.
-        jitter = (0.97 + (1.03 - 0.97) * random.random(last - first)).astype(np.float32)
-        jittered = corpus.src_lengths[first:last].astype(np.int32) * jitter
-        order[first:last] = inside = inside[np.lexsort((jittered, corpus.sort_keys(inside)))]
-        lengths = corpus.src_lengths[inside].astype(np.int64) + corpus.tgt_lengths[inside]
+    # In parts, because the temporary arrays take several times the memory of the result.
+    for first in range(0, len(order), PART):
+        part = order[first : first + PART]
+        lengths = corpus.src_lengths[part].astype(np.int64) + corpus.tgt_lengths[part]
         cuts += np.searchsorted(done + np.cumsum(lengths), bounds, side="right")
         done += int(lengths.sum())
     # A pair longer than an update's share must not leave the next update empty.
     cuts = np.maximum.accumulate(np.maximum(cuts, 1) - cut) + cut
-    parts = np.split(order, np.minimum(cuts, len(corpus) - count + cut))
-    return [parts[slot] for slot in random.permutation(count)]
+    return np.split(order, np.minimum(cuts, len(corpus) - count + cut))
 
 
 def updates_an_epoch(corpus: Corpus, tokens: int) -> int:
@@ -240,7 +228,7 @@ class Update:
     sums: LengthSums
     """Of all ranks' pairs."""
     padded: int
-    """Positions of all ranks' shards, source and target, padding included."""
+    """Positions of all ranks' blocks, source and target, which attention pads to their longest sentence."""
 
 
 def updates(
@@ -257,8 +245,10 @@ def updates(
         plan = plan_epoch(corpus, seed, epoch, tokens)
         for number in numbers:
             pairs = plan[(number - 1) % count]
-            found = cut(corpus, pairs, shards)
-            batches = [make_batch(corpus, part) if len(part) else None for part in found.parts[own]]
+            found = cut(corpus, pairs, max(shards, BLOCKS))
+            each = max(1, BLOCKS // shards)
+            parts = [[part for part in found.parts[i * each : (i + 1) * each] if len(part)] for i in range(shards)]
+            batches = [make_batch(corpus, blocks) if blocks else None for blocks in parts[own]]
             yield Update(number, own.start, batches, corpus.sums(pairs), found.padded)
         del plan, pairs  # The next plan is made after the memory of this one is free.
 

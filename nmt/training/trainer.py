@@ -18,7 +18,8 @@ from nmt.errors import InputError
 from nmt.flops import LengthSums, training_flops
 from nmt.ids import BOS, EOS, PAD, UNK
 from nmt.loss import BlockLoss, block_loss, smoothed_cross_entropy
-from nmt.model import Transformer, padding_mask
+from nmt.model import Transformer
+from nmt.packing import pack_tensor
 from nmt.portable import block_loss as portable_loss
 from nmt.training.batches import Batch, Corpus, Update, cut, make_batch, updates
 from nmt.training.distributed import World, check_processes
@@ -159,9 +160,9 @@ class Trainer:
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
-            pairs, longest = shard.src.shape
+            source, target = len(shard.src.ids), len(shard.labels)
             raise InputError(
-                f"a shard of {pairs:,} pairs, padded to {longest:,} and {shard.tgt_in.shape[1]:,} subwords, does not "
+                f"a shard of {source:,} source and {target:,} target subwords does not "
                 "fit into this device's memory: raise training.shards, which "
                 f"is {self.settings.shards}, or use a larger device or fewer processes on it"
             ) from error
@@ -171,8 +172,7 @@ class Trainer:
         """Return smoothed loss and negative log-likelihood of a batch, summed over its target tokens."""
         bfloat16 = self.settings.precision == "bfloat16"
         with torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=bfloat16):
-            states = self.model(batch.src, batch.tgt_in)
-        states = states.flatten(0, 1).index_select(0, batch.positions)
+            states = self.model.states(batch.src, batch.tgt_in)
         if bfloat16:
             # Without this cast the largest product, with the vocabulary, would run in float32, which LayerNorm returns.
             states = states.bfloat16()
@@ -190,7 +190,7 @@ class Trainer:
         likelihoods = torch.zeros(count, dtype=torch.float64, device=self.world.device)
         for number in range(self.world.rank, count, self.world.size):
             if len(parts[number]):
-                batch = make_batch(corpus, parts[number]).to(self.world.device)
+                batch = make_batch(corpus, [parts[number]]).to(self.world.device)
                 likelihoods[number] = self.losses(batch, 0.0)[1]
         return float(self.world.sum(likelihoods).sum()) / int(corpus.tgt_lengths.sum(dtype=np.int64))
 
@@ -204,13 +204,14 @@ class Trainer:
         ranks = np.linspace(0.2, 0.8, EXAMPLES) * (len(corpus) - 1)
         pairs = np.unique(np.argsort(corpus.tgt_lengths, kind="stable")[ranks.astype(int)])
         src = torch.from_numpy(corpus.padded(0, pairs)).to(self.world.device)
-        src_mask = padding_mask(src)
         ids = torch.full((len(src), 1), BOS, device=self.world.device)
         # Every step is one subword longer: too few steps to be worth a compilation.
         with torch.compiler.set_stance("force_eager") if self.compiled else nullcontext():
-            memory = self.model.encode(src, src_mask)
+            packed = pack_tensor(src)
+            memory = self.model.encode(packed)
             for _ in range(corpus.tgt_lengths[pairs].max()):
-                logits = self.model.logits(self.model.decode(ids, memory, src_mask)[:, -1])
+                states = self.model.decode(pack_tensor(ids), memory, packed)
+                logits = self.model.logits(states.view(len(ids), -1, states.shape[1])[:, -1])
                 logits[:, [PAD, BOS, UNK]] = -torch.inf
                 ids = torch.cat([ids, logits.argmax(1, keepdim=True)], 1)
                 if (ids == EOS).any(1).all():

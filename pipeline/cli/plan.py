@@ -123,6 +123,7 @@ def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: flo
     """Return the operations per second of real updates of this model on one device, the best of a few."""
     import torch
 
+    from nmt.packing import pack_tensor
     from nmt.training.batches import Batch, Update
     from nmt.training.distributed import World
     from nmt.training.settings import Job
@@ -138,7 +139,7 @@ def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: flo
     positions = training.tokens // configuration.training.shards
     rows = max(1, (positions if device.type == "cuda" else min(positions, 512)) // length)
     ids = torch.randint(4, min(vocabulary, corpus.output_rows), (rows, length))
-    batch = Batch(ids, ids, torch.arange(rows * length), ids.flatten())
+    batch = Batch(pack_tensor(ids), pack_tensor(ids), ids.flatten())
     sums = sum((LengthSums.of(length, length) for _ in range(rows)), LengthSums())
     update = Update(number=1, first=0, shards=[batch], sums=sums, padded=2 * rows * length)
     trainer.step(update)  # warms up

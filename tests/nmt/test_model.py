@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from model_folders import model_settings
@@ -13,8 +14,9 @@ from torch.nn import functional as F
 
 from nmt.errors import InputError
 from nmt.ids import BOS, PAD
-from nmt.model import Dropout, Transformer, attention, padding_mask, positional_encoding, subsequent_mask
+from nmt.model import Dropout, Transformer, attention, positional_encoding, subsequent_mask
 from nmt.model_settings import ModelSettings
+from nmt.packing import pack, pack_tensor
 
 SMALL = model_settings(h=4, d_k=4, d_v=4)
 VOCABULARY = 24
@@ -96,14 +98,29 @@ def test_parity_with_torch_transformer(in_training: bool) -> None:
         # The embeddings' dropout stays off: the twin has none.
         model.train().embedding.eval()
         twin.train()
+    (source,), (target,) = (packed.pad(model.embedding(packed)) for packed in (pack_tensor(src), pack_tensor(tgt)))
     expected = twin(
-        model.embedding(src), model.embedding(tgt),
+        source, target,
         tgt_mask=~subsequent_mask(3, torch.device("cpu")), src_key_padding_mask=src == PAD,
         memory_key_padding_mask=src == PAD,
     )  # fmt: skip
     found = model(src, tgt)
     real = tgt != PAD
     assert torch.allclose(found[real], expected[real], atol=1e-12)
+
+
+def test_blocks_of_different_lengths_give_what_each_sentence_gives_alone() -> None:
+    """The padding of a block reaches neither outputs nor gradients."""
+    model = model_of()
+    sources, targets = [[5, 6, 7, 2], [8, 2], [9, 2]], [[1, 9], [1, 11, 12, 13], [1]]
+    alone = torch.cat([model(ids(src), ids(tgt))[0] for src, tgt in zip(sources, targets, strict=True)])
+    src, tgt_in = (pack([ids(*side[:2]).numpy(), ids(side[2]).numpy()]) for side in (sources, targets))
+    together = model.states(src, tgt_in)
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-12)
+    weights = torch.randn_like(alone)
+    both = [torch.autograd.grad((states * weights).sum(), list(model.parameters())) for states in (together, alone)]
+    for one, other in zip(*both, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +134,7 @@ def test_attention_of_every_shape_equals_heads_one_by_one(changes: dict[str, obj
     """Section 3.2.2 written head by head with loops, for shapes that torch's module does not know."""
     module = model_of(**changes).encoder[0].self_attention
     d_k, d_v = module.W_K.weight.shape[0] // module.h, module.W_V.weight.shape[0] // module.h
-    x, memory = torch.randn(1, 3, 16, dtype=torch.float64), torch.randn(1, 5, 16, dtype=torch.float64)
+    x, memory = torch.randn(3, 16, dtype=torch.float64), torch.randn(5, 16, dtype=torch.float64)
     heads = []
     for i in range(module.h):
         k_rows, v_rows = slice(i * d_k, (i + 1) * d_k), slice(i * d_v, (i + 1) * d_v)
@@ -125,14 +142,15 @@ def test_attention_of_every_shape_equals_heads_one_by_one(changes: dict[str, obj
         def project(y: Tensor, linear: nn.Linear, rows: slice) -> Tensor:
             return F.linear(y, linear.weight[rows], None if linear.bias is None else linear.bias[rows])
 
-        q, k = project(x[0], module.W_Q, k_rows), project(memory[0], module.W_K, k_rows)
-        v = project(memory[0], module.W_V, v_rows)
+        q, k = project(x, module.W_Q, k_rows), project(memory, module.W_K, k_rows)
+        v = project(memory, module.W_V, v_rows)
         weights = torch.stack(
             [torch.softmax(torch.stack([q[a] @ k[b] / math.sqrt(d_k) for b in range(5)]), 0) for a in range(3)]
         )
         heads.append(weights @ v)
     expected = module.W_O(torch.cat(heads, dim=1))
-    assert torch.allclose(module(x, memory, None)[0], expected, atol=1e-12)
+    queries, keys = (pack_tensor(torch.full((1, length), 5)) for length in (3, 5))
+    assert torch.allclose(module(x, memory, queries, keys, [None]), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("biases", [True, False])
@@ -143,11 +161,13 @@ def test_one_product_for_all_projections_of_an_input_is_the_same(biases: bool) -
         is_cpu = False
 
     module = model_of(projection_biases=biases, d_v=5).encoder[0].self_attention
-    x, memory = torch.randn(2, 3, 16, dtype=torch.float64), torch.randn(2, 5, 16, dtype=torch.float64)
-    expected = [module(x, context, None) for context in (x, memory)]
+    x, memory = torch.randn(6, 16, dtype=torch.float64), torch.randn(10, 16, dtype=torch.float64)
+    queries, keys = (pack_tensor(torch.full((2, length), 5)) for length in (3, 5))
+    contexts = [(x, queries), (memory, keys)]
+    expected = [module(x, context, queries, of, [None]) for context, of in contexts]
     elsewhere = x.as_subclass(Elsewhere)
-    for found, context in zip(expected, (elsewhere, memory), strict=True):
-        again = module(elsewhere, context, None).as_subclass(Tensor)
+    for found, (context, of) in zip(expected, [(elsewhere, queries), (memory, keys)], strict=True):
+        again = module(elsewhere, context, queries, of, [None]).as_subclass(Tensor)
         torch.testing.assert_close(again, found, rtol=0, atol=1e-12)
 
 
@@ -166,7 +186,7 @@ def test_attention_by_hand() -> None:
 def test_embeddings_are_scaled_and_placed_before_the_dropout() -> None:
     model = model_of()
     model.embedding.dropout = Scale(0.5)
-    found = model.embedding(ids([5, 9]), start=3)[0]
+    found = model.embedding.embed(torch.tensor([5, 9]), model.embedding.positions(5)[3:])
     pe = positional_encoding(5, 16)[3:].double()
     torch.testing.assert_close(found, 0.5 * (4 * model.embedding.table[[5, 9]] + pe))
 
@@ -185,7 +205,7 @@ def test_positional_encoding_follows_the_formulas() -> None:
 def test_positions_at_the_edge_of_the_prepared_table(length: int) -> None:
     embedding = model_of(position_layout="halves").embedding
     expected = positional_encoding(length, 16, "halves")[-1].double() + 4 * embedding.table[5]
-    assert torch.allclose(embedding(torch.full((1, length), 5))[0, -1], expected, atol=1e-6)
+    assert torch.allclose(embedding(pack_tensor(torch.full((1, length), 5)))[-1], expected, atol=1e-6)
     assert embedding.pe.shape == ((512 if length <= 512 else 2 * length), 16)
     assert embedding.pe.dtype == torch.float64
     assert list(embedding.state_dict()) == ["table"]
@@ -194,12 +214,10 @@ def test_positions_at_the_edge_of_the_prepared_table(length: int) -> None:
 def test_learned_positions_are_added_row_by_row() -> None:
     embedding = model_of(positions="learned").embedding
     assert "learned" in embedding.state_dict()
-    found = embedding(torch.full((2, 64), 5))
-    torch.testing.assert_close(found[1], embedding.learned + 4 * embedding.table[5])
-    last = embedding(torch.tensor([[7]]), start=63)[0, 0]
-    torch.testing.assert_close(last, embedding.learned[63] + 4 * embedding.table[7])
+    found = embedding(pack_tensor(torch.full((2, 64), 5)))
+    torch.testing.assert_close(found[64:], embedding.learned + 4 * embedding.table[5])
     with pytest.raises(InputError, match=r"65 subwords, but model\.max_positions is 64"):
-        embedding(torch.full((1, 65), 5))
+        embedding(pack_tensor(torch.full((1, 65), 5)))
 
 
 @pytest.mark.parametrize(
@@ -263,37 +281,68 @@ def test_larger_dropouts_than_a_few_draws_keep_are_refused(name: str) -> None:
         model_settings(**{name: 0.991})
 
 
-def test_initialisation_has_the_stated_ranges() -> None:
+LARGE = SMALL.model_copy(update={"d_model": 64, "d_k": 16, "d_v": 16, "d_ff": 128})
+SELF, CROSS, FFN = "self_attention.W_", "cross_attention.W_", "feed_forward.W_"
+
+
+@pytest.mark.parametrize(
+    ("kind", "bounds"),
+    [
+        ("glorot", {"": math.sqrt(6 / 128), FFN: math.sqrt(6 / 192)}),
+        (
+            "tensor2tensor",
+            {
+                "": math.sqrt(6 / 128), FFN: math.sqrt(6 / 192), SELF: math.sqrt(6 / 256),
+                SELF + "O": math.sqrt(6 / 128), CROSS + "K": math.sqrt(6 / 192), CROSS + "V": math.sqrt(6 / 192),
+            },
+        ),
+        (
+            "fairseq",
+            {
+                "": math.sqrt(3 / 128), SELF + "O": math.sqrt(6 / 128), CROSS + "O": math.sqrt(6 / 128),
+                FFN + "1": 1 / 8, FFN + "2": math.sqrt(1 / 128),
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_first_weights_have_the_ranges_of_each_program(kind: str, bounds: dict[str, float]) -> None:
     torch.manual_seed(3)
-    large = SMALL.model_copy(update={"d_model": 64, "d_k": 16, "d_v": 16, "d_ff": 128})
-    model = Transformer(large, 5000)
+    model = Transformer(LARGE.model_copy(update={"initialisation": kind}), 99)
+    checked = 0
+    for name, linear in model.named_modules():
+        if isinstance(linear, nn.Linear):
+            bound = bounds[max((key for key in bounds if key in name), key=len)]
+            assert bound * 0.98 < linear.weight.abs().max().item() <= bound, name
+            assert linear.weight.mean().item() == pytest.approx(0.0, abs=0.1 * bound)
+            drawn = kind == "fairseq" and not name.endswith("W_O")
+            largest = linear.in_features**-0.5 if drawn else 0.0
+            assert largest * 0.8 <= linear.bias.abs().max().item() <= largest, name
+            checked += 1
+    assert checked == 2 * (6 + 10)
+
+
+def test_first_embeddings_and_norms() -> None:
+    torch.manual_seed(3)
+    model = Transformer(LARGE, 5000)
     assert model.embedding.table.std().item() == pytest.approx(64**-0.5, rel=0.02)
-    bound = math.sqrt(6 / 128)
-    assert bound * 0.98 < model.encoder[0].self_attention.W_Q.weight.abs().max().item() <= bound
-    inner = model.decoder[1].feed_forward.W_1.weight
-    assert math.sqrt(6 / 192) * 0.98 < inner.abs().max().item() <= math.sqrt(6 / 192)
     for name, parameter in model.named_parameters():
-        if name.endswith(".bias"):
-            assert not parameter.any(), name
-        if name.endswith("norm.weight"):
-            assert (parameter == 1).all(), name
+        if "norm." in name:
+            assert (parameter == float(name.endswith("weight"))).all(), name
     learned = Transformer(SMALL.model_copy(update={"positions": "learned", "max_positions": 2000}), 5).embedding.learned
     assert learned.std().item() == pytest.approx(16**-0.5, rel=0.02)
     assert learned.mean().item() == pytest.approx(0.0, abs=0.01)
-    fused = Transformer(large.model_copy(update={"initialisation": "glorot_fused"}), 99)
-    smaller = math.sqrt(6 / (64 + 3 * 64))
-    for layer in (*fused.encoder, *fused.decoder):
-        for projection in (layer.self_attention.W_Q, layer.self_attention.W_K, layer.self_attention.W_V):
-            assert smaller * 0.98 < projection.weight.abs().max().item() <= smaller
-            assert projection.weight.mean().item() == pytest.approx(0.0, abs=0.1 * smaller)
-        assert layer.self_attention.W_O.weight.abs().max().item() > smaller
-    assert fused.decoder[0].cross_attention.W_Q.weight.abs().max().item() > smaller
 
 
-def test_padding_mask_is_true_at_tokens() -> None:
-    assert padding_mask(ids([5, 2], [7])).tolist() == [[[[True, True]]], [[[True, False]]]]
-    # BOS, EOS and UNK are tokens like others.
-    assert padding_mask(torch.tensor([[BOS, 2, 3, PAD]])).flatten().tolist() == [True, True, True, False]
+def test_packed_blocks_by_hand() -> None:
+    """Tokens in order, without padding; BOS, EOS and UNK are tokens like others."""
+    packed = pack([ids([5, 2], [7]).numpy(), np.array([[BOS, 2, 3, PAD]])])
+    assert packed.ids.tolist() == [5, 2, 7, BOS, 2, 3]
+    assert packed.positions.tolist() == [0, 1, 0, 0, 1, 2]
+    assert [mask.flatten().tolist() for mask in packed.masks] == [[True, True, True, False], [True, True, True, False]]
+    one, other = packed.pad(torch.arange(6.0)[:, None])
+    assert one[:, :, 0].tolist()[0] == [0.0, 1.0]
+    assert (one[1, 0, 0].item(), other[0, :3, 0].tolist()) == (2.0, [3.0, 4.0, 5.0])
+    assert packed.unpad([one, other]).flatten().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert subsequent_mask(2, torch.device("cpu")).tolist() == [[True, False], [True, True]]
 
 

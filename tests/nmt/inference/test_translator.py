@@ -18,7 +18,7 @@ from model_folders import folder_of, parser_of
 
 from nmt import codec
 from nmt.errors import InputError
-from nmt.ids import EOS, PAD
+from nmt.ids import EOS
 from nmt.inference import attention_maps
 from nmt.inference.alignment import alignment
 from nmt.inference.loading import LoadedModel
@@ -26,6 +26,7 @@ from nmt.inference.search import Hypothesis, length_penalty
 from nmt.inference.settings import SearchSettings
 from nmt.inference.translator import Piece, Translator, split_sentences
 from nmt.model import positional_encoding
+from nmt.packing import pack_tensor
 from nmt.text.settings import TokenizerSettings
 
 LINES = ["the old man sees a dog .", "", "She sleeps well", "we do !", "   ", "He did not see it"]
@@ -66,9 +67,9 @@ def test_a_gpu_gets_larger_batches(model: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_bfloat16_does_not_round_the_positions(model: Path) -> None:
     embedding = LoadedModel(model, precision="bfloat16").transformer.embedding
-    ids = torch.arange(4, 60)[None]
+    ids = torch.arange(4, 60)
     exact = embedding.table[ids].float() * 4 + positional_encoding(56, 16)
-    assert torch.equal(embedding(ids), exact.bfloat16())
+    assert torch.equal(embedding(pack_tensor(ids[None])), exact.bfloat16())
 
 
 def test_translating_does_not_import_torchs_compiler(model: Path) -> None:
@@ -90,7 +91,7 @@ def test_a_search_in_another_thread_does_not_change_attention(model: Path) -> No
 
     def search(*_: object) -> None:
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(member.encode, other, (other != PAD)[:, None, None, :]).result()
+            pool.submit(member.encode, pack_tensor(other)).result()
 
     handle = member.decoder[0].register_forward_pre_hook(search)
     found = attention_maps.attention_of(member, source, target)
@@ -206,8 +207,9 @@ def test_attention_is_what_the_layers_use(model: Path) -> None:
     built = LoadedModel(model).transformer
     source, target = [5, 6, 7, 2], [8, 9]
     weights = attention_maps.attention_of(built, source, target)["encoder"][0]
-    x = built.embedding(torch.tensor([source]))
+    packed = pack_tensor(torch.tensor([source]))
+    x = built.embedding(packed)
     module = built.encoder[0].self_attention
-    V = module.W_V(x).unflatten(2, (2, 8)).transpose(1, 2)[0]
-    expected = module(x, x, torch.ones(1, 1, 1, 4, dtype=torch.bool))
-    assert torch.allclose(module.W_O((weights @ V).transpose(0, 1).flatten(1)), expected[0], atol=1e-5)
+    V = module.W_V(x).unflatten(1, (2, 8)).transpose(0, 1)
+    expected = module(x, x, packed, packed, packed.masks)
+    assert torch.allclose(module.W_O((weights @ V).transpose(0, 1).flatten(1)), expected, atol=1e-5)

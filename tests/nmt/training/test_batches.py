@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from trainings import write_arrow
 
 from nmt.errors import InputError
 from nmt.flops import LengthSums
-from nmt.ids import BOS, EOS, PAD
+from nmt.ids import BOS, EOS
 from nmt.training.batches import (
     AHEAD,
     Corpus,
@@ -74,11 +75,12 @@ def test_an_epoch_holds_every_pair_once_on_any_number_of_ranks(
                 batches = [batch for part in parts for batch in part.shards]
                 assert len(batches) == shards
                 assert any(batches)
-                assert parts[0].padded == sum(batch.src.numel() + batch.tgt_in.numel() for batch in batches if batch)
+                sides = [side for batch in batches if batch for side in (batch.src, batch.tgt_in)]
+                assert parts[0].padded == sum(len(side.padded) for side in sides)
                 # The same shards, whatever rank has them.
-                content = [None if batch is None else batch.src.tolist() for batch in batches]
+                content = [None if batch is None else batch.src.ids.tolist() for batch in batches]
                 assert found.setdefault(parts[0].number, content) == content
-        seen = Counter(row[0] for content in found.values() for shard in content if shard for row in shard)
+        seen = Counter(id_ for content in found.values() for shard in content if shard for id_ in shard if id_ >= 10)
         assert seen == Counter({10 + i: 1 for i in range(len(sizes))})
 
 
@@ -88,7 +90,7 @@ def test_an_update_is_the_same_wherever_training_starts_and_another_in_the_next_
 
     def content(first: int) -> dict[int, list[Any]]:
         found = updates(corpus, 7, 100, 4, 0, 1, first, 40)
-        return {update.number: [batch and batch.src.tolist() for batch in update.shards] for update in found}
+        return {update.number: [batch and batch.src.ids.tolist() for batch in update.shards] for update in found}
 
     alone = content(1)
     assert content(25) == {number: alone[number] for number in range(25, 41)}
@@ -104,33 +106,34 @@ def binned_as_configured(folder: Path, lengths_: Sequence[NDArray[np.int64]], lo
     return binned(folder, pairs, uppers, 1000)
 
 
-def padding_of_an_epoch(corpus: Corpus, tokens: int, shards: int) -> tuple[float, list[float], list[int]]:
-    """The share of padding; of each update, how many times the mean shard the largest is; and its real tokens."""
+def padding_of_an_epoch(corpus: Corpus, tokens: int, parts: int) -> tuple[float, list[float], list[int]]:
+    """The share of padding; of each update, how many times the mean part the largest is; and its subwords."""
     real, padded, shares = [], 0, []
     for chosen in plan_epoch(corpus, 1, 0, tokens):
-        sums, found = corpus.sums(chosen), cut(corpus, chosen, shards)
+        sums, made = corpus.sums(chosen), cut(corpus, chosen, parts)
         real.append(sums.source + sums.target)
-        padded += found.padded
-        shares.append(shards * found.largest / found.padded)
+        padded += made.padded
+        sizes = [corpus.src_lengths[part].sum() + corpus.tgt_lengths[part].sum() for part in made.parts]
+        shares.append(parts * max(sizes) / sum(sizes))
     return 1 - sum(real) / padded, shares, real
 
 
 def test_sizes_and_padding_on_lengths_like_news(tmp_path: Path) -> None:
-    """At WMT-like lengths: 25,000 tokens a side within a tenth; 16 shards with 2.5% padding, nearly equally large."""
+    """At WMT-like lengths: 25,000 tokens a side within a tenth; attention pads 16 shards by a third, nearly equally."""
     rng = np.random.default_rng(0)
     source = np.clip(rng.gamma(3.0, 9.0, 100_000), 2, 98).astype(int)
     target = np.clip(source * rng.normal(1.05, 0.2, 100_000), 2, 98).astype(int)
     padding, shares, real = padding_of_an_epoch(binned_as_configured(tmp_path, (source, target), 99), 25_000, 16)
     assert real == [pytest.approx(50_000, rel=0.1)] * len(real)
-    assert padding < 0.025
+    assert padding < 0.26
     # The largest of 16 shards decides how long 16 processes take.
     assert np.mean(shares) < 1.03
-    assert max(shares) < 1.25
+    assert max(shares) < 1.05
 
 
-@pytest.mark.parametrize(("tokens", "shards"), [(25_000, 16), (3_000, 2)])
-def test_padding_on_lengths_of_sentences_and_trees(tmp_path: Path, tokens: int, shards: int) -> None:
-    """20,000 sentences and 2.8 symbols a word, with the sizes of parse-wsj and parse-small: less than 5% padding."""
+@pytest.mark.parametrize(("tokens", "shards", "most"), [(25_000, 16, 0.22), (3_000, 8, 0.2)])
+def test_padding_on_lengths_of_sentences_and_trees(tmp_path: Path, tokens: int, shards: int, most: float) -> None:
+    """20,000 sentences and 2.8 symbols a word, with the sizes of parse-wsj and the blocks of parse-small."""
     rng = np.random.default_rng(0)
     words = np.clip(rng.gamma(4.0, 6.0, 20_000), 2, 150)
     source = np.clip(words * rng.normal(1.3, 0.25, 20_000), 2, 511).astype(int)
@@ -138,34 +141,35 @@ def test_padding_on_lengths_of_sentences_and_trees(tmp_path: Path, tokens: int, 
     padding, _, real = padding_of_an_epoch(binned_as_configured(tmp_path, (source, target), 512), tokens, shards)
     assert sum(real) == source.sum() + target.sum()
     assert np.mean(real) == pytest.approx(2 * tokens, rel=0.01)
-    assert padding < 0.05
+    assert padding < most
 
 
-def test_make_batch_pads_and_shifts(tmp_path: Path) -> None:
+def test_make_batch_packs_and_shifts(tmp_path: Path) -> None:
     corpus = Corpus([write_arrow(tmp_path / "a.arrow", [([7, 8, EOS], [9, EOS]), ([7, EOS], [4, 5, 6, EOS])])])
-    batch = make_batch(corpus, [0, 1])
-    assert batch.src.dtype == torch.int64
-    assert batch.src.tolist() == [[7, 8, EOS], [7, EOS, PAD]]
-    assert batch.tgt_in.tolist() == [[BOS, 9, PAD, PAD], [BOS, 4, 5, 6]]
-    assert batch.positions.tolist() == [0, 1, 4, 5, 6, 7]
+    batch = make_batch(corpus, [np.array([0, 1])])
+    assert batch.src.ids.dtype == torch.int64
+    assert batch.src.ids.tolist() == [7, 8, EOS, 7, EOS]
+    assert batch.tgt_in.ids.tolist() == [BOS, 9, BOS, 4, 5, 6]
     assert batch.labels.tolist() == [9, EOS, 4, 5, 6, EOS]
+    assert (batch.src.masks[0].shape, batch.tgt_in.masks[0].shape) == ((2, 1, 1, 3), (2, 1, 1, 4))
+    apart = make_batch(corpus, [np.array([0]), np.array([1])])
+    assert torch.equal(apart.src.ids, batch.src.ids)
+    assert [mask.shape[-1] for mask in apart.tgt_in.masks] == [2, 4]
 
 
-def test_a_cut_is_by_padded_size(tmp_path: Path) -> None:
-    """Two pairs of 50 + 50 take as much as twenty of 5 + 5."""
+def test_a_cut_has_equally_many_subwords_in_each_part(tmp_path: Path) -> None:
     corpus = Corpus([write_arrow(tmp_path / "a.arrow", numbered([(50, 50), *[(5, 5)] * 20, (50, 50)]))])
-    found = cut(corpus, np.arange(22), 2)
-    assert sorted(found.parts[0].tolist()) == list(range(1, 21))
-    assert sorted(found.parts[1].tolist()) == [0, 21]
-    assert (found.padded, found.largest) == (400, 200)
+    made = cut(corpus, np.arange(22), 2)
+    assert sorted(made.parts[0].tolist()) == list(range(1, 21))
+    assert sorted(made.parts[1].tolist()) == [0, 21]
+    assert made.padded == 400
 
 
 def test_a_cut_is_in_the_order_with_less_padding(tmp_path: Path) -> None:
-    """Sources differ little, targets much: sorted by target, halves have 4 * (11 + 3) and 4 * (11 + 20) positions."""
-    lengths_ = [(10, 3), (10, 20), (10, 3), (10, 20), (11, 3), (11, 20), (11, 3), (11, 20)]
+    """Sources differ little, targets much: sorted by target, halves have 4 * (51 + 3) and 4 * (51 + 20) positions."""
+    lengths_ = [(50, 3), (50, 20), (50, 3), (50, 20), (51, 3), (51, 20), (51, 3), (51, 20)]
     corpus = binned(tmp_path, numbered([(2, 1), *lengths_]), (1, 99))
-    found = cut(corpus, np.arange(1, 9), 2)
-    assert found.padded == 4 * (11 + 3) + 4 * (11 + 20)
+    assert cut(corpus, np.arange(1, 9), 2).padded == 4 * (51 + 3) + 4 * (51 + 20)
 
 
 @pytest.mark.parametrize("pairs", range(1, 9))
@@ -173,7 +177,7 @@ def test_fewer_pairs_than_parts_leave_empty_parts(tmp_path: Path, pairs: int) ->
     corpus = Corpus([write_arrow(tmp_path / "a.arrow", numbered([(5, 5)] * pairs))])
     found = cut(corpus, np.arange(pairs), 8)
     assert sorted(map(len, found.parts)) == [0] * (8 - pairs) + [1] * pairs
-    assert (found.padded, found.largest) == (10 * pairs, 10)
+    assert found.padded == 10 * pairs
 
 
 def test_updates_come_in_another_order_in_each_epoch_and_with_each_seed(tmp_path: Path) -> None:
@@ -186,30 +190,17 @@ def test_updates_come_in_another_order_in_each_epoch_and_with_each_seed(tmp_path
     assert [other == means[0] for other in means[1:]] == [False, False, True]
 
 
-def test_pairs_of_about_one_length_come_together_anew_in_each_epoch(tmp_path: Path) -> None:
-    corpus = binned(tmp_path, numbered([(5, 3)] * 200))
-
-    def groups(seed: int, epoch: int) -> set[frozenset[int]]:
-        return {frozenset(pairs.tolist()) for pairs in plan_epoch(corpus, seed, epoch, 100)}
-
-    assert groups(1, 0) == groups(1, 0)
-    # Of eight updates of 25 pairs each, none is the same by chance.
-    assert not groups(1, 0) & groups(1, 1)
-    assert not groups(1, 0) & groups(2, 0)
-
-
-def test_near_ties_are_mixed_and_no_others(tmp_path: Path) -> None:
-    """Lengths within 6% of each other: 50 and 51 mix, 40 and 50 do not; nor do bins, by target."""
-    pairs = numbered([(50, 3), (51, 3), (40, 3)] * 60 + [(30, 6)] * 20)
-    corpus = binned(tmp_path, pairs)
-    (order,) = plan_epoch(corpus, 1, 0, 10**6)
-    found = corpus.src_lengths[order].tolist()
-    assert found[:60] == [40] * 60
-    assert sorted(found[60:180]) == [50] * 60 + [51] * 60
-    # By the triangle in which both jittered lengths overlap, 22% of the longer ones come before a shorter one.
-    before = sum(a > b for i, a in enumerate(found[60:180]) for b in found[61 + i : 180])
-    assert 60 * 60 * 0.1 < before < 60 * 60 * 0.4
-    assert found[180:] == [30] * 20
+def test_every_update_has_pairs_of_all_lengths(tmp_path: Path) -> None:
+    """Its mean length is the corpus' but for chance, and its shards are of one length each."""
+    corpus = binned(tmp_path, numbered([(2 + i % 29, 2 + i % 29) for i in range(2900)]))
+    plan = plan_epoch(corpus, 1, 0, 1000)
+    means = [corpus.src_lengths[pairs].mean() for pairs in plan]
+    assert np.mean(means) == pytest.approx(16, abs=0.5)
+    assert np.std(means) < 8.4 / math.sqrt(50)  # of a pair 8.4, and an update has some 60
+    (update,) = updates(corpus, 1, 1000, 4, 0, 1, 1, 1)
+    longest = [max(mask.shape[-1] for mask in batch.src.masks) for batch in update.shards if batch]
+    assert longest == sorted(longest)
+    assert longest[0] < 16 < longest[-1]
 
 
 def test_pairs_and_lines_are_found_over_blocks_and_files(tmp_path: Path) -> None:

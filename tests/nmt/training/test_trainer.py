@@ -90,19 +90,23 @@ RELU = ["encoder.0.feed_forward", "decoder.0.feed_forward"]
 
 
 def test_dropout_acts_in_training_wherever_section_5_4_and_the_settings_say(tiny_job: MakeJob) -> None:
-    shares = {"P_drop": 0.3, "attention_dropout": 0.2, "relu_dropout": 0.4}
+    shares, zeros = {"P_drop": 0.3, "attention_dropout": 0.2, "relu_dropout": 0.4}, dict[str, list[Tensor]]()
     trainer = trainer_of(tiny_job(shards=1), **shares)
     update = an_update(trainer)
     trainer.model.eval()  # As a validation leaves it.
     with dropouts_watched(trainer) as seen:
         trainer.step(update)
-    assert sorted(name for name, _, _ in seen) == sorted(RESIDUAL + ATTENTION + RELU)
+    blocks = len(update.shards[0].src.masks) if update.shards[0] else 0
+    assert sorted(name for name, _, _ in seen) == sorted(RESIDUAL + blocks * ATTENTION + RELU)
     for name, given, result in seen:
         share = shares["attention_dropout" if name in ATTENTION else "relu_dropout" if name in RELU else "P_drop"]
         real = given != 0
-        assert (result[real] == 0).double().mean().item() == pytest.approx(share, abs=0.05), name
+        zeros.setdefault(name, []).append(result[real] == 0)
         left = result != 0
         torch.testing.assert_close(result[left], given[left] / (1 - share), rtol=1e-4, atol=0)
+    for name, dropped in zeros.items():
+        share = shares["attention_dropout" if name in ATTENTION else "relu_dropout" if name in RELU else "P_drop"]
+        assert torch.cat(dropped).double().mean().item() == pytest.approx(share, abs=0.05), name
 
 
 def test_validation_is_the_plain_loss_of_each_pair_without_dropout(tiny_job: MakeJob) -> None:
@@ -161,7 +165,9 @@ def test_random_streams_differ_by_seed_update_and_shard_alone(tiny_job: MakeJob)
 
 
 class Products(TorchDispatchMode):
-    """The types of all matrix products' operands, forward and backward, and the number of those of two matrices.
+    """The types of the operands of products of two matrices, forward and backward, and their number.
+
+    On a CPU those of attention are float32 always.
 
     Refuses operations on tensors of two devices, apart from copies and from numbers.
     """
@@ -175,7 +181,7 @@ class Products(TorchDispatchMode):
         given = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         if name not in {aten.copy_, aten._to_copy}:
             assert len({x.device.type for x in given if x.dim()}) <= 1, func
-        if name in {aten.mm, aten.addmm, aten.addmm_, aten.bmm}:
+        if name in {aten.mm, aten.addmm, aten.addmm_} or (name is aten.bmm and given[0].is_cuda):
             self.types |= {operand.dtype for operand in given[-2:]}
         self.count += name in {aten.mm, aten.addmm}
         return func(*args, **(kwargs or {}))
@@ -302,7 +308,7 @@ def test_the_gradient_is_of_the_mean_over_all_the_updates_tokens(tiny_job: MakeJ
     twin.load_state_dict(trainer.model.state_dict())
     total, likelihood = torch.zeros(()), 0.0
     for batch in filter(None, update.shards):
-        logits = twin.logits(twin(batch.src, batch.tgt_in)).flatten(0, 1)[batch.positions]
+        logits = twin.logits(twin.states(batch.src, batch.tgt_in))
         # 1 - e and e / (V - 1) are torch's 1 - t + t / V and t / V at t = e V / (V - 1).
         total = total + F.cross_entropy(logits, batch.labels, label_smoothing=0.2 * 16 / 15, reduction="sum")
         likelihood += F.cross_entropy(logits, batch.labels, reduction="sum").item()
@@ -318,7 +324,7 @@ def test_the_gradient_is_of_the_mean_over_all_the_updates_tokens(tiny_job: MakeJ
     assert report["nll"] == pytest.approx(likelihood / update.sums.target, rel=1e-5)
     assert report["gradient_norm"] == pytest.approx(norm, rel=1e-4)
     assert report["tokens"] == update.sums.target
-    padded = sum(batch.src.numel() + batch.tgt_in.numel() for batch in filter(None, update.shards))
+    padded = sum(len(side.padded) for batch in filter(None, update.shards) for side in (batch.src, batch.tgt_in))
     assert trainer.measured.state.padding == pytest.approx(1 - (update.sums.source + update.sums.target) / padded)
 
 
@@ -342,7 +348,7 @@ def test_a_report_is_of_the_updates_since_the_last(tiny_job: MakeJob) -> None:
     assert empty == Interval().model_copy(update={"seconds": empty.seconds})
 
 
-GOLDEN = [3.386721, 2.764068, 2.797607, 2.796533, 2.725303, 2.782631, 2.734423, 2.712844, 2.695598, 2.640848]
+GOLDEN = [3.547348, 3.055994, 2.915973, 2.710711, 2.722587, 2.693483, 2.706241, 2.776696, 2.670321, 2.617231]
 """The losses of ten updates, as this code had them; a change means another training, or another random generator."""
 
 
@@ -353,7 +359,7 @@ def test_ten_updates_follow_the_losses_on_record(tmp_path: Path, tiny_job: MakeJ
     records = read_history(tmp_path / "history.jsonl")
     losses = [record["loss"] for record in records if "loss" in record]
     assert losses == pytest.approx(GOLDEN, rel=1e-4)
-    assert [r["valid_loss"] for r in records if "valid_loss" in r] == pytest.approx([2.554405], rel=1e-4)
+    assert [r["valid_loss"] for r in records if "valid_loss" in r] == pytest.approx([2.545118], rel=1e-4)
 
 
 def test_a_training_measures_and_keeps_at_its_intervals(tmp_path: Path, tiny_job: MakeJob) -> None:

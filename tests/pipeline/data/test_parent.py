@@ -48,7 +48,7 @@ def test_parents_are_known_by_their_weights_and_give_subwords(tmp_path: Path, mo
     start = {"training.start_from.folder": "parent", "training.start_from.weights": weights}
     assert resolution.changed(found.model_dump()) == start, "not the parent's subwords, which may not be overridden"
     # Dropout and the first weights of a new model decide no shape.
-    assert resolved(model={"P_drop": 0.3, "initialisation": "glorot_fused"})
+    assert resolved(model={"P_drop": 0.3, "initialisation": "glorot"})
     # A queued experiment runs in a copy of the repository.
     (tmp_path / "copy/data").mkdir(parents=True)
     (tmp_path / "copy/data/catalog").symlink_to(ROOT / "data/catalog")
