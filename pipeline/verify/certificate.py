@@ -16,8 +16,9 @@ from nmt.training.settings import Job
 from pipeline.config import catalogs, graph
 from pipeline.config.paths import CATALOGS, read_json
 from pipeline.config.rows import flat
-from pipeline.stages import certify, train
+from pipeline.stages import certify
 from pipeline.tracking.source import git
+from pipeline.trainings.identity import code_digest
 
 Status = Literal["recomputed", "equal", "noted", "differs", "inconclusive"]
 """recomputed: made again, same bytes; equal: same hash; noted: other code, perhaps the same bits; differs: changed;
@@ -107,7 +108,7 @@ def sealed(path: Path) -> Finding:
 
 def code(certificate: Certificate) -> Finding:
     """Compare the modules that decide the weights; ask git whether others can have the code that runs here."""
-    was, here = certificate.training.code, train.code_digest()
+    was, here = certificate.training.code, code_digest(certificate.training.job)
     told = f"the modules that decide the weights, {here}"
     if was != here:
         told = f"the modules that decide the weights had the hash {was}, here {here}"
