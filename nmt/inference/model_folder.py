@@ -17,7 +17,7 @@ from nmt.errors import InputError, first_error
 from nmt.inference.settings import SearchSettings
 from nmt.model import Transformer
 from nmt.model_settings import ModelSettings
-from nmt.settings import Settings
+from nmt.schema import Settings
 from nmt.text.settings import TokenizerSettings
 
 

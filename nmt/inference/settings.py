@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from nmt.errors import InputError, first_error
-from nmt.settings import Few, Settings
+from nmt.schema import Few, Settings
 
 
 class SearchSettings(Settings):

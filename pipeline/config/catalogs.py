@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from nmt.errors import InputError
-from nmt.settings import Settings
+from nmt.schema import Settings
 from pipeline.config.corpora import ArchiveEntry, ArchiveSettings, DataSettings, Name, Pair, ParallelSettings
 from pipeline.config.errors import nearest, read_mapping, validated
 from pipeline.config.paths import CATALOGS
