@@ -205,8 +205,8 @@ def join() -> None:
     """
     check_folder()
     # Imported here: importing torch takes a second.
+    from pipeline.trainings.folder import raise_if_refused
     from pipeline.trainings.identity import code_digest
-    from pipeline.trainings.outcome import raise_if_refused
 
     _, most, endpoint = launch.nodes()
     if most == 1:

@@ -15,8 +15,8 @@ from nmt.model_settings import ModelSettings
 from nmt.training.settings import TrainingSettings
 from pipeline.config.paths import state_store
 from pipeline.config.sections import load_section
-from pipeline.trainings import folder, identity, outcome, start
-from pipeline.trainings.outcome import Launch
+from pipeline.trainings import folder, identity, start
+from pipeline.trainings.folder import Launch
 from pipeline.trainings.outputs import write_outputs
 
 
@@ -41,5 +41,5 @@ def run(
         # With a store, a finished training may not have been uploaded yet.
         if state_store() is not None or not (state / "done.json").exists():
             with follow(state), progress(training.updates) as display:
-                outcome.launch_and_watch(state, launch, display.show)
+                folder.launch_and_watch(state, launch, display.show)
         write_outputs(state, Path())

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from nmt.errors import InputError, first_error
+from nmt.errors import InputError, explain
 from nmt.training.chain import Link
 from nmt.training.settings import Job
 from pipeline.config import catalogs, graph
@@ -85,8 +85,7 @@ def load(path: Path) -> Certificate:
     try:
         return Certificate.model_validate(read_json(path, remedy=HELP))
     except ValidationError as error:
-        name, _, rule = first_error(error)
-        raise InputError(f"{path} is no certificate ({name}: {rule}): {HELP}") from error
+        raise InputError(f"{path} is no certificate ({explain(error)}): {HELP}") from error
 
 
 def difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:

@@ -20,7 +20,8 @@ from nmt.training.checkpoint import latest_resume, update_of
 from nmt.training.settings import StartSettings
 from nmt.training.state import read_state
 from pipeline.config.paths import state_root
-from pipeline.trainings import launch, outcome
+from pipeline.trainings import launch
+from pipeline.trainings.folder import outcome
 from pipeline.trainings.outputs import write_outputs
 from pipeline.trainings.start import copy_parent
 from pipeline.verify.certificate import ChainOfRun, Finding
@@ -138,7 +139,7 @@ class Training:
                 threads = 0 if self.portable else int(recorded[0].conditions["threads"])
                 status = launch.torchrun(folder, lambda: None, threads=threads)
                 if not (folder / "done.json").exists():
-                    raise outcome.outcome(folder, status)
+                    raise outcome(folder, status)
             if outputs is not None and (start, end) == (0, self.last):
                 write_outputs(folder, outputs)
             return chain.read_chain(folder / history.CHAIN), history.read_history(folder / history.HISTORY)

@@ -23,8 +23,8 @@ from nmt.training.checkpoint import checkpoints, update_of
 from nmt.training.settings import ForkSettings, Job
 from pipeline.config import paths
 from pipeline.stages import train
-from pipeline.trainings import identity, outcome, start
-from pipeline.trainings.folder import locked, write_job
+from pipeline.trainings import identity, start
+from pipeline.trainings.folder import launch_and_watch, locked, write_job
 from pipeline.trainings.outputs import write_outputs
 
 Folder = Callable[..., Path]
@@ -362,7 +362,7 @@ def test_why_a_training_ended_is_told(
         return status
 
     with pytest.raises(kind, match=f"^{message}$"):
-        outcome.launch_and_watch(tmp_path, ended, lambda *_: None)
+        launch_and_watch(tmp_path, ended, lambda *_: None)
 
 
 @pytest.mark.parametrize(("left", "kind"), [(REFUSED, InputError), ({"interrupted": ""}, Interrupted), (FAILED, None)])
@@ -380,7 +380,7 @@ def test_an_error_of_the_users_and_a_stop_of_one_process_end_the_others_at_once(
         return 0
 
     with nullcontext() if kind is None else pytest.raises(kind):
-        outcome.launch_and_watch(tmp_path, torchrun, lambda *_: None)
+        launch_and_watch(tmp_path, torchrun, lambda *_: None)
 
 
 def test_what_training_measures_is_shown_while_it_runs(tmp_path: Path) -> None:
@@ -399,5 +399,5 @@ def test_what_training_measures_is_shown_while_it_runs(tmp_path: Path) -> None:
         (tmp_path / "done.json").touch()
         return 0
 
-    outcome.launch_and_watch(tmp_path, torchrun, lambda update, record: shown.append(update))
+    launch_and_watch(tmp_path, torchrun, lambda update, record: shown.append(update))
     assert shown == [1, 2]
