@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from reprlib import Repr
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+
+_SHORT = Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 1, 200, 200
 
 
 class InputError(ValueError):
     """An error that a user can cause and correct; the message names what, where, the rule and the remedy."""
 
 
-def first_error(error: ValidationError) -> tuple[str, Any, str]:
-    """Return the first problem of pydantic's error: the key, its value, and the rule as `should be ...`."""
-    first = error.errors()[0]
-    return (
-        ".".join(map(str, first["loc"])),
-        first["input"],
-        first["msg"].removeprefix("Input ").removeprefix("Value error, "),
-    )
+def explain(error: ValidationError) -> str:
+    """Return the first problem in a sentence: the key, its value (cut where it is long) and the rule."""
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"] if part != "[key]")
+    rule = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return f"`{key}` is missing: add it"
+    if not key or isinstance(first["input"], Mapping) or hasattr(first["input"], "model_dump"):
+        # A rule about several keys names them itself.
+        return f"{key}: {rule}" if key else rule
+    return f"{key} is {_SHORT.repr(first['input'])}; {rule[0].lower()}{rule[1:]}"

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from nmt import codec
 from nmt.common.files import sha256_of
 from nmt.common.tensors import WEIGHTS, load_tensors
-from nmt.errors import InputError, first_error
+from nmt.errors import InputError, explain
 from nmt.ids import EOS
 from nmt.inference.model_folder import ModelDescription, load_description, save_model
 from nmt.inference.settings import SearchSettings
@@ -176,10 +176,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        name, value, rule = first_error(error)
-        # A rule about several settings names them itself.
-        what = f"{name or 'merges'}: {rule}" if isinstance(value, Mapping) else f"{name} is {value!r}, but {rule}"
-        raise InputError(f"{what}: change it") from error
+        raise InputError(f"{explain(error)}: change it") from error
 
 
 def _job(model: dict[str, Any], training: dict[str, Any], rows: int, corpus: Path) -> Job:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nmt.settings import Few, Settings, Size
+from nmt.schema import Few, Settings, Size
 
 DropoutProbability = Annotated[float, Field(ge=0.0, le=0.99)]
 

@@ -30,7 +30,7 @@ from pipeline.config import graph, tasks
 from pipeline.config.paths import SCORES, read_json, status_file
 from pipeline.tracking import publish, source
 from pipeline.tracking.follow import follow
-from pipeline.train.progress import TrainingProgress
+from pipeline.trainings.progress import TrainingProgress
 
 FROM_THE_MACHINE = {EACCES, EAGAIN, EIO, EMFILE, ENFILE, ENOENT, EPERM, EROFS, ESTALE}
 """Errors of files and disks that one sentence explains; any other OSError is our fault: it keeps its traceback."""
@@ -57,7 +57,7 @@ def arguments(run: Callable[..., None]) -> dict[str, Any]:
 
 def _torchrun(job_folder: Path, watch: Callable[[], None]) -> int:
     # Imported here: importing torch takes a second.
-    from pipeline.train import sync
+    from pipeline.trainings import sync
 
     return sync.torchrun(job_folder, watch)
 

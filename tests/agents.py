@@ -14,7 +14,7 @@ from orchestra import until
 
 from nmt.common import processes
 from nmt.training.history import read_history
-from pipeline.train import launch
+from pipeline.trainings import launch
 
 Start = Callable[[Path, int], subprocess.Popen[bytes]]
 PATIENCE = 200

@@ -13,7 +13,7 @@ from nmt.common.shapes import Int
 from nmt.errors import InputError
 from nmt.ids import EOS, PAD
 from nmt.inference.model_folder import load_description, load_model
-from nmt.settings import Precision
+from nmt.schema import Precision
 from nmt.text.subwords import Subwords
 
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from nmt.common.files import read_yaml, writing
 from nmt.common.tensors import WEIGHTS, load_tensors, save_tensors
-from nmt.errors import InputError, first_error
+from nmt.errors import InputError, explain
 from nmt.inference.settings import SearchSettings
 from nmt.model import Transformer
 from nmt.model_settings import ModelSettings
-from nmt.settings import Settings
+from nmt.schema import Settings
 from nmt.text.settings import TokenizerSettings
 
 
@@ -69,8 +69,7 @@ def load_description(folder: Path) -> ModelDescription:
     except OSError as error:
         raise InputError(f"{folder} is no model folder: {path} cannot be read ({error.strerror})") from error
     except ValidationError as error:
-        name, _, rule = first_error(error)
-        raise InputError(f"{path} is damaged or of another version: {name}: {rule}") from error
+        raise InputError(f"{path} is damaged or of another version: {explain(error)}") from error
 
 
 def load(folder: str | Path) -> Transformer:

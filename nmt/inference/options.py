@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nmt.settings import Precision
+from nmt.schema import Precision
 
 WINDOW = 2048
 """Lines sorted by length together; memory grows with this, not with the input."""

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from nmt.errors import InputError, first_error
-from nmt.settings import Few, Settings
+from nmt.errors import InputError, explain
+from nmt.schema import Few, Settings
 
 
 class SearchSettings(Settings):
@@ -28,8 +28,7 @@ class SearchSettings(Settings):
         try:
             return SearchSettings.model_validate({**self.model_dump(), **changes})
         except ValidationError as error:
-            name, value, rule = first_error(error)
-            raise InputError(f"the search's {name} is {value!r}, but {rule}: change it") from error
+            raise InputError(f"the search's {explain(error)}: change it") from error
 
     def check_nbest(self, nbest: int) -> None:
         """Raise InputError if a beam search cannot give `nbest` translations of a sentence."""

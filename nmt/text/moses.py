@@ -13,17 +13,16 @@ One space separates the words of a tokenised line. (tokenizer.perl leaves two be
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 from nmt.text.settings import TokenizerSettings
-from nmt.text.word_cache import WordCache
 
 _LINE_BREAKERS = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")
 _JUNK = re.compile("[\x00-\x1f]")
 _NORMALIZED = re.compile("[\r()%:;`„“”–—´‘‚’…«»º\u00a0\"]|''|  ")
 """The normaliser changes no line without one of these."""
-_CACHED = 1 << 17
-"""Words in each generation of the cache."""
+_CACHED = 1 << 18  # words
 
 _Rules = list[tuple[re.Pattern[str], str]]
 
@@ -83,7 +82,7 @@ class Moses:
         self._lower = frozenset(tokenizer.IsLower)
         self._before_numbers = frozenset(tokenizer.NUMERIC_ONLY_PREFIXES)
         self._abbreviations = frozenset(tokenizer.NONBREAKING_PREFIXES) - self._before_numbers
-        self._words: WordCache[list[str]] = WordCache(self._split, _CACHED)
+        self._word = lru_cache(_CACHED)(self._split)
 
     def normalize(self, line: str) -> str:
         """Normalise punctuation as normalize-punctuation.perl does, and strip the line, if the settings say so."""
@@ -132,16 +131,15 @@ class Moses:
     def _tokens(self, words: list[str]) -> list[str]:
         """Return the tokens of words before full stops are split off."""
         tokens: list[str] = []
-        cache = self._words
         if not words or (words[0][0] not in "'," and words[-1][-1] != "'"):
             for word in words:
-                tokens += cache[word]
+                tokens += self._word(word)
             return tokens
         # Rules for apostrophes and commas depend on the characters on both sides, which the ends of a line lack.
         last = len(words) - 1
         for index, word in enumerate(words):
             edge = index in {0, last}
-            tokens += self._split(word, first=index == 0, last=index == last) if edge else cache[word]
+            tokens += self._split(word, first=index == 0, last=index == last) if edge else self._word(word)
         return tokens
 
     def _split(self, word: str, *, first: bool = False, last: bool = False) -> list[str]:

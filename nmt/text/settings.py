@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from nmt.settings import Count, Settings, Size
+from nmt.schema import Count, Settings, Size
 
 
 class TokenizerSettings(Settings):

@@ -14,6 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from nmt.errors import InputError
 from nmt.ids import BOS, EOS, PAD, UNK
 from nmt.text.bpe import INSIDE, Merges, Pair, learn_merges
 from nmt.text.settings import SubwordSettings
-from nmt.text.word_cache import WordCache
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 """The symbols of PAD, BOS, EOS and UNK."""
@@ -32,8 +32,7 @@ SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 _CONTINUES = "@@"
 """The end of a symbol that is not the last of its word, as subword-nmt writes it."""
 _VERSION = "#version: 0.2"
-_CACHED = 1 << 17
-"""Words in each generation of the cache."""
+_CACHED = 1 << 18  # words
 
 
 class Subwords(ABC):
@@ -89,19 +88,18 @@ class BytePairs(Subwords):
         self._ids = {piece: token for token, piece in enumerate(pieces, start=len(SPECIALS))}
         texts = [piece.removesuffix(INSIDE) if piece.endswith(INSIDE) else piece + " " for piece in pieces]
         self._texts = [""] * len(SPECIALS) + texts + [""] * (self.size - self.used_rows)
-        self._words: WordCache[list[int]] = WordCache(self._word, _CACHED)
+        self._word = lru_cache(_CACHED)(self._ids_of)
 
     def encode(self, line: str) -> list[int]:
         ids: list[int] = []
-        words = self._words
         for word in line.split(" "):
-            ids += words[word]
+            ids += self._word(word)
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         return "".join([self._texts[token] for token in ids]).removesuffix(" ")
 
-    def _word(self, word: str) -> list[int]:
+    def _ids_of(self, word: str) -> list[int]:
         if not word:
             return []
         pieces = self._merges.split(word)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from nmt.model_settings import ModelSettings
-from nmt.settings import Count, Few, PowerOfTwo, Precision, Probability, Settings
+from nmt.schema import Count, Few, PowerOfTwo, Precision, Probability, Settings
 
 
 class StartSettings(Settings):

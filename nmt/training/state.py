@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nmt import hardware
 from nmt.common.files import writing
 from nmt.common.tensors import WEIGHTS, load_tensors, save_tensors
-from nmt.errors import InputError, first_error
+from nmt.errors import InputError, explain
 from nmt.flops import LengthSums
 from nmt.model import Transformer
 
@@ -175,10 +175,7 @@ def read_state(path: Path) -> TrainState:
     try:
         return TrainState.model_validate_json((path / STATE).read_bytes())
     except (OSError, ValidationError) as error:
-        key, problem = "", str(error)
-        if isinstance(error, ValidationError):
-            key, _, problem = first_error(error)
+        problem = explain(error) if isinstance(error, ValidationError) else str(error)
         raise InputError(
-            f"{path / STATE} cannot be resumed from ({key or 'it'}: {problem}): remove {path} to start this "
-            "training again"
+            f"{path / STATE} cannot be resumed from ({problem}): remove {path} to start this training again"
         ) from error

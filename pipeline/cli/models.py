@@ -12,7 +12,7 @@ import typer
 
 from nmt.common.files import sha256_of
 from nmt.inference.options import LONGEST, WINDOW, Quantization, TranslationOptions
-from nmt.settings import Precision
+from nmt.schema import Precision
 from pipeline.config.paths import AVERAGE, CERTIFICATE, SCORES, read_json
 
 app = typer.Typer()

@@ -25,7 +25,7 @@ from pipeline.config.paths import BINNED_STATS, CONFIG, read_json
 from pipeline.config.settings import Configuration
 from pipeline.config.tasks import duration
 from pipeline.data import parent, user_text
-from pipeline.train import launch
+from pipeline.trainings import launch
 
 app = typer.Typer()
 

@@ -31,7 +31,7 @@ from pipeline.config.paths import (
 )
 from pipeline.config.rows import flat
 from pipeline.config.tasks import task_in
-from pipeline.train import launch
+from pipeline.trainings import launch
 
 if TYPE_CHECKING:
     from pipeline.report.comparison import Compared
@@ -205,7 +205,8 @@ def join() -> None:
     """
     check_folder()
     # Imported here: importing torch takes a second.
-    from pipeline.stages.train import code_digest, raise_if_refused
+    from pipeline.trainings.folder import raise_if_refused
+    from pipeline.trainings.identity import code_digest
 
     _, most, endpoint = launch.nodes()
     if most == 1:
@@ -214,7 +215,8 @@ def join() -> None:
     print(f"join: waiting for a training in {state_root()} whose nodes meet at {endpoint}", flush=True)
     while (job := _training_at(str(endpoint))) is None:
         time.sleep(INTERVAL)
-    if job.name.split("-")[1:2] != [code_digest()] and os.environ.get("WMT_RESUME_ACROSS_CODE") != "1":
+    here = code_digest(read_yaml(job / "job.yaml"))
+    if job.name.split("-")[1:2] != [here] and os.environ.get("WMT_RESUME_ACROSS_CODE") != "1":
         raise InputError(f"{job.name} is trained with other code than this machine has: check out the first node's")
 
     def watch() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from nmt.errors import InputError
-from nmt.settings import Settings
+from nmt.schema import Settings
 from pipeline.config.corpora import ArchiveEntry, ArchiveSettings, DataSettings, Name, Pair, ParallelSettings
 from pipeline.config.errors import nearest, read_mapping, validated
 from pipeline.config.paths import CATALOGS
@@ -97,7 +97,8 @@ def _content(name: str, where: str, extending: tuple[str, ...]) -> dict[str, Any
             f"{nearest(name, known)}"
         )
     own = read_mapping(path, "description, archives and pairs")
-    if own.get("extends") is None:
+    base = own.get("extends")
+    if base is None or isinstance(base, list | dict):  # The schema refuses the last two.
         return own
     # Archives and pairs are completed key by key; a text or a preparation takes the whole place of the other's.
-    return merge(_content(str(own["extends"]), f"{path} extends", (*extending, name)), own, depth=3)
+    return merge(_content(str(base), f"{path} extends", (*extending, name)), own, depth=3)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from nmt.settings import Settings
+from nmt.schema import Settings
 
 Pair = Literal["en-de", "en-fr", "en-tree"]
 Url = Annotated[str, Field(pattern=r"^(https?://[^/\s]+/|file:)\S+$")]

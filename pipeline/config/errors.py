@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from nmt.common.files import read_yaml
-from nmt.errors import InputError
+from nmt.errors import InputError, explain
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -22,26 +22,20 @@ def validated(model: type[Model], content: object, path: Path) -> Model:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        raise InputError(f"{path}: {explain(error, model)}") from error
+        raise InputError(f"{path}: {explained(error, model)}") from error
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> str:
+def explained(error: ValidationError, model: type[BaseModel]) -> str:
     """Return the first error in one sentence: key, value and rule, or for an unknown key the nearest valid one."""
-    first = error.errors()[0]
+    first = error.errors(include_url=False)[0]
     location = [part for part in first["loc"] if part != "[key]"]
     key = ".".join(map(str, location))
     if first["type"] == "extra_forbidden":
         return f"unknown key `{key}`; {nearest(str(location[-1]), valid_keys(model, location[:-1]))}"
-    if first["type"] == "missing":
-        return f"`{key}` is missing: add it"
     if "[key]" in first["loc"] and first["type"] == "literal_error":
         valid = re.findall(r"'(.+?)'", first["ctx"]["expected"])
         return f"unknown key `{key}`; {nearest(str(location[-1]), valid)}"
-    rule = first["msg"].removeprefix("Value error, ")
-    if isinstance(first["input"], Mapping | BaseModel):
-        # A rule about several keys names them itself.
-        return f"{key}: {rule}" if key else rule
-    return f"{key} is {first['input']!r}; {rule[0].lower()}{rule[1:]}"
+    return explain(error)
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -19,17 +19,6 @@ class Stage:
     outs: list[str]
     meta: dict[str, Any]
 
-    @property
-    def computing_code(self) -> set[Path]:
-        """Return the modules among the deps that compute: those of nmt, folders expanded, and the stage's own.
-
-        Left out are what all stages share, such as paths, the schema of the settings and this graph. Every added stage
-        edits them.
-        """
-        code = (path for path in map(Path, self.deps) if path.parts[0] == "nmt")
-        files = {file for path in code for file in ([path] if path.suffix == ".py" else path.rglob("*.py"))}
-        return {*files, Path(f"pipeline/stages/{self.name}.py")}
-
 
 def stages(path: Path = DVC_YAML) -> dict[str, Stage]:
     """Return every stage by its name, in dvc.yaml's order; none where the file does not exist."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from nmt.common.cpu import cpuinfo
-from nmt.settings import Precision
+from nmt.schema import Precision
 
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 """Names in /proc/cpuinfo of a CPU's units that multiply bfloat16; without them it is slower than float32."""

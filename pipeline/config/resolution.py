@@ -18,7 +18,7 @@ from pydantic import ValidationError, model_validator
 from nmt.errors import InputError
 from pipeline.config import catalogs, rows
 from pipeline.config.corpora import RunSettings
-from pipeline.config.errors import explain, nearest, read_mapping, validated
+from pipeline.config.errors import explained, nearest, read_mapping, validated
 from pipeline.config.paths import PARAMS
 from pipeline.config.sections import SECTIONS, VersionSettings
 from pipeline.config.settings import Configuration
@@ -106,7 +106,7 @@ def resolve(params: Mapping[str, Any]) -> Configuration:
         configuration = Configuration.model_validate({"run": run, "data": data, **merged, "versions": versions})
     except ValidationError as error:
         origin = _origin(error.errors()[0]["loc"], layers)
-        raise InputError(f"{origin}: {explain(error, Configuration)}") from error
+        raise InputError(f"{origin}: {explained(error, Configuration)}") from error
     shortened = "updates" in overrides.get("training", {}) and "last" not in overrides.get("averaging", {})
     if not shortened and (missing := checkpoint_shortage(configuration)):
         raise InputError(

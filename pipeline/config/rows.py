@@ -12,7 +12,7 @@ from pydantic import Field
 from nmt.common.files import read_yaml
 from nmt.errors import InputError
 from nmt.model_settings import ModelSettings
-from nmt.settings import Settings
+from nmt.schema import Settings
 from pipeline.config.corpora import Pair
 from pipeline.config.errors import nearest
 from pipeline.config.machine import fastest_precision

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from nmt.common.files import read_yaml
 from nmt.errors import InputError
-from nmt.settings import Count, Few, Settings
+from nmt.schema import Count, Few, Settings
 from pipeline.config.paths import CONFIG
 
 Section = TypeVar("Section", bound=Settings)

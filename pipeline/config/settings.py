@@ -6,7 +6,7 @@ from pydantic import model_validator
 
 from nmt.inference.settings import SearchSettings
 from nmt.model_settings import ModelSettings
-from nmt.settings import Settings
+from nmt.schema import Settings
 from nmt.text.settings import BinningSettings, PreparationSettings, SubwordSettings
 from nmt.training.settings import TrainingSettings
 from pipeline.config.corpora import DataSettings, RunSettings

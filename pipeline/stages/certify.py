@@ -25,22 +25,23 @@ SECTIONS = ("run", "data", *sections.SECTIONS, "versions")
 def run() -> None:
     """Write results/certificate.json: params.yaml, resolved settings, versions, the chain, times, hashes by path."""
     stages = graph.stages()
-    made = [Path(path) for path in stages["certify"].deps if graph.made_by(path, stages)]
+    made = [path for path in stages["certify"].deps if graph.made_by(path, stages)]
     content = {
         "params": read_yaml(PARAMS),
         "settings": {name: plain_section(name) for name in SECTIONS},
         "versions": {"python": platform.python_version(), **{name: version(name) for name in ("torch", "numpy")}},
         "training": read_json(CHAIN),
         "measured": read_json(TRAINING),
-        "files": hashes(made),
+        "files": hashes(made, Path()),
     }
     write_json(CERTIFICATE, {**content, "seal": seal(content)})
 
 
-def hashes(paths: Iterable[Path]) -> dict[str, str]:
-    """Return the sha256 of files, and of those in folders, by their paths; without files that are not there."""
-    files = (each for path in paths for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file())
-    return {str(path): sha256_of(path) for path in sorted(files)}
+def hashes(paths: Iterable[str | Path], root: Path) -> dict[str, str]:
+    """Return the sha256 of the files that are there, and of those in folders, by their paths in `root`."""
+    made = [root / path for path in paths]
+    files = (file for path in made for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file())
+    return {str(file.relative_to(root)): sha256_of(file) for file in sorted(files)}
 
 
 def seal(content: Mapping[str, Any]) -> str:

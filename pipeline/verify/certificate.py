@@ -10,14 +10,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from nmt.errors import InputError, first_error
+from nmt.errors import InputError, explain
 from nmt.training.chain import Link
 from nmt.training.settings import Job
 from pipeline.config import catalogs, graph
 from pipeline.config.paths import CATALOGS, read_json
 from pipeline.config.rows import flat
-from pipeline.stages import certify, train
+from pipeline.stages import certify
 from pipeline.tracking.source import git
+from pipeline.trainings.identity import code_digest
 
 Status = Literal["recomputed", "equal", "noted", "differs", "inconclusive"]
 """recomputed: made again, same bytes; equal: same hash; noted: other code, perhaps the same bits; differs: changed;
@@ -84,8 +85,7 @@ def load(path: Path) -> Certificate:
     try:
         return Certificate.model_validate(read_json(path, remedy=HELP))
     except ValidationError as error:
-        name, _, rule = first_error(error)
-        raise InputError(f"{path} is no certificate ({name}: {rule}): {HELP}") from error
+        raise InputError(f"{path} is no certificate ({explain(error)}): {HELP}") from error
 
 
 def difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
@@ -107,7 +107,7 @@ def sealed(path: Path) -> Finding:
 
 def code(certificate: Certificate) -> Finding:
     """Compare the modules that decide the weights; ask git whether others can have the code that runs here."""
-    was, here = certificate.training.code, train.code_digest()
+    was, here = certificate.training.code, code_digest(certificate.training.job)
     told = f"the modules that decide the weights, {here}"
     if was != here:
         told = f"the modules that decide the weights had the hash {was}, here {here}"

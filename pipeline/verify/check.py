@@ -5,17 +5,18 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import chdir, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import chdir, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from nmt import flops
-from nmt.common.files import link_or_copy, scratch_folder, sha256_of, write_json
+from nmt.common.files import link_or_copy, scratch_folder, write_json
 from nmt.common.tensors import digest, load_tensors
 from nmt.errors import InputError
+from nmt.model_settings import ModelSettings
 from nmt.training import chain, checkpoint
 from nmt.training.history import perplexity
 from nmt.training.settings import Job, StartSettings, TrainingSettings
@@ -25,10 +26,27 @@ from pipeline.config.paths import read_json, state_root
 from pipeline.config.rows import flat
 from pipeline.config.sections import load_section, plain_section
 from pipeline.data import parent_folder
-from pipeline.stages import certify, train
+from pipeline.stages import certify
+from pipeline.trainings import identity
 from pipeline.verify import certificate as certificates
 from pipeline.verify.certificate import Certificate, Finding, difference
 from pipeline.verify.replay import Training
+
+HERE = Path()
+
+
+@contextmanager
+def within(folder: Path) -> Iterator[None]:
+    """Run a stage of the repository in `folder`: stages find their files in the present folder, as DVC starts them.
+
+    As in DVC's experiments, relative paths that lead out of the repository begin in the original.
+    """
+    os.environ["DVC_ROOT"] = str(Path.cwd())
+    try:
+        with chdir(folder):
+            yield
+    finally:
+        del os.environ["DVC_ROOT"]
 
 
 class Remake:
@@ -51,16 +69,16 @@ class Remake:
             elif path not in outs and path != paths.PARAMS and not path.name.startswith("."):
                 (self.folder / path).symlink_to(path.resolve())
 
-    def hashes(self, name: str) -> dict[str, Any]:
-        """Return what a stage made in the present folder: hashes by path; of `resolve` the settings by key."""
+    def hashes(self, name: str, root: Path = HERE) -> dict[str, Any]:
+        """Return what a stage made in the repository `root`: hashes by path; of `resolve` the settings by key."""
         if name != "resolve":
-            return certify.hashes(map(Path, self.stages[name].outs))
-        if not paths.CONFIG.exists():
+            return certify.hashes(self.stages[name].outs, root)
+        if not (root / paths.CONFIG).exists():
             return {}
-        return dict(flat({name: plain_section(name) for name in certify.SECTIONS}))
+        return dict(flat({name: plain_section(name, root / paths.CONFIG) for name in certify.SECTIONS}))
 
     def take(self, name: str) -> dict[str, Any]:
-        """Put a stage's files that equal the certificate's into the folder; return the hashes of all that are here."""
+        """Put a stage's files here that equal the certificate's into the folder; return the hashes of all."""
         here, recorded = self.hashes(name), self.recorded[name]
         for path in here if name != "resolve" else ():
             target = self.folder / path
@@ -75,16 +93,12 @@ class Remake:
         again: dict[str, Any] = {}
         problem = next((f"{path} is not here" for path in needed if not (self.folder / path).exists()), None)
         if problem is None:
-            # As in DVC's experiments: relative paths that lead out of the repository begin in the original.
-            os.environ["DVC_ROOT"] = str(Path.cwd())
-            with chdir(self.folder), redirect_stdout(sys.stderr):
-                try:
+            try:
+                with within(self.folder), redirect_stdout(sys.stderr):
                     importlib.import_module(f"pipeline.stages.{name}").run()
-                    again = self.hashes(name)
-                except Exception as error:  # Whatever tampering led to: other steps can still be checked.
-                    problem = f"it cannot run again: {type(error).__name__}: {error}"
-                finally:
-                    del os.environ["DVC_ROOT"]
+                again = self.hashes(name, self.folder)
+            except Exception as error:  # Whatever tampering led to: other steps can still be checked.
+                problem = f"it cannot run again: {type(error).__name__}: {error}"
         for path in again if name != "resolve" else ():
             if again[path] != recorded.get(path):
                 (self.folder / path).unlink()
@@ -155,9 +169,9 @@ def chained(certificate: Certificate, folder: Path) -> Finding:
     """Check that the chain follows from itself, and has the resolved settings, the corpus and the end of the run."""
     training, links = certificate.training, certificate.training.links
     corpus = {path: found for path, found in certificate.under([str(paths.BINNED)]).items() if path.endswith(".arrow")}
-    with chdir(folder):  # The settings as they were resolved again.
-        settings = load_section("training", TrainingSettings)
-        job = {**train.job_settings(settings), "corpus": None}
+    resolved = folder / paths.CONFIG  # The settings as they were resolved again.
+    settings = load_section("training", TrainingSettings, resolved)
+    job = {**identity.job_of(load_section("model", ModelSettings, resolved), settings, folder), "corpus": None}
     if (link := chain.broken(links)) is not None:
         problem = f"it breaks at update {link.update:,}: a link was changed"
     elif other := difference(corpus, {str(paths.BINNED / name): found for name, found in training.data.items()}):
@@ -182,16 +196,15 @@ def trained(certificate: Certificate, again: Remake) -> Finding:
 def trained_again(certificate: Certificate, again: Remake) -> Finding:
     """Compare the outputs of a training that was trained again as a whole, but times: those are the certificate's."""
     timed = (paths.CURVES, paths.VALIDATION, paths.CHAIN)
-    with chdir(again.folder):
-        found = again.hashes("train")
-        if not found:
-            return Finding("train", "inconclusive", "nothing that training made is here")
-        paths.TRAINING.unlink()
-        write_json(paths.TRAINING, certificate.measured)
-        found[str(paths.TRAINING)] = sha256_of(paths.TRAINING)
-        problem = next(misstated(certificate, paths.read_table(paths.VALIDATION)), None)
+    root, summary = again.folder, again.folder / paths.TRAINING
+    if not summary.exists():
+        return Finding("train", "inconclusive", "nothing that training made is here")
+    summary.unlink()
+    write_json(summary, certificate.measured)
+    problem = next(misstated(certificate, root), None)
     made, recorded = (
-        {path: each[path] for path in each if Path(path) not in timed} for each in (found, again.recorded["train"])
+        {path: hashed for path, hashed in files.items() if Path(path) not in timed}
+        for files in (again.hashes("train", root), again.recorded["train"])
     )
     if problem := difference(made, recorded) or problem:
         return Finding("train", "differs", problem)
@@ -228,7 +241,7 @@ def contradictions(certificate: Certificate) -> Iterator[str]:
         before = link.update
     if any(record["update"] > before for record in records):
         yield f"{paths.CURVES} or {paths.VALIDATION.name} goes on after update {before:,}"
-    yield from misstated(certificate, validations)
+    yield from misstated(certificate, HERE)
     weights = {checkpoint.checkpoint_path(paths.CHECKPOINTS, link.update): link.weights for link in links}
     weights[paths.CHECKPOINTS / "last.safetensors"] = links[-1].weights
     for path in (kept := sorted(paths.CHECKPOINTS.iterdir())):
@@ -242,10 +255,10 @@ def contradictions(certificate: Certificate) -> Iterator[str]:
             yield f"the checkpoint of update {update:,} is missing, so others were averaged"
 
 
-def misstated(certificate: Certificate, validations: Sequence[Mapping[str, float]]) -> Iterator[str]:
-    """Yield which numbers of training.json are not those of the training."""
-    link = certificate.training.links[-1]
-    job, training = Job.model_validate({**certificate.training.job, "corpus": ""}), read_json(paths.TRAINING)
+def misstated(certificate: Certificate, root: Path) -> Iterator[str]:
+    """Yield which numbers of training.json, in the repository `root`, are not those of the training."""
+    link, validations = certificate.training.links[-1], paths.read_table(root / paths.VALIDATION)
+    job, training = Job.model_validate({**certificate.training.job, "corpus": ""}), read_json(root / paths.TRAINING)
     known = {
         "updates": link.update,
         "params": flops.parameters(job.model, job.vocabulary, job.target_vocabulary),

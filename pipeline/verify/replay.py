@@ -6,7 +6,6 @@ import math
 import random
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import chdir
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,10 @@ from nmt.training.checkpoint import latest_resume, update_of
 from nmt.training.settings import StartSettings
 from nmt.training.state import read_state
 from pipeline.config.paths import state_root
-from pipeline.stages import train
-from pipeline.train import launch
+from pipeline.trainings import launch
+from pipeline.trainings.folder import outcome
+from pipeline.trainings.outputs import write_outputs
+from pipeline.trainings.start import copy_parent
 from pipeline.verify.certificate import ChainOfRun, Finding
 
 Interval = tuple[int, int]
@@ -126,7 +127,7 @@ class Training:
                 before = [link for link in self.links if link.update <= start]
                 (folder / history.CHAIN).write_text("".join(link.model_dump_json() + "\n" for link in before))
             elif parent := self.job["training"].get("start_from"):
-                train.copy_parent(folder, StartSettings.model_validate(parent))
+                copy_parent(folder, StartSettings.model_validate(parent))
             recorded = [link for link in self.links if start < link.update <= end]
             # A training that was extended is trained again in the same parts: losses were recorded at other updates.
             for (updates, every), links in groupby(recorded, lambda link: (link.updates, link.validate_every)):
@@ -138,10 +139,9 @@ class Training:
                 threads = 0 if self.portable else int(recorded[0].conditions["threads"])
                 status = launch.torchrun(folder, lambda: None, threads=threads)
                 if not (folder / "done.json").exists():
-                    raise train.outcome(folder, status)
+                    raise outcome(folder, status)
             if outputs is not None and (start, end) == (0, self.last):
-                with chdir(outputs):
-                    train.write_outputs(folder)
+                write_outputs(folder, outputs)
             return chain.read_chain(folder / history.CHAIN), history.read_history(folder / history.HISTORY)
 
     def _parting(self, start: int, end: int, again: Sequence[Link], records: Sequence[Mapping[str, Any]]) -> str | None:

@@ -3,7 +3,7 @@
 `--row small --precision float32 bfloat16` trains a row on lengths like WMT14's and prints the share of each kind of
 operation in the time of its updates, by torch's profiler, which itself takes some time; and how fast the updates and
 their matrix products alone are, as shares of the peak measured before. `--src F --tgt F` gives files of subwords
-instead, as `tests.bench.training` does. The environment of a production training is set (pipeline/train/launch.py).
+instead, as `tests.bench.training` does. The environment of a production training is set (pipeline/trainings/launch.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nmt.training.batches import Corpus, train_files
 from nmt.training.distributed import World
 from nmt.training.settings import Job
 from nmt.training.trainer import Trainer
-from pipeline.train import launch
+from pipeline.trainings import launch
 from tests.bench.conditions import announce
 from tests.bench.training import job, prepare
 

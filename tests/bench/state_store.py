@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.train.sync import StateStore
+from pipeline.trainings.sync import StateStore
 from tests.bench.conditions import announce, conditions
 from tests.stores import BUCKET, rclone
 

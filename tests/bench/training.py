@@ -45,7 +45,7 @@ from nmt.training.distributed import World
 from nmt.training.history import read_history
 from nmt.training.settings import Job
 from nmt.training.trainer import Trainer, is_long
-from pipeline.train import launch
+from pipeline.trainings import launch
 from tests.bench.conditions import announce, conditions, spread
 
 Ids = list[list[int]]

@@ -20,7 +20,7 @@ from nmt.training import checkpoint
 from nmt.training.batches import Corpus, train_files, updates
 from nmt.training.chain import read_chain
 from nmt.training.history import read_history
-from pipeline.stages.train import outcome
+from pipeline.trainings.folder import outcome
 
 
 def losses(folder: Path) -> list[float]:

@@ -58,9 +58,9 @@ def test_the_defaults_are_row_base_on_one_device() -> None:
             "no pair of `pairs` has text on both sides and at most 256 subwords on each",
         ),
         ({"valid": ([], [])}, "no pair of `valid` has text on both sides and at most 256 subwords on each"),
-        ({"merges": 0}, "merges is 0, but should be greater than or equal to 1: change it"),
-        ({"model": TINY | {"h": 0}}, "model.h is 0, but should be greater than or equal to 1: change it"),
-        ({"training": {"epochs": 3}}, "training.epochs is 3, but "),
+        ({"merges": 0}, "merges is 0; input should be greater than or equal to 1: change it"),
+        ({"model": TINY | {"h": 0}}, "model.h is 0; input should be greater than or equal to 1: change it"),
+        ({"training": {"epochs": 3}}, "training.epochs is 3; extra"),
         (
             {"training": {"arithmetic": "portable", "precision": "bfloat16"}},
             "training: with training.arithmetic portable, training.precision must be float32: change it",

@@ -27,7 +27,7 @@ DOWN = 60.0
 PROCESSES = {
     "dvc": "-m dvc repro",
     "stage": "-m pipeline train",
-    "launcher": "pipeline.train.launch",
+    "launcher": "pipeline.trainings.launch",
     "trainer": "nmt.training.loop",
 }
 

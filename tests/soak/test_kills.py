@@ -30,7 +30,7 @@ from nmt.training.distributed import World, join_world
 from nmt.training.history import read_history
 from nmt.training.loop import train
 from nmt.training.settings import Job
-from pipeline.stages.train import write_job
+from pipeline.trainings.folder import write_job
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 50

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from pipeline.train import launch
+from pipeline.trainings import launch
 
 ROOT = Path(__file__).resolve().parents[2]
 MakeJob = Callable[..., dict[str, Any]]

@@ -27,7 +27,7 @@ from nmt.common.tensors import WEIGHTS
 from nmt.training import checkpoint
 from nmt.training.history import read_history
 from nmt.training.state import MOMENTS
-from pipeline.train.sync import StateStore
+from pipeline.trainings.sync import StateStore
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 10
@@ -35,7 +35,7 @@ UPDATES = 1500
 STAGE = """
 import sys
 from pathlib import Path
-from pipeline.train import sync
+from pipeline.trainings import sync
 sync.torchrun(Path(sys.argv[1]), lambda: None)
 """
 

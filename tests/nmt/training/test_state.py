@@ -111,19 +111,19 @@ def test_an_attempt_counts_time_lost_to_a_kill_for_the_devices_that_saved_the_st
 @pytest.mark.parametrize(
     ("text", "changed", "problem"),
     [
-        ('"processes":1,', "", "processes: Field required"),
-        ('"pairs":0', '"pairs":0,"words":3', "interval.sums.words: "),
-        ('"update":0', '"update":0,"interval_tokens":3', "interval_tokens: Extra inputs are not permitted"),
-        ('"update":0', '"update":"0"', "update: should be a valid integer"),
-        ('"update":0', '"upda', "it: Invalid JSON"),
-        ("cpu", "\xff", "it: Invalid JSON: invalid unicode"),
+        ('"processes":1,', "", "`processes` is missing"),
+        ('"pairs":0', '"pairs":0,"words":3', "interval.sums.words is 3; "),
+        ('"update":0', '"update":0,"interval_tokens":3', "interval_tokens is 3; extra inputs are not permitted"),
+        ('"update":0', '"update":"0"', "update is '0'; input should be a valid integer"),
+        ('"update":0', '"upda', "Invalid JSON"),
+        ("cpu", "\xff", "Invalid JSON: invalid unicode"),
     ],
 )
 def test_unknown_missing_and_wrong_keys_are_refused(tmp_path: Path, text: str, changed: str, problem: str) -> None:
     content = INITIAL.model_dump_json()
     (tmp_path / "state.json").write_text(content)
     assert read_state(tmp_path) == INITIAL
-    absent = r"absent/state.json cannot be resumed from \(it: .*: remove .*absent to start"
+    absent = r"absent/state.json cannot be resumed from \(.*: remove .*absent to start"
     with pytest.raises(InputError, match=absent):
         read_state(tmp_path / "absent")
     before, found, after = content.rpartition(text)

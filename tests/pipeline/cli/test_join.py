@@ -10,8 +10,7 @@ from filelock import FileLock
 
 from nmt.common.processes import is_held
 from pipeline.cli import runs
-from pipeline.stages import train
-from pipeline.train import launch
+from pipeline.trainings import identity, launch
 
 HERE = "first-machine:29400"
 
@@ -28,7 +27,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         return 7
 
     monkeypatch.setattr(launch, "torchrun", torchrun)
-    monkeypatch.setattr(train, "code_digest", lambda: "code")
+    monkeypatch.setattr(identity, "code_digest", lambda job: "code")
     monkeypatch.setattr(runs, "INTERVAL", 0.01)
     monkeypatch.setattr("pipeline.cli.runs.signal.signal", lambda *_: None)
     monkeypatch.setenv("WMT_STATE", str(tmp_path))
@@ -42,6 +41,7 @@ def training(root: Path, name: str, endpoint: str) -> FileLock:
     folder = root / "train" / name
     folder.mkdir(parents=True)
     (folder / launch.RENDEZVOUS).write_text(endpoint)
+    (folder / "job.yaml").write_text("{}")
     return FileLock(folder / "lock", thread_local=False)
 
 

@@ -160,6 +160,17 @@ def test_wrong_catalogs(path: str, value: object, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["description", "extends"])
+def test_a_value_of_a_billion_parts_is_told_in_a_short_sentence(key: str) -> None:
+    """Each level of aliases repeats the one below ten times: in memory it is small, as text it would be gigabytes."""
+    levels = [f"- &level{n} [{', '.join([f'*level{n - 1}' if n else 'x'] * 10)}]" for n in range(9)]
+    write("small", {})
+    Path("data/catalog/broken.yaml").write_text("\n".join([f"{key}:", *(f"  {level}" for level in levels)]))
+    with pytest.raises(InputError, match=r"^data/catalog/broken.yaml: .*") as caught:
+        catalogs.load("broken")
+    assert len(str(caught.value)) < 300
+
+
 @pytest.mark.parametrize("content", ["a: [", "- 1", ""])
 def test_what_is_no_yaml_mapping(content: str) -> None:
     write("broken", content)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.config import paths
-from pipeline.stages import train
+from pipeline.trainings.outputs import write_curves
 
 ROOT = Path(__file__).resolve().parents[3]
 UPDATES, EVERY, VALIDATE_EVERY = 120, 10, 25
@@ -45,7 +45,7 @@ def table(path: Path) -> list[dict[str, str]]:
 
 
 def test_tables_hold_a_number_in_every_cell(tmp_path: Path) -> None:
-    train.write_curves(history())
+    write_curves(history(), Path())
     measured, validated = table(paths.CURVES), table(paths.VALIDATION)
     assert b"\r" not in paths.CURVES.read_bytes() + paths.VALIDATION.read_bytes()
     assert list(validated[0]) == ["update", "valid_loss", "valid_ppl", "seconds"]
@@ -59,10 +59,10 @@ def test_tables_hold_a_number_in_every_cell(tmp_path: Path) -> None:
 def test_utilisation_has_a_column_where_every_interval_has_it(tmp_path: Path) -> None:
     """A training may move to a device whose peak is not on record."""
     records = [{**record, "utilisation": 0.25} if "loss" in record else record for record in history()]
-    train.write_curves(records)
+    write_curves(records, Path())
     assert {row["utilisation"] for row in table(paths.CURVES)} == {"0.25"}
     del records[0]["utilisation"]
-    train.write_curves(records)
+    write_curves(records, Path())
     assert "utilisation" not in table(paths.CURVES)[0]
 
 
@@ -75,7 +75,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / ".dvc/config.local").write_text("[core]\n    no_scm = true\n", encoding="utf-8")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.chdir(folder)
-        train.write_curves(history())
+        write_curves(history(), Path())
     command = [sys.executable, "-m", "dvc", "plots", "show", "--json"]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

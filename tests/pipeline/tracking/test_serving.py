@@ -64,9 +64,9 @@ def test_what_a_request_may_not_ask_for_is_a_sentence(serving: Any, server: http
     bounds = "send at most 10,000 sentences of 10,000 characters, and a beam of at most 32"
     refused: list[tuple[list[str], dict[str, Any], str]] = [
         (SENTENCES, {"beam": serving.BEAM + 1}, f"a beam of 33: {bounds}"),
-        (SENTENCES, {"beam": 0}, "the search's beam is 0, but should be greater than or equal to 1"),
-        (SENTENCES, {"alpha": -0.1}, "the search's alpha is -0.1, but should be greater than or equal to 0"),
-        (SENTENCES, {"alpha": 1e300}, "the search's alpha is 1e+300, but should be less than or equal to 10"),
+        (SENTENCES, {"beam": 0}, "the search's beam is 0; input should be greater than or equal to 1"),
+        (SENTENCES, {"alpha": -0.1}, "the search's alpha is -0.1; input should be greater than or equal to 0"),
+        (SENTENCES, {"alpha": 1e300}, "the search's alpha is 1e+300; input should be less than or equal to 10"),
         (["dog"] * (serving.SENTENCES + 1), {}, "the request has 10,001 sentences of up to 3 char"),
         (["dog", "a" * (serving.CHARACTERS + 1)], {}, "the request has 2 sentences of up to 10,001 char"),
         (["dog " * 300], {}, "subwords, and at most 256 are translated at once"),

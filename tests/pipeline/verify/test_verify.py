@@ -27,7 +27,7 @@ from nmt.errors import InputError
 from nmt.training import chain, checkpoint, trainer
 from pipeline.config import paths
 from pipeline.stages import certify, resolve
-from pipeline.train import launch
+from pipeline.trainings import launch
 from pipeline.verify import certificate, check
 from pipeline.verify.certificate import Finding
 from pipeline.verify.replay import Training
@@ -415,7 +415,7 @@ def test_a_fork_shares_what_came_before_with_a_run_that_its_certificate_does_not
 
 
 def test_a_training_that_starts_from_another_model_passes_and_its_parent_is_named(run: Path) -> None:
-    parent, subwords = Path("../parent"), certify.hashes([paths.SUBWORDS])  # outside the repository
+    parent, subwords = Path("../parent"), certify.hashes([paths.SUBWORDS], Path())  # outside the repository
     shutil.copytree(paths.AVERAGE, parent)
     weights = sha256_of(parent / WEIGHTS)
     content = yaml.safe_load(paths.PARAMS.read_text())
@@ -424,7 +424,7 @@ def test_a_training_that_starts_from_another_model_passes_and_its_parent_is_name
     override("training", start_from=str(parent), updates=12, keep_states=0)
     edit(paths.TOKENIZED / "train.en", lambda text: text.replace("e", "a"))
     run_stages("learn_subwords", "binarize")
-    assert certify.hashes([paths.SUBWORDS]) == subwords, "learned from another text"
+    assert certify.hashes([paths.SUBWORDS], Path()) == subwords, "learned from another text"
     run_stages("tokenize", "binarize")
     training()
     after_training()
@@ -449,7 +449,7 @@ def test_other_code_and_other_versions_are_named(run: Path) -> None:
     edit(Path("nmt/evaluation/bleu.py"), lambda text: f"{text}# Better.\n")
     other = certificate.code(loaded)
     assert (other.status, "is as in no commit, so nobody else may have it" in other.detail) == ("inconclusive", True)
-    edit(Path("nmt/training/trainer.py"), lambda text: f"{text}# Better.\n")
+    edit(Path("nmt/training/trainer.py"), lambda text: f"{text}BETTER = 1\n")
     assert certificate.code(loaded).status == "differs"
 
 
@@ -513,7 +513,7 @@ def test_a_portable_run_is_made_again_from_its_certificate(run: Path) -> None:
     leave_certificate_alone()
     Path("nmt").unlink()
     shutil.copytree(ROOT / "nmt", "nmt", ignore=shutil.ignore_patterns("__pycache__"))
-    edit(Path("nmt/training/trainer.py"), lambda text: f"{text}# Better.\n")
+    edit(Path("nmt/training/trainer.py"), lambda text: f"{text}BETTER = 1\n")
     commit()
     status, found, last = verify("--certificate", "theirs.json", "--share", 1)
     assert (status, last, found["code"][0]) == (0, "verified", "noted"), found
@@ -562,12 +562,12 @@ def test_a_chain_of_another_training_is_named(
 
 
 REFUSED: list[tuple[Callable[[], object], str, str]] = [
-    (lambda: paths.CERTIFICATE.write_text("{}"), "", "results/certificate.json is no certificate (params: Field requi"),
+    (lambda: paths.CERTIFICATE.write_text("{}"), "", "results/certificate.json is no certificate (`params` is missing"),
     (paths.CERTIFICATE.unlink, "", "results/certificate.json cannot be read"),
     (lambda: paths.CERTIFICATE.write_text("[" * 100_000), "", "results/certificate.json cannot be read ("),
-    (lambda: resealed(lambda content: content["training"].update(state="../..")), "", "(training.state: "),
-    (lambda: resealed(lambda content: content["training"]["job"].update(training={})), "", "(training.job.trai"),
-    (lambda: resealed(lambda content: content["training"].update(links=[])), "", "(training.links: "),
+    (lambda: resealed(lambda content: content["training"].update(state="../..")), "", "(training.state is '../..'"),
+    (lambda: resealed(lambda content: content["training"]["job"].update(training={})), "", "(training.job"),
+    (lambda: resealed(lambda content: content["training"].update(links=[])), "", "(training.links is []"),
     (lambda: None, "--updates 12", "--updates is '12': it must be A:B with 0 <= A < B <= 24, as 0:20"),
     (lambda: None, "--updates 5:3", "--updates is '5:3': it must be A:B with 0 <= A < B <= 24, as 0:20"),
     (lambda: None, "--updates 20:25", "it must be A:B with 0 <= A < B <= 24"),
@@ -597,7 +597,7 @@ def test_a_failed_training_is_no_traceback(run: Path, monkeypatch: pytest.Monkey
         (folder / "failed.json").write_text(f'{{"state": "failed", "error": "a bug of {threads} threads"}}')
         return 1
 
-    monkeypatch.setattr("pipeline.train.launch.torchrun", torchrun)
+    monkeypatch.setattr("pipeline.trainings.launch.torchrun", torchrun)
     forge(lambda link: link["conditions"].update(threads=link["update"]))
     found = check.tried("intervals", intervals, "8:9")
     why = "ChildProcessError: a training process failed: a bug of 10 threads; its output is above"

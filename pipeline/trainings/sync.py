@@ -25,7 +25,7 @@ from nmt.errors import InputError
 from nmt.training import chain, checkpoint
 from nmt.training.history import CHAIN, HISTORY
 from pipeline.config.paths import state_store
-from pipeline.train import launch
+from pipeline.trainings import launch
 
 MARKER = "newest.json"
 POLL = 1.0  # seconds between two looks for a new state

@@ -23,7 +23,7 @@ from nmt.errors import InputError
 from nmt.training import checkpoint
 from nmt.training.history import read_history
 from nmt.training.state import MOMENTS
-from pipeline.train import launch, sync
+from pipeline.trainings import launch, sync
 
 Make = Callable[..., Path]
 NAME = "0123-4567"

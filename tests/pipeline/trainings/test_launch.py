@@ -19,13 +19,13 @@ from trainings import MakeJob
 from nmt.errors import InputError
 from nmt.training import checkpoint
 from pipeline.config import machine
-from pipeline.train import launch
+from pipeline.trainings import launch
 
 ROOT = Path(__file__).resolve().parents[3]
 STAGE = """
 import sys
 from pathlib import Path
-from pipeline.train import launch
+from pipeline.trainings import launch
 launch.torchrun(Path(sys.argv[1]), lambda: None)
 """
 """What the stage `train` does, in a process that can be killed."""
@@ -100,7 +100,7 @@ def test_torchrun_meets_over_a_file_on_one_node_and_over_the_network_on_several(
 ) -> None:
     job = tmp_path / "0123-4567"
     command = launch.command(3, job)
-    assert command == [sys.executable, "-m", "pipeline.train.launch", "nmt.training.loop", "3", str(job)]
+    assert command == [sys.executable, "-m", "pipeline.trainings.launch", "nmt.training.loop", "3", str(job)]
     scratch = tmp_path / "scratch"
     each = ["--log-dir", os.devnull, "--signals-to-handle", "SIGHUP,SIGQUIT", "--nproc-per-node", "3"]
     each += ["-m", "nmt.training.loop", str(job), str(os.getpid())]

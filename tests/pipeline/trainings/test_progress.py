@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pipeline.train import progress
+from pipeline.trainings import progress
 
 RECORD = {"loss": 7.2424, "ppl": 1206.99, "tokens_per_second": 14_680.0, "learning_rate": 9.49e-4}
 

@@ -23,6 +23,9 @@ from nmt.training.checkpoint import checkpoints, update_of
 from nmt.training.settings import ForkSettings, Job
 from pipeline.config import paths
 from pipeline.stages import train
+from pipeline.trainings import identity, start
+from pipeline.trainings.folder import launch_and_watch, locked, write_job
+from pipeline.trainings.outputs import write_outputs
 
 Folder = Callable[..., Path]
 MakeJob = Callable[..., dict[str, Any]]
@@ -32,10 +35,10 @@ MakeJob = Callable[..., dict[str, Any]]
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty repository of one binned file."""
     monkeypatch.chdir(tmp_path)
-    for name in ("nmt/code.py", "pipeline/config/paths.py", "pipeline/stages/train.py"):
+    for name in ("nmt/code.py", "pipeline/config/paths.py", "pipeline/trainings/start.py"):
         Path(name).parent.mkdir(parents=True)
         Path(name).write_text("1")
-    Path("dvc.yaml").write_text("stages: {train: {cmd: x, deps: [data/binned, nmt, pipeline/config, pipeline/stages]}}")
+    Path("dvc.yaml").write_text("stages: {train: {cmd: x, deps: [data/binned, nmt, pipeline/config]}}")
     paths.BINNED.mkdir(parents=True)
     (paths.BINNED / "train.00008.arrow").write_bytes(b"ids")
 
@@ -46,7 +49,8 @@ def folder(repository: None) -> Folder:
 
     def state(**training: Any) -> Path:
         settings = {"updates": 100, "tokens": 10, "resume_minutes": 1, "validate_every": 10}
-        return train.state_folder({"model": {}, "training": {**settings, **training}, "vocabulary": 8})
+        training = {**settings, **training}
+        return identity.folder_of({"model": {}, "training": training, "vocabulary": 8, "corpus": str(paths.BINNED)})
 
     return state
 
@@ -66,15 +70,17 @@ def leaves(settings: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str
 def test_every_setting_names_the_state_or_is_listed_as_changing_no_weight(repository: None, tiny_job: MakeJob) -> None:
     """Another model or optimizer must not resume the weights of this one."""
     start = {"folder": "there", "weights": "0" * 64}
-    job = Job.model_validate(tiny_job(start_from=start)).model_dump()
-    # The corpus is named by the hashes of its files, the parent by that of its weights.
+    job = {**Job.model_validate(tiny_job(start_from=start)).model_dump(), "corpus": ""}
+    # The parent is named by the hash of its weights, the corpus by those of its files (another test).
     # A training can be extended; the others say what is written when.
-    exempt = {"corpus", "folder", "updates", "resume_minutes", "validate_every", "verify_every", "keep_states"}
-    before, seen = train.state_folder(job), set[str]()
+    exempt = {"folder", "updates", "resume_minutes", "validate_every", "verify_every", "keep_states"}
+    before, seen = identity.folder_of(job), set[str]()
     for section, name in leaves(job):
+        if name == "corpus":
+            continue
         seen.add(name)
         value, section[name] = section[name], 987
-        named = train.state_folder(job) != before
+        named = identity.folder_of(job) != before
         assert named != (name in exempt), name
         section[name] = value
     assert seen > {"d_model", "beta1", "seed", "fork", "weights", "vocabulary", "target_vocabulary", *exempt}
@@ -195,7 +201,7 @@ def test_after_an_edit_of_shared_code_a_finished_training_ends_at_once(
     run()
     assert len(asked) == 4
     monkeypatch.delenv("WMT_STATE")
-    for name in ("nmt/code.py", "pipeline/stages/train.py"):
+    for name in ("nmt/code.py", "pipeline/trainings/start.py"):
         Path(name).write_text("2")
         run()
     assert len(asked) == 8
@@ -207,7 +213,7 @@ def test_checkpoints_summary_and_curves_are_handed_on(
 ) -> None:
     if not same_disk:
         monkeypatch.setattr(os, "link", MagicMock(side_effect=OSError(errno.EXDEV, "Invalid cross-device link")))
-    train.write_outputs(finished)
+    write_outputs(finished, Path())
     found = outputs()
     weights = {path.name: path.read_text() for path in paths.CHECKPOINTS.iterdir()}
     assert weights == {
@@ -229,7 +235,7 @@ def test_checkpoints_summary_and_curves_are_handed_on(
 
 
 def test_killed_at_any_call_it_hands_on_the_same_when_run_again(finished: Path, tmp_path: Path) -> None:
-    train.write_outputs(finished)
+    write_outputs(finished, Path())
     expected = outputs()
     state = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     # Before, another training's results stood there.
@@ -241,13 +247,13 @@ def test_killed_at_any_call_it_hands_on_the_same_when_run_again(finished: Path, 
     shutil.copytree("results", "before/results")
     kills = 0
     # Every point of a folder that replaces another: tests/nmt/training/test_kills.py.
-    points = every_kill(lambda _: lambda: train.write_outputs(finished), step=5)
+    points = every_kill(lambda _: lambda: write_outputs(finished, Path()), step=5)
     for kills, (_, point) in enumerate(points, start=1):
         now = outputs() if paths.CHECKPOINTS.exists() else {}
         assert all(content in (before.get(name), expected[name]) for name, content in now.items()), point
         assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == state
         if kills % 4 == 0:
-            train.write_outputs(finished)
+            write_outputs(finished, Path())
             assert outputs() == expected
             assert [path.name for path in tmp_path.glob("*/.*")] == []
         for name in ("models", "results"):
@@ -260,7 +266,7 @@ def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: 
     def attempt(**changes: Any) -> bool:
         for name in ("interrupted", "failed.json", "done.json"):
             (tmp_path / name).touch()
-        train.write_job(tmp_path, job(**changes))
+        write_job(tmp_path, job(**changes))
         assert yaml.safe_load((tmp_path / "job.yaml").read_text()) == job(**changes)
         assert not (tmp_path / "interrupted").exists()
         assert not (tmp_path / "failed.json").exists()
@@ -276,11 +282,11 @@ def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: 
 
 
 def test_a_state_is_held_by_one_process(tmp_path: Path) -> None:
-    with train.locked(tmp_path / "state"):
+    with locked(tmp_path / "state"):
         with pytest.raises(BlockingIOError, match="another process is at this training") as caught:
-            train.locked(tmp_path / "state")
+            locked(tmp_path / "state")
         assert caught.value.filename == str(tmp_path / "state")
-    with train.locked(tmp_path / "state"):
+    with locked(tmp_path / "state"):
         pass
 
 
@@ -306,7 +312,7 @@ def origin(tmp_path: Path) -> Path:
 def test_a_fork_begins_with_what_was_there_up_to_its_update(origin: Path, digits: int) -> None:
     fork = origin.with_name("fork")
     settings = ForkSettings(update=8, link=LINK[:digits])
-    train.begin_fork(fork, settings)
+    start.begin_fork(fork, settings)
     state = "update-00000008/model.safetensors"
     assert (fork / "resume" / state).read_text() == (fork / "states" / state).read_text() == f"states/{state}"
     assert [update_of(path) for path in checkpoints(fork / "checkpoints")] == [4, 8]
@@ -314,7 +320,7 @@ def test_a_fork_begins_with_what_was_there_up_to_its_update(origin: Path, digits
     assert (fork / "chain.jsonl").read_text() == json.dumps({"update": 8, "link": LINK}) + "\n"
     # One that has begun goes on where it is.
     (fork / "resume/update-00000008").rename(fork / "resume/update-00000010")
-    train.begin_fork(fork, settings)
+    start.begin_fork(fork, settings)
     assert [path.name for path in (fork / "resume").iterdir()] == ["update-00000010"]
 
 
@@ -324,10 +330,10 @@ def test_a_fork_of_another_training_is_refused(
 ) -> None:
     fork = origin.with_name("fork")
     with pytest.raises(InputError, match=f"keeps the state after update {update} whose `link` in its results/chain"):
-        train.begin_fork(fork, ForkSettings(update=update, link=link))
+        start.begin_fork(fork, ForkSettings(update=update, link=link))
     # A fork that another machine began resumes from its own state in the store.
     monkeypatch.setenv("WMT_STATE", "s3://bucket/prefix")
-    train.begin_fork(fork, ForkSettings(update=update, link=link))
+    start.begin_fork(fork, ForkSettings(update=update, link=link))
     assert not fork.exists()
 
 
@@ -356,7 +362,7 @@ def test_why_a_training_ended_is_told(
         return status
 
     with pytest.raises(kind, match=f"^{message}$"):
-        train.launch_and_watch(tmp_path, ended, lambda *_: None)
+        launch_and_watch(tmp_path, ended, lambda *_: None)
 
 
 @pytest.mark.parametrize(("left", "kind"), [(REFUSED, InputError), ({"interrupted": ""}, Interrupted), (FAILED, None)])
@@ -374,7 +380,7 @@ def test_an_error_of_the_users_and_a_stop_of_one_process_end_the_others_at_once(
         return 0
 
     with nullcontext() if kind is None else pytest.raises(kind):
-        train.launch_and_watch(tmp_path, torchrun, lambda *_: None)
+        launch_and_watch(tmp_path, torchrun, lambda *_: None)
 
 
 def test_what_training_measures_is_shown_while_it_runs(tmp_path: Path) -> None:
@@ -393,5 +399,5 @@ def test_what_training_measures_is_shown_while_it_runs(tmp_path: Path) -> None:
         (tmp_path / "done.json").touch()
         return 0
 
-    train.launch_and_watch(tmp_path, torchrun, lambda update, record: shown.append(update))
+    launch_and_watch(tmp_path, torchrun, lambda update, record: shown.append(update))
     assert shown == [1, 2]

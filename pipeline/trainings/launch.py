@@ -1,6 +1,6 @@
 """Start torchrun on this machine: one process per GPU, or one for the CPU's cores. Its processes end with ours.
 
-`python -m pipeline.train.launch` is torchrun with exit statuses that tell how the training ended.
+`python -m pipeline.trainings.launch` is torchrun with exit statuses that tell how the training ended.
 """
 
 from __future__ import annotations

@@ -1,0 +1,96 @@
+"""The folder of a training: held by one process at a time, with the job for torchrun's processes, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock, Timeout
+
+from nmt.common.files import FULL_DISK, read_yaml, write_text
+from nmt.common.processes import UNRECORDED, Interrupted
+from nmt.errors import InputError
+from nmt.training import checkpoint, history
+from pipeline.config.paths import read_json
+
+Launch = Callable[[Path, Callable[[], None]], int]
+"""Trains the job in a folder and calls the second argument about once a second; returns an exit status."""
+Show = Callable[[int, Mapping[str, float]], None]  # shows an update's record of the training's history
+
+
+def locked(state: Path) -> AbstractContextManager[object]:
+    """Lock a state for this process alone. The kernel releases the lock when the process ends, even if killed."""
+    state.mkdir(parents=True, exist_ok=True)
+    try:
+        # `is_held` takes this lock for a moment to test it.
+        return FileLock(state / "lock").acquire(timeout=0.2)
+    except Timeout as error:
+        message = "another process is at this training: wait for it, or stop it"
+        raise BlockingIOError(errno.EAGAIN, message, str(state)) from error
+
+
+def write_job(state: Path, job: Mapping[str, Any]) -> None:
+    """Write job.yaml. Remove the outcome files of earlier attempts; done.json stays if it is of the same job."""
+    path = state / "job.yaml"
+    for name in ("interrupted", "failed.json"):
+        (state / name).unlink(missing_ok=True)
+    # In other copies of the repository the same corpus has another path.
+    same = path.exists() and {**read_yaml(path), "corpus": ""} == {**job, "corpus": ""}
+    if not same or not checkpoint.trained(state):
+        (state / "done.json").unlink(missing_ok=True)
+    write_text(path, yaml.safe_dump(dict(job), sort_keys=False))
+
+
+def launch_and_watch(state: Path, launch: Launch, show: Show) -> None:
+    """Train to the end, and show what the main rank records.
+
+    Raises Interrupted if it was asked to stop, InputError for a user's error, ChildProcessError if a process died.
+    """
+    measured = history.HistoryReader(state / history.HISTORY)
+    measured.new()  # Skip the records of an earlier attempt: updates that it did not save are trained again.
+
+    def watch() -> None:
+        raise_if_refused(state)
+        if (state / "interrupted").exists():
+            # On several nodes, the others would wait for the stopped one to come back.
+            raise Interrupted("a training process was asked to stop")
+        for record in measured.new():
+            show(int(record["update"]), record)
+
+    status = launch(state, watch)
+    if not (state / "done.json").exists():
+        raise outcome(state, status)
+    watch()
+
+
+def raise_if_refused(state: Path) -> None:
+    """Raise InputError where a training process reported an error of the user's, which torchrun would only retry."""
+    # A restart may remove the file at any moment.
+    with contextlib.suppress(FileNotFoundError):
+        failure = json.loads((state / "failed.json").read_text(encoding="utf-8"))
+        if failure["state"] == "refused":
+            raise InputError(str(failure["error"]))
+
+
+def outcome(state: Path, status: int) -> Exception:
+    """Return why a training ended before its last update, from torchrun's exit status and the files that are there."""
+    raise_if_refused(state)
+    if (state / "failed.json").exists():
+        failure = read_json(state / "failed.json")
+        if failure.get("errno") in FULL_DISK:
+            return OSError(failure["errno"], os.strerror(failure["errno"]), failure["file"])
+        return ChildProcessError(f"a training process failed: {failure['error']}; its output is above")
+    if (state / "interrupted").exists():
+        return Interrupted("a training process was asked to stop")
+    if status == UNRECORDED:
+        message = "a training process failed and could not write why, as on a full disk; see above"
+        return OSError(errno.ENOSPC, message, str(state))
+    # Killed (by the system where memory runs out, say), or disconnected from the other nodes.
+    return Interrupted("a training process was lost")

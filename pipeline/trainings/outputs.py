@@ -1,0 +1,59 @@
+"""What a finished training hands on: checkpoints, summary, tables, translated examples, chain of hashes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from nmt import hardware
+from nmt.common.files import link_or_copy, read_yaml, write_json, write_text, writing
+from nmt.common.tensors import WEIGHTS
+from nmt.training import checkpoint, history
+from pipeline.config import paths
+from pipeline.config.paths import read_json
+from pipeline.trainings.identity import data_hashes
+
+COLUMNS = (
+    *("update", "loss", "nll", "ppl", "learning_rate", "gradient_norm"),
+    *("tokens_per_second", "flops_per_second", "utilisation", "padding", "seconds"),
+)
+"""Columns of results/training.csv: a row per logging interval."""
+VALIDATION_COLUMNS = ("update", "valid_loss", "valid_ppl", "seconds")  # columns of results/validation.csv
+
+
+def write_outputs(state: Path, root: Path) -> None:
+    """Write the outputs of the stage `train` into the repository in `root`, from a finished state."""
+    with writing(root / paths.CHECKPOINTS) as temporary:
+        temporary.mkdir()
+        for path in checkpoint.checkpoints(state / "checkpoints"):
+            link_or_copy(path, temporary / path.name)
+        last = state / f"resume/update-{checkpoint.trained(state):08d}"
+        link_or_copy(last / WEIGHTS, temporary / "last.safetensors")
+    summary = read_json(state / "done.json")
+    # The speed of an unknown device is measured, which is possible only for the device of this machine.
+    devices = {name: name if hardware.on_record(name) else summary["device"] for name in summary["device_seconds"]}
+    sustained = {name: hardware.sustained(device) for name, device in devices.items()}
+    write_json(root / paths.TRAINING, {**summary, "flops_sustained": sustained})
+    records = history.read_history(state / history.HISTORY)
+    write_curves(records, root)
+    examples = ({key: each[key] for key in ("update", "outputs")} for each in records if "outputs" in each)
+    write_text(root / paths.VALIDATION_OUTPUTS, "".join(json.dumps(each) + "\n" for each in examples))
+    job = read_yaml(state / "job.yaml")
+    data = data_hashes(Path(job.pop("corpus")))  # In other copies of the repository it has another path.
+    decided_by = {"state": state.name, "job": job, "data": data, "code": state.name.split("-")[1]}
+    write_json(root / paths.CHAIN, {**decided_by, "links": history.read_history(state / history.CHAIN)})
+
+
+def write_curves(records: Sequence[Mapping[str, float]], root: Path) -> None:
+    """Write the tables of logging intervals and of validations, for DVC's plots."""
+    tables = (paths.CURVES, COLUMNS, "loss"), (paths.VALIDATION, VALIDATION_COLUMNS, "valid_loss")
+    for path, columns, key in tables:
+        rows = [record for record in records if key in record]
+        # Without columns that some records lack: DVC plots an empty cell as 0.
+        complete = [column for column in columns if all(column in row for row in rows)]
+        with writing(root / path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+            table = csv.DictWriter(file, complete, extrasaction="ignore", lineterminator="\n")
+            table.writeheader()
+            table.writerows(rows)
