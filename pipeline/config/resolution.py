@@ -16,13 +16,13 @@ import yaml
 from pydantic import ValidationError, model_validator
 
 from nmt.errors import InputError
+from nmt.task import task_of
 from pipeline.config import catalogs, rows
 from pipeline.config.corpora import RunSettings
 from pipeline.config.errors import explain, nearest, read_mapping, validated
 from pipeline.config.paths import PARAMS
 from pipeline.config.sections import SECTIONS, VersionSettings
 from pipeline.config.settings import Configuration
-from pipeline.config.tasks import task_of
 
 Layer = tuple[str, Mapping[str, Any]]  # the origin of values, for messages, and the values: section -> key -> value
 OVERRIDABLE = (*SECTIONS, "attention")
@@ -107,12 +107,33 @@ def resolve(params: Mapping[str, Any]) -> Configuration:
     except ValidationError as error:
         origin = _origin(error.errors()[0]["loc"], layers)
         raise InputError(f"{origin}: {explain(error, Configuration)}") from error
+    _check_task(configuration, layers)
     shortened = "updates" in overrides.get("training", {}) and "last" not in overrides.get("averaging", {})
     if not shortened and (missing := checkpoint_shortage(configuration)):
         raise InputError(
             f"{PARAMS}: {missing}: raise training.updates, or lower training.checkpoint_every or averaging.last"
         )
     return configuration
+
+
+def _check_task(configuration: Configuration, layers: list[Layer]) -> None:
+    """Raise InputError where the preparation or the model is not one for the pair's task."""
+    pair, target, sharing = configuration.run.pair, configuration.subwords.target, configuration.model.sharing
+    task = task_of(pair)
+    unfit = f"cannot {task.verb} {pair}"
+    for key, value, fitting, problem in (
+        ("preparation.tokenizer.tokenizer", configuration.preparation.tokenizer.tokenizer, task.tokenizers, unfit),
+        ("subwords.target", target, task.targets, unfit),
+        (
+            "model.sharing",
+            sharing,
+            ("output", "none") if target == "closed" else (sharing,),
+            f"does not fit subwords.target {target}",
+        ),
+    ):
+        if value not in fitting:
+            origin = _origin(key.split("."), layers)
+            raise InputError(f"{origin}: {key} is {value}, which {problem}: set {' or '.join(fitting)}")
 
 
 def _origin(path: Sequence[int | str], layers: list[Layer]) -> str:

@@ -10,11 +10,11 @@ import numpy as np
 
 from nmt import codec
 from nmt.inference.options import LONGEST
+from nmt.task import task_of
 from nmt.text.moses import Moses
 from nmt.text.settings import TokenizerSettings
 from nmt.text.subwords import BytePairs, Subwords, WordPieces
 from pipeline.config.paths import FIGURES
-from pipeline.config.tasks import task_of
 from pipeline.report.page import Block, Paragraph, View
 
 if TYPE_CHECKING:

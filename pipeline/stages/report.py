@@ -13,16 +13,18 @@ from humanize import precisedelta
 
 from nmt import codec
 from nmt.common.files import write_text, writing
+from nmt.evaluation.scoring import scorer
 from nmt.flops import parameters
 from nmt.model_settings import ModelSettings
 from nmt.parsing.tokenizers import TreeTokenizer
+from nmt.task import task_of
 from nmt.text.parallel_text import read_lines
 from nmt.text.settings import PreparationSettings
 from pipeline.config import catalogs, paths, resolution, rows, sections
 from pipeline.config.corpora import DataSettings, RunSettings
 from pipeline.config.paths import read_json
 from pipeline.config.sections import load_section, plain_section
-from pipeline.config.tasks import task_of
+from pipeline.data.references import identities
 from pipeline.report import browser_model, figures, page, scores, sentences
 from pipeline.report.page import Block, Bullets, Commands, Figure, Heading, Paragraph, Table, View
 
@@ -51,16 +53,16 @@ def differences(run: RunSettings, configuration: Mapping[str, Any]) -> list[tupl
 
 
 def explanations(run: RunSettings, metrics: Mapping[str, Any], configuration: Mapping[str, Any]) -> list[str]:
-    name = scores.reference_row(run.row)
+    name, key = scores.reference_row(run.row), task_of(run.pair).papers_key
     paper = rows.row(name).paper
-    table2 = paper.table2.get(run.pair)
+    printed = rows.printed(name, run.pair)
     return page.sentences(
         "explanations",
         run=run,
         row=name,
         paper=paper,
         metrics=metrics,
-        gap=metrics["bleu_paper_way"] - table2.bleu if table2 and scores.comparable(metrics) else None,
+        gap=metrics[key] - float(printed[key]) if key in printed and scores.comparable(metrics) else None,
         parameters=parameters(ModelSettings.model_validate(configuration["model"]), rows.PAPER_VOCABULARY),
         paper_vocabulary=rows.PAPER_VOCABULARY,
         averaging=configuration["averaging"],
@@ -127,7 +129,7 @@ def groups(data: DataSettings, lines: Sequence[sentences.Line], counts: Counter[
         Heading("By length", 3),
         sentences.by_length({task_of(data.target).title: lines}, data.target),
     ]
-    if data.target == "tree":
+    if not scorer(data.target).groups_words:
         return found
     preparation = load_section("preparation", PreparationSettings)
     tokenizer = codec.tokenizers(data.source, data.target, preparation.tokenizer)[1]
@@ -185,7 +187,7 @@ def blocks(lines: Sequence[sentences.Line], names: Sequence[str]) -> list[Block]
     configuration = {name: plain_section(name) for name in sections.SECTIONS}
     named = {"run": chosen.model_dump(), **configuration}
     versions = ", ".join(f"{library} {version}" for library, version in plain_section("versions").items())
-    metrics, name = read_json(paths.SCORES), scores.reference_row(chosen.row)
+    metrics, name = read_json(paths.SCORES) | identities(data.model_dump()), scores.reference_row(chosen.row)
     source, target = (sentences.word_counts(paths.TOKENIZED / f"train.{side}") for side in (data.source, data.target))
     seen = [word for word, _ in source.most_common(sentences.SEEN)]
     unlike, output = differences(chosen, configuration), task_of(data.target).output
