@@ -20,7 +20,7 @@ from model_folders import folder_of
 from pipeline.config import paths, resolution, sections, wording
 from pipeline.config.paths import CONFIG
 from pipeline.data.references import identities
-from pipeline.report import figures, scores, sentences
+from pipeline.report import chapters, figures, scores, sentences
 from pipeline.report.page import Figure
 from pipeline.stages import report
 
@@ -244,7 +244,7 @@ def _differences(corpus: str, pair: Any, row: str, **overrides: Any) -> dict[str
         patch.chdir(ROOT)
         resolved = resolution.resolve(params)
     chosen = {name: getattr(resolved, name).model_dump() for name in sections.SECTIONS}
-    return {key: (paper, ours) for key, paper, ours in report.differences(resolved.run, chosen)}
+    return {key: (paper, ours) for key, paper, ours in chapters.differences(resolved.run, chosen)}
 
 
 @pytest.mark.parametrize("row", ["base", "big", "A-h4"])
