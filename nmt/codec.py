@@ -71,11 +71,9 @@ class Codec:
     def __init__(self, folder: Path, source: str, target: str, settings: TokenizerSettings) -> None:
         """Raises InputError as `load` does."""
         self.subwords, self.target_subwords = load(folder)
-        symbols: Sequence[str] = ()
         self.closed = self.target_subwords is not self.subwords
         """Whether each token of the target is a symbol of its own."""
-        if self.closed:
-            symbols = self.target_subwords.symbols(range(self.target_subwords.used_rows))
+        symbols = self.target_subwords.symbols(range(self.target_subwords.used_rows)) if self.closed else ()
         self.source, self.target = tokenizers(source, target, settings, symbols)
         self.writes_trees = isinstance(self.target, TreeTokenizer)
         """If so, the outputs for a line's sentences cannot be joined, and any output may have to be repaired."""
@@ -88,11 +86,7 @@ class Codec:
         return _encode(line, self.target.tokenize, self.target_subwords)
 
     def write(
-        self,
-        ids: Sequence[int],
-        line: str,
-        weights: Callable[[], NDArray[np.floating]] | None = None,
-        repairs: Counter[str] | None = None,
+        self, ids: Sequence[int], line: str, weights: Attention | None = None, repairs: Counter[str] | None = None
     ) -> str:
         """Return the raw output of a source line; what is repaired in it to make a tree is added to `repairs`.
 
@@ -104,9 +98,7 @@ class Codec:
         attention = None if weights is None else self.word_attention(ids, line, weights)
         return self.target.detokenize(tokens, line, attention, repairs)
 
-    def word_attention(
-        self, ids: Sequence[int], line: str, weights: Callable[[], NDArray[np.floating]]
-    ) -> Attention | None:
+    def word_attention(self, ids: Sequence[int], line: str, weights: Attention) -> Attention | None:
         """Return what computes the attention of symbols to words; None where symbols are not tokens."""
         if not self.closed:
             return None

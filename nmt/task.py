@@ -16,7 +16,6 @@ class Task(NamedTuple):
     targets: tuple[str, ...]  # the target vocabularies that it can have
     papers_sets: tuple[str, str]  # the known sets by which the paper validates, and which it reports
     papers_key: str  # of the paper's way to score
-    papers_row: str  # the paper's row that a row of ours is compared with
     numbers: tuple[str, ...]  # keys of the numbers that a registered model has
     measures: tuple[tuple[str, str, str], ...]  # what the report lists: name, key, format
     verb: str  # what the model does, by the command `wmt <verb>`
@@ -25,6 +24,16 @@ class Task(NamedTuple):
     of_line: str  # the name of a single line's score
 
 
+_OF_TREES = (
+    ("F1 (95% interval)", "", ".2f"),
+    ("F1, at most 40 words", "_at_most_40_words", ".2f"),
+    ("recall", "_recall", ".2f"),
+    ("precision", "_precision", ".2f"),
+    ("complete match", "_complete_match", ".2f"),
+    ("crossing brackets a sentence", "_average_crossing", ".2f"),
+    ("outputs that had to be repaired", "_malformed", ".2%"),
+    ("sentences not scored", "_not_scored", ","),
+)
 TRANSLATION = Task(
     key="bleu",
     title="BLEU",
@@ -33,7 +42,6 @@ TRANSLATION = Task(
     targets=("joint",),
     papers_sets=("newstest2013", "newstest2014"),
     papers_key="bleu_paper_way",
-    papers_row="base",
     numbers=("bleu", "bleu_paper_way", "valid_bleu", "valid_bleu_paper_way", "valid_ppl"),
     measures=(
         ("BLEU, sacreBLEU (95% interval)", "bleu", ".2f"),
@@ -56,23 +64,9 @@ PARSING = Task(
     targets=("closed", "joint"),
     papers_sets=("wsj22", "wsj23"),
     papers_key="f1",
-    papers_row="parse-wsj",
     numbers=("f1", "valid_f1", "f1_malformed", "valid_ppl"),
     measures=(
-        *(
-            measure
-            for key in ("f1", "valid_f1")
-            for measure in (
-                ("F1 (95% interval)", key, ".2f"),
-                ("F1, at most 40 words", f"{key}_at_most_40_words", ".2f"),
-                ("recall", f"{key}_recall", ".2f"),
-                ("precision", f"{key}_precision", ".2f"),
-                ("complete match", f"{key}_complete_match", ".2f"),
-                ("crossing brackets a sentence", f"{key}_average_crossing", ".2f"),
-                ("outputs that had to be repaired", f"{key}_malformed", ".2%"),
-                ("sentences not scored", f"{key}_not_scored", ","),
-            )
-        ),
+        *((what, f"{key}{end}", form) for key in ("f1", "valid_f1") for what, end, form in _OF_TREES),
         ("perplexity a symbol", "valid_ppl", ".4f"),
     ),
     verb="parse",

@@ -50,15 +50,12 @@ def digest(references: Sequence[str]) -> str:
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 
 
-def find(references: Sequence[str], target: str, source: str | None = None) -> KnownSet | None:
+def find(references: Sequence[str], target: str, source: str = "") -> KnownSet | None:
     """Return the known set of these references; without a `source`, of any direction with the target."""
-    sha256, words = digest(references), sum(len(re.findall(r"[^\s()]\)", line)) for line in references)
-    for each in known_sets():
-        known_source, _, known_target = each.pair.partition("-")
-        by_text = each.sha256 == sha256 or (each.lines, each.words) == (len(references), words)
-        if by_text and known_target == target and source in (None, known_source):
-            return each
-    return None
+    sha256, pair = digest(references), f"{source}-{target}"
+    size = len(references), sum(len(re.findall(r"[^\s()]\)", line)) for line in references)
+    right = (each for each in known_sets() if each.pair == pair or (not source and each.pair.endswith(pair)))
+    return next((each for each in right if each.sha256 == sha256 or (each.lines, each.words) == size), None)
 
 
 def identity(references: Sequence[str], target: str, source: str) -> str:

@@ -31,16 +31,12 @@ class Scorer(NamedTuple):
 
     scores: Callable[[Output, Output, str], dict[str, Any]]
     """Of the test and the validation set, in the target language: the scores by their keys in results/scores.json."""
-    compare: Callable[[Lines, Lines, Lines], Comparison]
-    """Of the outputs of a baseline and a system, and the references."""
-    of_lines: Callable[[Lines, Lines], Sequence[float | None]]
-    """Of outputs and references; None for a line that cannot be scored."""
+    compare: Callable[[Lines, Lines, Lines], Comparison]  # of a baseline's and a system's output, and references
+    of_lines: Callable[[Lines, Lines], Sequence[float | None]]  # of outputs and references; None: it cannot be scored
     by_length: Callable[[Lines, Lines, Lines], dict[str, tuple[int, float]]]
     """Of sources, outputs and references: how many lines a group has, and its score, the shortest first."""
-    counted: tuple[str, str]
-    """What `by_length` groups by, and what it counts."""
-    groups_words: bool
-    """Whether the output has words of its own, to be grouped by their frequency."""
+    counted: tuple[str, str]  # what `by_length` groups by, and what it counts
+    groups_words: bool  # whether the output has words of its own, to be grouped by their frequency
 
 
 def scorer(target: str) -> Scorer:

@@ -118,22 +118,16 @@ def resolve(params: Mapping[str, Any]) -> Configuration:
 
 def _check_task(configuration: Configuration, layers: list[Layer]) -> None:
     """Raise InputError where the preparation or the model is not one for the pair's task."""
-    pair, target, sharing = configuration.run.pair, configuration.subwords.target, configuration.model.sharing
-    task = task_of(pair)
-    unfit = f"cannot {task.verb} {pair}"
-    for key, value, fitting, problem in (
-        ("preparation.tokenizer.tokenizer", configuration.preparation.tokenizer.tokenizer, task.tokenizers, unfit),
-        ("subwords.target", target, task.targets, unfit),
-        (
-            "model.sharing",
-            sharing,
-            ("output", "none") if target == "closed" else (sharing,),
-            f"does not fit subwords.target {target}",
-        ),
-    ):
+    pair, subwords, task = configuration.run.pair, configuration.subwords, task_of(configuration.run.pair)
+    tokenizer, sharing = configuration.preparation.tokenizer.tokenizer, configuration.model.sharing
+    rules: list[tuple[str, str, tuple[str, ...]]] = [("preparation.tokenizer.tokenizer", tokenizer, task.tokenizers)]
+    rules += [("subwords.target", subwords.target, task.targets)]
+    # A vocabulary of the target's own cannot share the source's table.
+    rules += [("model.sharing", sharing, ("output", "none"))] if subwords.target == "closed" else []
+    for key, value, fitting in rules:
         if value not in fitting:
-            origin = _origin(key.split("."), layers)
-            raise InputError(f"{origin}: {key} is {value}, which {problem}: set {' or '.join(fitting)}")
+            problem = f"{key} is {value}, which cannot {task.verb} {pair}: set {' or '.join(fitting)}"
+            raise InputError(f"{_origin(key.split('.'), layers)}: {problem}")
 
 
 def _origin(path: Sequence[int | str], layers: list[Layer]) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nmt.evaluation.known_sets import named
+from nmt.evaluation.known_sets import identity, named
 from nmt.task import task_in, task_of
+from nmt.text.parallel_text import read_lines
 from pipeline.config import rows
 from pipeline.config.corpora import DataSettings, RunSettings
+from pipeline.config.paths import RAW
 from pipeline.config.wording import duration, score_and_interval
 from pipeline.report.page import Block, Heading, Paragraph, Table, Tiles
 
@@ -18,10 +20,27 @@ def number(value: float | None, form: str = ".2f") -> str:
 
 
 def reference_row(name: str) -> str:
-    """Return the paper's row that `name` is compared with: itself, or base or parse-wsj for rows not in the paper."""
+    """Return the paper's row that `name` is compared with: itself, or for rows not in the paper its task's first."""
     row = rows.row(name)
     own = row.paper.bleu is not None or row.paper.f1 is not None
-    return name if own else task_of(row.pair).papers_row
+    of_task = (other for other, each in rows.table().rows.items() if task_of(each.pair) is task_of(row.pair))
+    return name if own else next(of_task)
+
+
+def identities(data: Mapping[str, Any]) -> dict[str, str]:
+    """Return what each set is, by a key beside its score: a known set's name, or the sha256 of its references.
+
+    `data`: the section of the resolved configuration. A set that is not here has no key.
+    """
+    target = data["target"]
+    paths = {role: RAW / f"{role}.{data[role]['name']}.{target}" for role in ("valid", "test")}
+    return {
+        f"{'valid_' if role == 'valid' else ''}{task_of(target).key}_references": identity(
+            list(read_lines(path)), target, data["source"]
+        )
+        for role, path in paths.items()
+        if path.exists()
+    }
 
 
 def comparable(metrics: Mapping[str, Any]) -> bool:

@@ -13,7 +13,6 @@ from pipeline.config import catalogs, paths, resolution, sections
 from pipeline.config.corpora import DataSettings, RunSettings
 from pipeline.config.paths import read_json
 from pipeline.config.sections import load_section, plain_section
-from pipeline.data.references import identities
 from pipeline.report import browser_model, chapters, figures, page, scores, sentences
 from pipeline.report.page import Block, Bullets, Commands, Figure, Heading, Paragraph, Table, View
 
@@ -23,7 +22,7 @@ def blocks(lines: Sequence[sentences.Line], names: Sequence[str]) -> list[Block]
     configuration = {name: plain_section(name) for name in sections.SECTIONS}
     named = {"run": chosen.model_dump(), **configuration}
     versions = ", ".join(f"{library} {version}" for library, version in plain_section("versions").items())
-    metrics, name = read_json(paths.SCORES) | identities(data.model_dump()), scores.reference_row(chosen.row)
+    metrics, name = read_json(paths.SCORES) | scores.identities(data.model_dump()), scores.reference_row(chosen.row)
     source, target = (sentences.word_counts(paths.TOKENIZED / f"train.{side}") for side in (data.source, data.target))
     codec = Codec(
         paths.AVERAGE / "subwords", data.source, data.target, load_section("preparation", PreparationSettings).tokenizer

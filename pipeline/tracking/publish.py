@@ -13,7 +13,7 @@ from nmt.task import task_in
 from pipeline.config import graph
 from pipeline.config.paths import CHAIN, CONFIG, CURVES, SCORES, VALIDATION, read_json, read_table, state_root
 from pipeline.config.resolution import changed
-from pipeline.data.references import identities
+from pipeline.report.scores import identities
 from pipeline.tracking import registry, server, source
 from pipeline.tracking.follow import Points
 

@@ -136,7 +136,7 @@ TREES = {"row": "parse-sample", "pair": "en-tree"}
         (over("subwords", target="closed"), "subwords.target is closed, which cannot translate en-de: set joint"),
         (
             TREES | over("model", sharing="all"),
-            "model.sharing is all, which does not fit subwords.target closed: set output",
+            "model.sharing is all, which cannot parse en-tree: set output or none",
         ),
         ({"corpus": "tyny"}, "did you mean `tiny`?"),
         ({"corpus": "a b"}, "params.yaml: corpus is 'a b'; string should match pattern"),

@@ -19,7 +19,6 @@ from model_folders import folder_of
 
 from pipeline.config import paths, resolution, sections, wording
 from pipeline.config.paths import CONFIG
-from pipeline.data.references import identities
 from pipeline.report import chapters, figures, scores, sentences
 from pipeline.report.page import Figure
 from pipeline.stages import report
@@ -99,7 +98,7 @@ def _sets_are_known_by_their_names() -> Iterator[None]:
         return {f"{key}bleu_references": data[role]["name"] for key, role in (("", "test"), ("valid_", "valid"))}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "identities", identities)
+        patch.setattr(scores, "identities", identities)
         yield
 
 
@@ -108,7 +107,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_of(tmp_path_factory.mktemp("model") / "average")
 
 
-DRAW = figures.draw
+DRAW, IDENTITIES = figures.draw, scores.identities
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +222,7 @@ def test_scores_of_other_sets_are_not_in_table_2() -> None:
 
 
 def test_a_name_puts_no_run_beside_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "identities", identities)
+    monkeypatch.setattr(scores, "identities", IDENTITIES)
     markdown, _ = _written()
     assert "newstest2013, 3000 lines, and newstest2014, 3003 lines. That is other text" in markdown
     assert "## Beside Table 2" not in markdown
