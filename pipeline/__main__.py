@@ -26,7 +26,7 @@ from humanize import naturalsize, precisedelta
 from nmt.common.files import FULL_DISK, size_of, write_json
 from nmt.common.processes import INTERRUPTED, Interrupted, die_with_parent, spare_imports
 from nmt.errors import InputError
-from pipeline.config import graph, tasks
+from pipeline.config import graph, wording
 from pipeline.config.paths import SCORES, read_json, status_file
 from pipeline.tracking import publish, source
 from pipeline.tracking.follow import follow
@@ -68,7 +68,7 @@ def summary(name: str, seconds: float) -> str:
     outs = declared.outs if declared else []
     sizes = ", ".join(f"{out} ({naturalsize(size_of(Path(out)))})" for out in outs if Path(out).exists())
     time_ = f"{seconds:.1f} s" if seconds < 60 else precisedelta(round(seconds))
-    scores = [tasks.summary(read_json(SCORES))] if str(SCORES) in outs else []
+    scores = [wording.summary(read_json(SCORES))] if str(SCORES) in outs else []
     return "\n".join([f"{name}: {time_}{': ' if sizes else ''}{sizes}", *scores])
 
 

@@ -24,6 +24,7 @@ from pipeline.config.settings import Configuration
 STAGES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
 GRAPH = graph.stages(ROOT / "dvc.yaml")
 READS = {
+    "nmt.evaluation.known_sets": ["nmt/evaluation/known_sets.yaml"],
     "pipeline.config.rows": ["pipeline/config/rows.yaml"],
     "pipeline.report.page": ["pipeline/report/static", "pipeline/report/templates"],
 }

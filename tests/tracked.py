@@ -18,6 +18,7 @@ from shared import shared
 CONFIGURATION = {
     "run": {"row": "base", "pair": "en-de", "corpus": "wmt14", "seed": 1},
     "model": {"N": 6, "P_drop": 0.2},
+    "data": {"source": "en", "target": "de", "valid": {"name": "news13"}, "test": {"name": "news14"}},
     "search": {"beam": 4, "alpha": 0.6, "max_extra": 50},
 }
 SCORES = {
@@ -47,6 +48,9 @@ def write_results(state: str = STATE, **scores: Any) -> None:
     Path("results/training.csv").write_text("update,loss,ppl,seconds\n100,5.0,148.4,60.0\n200,4.0,54.6,120.5\n")
     Path("results/validation.csv").write_text("update,valid_loss,valid_ppl,seconds\n200,4.0,54.6,121.0\n")
     Path("results/report.md").write_text("# Report\n")
+    Path("data/raw").mkdir(parents=True, exist_ok=True)
+    for target in ("de", "tree"):
+        Path(f"data/raw/valid.news13.{target}").write_text("(S (NN a))\n")
     if not Path("models/average").exists():
         folder_of(Path("models/average"), N=1)
 

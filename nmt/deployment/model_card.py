@@ -37,8 +37,8 @@ Limits: the model translates sentence by sentence, and knows the kind of text th
 makes fluent nonsense without a sign. It repeats the biases of its corpus. Licences of that corpus: {licences}.
 """
 _TRUST = """
-`trust_remote_code=True` lets code of this folder run, which splits words by Moses' rules and merges subwords: read it
-first. It needs `pip install sacremoses subword-nmt sentencepiece pydantic`.
+`trust_remote_code=True` lets code of this folder run (in `nmt.zip`, too), which splits words by Moses' rules and merges
+subwords: read it first. It needs `pip install sacremoses subword-nmt sentencepiece pydantic`.
 """
 
 

@@ -21,7 +21,6 @@ from nmt.inference.loading import LoadedModel
 from nmt.inference.options import TranslationOptions
 from nmt.inference.quantization import quantize
 from nmt.inference.translator import Translation, Translator
-from nmt.parsing.tokenizers import TreeTokenizer
 from nmt.text.parallel_text import read_stream
 
 
@@ -62,7 +61,7 @@ def open_translator(options: TranslationOptions) -> Translator:
         raise InputError("--device is cuda, but torch finds no GPU: give cpu")
     device = torch.device(options.device) if options.device else None
     model = LoadedModel(options.model, device, options.precision or "float32")
-    if options.command == "parse" and not isinstance(model.target, TreeTokenizer):
+    if options.command == "parse" and not model.writes_trees:
         raise InputError(f"{options.model} writes {model.description.target}, not trees: use wmt translate")
     if options.quantization:
         quantize(model.transformer)
@@ -104,7 +103,7 @@ def _json_object(translator: Translator, translation: Translation, number: int) 
     for text, one in zip(translation.texts, translation.hypotheses, strict=False):
         scores = {"score": one.score, "log_probability": one.log_probability}
         found.append({"text": text, **scores, "subwords": model.target_subwords.symbols(one.ids)})
-    if not translator.joins:
+    if model.writes_trees:
         for each, repairs in zip(found, translation.repairs, strict=True):
             each["repairs"] = dict(repairs)
     fields: dict[str, Any] = {"line": number, "source": translation.source, "translations": found}

@@ -7,8 +7,8 @@ Nothing here imports transformers.
 
 from __future__ import annotations
 
-import re
 import shutil
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,11 +49,11 @@ def export(folder: Path, out: Path, dtype: Quantization = "float32", run: Mappin
     model = LoadedModel(folder, torch.device("cpu"))
     description, subwords = model.description, model.subwords
     settings, search, words = description.model, description.search, description.tokenizer
+    if model.writes_trees:
+        raise InputError(f"{folder} writes trees, which transformers cannot make of subwords: parse with `wmt parse`")
     check_representable(settings)
-    closed = subwords.settings.target == "closed"
-    if closed or settings.positions == "learned":
-        what = "a target vocabulary of its own" if closed else "learned positions"
-        raise InputError(f"MarianMT cannot represent a model with {what}: translate with `wmt translate`")
+    if settings.positions == "learned":
+        raise InputError("MarianMT cannot represent a model with learned positions: translate with `wmt translate`")
     weights = cast(_weights(model.transformer, subwords.used_rows), dtype)
     sizes = {"layers": settings.N, "attention_heads": settings.h, "ffn_dim": settings.d_ff}
     config = {
@@ -126,19 +126,13 @@ def _weights(model: Transformer, rows: int) -> dict[str, Tensor]:
 
 
 def _copy_code(out: Path) -> None:
-    """Copy the tokenizer's module, and those of nmt that it imports, into a folder: transformers knows no packages."""
-    imports, code, left = r"^(\s*from )nmt((?:\.\w+)*)\.(\w+)(?= import)", dict[str, str](), [_CODE]
-    while left:
-        path = left.pop()
-        source = path.read_text(encoding="utf-8")
-        code[path.stem] = re.sub(imports, r"\1.\3", source, flags=re.MULTILINE)
-        for _, package, name in re.findall(imports, source, flags=re.MULTILINE):
-            if name not in code:
-                left.append(_CODE.parents[1].joinpath(*package.split("."), f"{name}.py"))
-    # Of a local folder, transformers 5.0 copies only the modules that the first one imports.
-    code[_CODE.stem] += "".join(f"from .{name} import __name__ as _\n" for name in code if name != _CODE.stem)
-    for name, text in code.items():
-        (out / f"{name}.py").write_text(text, encoding="utf-8")
+    """Copy the tokenizer's module, and nmt as an archive beside it: transformers copies single modules."""
+    shutil.copyfile(_CODE, out / _CODE.name)
+    package = Path(__file__).parents[1]
+    with zipfile.ZipFile(out / "nmt.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(package.rglob("*.py")):
+            # Such an entry has a constant time.
+            archive.writestr(zipfile.ZipInfo(str(path.relative_to(package.parent))), path.read_bytes())
 
 
 def _word_piece_tokenizer(subwords: Subwords) -> dict[str, Any]:

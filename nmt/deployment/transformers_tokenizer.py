@@ -1,35 +1,39 @@
 """The tokenizer of an exported model, for transformers' AutoTokenizer.
 
-`wmt export --to transformers` copies this module, and those of nmt that it imports, into the model's folder.
+`wmt export --to transformers` copies this module into the model's folder, and nmt beside it as an archive.
 """
 
 from __future__ import annotations
 
 import shutil
+import sys
+from importlib import import_module  # noqa: TID251
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizer
 
-from nmt.ids import EOS, UNK
-from nmt.text.moses import Moses
-from nmt.text.settings import TokenizerSettings
-from nmt.text.subwords import load
-
 
 class TransformersTokenizer(PreTrainedTokenizer):
     """Raw lines to the ids of the training, and back. Methods and attributes are those of the base class."""
 
-    vocab_files_names = {  # noqa: RUF012 - as the base class has it
+    vocab_files_names = {
         name: f"subwords/{name}" for name in ("subwords.yaml", "codes.bpe", "vocabulary.txt", "wordpieces.model")
-    }
+    } | {"nmt.zip": "nmt.zip"}
 
     def __init__(self, source_lang: str, target_lang: str, words: dict[str, Any], **options: Any) -> None:
+        self.code = options["nmt.zip"]
+        sys.path.insert(0, self.code)  # Before another version of nmt that may be installed.
+        # transformers takes an import that it can read for a package to install.
+        ids, moses, settings, subwords = (
+            import_module(f"nmt.{name}") for name in ("ids", "text.moses", "text.settings", "text.subwords")
+        )
+        self.eos, self.unk = ids.EOS, ids.UNK
         self.folder = Path(options["subwords.yaml"]).parent
-        self.subwords = load(self.folder)
+        self.subwords = subwords.load(self.folder)
         self.rows = {symbol: row for row, symbol in enumerate(self.subwords.symbols(range(self.subwords.used_rows)))}
-        settings = TokenizerSettings.model_validate(words)
-        self.source, self.target = Moses(source_lang, settings), Moses(target_lang, settings)
+        chosen = settings.TokenizerSettings.model_validate(words)
+        self.source, self.target = (moses.Moses(language, chosen) for language in (source_lang, target_lang))
         self._switch_to_input_mode()
         super().__init__(source_lang=source_lang, target_lang=target_lang, words=words, **options)
 
@@ -50,7 +54,7 @@ class TransformersTokenizer(PreTrainedTokenizer):
         return self.subwords.symbols(self.subwords.encode(self.side.tokenize(text)))
 
     def _convert_token_to_id(self, token: str) -> int:
-        return self.rows.get(token, UNK)
+        return self.rows.get(token, self.unk)
 
     def _convert_id_to_token(self, index: int) -> str:
         return self.subwords.symbols([index])[0]
@@ -61,10 +65,11 @@ class TransformersTokenizer(PreTrainedTokenizer):
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
     ) -> list[int]:
-        return [*token_ids_0, *(token_ids_1 or []), EOS]
+        return [*token_ids_0, *(token_ids_1 or []), self.eos]
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
         out = Path(save_directory) / "subwords"
         if out.resolve() != self.folder.resolve():
             shutil.copytree(self.folder, out, dirs_exist_ok=True)
+            shutil.copyfile(self.code, Path(save_directory) / "nmt.zip")
         return tuple(map(str, out.iterdir()))

@@ -7,7 +7,6 @@ by name.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from sacremoses.corpus import NonbreakingPrefixes
 
 from nmt import bootstrap
 from nmt.errors import InputError
+from nmt.evaluation import known_sets
 from nmt.text import parallel_text
 
 if TYPE_CHECKING:
@@ -31,32 +31,12 @@ if TYPE_CHECKING:
 _COMPOUND = re.compile(r"(\S)-(\S)")
 _QUOTES = str.maketrans({"\u201c": '"', "\u201d": '"', "\u201e": '"', "\u201f": '"'})
 
-_SETS = {
-    "ae5d110486bc33d7175e9e28c7d0051eb3e5fcd2166dd93371089852c091a20e": "newstest2014/full, de (sacreBLEU: wmt14/full)",
-    "9ed99a750c7818b7bbc62230ed0b1a1673325989bdcf9f81a7d7e67bde8ca473": "newstest2014/full, fr (sacreBLEU: wmt14/full)",
-    "48fad9e043d7e8e89c06fa8203283501166e4f4a059f6cf08d9a4d6674a19fd8": "newstest2014/filtered, de (sacreBLEU: wmt14)",
-    "026f4fd1fe147ece7eb201ef46063482990554d342e05db9480b1258d71d3d4f": "newstest2013, de (sacreBLEU: wmt13)",
-    "d197faafd03242c13f4589cc4c8391a8d33da7be08feab5b8759593ee04fda2e": "newstest2013, fr (sacreBLEU: wmt13)",
-}
-"""Names of WMT's news sets, by the sha256 of the references, with every run of white space as one space.
-
-The newstest2014 that papers report has 3,003 lines. sacreBLEU's `wmt14` is a subset of it, 2,737 lines of
-English-German in another order.
-"""
-
 
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a text; raise InputError if it is empty or not UTF-8."""
     if not (lines := list(parallel_text.read_lines(path))):
         raise InputError(f"{path} is empty: there is nothing to score")
     return lines
-
-
-def known_set(references: Sequence[str]) -> str | None:
-    """Return the name of a known set of references, such as `newstest2014/full, de (sacreBLEU: wmt14/full)`."""
-    # sacreBLEU's copies (`--echo ref`) have spaces where the originals have no-break spaces.
-    lines = (re.sub(r"\s+", " ", line.strip()) for line in references)
-    return _SETS.get(hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest())
 
 
 def _check(hypotheses: Sequence[str], references: Sequence[str], names: Sequence[object] = ("output", "set")) -> None:
@@ -148,7 +128,8 @@ def score(hypotheses: Sequence[str], references: Sequence[str], lang: str) -> di
     `set` is the name of the references if they are a known set of WMT's. Raises InputError unless there is one
     translation for each reference.
     """
-    found: dict[str, Any] = {"set": known_set(references), "lines": len(references)}
+    known = known_sets.find(references, lang)
+    found: dict[str, Any] = {"set": known and known.title, "lines": len(references)}
     found["bleu"], found["bleu_signature"] = sacrebleu(hypotheses, references)
     found["bleu_low"], found["bleu_high"] = bootstrap.interval(line_statistics(hypotheses, references), bleu_of)
     steps = paper_way(hypotheses, references, lang)

@@ -15,10 +15,10 @@ from torch import Tensor
 from nmt.common.shapes import Float, Int
 from nmt.errors import InputError
 from nmt.ids import BOS, EOS
+from nmt.inference.engine import batches, windows
 from nmt.inference.loading import LoadedModel, padded
 from nmt.inference.options import WINDOW
 from nmt.inference.search import not_finite_error
-from nmt.inference.translator import batches, windows
 from nmt.model import Transformer
 
 _ROWS = 256

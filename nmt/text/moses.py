@@ -24,17 +24,17 @@ _NORMALIZED = re.compile("[\r()%:;`„“”–—´‘‚’…«»º\u00a0\"]|
 """The normaliser changes no line without one of these."""
 _CACHED = 1 << 18  # words
 
-_Rules = list[tuple[re.Pattern[str], str]]
+Rules = list[tuple[re.Pattern[str], str]]
 
 
-def _substitute(rules: _Rules, text: str) -> str:
+def _substitute(rules: Rules, text: str) -> str:
     for pattern, replacement in rules:
         if pattern.search(text):  # Faster: few rules match, and `sub` parses its template each time.
             text = pattern.sub(replacement, text)
     return text
 
 
-def _normalizing(language: str) -> _Rules:
+def normalizing(language: str) -> Rules:
     """Return the rules of normalize-punctuation.perl of 2017, made from sacremoses', which are those of 2019.
 
     perl reads bytes, so only ASCII characters are letters, digits and spaces: `jusqu’à` becomes `jusqu"à`.
@@ -63,10 +63,10 @@ class Moses:
         self._settings = settings
         self._tokenizer: Any = MosesTokenizer(language)
         self._detokenizer: Any = MosesDetokenizer(language)
-        self._normalizing = _normalizing(language)
+        self._normalizing = normalizing(language)
         tokenizer = self._tokenizer
         self._plain = re.compile(f"[{tokenizer.IsAlnum}]+\\.?")
-        self._before_dots: _Rules = [tokenizer.PAD_NOT_ISALNUM]
+        self._before_dots: Rules = [tokenizer.PAD_NOT_ISALNUM]
         if settings.aggressive_hyphens:
             self._before_dots.append(tokenizer.AGGRESSIVE_HYPHEN_SPLIT)
         if language == "en":
@@ -76,7 +76,7 @@ class Moses:
         else:
             apostrophes = [tokenizer.NON_SPECIFIC_APOSTROPHE]
         commas = [tokenizer.COMMA_SEPARATE_1, tokenizer.COMMA_SEPARATE_2, tokenizer.COMMA_SEPARATE_3]
-        self._after_dots: _Rules = [*commas, *apostrophes]
+        self._after_dots: Rules = [*commas, *apostrophes]
         # sacremoses searches lists, and builds sets of the whole alphabet, at each full stop; sets are faster.
         self._letters = frozenset(tokenizer.IsAlpha)
         self._lower = frozenset(tokenizer.IsLower)
@@ -92,14 +92,6 @@ class Moses:
             return line.strip()
         # A rule for quotes depends on the \\n at the end of the line.
         return _substitute(self._normalizing, line + "\n").strip()
-
-    def javascript_rules(self) -> list[tuple[str, str]]:
-        """Return the rules of `normalize` as patterns and replacements of JavaScript, for lines that end in \\n."""
-
-        def pattern(rule: re.Pattern[str]) -> str:
-            return rule.pattern.replace(r"\s", r"[ \t\n\r\f\v]").replace(r"\!", "!")
-
-        return [(pattern(rule), re.sub(r"\\g<(\d)>", r"$\1", text)) for rule, text in self._normalizing]
 
     def tokenize(self, line: str) -> str:
         """Normalise a line; return its words with one space between. Nothing is escaped as XML.

@@ -21,13 +21,13 @@ import typer
 
 from nmt.common.files import write_text
 from nmt.errors import InputError
+from nmt.task import TRANSLATION, task_of
 from pipeline.config import rows
 from pipeline.config.corpora import Pair
 from pipeline.config.errors import validated
 from pipeline.config.machine import available_cores
 from pipeline.config.paths import PARAMS
 from pipeline.config.resolution import Params, read_params, resolve
-from pipeline.config.tasks import TRANSLATION, task_of
 from pipeline.flows import copies
 from pipeline.tracking import source
 

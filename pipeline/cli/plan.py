@@ -23,7 +23,7 @@ from pipeline.cli.repository import running_stage
 from pipeline.config import graph, machine, resolution
 from pipeline.config.paths import BINNED_STATS, CONFIG, read_json
 from pipeline.config.settings import Configuration
-from pipeline.config.tasks import duration
+from pipeline.config.wording import duration
 from pipeline.data import parent, user_text
 from pipeline.trainings import launch
 

@@ -16,8 +16,9 @@ import typer
 from nmt.common.files import output_file, read_yaml, write_text, writing
 from nmt.common.processes import is_held
 from nmt.errors import InputError
+from nmt.task import task_in
 from pipeline.cli.repository import check_folder, running_stage
-from pipeline.config import resolution, tasks
+from pipeline.config import resolution, wording
 from pipeline.config.paths import (
     AVERAGE,
     CERTIFICATE,
@@ -30,7 +31,6 @@ from pipeline.config.paths import (
     state_root,
 )
 from pipeline.config.rows import flat
-from pipeline.config.tasks import task_in
 from pipeline.trainings import launch
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def summary() -> None:
     check_folder()
     scores = read_json(SCORES)
     configuration, verb = read_yaml(CONFIG), task_in(scores).verb
-    time = f", trained in {tasks.duration(scores['train_seconds'])}" if "train_seconds" in scores else ""
-    print(f"{tasks.summary(scores)}\nrun     {resolution.name(configuration)}{time}")
+    time = f", trained in {wording.duration(scores['train_seconds'])}" if "train_seconds" in scores else ""
+    print(f"{wording.summary(scores)}\nrun     {resolution.name(configuration)}{time}")
     if stage := running_stage():
         print(f"        a newer run is at its stage {stage}: these results are of the run before")
     elif not _up_to_date():

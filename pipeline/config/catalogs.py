@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from nmt.errors import InputError
 from nmt.schema import Settings
-from pipeline.config.corpora import ArchiveEntry, ArchiveSettings, DataSettings, Name, Pair, ParallelSettings
+from pipeline.config.corpora import ArchiveEntry, ArchiveSettings, DataSettings, Name, Pair, ParallelSettings, sides
 from pipeline.config.errors import nearest, read_mapping, validated
 from pipeline.config.paths import CATALOGS
 from pipeline.config.rows import merge
@@ -61,7 +61,7 @@ def data_settings(catalog: Catalog, pair: Pair) -> DataSettings:
 
     Raises InputError where one is unknown, and where a text of trees is not one treebank on both sides.
     """
-    source, target = pair.split("-")
+    source, target = sides(pair)
     texts = pair_entry(catalog, pair).model_dump(include={"train", "valid", "test"})
     content = {"source": source, "target": target, "archives": [], **texts}
     data = validated(DataSettings, content, _path(catalog.name))

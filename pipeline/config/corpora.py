@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 from nmt.schema import Settings
 
 Pair = Literal["en-de", "en-fr", "en-tree"]
+TREE = "tree"
+"""The target of pairs whose texts are treebanks: both sides are made of one file."""
 Url = Annotated[str, Field(pattern=r"^(https?://[^/\s]+/|file:)\S+$")]
 """http, https, or file: with a path relative to the repository."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -85,10 +87,16 @@ class DataSettings(Settings):
 
     @model_validator(mode="after")
     def _one_treebank(self) -> DataSettings:
-        for role, text in self.texts if self.target == "tree" else ():
+        for role, text in self.texts if self.target == TREE else ():
             if text.source.place != text.target.place:
                 raise ValueError(
                     f"{role} text {text.name} has {text.source.place} as source and {text.target.place} as target, but "
                     "sentences and trees are made of one treebank: give it as both"
                 )
         return self
+
+
+def sides(pair: str) -> tuple[str, str]:
+    """Return source and target of a pair."""
+    source, _, target = pair.partition("-")
+    return source, target

@@ -16,13 +16,13 @@ import yaml
 from pydantic import ValidationError, model_validator
 
 from nmt.errors import InputError
+from nmt.task import task_of
 from pipeline.config import catalogs, rows
 from pipeline.config.corpora import RunSettings
 from pipeline.config.errors import explained, nearest, read_mapping, validated
 from pipeline.config.paths import PARAMS
 from pipeline.config.sections import SECTIONS, VersionSettings
 from pipeline.config.settings import Configuration
-from pipeline.config.tasks import task_of
 
 Layer = tuple[str, Mapping[str, Any]]  # the origin of values, for messages, and the values: section -> key -> value
 OVERRIDABLE = (*SECTIONS, "attention")
@@ -107,12 +107,27 @@ def resolve(params: Mapping[str, Any]) -> Configuration:
     except ValidationError as error:
         origin = _origin(error.errors()[0]["loc"], layers)
         raise InputError(f"{origin}: {explained(error, Configuration)}") from error
+    _check_task(configuration, layers)
     shortened = "updates" in overrides.get("training", {}) and "last" not in overrides.get("averaging", {})
     if not shortened and (missing := checkpoint_shortage(configuration)):
         raise InputError(
             f"{PARAMS}: {missing}: raise training.updates, or lower training.checkpoint_every or averaging.last"
         )
     return configuration
+
+
+def _check_task(configuration: Configuration, layers: list[Layer]) -> None:
+    """Raise InputError where the preparation or the model is not one for the pair's task."""
+    pair, subwords, task = configuration.run.pair, configuration.subwords, task_of(configuration.run.pair)
+    tokenizer, sharing = configuration.preparation.tokenizer.tokenizer, configuration.model.sharing
+    rules: list[tuple[str, str, tuple[str, ...]]] = [("preparation.tokenizer.tokenizer", tokenizer, task.tokenizers)]
+    rules += [("subwords.target", subwords.target, task.targets)]
+    # A vocabulary of the target's own cannot share the source's table.
+    rules += [("model.sharing", sharing, ("output", "none"))] if subwords.target == "closed" else []
+    for key, value, fitting in rules:
+        if value not in fitting:
+            problem = f"{key} is {value}, which cannot {task.verb} {pair}: set {' or '.join(fitting)}"
+            raise InputError(f"{_origin(key.split('.'), layers)}: {problem}")
 
 
 def _origin(path: Sequence[int | str], layers: list[Layer]) -> str:

@@ -49,34 +49,10 @@ class Row(Settings):
     paper: PaperResults = PaperResults()
 
 
-class Table2System(Settings):
-    name: str
-    results: dict[Pair, Table2Result]
-
-
-class Table4Parser(Settings):
-    name: str
-    training: str
-    f1: float
-
-
-class LaterTransformer(Settings):
-    """A later Transformer's results on newstest2014, as its authors report them."""
-
-    name: str
-    pair: Pair
-    bleu: float  # sacreBLEU, cased
-    bleu_paper_way: float | None = None
-    note: str = ""
-
-
 class RowsFile(Settings):
     base: Differences
     pairs: dict[Pair, Differences]
     rows: dict[str, Row]
-    table2_systems: list[Table2System]
-    table4_parsers: list[Table4Parser]
-    later_transformers: list[LaterTransformer]
 
 
 @cache
@@ -96,6 +72,21 @@ def row(name: str) -> Row:
     if name not in rows:
         raise InputError(f"params.yaml, row: `{name}` is not a row of {ROWS.name}; {nearest(name, rows)}")
     return rows[name]
+
+
+def printed(name: str, pair: Pair) -> dict[str, str]:
+    """Return the paper's results of a row on a pair as they are printed, by keys of results/scores.json."""
+    own = row(name)
+    paper, table2 = own.paper, own.paper.table2.get(pair)
+    results = {
+        "bleu_paper_way": (table2 and table2.bleu, ".1f"),
+        "train_flops_paper": (table2 and table2.flops, ".1e"),
+        "f1": (paper.f1, ".1f"),
+        "params": (paper.params_m, ",d"),
+    }
+    if pair == own.pair:  # Table 3 is English-German only.
+        results |= {"valid_bleu_paper_way": (paper.bleu, ".1f"), "valid_ppl": (paper.ppl, ".2f")}
+    return {key: format(value, form) for key, (value, form) in results.items() if value is not None}
 
 
 def flat(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -15,7 +15,7 @@ from nmt.common.files import output_file, sha256_of, write_text, writing
 from nmt.errors import InputError
 from nmt.parsing.trees import read_trees
 from nmt.text.parallel_text import parallel, read_lines
-from pipeline.config.corpora import DataSettings, MemberSettings
+from pipeline.config.corpora import TREE, DataSettings, MemberSettings, sides
 from pipeline.config.paths import LOCAL
 
 LONGEST = 1_000_000  # characters of a line; a longer one is a file without line breaks
@@ -44,12 +44,13 @@ def add(
     links: dict[str, Path] = {}
     content: dict[str, Any] = {}
     doubts: list[str] = []
-    sides = ["mrg", "mrg"] if pair == "en-tree" else pair.split("-")
+    trees = sides(pair)[1] == TREE
+    endings = ("mrg", "mrg") if trees else sides(pair)
     for role, files in texts.items():
         _check(role, files, pair)
-        doubts += [] if pair == "en-tree" else _doubts(role, files, texts["train"])
+        doubts += [] if trees else _doubts(role, files, texts["train"])
         text: dict[str, Any] = {"name": f"{name}-{role}"}
-        for side, ending, file in zip(("source", "target"), sides, files, strict=True):
+        for side, ending, file in zip(("source", "target"), endings, files, strict=True):
             link = folder / f"{role}.{ending}"
             links[link.name] = file.resolve()
             text[side] = {"path": link.as_posix(), "sha256": sha256_of(file)}
@@ -70,11 +71,11 @@ def _check(role: str, files: tuple[Path, Path], pair: str) -> None:
     for file in files:
         if not file.is_file():
             raise InputError(f"{file}, for --{role}, is no file: give two files that exist")
-    if pair != "en-tree":
+    if sides(pair)[1] != TREE:
         return
     if not files[0].samefile(files[1]) or file.suffix != ".mrg":
         raise InputError(
-            f"--{role} is {files[0]} and {files[1]}: for en-tree give one treebank in Penn bracketing twice, with a "
+            f"--{role} is {files[0]} and {files[1]}: for {pair} give one treebank in Penn bracketing twice, with a "
             "name that ends in .mrg; sentences and trees are made of it"
         )
     if not sum(1 for _ in read_trees(read_lines(file), str(file))):

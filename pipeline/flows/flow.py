@@ -29,9 +29,10 @@ from pydantic import Field
 
 from nmt.common.processes import die_with_parent
 from nmt.errors import InputError
+from nmt.task import task_in, task_of
 from pipeline.config import catalogs, graph, machine, paths, resolution, rows
 from pipeline.config.paths import read_json, status_file
-from pipeline.config.tasks import summary, task_in, task_of
+from pipeline.config.wording import summary
 from pipeline.flows import copies
 
 ROOT = Path(__file__).resolve().parents[2]

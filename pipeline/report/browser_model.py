@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,11 @@ import numpy as np
 
 from nmt import codec
 from nmt.inference.options import LONGEST
-from nmt.text.moses import Moses
+from nmt.task import task_of
+from nmt.text.moses import Rules, normalizing
 from nmt.text.settings import TokenizerSettings
 from nmt.text.subwords import BytePairs, Subwords, WordPieces
 from pipeline.config.paths import FIGURES
-from pipeline.config.tasks import task_of
 from pipeline.report.page import Block, Paragraph, View
 
 if TYPE_CHECKING:
@@ -72,6 +73,12 @@ def _ranges(characters: Iterable[str]) -> list[list[int]]:
     return found
 
 
+def _in_javascript(rules: Rules) -> list[tuple[str, str]]:
+    """Return rules as patterns and replacements of JavaScript, for lines that end in \\n."""
+    patterns = (rule.pattern.replace(r"\s", r"[ \t\n\r\f\v]").replace(r"\!", "!") for rule, _ in rules)
+    return [(pattern, re.sub(r"\\g<(\d)>", r"$\1", text)) for pattern, (_, text) in zip(patterns, rules, strict=True)]
+
+
 def tokenizer_tables(language: str, settings: TokenizerSettings) -> dict[str, Any]:
     """Return what the page's tokenizer of `language` needs: classes of characters, abbreviations, rules.
 
@@ -79,9 +86,9 @@ def tokenizer_tables(language: str, settings: TokenizerSettings) -> dict[str, An
     """
     if settings.tokenizer not in ("moses", "none"):
         return {"tokenizer": settings.tokenizer}
-    normalizing = Moses(language, settings).javascript_rules() if settings.normalize_punctuation else []
+    rules = _in_javascript(normalizing(language)) if settings.normalize_punctuation else []
     if settings.tokenizer == "none":
-        return {"tokenizer": "none", "normalizing": normalizing}
+        return {"tokenizer": "none", "normalizing": rules}
     from sacremoses import MosesTokenizer
 
     moses = MosesTokenizer(language)
@@ -89,7 +96,7 @@ def tokenizer_tables(language: str, settings: TokenizerSettings) -> dict[str, An
     return {
         "tokenizer": "moses",
         "language": language,
-        "normalizing": normalizing,
+        "normalizing": rules,
         "aggressiveHyphens": settings.aggressive_hyphens,
         "classes": {name: _ranges(getattr(moses, attribute)) for name, attribute in names.items()},
         "prefixes": sorted(set(moses.NONBREAKING_PREFIXES)),

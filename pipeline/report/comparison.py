@@ -12,9 +12,8 @@ from typing import Any
 
 from nmt.bootstrap import SAMPLES, Comparison
 from nmt.errors import InputError
-from nmt.evaluation import bleu
-from nmt.parsing import evalb
-from pipeline.config.tasks import TRANSLATION, task_in
+from nmt.evaluation.scoring import scorer
+from nmt.task import task_in
 from pipeline.report import figures, scores, sentences
 from pipeline.report.page import Bars, Block, Heading, Paragraph, Table, Tiles
 
@@ -42,9 +41,8 @@ def difference(first: Compared, second: Compared) -> Comparison:
     if texts[0] != texts[1] or first.languages != second.languages:
         names = " and ".join(f"{run.name}: {run.metrics[f'{task_in(run.metrics).key}_set']}" for run in (first, second))
         raise InputError(f"the runs were scored on different lines ({names}): compare two runs of one test set")
-    compare = bleu.compare if task_in(second.metrics) is TRANSLATION else evalb.compare_systems
     baseline, system = ([line.output for line in run.lines] for run in (first, second))
-    return compare(baseline, system, [line.reference for line in first.lines])
+    return scorer(second.languages[1]).compare(baseline, system, [line.reference for line in first.lines])
 
 
 def verdict(name: str, changed: Sequence[Sequence[str]], found: Comparison, title: str) -> str:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nmt.task import task_of
 from nmt.text.parallel_text import parallel
 from pipeline.config.paths import read_table
-from pipeline.config.tasks import task_of
 from pipeline.report.page import Figure, Table, View
 
 SIZE = (4.5, 3.0)  # inches of a panel; one that stands alone has twice the width

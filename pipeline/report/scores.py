@@ -5,23 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nmt.evaluation.known_sets import identity, named
+from nmt.task import task_in, task_of
+from nmt.text.parallel_text import read_lines
 from pipeline.config import rows
 from pipeline.config.corpora import DataSettings, RunSettings
-from pipeline.config.tasks import TRANSLATION, duration, score_and_interval, task_in, task_of
+from pipeline.config.paths import RAW
+from pipeline.config.wording import duration, score_and_interval
 from pipeline.report.page import Block, Heading, Paragraph, Table, Tiles
-
-Lines = list[tuple[str, str, str, str]]
-"""Measure, set and model, the paper's number or an empty string, this run's number."""
-TREE_MEASURES = (
-    ("F1, at most 40 words", "at_most_40_words", ".2f"),
-    ("recall", "recall", ".2f"),
-    ("precision", "precision", ".2f"),
-    ("complete match", "complete_match", ".2f"),
-    ("crossing brackets a sentence", "average_crossing", ".2f"),
-    ("outputs that had to be repaired", "malformed", ".2%"),
-    ("sentences not scored", "not_scored", ","),
-)
-"""Measure, end of its key in scores.json, and format."""
 
 
 def number(value: float | None, form: str = ".2f") -> str:
@@ -29,10 +20,27 @@ def number(value: float | None, form: str = ".2f") -> str:
 
 
 def reference_row(name: str) -> str:
-    """Return the paper's row that `name` is compared with: itself, or base or parse-wsj for rows not in the paper."""
+    """Return the paper's row that `name` is compared with: itself, or for rows not in the paper its task's first."""
     row = rows.row(name)
     own = row.paper.bleu is not None or row.paper.f1 is not None
-    return name if own else task_of(row.pair).papers_row
+    of_task = (other for other, each in rows.table().rows.items() if task_of(each.pair) is task_of(row.pair))
+    return name if own else next(of_task)
+
+
+def identities(data: Mapping[str, Any]) -> dict[str, str]:
+    """Return what each set is, by a key beside its score: a known set's name, or the sha256 of its references.
+
+    `data`: the section of the resolved configuration. A set that is not here has no key.
+    """
+    target = data["target"]
+    paths = {role: RAW / f"{role}.{data[role]['name']}.{target}" for role in ("valid", "test")}
+    return {
+        f"{'valid_' if role == 'valid' else ''}{task_of(target).key}_references": identity(
+            list(read_lines(path)), target, data["source"]
+        )
+        for role, path in paths.items()
+        if path.exists()
+    }
 
 
 def comparable(metrics: Mapping[str, Any]) -> bool:
@@ -41,7 +49,7 @@ def comparable(metrics: Mapping[str, Any]) -> bool:
     Parts of them, as a mirror may have, are other sets.
     """
     by = task_in(metrics)
-    return (metrics[f"valid_{by.key}_set"], metrics[f"{by.key}_set"]) == (by.papers_set, by.papers_test)
+    return tuple(metrics.get(f"{key}_references") for key in (f"valid_{by.key}", by.key)) == by.papers_sets
 
 
 def hardware(metrics: Mapping[str, Any]) -> str:
@@ -67,14 +75,13 @@ def tile(title: str, metrics: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def headline(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -> Tiles:
     """Return the numbers for the top of the page. The paper's are beside them only where the sets are the same."""
-    by, name, same = task_in(metrics), reference_row(run.row), comparable(metrics)
-    paper = rows.row(name).paper
-    printed = (paper.table2[run.pair].bleu if run.pair in paper.table2 else None) if by is TRANSLATION else paper.f1
+    by, name = task_in(metrics), reference_row(run.row)
+    printed = rows.printed(name, run.pair) if comparable(metrics) else {}
     title, score, note = tile(by.title, metrics)
-    if same and printed is not None:
-        ours = f"; the paper's way {metrics['bleu_paper_way']:.1f}" if by is TRANSLATION else ""
-        note += f"{ours}; the paper's {name}: {printed:.1f}"
-    ppl = f"; the paper's {name}: {paper.ppl:.2f}" if same and paper.ppl and run.pair == "en-de" else ""
+    if by.papers_key in printed:
+        ours = "" if by.papers_key == by.key else f"; the paper's way {metrics[by.papers_key]:.1f}"
+        note += f"{ours}; the paper's {name}: {printed[by.papers_key]}"
+    ppl = f"; the paper's {name}: {printed['valid_ppl']}" if "valid_ppl" in printed else ""
     return Tiles(
         [
             (title, score, note),
@@ -87,60 +94,36 @@ def headline(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -
 
 def results(run: RunSettings, metrics: Mapping[str, Any]) -> list[Block]:
     """Return all scores, beside those of the paper's row and of its tables where the sets are the same."""
-    by, name, same = task_in(metrics), reference_row(run.row), comparable(metrics)
-    paper, is_text = rows.row(name).paper, by is TRANSLATION
-    table2 = paper.table2.get(run.pair)
-    lines = _translations(run, metrics, paper) if is_text else _trees(metrics, paper)
-    size = f"{paper.params_m} million" if paper.params_m is not None else ""
-    flops = number(table2.flops if table2 else None, ".1e")
+    by, name = task_in(metrics), reference_row(run.row)
+    paper, lines = rows.printed(name, run.pair), []
+    for what, key, form in by.measures:
+        of, model = ("valid_", "last checkpoint") if key.startswith("valid_") else ("", "average")
+        where = f"{metrics[f'{of}{by.key}_set']}; {model}"
+        ours = _with_interval(metrics, key) if f"{key}_low" in metrics else format(metrics[key], form)
+        lines.append((what, where, paper.get(key, ""), ours))
+    size, flops = f"{paper['params']} million" if "params" in paper else "", paper.get("train_flops_paper", "")
     lines += [
         ("parameters", "", size, f"{metrics['params']:,}"),
         ("training FLOPs, the paper's way", "", flops, f"{metrics['train_flops_paper']:.2e}"),
         ("training FLOPs, counted", "", "", f"{metrics['train_flops_counted']:.2e}"),
     ]
     found: list[Block] = [Heading("Result")]
-    if same:
+    if comparable(metrics):
         found.append(Table(("measure", "set and model", f"the paper's {name}", "this run"), lines))
     else:
         ours = f"{metrics[f'valid_{by.key}_set']}, and {metrics[f'{by.key}_set']}"
-        sets = f"The paper's numbers are of {by.papers_set}, and {by.papers_test}; this run's are of {ours}"
+        papers = ", and ".join(f"{known.name}, {known.lines} lines" for known in map(named, by.papers_sets) if known)
+        sets = f"The paper's numbers are of {papers}; this run's are of {ours}"
         found.append(Paragraph(f"{sets}. That is other text: the paper's are not listed."))
         found.append(Table(("measure", "set and model", "this run"), [(what, of, ours) for what, of, _, ours in lines]))
-    chrf = f" chrF's: {metrics['chrf_signature']}." if is_text else ""
+    chrf = f" chrF's: {metrics['chrf_signature']}." if "chrf" in metrics else ""
     found.append(Paragraph(f"{by.program}'s signature: {metrics[f'{by.key}_signature']}.{chrf}"))
-    beside = _table_2 if is_text else _table_4
-    return [*found, *(_steps(metrics) if is_text else []), *(beside(run, metrics) if same else [])]
+    return [*found, *(_steps(metrics) if "bleu_paper_way_steps" in metrics else []), *_beside(run, metrics)]
 
 
 def _with_interval(metrics: Mapping[str, Any], key: str) -> str:
     score, interval = score_and_interval(metrics, key, 2)
     return f"{score} ({interval})"
-
-
-def _translations(run: RunSettings, metrics: Mapping[str, Any], paper: rows.PaperResults) -> Lines:
-    table2 = paper.table2.get(run.pair)
-    # Table 3 is English-German only.
-    bleu3, ppl = (paper.bleu, paper.ppl) if run.pair == "en-de" else (None, None)
-    last, average = f"{metrics['valid_bleu_set']}; last checkpoint", f"{metrics['bleu_set']}; average"
-    way, of_table2 = "BLEU, the paper's way", number(table2.bleu if table2 else None, ".1f")
-    return [
-        ("BLEU, sacreBLEU (95% interval)", average, "", _with_interval(metrics, "bleu")),
-        (way, average, of_table2, f"{metrics['bleu_paper_way']:.2f}"),
-        ("chrF", average, "", f"{metrics['chrf']:.2f}"),
-        ("BLEU, sacreBLEU", last, "", f"{metrics['valid_bleu']:.2f}"),
-        (way, last, number(bleu3, ".1f"), f"{metrics['valid_bleu_paper_way']:.2f}"),
-        ("perplexity per subword", last, number(ppl), f"{metrics['valid_ppl']:.2f}"),
-    ]
-
-
-def _trees(metrics: Mapping[str, Any], paper: rows.PaperResults) -> Lines:
-    lines: Lines = []
-    for key, model, printed in (("f1", "average", paper.f1), ("valid_f1", "last checkpoint", None)):
-        where = f"{metrics[f'{key}_set']}; {model}"
-        lines.append(("F1 (95% interval)", where, number(printed, ".1f"), _with_interval(metrics, key)))
-        lines += [(what, where, "", format(metrics[f"{key}_{end}"], form)) for what, end, form in TREE_MEASURES]
-    lines.append(("perplexity a symbol", metrics["valid_f1_set"], "", f"{metrics['valid_ppl']:.4f}"))
-    return lines
 
 
 def _steps(metrics: Mapping[str, Any]) -> list[Block]:
@@ -151,40 +134,19 @@ def _steps(metrics: Mapping[str, Any]) -> list[Block]:
     return [heading, Table(("step, on both sides", f"BLEU, {metrics['bleu_set']}"), steps)]
 
 
-def _table_2(run: RunSettings, metrics: Mapping[str, Any]) -> list[Block]:
-    """Return Table 2 for the run's pair with this run in it, and what others reported since."""
-    table = rows.table()
-    published = [(system.name, system.results.get(run.pair), ".2f") for system in table.table2_systems]
-    published += [
-        (f"Transformer ({name}), the paper", row.paper.table2.get(run.pair), ".1f") for name, row in table.rows.items()
-    ]
-    listed = [
-        (name, number(result.bleu, form), number(result.flops, ".1e")) for name, result, form in published if result
-    ]
-    this, bleu = f"this run ({run.row}, {run.corpus}), {metrics['bleu_set']}", f"{metrics['bleu_paper_way']:.2f}"
-    listed.append((this, bleu, f"{metrics['train_flops_paper']:.2e}"))
-    later = [
-        (other.name, number(other.bleu), number(other.bleu_paper_way, ".1f"), other.note)
-        for other in table.later_transformers
-        if other.pair == run.pair
-    ]
-    later.append((this, f"{metrics['bleu']:.2f}", bleu, ""))
-    return [
-        Heading("Beside Table 2"),
-        Paragraph("newstest2014 BLEU the paper's way and training cost in FLOPs, as the paper reports them."),
-        Table(("model", "BLEU, the paper's way", "cost, FLOPs"), listed, frozenset([len(listed) - 1])),
-        Paragraph("Later Transformers on newstest2014, as their authors report them:"),
-        Table(("model", "sacreBLEU", "the paper's way", "note"), later, frozenset([len(later) - 1])),
-    ]
-
-
-def _table_4(run: RunSettings, metrics: Mapping[str, Any]) -> list[Block]:
-    table = rows.table()
-    listed = [(each.name, each.training, number(each.f1, ".1f")) for each in table.table4_parsers]
-    listed += [
-        (f"Transformer ({name}), the paper", "", number(row.paper.f1, ".1f"))
-        for name, row in table.rows.items()
-        if row.paper.f1 is not None
-    ]
-    listed.append((f"this run ({run.row}, {run.corpus}), {metrics['f1_set']}", "", f"{metrics['f1']:.2f}"))
-    return [Heading("Beside Table 4"), Table(("parser", "training", "F1"), listed, frozenset([len(listed) - 1]))]
+def _beside(run: RunSettings, metrics: Mapping[str, Any]) -> list[Block]:
+    """Return the tables of what others report on the run's test set, where that is a known one, with this run."""
+    by = task_in(metrics)
+    this = f"this run ({run.row}, {run.corpus}), {metrics[f'{by.key}_set']}"
+    known, found = named(metrics[f"{by.key}_references"], run.pair), list[Block]()
+    for listing in known.listings if known else ():
+        papers = ((name, rows.printed(name, run.pair)) for name in rows.table().rows if listing.paper)
+        listed = [*listing.rows]
+        listed += [{"name": f"Transformer ({row}), the paper", **own} for row, own in papers if by.papers_key in own]
+        measured = ((key, ".2e" if "flops" in key else ".2f") for key in listing.columns if key in metrics)
+        listed.append({"name": this, **{key: format(metrics[key], form) for key, form in measured}})
+        cells = [[each.get(key, "") for key in listing.columns] for each in listed]
+        found += [Heading(listing.title)] if listing.title else []
+        found += [Paragraph(listing.about)] if listing.about else []
+        found.append(Table(list(listing.columns.values()), cells, frozenset([len(cells) - 1])))
+    return found

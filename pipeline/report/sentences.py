@@ -11,16 +11,14 @@ from typing import NamedTuple
 
 from nmt.common.files import write_text
 from nmt.errors import InputError
-from nmt.evaluation import bleu
-from nmt.parsing import evalb
+from nmt.evaluation.scoring import ranges, scorer
+from nmt.task import task_of
 from nmt.text.parallel_text import read_lines
-from pipeline.config.tasks import task_of
 from pipeline.report.page import Table, View
 
 EXAMPLES = 5  # sentences to begin with in the page's box
 EXTREMES = 3  # best lines, and worst ones, at the top of the report
 SEEN = 50_000  # words of the training text that the page knows, the most frequent ones
-LENGTHS = (10, 20, 30, 40, 50)  # the longest source, in words, of each group of lines; longer ones are the last group
 FREQUENCIES = (0, 1, 4, 9, 99, 999)
 """The most occurrences in the training text of each group of words; more frequent ones are the last group."""
 BLOCK = 1 << 24  # characters of the training text that are counted at a time
@@ -40,11 +38,7 @@ def scored(source: Path, reference: Path, output: Path, target: str) -> list[Lin
     if not len(sources) == len(references) == len(outputs):
         names = ", ".join(map(str, paths))
         raise InputError(f"{names} have different numbers of lines: run `dvc repro` to translate the test set again")
-    if target == "tree":
-        trees = evalb.score_lines(references, outputs, gold_tags=True).sentences
-        of = [200 * each.matched / (each.gold + each.parsed) if each.gold + each.parsed else None for each in trees]
-        return list(map(Line, sources, references, outputs, of))
-    return list(map(Line, sources, references, outputs, bleu.sentence_chrf(outputs, references)))
+    return list(map(Line, sources, references, outputs, scorer(target).of_lines(outputs, references)))
 
 
 def write(lines: Iterable[Line], path: Path) -> None:
@@ -91,37 +85,17 @@ def extremes(lines: Sequence[Line], metric: str) -> Table:
     return Table(("line", metric, "source", "reference", "output"), rows, link="#line=")
 
 
-def _names(bounds: Sequence[int]) -> list[str]:
-    """Return the names of groups of numbers from 0 on, of which each but the last ends at a bound."""
-    lows = [0, *(bound + 1 for bound in bounds)]
-    named = [f"{low}" if low == high else f"{low:,} to {high:,}" for low, high in zip(lows, bounds, strict=False)]
-    return [*named, f"{lows[-1]:,} and more"]
-
-
 def by_length(systems: Mapping[str, Sequence[Line]], target: str) -> Table:
     """Return BLEU, or F1 of trees, by the number of words of the source, shortest first; no empty groups."""
-    measured = [_trees_by_length(lines) if target == "tree" else _bleu_by_length(lines) for lines in systems.values()]
+    by = scorer(target)
+    measured = [
+        by.by_length(*([getattr(line, text) for line in lines] for text in ("source", "output", "reference")))
+        for lines in systems.values()
+    ]
     rows = [
         (name, f"{count:,}", *(f"{each[name][1]:.1f}" for each in measured)) for name, (count, _) in measured[0].items()
     ]
-    counted = ("words", "sentences") if target == "tree" else ("words of the source", "lines")
-    return Table((*counted, *systems), rows)
-
-
-def _bleu_by_length(lines: Iterable[Line]) -> dict[str, tuple[int, float]]:
-    groups: dict[int, list[Line]] = {}
-    for line in lines:
-        groups.setdefault(bisect_left(LENGTHS, len(line.source.split())), []).append(line)
-    names, found = _names(LENGTHS), {}
-    for number, group in sorted(groups.items()):
-        score, _ = bleu.sacrebleu([line.output for line in group], [line.reference for line in group])
-        found[names[number]] = (len(group), score)
-    return found
-
-
-def _trees_by_length(lines: Sequence[Line]) -> dict[str, tuple[int, float]]:
-    found = evalb.score_lines([line.reference for line in lines], [line.output for line in lines], gold_tags=True)
-    return {name: (total.sentences, total.f1) for name, total in evalb.by_length(found.sentences).items()}
+    return Table((*by.counted, *systems), rows)
 
 
 def word_counts(training: Path) -> Counter[str]:
@@ -149,7 +123,7 @@ def by_frequency(lines: Sequence[Line], tokenize: Callable[[str], str], counts: 
         for name, words in (("reference", reference), ("output", output), ("both", reference & output)):
             for word, count in words.items():
                 totals.setdefault(bisect_left(FREQUENCIES, counts[word]), Counter())[name] += count
-    names, header = _names(FREQUENCIES), ("times in the training text", "words", "found in the translation")
+    names, header = ranges(FREQUENCIES), ("times in the training text", "words", "found in the translation")
     rows = [
         (
             names[number],

@@ -13,7 +13,7 @@ from nmt.inference.settings import SearchSettings
 from nmt.model_settings import ModelSettings
 from nmt.text.settings import PreparationSettings
 from nmt.training import checkpoint
-from pipeline.config.corpora import RunSettings
+from pipeline.config.corpora import RunSettings, sides
 from pipeline.config.paths import AVERAGE, AVERAGING, CHECKPOINTS, LAST, SUBWORDS
 from pipeline.config.sections import AveragingSettings, load_section
 
@@ -33,7 +33,7 @@ def run() -> None:
             f"average: averaging.last is {settings.last}, but training left {len(chosen)} (a checkpoint every "
             f"training.checkpoint_every updates): models/average is the {averaged}"
         )
-    source, target = asked.pair.split("-")
+    source, target = sides(asked.pair)
     own = last.get("own_target_embedding.table")
     average = checkpoint.average(chosen) if chosen else last
     for folder, weights, origin in ((AVERAGE, average, averaged), (LAST, last, "last update")):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from nmt.common.files import write_json, writing
+from nmt.inference.engine import Engine
 from nmt.inference.loading import LoadedModel
 from nmt.inference.settings import SearchSettings
-from nmt.inference.translator import Engine, Translator
+from nmt.inference.translator import Translator
 from nmt.text.parallel_text import read_lines
 from nmt.training.settings import TrainingSettings
 from pipeline.config.corpora import DataSettings

@@ -16,7 +16,7 @@ from nmt.common.files import write_json, writing
 from nmt.errors import InputError
 from nmt.parsing.trees import normalise, read_trees
 from nmt.text.parallel_text import decode, read_lines
-from pipeline.config.corpora import DataSettings, MemberSettings
+from pipeline.config.corpora import TREE, DataSettings, MemberSettings
 from pipeline.config.paths import RAW, state_root
 from pipeline.config.sections import load_section
 from pipeline.data import user_text
@@ -52,12 +52,12 @@ def unpack(data: DataSettings, archives: Mapping[str, Path], folder: Path) -> St
         for check, expected in (("sha256", side.sha256), ("md5", side.md5)) if side.archive else ():
             if expected not in (None, found := files[output][check]):
                 raise InputError(f"{side.place} has the {check} {found} as plain text, not the catalog's {expected}")
-    if data.target != "tree":
+    if data.target != TREE:
         return {"pairs": _count_pairs(data, files), "files": files}
     removed = {}
     for role, text in data.texts:
         stem = f"{role}.{text.name}"
-        removed[stem] = _split(folder / f"{stem}.{data.source}", folder / f"{stem}.tree", text.target.place)
+        removed[stem] = _split(folder / f"{stem}.{data.source}", folder / f"{stem}.{data.target}", text.target.place)
     files = {output: _examine(folder / output, side.place) for output, side in sides.items()}
     return {"pairs": _count_pairs(data, files), "files": files, "removed": removed}
 

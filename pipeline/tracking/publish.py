@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from nmt.common.files import read_yaml
 from nmt.common.processes import is_held
+from nmt.task import task_in
 from pipeline.config import graph
 from pipeline.config.paths import CHAIN, CONFIG, CURVES, SCORES, VALIDATION, read_json, read_table, state_root
 from pipeline.config.resolution import changed
-from pipeline.config.tasks import task_in
+from pipeline.report.scores import identities
 from pipeline.tracking import registry, server, source
 from pipeline.tracking.follow import Points
 
@@ -34,7 +35,7 @@ def complete(client: MlflowClient, ran: bool) -> str:
     send_files(client, run.info.run_id)
     if ran or "commit" not in run.data.tags:
         source.send(client, run.info.run_id)
-    registry.register(client, run.info.run_id, configuration, scores)
+    registry.register(client, run.info.run_id, configuration, scores | identities(configuration["data"]))
     if run.info.status != "FINISHED":
         client.set_terminated(run.info.run_id)
     return f"{run.info.run_name}: published"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.common.files import sha256_of
+from nmt.task import Task, task_in
 from pipeline.config.paths import AVERAGE
-from pipeline.config.tasks import Task, task_in
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -31,7 +31,7 @@ def register(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
 
     asked, by = configuration["run"], task_in(scores)
     name, weights = f"wmt-{asked['pair']}", sha256_of(AVERAGE / "model.safetensors")
-    sets = [key for key in scores if key.endswith("_set")]
+    sets = [key for key in scores if key.endswith(("_set", "_references"))]
     tags = {**asked, **{key: scores[key] for key in (*sets, *by.numbers) if key in scores}, WEIGHTS: weights}
     tags = {key: str(value) for key, value in tags.items()}
     versions = client.search_model_versions(f"name = '{name}' and run_id = '{run}'")
@@ -47,7 +47,7 @@ def register(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
         version = client.create_model_version(name, logged.model_uri, run, tags=tags, model_id=logged.model_id).version
     for key, value in tags.items():
         client.set_model_version_tag(name, version, key, value)
-    chosen = best(client.search_model_versions(f"name = '{name}'"), by, str(scores.get(f"valid_{by.key}_set")))
+    chosen = best(client.search_model_versions(f"name = '{name}'"), by, str(scores.get(f"valid_{by.key}_references")))
     if chosen is not None:
         client.set_registered_model_alias(name, BEST, chosen)
 
@@ -76,16 +76,16 @@ def model_content(folder: Path, search: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def best(versions: Sequence[ModelVersion], by: Task, valid_set: str) -> str | None:
+def best(versions: Sequence[ModelVersion], by: Task, references: str) -> str | None:
     """Return the version with the highest score on the paper's validation set, never on a test set.
 
     That is newstest2013 (Table 3's protocol) or, for trees, section 22. Of equals, the first. While no version was
-    scored there, the one with the highest score on `valid_set`: scores on different sets do not compare.
+    scored there, the one with the highest score on `references`: scores on different sets do not compare.
     """
-    score, compared = f"valid_{by.key}", f"valid_{by.key}_set"
-    scored = [each for each in versions if each.tags.get(compared) in {by.papers_set, valid_set} and score in each.tags]
+    score, compared, papers = f"valid_{by.key}", f"valid_{by.key}_references", by.papers_sets[0]
+    scored = [each for each in versions if each.tags.get(compared) in {papers, references} and score in each.tags]
 
     def rank(version: ModelVersion) -> tuple[bool, float, int]:
-        return version.tags[compared] == by.papers_set, float(version.tags[score]), -int(version.version)
+        return version.tags[compared] == papers, float(version.tags[score]), -int(version.version)
 
     return str(max(scored, key=rank).version) if scored else None

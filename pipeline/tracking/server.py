@@ -20,9 +20,9 @@ from filelock import FileLock
 
 from nmt.common.files import read_yaml, sha256_of
 from nmt.errors import InputError
+from nmt.task import task_of
 from pipeline.config import resolution
 from pipeline.config.paths import CONFIG, state_root
-from pipeline.config.tasks import task_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

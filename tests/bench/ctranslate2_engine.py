@@ -8,10 +8,10 @@ from pathlib import Path
 import ctranslate2
 import torch
 
+from nmt.inference.engine import WORKERS, Engine, Piece
 from nmt.inference.loading import LoadedModel
 from nmt.inference.search import Hypothesis
 from nmt.inference.settings import SearchSettings
-from nmt.inference.translator import WORKERS, Engine, Piece
 
 
 class CTranslate2Engine(Engine):

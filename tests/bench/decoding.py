@@ -28,10 +28,11 @@ import torch
 from nmt.deployment.export import export
 from nmt.evaluation.forced_scoring import score
 from nmt.ids import EOS, UNK
+from nmt.inference.engine import Engine
 from nmt.inference.loading import LoadedModel
 from nmt.inference.model_folder import load_description, save_model
 from nmt.inference.quantization import quantize
-from nmt.inference.translator import Engine, Translation, Translator
+from nmt.inference.translator import Translation, Translator
 from nmt.model import Transformer
 from nmt.text.parallel_text import read_lines
 from nmt.text.subwords import Subwords

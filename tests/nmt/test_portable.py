@@ -21,8 +21,9 @@ from trainings import MakeJob, run, stopped
 
 from nmt import loss, portable
 from nmt.errors import InputError
+from nmt.inference.engine import Engine
 from nmt.inference.loading import LoadedModel
-from nmt.inference.translator import Engine, Translator
+from nmt.inference.translator import Translator
 from nmt.portable import Portable
 from nmt.training.chain import read_chain
 from nmt.training.distributed import World

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from command_line import refused, wmt
 
+from nmt.codec import Codec
 from nmt.common.tensors import load_tensors, save_tensors
 from nmt.deployment import streams
 from nmt.evaluation.forced_scoring import Scored
@@ -215,7 +216,7 @@ def test_parsing_says_what_it_repaired_and_each_line_of_json_too(
     assert all(words(tree) == LINES[int(number) - 1].split() for number, tree, _ in listed)
     # Trees of three words, for sentences of 7, 3, 3 and 5.
     monkeypatch.setattr(Symbols, "decode", lambda *_: "(S XX XX XX )S")
-    monkeypatch.setattr(Translator, "_attention", lambda *_: None)
+    monkeypatch.setattr(Codec, "word_attention", lambda *_: None)
     assert wmt(*command) == 0
     assert capsys.readouterr().err == "parse: 2 of 4 trees had to be repaired: word missing 6\n"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,16 @@ HARD = [
     "It's 1,000.50 e-mails... from the U.S., isn't it?", "</s> <unk> <s> are text", 'He said: "No!" (twice)',
     "tab\there, \x85 and \u2028 there", "漢字 😀 ő", " two  spaces ", "........... aaaaaaa", "rock 'n' roll's",
 ]  # fmt: skip
+
+ALONE = """
+import os, sys
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(".", trust_remote_code=True)
+from nmt import ids
+print(tokenizer(sys.argv[1]).input_ids, os.path.relpath(ids.__file__).split("/")[0])
+"""
+"""Where nmt is not installed, the tokenizer's own copy is used."""
 
 
 def sample_lines() -> list[str]:
@@ -102,9 +114,6 @@ def test_transformers_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyP
     folder = folder_of(tmp_path / "model", words=" ".join(texts[:60]))
     assert wmt("export", str(folder), str(out), "--to", "transformers") == 0
     tokenizer = check_alike(folder, out, texts)
-    named = (out / "transformers_tokenizer.py").read_text(encoding="utf-8")
-    imported = [path.stem for path in out.glob("*.py") if path.stem != "transformers_tokenizer"]
-    assert all(f"from .{name} import" in named for name in imported), "transformers 5.0 needs it"
     loaded = LoadedModel(folder)
     german = 'Er sagte: "it\'s".'
     assert tokenizer(text_target=german).input_ids == loaded.encode_target(german) != loaded.encode(german)
@@ -112,6 +121,10 @@ def test_transformers_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyP
         tokenizer.save_pretrained(where)
     assert tokenizer.convert_tokens_to_ids("no subword") == tokenizer.unk_token_id == UNK
     assert (tmp_path / "again/subwords/codes.bpe").read_bytes() == (folder / "subwords/codes.bpe").read_bytes()
+    alone = subprocess.run(
+        [sys.executable, "-c", ALONE, texts[0]], cwd=out, capture_output=True, text=True, check=False
+    )
+    assert alone.stdout == f"{loaded.encode(texts[0])} nmt.zip\n", alone.stderr
 
     pieces = word_piece_folder(tmp_path / "wordpieces", texts[:60])
     transformers_export.export(pieces, tmp_path / "standard")
@@ -132,8 +145,15 @@ def test_what_marian_cannot_represent_is_refused(change: dict[str, Any], sentenc
 
 
 def test_a_parser_is_refused(parser: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="a target vocabulary of its own"):
-        transformers_export.export(parser, tmp_path / "out")
+    joint = folder_of(tmp_path / "joint")
+    described = load_description(joint)
+    words = described.tokenizer.model_copy(update={"tokenizer": "vinyals"})
+    changed = described.model_copy(update={"target": "tree", "tokenizer": words})
+    (joint / "config.yaml").write_text(yaml.safe_dump(changed.model_dump(exclude_defaults=True)))
+    for folder in (parser, joint):
+        with pytest.raises(InputError, match=r"writes trees, .* parse with `wmt parse`$"):
+            transformers_export.export(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_model_card_has_the_scores_of_this_model_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

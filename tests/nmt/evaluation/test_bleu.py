@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,8 @@ from command_line import printed, refused, wmt
 
 from nmt import bootstrap
 from nmt.errors import InputError
-from nmt.evaluation import bleu
+from nmt.evaluation import bleu, known_sets
+from nmt.evaluation.known_sets import KnownSet
 
 REAL = Path(__file__).resolve().parents[3].parent / "shared/real"
 needs_real = pytest.mark.skipif(not REAL.exists(), reason="real text (../shared/real) is not here")
@@ -88,8 +87,8 @@ def _write(folder: Path, **texts: list[str]) -> list[str]:
 
 
 def test_command_line_compares_two_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = hashlib.sha256("".join(f"{line}\n" for line in REFERENCES).encode()).hexdigest()
-    monkeypatch.setattr(bleu, "_SETS", {known: "a known set ☃"})
+    known = KnownSet(name="known", pair="xx-de", title="a known set ☃", lines=2, sha256=known_sets.digest(REFERENCES))
+    monkeypatch.setattr(known_sets, "known_sets", lambda: [known, known.model_copy(update={"pair": "xx-fr"})])
     paths = _write(tmp_path, one=HYPOTHESES, two=REFERENCES, reference=REFERENCES)
     first, second = json.loads(printed("bleu", *paths, "--lang", "de", "--json"))
     steps = bleu.paper_way(HYPOTHESES, REFERENCES, "de")
@@ -129,30 +128,6 @@ def test_command_line_compares_two_systems(tmp_path: Path, monkeypatch: pytest.M
 
 
 @needs_real
-@pytest.mark.parametrize(
-    ("file", "name"),
-    [
-        ("newstest2014.en-de.de", "newstest2014/full, de (sacreBLEU: wmt14/full)"),
-        ("newstest2014.en-fr.fr", "newstest2014/full, fr (sacreBLEU: wmt14/full)"),
-        ("newstest2013.en-de.de", "newstest2013, de (sacreBLEU: wmt13)"),
-        ("newstest2013.en-fr.fr", "newstest2013, fr (sacreBLEU: wmt13)"),
-    ],
-)
-def test_sets_are_known_with_no_break_spaces_and_without(file: str, name: str) -> None:
-    original = bleu.read_lines(REAL / "newstest" / file)
-    assert bleu.known_set(original) == bleu.known_set([re.sub(r"\s+", " ", line.strip()) for line in original]) == name
-    assert bleu.known_set([*original[:-1], f"{original[-1]}!"]) is None
-
-
-def test_white_space_does_not_decide_which_set_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = "".join(f"{line}\n" for line in ("708 M£ sur l'exercice", "", "Deux"))
-    monkeypatch.setattr(bleu, "_SETS", {hashlib.sha256(known.encode()).hexdigest(): "known"})
-    assert bleu.known_set(["708\u00a0M£  sur\tl'exercice\r", "", " Deux\u2009"]) == "known"
-    assert bleu.known_set(["708M£ sur l'exercice", "", "Deux"]) is None
-    assert bleu.known_set(["708 M£ sur l'exercice", "Deux"]) is None
-
-
-@needs_real
 def test_known_scores_of_newstest() -> None:
     hypotheses = bleu.read_lines(REAL / "scored/newstest2013.system.de")
     references = bleu.read_lines(REAL / "newstest/newstest2013.en-de.de")
@@ -160,7 +135,9 @@ def test_known_scores_of_newstest() -> None:
     hypotheses = bleu.read_lines(REAL / "scored/newstest2014.filtered2737.system.de")
     references = bleu.read_lines(REAL / "scored/newstest2014.filtered2737.reference.de")
     steps = bleu.paper_way(hypotheses, references, "de")
-    assert bleu.known_set(references) == "newstest2014/filtered, de (sacreBLEU: wmt14)"
+    known = known_sets.find(references, "de")
+    assert known
+    assert known.title == "newstest2014/filtered, de (sacreBLEU: wmt14)"
     assert [f"{score:.2f}" for _, score in steps] == ["29.82", "29.92", "30.53", "31.62"]
 
 

@@ -21,12 +21,14 @@ from nmt.errors import InputError
 from nmt.ids import EOS
 from nmt.inference import attention_maps
 from nmt.inference.alignment import alignment
+from nmt.inference.engine import Piece
 from nmt.inference.loading import LoadedModel
 from nmt.inference.search import Hypothesis, length_penalty
 from nmt.inference.settings import SearchSettings
-from nmt.inference.translator import Piece, Translator, split_sentences
+from nmt.inference.translator import Translator
 from nmt.model import positional_encoding
 from nmt.packing import pack_tensor
+from nmt.text.sentences import split_sentences
 from nmt.text.settings import TokenizerSettings
 
 LINES = ["the old man sees a dog .", "", "She sleeps well", "we do !", "   ", "He did not see it"]
@@ -129,7 +131,12 @@ def test_words_are_aligned_by_the_attention_to_all_their_subwords(parser: Path) 
     translator = Translator(parser)
     (piece,) = translator.pieces("unbelievably She sleeps well")
     ids = translator.model.target_subwords.encode("(S XX XX )S")
-    attention = translator._attention(ids, piece)
+    model = translator.model
+
+    def weights() -> Any:
+        return alignment(model.transformer, piece.ids, ids).numpy()
+
+    attention = model.word_attention(ids, piece.text, weights)
     found, whole = attention(), alignment(translator.model.transformer, piece.ids, ids)[:4]
     heads = attention_maps.attention_of(translator.model.transformer, piece.ids, ids)["cross"][-1]
     assert torch.equal(whole, heads.mean(0)[:4])
@@ -137,9 +144,9 @@ def test_words_are_aligned_by_the_attention_to_all_their_subwords(parser: Path) 
     assert parts > 1
     assert found[:, 0] == pytest.approx(whole[:, :parts].sum(1).numpy())
     assert found[:, 1:] == pytest.approx(whole[:, parts:-1].numpy())
-    assert Translator(folder_of(parser.parent / "text"))._attention([5], piece) is None
+    assert LoadedModel(folder_of(parser.parent / "text")).word_attention([5], piece.text, weights) is None
     (piece,) = translator.pieces("the\u00a0dog sees")
-    assert translator._attention(ids, piece) is not None, "in treebanks such a space is a character of a word"
+    assert model.word_attention(ids, piece.text, weights) is not None, "treebanks' words have such spaces"
 
 
 def test_learned_positions_bound_the_line(tmp_path: Path) -> None:

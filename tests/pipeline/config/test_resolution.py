@@ -39,7 +39,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "preparation": {"tokenizer": {"aggressive_hyphens": True}, "filters": {"max_tokens": 250}},
         "subwords": {"vocabulary": 37000},
     }
-    content = {"description": "Plain files.", "pairs": {"en-de": {**pair, **german}, "en-fr": pair}}
+    both = {role: {**_text(role), "target": _text(role)["source"]} for role in pair}
+    trees = {**both, "train": [both["train"]]}
+    content = {"description": "Plain files.", "pairs": {"en-de": {**pair, **german}, "en-fr": pair, "en-tree": trees}}
     folder = tmp_path / "data/catalog"
     folder.mkdir(parents=True)
     (folder / "tiny.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
@@ -114,6 +116,7 @@ def over(section: str, **values: Any) -> dict[str, Any]:
 
 
 LEARNED, FRENCH = {"row": "E-learned-positions"}, {"pair": "en-fr"}
+TREES = {"row": "parse-sample", "pair": "en-tree"}
 
 
 @pytest.mark.parametrize(
@@ -122,6 +125,19 @@ LEARNED, FRENCH = {"row": "E-learned-positions"}, {"pair": "en-fr"}
         ({"row": "bas"}, "params.yaml, row: `bas` is not a row of rows.yaml; did you mean `base`?"),
         ({"pair": "en-tree"}, "params.yaml: row base does not parse en-tree; rows that do are parse-wsj"),
         ({"pair": "en-ge"}, "params.yaml: pair is 'en-ge'; input should be 'en-de', 'en-fr' or 'en-tree'"),
+        (
+            TREES | over("preparation", tokenizer={"tokenizer": "moses"}),
+            "preparation.tokenizer.tokenizer is moses, which cannot parse en-tree: set vinyals or tensor2tensor",
+        ),
+        (
+            over("preparation", tokenizer={"tokenizer": "vinyals"}),
+            "preparation.tokenizer.tokenizer is vinyals, which cannot translate en-de: set moses or none",
+        ),
+        (over("subwords", target="closed"), "subwords.target is closed, which cannot translate en-de: set joint"),
+        (
+            TREES | over("model", sharing="all"),
+            "model.sharing is all, which cannot parse en-tree: set output or none",
+        ),
         ({"corpus": "tyny"}, "did you mean `tiny`?"),
         ({"corpus": "a b"}, "params.yaml: corpus is 'a b'; string should match pattern"),
         ({"seed": 2**64}, "params.yaml: seed is 18446744073709551616; input should be less than"),
@@ -170,6 +186,7 @@ def test_mistakes_are_told_in_one_sentence(changes: Mapping[str, Any], message: 
     "changes",
     [
         {"seed": 2**64 - 1},
+        TREES | over("subwords", target="joint"),
         over("preparation", filters={"min_tokens": 250}),
         over("binning", max_length=2),
         over("subwords", vocabulary=6),

@@ -18,6 +18,7 @@ from command_line import wmt
 from model_folders import TREES, WORDS, folder_of, parser_of
 
 from nmt import codec
+from nmt.codec import Codec
 from nmt.common.tensors import WEIGHTS, load_tensors
 from nmt.ids import BOS, PAD, UNK
 from nmt.inference.loading import LoadedModel
@@ -223,7 +224,7 @@ def test_the_page_parses_as_wmt_parse(
     (tmp_path / "lines").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     # The page gives words to trees in order; `wmt parse` aligns those of outputs that have too many or too few.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Translator, "_attention", lambda *_: None)
+        patch.setattr(Codec, "word_attention", lambda *_: None)
         assert wmt("parse", tmp_path / "rounded", "--input", tmp_path / "lines", "--output", tmp_path / "trees") == 0
     expected = (tmp_path / "trees").read_text(encoding="utf-8").split("\n")[:-1]
     assert len(expected) == 50

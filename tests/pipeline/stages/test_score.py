@@ -11,8 +11,8 @@ from data_stages import configure, data_section
 
 from nmt.errors import InputError
 from nmt.evaluation import bleu
+from nmt.evaluation.scoring import Output, scorer
 from nmt.hardware import on_record
-from pipeline.config.corpora import DataSettings
 from pipeline.stages import score
 
 VALID = ["Das „alte“ Haus ist alt .", "Wir gehen heute nicht ins Kino ."]
@@ -125,17 +125,20 @@ def test_a_missing_or_a_further_translation_is_refused(name: str, lines: list[st
 
 def _f1(gold: list[str], parsed: list[str]) -> dict[str, Any]:
     """The scores where both sets have these trees and parses."""
-    data = data_section("t", valid="dev", test="exam") | {"target": "tree"}
-    for role, name, model in (("valid", "dev", "last"), ("test", "exam", "average")):
-        _write(f"data/raw/{role}.{name}.tree", gold)
-        _write(f"results/translations/{name}.{model}.tree", parsed)
-    return score.f1(DataSettings.model_validate(data))
+    for name in ("exam", "dev"):
+        _write(f"data/raw/{name}.tree", gold)
+        _write(f"results/translations/{name}.tree", parsed)
+    exam, dev = (
+        Output(name, Path(f"data/raw/{name}.tree"), Path(f"results/translations/{name}.tree"))
+        for name in ("exam", "dev")
+    )
+    return scorer("tree").scores(exam, dev, "tree")
 
 
 def test_trees_are_scored_by_evalb_and_malformed_ones_reported() -> None:
     gold = ["(S (NP (PRP He)) (VP (VBD ran)) (. .))", "(NP (DT the) (NN dog))"]
     parsed = ["(S (NP (XX He)) (VP (XX ran)) (XX .))", "(S (XX the) (XX dog))"]
-    Path("results/translations/exam.average.tree.repairs.json").write_text('{"trees": 2, "malformed trees": 1}')
+    Path("results/translations/exam.tree.repairs.json").write_text('{"trees": 2, "malformed trees": 1}')
     found = _f1(gold, parsed)
     assert (found["f1"], found["f1_complete_match"], found["f1_malformed"]) == (75.0, 50.0, 0.5)
     assert (found["valid_f1"], found["valid_f1_malformed"]) == (75.0, 0.0)

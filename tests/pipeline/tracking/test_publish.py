@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from command_line import printed, refused, wmt
-from tracked import SCORES, STATE, configure, connected, history, recorded, run, write_results
+from tracked import CONFIGURATION, SCORES, STATE, configure, connected, history, recorded, run, write_results
 
+from nmt.evaluation.known_sets import digest
 from pipeline.tracking import publish, registry, server, source
 
 PASSWORD = "correct-horse"
@@ -59,7 +60,7 @@ def test_a_run_that_dvc_restored_is_complete(root: Path) -> None:
 
 
 def test_trees_are_registered_by_their_f1(root: Path) -> None:
-    configure(run("parse-small", "en-tree"))
+    configure(run("parse-small", "en-tree") | {"data": {**CONFIGURATION["data"], "target": "tree"}})
     write_results()
     scores = {key: value for key, value in SCORES.items() if "bleu" not in key}
     scores |= {"f1": 91.04321, "f1_low": 90.0, "f1_high": 92.0, "f1_set": "wsj23", "f1_signature": "rules"}
@@ -74,6 +75,7 @@ def test_trees_are_registered_by_their_f1(root: Path) -> None:
     assert experiment is not None
     assert experiment.tags["mlflow.experiment.primaryMetric.name"] == "valid_f1"
     assert version.tags.items() >= {"f1": "91.04321", "valid_f1": "90.0", "valid_f1_set": "wsj22, 1700 lines"}.items()
+    assert version.tags["valid_f1_references"] == digest(["(S (NN a))"]), "not the paper's section 22"
 
 
 def test_publishing_twice_changes_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,128 @@
+"""How the output of each task is scored: translations by BLEU and chrF, trees by F1."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nmt.bootstrap import Comparison
+from nmt.evaluation import bleu
+from nmt.parsing import evalb
+from nmt.task import PARSING, TRANSLATION, task_of
+
+LENGTHS = (10, 20, 30, 40, 50)  # the longest source, in words, of each group of lines; longer ones are the last group
+MEASURES = ("recall", "precision", "complete_match", "average_crossing")  # of EVALB's totals
+Lines = Sequence[str]
+
+
+class Output(NamedTuple):
+    """What a model made of a set."""
+
+    name: str  # the set's
+    references: Path
+    path: Path
+
+
+class Scorer(NamedTuple):
+    """The functions that score a task's output."""
+
+    scores: Callable[[Output, Output, str], dict[str, Any]]
+    """Of the test and the validation set, in the target language: the scores by their keys in results/scores.json."""
+    compare: Callable[[Lines, Lines, Lines], Comparison]  # of a baseline's and a system's output, and references
+    of_lines: Callable[[Lines, Lines], Sequence[float | None]]  # of outputs and references; None: it cannot be scored
+    by_length: Callable[[Lines, Lines, Lines], dict[str, tuple[int, float]]]
+    """Of sources, outputs and references: how many lines a group has, and its score, the shortest first."""
+    counted: tuple[str, str]  # what `by_length` groups by, and what it counts
+    groups_words: bool  # whether the output has words of its own, to be grouped by their frequency
+
+
+def scorer(target: str) -> Scorer:
+    return _SCORERS[task_of(target)]
+
+
+def ranges(bounds: Sequence[int]) -> list[str]:
+    """Return the names of groups of numbers from 0 on, of which each but the last ends at a bound."""
+    lows = [0, *(bound + 1 for bound in bounds)]
+    named = [f"{low}" if low == high else f"{low:,} to {high:,}" for low, high in zip(lows, bounds, strict=False)]
+    return [*named, f"{lows[-1]:,} and more"]
+
+
+def _bleu(test: Output, valid: Output, target: str) -> dict[str, Any]:
+    """Return BLEU of both sets. The test set is scored once, from the average; nothing is selected on it."""
+    of_test, of_valid, average, last = (
+        bleu.read_lines(path) for path in (test.references, valid.references, test.path, valid.path)
+    )
+    scores = bleu.score(average, of_test, target)
+    steps = scores["paper_way_steps"]
+    valid_bleu, valid_signature = bleu.sacrebleu(last, of_valid)
+    return {
+        **{key: scores[key] for key in ("bleu", "bleu_signature", "bleu_low", "bleu_high", "bleu_paper_way")},
+        "bleu_set": f"{test.name}, {len(of_test)} lines",
+        # Only the intermediate steps: the first one's score is `bleu`, the last one's `bleu_paper_way`.
+        **{f"bleu_paper_way_step_{n}": step["bleu"] for n, step in enumerate(steps[1:-1], start=2)},
+        "bleu_paper_way_steps": "; ".join(step["step"] for step in steps),
+        "chrf": scores["chrf"],
+        "chrf_signature": scores["chrf_signature"],
+        "valid_bleu": valid_bleu,
+        "valid_bleu_signature": valid_signature,
+        "valid_bleu_paper_way": bleu.paper_way(last, of_valid, target)[-1][1],
+        "valid_bleu_set": f"{valid.name}, {len(of_valid)} lines",
+        "valid_bleu_model": "last checkpoint",
+    }
+
+
+def _bleu_by_length(sources: Lines, outputs: Lines, references: Lines) -> dict[str, tuple[int, float]]:
+    groups: dict[int, list[tuple[str, str]]] = {}
+    for source, *both in zip(sources, outputs, references, strict=True):
+        groups.setdefault(bisect_left(LENGTHS, len(source.split())), []).append((both[0], both[1]))
+    names = ranges(LENGTHS)
+    return {
+        names[number]: (len(group), bleu.sacrebleu(*map(list, zip(*group, strict=True)))[0])
+        for number, group in sorted(groups.items())
+    }
+
+
+def _f1(test: Output, valid: Output, target: str) -> dict[str, Any]:
+    """Return EVALB's scores of both sets, and the share of outputs that had to be repaired to be trees."""
+    found: dict[str, Any] = {}
+    for key, output in (("f1", test), ("valid_f1", valid)):
+        # A wrongly tagged comma would drop its sentence: the gold tags say what is punctuation.
+        scores = evalb.read(output.references, output.path, gold_tags=True)
+        path = output.path.with_name(output.path.name + ".repairs.json")
+        repairs = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        total = scores.total
+        found |= {
+            key: total.f1,
+            f"{key}_signature": scores.signature,
+            f"{key}_set": f"{output.name}, {total.sentences} lines",
+            f"{key}_low": scores.low,
+            f"{key}_high": scores.high,
+            f"{key}_at_most_{evalb.CUTOFF}_words": scores.short.f1,
+            **{f"{key}_{measure}": getattr(total, measure) for measure in MEASURES},
+            f"{key}_not_scored": total.errors + total.skipped,
+            f"{key}_malformed": repairs.get("malformed trees", 0) / max(1, repairs.get("trees", total.sentences)),
+        }
+    return found
+
+
+def _f1_of_lines(outputs: Lines, references: Lines) -> list[float | None]:
+    trees = evalb.score_lines(references, outputs, gold_tags=True).sentences
+    return [200 * each.matched / (each.gold + each.parsed) if each.gold + each.parsed else None for each in trees]
+
+
+def _f1_by_length(sources: Lines, outputs: Lines, references: Lines) -> dict[str, tuple[int, float]]:
+    found = evalb.score_lines(references, outputs, gold_tags=True)
+    return {name: (total.sentences, total.f1) for name, total in evalb.by_length(found.sentences).items()}
+
+
+_SCORERS = {
+    TRANSLATION: Scorer(
+        _bleu, bleu.compare, bleu.sentence_chrf, _bleu_by_length, ("words of the source", "lines"), groups_words=True
+    ),
+    PARSING: Scorer(
+        _f1, evalb.compare_systems, _f1_of_lines, _f1_by_length, ("words", "sentences"), groups_words=False
+    ),
+}

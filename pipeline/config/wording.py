@@ -1,0 +1,39 @@
+"""Scores and times as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from humanize import precisedelta
+
+from nmt.errors import InputError
+from nmt.task import task_in
+from pipeline.config.paths import SCORES
+
+
+def score_and_interval(scores: Mapping[str, Any], key: str, digits: int = 1) -> tuple[str, str]:
+    """Return a score and its 95% interval as text: `26.5` and `25.9 to 27.1`."""
+    score, low, high = (f"{scores[name]:.{digits}f}" for name in (key, f"{key}_low", f"{key}_high"))
+    return score, f"{low} to {high}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in its two largest units, as `1 hour and 29 minutes`."""
+    finer = {86_400: "hours", 3_600: "minutes"}
+    unit = next((name for size, name in finer.items() if seconds >= size), "seconds")
+    return precisedelta(seconds, minimum_unit=unit, suppress=["months", "years"], format="%.0f")
+
+
+def summary(scores: Mapping[str, Any]) -> str:
+    """Return the line that tells the test set's score, its interval and how it was computed.
+
+    Raises InputError where results/scores.json, whose content `scores` is, lacks one of these.
+    """
+    by = task_in(scores)
+    try:
+        score, interval = score_and_interval(scores, by.key)
+        name, signature = scores[f"{by.key}_set"], scores[f"{by.key}_signature"]
+    except KeyError as error:
+        raise InputError(f"{SCORES} has no {error}: run `dvc repro` to make it again") from error
+    return f"{by.title:<7} {score} (95% interval {interval}) on {name}; {by.program}, {signature}"
