@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from nmt.common.shapes import Bool, Float, Int
 from nmt.inference.quantization import Int8Linear, is_quantized
 from nmt.model import DecoderLayer, Transformer, attention, padding_mask
+from nmt.products import Fixed
 
 _Linear = nn.Linear | Int8Linear
 _MakeProduct = Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]]
@@ -41,7 +42,7 @@ class Decoder:
             zero = torch.zeros(1, 1, dtype=torch.long, device=model.output_table.device)
             for embedding in (model.embedding, model.target_embedding):
                 embedding(zero, _POSITIONS)
-        product = Int8Linear if is_quantized(model) else _Product
+        product = Int8Linear if is_quantized(model) else Fixed
         layers = [cast("DecoderLayer", layer) for layer in model.decoder]
         self.layers = [_Layer(layer, product) for layer in layers]
         attentions = [layer.cross_attention for layer in layers]
@@ -60,17 +61,6 @@ class Decoder:
         sizes = [own.W_K.out_features, own.W_V.out_features] * len(self.layers)
         projected = self.keys_values(self.model.encode(src, src_mask))
         return [own.split_heads(part) for part in projected.split(sizes, dim=2)]
-
-
-class _Product:
-    """x W^T + b. On a CPU the product with a few rows is faster with the transposed copy of W."""
-
-    def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, "out"] | None) -> None:
-        self.transposed, self.bias = weight.t().contiguous(), bias
-
-    def __call__(self, x: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
-        product = x @ self.transposed
-        return product if self.bias is None else product + self.bias
 
 
 class _Layer:
