@@ -67,11 +67,11 @@ def linear(
     x: Float[Tensor, "*rows in"], weight: Float[Tensor, "out in"], bias: Tensor | None = None, *, relu: bool = False
 ) -> Float[Tensor, "*rows out"]:
     """Return x W^T + b, or max(0, x W^T + b)."""
-    if not _by_onednn(x):
-        y = F.linear(x, weight, bias)
-        return F.relu(y) if relu else y
-    y: Tensor = _Linear.apply(x, weight, bias, relu)
-    return y
+    if _by_onednn(x):
+        result: Tensor = _Linear.apply(x, weight, bias, relu)
+        return result
+    y = F.linear(x, weight, bias)
+    return F.relu(y) if relu else y
 
 
 def matmul(left: Float[Tensor, "rows terms"], right: Float[Tensor, "terms columns"]) -> Float[Tensor, "rows columns"]:
