@@ -34,7 +34,7 @@ chosen: Library = fastest()
 """This process'. Torch's whatever it is: in other precisions than float32, on other devices, in portable arithmetic."""
 
 
-def _by_onednn(x: Tensor) -> bool:
+def by_onednn(x: Tensor) -> bool:
     # Portable arithmetic replaces torch's functions. Under autocast products are oneDNN's already, in bfloat16.
     ours = chosen == "onednn" and x.is_cpu and x.dtype == torch.float32 and x.numel() > 0
     return ours and not torch.is_autocast_enabled("cpu") and not has_torch_function((x,))
@@ -67,7 +67,7 @@ def linear(
     x: Float[Tensor, "*rows in"], weight: Float[Tensor, "out in"], bias: Tensor | None = None, *, relu: bool = False
 ) -> Float[Tensor, "*rows out"]:
     """Return x W^T + b, or max(0, x W^T + b)."""
-    if _by_onednn(x):
+    if by_onednn(x):
         result: Tensor = _Linear.apply(x, weight, bias, relu)
         return result
     y = F.linear(x, weight, bias)
@@ -76,7 +76,7 @@ def linear(
 
 def matmul(left: Float[Tensor, "rows terms"], right: Float[Tensor, "terms columns"]) -> Float[Tensor, "rows columns"]:
     """Return the product of two matrices. No gradients flow through it."""
-    if not _by_onednn(left):
+    if not by_onednn(left):
         return left @ right
     if left.shape[0] > right.shape[1] and not left.is_contiguous():
         # Of a transposed matrix oneDNN is faster with few rows.
@@ -86,7 +86,7 @@ def matmul(left: Float[Tensor, "rows terms"], right: Float[Tensor, "terms column
 
 def add_matmul_(total: Tensor, left: Float[Tensor, "rows terms"], right: Float[Tensor, "terms columns"]) -> Tensor:
     """Add the product of two matrices to `total`."""
-    return total.add_(matmul(left, right)) if _by_onednn(left) else total.addmm_(left, right)
+    return total.add_(matmul(left, right)) if by_onednn(left) else total.addmm_(left, right)
 
 
 class Linear(nn.Linear):
@@ -96,16 +96,17 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias, relu=relu)
 
 
-class Fixed:
+class Fixed(nn.Module):
     """x W^T + b with a copy of weights that do not change, in the order that is fastest for a few rows."""
 
     def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, "out"] | None) -> None:
-        self.packed = _by_onednn(weight)
+        super().__init__()
+        self.packed, self.bias = by_onednn(weight), bias
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.packed else weight.t().contiguous()
-        self.bias = bias
 
-    def __call__(self, x: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
+    def forward(self, x: Float[Tensor, "*rows in"], *, relu: bool = False) -> Float[Tensor, "*rows out"]:
         if self.packed:
-            return _onednn(x, self.weight, self.bias)
+            return _onednn(x, self.weight, self.bias, "relu" if relu else "none")
         product = x @ self.weight
-        return product if self.bias is None else product + self.bias
+        y = product if self.bias is None else product + self.bias
+        return F.relu(y) if relu else y

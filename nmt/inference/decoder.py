@@ -7,7 +7,9 @@ sentence are queries of one product.
 
 from __future__ import annotations
 
+import copy
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from nmt.common.shapes import Bool, Float, Int
 from nmt.inference.quantization import Int8Linear, is_quantized
 from nmt.model import DecoderLayer, Transformer, attention, padding_mask
-from nmt.products import Fixed
+from nmt.products import Fixed, by_onednn
 
 _Linear = nn.Linear | Int8Linear
 _MakeProduct = Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]]
@@ -29,6 +31,8 @@ _ROOM = 16
 """Nodes for which a cache has room at first. Small, because a step writes to as many places as a batch has heads."""
 _ROWS = 64
 """Hypotheses whose probabilities are computed together: enough for a product, few enough for the processor's cache."""
+_FUSED = re.compile(r"decoder\.\d+\.(self_attention\.W_[QKV]|cross_attention\.W_[KV])")
+"""The linear layers that are computed together with others."""
 
 
 class Decoder:
@@ -36,7 +40,7 @@ class Decoder:
 
     @torch.no_grad()
     def __init__(self, model: Transformer) -> None:
-        self.model = model
+        self.model = model = _with_fixed_weights(model)
         if model.settings.positions == "sinusoidal":
             # Enlarges the table of positions now: several threads must not do it at the same time.
             zero = torch.zeros(1, 1, dtype=torch.long, device=model.output_table.device)
@@ -61,6 +65,17 @@ class Decoder:
         sizes = [own.W_K.out_features, own.W_V.out_features] * len(self.layers)
         projected = self.keys_values(self.model.encode(src, src_mask))
         return [own.split_heads(part) for part in projected.split(sizes, dim=2)]
+
+
+def _with_fixed_weights(model: Transformer) -> Transformer:
+    """Return a copy with weights in oneDNN's order, and all other tensors shared; the model itself without oneDNN."""
+    if is_quantized(model) or not by_onednn(model.output_table):
+        return model
+    own = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and not _FUSED.fullmatch(name):
+            own.set_submodule(name, Fixed(module.weight, module.bias))
+    return own
 
 
 class _Layer:
