@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmt.common.shapes import Float, Int
+from nmt.products import add_matmul_, matmul
 
 ROWS = {"cpu": 2048, "cuda": 4096}
 """Positions per block of logits: enough to keep additions to the table's gradient, and kernels on GPUs, few. For the
@@ -81,17 +82,17 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         rows = ROWS.get(states.device.type, ROWS["cpu"])
         for start in range(0, states.shape[0], rows):
             block, label = states[start : start + rows], labels[start : start + rows, None]
-            logits = block @ weights.T
+            logits = matmul(block, weights.T)
             block_smoothed, block_likelihood, gradient = _in_parts(one_block, logits, label, eps_ls, needs_gradient)
             smoothed += block_smoothed
             negative_log_likelihood += block_likelihood
             if d_states is not None and gradient is not None:
-                torch.mm(gradient, weights, out=d_states[start : start + rows])
+                d_states[start : start + rows] = matmul(gradient, weights)
                 # The table's gradient takes 76 MB for the paper's vocabulary: no zeros are written and read first.
                 if d_table is None:
-                    d_table = (gradient.T @ block).to(table.dtype)
+                    d_table = matmul(gradient.T, block).to(table.dtype)
                 elif d_table.dtype == states.dtype:
-                    d_table.addmm_(gradient.T, block)
+                    add_matmul_(d_table, gradient.T, block)
                 else:
                     d_table += gradient.T @ block
         if d_states is not None and d_table is not None:

@@ -13,6 +13,7 @@ from nmt.common.shapes import Bool, Float, Int
 from nmt.errors import InputError
 from nmt.model_settings import ModelSettings
 from nmt.packing import Packed, pack_tensor
+from nmt.products import Linear, linear
 
 LAYER_NORM_EPSILON = 1e-6
 """From tensor2tensor; the paper gives no value."""
@@ -115,10 +116,10 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.h = settings.h
         bias = settings.projection_biases
-        self.W_Q = nn.Linear(settings.d_model, settings.h * settings.d_k, bias)
-        self.W_K = nn.Linear(settings.d_model, settings.h * settings.d_k, bias)
-        self.W_V = nn.Linear(settings.d_model, settings.h * settings.d_v, bias)
-        self.W_O = nn.Linear(settings.h * settings.d_v, settings.d_model, bias)
+        self.W_Q = Linear(settings.d_model, settings.h * settings.d_k, bias)
+        self.W_K = Linear(settings.d_model, settings.h * settings.d_k, bias)
+        self.W_V = Linear(settings.d_model, settings.h * settings.d_v, bias)
+        self.W_O = Linear(settings.h * settings.d_v, settings.d_model, bias)
         self.dropout = Dropout(settings.attention_dropout)
 
     def forward(
@@ -179,12 +180,12 @@ class FeedForward(nn.Module):
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        self.W_1 = nn.Linear(settings.d_model, settings.d_ff)
-        self.W_2 = nn.Linear(settings.d_ff, settings.d_model)
+        self.W_1 = Linear(settings.d_model, settings.d_ff)
+        self.W_2 = Linear(settings.d_ff, settings.d_model)
         self.dropout = Dropout(settings.relu_dropout)
 
     def forward(self, x: Float[Tensor, "*positions d_model"]) -> Float[Tensor, "*positions d_model"]:
-        return self.W_2(self.dropout(F.relu(self.W_1(x))))
+        return self.W_2(self.dropout(self.W_1(x, relu=True)))
 
 
 # Section 3.4: embeddings and softmax; 3.5: positional encoding.
@@ -329,7 +330,7 @@ class Transformer(nn.Module):
 
     def logits(self, states: Float[Tensor, "... d_model"]) -> Float[Tensor, "... vocabulary"]:
         """Return the pre-softmax product, by default with the shared embedding (3.4)."""
-        return F.linear(states, self.output_table)
+        return linear(states, self.output_table)
 
 
 def subsequent_mask(length: int, device: torch.device) -> Bool[Tensor, "length length"]:

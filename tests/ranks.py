@@ -153,6 +153,14 @@ def disturbed_training(world: Any, job: dict[str, Any], folder: str, update: int
     return training(world, job, folder)
 
 
+def training_with_products(world: Any, job: dict[str, Any], folder: str, libraries: list[str]) -> bool:
+    """A training whose ranks have processors for which these libraries are the fastest."""
+    from nmt import products
+
+    products.fastest = lambda: libraries[world.rank]
+    return training(world, job, folder)
+
+
 def training_with_a_weight_changed(world: Any, job: dict[str, Any], folder: str) -> bool:
     """The last weight of the last rank is another by one bit."""
     import torch

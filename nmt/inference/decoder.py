@@ -7,7 +7,9 @@ sentence are queries of one product.
 
 from __future__ import annotations
 
+import copy
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
@@ -19,6 +21,7 @@ from nmt.ids import PAD
 from nmt.inference.quantization import Int8Linear, is_quantized
 from nmt.model import DecoderLayer, Transformer, attention
 from nmt.packing import pack_tensor
+from nmt.products import Fixed, by_onednn
 
 _Linear = nn.Linear | Int8Linear
 _MakeProduct = Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]]
@@ -30,6 +33,8 @@ _ROOM = 16
 """Nodes for which a cache has room at first. Small, because a step writes to as many places as a batch has heads."""
 _ROWS = 64
 """Hypotheses whose probabilities are computed together: enough for a product, few enough for the processor's cache."""
+_FUSED = re.compile(r"decoder\.\d+\.(self_attention\.W_[QKV]|cross_attention\.W_[KV])")
+"""The linear layers that are computed together with others."""
 
 
 class Decoder:
@@ -37,12 +42,12 @@ class Decoder:
 
     @torch.no_grad()
     def __init__(self, model: Transformer) -> None:
-        self.model = model
+        self.model = model = _with_fixed_weights(model)
         if model.settings.positions == "sinusoidal":
             # Enlarges the table of positions now: several threads must not do it at the same time.
             for embedding in (model.embedding, model.target_embedding):
                 embedding.positions(_POSITIONS)
-        product = Int8Linear if is_quantized(model) else _Product
+        product = Int8Linear if is_quantized(model) else Fixed
         layers = [cast("DecoderLayer", layer) for layer in model.decoder]
         self.layers = [_Layer(layer, product) for layer in layers]
         attentions = [layer.cross_attention for layer in layers]
@@ -64,15 +69,15 @@ class Decoder:
         return [own.split_heads(part) for part in projected.split(sizes, dim=2)]
 
 
-class _Product:
-    """x W^T + b. On a CPU the product with a few rows is faster with the transposed copy of W."""
-
-    def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, "out"] | None) -> None:
-        self.transposed, self.bias = weight.t().contiguous(), bias
-
-    def __call__(self, x: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
-        product = x @ self.transposed
-        return product if self.bias is None else product + self.bias
+def _with_fixed_weights(model: Transformer) -> Transformer:
+    """Return a copy with weights in oneDNN's order, and all other tensors shared; the model itself without oneDNN."""
+    if is_quantized(model) or not by_onednn(model.output_table):
+        return model
+    own = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and not _FUSED.fullmatch(name):
+            own.set_submodule(name, Fixed(module.weight, module.bias))
+    return own
 
 
 class _Layer:

@@ -34,7 +34,7 @@ class Int8Linear(nn.Module):
     def weight(self) -> Float[Tensor, "out in"]:
         return self.rounded * self.scales[:, None]
 
-    def forward(self, x: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
+    def forward(self, x: Float[Tensor, "*rows in"], *, relu: bool = False) -> Float[Tensor, "*rows out"]:
         # Large tensors are written over where possible: fetching new memory takes longer than the arithmetic.
         scaled = x.abs()
         steps = scaled.amax(-1, keepdim=True).clamp_min_(torch.finfo(torch.float32).tiny).div_(self.levels)
@@ -48,7 +48,8 @@ class Int8Linear(nn.Module):
             *(1.0, 0, torch.float32),
             *("none", [], ""),
         )
-        return product.mul_(steps) if self.bias is None else torch.addcmul(self.bias, product, steps, out=product)
+        y = product.mul_(steps) if self.bias is None else torch.addcmul(self.bias, product, steps, out=product)
+        return y.relu_() if relu else y
 
 
 def quantize(model: Transformer) -> None:

@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from nmt import products
 from nmt.common.files import FULL_DISK, flush, read_yaml, write_json
 from nmt.common.processes import INTERRUPTED, TRAINERS, UNRECORDED, die_with_parent, sharing
 from nmt.errors import InputError
@@ -232,9 +233,11 @@ def train(job: Job, folder: Path, world: World) -> bool:
                 f"a sentence of the {name} set has {pairs.longest:,} subwords, but model.max_positions is "
                 f"{job.model.max_positions:,}: raise that, or shorten the sentence"
             )
+    saved = checkpoint.latest_resume(folder / "resume")
+    choose_products(saved, world)
     with arithmetic(job.training.arithmetic):
         trainer = Trainer(job, world)
-    if job.training.start_from is not None and checkpoint.latest_resume(folder / "resume") is None:
+    if job.training.start_from is not None and saved is None:
         state.load_weights(folder / state.START, trainer.model)
     attempt = Attempt(trainer, corpus, folder)
     attempt.resume()
@@ -242,6 +245,13 @@ def train(job: Job, folder: Path, world: World) -> bool:
     last_update = int(earlier_end.read_text(encoding="utf-8")) if earlier_end.exists() else job.training.updates
     with stop_on_signals(attempt.trainer):
         return attempt.train(valid, last_update)
+
+
+def choose_products(saved: Path | None, world: World) -> None:
+    """Choose the library of a CPU's products: a resumed training's own, and torch's where a process lacks the other."""
+    fastest = products.fastest()
+    wanted = fastest if saved is None else state.read_state(saved).conditions.products
+    products.chosen = "torch" if world.any("torch" in (fastest, wanted)) else wanted
 
 
 def stand_by(folder: Path, world: World) -> bool:

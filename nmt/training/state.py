@@ -18,6 +18,7 @@ from nmt.common.tensors import WEIGHTS, load_tensors, save_tensors
 from nmt.errors import InputError, explain
 from nmt.flops import LengthSums
 from nmt.model import Transformer
+from nmt.products import Library
 
 MOMENTS = "optimizer.safetensors"
 START = "start.safetensors"
@@ -43,6 +44,8 @@ class ResumeConditions(_Saved):
     compiled: bool
     deterministic: bool
     torch: str
+    products: Library = "torch"
+    """The library of a CPU's products in float32; a resumed training keeps it where it is there."""
     portable: bool = False
     """Whether none of the others matters."""
 

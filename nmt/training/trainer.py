@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nmt import products
 from nmt.common.cpu import processor
 from nmt.errors import InputError
 from nmt.flops import LengthSums, training_flops
@@ -109,6 +110,7 @@ class Trainer:
             compiled=self.compiled,
             deterministic=self.in_fixed_order,
             torch=torch.__version__,
+            products=products.chosen if on_cpu else "torch",
             portable=self.settings.arithmetic == "portable",
         )
 

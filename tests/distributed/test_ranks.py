@@ -20,6 +20,7 @@ from nmt.training import checkpoint
 from nmt.training.batches import Corpus, train_files, updates
 from nmt.training.chain import read_chain
 from nmt.training.history import read_history
+from nmt.training.state import read_state
 from pipeline.trainings.folder import outcome
 
 
@@ -139,6 +140,16 @@ def test_ranks_with_different_corpora_do_not_train(tmp_path: Path, tiny_job: Mak
     write_arrow(path, pairs)
     output = refused(tmp_path, ranks.training, job, str(tmp_path / "run"), homes=homes)
     assert output.count("InputError: the machines' corpora differ: corpus must be the same folder on all of them") == 2
+
+
+def test_processors_of_different_makers_train_with_torchs_products(tmp_path: Path, tiny_job: MakeJob) -> None:
+    found = []
+    for libraries in (["onednn", "torch"], ["torch", "onednn"], ["onednn", "onednn"]):
+        folder = tmp_path / "-".join(libraries)
+        given = tiny_job(updates=1), str(folder), libraries
+        assert ranks.results(2, folder, ranks.training_with_products, *given) == [True] * 2
+        found.append(read_state(folder / "resume/update-00000001").conditions.products)
+    assert found == ["torch", "torch", "onednn"]
 
 
 def test_ranks_with_different_weights_do_not_train(tmp_path: Path, tiny_job: MakeJob) -> None:

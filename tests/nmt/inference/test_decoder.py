@@ -9,6 +9,7 @@ import torch
 from model_folders import model_settings
 from torch import Tensor
 
+from nmt import products
 from nmt.evaluation import forced_scoring
 from nmt.evaluation.forced_scoring import score
 from nmt.ids import BOS, EOS, PAD
@@ -59,6 +60,19 @@ def test_step_by_step_equals_all_positions_at_once(changes: dict[str, object]) -
     state = Decoder(model).start(SRC)
     for position in range(70):
         assert torch.allclose(step(state, tgt[:, position : position + 1])[:, 0], expected[:, position], atol=1e-10)
+
+
+def test_packed_weights_decode_as_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, found = model_of().float(), []
+    for library in ("torch", "onednn"):
+        monkeypatch.setattr(products, "chosen", library)
+        decoder = Decoder(model)
+        packed = sum(isinstance(module, products.Fixed) for module in decoder.model.modules())
+        assert packed == (0 if library == "torch" else 2 * (6 + 5))  # Two layers a stack; five others are fused.
+        assert decoder.model.embedding.table is model.embedding.table
+        found.append(step(decoder.start(SRC), torch.full((2, 1), BOS)))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+    assert all(isinstance(module, products.Linear) for name, module in model.named_modules() if ".W_" in name)
 
 
 def test_hypotheses_share_what_came_before_and_nothing_else() -> None:

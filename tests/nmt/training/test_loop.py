@@ -23,6 +23,7 @@ import yaml
 from torch import distributed
 from trainings import ALONE, CONDITIONS, MakeJob, final_weights, infinite_gradients, run, same, stopped, write_arrow
 
+from nmt import products
 from nmt.common import tensors
 from nmt.common.processes import TRAINERS, UNRECORDED
 from nmt.errors import InputError
@@ -258,6 +259,22 @@ def test_a_resume_says_what_is_different_now(
     output = capsys.readouterr().out
     assert output.startswith("resuming after update 0 of 30; the weights will ")
     assert message in output
+
+
+@pytest.mark.parametrize(("begun", "now"), [("torch", "onednn"), ("onednn", "torch"), ("onednn", "onednn")])
+def test_a_resumed_training_keeps_its_products_where_it_can(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    begun: str, now: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(products, "chosen", "torch")  # Restored at the end.
+    monkeypatch.setattr(products, "fastest", lambda: begun)
+    stopped(tiny_job(updates=5), tmp_path / "run", 3)
+    monkeypatch.setattr(products, "fastest", lambda: now)
+    assert run(tiny_job(updates=5), tmp_path / "run")
+    kept = begun in {"torch", now}
+    (path,) = (tmp_path / "run/resume").iterdir()
+    assert state.read_state(path).conditions.products == products.chosen == (begun if kept else now)
+    assert ("products was 'onednn' and is 'torch'" in capsys.readouterr().out) == (not kept)
 
 
 def test_a_fork_without_its_state_does_not_train_from_the_beginning(tmp_path: Path, tiny_job: MakeJob) -> None:

@@ -17,6 +17,7 @@ from trainings import ALONE, CONDITIONS
 
 from nmt.errors import InputError
 from nmt.flops import LengthSums
+from nmt.products import Library
 from nmt.training.measurements import Measurements
 from nmt.training.state import TrainState, load_state, read_state, save_state
 from tests.nmt.training.conftest import Training
@@ -29,7 +30,7 @@ names = st.sampled_from(["cpu", "NVIDIA H100 80GB HBM3", "", 'é \n"\\\u2028'])
 VALUES = {
     int: counts, float: measures, str: names, bool: st.booleans(),
     dict[str, float]: st.dictionaries(names, measures, max_size=3),
-    LengthSums: st.builds(LengthSums, *[counts] * 6),
+    LengthSums: st.builds(LengthSums, *[counts] * 6), Library: st.sampled_from(["torch", "onednn"]),
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from trainings import ALONE, MakeJob, run, write_arrow
 
+from nmt import products
 from nmt.flops import LengthSums, training_flops
 from nmt.ids import BOS
 from nmt.model import Dropout, Transformer
@@ -131,8 +132,9 @@ def test_validation_is_the_plain_loss_of_each_pair_without_dropout(tiny_job: Mak
     assert not any(torch.equal(given, result) for _, given, result in seen)
 
 
-def test_validation_computes_no_gradient(tiny_job: MakeJob, tmp_path: Path) -> None:
+def test_validation_computes_no_gradient(tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The products of a forward pass are a third of an update's."""
+    monkeypatch.setattr(products, "chosen", "torch")  # It counts no others.
     trainer = trainer_of(tiny_job())
     write_arrow(tmp_path / "one.arrow", [([4, 5, 6, 2], [7, 8, 2])])
     with FlopCounterMode(display=False) as counter:
@@ -181,7 +183,8 @@ class Products(TorchDispatchMode):
         given = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         if name not in {aten.copy_, aten._to_copy}:
             assert len({x.device.type for x in given if x.dim()}) <= 1, func
-        if name in {aten.mm, aten.addmm, aten.addmm_} or (name is aten.bmm and given[0].is_cuda):
+        products = {aten.mm, aten.addmm, aten.addmm_, torch.ops.mkldnn._linear_pointwise}
+        if name in products or (name is aten.bmm and given[0].is_cuda):
             self.types |= {operand.dtype for operand in given[-2:]}
         self.count += name in {aten.mm, aten.addmm}
         return func(*args, **(kwargs or {}))
