@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
-import statistics
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
@@ -29,6 +27,7 @@ from pipeline.config.machine import available_cores
 from pipeline.config.paths import PARAMS
 from pipeline.config.resolution import Params, read_params, resolve
 from pipeline.flows import copies
+from pipeline.report.ablation import markdown
 from pipeline.tracking import source
 
 app = typer.Typer()
@@ -128,62 +127,13 @@ def results(found: Mapping[str, Any], names: Names) -> dict[str, dict[str, list[
     return measured
 
 
-class Interval(NamedTuple):
-    """A mean over seeds and its 95% interval by Student's t; unbounded for a single seed."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Interval:
-        from scipy.stats import t
-
-        mean, half = statistics.fmean(values), math.inf
-        if len(values) > 1:
-            half = float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
-        return cls(mean, mean - half, mean + half)
-
-    def text(self, digits: int, sign: str = "") -> str:
-        mean, low, high = (f"{value:{sign}.{digits}f}" for value in self)
-        return f"{mean} (one seed)" if math.isinf(self.low) else f"{mean} ({low} to {high})"
-
-
-def trend(difference: Interval, paper: float | None, digits: int) -> str:
-    """Return a row's difference from base, the paper's, and whether the two agree."""
-    if paper is None:
-        return difference.text(digits, "+")
-    agrees = "as in the paper" if difference.mean * paper > 0 else "against the paper"
-    verdict = "these seeds show none" if difference.low <= 0 <= difference.high else agrees
-    return f"{difference.text(digits, '+')}; the paper's {paper:+.{digits}f}: {verdict}"
-
-
-def report(plan: Plan, measured: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
-    """Return the table in Markdown, with every row's differences from base.
-
-    Differences are between the runs of one seed, which share the order of the sentences and, where shapes agree, first
-    weights and dropout masks.
-    """
+def caption_of(plan: Plan) -> str:
     budget = ", ".join(f"{key} {value}" for section in plan.overrides.values() for key, value in section.items())
-    caption = (
+    return (
         f"Corpus {plan.corpus}, {plan.pair}, validation set, last checkpoint; widths divided by {plan.width}, layers "
         f"by {plan.depth}; {budget}. 95% intervals by Student's t over the seeds; differences from base are between "
         "runs of one seed. The paper's are newstest2013's."
     )
-    header = "| row | params | PPL | paper's | difference from base | BLEU | paper's | difference from base |"
-    lines = [caption, "", header, "|---" * 8 + "|"]
-    papers = {row: rows.row(row).paper for row in ("base", *measured)}
-    for row, values in measured.items():
-        cells = [f"`{row}`", f"{values['params'][0] / 1e6:.2f} M"]
-        for key, field, digits in (("valid_ppl", "ppl", 2), ("valid_bleu", "bleu", 1)):
-            theirs, of_base = (getattr(papers[name], field) for name in (row, "base"))
-            cells += [Interval.of(values[key]).text(digits), str(theirs or ""), ""]
-            if row != "base" and "base" in measured:
-                pairs = zip(values[key], measured["base"][key], strict=True)
-                difference = Interval.of([one - other for one, other in pairs])
-                cells[-1] = trend(difference, None if theirs is None else theirs - of_base, digits)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
 
 
 def plan_of(corpus: str | None, width: int, depth: int, updates: int, rate: float) -> Plan:
@@ -201,8 +151,8 @@ def plan_of(corpus: str | None, width: int, depth: int, updates: int, rate: floa
     own = {section: values for section, values in (params.overrides or {}).items() if values}
     budget = {"updates": updates, "learning_rate_scale": rate, "validate_every": updates}
     budget |= {"checkpoint_every": max(1, updates // CHECKPOINTS), "keep_checkpoints": CHECKPOINTS}
-    shared = rows.merge({"training": training, "subwords": {sized: 4000}}, own)
-    overrides = rows.merge(shared, {"training": budget, "averaging": {"last": min(CHECKPOINTS, updates)}})
+    shared = rows.merge_sections({"training": training, "subwords": {sized: 4000}}, own)
+    overrides = rows.merge_sections(shared, {"training": budget, "averaging": {"last": min(CHECKPOINTS, updates)}})
     repository = copies.commit(Path.cwd()) + hashlib.sha256(source.difference(*source.CODE)).hexdigest()
     return Plan(params.pair, corpus or params.corpus, width, depth, overrides, repository)
 
@@ -240,6 +190,6 @@ def ablation(
     names = {plan.name(row, seed): (row, seed) for row in rows for seed in seeds}
     commit = copies.commit(Path.cwd())
     run_all(plan, names, finished(commit).keys(), jobs)
-    text = report(plan, results(finished(commit), names))
+    text = markdown(caption_of(plan), results(finished(commit), names))
     write_text(OUT, text)
     print(text)

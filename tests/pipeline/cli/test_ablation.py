@@ -13,9 +13,10 @@ from command_line import printed, refused, wmt
 
 from nmt.errors import InputError
 from pipeline.cli import ablation
-from pipeline.cli.ablation import Interval, Plan
+from pipeline.cli.ablation import Plan
 from pipeline.config import catalogs, resolution, rows
 from pipeline.flows import copies
+from pipeline.report.ablation import Interval, markdown
 from pipeline.tracking import source
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -139,7 +140,7 @@ def test_the_report_is_of_different_runs(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(ablation, "finished", lambda commit: {})
     monkeypatch.setattr(ablation, "results", lambda found, names: names)
     monkeypatch.setattr(ablation, "run_all", lambda plan, names, known, jobs: None)
-    monkeypatch.setattr(ablation, "report", lambda plan, measured: f"{len(measured)} runs")
+    monkeypatch.setattr(ablation, "markdown", lambda caption, measured: f"{len(measured)} runs")
     assert printed("ablation", "--rows", "base", "--seeds", "1", "--seeds", "2", "--seeds", "1") == "2 runs\n"
     assert (tmp_path / "out").read_text() == "2 runs"
 
@@ -173,7 +174,7 @@ def test_the_report_says_which_trends_stand() -> None:
         "C-N2": {"valid_ppl": [12.0, 12.1, 11.9], "valid_bleu": [30.5, 29.5, 30.0], "params": [5e5] * 3},
         "D-pdrop0.0": {"valid_ppl": [9.0, 9.1, 8.9], "valid_bleu": [28.0, 28.2, 27.8], "params": [1e6] * 3},
     }
-    text = ablation.report(PLAN, measured)
+    text = markdown(ablation.caption_of(PLAN), measured)
     assert "layers by 2; updates 10, merges 400. 95% intervals" in text
     base, layers, dropout = (line.strip("| ").split(" | ") for line in text.splitlines()[-3:])
     assert base == ["`base`", "1.00 M", "10.00 (9.75 to 10.25)", "4.92", "", "30.0 (29.5 to 30.5)", "25.8"]

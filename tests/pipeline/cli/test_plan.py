@@ -19,8 +19,9 @@ from nmt.common.tensors import WEIGHTS
 from nmt.errors import InputError
 from pipeline.cli import plan
 from pipeline.config import graph, machine, resolution
-from pipeline.config.paths import CONFIG
+from pipeline.config.paths import BINNED_STATS, CONFIG
 from pipeline.config.settings import Configuration
+from pipeline.trainings import cost
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +35,10 @@ def configuration(row: str, pair: str = "en-de", corpus: str = "wmt14") -> Confi
 
 def test_base_on_wmt14_is_what_the_paper_says_it_is() -> None:
     base = configuration("base")
-    corpus = plan.corpus_size(base, prepared=False)
+    corpus = cost.corpus_size(base, prepared=False)
     assert (corpus.pairs, corpus.origin) == (4_508_785, "known")
     assert 36_000 < corpus.vocabulary < 38_000
-    disk, _, operations = plan.needs(base, corpus)
+    disk, _, operations = cost.needs(base, corpus)
     # Six operations a weight and token pair: 6 * 65e6 * 25,000 * 100,000, and attention on top.
     assert operations == pytest.approx(6 * 65e6 * 2.5e9, rel=0.1)
     archives, text = 657632379 + 918311367 + 80418416 + 38654961, 2 * 150 * 4_508_785
@@ -47,24 +48,24 @@ def test_base_on_wmt14_is_what_the_paper_says_it_is() -> None:
 
 def test_more_of_everything_needs_more() -> None:
     base, big = configuration("base", "en-fr"), configuration("big", "en-fr")
-    corpus = plan.corpus_size(base, prepared=False)
+    corpus = cost.corpus_size(base, prepared=False)
     assert corpus.pairs == 40_836_715
-    (less, small, quick), (more, large, slow) = (plan.needs(row, corpus) for row in (base, big))
+    (less, small, quick), (more, large, slow) = (cost.needs(row, corpus) for row in (base, big))
     assert slow > 8 * quick
     assert large > 2 * small
     assert more["tokenize"] == less["tokenize"]
     fewer = base.model_copy(update={"training": base.training.model_copy(update={"shards": 4})})
-    assert plan.needs(fewer, corpus)[1] > small
+    assert cost.needs(fewer, corpus)[1] > small
 
 
 def test_a_prepared_corpus_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stats = tmp_path / "stats.json"
     stats.write_text(json.dumps({"pairs": 100, "target_tokens": 1500, "vocabulary": 640}))
-    monkeypatch.setattr(plan, "BINNED_STATS", stats)
+    monkeypatch.setattr(cost, "BINNED_STATS", stats)
     sample = configuration("sample", corpus="sample")
-    counted = plan.corpus_size(sample, prepared=True)
+    counted = cost.corpus_size(sample, prepared=True)
     assert (counted.pairs, counted.subwords, counted.vocabulary) == (100, 15.0, 640)
-    guess = plan.corpus_size(sample, prepared=False)
+    guess = cost.corpus_size(sample, prepared=False)
     assert guess.origin.startswith("guessed")
     assert 8_000 < guess.pairs < 72_000
 
@@ -84,7 +85,7 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "data/catalog", folder / "data/catalog")
     for name in ("data/local", "data/binned"):
         (folder / name).mkdir(parents=True)
-    (folder / plan.BINNED_STATS).write_text("{}")
+    (folder / BINNED_STATS).write_text("{}")
     for path in (path for stage in stages for path in stage.outs):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         if not (folder / path).exists():
@@ -171,14 +172,14 @@ def test_outside_a_repository_dvc_has_no_record(tmp_path: Path, monkeypatch: pyt
 
 def test_a_parser_is_counted_with_its_own_table_of_symbols(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = configuration("parse-sample", "en-tree", "sample-trees")
-    assert plan.corpus_size(asked, prepared=False).target_vocabulary == 128
+    assert cost.corpus_size(asked, prepared=False).target_vocabulary == 128
     monkeypatch.chdir(tmp_path)
     Path("data/binned").mkdir(parents=True)
     stats = {"pairs": 10, "target_tokens": 500, "vocabulary": 2048, "target_vocabulary": 64}
     Path("data/binned/stats.json").write_text(json.dumps(stats))
-    corpus = plan.corpus_size(asked, prepared=True)
-    assert plan.needs(asked, corpus)[0]["average"] == 2 * 4 * flops.parameters(asked.model, 2048, 64)
-    assert plan.measured_rate(asked, corpus, seconds=0.1) > 1e8
+    corpus = cost.corpus_size(asked, prepared=True)
+    assert cost.needs(asked, corpus)[0]["average"] == 2 * 4 * flops.parameters(asked.model, 2048, 64)
+    assert cost.measured_rate(asked, corpus, seconds=0.1) > 1e8
 
 
 def test_disk_is_summed_over_the_stages_that_would_run_and_memory_is_that_of_the_device(

@@ -1,0 +1,115 @@
+"""What a training needs: the size of its corpus, disk, memory, operations, and the speed of real updates here."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from nmt.flops import LengthSums, parameters, training_flops
+from pipeline.config.paths import BINNED_STATS, read_json
+from pipeline.config.settings import Configuration
+
+KNOWN_PAIRS = {("wmt14", "en-de"): 4_508_785, ("wmt16-t2t", "en-de"): 4_508_785, ("wmt14", "en-fr"): 40_836_715}
+"""Training pairs. News Commentary 11 of wmt16-t2t is larger than 9 by less than the estimates' error."""
+
+# Approximate values for what is not measured on this machine.
+LINE = 150  # bytes of a line of raw text
+COMPRESSION = 3  # bytes of plain text per byte of its archive
+SUBWORDS = 28  # of a sentence, EOS included
+SYMBOLS = 128  # of a closed vocabulary of trees
+SPREAD = 1.5  # mean of squared lengths over the square of the mean length
+RESERVE = 700 * 2**20  # bytes of a process before it trains: torch and its libraries
+
+
+class CorpusSize(NamedTuple):
+    pairs: int
+    subwords: float  # mean length of a target sentence
+    vocabulary: int
+    origin: str  # of these numbers, for the printed plan
+    target_vocabulary: int | None = None  # where the target has its own
+
+    @property
+    def output_rows(self) -> int:  # of the pre-softmax product
+        return self.target_vocabulary or self.vocabulary
+
+
+def corpus_size(configuration: Configuration, prepared: bool) -> CorpusSize:
+    """Return the training corpus's size: counted where it is `prepared`, else known, or guessed from bytes."""
+    subwords, run = configuration.subwords, configuration.run
+    if prepared and BINNED_STATS.exists():
+        stats = read_json(BINNED_STATS)
+        mean, symbols = stats["target_tokens"] / stats["pairs"], stats.get("target_vocabulary")
+        return CorpusSize(stats["pairs"], mean, stats["vocabulary"], f"counted in {BINNED_STATS}", symbols)
+    # Characters and unmerged pieces add to the merges: 32,000 give about 37,000.
+    learned = subwords.vocabulary or int(1.15 * (subwords.merges or 0))
+    vocabulary = -(-learned // subwords.multiple_of) * subwords.multiple_of
+    symbols = SYMBOLS if subwords.target == "closed" else None
+    if pairs := KNOWN_PAIRS.get((run.corpus, run.pair)):
+        return CorpusSize(pairs, SUBWORDS, vocabulary, "known", symbols)
+    local = [Path(text.source.path) for text in configuration.data.train if text.source.path is not None]
+    bytes_ = sum(path.stat().st_size for path in local if path.exists())
+    used = {text.source.archive for text in configuration.data.train}
+    packed = sum(archive.bytes or 0 for archive in configuration.data.archives if archive.name in used)
+    # An archive contains both sides.
+    pairs = max(1, (bytes_ + packed * COMPRESSION // 2) // LINE)
+    return CorpusSize(pairs, SUBWORDS, vocabulary, "guessed from the bytes of its archives and files", symbols)
+
+
+def needs(configuration: Configuration, corpus: CorpusSize) -> tuple[dict[str, int], int, int]:
+    """Return the bytes of disk by stage, of memory of each training process, and the operations of training."""
+    model, training = configuration.model, configuration.training
+    weights = 4 * parameters(model, corpus.vocabulary, corpus.target_vocabulary)
+    text = 2 * LINE * corpus.pairs
+    id_bytes = 2 if corpus.vocabulary <= 65_535 else 4
+    disk = {
+        "download": sum(archive.bytes or 0 for archive in configuration.data.archives) + text,
+        "tokenize": int(1.1 * text),
+        "binarize": int(corpus.pairs * (2 * corpus.subwords * id_bytes + 16)),
+        # The checkpoints, and weights and both moments of the kept states, the last and the one being written.
+        "train": weights * (training.keep_checkpoints + 3 * (training.keep_states + 2)),
+        "average": 2 * weights,
+    }
+    layer = 26 * model.d_model + 4 * model.d_ff + int(6 * model.h * corpus.subwords)
+    activations = training.tokens // training.shards * (model.N * layer + 4 * model.d_model) * 4
+    tokens = training.updates * training.tokens
+    squared = int(tokens * corpus.subwords * SPREAD)
+    lengths = LengthSums(int(tokens / corpus.subwords), tokens, tokens, squared, squared, squared)
+    # Weights, two moments, and gradients: a process that has all shards keeps as many sums as the tree has levels.
+    gradients = max(1, training.shards.bit_length() - 1)
+    memory = RESERVE + (3 + gradients) * weights + activations
+    return disk, memory, training_flops(model, corpus.output_rows, lengths)
+
+
+def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: float = 3.0) -> float:
+    """Return the operations per second of real updates of this model on one device, the best of a few."""
+    import torch
+
+    from nmt.packing import pack_tensor
+    from nmt.training.batches import Batch, Update
+    from nmt.training.distributed import World
+    from nmt.training.settings import Job
+    from nmt.training.trainer import Trainer
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # One shard as large as the row's on a GPU, a smaller one on a CPU, where an update takes long.
+    training, model = configuration.training.model_copy(update={"shards": 1}), configuration.model
+    vocabulary, symbols = corpus.vocabulary, corpus.target_vocabulary
+    job = Job(model=model, training=training, vocabulary=vocabulary, target_vocabulary=symbols, corpus="none")
+    trainer = Trainer(job, World(0, 1, device))
+    length = max(2, round(corpus.subwords))
+    positions = training.tokens // configuration.training.shards
+    rows = max(1, (positions if device.type == "cuda" else min(positions, 512)) // length)
+    ids = torch.randint(4, min(vocabulary, corpus.output_rows), (rows, length))
+    batch = Batch(pack_tensor(ids), pack_tensor(ids), ids.flatten())
+    sums = sum((LengthSums.of(length, length) for _ in range(rows)), LengthSums())
+    update = Update(number=1, first=0, shards=[batch], sums=sums, padded=2 * rows * length)
+    trainer.step(update)  # warms up
+    times: list[float] = []
+    while sum(times) < seconds:
+        start = time.perf_counter()
+        trainer.step(update)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return training_flops(model, corpus.output_rows, sums) / min(times)
