@@ -23,11 +23,12 @@ Arithmetic = Literal["ordinary", "portable"]
 Dims = int | tuple[int, ...]
 
 BITS = 22
-"""Of float32 numbers on a grid: one bit less than what adding 3 * 2^BITS steps of it leaves exact."""
+"""A float32 number on a grid is at most 2^BITS of its steps. Rounding adds 3 * 2^BITS steps and subtracts them again: a
+sum of 24 bits, as many as a float32 has."""
 LONGEST = 4096
 """Products are summed exactly over at most so many terms; sums of more are added in order."""
 TINY = 2.0**-100
-"""Smaller numbers than a millionth of this count as 0."""
+"""Added to a number and subtracted again, it leaves 0 of numbers below about 2^-24 of it."""
 FORMATS = {torch.float32: (torch.int32, 23, 0x7F800000), torch.float64: (torch.int64, 52, 0x7FF0000000000000)}
 """The integers of the same size, the bits of the mantissa, the mask of the exponent."""
 
@@ -162,6 +163,18 @@ def sine(x: Tensor, quarters: int = 0) -> Tensor:
     return torch.where(negative, -found, found)
 
 
+class _Expanded(Function):
+    """A table that every sentence of a batch gets, as of learned positions."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, size: torch.Size) -> Tensor:
+        return table.expand(size)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
+        return exact_sum(upstream[0], 0).float(), None
+
+
 class _Softmax(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -279,6 +292,11 @@ def _sum(x: Tensor, dim: Dims | None = None, dtype: torch.dtype | None = None) -
     return exact_sum(x, dims).to(dtype or x.dtype) if x.is_floating_point() else x.sum(dims)
 
 
+def _add(x: Tensor, y: Any, **options: Any) -> Tensor:
+    expands = isinstance(y, Tensor) and y.requires_grad and y.dim() + 1 == x.dim()
+    return torch.add(x, _apply(_Expanded, y, x.shape) if expands else y, **options)
+
+
 def _matmul(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     found: Tensor = _apply(_Linear, left, right.mT, None) if torch.is_grad_enabled() else product(left, right)
     return found if out is None else out.copy_(found)
@@ -291,7 +309,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "embedding": lambda ids, table, **_: _apply(_Embedding, ids, table),
     "softmax": lambda x, dim: _apply(_Softmax, x), "log_softmax": _log_softmax,
     "layer_norm": lambda x, shape, weight, bias, eps: _apply(_LayerNorm, x, weight, bias, eps),
-    "sum": _sum, "sin": sine, "cos": lambda x: sine(x, 1),
+    "add": _add, "sum": _sum, "sin": sine, "cos": lambda x: sine(x, 1),
     "div": lambda x, y: x / y if isinstance(y, Tensor) else x * (1 / y),
     "__rpow__": lambda x, base: exp(x * log(torch.tensor(base, dtype=x.dtype))),
     "pow": lambda x, power: exp(power * log(x.double())),
@@ -303,7 +321,7 @@ OWN: dict[str, Callable[..., Any]] = {
 EXACT = {
     *OWN, "__float__", "__get__", "__getitem__", "__invert__", "__len__", "__set__", "__setitem__", "_foreach_add_",
     "_foreach_sub_", "_has_compatible_shallow_copy_type", "_parse_to", "_record_function_enter_new",
-    "_record_function_exit._RecordFunction", "_set_grad_enabled", "add", "add_", "all", "all_reduce", "any",
+    "_record_function_exit._RecordFunction", "_set_grad_enabled", "add_", "all", "all_reduce", "any",
     "arange", "argmax", "cat", "chunk", "copy_", "cpu", "detach", "device", "dim", "empty", "empty_like", "fill_",
     "flatten", "float", "ge", "grad", "index_select", "irecv", "is_complex", "is_floating_point", "isend",
     "isfinite", "masked_fill", "mul", "ne", "new_zeros", "numel", "numpy", "ones", "random_", "relu", "size", "split",

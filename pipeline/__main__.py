@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from errno import EACCES, EAGAIN, EIO, EMFILE, ENFILE, ENOENT, EPERM, EROFS, ESTALE
-from inspect import signature
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -41,25 +40,17 @@ def report_status(name: str, state: str, message: str = "") -> None:
     write_json(status_file(name), content)
 
 
-def arguments(run: Callable[..., None]) -> dict[str, Any]:
-    """Return what a stage's function gets: of the four below, those that its parameters name.
+def given(stage: str) -> tuple[Callable[..., Any], ...]:
+    """Return the arguments of a stage's function. They are passed, not imported: a change of them reruns no stage."""
+    match stage:
+        case "train":
+            # Imported here: importing torch takes a second.
+            from pipeline.trainings import sync
 
-    They are passed, not imported, so a change of their code reruns no stage.
-    """
-    known: dict[str, Any] = {
-        "provenance": source.provenance,
-        "launch": _torchrun,
-        "progress": TrainingProgress,
-        "follow": follow,
-    }
-    return {name: known[name] for name in signature(run).parameters}
-
-
-def _torchrun(job_folder: Path, watch: Callable[[], None]) -> int:
-    # Imported here: importing torch takes a second.
-    from pipeline.trainings import sync
-
-    return sync.torchrun(job_folder, watch)
+            return sync.launch_with_store, TrainingProgress, follow
+        case "report":
+            return (source.provenance,)
+    return ()
 
 
 def summary(name: str, seconds: float) -> str:
@@ -112,7 +103,7 @@ def run(name: str) -> NoReturn:
         report_status(name, "running")
         module = importlib.import_module(f"pipeline.stages.{name}")
         started = time.monotonic()
-        module.run(**arguments(module.run))
+        module.run(*given(name))
         print(summary(name, time.monotonic() - started), flush=True)
         publish.finish(name)
         report_status(name, "done")

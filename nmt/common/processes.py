@@ -23,7 +23,8 @@ UNRECORDED = 73
 """The exit status of a training process that failed and could not write why (sysexits' EX_CANTCREAT)."""
 TRAINERS = "trainers.lock"
 """The file in a training's folder that all of its processes hold by `sharing`."""
-_LIBC = ctypes.CDLL(None)  # opened here: between fork and exec a lock of the loader may be held by a lost thread
+# Opened before any fork: another thread may hold the loader's lock at the fork, and the child would wait for ever.
+_LIBC = ctypes.CDLL(None)
 
 
 class Interrupted(Exception):

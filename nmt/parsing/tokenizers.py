@@ -35,7 +35,7 @@ class TreeTokenizer:
     """A tree in Penn bracketing on one line, linearised without its words. Any linearisation becomes a tree."""
 
     def __init__(self, name: Linearisation, symbols: Collection[str] = ()) -> None:
-        """`symbols`: those of the model's vocabulary, if it is closed; a tree needs them where a bracket is missing."""
+        """`symbols`: those of a closed vocabulary: they tell what opens a constituent where its end is missing."""
         self.name, self.symbols = name, frozenset(symbols)
 
     def tokenize(self, line: str) -> str:

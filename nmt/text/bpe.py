@@ -18,7 +18,7 @@ Pair = tuple[str, str]
 Word = tuple[str, ...]
 
 INSIDE = "\n"
-"""The end of a piece that is not the last of its word: a character that no line of text has."""
+"""Marks the end of a piece that is not the last of its word. No line of text has this character."""
 _END = "</w>"
 """The end of a word's last symbol, as in subword-nmt."""
 _LEAST = 2

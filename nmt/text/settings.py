@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -31,6 +32,13 @@ class FilterSettings(Settings):
 class PreparationSettings(Settings):
     tokenizer: TokenizerSettings
     filters: FilterSettings
+
+
+def one_size(base: Mapping[str, Any], differences: Mapping[str, Any]) -> dict[str, Any]:
+    """Return differences from the subwords of `base` in which setting `merges` or `vocabulary` empties the other."""
+    others = (("merges", "vocabulary"), ("vocabulary", "merges"))
+    emptied = {other: None for size, other in others if differences.get(size) is not None and other in base}
+    return {**emptied, **differences}
 
 
 class SubwordSettings(Settings):

@@ -152,7 +152,7 @@ def _fill(counts: Mapping[str, int], vocabulary: int) -> tuple[list[Pair], Count
             f"subwords.vocabulary is {vocabulary}, but the training text has {characters // 2} different "
             f"characters, which need {characters + len(SPECIALS)} rows: raise it at least to that"
         )
-    # A merge adds one piece and may make its parts unused: at most one row more. So this many merges always fit.
+    # A merge adds at most one row: its own piece, while its parts may fall out of use. So this many merges always fit.
     merges, limit = rows - characters, rows
     learned = learn_merges(counts, limit)
     while True:

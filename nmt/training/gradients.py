@@ -63,8 +63,8 @@ class Gradients:
 class OverlappedGradients:
     """The same sum in no fixed order: processes sum the first gradients while they compute the others.
 
-    Each parameter's gradient is a part of a bucket, the last parameter's of the first, as the backward pass computes
-    them. The sum of a bucket over the processes begins when all shards of this process have been added to it.
+    Gradients lie in buckets in the order in which the backward pass computes them: the last parameter's lies in the
+    first bucket. The sum of a bucket over the processes begins when all shards of this process have been added to it.
     """
 
     def __init__(self, parameters: list[nn.Parameter], world: World, shards: int) -> None:

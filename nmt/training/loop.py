@@ -92,7 +92,7 @@ class Attempt:
             return
         before = {"updates": loaded.updates, "validate_every": loaded.validate_every}
         if any(getattr(self.settings, name) != value for name, value in before.items()):
-            # From here on, losses are recorded after different updates. End the link, so that none covers both.
+            # From here on, losses are recorded after other updates. A link hashes losses of one kind: it ends here.
             settings = self.settings.model_copy(update=before)
             copies = chain.host_copies(trainer.model, trainer.optimizer)
             chain.add_link(self.folder, settings, trainer.update, copies, loaded.conditions)

@@ -47,7 +47,7 @@ class ResumeConditions(_Saved):
     products: Library = "torch"
     """The library of a CPU's products in float32; a resumed training keeps it where it is there."""
     portable: bool = False
-    """Whether none of the others matters."""
+    """Whether arithmetic is portable: then the other conditions may differ."""
 
     def differences(self, now: ResumeConditions) -> list[str]:
         """Return a phrase for each condition that is different `now`, and matters."""

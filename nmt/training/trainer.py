@@ -36,9 +36,9 @@ EXAMPLES = 6
 """Validation pairs that are translated at every validation, for people to read."""
 OUT_OF_MEMORY = re.compile("DefaultCPUAllocator|CU(BLAS|DNN)_STATUS_ALLOC_FAILED|CUDA.*out of memory")
 COMPILED_OPERATIONS = 2e16
-"""Operations of a whole training from which on it is compiled: less takes a GPU about as long as the compilation."""
+"""A training of at least so many operations is compiled. A GPU does fewer in about the time that compiling takes."""
 STOP_EVERY = 4
-"""On GPUs this many updates take a second or so, and each question would hold up the start of the next one."""
+"""Every so many updates, about once a second, several GPUs ask each other whether to stop, and wait for the answer."""
 
 
 class Trainer:

@@ -99,7 +99,7 @@ def resolve(params: Mapping[str, Any]) -> Configuration:
         (f"{PARAMS}, seed", {"training": {"seed": run.seed}}),
         (f"{PARAMS}, overrides", overrides),
     ]
-    merged: dict[str, Any] = reduce(rows.merge, (content for _, content in layers), {})
+    merged: dict[str, Any] = reduce(rows.merge_sections, (content for _, content in layers), {})
     versions = {name: importlib.metadata.version(name.replace("_", "-")) for name in VersionSettings.model_fields}
     data = catalogs.data_settings(catalog, run.pair)
     try:

@@ -13,6 +13,7 @@ from nmt.common.files import read_yaml
 from nmt.errors import InputError
 from nmt.model_settings import ModelSettings
 from nmt.schema import Settings
+from nmt.text.settings import one_size
 from pipeline.config.corpora import Pair
 from pipeline.config.errors import nearest
 from pipeline.config.machine import fastest_precision
@@ -99,20 +100,22 @@ def flat(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def merge(base: Mapping[str, Any], differences: Mapping[str, Any], depth: int = 9) -> dict[str, Any]:
-    """Return `base` updated with `differences`, mapping by mapping down to `depth`; neither argument is changed.
-
-    Either `merges` or `vocabulary` sizes a vocabulary: setting one of the two sets the other to None.
-    """
+    """Return `base` updated with `differences`, mapping by mapping down to `depth`; neither argument is changed."""
     merged = dict(base)
     for key, value in differences.items():
         if depth > 1 and isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
             merged[key] = merge(merged[key], value, depth - 1)
         else:
             merged[key] = value
-    for given, emptied in (("merges", "vocabulary"), ("vocabulary", "merges")):
-        if differences.get(given) is not None and emptied not in differences and emptied in base:
-            merged[emptied] = None
     return merged
+
+
+def merge_sections(base: Mapping[str, Any], differences: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sections of settings updated with differences; the subwords keep one size."""
+    ours, theirs = (sections.get("subwords") for sections in (base, differences))
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        differences = {**differences, "subwords": one_size(ours, theirs)}
+    return merge(base, differences)
 
 
 def differences(name: str, pair: Pair) -> list[tuple[str, Differences]]:
@@ -131,7 +134,7 @@ def differences(name: str, pair: Pair) -> list[tuple[str, Differences]]:
 
 def settings(name: str, pair: Pair) -> dict[str, Any]:
     """Return row `name` in full, as in the paper: without a catalog's preparation and without overrides."""
-    return reduce(merge, (content for _, content in differences(name, pair)), {})
+    return reduce(merge_sections, (content for _, content in differences(name, pair)), {})
 
 
 def model(name: str, pair: Pair = "en-de") -> ModelSettings:

@@ -59,10 +59,6 @@ class Configuration(Settings):
                 f"{filters.min_tokens + 1} subwords, the end of the sentence included, so no pair would be kept: raise "
                 "binning.max_length or lower preparation.filters.min_tokens"
             )
-        if self.model.positions == "learned" and self.training.arithmetic == "portable":
-            raise ValueError(
-                "training.arithmetic is portable, which cannot train learned positions: set sinusoidal ones"
-            )
         if self.model.positions == "learned" and positions < translation:
             raise ValueError(
                 f"model.max_positions is {positions}, but a sentence of binning.max_length = {longest} subwords may "

@@ -30,7 +30,7 @@ from nmt.errors import InputError
 from pipeline.config.errors import validated
 from pipeline.config.paths import CATALOGS, LOCAL, PARAMS, REPORT, state_root
 from pipeline.config.resolution import Params, read_params
-from pipeline.config.rows import merge
+from pipeline.config.rows import merge_sections
 from pipeline.tracking.source import difference, git
 
 DVC = (sys.executable, "-m", "dvc")
@@ -97,7 +97,7 @@ def _make(original: Path, copy: Path, root: Path, changes: Mapping[str, Any]) ->
     # Its comments are kept: `dvc exp apply` copies the file to the original.
     with modify_yaml(copy / PARAMS) as content:
         for key, value in changes.items():
-            content[key] = merge(content.get(key) or {}, value) if key == "overrides" else value
+            content[key] = merge_sections(content.get(key) or {}, value) if key == "overrides" else value
     # Git does not track new catalogs and the user's own text, which may be large.
     for folder, copier in ((CATALOGS, shutil.copyfile), (LOCAL, link_or_copy)):
         if (original / folder).exists():

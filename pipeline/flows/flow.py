@@ -148,8 +148,8 @@ def run_pipeline(changes: Mapping[str, Any], target: str, force: bool) -> State[
 def end_with_worker() -> None:
     """Terminate this process when the worker is killed, and report the run's state nonetheless.
 
-    The worker reads this process's output through pipes. Without a reader every line that Prefect prints would end
-    the process before it reports to the server.
+    This process prints into pipes that the worker reads. Once the worker is dead, a printed line would end the process
+    before it reports to the server.
     """
 
     def terminate(*_: object) -> None:

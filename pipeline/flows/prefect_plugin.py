@@ -15,13 +15,16 @@ from prefect.plugins import HookContext, SetupResult, register_hook
 from pipeline.flows import services
 
 NAMES = ("wmt-en-de", "wmt-en-fr", "parse-en")
+FREE_TEXT = ("--tag", "--flow-run-name")
+"""Options whose value may be a short name and means no deployment."""
 
 
 def long_names(arguments: list[str]) -> list[str]:
     """Return Prefect's command line with the short names of our deployments replaced by the long ones."""
     if "deployment" not in arguments:
         return arguments
-    return [f"{argument}/{argument}" if argument in NAMES else argument for argument in arguments]
+    pairs = zip(["", *arguments], arguments, strict=False)
+    return [f"{name}/{name}" if name in NAMES and before not in FREE_TEXT else name for before, name in pairs]
 
 
 @register_hook

@@ -32,7 +32,7 @@ def differences(run: RunSettings, configuration: Mapping[str, Any]) -> list[tupl
     reference = rows.settings(scores.reference_row(run.row), run.pair)
     if reference["subwords"]["merges"] is not None and configuration["subwords"]["merges"] is None:
         # The paper gives the vocabulary's size and its code the merges: a run is compared in the unit that it uses.
-        reference = rows.merge(reference, {"subwords": {"vocabulary": PAPER_SUBWORDS}})
+        reference = rows.merge_sections(reference, {"subwords": {"vocabulary": PAPER_SUBWORDS}})
     paper = dict(rows.flat(reference))
 
     def text(value: Any) -> str:

@@ -17,7 +17,8 @@ from pipeline.config.paths import read_table
 from pipeline.report.page import Figure, Table, View
 
 SIZE = (4.5, 3.0)  # inches of a panel; one that stands alone has twice the width
-NEAREST = 0.08  # a tick that is nearer to an end of its axis, in parts of the axis, makes room for the label of the end
+NEAREST = 0.08
+"""Ticks nearer than this part of the axis to one of its ends are left out: the end has a label."""
 ATTENTION = {"encoder": "source to source", "decoder": "target to target", "cross": "target to source"}
 """What attends to what, in the order of the weights in the view's blob."""
 

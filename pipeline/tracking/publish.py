@@ -85,8 +85,8 @@ def publish() -> Iterator[str]:
 def describe(client: MlflowClient, run: str, configuration: Mapping[str, Any], scores: Mapping[str, Any]) -> None:
     """Set parameters (row, pair, corpus, seed, what differs from the row, sizes), scores and tags.
 
-    MLflow shows the latest value of a metric. A score that it shows already, perhaps as the last point of a curve, is
-    not sent again.
+    MLflow shows the latest value of a metric. A score that it shows already is not sent again, and the validation
+    perplexity not at all: it is the end of a curve, which `Points` sends.
     """
     from mlflow.entities import Metric, Param, RunTag
 
@@ -99,10 +99,9 @@ def describe(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
     shares = (key for key in numbers if key.startswith(in_percent) and not key.endswith("_malformed"))
     numbers |= {key: round(numbers[key], 2) for key in shares}
     # Compared as text, because nan != nan.
-    new = [key for key in numbers if key not in SIZES and str(numbers[key]) != str(known.metrics.get(key))]
-    # Where DVC restored the training, its curve ends in the future.
-    sent = [point for key in new if key in known.metrics for point in client.get_metric_history(run, key)]
-    now = max([int(1000 * time.time()), *(point.timestamp + 1 for point in sent)])
+    apart = (*SIZES, "valid_ppl")
+    new = [key for key in numbers if key not in apart and str(numbers[key]) != str(known.metrics.get(key))]
+    now = int(1000 * time.time())
     tags = {key: value for key, value in scores.items() if isinstance(value, str)}
     client.log_batch(
         run,

@@ -114,9 +114,9 @@ def beside(stage: str, work: Callable[[Callable[[str], None]], object]) -> Itera
 
 @contextlib.contextmanager
 def opening() -> Iterator[None]:
-    """Let one process at a time open the store, because the first creates its tables, or make experiments and runs.
+    """Let one process at a time open the store, or make experiments and runs in it. The first creates its tables.
 
-    Only the user can read a local store.
+    A local store can be read by its user alone.
     """
     root = state_root().resolve()
     root.mkdir(parents=True, exist_ok=True)

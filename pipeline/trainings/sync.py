@@ -33,7 +33,7 @@ RETRY = 10.0  # seconds between two attempts while the store fails
 LAST_UPLOAD = 600.0  # seconds that the last upload may take
 
 
-def torchrun(job: Path, watch: Callable[[], None]) -> int:
+def launch_with_store(job: Path, watch: Callable[[], None]) -> int:
     """Run `launch.torchrun` on the job in folder `job`; with a store, resume from its state and upload new ones.
 
     Raises OSError if the store cannot be used at the start. A store that fails later stops nothing.
@@ -96,7 +96,7 @@ class StateStore:
             files = [path.relative_to(scratch).as_posix() for path in scratch.rglob("*") if path.is_file()]
             for name in set(files).difference(earlier):
                 self.files.put_file(str(scratch / name), name)
-            for name in logs:  # They grow: resuming drops what they have of later updates.
+            for name in logs:  # They may have records of later updates, which resuming removes.
                 self.files.pipe_file(name, (job / name).read_bytes())
         files += logs
         self.files.pipe_file(MARKER, json.dumps({"update": update, "files": files}).encode())

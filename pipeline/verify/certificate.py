@@ -126,5 +126,7 @@ def code(certificate: Certificate) -> Finding:
     detail = "; ".join([told, *others])
     if changed:
         path = changed.splitlines()[0][3:]
-        return Finding("code", "inconclusive", f"{path} is as in no commit, so nobody else may have it; {detail}")
+        return Finding(
+            "code", "inconclusive", f"{path} is not committed as it is, so nobody else may have it; {detail}"
+        )
     return Finding("code", "equal" if was == here else "noted", detail)

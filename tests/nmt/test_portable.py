@@ -30,7 +30,6 @@ from nmt.training.distributed import World
 from nmt.training.schedule import learning_rate
 from nmt.training.settings import Job
 from nmt.training.trainer import Trainer
-from pipeline.config.resolution import resolve
 
 
 def spread(*shape: int, seed: int = 1) -> Tensor:
@@ -128,7 +127,7 @@ MASKED = (8 * A).masked_fill(torch.arange(24).view(2, 3, 4) % 5 < 2, -math.inf)
     [
         (F.linear, (A, C, D)), (F.linear, (A, C)), (torch.matmul, (A, B)), (F.embedding, (IDS, C)),
         (lambda x: x.softmax(dim=-1), (MASKED,)), (lambda x: x / math.sqrt(3), (A,)),
-        (lambda x, g, b: F.layer_norm(x, (4,), g, b, 1e-6), (A, E + 1, E)),
+        (lambda x, g, b: F.layer_norm(x, (4,), g, b, 1e-6), (A, E + 1, E)), (torch.add, (A, C[:3])),
     ],
 )  # fmt: skip
 def test_functions_and_gradients_are_near_torchs(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
@@ -192,9 +191,18 @@ def test_adam_is_torchs(found_inf: float) -> None:
     torch.testing.assert_close(found, ordinary)
 
 
-def test_a_training_has_the_same_bits_everywhere(tmp_path: Path, tiny_job: MakeJob) -> None:
+def test_learned_positions_are_summed_exactly_over_a_batch() -> None:
+    table, gradient = torch.zeros(3, 4, requires_grad=True), spread(50, 3, 4)
+    with Portable():
+        (found,) = torch.autograd.grad(torch.zeros(50, 3, 4) + table, table, gradient)
+    assert torch.equal(found, portable.exact_sum(gradient, 0).float())
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_a_training_has_the_same_bits_everywhere(tmp_path: Path, tiny_job: MakeJob, positions: str) -> None:
     """Stopped and resumed with two threads and other instructions. Two processes: tests/distributed/test_ranks.py."""
     job = tiny_job(arithmetic="portable", updates=8, verify_every=2, resume_minutes=9.0)
+    job["model"]["positions"] = positions
     assert run(job, tmp_path / "here")
     expected = [link.link for link in read_chain(tmp_path / "here/chain.jsonl")]
     assert len(expected) == 5
@@ -215,10 +223,6 @@ def test_the_learning_rate_is_eq_3(tiny_job: MakeJob) -> None:
         assert learning_rate(update, 48, portable_settings) == expected
 
 
-def test_what_has_no_portable_form_is_refused(tiny_job: MakeJob) -> None:
-    overrides = {"training": {"arithmetic": "portable", "precision": "float32"}}
-    params = {"row": "E-learned-positions", "pair": "en-de", "corpus": "sample", "seed": 1, "overrides": overrides}
-    with pytest.raises(InputError, match=r"training.arithmetic is portable, which cannot train learned positions"):
-        resolve(params)
+def test_a_gpu_is_refused(tiny_job: MakeJob) -> None:
     with pytest.raises(InputError, match="which trains on CPUs only"):
         Trainer(Job.model_validate(tiny_job(arithmetic="portable")), World(0, 1, torch.device("cuda")))

@@ -36,7 +36,7 @@ STAGE = """
 import sys
 from pathlib import Path
 from pipeline.trainings import sync
-sync.torchrun(Path(sys.argv[1]), lambda: None)
+sync.launch_with_store(Path(sys.argv[1]), lambda: None)
 """
 
 

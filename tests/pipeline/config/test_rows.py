@@ -10,6 +10,7 @@ from command_line import printed
 from nmt.errors import InputError
 from nmt.evaluation.known_sets import named
 from nmt.model_settings import ModelSettings
+from nmt.text.settings import one_size
 from pipeline.config import errors, rows
 
 TABLE3 = """
@@ -101,9 +102,9 @@ def test_merging_goes_down_mappings_and_keeps_one_size() -> None:
     assert merged == {"a": {"b": {"c": 1, "d": None}}, "e": 5, "g": {"h": 6}}
     assert base["a"]["b"]["d"] == 2
     sized = {"subwords": {"merges": 32000, "vocabulary": None}}
-    assert rows.merge(sized, {"subwords": {"vocabulary": 8}})["subwords"] == {"merges": None, "vocabulary": 8}
+    assert rows.merge_sections(sized, {"subwords": {"vocabulary": 8}})["subwords"] == {"merges": None, "vocabulary": 8}
     both = {"subwords": {"merges": 1, "vocabulary": 2}}
-    assert rows.merge(sized, both) == both
+    assert rows.merge_sections(sized, both) == both
     # One of the two sizes empties the other only where both are keys, and not when it is itself emptied.
-    assert rows.merge({"vocabulary": 7}, {"merges": None}) == {"vocabulary": 7, "merges": None}
-    assert rows.merge({}, {"merges": 3}) == {"merges": 3}
+    assert one_size({"vocabulary": 7}, {"merges": None}) == {"merges": None}
+    assert one_size({}, {"merges": 3}) == {"merges": 3}

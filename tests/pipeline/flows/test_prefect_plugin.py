@@ -19,6 +19,7 @@ from pipeline.flows import services
         ("deployment run wmt-en-de -p row=big", "deployment run wmt-en-de/wmt-en-de -p row=big"),
         ("deployment run -p row=big parse-en", "deployment run -p row=big parse-en/parse-en"),
         ("--no-prompt deployment run wmt-en-fr", "--no-prompt deployment run wmt-en-fr/wmt-en-fr"),
+        ("deployment run mine/mine --tag parse-en", "deployment run mine/mine --tag parse-en"),
         ("deployment schedule clear -y wmt-en-de", "deployment schedule clear -y wmt-en-de/wmt-en-de"),
         *((same, same) for same in ("deployment run wmt-en-de/nightly", "deployment run other", "deployment ls", "")),
         ("flow-run inspect wmt-en-de", "flow-run inspect wmt-en-de"),

@@ -88,7 +88,7 @@ def test_without_a_store_it_is_the_launch(make: Make, monkeypatch: pytest.Monkey
     monkeypatch.setenv("WMT_STATE", "/a/folder")
     monkeypatch.setattr(launch, "torchrun", lambda job, watch: 7)
     folder = make("here")
-    assert sync.torchrun(folder, lambda: None) == 7
+    assert sync.launch_with_store(folder, lambda: None) == 7
     assert {path.name for path in folder.iterdir()} == {"job.yaml"}
 
 
@@ -124,13 +124,13 @@ def test_the_next_machine_goes_on_where_this_one_was(url: str, make: Make, monke
 
     train_by(training, monkeypatch)
     for name in ("here", "there"):
-        sync.torchrun(make(name), lambda: None)
+        sync.launch_with_store(make(name), lambda: None)
     assert seen == [0, 30]
     # A shorter training leaves the longer one's state alone.
-    sync.torchrun(make("shorter", updates=20), lambda: None)
+    sync.launch_with_store(make("shorter", updates=20), lambda: None)
     assert sync.StateStore(url, NAME).newest()[0] == 60
     assert sync.StateStore(url, f"{NAME}-20").newest()[0] == 30
-    sync.torchrun(make("longer", updates=200), lambda: None)
+    sync.launch_with_store(make("longer", updates=200), lambda: None)
     assert seen == [0, 30, 0, 60]
 
 
@@ -219,7 +219,7 @@ def test_a_store_that_fails_stops_nothing(
     monkeypatch.setattr(DirFileSystem, "put_file", put_file)
     store, here = sync.StateStore(url, NAME), make("here")
     train_by(training, monkeypatch)
-    assert sync.torchrun(here, lambda: None) == 0
+    assert sync.launch_with_store(here, lambda: None) == 0
     away = "train: the store fails (ValueError); training goes on, and uploading is tried again"
     said = capsys.readouterr().err.splitlines()
     assert said[:-1] == [away, away], "one warning each time it begins to fail"
@@ -227,7 +227,7 @@ def test_a_store_that_fails_stops_nothing(
     works = True
     (here / "done.json").touch()
     train_by(lambda job: pytest.fail("it is finished"), monkeypatch)
-    assert sync.torchrun(here, lambda: None) == 0
+    assert sync.launch_with_store(here, lambda: None) == 0
     assert store.newest()[0] == 40
 
 
@@ -259,7 +259,7 @@ def test_a_store_that_cannot_be_used_is_one_sentence_without_credentials(
 ) -> None:
     use(s3, monkeypatch, **{"WMT_STATE": f"s3://{BUCKET}/x", **variables})
     with pytest.raises(OSError, match=rf"//.* cannot be used \({sentence}.*check the addr") as found:
-        sync.torchrun(make("here"), lambda: None)
+        sync.launch_with_store(make("here"), lambda: None)
     text = str(found.value)
     assert "\n" not in text
     assert SECRET not in text
@@ -272,7 +272,7 @@ def test_credentials_in_the_url_are_refused_and_not_repeated(
 ) -> None:
     monkeypatch.setenv("WMT_STATE", url)
     with pytest.raises(InputError, match="without credentials") as refused:
-        sync.torchrun(make("here"), lambda: None)
+        sync.launch_with_store(make("here"), lambda: None)
     assert "secret" not in str(refused.value)
 
 
@@ -311,11 +311,11 @@ def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_
 
     monkeypatch.setattr(launch, "torchrun", stopped_training)
     with pytest.raises(Interrupted):
-        sync.torchrun(here, lambda: None)
+        sync.launch_with_store(here, lambda: None)
     assert sync.StateStore(url, NAME).newest()[0] == checkpoint.trained(here) == 25
     shutil.rmtree(here)
     monkeypatch.setattr(launch, "torchrun", lambda job, _: train_here(job))
-    assert sync.torchrun(there, lambda: None) == 0
+    assert sync.launch_with_store(there, lambda: None) == 0
     assert train_here(undisturbed) == 0
     assert same(final_weights(there), final_weights(undisturbed))
     expected = [path.name for path in checkpoint.checkpoints(undisturbed / "checkpoints")]
@@ -323,7 +323,7 @@ def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_
     for name in (*(f"checkpoints/{each}" for each in expected), f"resume/update-00000040/{MOMENTS}"):
         assert (undisturbed / name).read_bytes() == (there / name).read_bytes(), name
     # A third machine gets the finished training.
-    assert sync.torchrun(third, lambda: None) == 0
+    assert sync.launch_with_store(third, lambda: None) == 0
     assert same(final_weights(third), final_weights(undisturbed))
     assert losses(third) == losses(undisturbed)
     assert {"done.json", "chain.jsonl"} <= {path.name for path in third.iterdir()}

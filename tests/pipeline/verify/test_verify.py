@@ -448,7 +448,10 @@ def test_other_code_and_other_versions_are_named(run: Path) -> None:
     shutil.copytree(ROOT / "nmt", "nmt", ignore=shutil.ignore_patterns("__pycache__"))
     edit(Path("nmt/evaluation/bleu.py"), lambda text: f"{text}# Better.\n")
     other = certificate.code(loaded)
-    assert (other.status, "is as in no commit, so nobody else may have it" in other.detail) == ("inconclusive", True)
+    assert (other.status, "is not committed as it is, so nobody else may have it" in other.detail) == (
+        "inconclusive",
+        True,
+    )
     edit(Path("nmt/training/trainer.py"), lambda text: f"{text}BETTER = 1\n")
     assert certificate.code(loaded).status == "differs"
 
@@ -538,10 +541,10 @@ def test_the_catalogs_of_a_run_and_no_others_must_be_committed(run: Path) -> Non
     other.write_text("extends: tiny\n")
     assert certificate.code(loaded).status == "equal"
     loaded.settings["run"]["corpus"] = "other"
-    assert certificate.code(loaded).detail.startswith(f"{other} is as in no commit")
+    assert certificate.code(loaded).detail.startswith(f"{other} is not committed as it is")
     commit()
     tiny.write_text(f"{tiny.read_text()}# Edited.\n")
-    assert certificate.code(loaded).detail.startswith(f"{tiny} is as in no commit")
+    assert certificate.code(loaded).detail.startswith(f"{tiny} is not committed as it is")
 
 
 @pytest.mark.parametrize(
