@@ -129,14 +129,14 @@ def score(hypotheses: Sequence[str], references: Sequence[str], lang: str) -> di
     translation for each reference.
     """
     known = known_sets.find(references, lang)
-    found: dict[str, Any] = {"set": known and known.title, "lines": len(references)}
-    found["bleu"], found["bleu_signature"] = sacrebleu(hypotheses, references)
-    found["bleu_low"], found["bleu_high"] = bootstrap.interval(line_statistics(hypotheses, references), bleu_of)
+    scores: dict[str, Any] = {"set": known and known.title, "lines": len(references)}
+    scores["bleu"], scores["bleu_signature"] = sacrebleu(hypotheses, references)
+    scores["bleu_low"], scores["bleu_high"] = bootstrap.interval(line_statistics(hypotheses, references), bleu_of)
     steps = paper_way(hypotheses, references, lang)
-    found["bleu_paper_way"] = steps[-1][1]
-    found["paper_way_steps"] = [{"step": name, "bleu": value} for name, value in steps]
-    found["chrf"], found["chrf_signature"] = chrf(hypotheses, references)
-    return found
+    scores["bleu_paper_way"] = steps[-1][1]
+    scores["paper_way_steps"] = [{"step": name, "bleu": value} for name, value in steps]
+    scores["chrf"], scores["chrf_signature"] = chrf(hypotheses, references)
+    return scores
 
 
 def score_systems(
@@ -153,15 +153,15 @@ def score_systems(
     systems = [read_lines(path) for path in hypotheses]
     for path, lines in zip(hypotheses, systems, strict=True):
         _check(lines, references, (path, reference))
-    found: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     for path, lines in zip(hypotheses, systems, strict=True):
         report = {"hypothesis": str(path), **score(lines, references, lang)}
         if with_ter:
             report["ter"], report["ter_signature"] = ter(lines, references)
-        if found:
+        if reports:
             report |= vars(compare(systems[0], lines, references))
-        found.append(report)
-    return found
+        reports.append(report)
+    return reports
 
 
 def format_report(report: Mapping[str, Any]) -> str:

@@ -45,28 +45,28 @@ def attention(model: LoadedModel, source: str, target: str) -> Attention:
     return Attention(model.subwords.symbols(ids), names([BOS, *written]), attention_of(model.transformer, ids, written))
 
 
-def write_files(found: Attention, folder: Path) -> None:
+def write_files(looked: Attention, folder: Path) -> None:
     """Write attention.npz and a picture (SVG) of the clearest layer of each kind into an existing folder."""
-    arrays: dict[str, Any] = {"source": np.array(found.source), "target": np.array(found.target)}
-    arrays |= {name: weights.numpy() for name, weights in found.weights.items()}
+    arrays: dict[str, Any] = {"source": np.array(looked.source), "target": np.array(looked.target)}
+    arrays |= {name: weights.numpy() for name, weights in looked.weights.items()}
     np.savez_compressed(folder / "attention.npz", **arrays)
     for name in ATTENTIONS:
         # The layer whose heads tell words apart: for each key, EOS apart, some query that looks at it.
-        layer = int(found.weights[name][..., :-1].amax(2).mean((1, 2)).argmax())
-        (folder / f"{name}-layer-{layer + 1}.svg").write_bytes(draw_lines(found, name, layer))
+        layer = int(looked.weights[name][..., :-1].amax(2).mean((1, 2)).argmax())
+        (folder / f"{name}-layer-{layer + 1}.svg").write_bytes(draw_lines(looked, name, layer))
 
 
-def write_quantized(found: Sequence[Attention], path: Path) -> None:
+def write_quantized(pairs: Sequence[Attention], path: Path) -> None:
     """Write several pairs to one file of arrays `<name>.<number from 0>`: weights as uint8, where 255 stands for 1."""
     arrays: dict[str, Any] = {}
-    for number, pair in enumerate(found):
+    for number, pair in enumerate(pairs):
         arrays |= {f"source.{number}": np.array(pair.source), f"target.{number}": np.array(pair.target)}
         for name, weights in pair.weights.items():
             arrays[f"{name}.{number}"] = (weights * 255).round().to(torch.uint8).numpy()
     np.savez_compressed(path, **arrays)
 
 
-def draw_lines(found: Attention, name: str, layer: int) -> bytes:
+def draw_lines(looked: Attention, name: str, layer: int) -> bytes:
     """Draw a layer as the paper's figures 3 to 5: queries left, keys right, one colour per head, opacity by weight.
 
     A query of the decoder has the word that it writes. Returns the SVG; equal pictures give equal bytes.
@@ -75,10 +75,10 @@ def draw_lines(found: Attention, name: str, layer: int) -> bytes:
     from matplotlib.figure import Figure
 
     # An unescaped $ would begin a formula.
-    source, target = ([word.replace("$", r"\$") for word in words] for words in (found.source, found.target))
+    source, target = ([word.replace("$", r"\$") for word in words] for words in (looked.source, looked.target))
     written = [*target[1:], source[-1]]
     queries, keys = source if name == "encoder" else written, target if name == "decoder" else source
-    weights, content = found.weights[name][layer], io.BytesIO()
+    weights, content = looked.weights[name][layer], io.BytesIO()
     heads, rows = weights.shape[0], max(len(queries), len(keys))
     columns = min(heads, COLUMNS)
     lines = math.ceil(heads / columns)
@@ -108,7 +108,7 @@ def write_attention(folder: Path, source: str, target: str | None, output: Path)
     model = LoadedModel(folder)
     if target is None:
         target = next(Translator(model).translate([source]))
-    found = attention(model, source, target)
+    looked = attention(model, source, target)
     with writing(output) as temporary:
         temporary.mkdir()
-        write_files(found, temporary)
+        write_files(looked, temporary)

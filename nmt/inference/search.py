@@ -105,10 +105,10 @@ def top_of_rows(
     chunks, count = vocabulary // _CHUNK, min(count, vocabulary)
     if log_p.is_cuda or vocabulary % _CHUNK or chunks < 2 * count:
         return log_p.topk(count, dim=-1)
-    folded = log_p.unflatten(-1, (chunks, _CHUNK))
-    chosen = folded.amax(-1).topk(count, dim=-1, sorted=False).indices
-    inside = folded.gather(-2, chosen[..., None].expand(*chosen.shape, _CHUNK))
-    best, indices = inside.flatten(-2).topk(count, dim=-1)
+    folded = log_p.unflatten(-1, (chunks, _CHUNK))  # [*rows, chunks, _CHUNK]
+    chosen = folded.amax(-1).topk(count, dim=-1, sorted=False).indices  # [*rows, count]
+    inside = folded.gather(-2, chosen[..., None].expand(*chosen.shape, _CHUNK))  # [*rows, count, _CHUNK]
+    best, indices = inside.flatten(-2).topk(count, dim=-1)  # [*rows, count]
     return best, chosen.gather(-1, indices // _CHUNK) * _CHUNK + indices % _CHUNK
 
 
@@ -138,14 +138,14 @@ class _Beam:
         self.finished_tokens = torch.full((batch, k, 1), PAD, device=src.device)
 
     def step(self) -> None:
-        log_p, tokens, origin = self._continuations()
+        log_p, tokens, origin = self._continuations()  # [batch, 2k] each
         ends = tokens == EOS
         self.length += 1
         self._finish(log_p.masked_fill(~ends, -math.inf), origin)
         k = min(self.settings.beam, log_p.shape[1])
-        self.alive, picked = log_p.masked_fill(ends, -math.inf).topk(k, dim=1)
-        origin, tokens = origin.gather(1, picked), tokens.gather(1, picked)
-        self.tokens = torch.cat((self._tokens_of(origin), tokens[:, :, None]), dim=2)
+        self.alive, picked = log_p.masked_fill(ends, -math.inf).topk(k, dim=1)  # [batch, k]
+        origin, tokens = origin.gather(1, picked), tokens.gather(1, picked)  # [batch, k]
+        self.tokens = torch.cat((self._tokens_of(origin), tokens[:, :, None]), dim=2)  # [batch, k, length + 1]
         self.state.select_hypotheses(origin)
         self._collect_results()
 
@@ -160,16 +160,18 @@ class _Beam:
         width = 2 * self.settings.beam if self.settings.beam > 1 else 1
         # The 2k best of all rows are among the 2k best of each.
         parts = _allowed(self.state, self.tokens[:, :, -1], self.limit, self.length, self.subwords)
+        # [batch, k, width] each
         best, tokens = map(torch.cat, zip(*(top_of_rows(log_p, width) for log_p, _ in parts), strict=True))
-        log_p = (best + self.alive[:, :, None]).flatten(1)
-        log_p, indices = log_p.topk(min(width, log_p.shape[1]), dim=1)
+        log_p = (best + self.alive[:, :, None]).flatten(1)  # [batch, k * width]
+        log_p, indices = log_p.topk(min(width, log_p.shape[1]), dim=1)  # [batch, width]
         return log_p, tokens.flatten(1).gather(1, indices), indices // best.shape[2]
 
     def _finish(self, ended: Float[Tensor, "batch candidates"], origin: Int[Tensor, "batch candidates"]) -> None:
         """Keep the k best of the finished and the newly ended hypotheses (-inf: a candidate did not end)."""
+        # [batch, k + candidates], and with their subwords [batch, k + candidates, length]
         scores = torch.cat((self.finished, ended / length_penalty(self.length, self.settings.alpha)), dim=1)
         old = F.pad(self.finished_tokens, (0, self.length - self.finished_tokens.shape[2]), value=PAD)
-        self.finished, picked = scores.topk(self.settings.beam, dim=1)
+        self.finished, picked = scores.topk(self.settings.beam, dim=1)  # [batch, k]
         both = torch.cat((old, self._tokens_of(origin)), dim=1)
         self.finished_tokens = both.gather(1, picked[:, :, None].expand(-1, -1, self.length))
 

@@ -135,7 +135,7 @@ def compare(gold: Sequence[Tree], parsed: Sequence[Tree], gold_tags: bool = Fals
 
 def totals(sentences: Sequence[Sentence], tagging: bool = True) -> Totals:
     """Return the scores of a corpus: sums of counts over sentences, without those that cannot be scored."""
-    valid = [each for each in sentences if each.error is None and not each.skipped]
+    valid = [sentence for sentence in sentences if sentence.error is None and not sentence.skipped]
 
     def percent(part: float, whole: float) -> float:
         return 100.0 * part / whole if whole else 0.0
@@ -143,28 +143,28 @@ def totals(sentences: Sequence[Sentence], tagging: bool = True) -> Totals:
     def share(count: int) -> float:
         return percent(count, len(valid))
 
-    matched = sum(each.matched for each in valid)
-    gold, parsed = sum(each.gold for each in valid), sum(each.parsed for each in valid)
-    words = sum(each.words for each in valid)
+    matched = sum(sentence.matched for sentence in valid)
+    gold, parsed = sum(sentence.gold for sentence in valid), sum(sentence.parsed for sentence in valid)
+    words = sum(sentence.words for sentence in valid)
     return Totals(
         sentences=len(sentences),
-        errors=sum(each.error is not None for each in sentences),
-        skipped=sum(each.skipped for each in sentences),
+        errors=sum(sentence.error is not None for sentence in sentences),
+        skipped=sum(sentence.skipped for sentence in sentences),
         recall=percent(matched, gold),
         precision=percent(matched, parsed),
         # 2PR / (P + R), which is 2 * matched / (gold + parsed).
         f1=percent(2 * matched, gold + parsed),
-        complete_match=share(sum(each.matched == each.gold == each.parsed for each in valid)),
-        average_crossing=share(sum(each.crossing for each in valid)) / 100,
-        no_crossing=share(sum(each.crossing == 0 for each in valid)),
-        two_or_less_crossing=share(sum(each.crossing <= 2 for each in valid)),
-        tagging=percent(sum(each.tags for each in valid), words) if tagging else None,
+        complete_match=share(sum(sentence.matched == sentence.gold == sentence.parsed for sentence in valid)),
+        average_crossing=share(sum(sentence.crossing for sentence in valid)) / 100,
+        no_crossing=share(sum(sentence.crossing == 0 for sentence in valid)),
+        two_or_less_crossing=share(sum(sentence.crossing <= 2 for sentence in valid)),
+        tagging=percent(sum(sentence.tags for sentence in valid), words) if tagging else None,
     )
 
 
 def statistics(sentences: Iterable[Sentence]) -> NDArray[np.int64]:
     """Return what F1 sums over sentences, [sentences, 2]: matched brackets; gold and parsed ones. Zeros: not scored."""
-    return np.array([(each.matched, each.gold + each.parsed) for each in sentences], dtype=np.int64)
+    return np.array([(sentence.matched, sentence.gold + sentence.parsed) for sentence in sentences], dtype=np.int64)
 
 
 def f1_of(sums: NDArray[np.int64]) -> float:
@@ -184,9 +184,9 @@ def compare_systems(baseline: Sequence[str], system: Sequence[str], gold: Sequen
 def by_length(sentences: Iterable[Sentence], tagging: bool = True) -> dict[str, Totals]:
     """Return totals by length, of 1 to 10 words, 11 to 20 and so on, as LENGTHS says; empty groups are left out."""
     groups: dict[str, list[Sentence]] = {}
-    for each in sorted(sentences, key=lambda sentence: sentence.length):
-        name = next((f"{high - 9} to {high}" for high in LENGTHS if each.length <= high), f"over {LENGTHS[-1]}")
-        groups.setdefault(name, []).append(each)
+    for sentence in sorted(sentences, key=lambda sentence: sentence.length):
+        name = next((f"{high - 9} to {high}" for high in LENGTHS if sentence.length <= high), f"over {LENGTHS[-1]}")
+        groups.setdefault(name, []).append(sentence)
     return {name: totals(group, tagging) for name, group in groups.items()}
 
 
@@ -223,27 +223,29 @@ def score_lines(
         raise InputError(f"{names[0]} is empty: there is no tree to score against")
     if len(trees) != len(others):
         raise InputError(f"GOLD has {len(trees):,} sentences and PARSED has {len(others):,}: give a line for each line")
-    if {tag for each in trees for tag in _tags(each)} == {TAG}:
+    if {tag for tree in trees for tag in _tags(tree)} == {TAG}:
         raise InputError(
             f"every tag in GOLD is {TAG}, so its punctuation cannot be found: give the treebank first, then the parses"
         )
-    read_ones = (each for each in others if not isinstance(each, InputError))
-    gold_tags = gold_tags or all(tag == TAG for each in read_ones for tag in _tags(each))
+    read_ones = (tree for tree in others if not isinstance(tree, InputError))
+    gold_tags = gold_tags or all(tag == TAG for tree in read_ones for tag in _tags(tree))
     sentences = [
         Sentence(sum(tag != TRACE for tag in _tags(ours)), error=str(theirs))
         if isinstance(theirs, InputError)
         else compare(ours, theirs, gold_tags)
         for ours, theirs in zip(trees, others, strict=True)
     ]
-    valid = [each for each in sentences if each.error is None and not each.skipped]
+    valid = [sentence for sentence in sentences if sentence.error is None and not sentence.skipped]
     if not valid:
-        reason = next((f"; line {row}: {each.error}" for row, each in enumerate(sentences, 1) if each.error), "")
+        reason = next(
+            (f"; line {row}: {sentence.error}" for row, sentence in enumerate(sentences, 1) if sentence.error), ""
+        )
         raise InputError(f"no sentence can be scored: give PARSED the trees of the sentences of GOLD{reason}")
     tags = "gold" if gold_tags else "own"
     return Scores(
         sentences,
         totals(sentences, not gold_tags),
-        totals([each for each in sentences if each.length <= CUTOFF], not gold_tags),
+        totals([sentence for sentence in sentences if sentence.length <= CUTOFF], not gold_tags),
         *bootstrap.interval(statistics(valid), f1_of),
         f"evalb|rules:COLLINS|tags:{tags}|unscored:excluded|cutoff:{CUTOFF}|version:{VERSION}",
     )
@@ -267,28 +269,30 @@ def report(gold: Path, parsed: Path, gold_tags: bool = False) -> dict[str, Any]:
         f"at most {CUTOFF} words": vars(scores.short),
         "by length": {name: vars(total) for name, total in by_length(scores.sentences, tagging).items()},
         "errors": [
-            {"line": row, "reason": each.error} for row, each in enumerate(scores.sentences, start=1) if each.error
+            {"line": row, "reason": sentence.error}
+            for row, sentence in enumerate(scores.sentences, start=1)
+            if sentence.error
         ],
     }
 
 
-def text(found: Mapping[str, Any]) -> str:
+def text(scores: Mapping[str, Any]) -> str:
     """Return a `report` as text; it names the first ten sentences that cannot be scored."""
     lines = [
-        f"{found['parsed']} against {found['gold']}",
-        f"  F1 {found['all']['f1']:.2f}, 95% interval {found['f1_low']:.2f} to {found['f1_high']:.2f}",
-        f"    {found['signature']}",
+        f"{scores['parsed']} against {scores['gold']}",
+        f"  F1 {scores['all']['f1']:.2f}, 95% interval {scores['f1_low']:.2f} to {scores['f1_high']:.2f}",
+        f"    {scores['signature']}",
     ]
     for name in ("all", f"at most {CUTOFF} words"):
-        each = found[name]
-        tagging = "" if each["tagging"] is None else f", tagging {each['tagging']:.2f}"
+        group = scores[name]
+        tagging = "" if group["tagging"] is None else f", tagging {group['tagging']:.2f}"
         lines.append(
-            f"  {name}: {each['sentences']:,} sentences, recall {each['recall']:.2f}, precision "
-            f"{each['precision']:.2f}, F1 {each['f1']:.2f}, complete match {each['complete_match']:.2f}, average "
-            f"crossing {each['average_crossing']:.2f}{tagging}"
+            f"  {name}: {group['sentences']:,} sentences, recall {group['recall']:.2f}, precision "
+            f"{group['precision']:.2f}, F1 {group['f1']:.2f}, complete match {group['complete_match']:.2f}, average "
+            f"crossing {group['average_crossing']:.2f}{tagging}"
         )
-    lines += [f"  {name} words: F1 {each['f1']:.2f}" for name, each in found["by length"].items()]
-    count, skipped = found["all"]["errors"], found["all"]["skipped"]
+    lines += [f"  {name} words: F1 {group['f1']:.2f}" for name, group in scores["by length"].items()]
+    count, skipped = scores["all"]["errors"], scores["all"]["skipped"]
     lines.append(f"  not scored: {count:,} with an error, {skipped:,} without a parse")
-    lines += [f"    line {each['line']}: {each['reason']}" for each in found["errors"][:10]]
+    lines += [f"    line {failed['line']}: {failed['reason']}" for failed in scores["errors"][:10]]
     return "\n".join(lines)

@@ -48,13 +48,13 @@ class Gradients:
 
     def total(self) -> Tensors:
         """Return the sums over the shards of all processes; each has as many shards, a power of two."""
-        (own,), world = self._sums, self._world
+        (gradients,), world = self._sums, self._world
         if world.size == 1:
-            return own
-        shapes, sizes = [gradient.shape for gradient in own], [gradient.numel() for gradient in own]
+            return gradients
+        shapes, sizes = [gradient.shape for gradient in gradients], [gradient.numel() for gradient in gradients]
         padding = -sum(sizes) % world.size
-        flat = torch.cat([*(gradient.flatten() for gradient in own), own[0].new_zeros(padding)])
-        del own
+        flat = torch.cat([*(gradient.flatten() for gradient in gradients), gradients[0].new_zeros(padding)])
+        del gradients
         self._sums.clear()  # Two copies of all gradients are enough.
         world.tree_sum(flat)
         return [part.view(shape) for part, shape in zip(flat.split([*sizes, padding]), shapes, strict=False)]

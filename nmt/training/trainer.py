@@ -211,7 +211,7 @@ class Trainer:
         with torch.compiler.set_stance("force_eager") if self.compiled else nullcontext():
             packed = pack_tensor(src)
             memory = self.model.encode(packed)
-            for _ in range(corpus.tgt_lengths[pairs].max()):
+            for _ in range(corpus.tgt_lengths[pairs].max()):  # ids: [EXAMPLES, written]
                 states = self.model.decode(pack_tensor(ids), memory, packed)
                 logits = self.model.logits(states.view(len(ids), -1, states.shape[1])[:, -1])
                 logits[:, [PAD, BOS, UNK]] = -torch.inf

@@ -128,11 +128,11 @@ def verify(
         raise InputError(f"a run is at its stage {stage} in this folder: wait for its end")
     from pipeline.verify import check
 
-    found = []
+    findings = []
     for finding in check.findings(certificate or CERTIFICATE, updates or (), share):
         print(finding, flush=True)
-        found.append(finding)
-    sentence, status = check.verdict(found)
+        findings.append(finding)
+    sentence, status = check.verdict(findings)
     print(sentence)
     raise typer.Exit(status)
 
@@ -159,7 +159,7 @@ def compare(
     target = output_file(output, CONFIG, SCORES, SENTENCES, VALIDATION)
     with tempfile.TemporaryDirectory() as folder:
         one, other = (_compared(name, Path(folder, str(number))) for number, name in enumerate((first, second)))
-        found = comparison.difference(one, other)
+        gain = comparison.difference(one, other)
         reports = []
         for number, run in enumerate((one, other), start=1):
             if run.report.exists():
@@ -167,9 +167,9 @@ def compare(
                 with writing(copy) as temporary:
                     shutil.copyfile(run.report, temporary)
                 reports.append((copy.name, run.name))
-        content = page.html(comparison.blocks(one, other, found, reports))
+        content = page.html(comparison.blocks(one, other, gain, reports))
     write_text(target, content)
-    difference = f"{found.difference:+.2f} {task_in(other.metrics).title}, p = {found.p_value:.3f} (paired bootstrap)"
+    difference = f"{gain.difference:+.2f} {task_in(other.metrics).title}, p = {gain.p_value:.3f} (paired bootstrap)"
     print(f"{other.name} against {one.name}: {difference}\npage    {output}")
 
 
@@ -187,9 +187,9 @@ def _compared(name: str, folder: Path) -> Compared:
         raise InputError(
             f"the run {name} has no scores: finish it with `dvc repro`, then `wmt publish`, or choose another"
         )
-    found = read_json(scores)
-    read_json(scores, task_in(found).key)
-    return Compared(name, dict(flat(read_yaml(config))), found, sentences.read(lines), validation, report)
+    metrics = read_json(scores)
+    read_json(scores, task_in(metrics).key)
+    return Compared(name, dict(flat(read_yaml(config))), metrics, sentences.read(lines), validation, report)
 
 
 @app.command("join", rich_help_panel="Runs")

@@ -51,9 +51,9 @@ def load(name: str) -> Catalog:
 
 def files(name: str) -> list[Path]:
     """Return the file of the catalog `name`, and those of the catalogs that it extends."""
-    own = _path(name)
+    path = _path(name)
     base = load(name).extends
-    return [own, *(files(base) if base else ())]
+    return [path, *(files(base) if base else ())]
 
 
 def data_settings(catalog: Catalog, pair: Pair) -> DataSettings:
@@ -96,9 +96,9 @@ def _content(name: str, where: str, extending: tuple[str, ...]) -> dict[str, Any
             f"{where} `{name}`: {CATALOGS} has no such catalog (a copy of the repository has those that are in git); "
             f"{nearest(name, known)}"
         )
-    own = read_mapping(path, "description, archives and pairs")
-    base = own.get("extends")
+    content = read_mapping(path, "description, archives and pairs")
+    base = content.get("extends")
     if base is None or isinstance(base, list | dict):  # The schema refuses the last two.
-        return own
+        return content
     # Archives and pairs are completed key by key; a text or a preparation takes the whole place of the other's.
-    return merge(_content(str(base), f"{path} extends", (*extending, name)), own, depth=3)
+    return merge(_content(str(base), f"{path} extends", (*extending, name)), content, depth=3)

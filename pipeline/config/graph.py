@@ -23,12 +23,12 @@ class Stage:
 def stages(path: Path = DVC_YAML) -> dict[str, Stage]:
     """Return every stage by its name, in dvc.yaml's order; none where the file does not exist."""
     content = read_yaml(path) if path.exists() else None
-    found = {}
+    by_name = {}
     for name, entry in ((content or {}).get("stages") or {}).items():
         params = [str(file) for item in entry.get("params") or () if isinstance(item, Mapping) for file in item]
         outs = [path for key in ("outs", "metrics", "plots") for path in _paths(entry.get(key))]
-        found[name] = Stage(name, _paths(entry.get("deps")), params, outs, dict(entry.get("meta") or {}))
-    return found
+        by_name[name] = Stage(name, _paths(entry.get("deps")), params, outs, dict(entry.get("meta") or {}))
+    return by_name
 
 
 def training_stage(path: Path = DVC_YAML) -> str | None:
@@ -48,13 +48,13 @@ def made_by(path: str, graph: Mapping[str, Stage]) -> str | None:
 
 def upstream(name: str, graph: Mapping[str, Stage]) -> list[str]:
     """Return `name` and every stage that it rests on, in dvc.yaml's order; empty where the graph has no such stage."""
-    found, waiting = set[str](), [name]
+    needed, waiting = set[str](), [name]
     while waiting:
-        if (each := waiting.pop()) in graph and each not in found:
-            found.add(each)
-            made = (made_by(path, graph) for path in (*graph[each].deps, *graph[each].params))
+        if (stage := waiting.pop()) in graph and stage not in needed:
+            needed.add(stage)
+            made = (made_by(path, graph) for path in (*graph[stage].deps, *graph[stage].params))
             waiting += [other for other in made if other is not None]
-    return [name for name in graph if name in found]
+    return [name for name in graph if name in needed]
 
 
 def _paths(entries: Iterable[Any] | None) -> list[str]:

@@ -128,14 +128,14 @@ def run_pipeline(changes: Mapping[str, Any], target: str, force: bool) -> State[
             declared = graph.stages(copy / paths.DVC_YAML)
             stages = graph.upstream(target, declared)
             states: list[State[Any]] = []
-            for each in stages:
+            for stage in stages:
                 # Waiting for a device is no time of the task.
-                with slots_for(declared[each]):
-                    stage = run_stage.with_options(name=each)
-                    states.append(stage(copy, each, force, wait_for=states[-1:], return_state=True))
+                with slots_for(declared[stage]):
+                    task = run_stage.with_options(name=stage)
+                    states.append(task(copy, stage, force, wait_for=states[-1:], return_state=True))
                 if not states[-1].is_completed():
                     # Prefect's pages show the name at the top, and the message under "Details".
-                    return Failed(name=f"{each} {states[-1].name}".capitalize(), message=states[-1].message)
+                    return Failed(name=f"{stage} {states[-1].name}".capitalize(), message=states[-1].message)
             publish_scores(copy, changes)
             copies.save(copy, stages if len(stages) < len(declared) else (), logger.info)
     except InputError as error:

@@ -58,12 +58,12 @@ def view(systems: Mapping[str, Sequence[Line]], source: str, target: str) -> Vie
     """Return the searchable list of all lines, of one system or of several on the same lines."""
     lines = [
         {
-            "source": each[0].source,
-            "reference": each[0].reference,
-            "outputs": [line.output for line in each],
-            "scores": [line.score for line in each],
+            "source": versions[0].source,
+            "reference": versions[0].reference,
+            "outputs": [line.output for line in versions],
+            "scores": [line.score for line in versions],
         }
-        for each in zip(*systems.values(), strict=True)
+        for versions in zip(*systems.values(), strict=True)
     ]
     content = {"languages": [source, target], "metric": task_of(target).of_line, "systems": list(systems)}
     table = extremes(next(iter(systems.values())), task_of(target).of_line)
@@ -72,8 +72,8 @@ def view(systems: Mapping[str, Sequence[Line]], source: str, target: str) -> Vie
 
 def examples(lines: Sequence[Line]) -> list[str]:
     """Return a few sources of ordinary length, from all parts of the test set."""
-    found = [line.source for line in lines if 5 <= len(line.source.split()) <= 12] or [line.source for line in lines]
-    return found[:: max(1, len(found) // EXAMPLES)][:EXAMPLES]
+    short = [line.source for line in lines if 5 <= len(line.source.split()) <= 12] or [line.source for line in lines]
+    return short[:: max(1, len(short) // EXAMPLES)][:EXAMPLES]
 
 
 def extremes(lines: Sequence[Line], metric: str) -> Table:
@@ -93,7 +93,8 @@ def by_length(systems: Mapping[str, Sequence[Line]], target: str) -> Table:
         for lines in systems.values()
     ]
     rows = [
-        (name, f"{count:,}", *(f"{each[name][1]:.1f}" for each in measured)) for name, (count, _) in measured[0].items()
+        (name, f"{count:,}", *(f"{groups[name][1]:.1f}" for groups in measured))
+        for name, (count, _) in measured[0].items()
     ]
     return Table((*by.counted, *systems), rows)
 

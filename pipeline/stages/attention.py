@@ -39,10 +39,10 @@ def choose_pairs(source: Path, target: Path, count: int) -> list[tuple[str, str]
         # Attention grows with the square of the length, and these may be whole documents.
         return len(FIGURES) + 1, len(pair[0]) + len(pair[1])
 
-    found = heapq.nsmallest(count, (pair for pair in parallel(source, target) if pair[0].strip()), key=rank)
-    if not found:
+    chosen = heapq.nsmallest(count, (pair for pair in parallel(source, target) if pair[0].strip()), key=rank)
+    if not chosen:
         raise InputError(f"{source} has no line with text: give a validation set that has")
-    return found
+    return chosen
 
 
 def run() -> None:
@@ -52,8 +52,8 @@ def run() -> None:
     settings = load_section("attention", AttentionSettings)
     source, target = (RAW / f"valid.{data.valid.name}.{language}" for language in (data.source, data.target))
     model = LoadedModel(AVERAGE)
-    found = [attention_maps.attention(model, *pair) for pair in choose_pairs(source, target, settings.sentences)]
+    pairs = [attention_maps.attention(model, *pair) for pair in choose_pairs(source, target, settings.sentences)]
     with writing(ATTENTION) as temporary:
         temporary.mkdir()
-        attention_maps.write_files(found[0], temporary)
-        attention_maps.write_quantized(found, temporary / "sentences.npz")
+        attention_maps.write_files(pairs[0], temporary)
+        attention_maps.write_quantized(pairs, temporary / "sentences.npz")

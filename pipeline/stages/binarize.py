@@ -61,7 +61,7 @@ def _vocabularies(folder: Path, _version: str) -> tuple[Subwords, Subwords]:
 def encode(folder: Path, version: str, uppers: Sequence[int], blocks: tuple[Block, Block]) -> Encoded:
     """Encode a block of pairs and sort it into bins; without uppers every pair is kept, under 0. Runs in a worker."""
     vocabularies = _vocabularies(folder, version)
-    ids = pa.list_(pa.uint16() if max(each.size for each in vocabularies) < 2**16 else pa.uint32())
+    ids = pa.list_(pa.uint16() if max(side.size for side in vocabularies) < 2**16 else pa.uint32())
     rows: dict[int, list[tuple[list[int], list[int], int]]] = {}
     counts: Counter[str] = Counter()
     lacking: Counter[str] = Counter()
@@ -108,7 +108,7 @@ def write_bins(
                     out = stack.enter_context(Path(name.format(upper=upper)).open("wb"))
                     files[upper] = stack.enter_context(pa.ipc.new_file(out, batch.schema))
                 pending.setdefault(upper, []).append(batch)
-                if sum(each.num_rows for each in pending[upper]) >= BATCH:
+                if sum(block.num_rows for block in pending[upper]) >= BATCH:
                     files[upper].write_batch(pa.concat_batches(pending.pop(upper)))
         for upper, rest in pending.items():
             files[upper].write_batch(pa.concat_batches(rest))
@@ -139,12 +139,12 @@ def binarize(
     closed: dict[str, Any] = {}
     if target is not source:
         lacking = {"train": of_train, "valid": of_valid}
-        symbols = {name: each.total() for name, each in lacking.items()}
+        symbols = {name: unknown.total() for name, unknown in lacking.items()}
         closed = {"target_vocabulary": target.size, "unknown_symbols": symbols}
-        for name, each in lacking.items():
-            if each:
-                named = ", ".join([*list(each)[:SHOWN], *(["..."] if len(each) > SHOWN else [])])
-                become = f"{each.total():,} symbols become <unk>, as the training text lacks them"
+        for name, unknown in lacking.items():
+            if unknown:
+                named = ", ".join([*list(unknown)[:SHOWN], *(["..."] if len(unknown) > SHOWN else [])])
+                become = f"{unknown.total():,} symbols become <unk>, as the training text lacks them"
                 print(f"{sides[name][1]}: {become}: {named}")
     return {
         **{name: train[name] for name in SIZES},
@@ -153,8 +153,8 @@ def binarize(
         **closed,
         # Of the subwords of both sides, EOS not counted.
         "out_of_vocabulary": {
-            name: each["unknown"] / max(1, each["source_tokens"] + each["target_tokens"] - 2 * each["pairs"])
-            for name, each in (("train", train), ("valid", valid))
+            name: counts["unknown"] / max(1, counts["source_tokens"] + counts["target_tokens"] - 2 * counts["pairs"])
+            for name, counts in (("train", train), ("valid", valid))
         },
         "histogram": {str(upper): train[str(upper)] for upper in uppers},
         "valid": {name: valid[name] for name in SIZES},

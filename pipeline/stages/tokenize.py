@@ -93,17 +93,17 @@ def tokenize(data: DataSettings, preparation: PreparationSettings, folder: Path,
 
     def write(role: str, names: Iterable[str], work: Work) -> dict[str, tuple[Counter[str], set[bytes]]]:
         """Write texts one after another into the files of `role`; return the counts and held-out digests of each."""
-        found: dict[str, tuple[Counter[str], set[bytes]]] = {}
+        counted: dict[str, tuple[Counter[str], set[bytes]]] = {}
         paths = [folder / f"{role}.{language}" for language in languages]
         with paths[0].open("wb") as source, paths[1].open("wb") as target:
             for name in names:
-                found[name] = Counter(), set()
+                counted[name] = Counter(), set()
                 for source_text, target_text, counts, seen in prepared(work, f"{role}.{name}"):
                     source.write(source_text)
                     target.write(target_text)
-                    found[name][0].update(counts)
-                    found[name][1].update(seen)
-        return found
+                    counted[name][0].update(counts)
+                    counted[name][1].update(seen)
+        return counted
 
     unfiltered = partial(prepare, languages, preparation.tokenizer, None, frozenset())
     held_out = {

@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import chdir, contextmanager, redirect_stdout
+from contextlib import chdir, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +33,6 @@ from pipeline.verify.certificate import Certificate, Finding, difference
 from pipeline.verify.replay import Training
 
 HERE = Path()
-
-
-@contextmanager
-def within(folder: Path) -> Iterator[None]:
-    """Run a stage of the repository in `folder`: stages find their files in the present folder, as DVC starts them.
-
-    As in DVC's experiments, relative paths that lead out of the repository begin in the original.
-    """
-    os.environ["DVC_ROOT"] = str(Path.cwd())
-    try:
-        with chdir(folder):
-            yield
-    finally:
-        del os.environ["DVC_ROOT"]
 
 
 class Remake:
@@ -93,12 +79,16 @@ class Remake:
         again: dict[str, Any] = {}
         problem = next((f"{path} is not here" for path in needed if not (self.folder / path).exists()), None)
         if problem is None:
+            # As in DVC's experiments: relative paths that lead out of the repository begin in the original.
+            os.environ["DVC_ROOT"] = str(Path.cwd())
             try:
-                with within(self.folder), redirect_stdout(sys.stderr):
+                with chdir(self.folder), redirect_stdout(sys.stderr):  # Where DVC starts a stage, too.
                     importlib.import_module(f"pipeline.stages.{name}").run()
                 again = self.hashes(name, self.folder)
             except Exception as error:  # Whatever tampering led to: other steps can still be checked.
                 problem = f"it cannot run again: {type(error).__name__}: {error}"
+            finally:
+                del os.environ["DVC_ROOT"]
         for path in again if name != "resolve" else ():
             if again[path] != recorded.get(path):
                 (self.folder / path).unlink()
