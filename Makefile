@@ -70,7 +70,7 @@ lint: setup
 plan: setup
 	@$(VENV) wmt plan
 
-# Start MLflow and Prefect on loopback, at $MLFLOW_PORT and $PREFECT_PORT, and print Prefect's password. Ctrl-C ends both.
+# Start MLflow and Prefect on loopback, at $MLFLOW_PORT and $PREFECT_PORT, and print their password. Ctrl-C ends both.
 ui: setup
 	@$(VENV) wmt ui
 
