@@ -31,6 +31,7 @@ from pipeline.config.errors import validated
 from pipeline.config.paths import CATALOGS, LOCAL, PARAMS, REPORT, state_root
 from pipeline.config.resolution import Params, read_params
 from pipeline.config.rows import merge
+from pipeline.tracking import server
 from pipeline.tracking.source import difference, git
 
 DVC = (sys.executable, "-m", "dvc")
@@ -141,6 +142,7 @@ def run(copy: Path, command: Sequence[str], log: Callable[[str], None], tick: Ca
     environment = {
         **os.environ,
         "DVC_EXP_NAME": copy.name,
+        "MLFLOW_TRACKING_URI": server.uri(),  # A relative one would be of the copy.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "PYTHONUNBUFFERED": "1",
         # The copy's work/ is the original's state root.

@@ -71,7 +71,9 @@ def local_uri() -> str:
 
 
 def uri() -> str:
-    return os.environ.get("MLFLOW_TRACKING_URI") or local_uri()
+    """Return the store's address; a relative path of SQLite is below the repository, not below a copy of it."""
+    original = Path(os.environ.get("DVC_ROOT", ".")).resolve()
+    return re.sub("^sqlite:///(?!/)", f"sqlite:///{original}/", os.environ.get("MLFLOW_TRACKING_URI") or local_uri())
 
 
 def problem(error: BaseException) -> str:
@@ -203,7 +205,8 @@ def _experiment(client: MlflowClient, pair: str) -> str:
     """Return the id of a pair's experiment, made where it is missing."""
     if found := client.get_experiment_by_name(f"wmt-{pair}"):
         return str(found.experiment_id)
-    artifacts = (state_root().resolve() / "mlartifacts").as_uri() if uri() == local_uri() else None
+    # A server chooses itself. MLflow's own choice for a database is the working directory, perhaps a copy's.
+    artifacts = None if uri().startswith(("http", "databricks")) else (state_root().resolve() / "mlartifacts").as_uri()
     tags = {
         "mlflow.experimentKind": "custom_model_development",  # Model training, not GenAI.
         "mlflow.experiment.primaryMetric.name": f"valid_{task_of(pair).key}",

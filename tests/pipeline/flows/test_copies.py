@@ -71,7 +71,9 @@ def test_changes_of_tracked_files_travel_and_new_values_leave_the_comments(origi
     assert changed == ["row: big", "overrides:", "training:", "updates: 7"]
 
 
-def test_cache_state_and_what_git_does_not_track_are_the_originals(original: Path, tmp_path: Path) -> None:
+def test_cache_state_and_what_git_does_not_track_are_the_originals(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "text.en").write_text("A line.\n")
     (original / "data/local/mine").mkdir(parents=True)
     (original / "data/local/mine/train.en").symlink_to(tmp_path / "text.en")
@@ -86,6 +88,11 @@ def test_cache_state_and_what_git_does_not_track_are_the_originals(original: Pat
         assert copies.run(copy, [*copies.DVC, "cache", "dir"], said.append) == 0
         assert copies.run(copy, [sys.executable, "-c", program], said.append) == 0
         assert said == [str(original / ".dvc/cache"), str(original / "work")]
+        monkeypatch.chdir(original)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///own.db")
+        program = "from pipeline.tracking import server; print(server.uri())"
+        assert copies.run(copy, [sys.executable, "-c", program], said.append) == 0
+        assert said[2:] == [f"sqlite:///{original}/own.db"]
         assert git(copy, "status", "--porcelain") == "?? data/catalog/mine.yaml\n"
 
 

@@ -136,3 +136,27 @@ def test_a_message_has_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:se/cret@host/db?sslpassword=cret")
     said = server.problem(OSError("https://me:cret@host said no\nmore"))
     assert said == "MLflow at postgresql://***@host/db?***: https://***@host said no"
+
+
+@pytest.mark.parametrize("given", ["sqlite:///{original}/own.db", "sqlite:///own.db", ""])
+def test_what_a_run_in_a_copy_records_outlives_the_copy(
+    root: Path, tmp_path: Path, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queued experiment of DVC works in a copy, and the experiment's folder of artifacts is kept for ever."""
+    shutil.copyfile(root / "mlflow.db", tmp_path / "own.db")
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "results", copy / "results")
+    monkeypatch.chdir(copy)
+    monkeypatch.setenv("WMT_STATE", "")
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", given.format(original=tmp_path))
+    with server.session() as client:
+        run = server.open_run(client, "state")
+        client.log_text(run.info.run_id, "kept", "file")
+    shutil.rmtree(copy)
+    monkeypatch.chdir(tmp_path)
+    with connected((tmp_path if given else root) / ("own.db" if given else "mlflow.db")) as client:
+        found = client.get_run(run.info.run_id)
+    kept = Path(found.info.artifact_uri.removeprefix("file://")) / "file"
+    assert kept.read_text() == "kept"
+    assert kept.is_relative_to(tmp_path / "work/mlartifacts")
