@@ -22,6 +22,7 @@ INDEXES = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(call pip_setting,index-url)}"
 # --quiet leaves out DVC's advice on git, which would stand before the summary, and its errors: dry runs print those.
 # Where resolve has refused the settings, its output is missing, which is no second error.
 run: setup
+	@$(VENV) wmt unlock
 	@$(VENV) dvc repro --quiet || { $(VENV) dvc repro --dry resolve > /dev/null && test -e results/config.yaml && \
 	    $(VENV) dvc repro --dry > /dev/null; exit 1; }
 	@$(VENV) wmt summary

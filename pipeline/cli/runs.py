@@ -64,6 +64,19 @@ def summary() -> None:
 
 
 @app.command(rich_help_panel="Runs")
+def unlock() -> None:
+    """Remove locks of DVC that a killed process or a full disk left, if no process of DVC works in this folder.
+
+    `make run` and all other commands of `wmt` do so themselves; `dvc repro` alone stops at them.
+
+    \b
+    Example:
+      wmt unlock
+    """
+    check_folder()
+
+
+@app.command(rich_help_panel="Runs")
 def publish() -> None:
     """Bring the MLflow run of the results in this folder to completeness. Doing it twice changes nothing.
 

@@ -28,6 +28,7 @@ from nmt.common.files import link_or_copy
 from nmt.common.processes import end, is_empty, start
 from nmt.errors import InputError
 from pipeline.config.errors import validated
+from pipeline.config.locks import mend_locks
 from pipeline.config.paths import CATALOGS, LOCAL, PARAMS, REPORT, state_root
 from pipeline.config.resolution import Params, read_params
 from pipeline.config.rows import merge
@@ -148,6 +149,7 @@ def run(copy: Path, command: Sequence[str], log: Callable[[str], None], tick: Ca
         # The copy's work/ is the original's state root.
         **({"WMT_STATE": ""} if state and "://" not in state else {}),
     }
+    mend_locks(copy)
     printed = copy / ".dvc/tmp/printed"
     printed.parent.mkdir(parents=True, exist_ok=True)
     rest = b""

@@ -162,10 +162,10 @@ def mlflow_app() -> ASGIApp:
     User and password are those of MLflow's clients in the environment. MLflow's own basic-auth app would need a
     database of users, and accepts requests from the pages of all ports of this machine.
     """
-    from starlette.datastructures import Headers
-    from starlette.responses import Response
     from mlflow.server.constants import ARTIFACT_ROOT_ENV_VAR, BACKEND_STORE_URI_ENV_VAR
     from mlflow.server.handlers import initialize_backend_stores
+    from starlette.datastructures import Headers
+    from starlette.responses import Response
 
     store, artifacts = local_uri(), str(state_root().resolve() / "mlartifacts")
     os.environ |= {"MLFLOW_TRACKING_URI": store, BACKEND_STORE_URI_ENV_VAR: store, ARTIFACT_ROOT_ENV_VAR: artifacts}
