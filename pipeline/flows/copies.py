@@ -90,7 +90,9 @@ def _make(original: Path, copy: Path, root: Path, changes: Mapping[str, Any]) ->
     from dvc.utils.serialize import modify_yaml
 
     head = commit(original)
-    git("clone", "--quiet", "--no-checkout", "--no-tags", str(original), str(copy))
+    # The user's settings may name the remote otherwise, and forbid folders as remotes.
+    options = ("--origin=origin", "--config=protocol.file.allow=always", "--quiet", "--no-checkout", "--no-tags")
+    git("clone", *options, str(original), str(copy))
     git("checkout", "--quiet", "--detach", head, folder=copy)
     if changed := difference(folder=original):
         # Also applied to the index: `dvc exp save` leaves out new files that are not in it.

@@ -40,7 +40,9 @@ def refused(folder: Path, why: str, **changes: Any) -> None:
         pass
 
 
-def test_changes_of_tracked_files_travel_and_new_values_leave_the_comments(original: Path) -> None:
+def test_changes_of_tracked_files_travel_and_new_values_leave_the_comments(
+    original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (original / "LICENSE").write_text("changed\n")
     (original / "added").write_text("added\n")
     (original / "untracked").write_text("not added\n")
@@ -49,6 +51,13 @@ def test_changes_of_tracked_files_travel_and_new_values_leave_the_comments(origi
     # As users set them.
     git(original, "config", "diff.noprefix", "true")
     git(original, "config", "color.ui", "always")
+    (original.parent / "gitconfig").write_text(
+        '[clone]\n\tdefaultRemoteName = upstream\n[protocol "file"]\n\tallow = never\n'
+    )
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(original.parent / "xdg"))
+    (original.parent / "xdg/git").mkdir(parents=True)
+    (original.parent / "gitconfig").rename(original.parent / "xdg/git/config")
+    monkeypatch.setenv("HOME", str(original.parent))
     before = git(original, "status", "--porcelain")
     with copies.made(original, "one", {"row": "big", "overrides": {"training": {"updates": 7}}}) as copy:
         assert (copy / "LICENSE").read_text() == "changed\n"
@@ -57,6 +66,7 @@ def test_changes_of_tracked_files_travel_and_new_values_leave_the_comments(origi
         assert not (copy / "data/local/.gitignore").exists()
         params = (copy / "params.yaml").read_text()
         assert git(copy, "rev-parse", "HEAD") == git(original, "rev-parse", "HEAD")
+        assert git(copy, "remote") == "origin\n"
         # The first one is at work, and another run begins and ends.
         with copies.made(original, "two", {}) as other:
             assert "row: big" not in (other / "params.yaml").read_text()
