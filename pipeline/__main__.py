@@ -25,7 +25,7 @@ from humanize import naturalsize, precisedelta
 
 from nmt.common.files import FULL_DISK, size_of, write_json
 from nmt.common.processes import INTERRUPTED, Interrupted, die_with_parent, spare_imports
-from nmt.errors import InputError
+from nmt.errors import InputError, printable
 from pipeline.config import graph, wording
 from pipeline.config.paths import SCORES, read_json, status_file
 from pipeline.tracking import publish, source
@@ -122,7 +122,7 @@ def run(name: str) -> NoReturn:
         state, message, status = outcome(error)
         if status is not None:
             again = "interrupted; run the same command again to resume"
-            print(f"{name}: {again if state == 'interrupted' else message}", file=sys.stderr)
+            print(printable(f"{name}: {again if state == 'interrupted' else message}"), file=sys.stderr)
         # A full disk, for example, prevents this, too.
         with suppress(OSError, InputError):
             report_status(name, state, message)
