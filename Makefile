@@ -6,8 +6,9 @@ STAMP := .venv/.installed
 export MLFLOW_PORT PREFECT_PORT
 
 # The stages are run as `python -m pipeline <stage>`: the environment's python must be the first one found.
-# They may keep what they compile: without its bytecode, each process takes seconds more to import torch.
-VENV = PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv" PYTHONDONTWRITEBYTECODE=
+# They may keep what they compile: without its bytecode, each process takes seconds more to import torch. Another
+# package `pipeline` on PYTHONPATH would come before this one.
+VENV = PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv" PYTHONDONTWRITEBYTECODE= PYTHONPATH=
 
 # uv does not read pip's configuration: these give it the same indexes, and --index-strategy pip's choice among them.
 pip_setting = $$("$(BIN)/python" -m pip config get :env:.$(1) 2>/dev/null || \

@@ -102,6 +102,8 @@ def _up_to_date() -> bool:
     from dvc.exceptions import DvcException, NotDvcRepoError
     from dvc.repo import Repo
 
+    if Path("dvc.lock").exists() and "<<<<<<< " in Path("dvc.lock").read_text(encoding="utf-8"):
+        raise InputError("dvc.lock has conflict markers: `git checkout --ours dvc.lock`, then `dvc repro`")
     try:
         with Repo() as repo:
             return not repo.status()

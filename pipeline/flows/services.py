@@ -22,6 +22,7 @@ from nmt.common.processes import end, start
 from nmt.errors import InputError
 from pipeline.config.paths import state_root
 from pipeline.flows import worker as flows_worker
+from pipeline.tracking.server import local_uri
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository."""
@@ -142,6 +143,7 @@ def serve(*, worker: bool) -> None:
     Raises InputError if a port is not free, other services use the state root, or a service does not start or dies.
     """
     root = state_root().absolute()
+    local_uri()  # Prefect's database is beside MLflow's.
     (root / "prefect").mkdir(parents=True, exist_ok=True)
     (root / "prefect").chmod(0o700)  # prefect.db has the parameters and the logs of runs, LOGIN the password.
     services = Services(root)

@@ -67,7 +67,12 @@ def masked_code(patch: str) -> str:
 
 def local_uri() -> str:
     # Resolved: a copy of the repository has a link to the original's state root.
-    return f"sqlite:///{state_root().resolve() / 'mlflow.db'}"
+    path = state_root().resolve() / "mlflow.db"
+    if re.search("[?%#]", str(path)):
+        raise InputError(
+            f"{path}: addresses of databases allow no `?`, `%` and `#`: move it, or set WMT_STATE elsewhere"
+        )
+    return f"sqlite:///{path}"
 
 
 def uri() -> str:

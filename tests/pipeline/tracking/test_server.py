@@ -17,6 +17,7 @@ from ports import free_port
 from tracked import connected
 
 from nmt.errors import InputError
+from pipeline.flows import services
 from pipeline.tracking import server
 
 
@@ -160,3 +161,16 @@ def test_what_a_run_in_a_copy_records_outlives_the_copy(
     kept = Path(found.info.artifact_uri.removeprefix("file://")) / "file"
     assert kept.read_text() == "kept"
     assert kept.is_relative_to(tmp_path / "work/mlartifacts")
+
+
+@pytest.mark.parametrize("character", "?%#")
+def test_a_path_that_no_address_of_a_database_allows_is_refused(
+    tmp_path: Path, character: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"a{character}20b").mkdir()
+    monkeypatch.chdir(tmp_path / f"a{character}20b")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(InputError, match="addresses of databases allow no"):
+        server.uri()
+    with pytest.raises(InputError, match="addresses of databases allow no"):
+        services.serve(worker=False)
