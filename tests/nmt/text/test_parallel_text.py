@@ -97,6 +97,21 @@ def test_drop_reason(source: str, target: str, reason: str | None) -> None:
     assert drop_reason(source, target, off) == (reason if reason == "empty" else None)
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "reason"),
+    [
+        ("", "a b c d e f", "empty"),  # also too short, too long, and of another length
+        ("a", "a b c d e f", "too_short"),
+        ("a", "a", "too_short"),
+        ("a b", "a b c d e f", "too_long"),
+        ("a b c d e f", "a b c d e f", "too_long"),
+        ("a b", "a b c d e", "ratio"),
+    ],
+)
+def test_the_first_reason_is_counted(source: str, target: str, reason: str) -> None:
+    assert drop_reason(source, target, FILTERS) == drop_reason(target, source, FILTERS) == reason
+
+
 @pytest.mark.parametrize("character", "\u200b\ufeff\u2060\u200e\u200d\xad\x7f\u3000")
 def test_a_line_of_characters_that_show_nothing_is_empty(character: str) -> None:
     line = f"{character} {character}{character}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import operator
 import os
 import shutil
@@ -110,6 +111,28 @@ def test_a_gradient_that_is_not_finite_changes_nothing(tiny_job: MakeJob, monkey
         if update.number == 4:
             assert torch.equal(one.optimizer.state[one.parameters[0]]["exp_avg"], moments)
     assert all(torch.isfinite(tensor).all() for tensor in one.model.state_dict().values())
+
+
+def test_an_infinite_norm_is_an_overflow_as_nan_is(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job.model_validate(tiny_job())
+    corpus = Corpus(train_files(Path(job.corpus)))
+    for value in (math.inf, math.nan):
+        monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda _, value=value: torch.tensor(value))
+        one = Trainer(job, ALONE)
+        before = {name: tensor.clone() for name, tensor in one.model.state_dict().items()}
+        for update in updates(corpus, 1, 120, job.training.shards, 0, 1, 1, 1):
+            one.step(update)
+        assert same(before, one.model.state_dict())
+
+
+def test_a_rank_that_only_lost_its_peers_names_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank that failed does, and where none did, the training resumes."""
+    monkeypatch.setattr(loop.os, "_exit", sys.exit)
+    for lost in (True, False):
+        monkeypatch.setattr(loop, "peer_is_lost", lambda _, lost=lost: lost)
+        with pytest.raises(SystemExit, match="1"):
+            loop.fail(tmp_path, RuntimeError("connection closed by peer"))
+        assert (tmp_path / "failed.json").exists() is not lost
 
 
 def test_a_state_is_not_written_twice(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:

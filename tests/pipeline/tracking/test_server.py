@@ -27,10 +27,12 @@ def test_a_run_is_found_by_its_name_its_full_name_or_the_beginning_of_its_id(roo
         experiment = client.create_experiment("wmt-en-de", (root / "mlartifacts").as_uri())
         one, *same = (client.create_run(experiment, run_name=name).info.run_id for name in ("one", "same", "same"))
         client.log_artifact(one, "scores.json")
+        client.log_artifact(one, "scores.json", "other")
         client.set_tag(one, "DVC_EXP_NAME", "lippy-duct")
     for number, name in enumerate(("one", f"one-{one[:8]}", one[:12], "lippy-duct")):
         full, (scores, lines) = server.fetch_artifacts(name, ["scores.json", "sentences.jsonl"], tmp_path / str(number))
         assert (full, scores.read_text(), lines.exists()) == (f"one-{one[:8]}", "{}", False)
+        assert [path.name for path in (tmp_path / str(number)).iterdir()] == ["scores.json"], "what was asked for"
     with pytest.raises(InputError, match=r"^'same' names 2 runs \(same-") as caught:
         server.fetch_artifacts("same", [], tmp_path / "same")
     assert all(run[:8] in str(caught.value) for run in same)
