@@ -135,6 +135,39 @@ def test_a_rank_that_only_lost_its_peers_names_no_failure(tmp_path: Path, monkey
         assert (tmp_path / "failed.json").exists() is not lost
 
 
+@pytest.mark.parametrize("damage", ["byte", "cut", "gone"])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_damaged_state_is_told_and_the_newest_whole_one_resumed(
+    tmp_path: Path, tiny_job: MakeJob, name: str, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tiny_job(updates=12, keep_states=2, verify_every=4)
+    assert run(job, tmp_path / "whole")
+    stopped(job, tmp_path / "run", 10)
+    (path,) = (tmp_path / "run/resume").iterdir()
+    content = bytearray((path / name).read_bytes())
+    content[-3] ^= 1
+    (path / name).unlink()
+    if damage != "gone":
+        (path / name).write_bytes(content if damage == "byte" else content[:-9])
+    capsys.readouterr()
+    assert run(job, tmp_path / "run")
+    told = capsys.readouterr().out
+    assert f"{path} is damaged and removed" in told
+    assert "resuming after update 8 of 12" in told
+    assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "run"))
+    assert [each.name for each in (tmp_path / "run/resume").iterdir()] == ["update-00000012"]
+
+
+def test_without_a_whole_state_a_training_begins_again(tmp_path: Path, tiny_job: MakeJob) -> None:
+    job = tiny_job(updates=12, keep_states=0)
+    assert run(job, tmp_path / "whole")
+    stopped(job, tmp_path / "run", 10)
+    (path,) = (tmp_path / "run/resume").iterdir()
+    (path / "sha256.json").write_text("{")
+    assert run(job, tmp_path / "run")
+    assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "run"))
+
+
 def test_a_state_is_not_written_twice(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop saves the update that its report saved just before, and so does the end."""
     save = Mock(wraps=tensors.save_tensors)
