@@ -6,8 +6,9 @@ STAMP := .venv/.installed
 export MLFLOW_PORT PREFECT_PORT
 
 # The stages are run as `python -m pipeline <stage>`: the environment's python must be the first one found.
-# They may keep what they compile: without its bytecode, each process takes seconds more to import torch.
-VENV = PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv" PYTHONDONTWRITEBYTECODE=
+# They may keep what they compile: without its bytecode, each process takes seconds more to import torch. Another
+# package `pipeline` on PYTHONPATH would come before this one.
+VENV = PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv" PYTHONDONTWRITEBYTECODE= PYTHONPATH=
 
 # uv does not read pip's configuration: these give it the same indexes, and --index-strategy pip's choice among them.
 pip_setting = $$("$(BIN)/python" -m pip config get :env:.$(1) 2>/dev/null || \
@@ -22,6 +23,7 @@ INDEXES = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(call pip_setting,index-url)}"
 # --quiet leaves out DVC's advice on git, which would stand before the summary, and its errors: dry runs print those.
 # Where resolve has refused the settings, its output is missing, which is no second error.
 run: setup
+	@$(VENV) wmt unlock
 	@$(VENV) dvc repro --quiet || { $(VENV) dvc repro --dry resolve > /dev/null && test -e results/config.yaml && \
 	    $(VENV) dvc repro --dry > /dev/null; exit 1; }
 	@$(VENV) wmt summary
@@ -70,7 +72,7 @@ lint: setup
 plan: setup
 	@$(VENV) wmt plan
 
-# Start MLflow and Prefect on loopback, at $MLFLOW_PORT and $PREFECT_PORT, and print Prefect's password. Ctrl-C ends both.
+# Start MLflow and Prefect on loopback, at $MLFLOW_PORT and $PREFECT_PORT, and print their password. Ctrl-C ends both.
 ui: setup
 	@$(VENV) wmt ui
 

@@ -15,6 +15,7 @@ from nmt.parsing.tokenizers import Attention, Symbols, TreeTokenizer, WordTokeni
 from nmt.parsing.trees import LINEARISATIONS
 from nmt.text import subwords
 from nmt.text.moses import Moses
+from nmt.text.parallel_text import is_blank
 from nmt.text.settings import SubwordSettings, TokenizerSettings
 from nmt.text.subwords import SPECIALS, Subwords
 
@@ -113,5 +114,5 @@ class Codec:
 
 def _encode(line: str, tokenize: Callable[[str], str], vocabulary: Subwords) -> list[int]:
     # Subwords of raw text would keep the spaces of a blank line.
-    ids = vocabulary.encode(tokenize(line)) if line.strip() else []
+    ids = vocabulary.encode(tokenize(line)) if not is_blank(line) else []
     return [*ids, EOS] if ids else []

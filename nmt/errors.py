@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from reprlib import Repr
 from typing import TYPE_CHECKING
@@ -11,6 +12,11 @@ if TYPE_CHECKING:
 
 _SHORT = Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 1, 200, 200
+
+
+def printable(text: str) -> str:
+    """Return text from outside with its control characters escaped: a terminal would obey them."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda each: ascii(each[0])[1:-1], text)
 
 
 class InputError(ValueError):

@@ -24,7 +24,7 @@ from humanize import naturalsize, precisedelta
 
 from nmt.common.files import FULL_DISK, size_of, write_json
 from nmt.common.processes import INTERRUPTED, Interrupted, die_with_parent, spare_imports
-from nmt.errors import InputError
+from nmt.errors import InputError, printable
 from pipeline.config import graph, wording
 from pipeline.config.paths import SCORES, read_json, status_file
 from pipeline.tracking import publish, source
@@ -64,14 +64,15 @@ def summary(name: str, seconds: float) -> str:
 
 
 def stop(signum: int, frame: FrameType | None) -> None:
-    """Raise Interrupted at SIGTERM. Later ones are ignored, so that the stage can save its work."""
-    signal.signal(signum, lambda *_: None)
+    """Raise Interrupted at SIGTERM or SIGHUP. Later ones are ignored, so that the stage can save its work."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
     raise Interrupted(f"stopped by {signal.Signals(signum).name}")
 
 
 def ignore_signals() -> None:
     """Let nothing interrupt the end of the stage, which takes as long as `publish` waits for MLflow."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -93,6 +94,8 @@ def outcome(error: BaseException) -> tuple[str, str, int | None]:
 def run(name: str) -> NoReturn:
     """Run a stage. Exit status 0, 1 for an error that the user can fix, 75 when interrupted and resumable."""
     signal.signal(signal.SIGTERM, stop)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # As under nohup.
+        signal.signal(signal.SIGHUP, stop)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if "DVC_STAGE" in os.environ:
@@ -113,7 +116,8 @@ def run(name: str) -> NoReturn:
         state, message, status = outcome(error)
         if status is not None:
             again = "interrupted; run the same command again to resume"
-            print(f"{name}: {again if state == 'interrupted' else message}", file=sys.stderr)
+            with suppress(OSError):  # The terminal may be closed.
+                print(printable(f"{name}: {again if state == 'interrupted' else message}"), file=sys.stderr)
         # A full disk, for example, prevents this, too.
         with suppress(OSError, InputError):
             report_status(name, state, message)

@@ -5,6 +5,7 @@ CTranslate2's search is not ours: its length penalty is |Y|^alpha, not GNMT's, a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +20,7 @@ from nmt.inference.loading import LoadedModel
 from nmt.inference.options import Quantization
 from nmt.model import LAYER_NORM_EPSILON, MultiHeadAttention, Transformer, positional_encoding
 from nmt.model_settings import ModelSettings
+from nmt.text.subwords import Subwords
 
 POSITIONS = 1024
 """Positions in the exported table of sinusoids."""
@@ -36,6 +38,15 @@ def check_representable(settings: ModelSettings) -> None:
             raise InputError(f"the export needs {needs}, but this model has {found}: translate with `wmt translate`")
 
 
+def check_symbols(folder: Path, subwords: Subwords) -> list[str]:
+    """Return the symbols of all rows; raise InputError if two are equal, as of a word `<unk>` in the training text."""
+    symbols = subwords.symbols(range(subwords.used_rows))
+    for symbol, count in Counter(symbols).items():
+        if count > 1:
+            raise InputError(f"{folder}: two subwords have the symbol {symbol}, which the export cannot tell apart")
+    return symbols
+
+
 def export(folder: Path, out: Path, quantization: Quantization = "float32") -> None:
     """Write the CTranslate2 model `out`; raise InputError if the model cannot be represented or is damaged."""
     try:
@@ -46,9 +57,7 @@ def export(folder: Path, out: Path, quantization: Quantization = "float32") -> N
         ) from error
     model = LoadedModel(folder, torch.device("cpu"))
     check_representable(model.description.model)
-    symbols = model.subwords.symbols(range(model.subwords.used_rows))
-    if len(set(symbols)) < len(symbols):
-        raise InputError(f"{folder}: two subwords have the same symbol, which CTranslate2 does not support")
+    symbols = check_symbols(folder, model.subwords)
     spec = _specification(ctranslate2, model.transformer, len(symbols))
     spec.register_source_vocabulary(symbols)
     spec.register_target_vocabulary(symbols)

@@ -33,8 +33,9 @@ With `num_beams=1` translations are those of `wmt translate --beam 1`, unless tw
 source. Beam search differs: transformers divides the log-probability of a translation Y by |Y|^{alpha}, the run by
 ((5 + |Y|) / 6)^{alpha} (Wu et al. 2016); it also ends by another rule. No score here is of transformers' search.
 
-Limits: the model translates sentence by sentence, and knows the kind of text that it was trained on. Of other text it
-makes fluent nonsense without a sign. It repeats the biases of its corpus. Licences of that corpus: {licences}.
+Limits: a sentence may have 1,024 subwords, more are an IndexError. The model translates sentence by sentence, and knows
+the kind of text that it was trained on. Of other text it makes fluent nonsense without a sign. It repeats the biases of
+its corpus. Licences of that corpus: {licences}.
 """
 _TRUST = """
 `trust_remote_code=True` lets code of this folder run (in `nmt.zip`, too), which splits words by Moses' rules and merges

@@ -21,7 +21,7 @@ from nmt.inference.loading import LoadedModel
 from nmt.inference.options import TranslationOptions
 from nmt.inference.quantization import quantize
 from nmt.inference.translator import Translation, Translator
-from nmt.text.parallel_text import read_stream
+from nmt.text.parallel_text import composed, read_stream
 
 
 def translate(options: TranslationOptions) -> None:
@@ -78,7 +78,8 @@ def _outputs(translator: Translator, options: TranslationOptions) -> Iterator[st
     from rich.progress import track
 
     with options.input.open("rb") if options.input else nullcontext(sys.stdin.buffer) as stream:
-        lines = read_stream(stream, str(options.input or "standard input"))
+        name = str(options.input or "standard input")
+        lines = composed(read_stream(stream, name), name)
         if sys.stderr.isatty() and options.window > 1:
             lines = iter(track(lines, "reading lines", console=Console(stderr=True), transient=True))
         found = translator.translations(lines, options.nbest, options.batch_tokens, options.window)
@@ -93,7 +94,7 @@ def format_output(translator: Translator, translation: Translation, number: int,
         return translation.texts[0] + "\n"
     scored = zip(translation.texts, translation.hypotheses, strict=False)
     lines = [f"{number} ||| {text} ||| {found.score:.6f}\n" for text, found in scored]
-    return "".join(lines) or f"{number} |||  ||| 0.000000\n"
+    return "".join(lines) or f"{number} ||| {translation.texts[0]} ||| 0.000000\n"
 
 
 def _json_object(translator: Translator, translation: Translation, number: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from nmt.common.files import write_json, writing
 from nmt.common.tensors import WEIGHTS, save_tensors
-from nmt.deployment.export import POSITIONS, check_representable
+from nmt.deployment.export import POSITIONS, check_representable, check_symbols
 from nmt.deployment.model_card import card
 from nmt.errors import InputError
 from nmt.ids import BOS, EOS, PAD, UNK
@@ -54,6 +54,7 @@ def export(folder: Path, out: Path, dtype: Quantization = "float32", run: Mappin
     check_representable(settings)
     if settings.positions == "learned":
         raise InputError("MarianMT cannot represent a model with learned positions: translate with `wmt translate`")
+    check_symbols(folder, subwords)
     weights = cast(_weights(model.transformer, subwords.used_rows), dtype)
     sizes = {"layers": settings.N, "attention_heads": settings.h, "ffn_dim": settings.d_ff}
     config = {

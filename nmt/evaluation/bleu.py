@@ -34,7 +34,7 @@ _QUOTES = str.maketrans({"\u201c": '"', "\u201d": '"', "\u201e": '"', "\u201f": 
 
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a text; raise InputError if it is empty or not UTF-8."""
-    if not (lines := list(parallel_text.read_lines(path))):
+    if not (lines := list(parallel_text.composed(parallel_text.read_lines(path), path))):
         raise InputError(f"{path} is empty: there is nothing to score")
     return lines
 

@@ -35,7 +35,7 @@ class Scored:
     @property
     def perplexity(self) -> float:
         """Perplexity per subword, EOS included; at most e^700, which a float can hold."""
-        return math.exp(min(-self.log_probability / self.tokens, 700.0))
+        return math.exp(min(-self.log_probability / max(1, self.tokens), 700.0))
 
     def __add__(self, other: Scored) -> Scored:
         return Scored(self.log_probability + other.log_probability, self.tokens + other.tokens)
@@ -73,20 +73,22 @@ def _log_probabilities(
 def score_lines(model: LoadedModel, pairs: Iterable[tuple[str, str]], batch_tokens: int = 4096) -> Iterator[Scored]:
     """Score each raw translation of a raw source, in order.
 
-    An empty translation is EOS alone. Raises InputError if a source has no text, after the scores of the lines before.
+    An empty translation is EOS alone, and of an empty source nothing. Raises InputError if only a source has no text,
+    after the scores of the lines before.
     """
 
     def encoded() -> Iterator[tuple[list[int], list[int]]]:
         for number, (src, tgt) in enumerate(pairs, start=1):
-            if not (ids := model.encode(src)):
+            ids, target = model.encode(src), model.encode_target(tgt)
+            if target and not ids:
                 raise InputError(f"line {number}: the source has no text to translate: leave it out")
-            yield ids, model.encode_target(tgt) or [EOS]
+            yield ids, target or [EOS][: len(ids)]
 
     for window, failure in windows(encoded(), WINDOW):
         found: dict[int, Scored] = {}
         for batch in batches([max(pair, key=len) for pair in window], batch_tokens):
             found |= zip(batch, score(model.transformer, [window[index] for index in batch]), strict=True)
         for index in range(len(window)):
-            yield found[index]
+            yield found.get(index, Scored(0.0, 0))
         if failure:
             raise failure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +19,11 @@ from nmt.inference.loading import LoadedModel
 from nmt.inference.options import WINDOW
 from nmt.inference.search import Hypothesis, length_penalty
 from nmt.inference.settings import SearchSettings
+from nmt.text.parallel_text import is_blank
 from nmt.text.sentences import split_sentences
+
+_WORDS = re.compile(r"\w")
+"""A line without it, as `-` or `...`, is its own translation."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +32,10 @@ class Translation:
 
     source: str
     pieces: list[Piece]
-    """Empty for a line without text, several for a line that was split."""
+    """Empty for a line without words, several for a line that was split."""
     hypotheses: list[Hypothesis]
     texts: list[str]
-    """The detokenised hypotheses; a line without text has one empty text."""
+    """The detokenised hypotheses; of a line without words, its punctuation."""
     repairs: list[Counter[str]]
     """What had to be repaired in each hypothesis to make a tree, by name."""
 
@@ -107,7 +112,7 @@ class Translator:
         Raises InputError if one of these is too long: nothing is cut off.
         """
         ids = self.model.encode(line)
-        if not ids:
+        if not ids or (not self.model.writes_trees and not _WORDS.search(line)):
             return []
         if self.longest is None or len(ids) - 1 <= self.longest:
             return [Piece(ids, line)]
@@ -135,7 +140,8 @@ class Translator:
 
     def _translation(self, line: str, pieces: list[Piece], found: list[list[Hypothesis]]) -> Translation:
         if not pieces:
-            return Translation(line, [], [], [""], [])
+            copied = "" if self.model.writes_trees or is_blank(line) else line.strip()
+            return Translation(line, [], [], [copied], [])
         if len(pieces) == 1:
             decoded = [self._decode(one.ids, pieces[0]) for one in found[0]]
             return Translation(line, pieces, found[0], [text for text, _ in decoded], [each for _, each in decoded])

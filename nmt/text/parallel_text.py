@@ -1,16 +1,20 @@
 r"""Parallel text: lines that end at \n alone, sides that are paired strictly, filters that say why they drop a pair.
 
 Every other character inside a line is text, \r (news-commentary-v9 holds it), U+2028, U+0085 and NUL included; the
-tokenizer decides what becomes of it (nmt/text/moses.py). A byte order mark at the start of a file is left out.
+tokenizer decides what becomes of it (nmt/text/moses.py). A byte order mark at the start of a line is left out, where
+files were joined.
 """
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Literal
+from unicodedata import is_normalized
 
 from nmt.errors import InputError
 from nmt.text.settings import FilterSettings
@@ -18,9 +22,14 @@ from nmt.text.settings import FilterSettings
 Reason = Literal["empty", "too_short", "too_long", "ratio", "identical"]
 REASONS: tuple[Reason, ...] = ("empty", "too_short", "too_long", "ratio", "identical")
 
-_BOM = b"\xef\xbb\xbf"
+_BLANK = re.compile("[\\s\x00-\x1f\x7f-\x9f\xad\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]*")
 _LINES = 8192
 """Lines of a block where the caller gives no number."""
+
+
+def is_blank(line: str) -> bool:
+    """Return whether a line has only spaces, controls and characters without a width, which no model has seen."""
+    return _BLANK.fullmatch(line) is not None
 
 
 def decode(content: bytes, name: Path | str, first: int = 0, offset: int = 0) -> list[str]:
@@ -30,7 +39,8 @@ def decode(content: bytes, name: Path | str, first: int = 0, offset: int = 0) ->
     name, line and byte if the text is not UTF-8.
     """
     try:
-        return content.decode("utf-8").removesuffix("\n").split("\n")
+        text = content.decode("utf-8").removesuffix("\n").removeprefix("\ufeff")
+        return text.replace("\n\ufeff", "\n").split("\n")
     except UnicodeDecodeError as error:
         line = first + content.count(b"\n", 0, error.start) + 1
         raise InputError(
@@ -75,10 +85,7 @@ def read_blocks(path: Path, lines: int) -> Iterator[Block]:
     with path.open("rb") as file:
         first = offset = 0
         while content := b"".join(islice(file, lines)):
-            # A pipe cannot be read twice to look for it.
-            start = len(_BOM) if not first and content.startswith(_BOM) else 0
-            if len(content) > start:
-                yield Block(path, first, start + offset, content[start:])
+            yield Block(path, first, offset, content)
             first += lines
             offset += len(content)
 
@@ -89,12 +96,21 @@ def read_lines(path: Path) -> Iterator[str]:
         yield from block.lines()
 
 
+def composed(lines: Iterable[str], name: object) -> Iterator[str]:
+    """Yield the lines; warn once on standard error where letters and their accents are characters of their own."""
+    warned = False
+    for number, line in enumerate(lines, start=1):
+        if not warned and not is_normalized("NFC", line):
+            print(f"warning: {name}, line {number}: not composed (Unicode's NFC): words are torn", file=sys.stderr)
+            warned = True
+        yield line
+
+
 def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
     """Yield the lines of a byte stream as soon as each is read; raise InputError if one is not UTF-8."""
     offset = 0
     for number, line in enumerate(stream):
-        start = len(_BOM) if not number and line.startswith(_BOM) else 0
-        yield decode(line[start:], name, number, offset + start)[0]
+        yield decode(line, name, number, offset)[0]
         offset += len(line)
 
 
@@ -131,7 +147,7 @@ def parallel(source: Path, target: Path) -> Iterator[tuple[str, str]]:
 def drop_reason(source: str, target: str, settings: FilterSettings) -> Reason | None:
     """Return the first of `REASONS` to leave a tokenised pair out of training, or None. Spaces separate tokens."""
     shorter, longer = sorted((len(source.split()), len(target.split())))
-    if shorter == 0:
+    if is_blank(source) or is_blank(target):
         return "empty"
     if shorter < settings.min_tokens:
         return "too_short"

@@ -17,13 +17,14 @@ The stage `train` holds `lock` there while the training runs.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
 import traceback
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,8 +65,7 @@ class Attempt:
     def resume(self) -> None:
         """Load the newest state, check that all ranks have it, and discard what was measured after it."""
         trainer, world = self.trainer, self.trainer.world
-        path = checkpoint.latest_resume(self.folder / "resume")
-        loaded = None
+        path, damaged, loaded = *self.newest_whole(), None
         if path is not None:
             loaded = state.load_state(path, trainer.model, trainer.optimizer)
             recorded = max((record["seconds"] for record in read_history(self.folder / HISTORY)), default=0.0)
@@ -80,6 +80,7 @@ class Attempt:
             )
         if not world.main:
             return
+        self.take_in_place_of(damaged, path)
         # All ranks have started again, so an earlier failure no longer counts.
         (self.folder / "failed.json").unlink(missing_ok=True)
         # Later checkpoints, records and links will be made again.
@@ -99,6 +100,24 @@ class Attempt:
         if self.keeps(trainer.update):  # A kill may have come after `save` and before `keep_state`.
             self.keep_state()
         self.print_resume(loaded)
+
+    def newest_whole(self) -> tuple[Path | None, list[Path]]:
+        """Return the newest whole state, saved or kept, None without one; and those after it, which are damaged."""
+        damaged: list[Path] = []
+        saved = (path for name in ("resume", "states") for path in (self.folder / name).glob("update-" + "[0-9]" * 8))
+        for path in sorted(saved, key=checkpoint.update_of, reverse=True):
+            if state.is_whole(path):
+                return path, damaged
+            damaged.append(path)
+        return None, damaged
+
+    def take_in_place_of(self, damaged: Sequence[Path], path: Path | None) -> None:
+        """Remove damaged states; save the kept one that is resumed in their place as the newest."""
+        for each in damaged:
+            print(f"{each} is damaged and removed: it does not have the hashes with which it was saved", flush=True)
+            shutil.rmtree(each)
+        if path is not None and not (saved := self.folder / "resume" / path.name).exists():
+            chain.copy_state(path, saved)
 
     def print_resume(self, loaded: TrainState) -> None:
         """Print where training resumes, and whether its weights will be those of an undisturbed training."""

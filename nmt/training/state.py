@@ -1,10 +1,12 @@
 """The state that a training saves and resumes from: a schema, and its folder on disk.
 
-A state is a folder `update-<number>` with weights, optimizer moments and `state.json`, which holds a TrainState.
+A state is a folder `update-<number>` with weights, optimizer moments and `state.json`, which holds a TrainState;
+`sha256.json` has the hashes of all three.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -13,7 +15,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nmt import hardware
-from nmt.common.files import writing
+from nmt.common.files import sha256_of, write_json, writing
 from nmt.common.tensors import WEIGHTS, load_tensors, save_tensors
 from nmt.errors import InputError, explain
 from nmt.flops import LengthSums
@@ -23,7 +25,7 @@ from nmt.products import Library
 MOMENTS = "optimizer.safetensors"
 START = "start.safetensors"
 """In a training's folder: the weights before update 1, if they are another model's."""
-STATE = "state.json"
+STATE, HASHES = "state.json", "sha256.json"
 
 
 class _Saved(BaseModel):
@@ -134,10 +136,22 @@ def save_state(folder: Path, state: TrainState, model: Transformer, optimizer: t
             save_tensors(temporary / WEIGHTS, model.state_dict())
             save_tensors(temporary / MOMENTS, moments(model, optimizer))
             (temporary / STATE).write_text(state.model_dump_json(indent=2), encoding="utf-8")
+            write_json(temporary / HASHES, {name: sha256_of(temporary / name) for name in (WEIGHTS, MOMENTS, STATE)})
     for other in folder.glob("*update-*"):  # Also those that a kill left unfinished.
         if other != path:
             # NFS keeps an open file, as one that is being uploaded, in its folder: the next save removes both.
             shutil.rmtree(other, ignore_errors=True)
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether the files of a saved state have the hashes with which they were saved, if these are known."""
+    try:
+        hashes = json.loads((path / HASHES).read_text(encoding="utf-8"))
+        return all(sha256_of(path / name) == digest for name, digest in hashes.items())
+    except FileNotFoundError:
+        return not (path / HASHES).exists()
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def moments(model: Transformer, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from nmt.common.processes import spare_imports
-from nmt.errors import InputError
+from nmt.errors import InputError, printable
 from pipeline.cli import ablation, catalog, models, plan, runs, services
 
 
@@ -45,7 +45,7 @@ class Commands(TyperGroup):
             sentence = str(error)
             if isinstance(error, OSError) and error.strerror:
                 sentence = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-            print(f"{ctx.invoked_subcommand}: {sentence}", file=sys.stderr)
+            print(printable(f"{ctx.invoked_subcommand}: {sentence}"), file=sys.stderr)
             if isinstance(error, OSError) and error.errno == ENOSPC:
                 # Python would flush standard output again as it ends.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

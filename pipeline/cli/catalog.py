@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from nmt.errors import printable
 from pipeline.cli.repository import check_folder
 from pipeline.config import rows
 from pipeline.config.corpora import Pair
@@ -61,7 +62,7 @@ def list_catalogs() -> None:
     from pipeline.config import catalogs
 
     for one in map(catalogs.load, catalogs.names()):
-        print(f"{one.name:<20} {' '.join(sorted(one.pairs)):<12} {one.description}")
+        print(printable(f"{one.name:<20} {' '.join(sorted(one.pairs)):<12} {one.description}"))
 
 
 @catalog.command("add")

@@ -64,6 +64,19 @@ def summary() -> None:
 
 
 @app.command(rich_help_panel="Runs")
+def unlock() -> None:
+    """Remove locks of DVC that a killed process or a full disk left, if no process of DVC works in this folder.
+
+    `make run` and all other commands of `wmt` do so themselves; `dvc repro` alone stops at them.
+
+    \b
+    Example:
+      wmt unlock
+    """
+    check_folder()
+
+
+@app.command(rich_help_panel="Runs")
 def publish() -> None:
     """Bring the MLflow run of the results in this folder to completeness. Doing it twice changes nothing.
 
@@ -89,6 +102,8 @@ def _up_to_date() -> bool:
     from dvc.exceptions import DvcException, NotDvcRepoError
     from dvc.repo import Repo
 
+    if Path("dvc.lock").exists() and "<<<<<<< " in Path("dvc.lock").read_text(encoding="utf-8"):
+        raise InputError("dvc.lock has conflict markers: `git checkout --ours dvc.lock`, then `dvc repro`")
     try:
         with Repo() as repo:
             return not repo.status()

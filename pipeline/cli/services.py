@@ -13,8 +13,8 @@ app = typer.Typer()
 def ui() -> None:
     """Start MLflow and Prefect's server on this machine's loopback, for one person. Ctrl-C ends both.
 
-    $MLFLOW_PORT and $PREFECT_PORT set other ports than 5000 and 4200. Prefect asks for a password, a new one at each
-    start; commands in this environment read it from a file.
+    $MLFLOW_PORT and $PREFECT_PORT set other ports than 5000 and 4200. Both ask for one password, a new one at each
+    start; Prefect's commands in this environment read it from a file.
 
     \b
     Example:

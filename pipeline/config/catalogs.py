@@ -88,13 +88,13 @@ def _path(name: str) -> Path:
 
 def _content(name: str, where: str, extending: tuple[str, ...]) -> dict[str, Any]:
     """Return the content of a catalog that `where` names, merged over what it extends."""
-    path, known = _path(name), names()
+    path = _path(name)
     if name in extending:
         raise InputError(f"{where} `{name}`, and so itself; remove one `extends`")
-    if name not in known:
+    if not path.exists():
         raise InputError(
             f"{where} `{name}`: {CATALOGS} has no such catalog (a copy of the repository has those that are in git); "
-            f"{nearest(name, known)}"
+            f"{nearest(name, names())}"
         )
     content = read_mapping(path, "description, archives and pairs")
     base = content.get("extends")

@@ -14,6 +14,8 @@ from pydantic import BaseModel, ValidationError
 from nmt.common.files import read_yaml
 from nmt.errors import InputError, explain
 
+NAMED = 60
+"""The most valid names that a message lists."""
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -43,7 +45,9 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     folded = {option.lower(): option for option in valid}
     close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
     guess = f"did you mean `{folded[close[0]]}`? " if close else ""
-    return f"{guess}valid are {', '.join(folded.values()) or 'none'}"
+    named = [*folded.values()]
+    more = f" and {len(named) - NAMED:,} more" if len(named) > NAMED else ""
+    return f"{guess}valid are {', '.join(named[:NAMED]) or 'none'}{more}"
 
 
 def valid_keys(model: Any, location: Sequence[int | str]) -> list[str]:

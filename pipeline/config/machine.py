@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from nmt.common.cpu import cpuinfo
 from nmt.schema import Precision
 
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 """Names in /proc/cpuinfo of a CPU's units that multiply bfloat16; without them it is slower than float32."""
+
+CGROUP, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+"""The control groups of this process, and where their limits are: those of a container, or of a job."""
 
 NVIDIA_SMI_TIMEOUT = 20.0  # seconds; a driver that hangs does not answer at all
 
@@ -51,9 +56,22 @@ def _nvidia_smi(fields: str) -> list[str]:
 
 
 def available_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return the cores that this process may use: those that it is bound to, or fewer by its groups' quotas of time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [*_limits("", "cpu.max"), *_limits("cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us")]
+    return min([cores, *(max(1, int(quota) // int(period)) for quota, period in quotas if quota.isdecimal())])
+
+
+def _limits(controller: str, *files: str) -> Iterator[list[str]]:
+    """Yield the words of `files` of each control group above this process: of version 1's `controller`, or of 2."""
+    for line in CGROUP.read_text(encoding="utf-8").splitlines() if CGROUP.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            root = CGROUPS / controllers
+            # In a container the path may be that of the host, and its own group is the root.
+            for group in (root / path.strip("/"), *(root / path.strip("/")).parents):
+                if group.is_relative_to(root) and all((group / file).exists() for file in files):
+                    yield " ".join((group / file).read_text(encoding="utf-8") for file in files).split()
 
 
 def fastest_precision() -> Precision:
@@ -66,6 +84,8 @@ def fastest_precision() -> Precision:
 
 
 def memory() -> int:
-    """Return the bytes of memory of the device that trains: of the smallest GPU, or without one of this machine."""
+    """Return the bytes of memory of the device that trains: of the smallest GPU, or else what this process may use."""
     sizes = [int(size) * 2**20 for gpu in gpus() if (size := gpu.memory.split(" ")[0]).isdecimal()]
-    return min(sizes) if sizes else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [*_limits("", "memory.max"), *_limits("memory", "memory.limit_in_bytes")]
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(sizes or [physical, *(int(limit) for (limit,) in limits if limit.isdecimal())])

@@ -22,7 +22,7 @@ from rich import progress
 from rich.console import Console
 
 from nmt.common.files import size_of
-from nmt.errors import InputError
+from nmt.errors import InputError, printable
 from pipeline.config.corpora import ArchiveSettings
 from pipeline.data.archives import is_archive
 
@@ -45,7 +45,7 @@ class TransientError(FetchError):
 
 
 def _report(message: str) -> None:
-    print(f"download: {message}", file=sys.stderr, flush=True)
+    print(printable(f"download: {message}"), file=sys.stderr, flush=True)
 
 
 def fetch(url: str, part: Path, size: int | None, moved: Moved) -> None:
@@ -99,7 +99,10 @@ def _attempt(url: str, part: Path, size: int | None, moved: Moved) -> None:
                     position += len(chunk)
                     moved(completed=position, total=total)
     except httpx.RequestError as error:
-        raise TransientError(f"broke off after {position:,} bytes ({error or type(error).__name__})") from error
+        # A redirection to file: or ftp:, or one in a circle, stays as it is.
+        lasting = isinstance(error, httpx.UnsupportedProtocol | httpx.TooManyRedirects)
+        kind = FetchError if lasting else TransientError
+        raise kind(f"broke off after {position:,} bytes ({error or type(error).__name__})") from error
     if total is not None and position < total:  # Without a Content-Length a lost connection looks like the end.
         raise TransientError(f"broke off after {position:,} of {total:,} bytes")
 

@@ -28,9 +28,11 @@ from nmt.common.files import link_or_copy
 from nmt.common.processes import end, is_empty, start
 from nmt.errors import InputError
 from pipeline.config.errors import validated
+from pipeline.config.locks import mend_locks
 from pipeline.config.paths import CATALOGS, LOCAL, PARAMS, REPORT, state_root
 from pipeline.config.resolution import Params, read_params
 from pipeline.config.rows import merge_sections
+from pipeline.tracking import server
 from pipeline.tracking.source import difference, git
 
 DVC = (sys.executable, "-m", "dvc")
@@ -88,7 +90,9 @@ def _make(original: Path, copy: Path, root: Path, changes: Mapping[str, Any]) ->
     from dvc.utils.serialize import modify_yaml
 
     head = commit(original)
-    git("clone", "--quiet", "--no-checkout", "--no-tags", str(original), str(copy))
+    # The user's settings may name the remote otherwise, and forbid folders as remotes.
+    options = ("--origin=origin", "--config=protocol.file.allow=always", "--quiet", "--no-checkout", "--no-tags")
+    git("clone", *options, str(original), str(copy))
     git("checkout", "--quiet", "--detach", head, folder=copy)
     if changed := difference(folder=original):
         # Also applied to the index: `dvc exp save` leaves out new files that are not in it.
@@ -141,11 +145,13 @@ def run(copy: Path, command: Sequence[str], log: Callable[[str], None], tick: Ca
     environment = {
         **os.environ,
         "DVC_EXP_NAME": copy.name,
+        "MLFLOW_TRACKING_URI": server.uri(),  # A relative one would be of the copy.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "PYTHONUNBUFFERED": "1",
         # The copy's work/ is the original's state root.
         **({"WMT_STATE": ""} if state and "://" not in state else {}),
     }
+    mend_locks(copy)
     printed = copy / ".dvc/tmp/printed"
     printed.parent.mkdir(parents=True, exist_ok=True)
     rest = b""

@@ -35,7 +35,13 @@ def setup_environment(*, ctx: HookContext) -> SetupResult | None:
     arguments, settings = long_names(sys.argv), services.login()
     if ctx.api_url is None and not settings and arguments != sys.argv:
         sys.exit(f"prefect: no server answers: run `make serve` in {services.ROOT} first, or set PREFECT_API_URL")
+    # A short name is of this server, whatever the user's profile says, as one of Prefect Cloud; the environment wins.
+    ours = arguments != sys.argv and "PREFECT_API_URL" not in os.environ
     sys.argv[:] = arguments
-    if settings and ctx.api_url in {None, settings["PREFECT_API_URL"]} and "PREFECT_API_AUTH_STRING" not in os.environ:
+    if (
+        settings
+        and (ours or ctx.api_url in {None, settings["PREFECT_API_URL"]})
+        and "PREFECT_API_AUTH_STRING" not in os.environ
+    ):
         return SetupResult(env=settings)
     return None

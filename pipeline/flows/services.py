@@ -22,6 +22,7 @@ from nmt.common.processes import end, start
 from nmt.errors import InputError
 from pipeline.config.paths import state_root
 from pipeline.flows import worker as flows_worker
+from pipeline.tracking.server import local_uri
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository."""
@@ -65,16 +66,21 @@ class Services:
         mlflow, prefect = (f"127.0.0.1:{free_port(*each)}" for each in (("MLFLOW_PORT", 5000), ("PREFECT_PORT", 4200)))
         self.mlflow, self.prefect = f"http://{mlflow}", f"http://{prefect}"
         self.password = f"wmt:{secrets.token_urlsafe(16)}"
+        user, _, password = self.password.partition(":")
+        # Pages may be opened by either name of this machine.
+        origins = {each: f"http://{each},http://{each.replace('127.0.0.1', 'localhost')}" for each in (mlflow, prefect)}
         self.login = {"PREFECT_API_URL": f"{self.prefect}/api", "PREFECT_API_AUTH_STRING": self.password}
         self.environment = {
             **os.environ,
             **self.login,
             **ENVIRONMENT,
             "MLFLOW_TRACKING_URI": self.mlflow,
+            "MLFLOW_TRACKING_USERNAME": user,
+            "MLFLOW_TRACKING_PASSWORD": password,
+            "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": origins[mlflow],
             "PREFECT_HOME": str(root / "prefect"),
             "PREFECT_SERVER_API_AUTH_STRING": self.password,
-            # Pages may be opened by either name of this machine.
-            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"{self.prefect},http://{prefect.replace('127.0.0.1', 'localhost')}",
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": origins[prefect],
             "PWD": str(Path.cwd()),
         }
         self.running: dict[str, subprocess.Popen[bytes]] = {}
@@ -137,6 +143,7 @@ def serve(*, worker: bool) -> None:
     Raises InputError if a port is not free, other services use the state root, or a service does not start or dies.
     """
     root = state_root().absolute()
+    local_uri()  # Prefect's database is beside MLflow's.
     (root / "prefect").mkdir(parents=True, exist_ok=True)
     (root / "prefect").chmod(0o700)  # prefect.db has the parameters and the logs of runs, LOGIN the password.
     services = Services(root)
@@ -152,7 +159,9 @@ def serve(*, worker: bool) -> None:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, _stop)
         services.start_servers()
-        print(f"MLflow:  {services.mlflow}\nPrefect: {services.prefect}, password {services.password}", flush=True)
+        user, _, password = services.password.partition(":")
+        print(f"MLflow:  {services.mlflow}, user {user}, password {password}", flush=True)
+        print(f"Prefect: {services.prefect}, password {services.password}", flush=True)
         if worker:
             services.start_worker()
             print("a run: prefect deployment run wmt-en-de -p row=sample", flush=True)

@@ -6,6 +6,7 @@ Archives are kept under the state root, complete and verified, or as partial fil
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
 from collections import Counter
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from pipeline.data.archives import BROKEN, members, plain
 from pipeline.data.fetch import obtain
 
 CHUNK = 1 << 20  # bytes
+UNPACKED = 200  # the most bytes of text for a byte of its archive: text has some ten
 Stats = dict[str, Any]
 
 
@@ -91,7 +93,7 @@ def _extract(sides: Mapping[str, MemberSettings], archives: Mapping[str, Path], 
         try:
             for name, stream in members(path, outputs):
                 first, *others = outputs[name]
-                _write(plain(stream, name), first)
+                _write(plain(stream, name), first, UNPACKED * max(CHUNK, path.stat().st_size))
                 for other in others:
                     shutil.copyfile(first, other)
         except BROKEN as error:
@@ -102,9 +104,15 @@ def _extract(sides: Mapping[str, MemberSettings], archives: Mapping[str, Path], 
                 _write(plain(file, side.path), folder / output)
 
 
-def _write(text: IO[bytes], path: Path) -> None:
+def _write(text: IO[bytes], path: Path, most: float = math.inf) -> None:
+    """Write a text; raise InputError above `most` bytes."""
     with path.open("wb") as file:
-        shutil.copyfileobj(text, file, CHUNK)
+        while chunk := text.read(CHUNK):
+            file.write(chunk)
+            if file.tell() > most:
+                raise InputError(
+                    f"{path.name} unpacks to more than {most:,} bytes, as no text does: correct the catalog"
+                )
 
 
 def _examine(path: Path, place: str) -> Stats:

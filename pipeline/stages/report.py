@@ -7,6 +7,7 @@ from pathlib import Path
 
 from nmt.codec import Codec
 from nmt.common.files import write_text, writing
+from nmt.errors import printable
 from nmt.task import task_of
 from nmt.text.settings import PreparationSettings
 from pipeline.config import catalogs, paths, resolution, sections
@@ -76,5 +77,5 @@ def run(provenance: Callable[[], Sequence[str]] = lambda: ()) -> None:
         for view in content:
             if isinstance(view, View) and view.beside:
                 (temporary / Path(view.beside).name).write_text(page.loaded(view), encoding="utf-8")
-    write_text(paths.REPORT, page.markdown(content, paths.FIGURES.name))
+    write_text(paths.REPORT, printable(page.markdown(content, paths.FIGURES.name)))
     write_text(paths.REPORT_HTML, page.html(content))

@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import logging
 import os
 import re
+import secrets
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
@@ -27,6 +29,7 @@ from pipeline.config.paths import CONFIG, state_root
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 PATIENCE = 30.0
 """Seconds that a stage waits for MLflow in its end."""
@@ -44,6 +47,12 @@ CONFIGURATION, TRAINING = "wmt.configuration", "wmt.training"
 
 _SECRET = re.compile(r"(?<=://)(?!/)\S*(?=@)|(?<=\?)\S+")
 """User and password of a URI, which may hold an unescaped slash, and its query."""
+_SECRET_IN_CODE = re.compile(
+    r"(://)[^\s/@\"']+(?=@)|(://[^\s?]*\?)[^\s\"']+|"
+    r"((?:password|passwd|secret|api_?key|access_?key|[_-]token|auth_string)[\w-]*[\"']?\s*[:=]\s*[\"']?)[^\s\"']+",
+    re.IGNORECASE,
+)
+"""The same in code, where `?` and `@` mean more, and the values of names such as `AWS_SECRET_ACCESS_KEY`."""
 
 
 def masked(text: str) -> str:
@@ -51,13 +60,25 @@ def masked(text: str) -> str:
     return _SECRET.sub("***", text)
 
 
+def masked_code(patch: str) -> str:
+    """Replace credentials by `***` in a patch of code and settings."""
+    return _SECRET_IN_CODE.sub(lambda match: f"{match[1] or match[2] or match[3] or ''}***", patch)
+
+
 def local_uri() -> str:
     # Resolved: a copy of the repository has a link to the original's state root.
-    return f"sqlite:///{state_root().resolve() / 'mlflow.db'}"
+    path = state_root().resolve() / "mlflow.db"
+    if re.search("[?%#]", str(path)):
+        raise InputError(
+            f"{path}: addresses of databases allow no `?`, `%` and `#`: move it, or set WMT_STATE elsewhere"
+        )
+    return f"sqlite:///{path}"
 
 
 def uri() -> str:
-    return os.environ.get("MLFLOW_TRACKING_URI") or local_uri()
+    """Return the store's address; a relative path of SQLite is below the repository, not below a copy of it."""
+    original = Path(os.environ.get("DVC_ROOT", ".")).resolve()
+    return re.sub("^sqlite:///(?!/)", f"sqlite:///{original}/", os.environ.get("MLFLOW_TRACKING_URI") or local_uri())
 
 
 def problem(error: BaseException) -> str:
@@ -124,6 +145,8 @@ def opening() -> Iterator[None]:
         if uri() == local_uri():
             (root / "mlflow.db").touch()
             (root / "mlflow.db").chmod(0o600)
+            (root / "mlartifacts").mkdir(exist_ok=True)
+            (root / "mlartifacts").chmod(0o700)
         yield
 
 
@@ -138,17 +161,37 @@ def connect() -> MlflowClient:
     return client
 
 
-def mlflow_app() -> Any:
-    """Return MLflow's server of the local store: an ASGI factory, for `uvicorn --factory`."""
+def mlflow_app() -> ASGIApp:
+    """Return MLflow's server of the local store behind a login: an ASGI factory, for `uvicorn --factory`.
+
+    User and password are those of MLflow's clients in the environment. MLflow's own basic-auth app would need a
+    database of users, and accepts requests from the pages of all ports of this machine.
+    """
     from mlflow.server.constants import ARTIFACT_ROOT_ENV_VAR, BACKEND_STORE_URI_ENV_VAR
     from mlflow.server.handlers import initialize_backend_stores
+    from starlette.datastructures import Headers
+    from starlette.responses import Response
 
     store, artifacts = local_uri(), str(state_root().resolve() / "mlartifacts")
     os.environ |= {"MLFLOW_TRACKING_URI": store, BACKEND_STORE_URI_ENV_VAR: store, ARTIFACT_ROOT_ENV_VAR: artifacts}
     with quiet(), opening():
         initialize_backend_stores(store, default_artifact_root=artifacts)
         from mlflow.server.fastapi_app import app
-    return app
+    user, password = (os.environ[f"MLFLOW_TRACKING_{name}"] for name in ("USERNAME", "PASSWORD"))
+    login = b"Basic " + base64.b64encode(f"{user}:{password}".encode())
+    origins = os.environ["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"].split(",")
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        answer = app
+        if scope["type"] != "lifespan":
+            headers = Headers(scope=scope)
+            if headers.get("origin", origins[0]) not in origins:
+                answer = Response("this page may not use MLflow", 403)
+            elif not secrets.compare_digest(headers.get("authorization", "").encode(), login):
+                answer = Response("`make ui` prints the password", 401, {"WWW-Authenticate": 'Basic realm="MLflow"'})
+        await answer(scope, receive, send)
+
+    return guarded
 
 
 @contextlib.contextmanager
@@ -167,7 +210,8 @@ def _experiment(client: MlflowClient, pair: str) -> str:
     """Return the id of a pair's experiment, made where it is missing."""
     if found := client.get_experiment_by_name(f"wmt-{pair}"):
         return str(found.experiment_id)
-    artifacts = (state_root().resolve() / "mlartifacts").as_uri() if uri() == local_uri() else None
+    # A server chooses itself. MLflow's own choice for a database is the working directory, perhaps a copy's.
+    artifacts = None if uri().startswith(("http", "databricks")) else (state_root().resolve() / "mlartifacts").as_uri()
     tags = {
         "mlflow.experimentKind": "custom_model_development",  # Model training, not GenAI.
         "mlflow.experiment.primaryMetric.name": f"valid_{task_of(pair).key}",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from nmt.common import cpu
 from pipeline.config import machine
-from pipeline.tracking.server import masked
+from pipeline.tracking.server import masked, masked_code
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -78,7 +78,7 @@ def send(client: MlflowClient, run: str) -> None:
 
     with suppress(OSError):  # No repository, or no git.
         if patch := difference(*CODE):
-            client.log_text(run, patch.decode(errors="replace"), "differences.patch")
+            client.log_text(run, masked_code(patch.decode(errors="replace")), "differences.patch")
     client.log_batch(run, tags=[RunTag(key, value) for key, value in tags().items()])
 
 

@@ -58,7 +58,7 @@ class ChainOfRun(BaseModel):
         return bool(self.job["training"].get("arithmetic") == "portable")
 
 
-class Certificate(BaseModel):
+class Certificate(BaseModel, extra="forbid"):
     """The content of results/certificate.json (pipeline/stages/certify.py)."""
 
     params: dict[str, Any]
@@ -102,6 +102,8 @@ def sealed(path: Path) -> Finding:
     content = read_json(path)
     if certify.seal({key: value for key, value in content.items() if key != "seal"}) != content["seal"]:
         return Finding("certificate", "differs", f"{path} was edited: its hash is not that of its content")
+    if strange := [name for name in content["files"] if not graph.made_by(name, graph.stages())]:
+        return Finding("certificate", "differs", f"no stage makes {', '.join(strange)}")
     return Finding("certificate", "recomputed", f"{len(content['files'])} files, hash {content['seal'][:12]}")
 
 
@@ -120,7 +122,7 @@ def code(certificate: Certificate) -> Finding:
     # Other catalogs decide nothing.
     read = read - {str(CATALOGS)} | set(map(str, catalogs.files(certificate.settings["run"]["corpus"])))
     try:
-        changed = git("status", "--porcelain", "--", "dvc.yaml", *sorted(read)).decode()
+        changed = git("status", "--porcelain", "--", "dvc.yaml", "pipeline/verify", *sorted(read)).decode()
     except OSError:
         changed = "?? the code"
     detail = "; ".join([told, *others])

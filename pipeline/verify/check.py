@@ -257,6 +257,8 @@ def misstated(certificate: Certificate, root: Path) -> Iterator[str]:
         "valid_loss": validations[-1]["valid_loss"],
         "valid_ppl": perplexity(validations[-1]["valid_loss"]),
     }
+    if training != certificate.measured:
+        yield f"{paths.TRAINING} is not what the certificate has as measured"
     for key, value in known.items():
         if training.get(key) != value:
             yield f"{paths.TRAINING} has {training.get(key)} as {key}, the training has {value}"

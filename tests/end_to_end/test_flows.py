@@ -87,14 +87,17 @@ def test_only_this_machine_with_the_password_and_its_own_pages_may_use_them(orch
     for origin in ("http://evil.example", "null"):
         assert status(prefect, ("OPTIONS", search[1], b""), Origin=origin, **asked) == 400
     search = ("POST", "/api/2.0/mlflow/experiments/search", b'{"max_results": 1}')
-    assert status(mlflow, search) == 200
-    assert status(mlflow, search, Origin=f"http://localhost:{mlflow}") == 200
+    assert status(mlflow, search) == 401
+    assert status(mlflow, search, **known) == 200
+    assert status(mlflow, search, **known, Origin=f"http://localhost:{mlflow}") == 200
     for host in ("evil.example", f"10.evil.example:{mlflow}"):
-        assert status(mlflow, search, Host=host) == 403
-    assert status(mlflow, search, Origin="http://evil.example") == 403
+        assert status(mlflow, search, **known, Host=host) == 403
+    assert status(mlflow, search, **known, Origin=f"http://localhost:{prefect}") == 403
     assert not list(orchestra.home.glob("prefect/*.db"))
     work = orchestra.clone.folder / "work"
-    assert [stat.S_IMODE((work / name).stat().st_mode) for name in ("mlflow.db", "prefect")] == [0o600, 0o700]
+    assert [stat.S_IMODE((work / name).stat().st_mode) for name in ("mlflow.db", "mlartifacts", "prefect")] == [
+        0o600, 0o700, 0o700
+    ]  # fmt: skip
 
 
 def test_every_stage_is_a_task_and_the_results_come_back_as_an_experiment(orchestra: Orchestra, first: str) -> None:
@@ -117,7 +120,7 @@ def test_every_stage_is_a_task_and_the_results_come_back_as_an_experiment(orches
     assert f" {metrics['bleu']:.1f} (" in orchestra.artifacts(first)["wmt-en-de-sample-bleu"]["data"]
     from mlflow import MlflowClient  # It takes a second, which each of pytest's processes would spend on collecting.
 
-    client = MlflowClient(f"http://127.0.0.1:{orchestra.mlflow}")
+    client = MlflowClient(f"sqlite:///{clone.folder}/work/mlflow.db")
     experiment = client.get_experiment_by_name("wmt-en-de")
     assert experiment is not None
     (found,) = client.search_runs([experiment.experiment_id], f"tags.DVC_EXP_NAME = '{name}'")

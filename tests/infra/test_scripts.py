@@ -93,16 +93,14 @@ def test_a_job_that_leaves_gpus_unused_says_so(here: Path, node: str, given: str
     assert ("n1 has GPUs, but this job asked for none and works on the CPU: add --gpus" in result.stderr) == warned
 
 
-@pytest.mark.parametrize("content", ["", "{}"])
-def test_a_job_removes_a_file_of_locks_that_dvc_was_writing_when_it_was_killed(here: Path, content: str) -> None:
-    locks = here / ".dvc/tmp/rwlock"
-    locks.parent.mkdir(parents=True)
-    locks.write_text(content)
-    assert submit(here, 1).returncode == 0
-    assert locks.exists() is bool(content)
+@pytest.mark.parametrize("script", ["slurm/train.sbatch", "kubernetes/node", "recover"])
+def test_scripts_mend_the_locks_of_dvc_before_it_works(script: str) -> None:
+    lines = (INFRA / script).read_text().splitlines()
+    assert lines.index("wmt unlock") < next(at for at, line in enumerate(lines) if line.strip().startswith("dvc r"))
 
 
 def test_a_store_that_takes_nothing_ends_a_recovery_before_the_long_stages(here: Path) -> None:
+    stand_in(here / ".venv/bin", "wmt", "")
     stand_in(here / ".venv/bin", "dvc", '[[ $1 != @(fetch|push) ]] || { echo "$1: no bucket" >&2; exit 255; }')
     result = run(INFRA / "recover", "s3://bucket/dvc")
     assert (result.returncode, result.stderr.splitlines()[-1]) == (1, "push: no bucket")
@@ -111,7 +109,8 @@ def test_a_store_that_takes_nothing_ends_a_recovery_before_the_long_stages(here:
 
 
 def test_a_recovery_pushes_what_is_finished_before_training(here: Path) -> None:
-    stand_in(here / ".venv/bin", "dvc", "")
+    for name in ("dvc", "wmt"):
+        stand_in(here / ".venv/bin", name, "")
     assert run(INFRA / "recover", "s3://bucket/dvc").returncode == 0
     order = [call.split()[-1] for call in calls() if " repro" in call or " push" in call]
     assert order == ["resolve", "--run-cache", "binarize", "--run-cache", "--pull", "--run-cache"]
@@ -143,12 +142,13 @@ def test_recover_names_both_causes_of_a_403(here: Path, call: str, done: str) ->
     """With a `dvc` that prints what DVC prints; what it fetches on a first machine is an error as well."""
     said = f"ERROR: unexpected error - {FORBIDDEN} when calling the HeadObject operation: Forbidden"
     refused = f'[ $1 != {call} ] || {{ echo "{said}" >&2; exit 255; }}'
+    stand_in(here / ".venv/bin", "wmt", "")
     stand_in(here / ".venv/bin", "dvc", f"{refused}\n[ $1 != fetch ]")
     result = run(INFRA / "recover", "s3://bucket/folder")
     assert result.returncode == 1
     cause = "recover: s3://bucket/folder answers 403: the key or the secret is wrong, or this machine's clock, which is"
     assert cause in result.stderr
-    assert [words.split()[1] for words in calls()] == done.split()
+    assert [words.split()[1] for words in calls()] == ["unlock", *done.split()]
     assert ("not everything was fetched, as on a first machine" in result.stderr) == (call == "push")
 
 
@@ -158,6 +158,7 @@ def test_a_pod_tells_a_mistake_of_the_users_from_what_may_succeed_later(here: Pa
     runner.report_status(state, state, "the reason")
     image.mkdir()
     (here / "dvc.py").write_text(PIPELINE)
+    stand_in(here / ".venv/bin", "wmt", "")
     stand_in(here / ".venv/bin", "dvc", f"exec {sys.executable} {here / 'dvc.py'}")
     (image / "infra").symlink_to(INFRA)
     commit(image)

@@ -34,7 +34,7 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Told]:
     monkeypatch.setattr(runner.publish, "end", lambda *given: calls.append(given))
     monkeypatch.setenv("WMT_STATE", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     yield calls
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -127,6 +127,32 @@ def test_interrupted_it_can_be_resumed(told: Told, capsys: pytest.CaptureFixture
     assert status_of(raising(error)) == (runner.INTERRUPTED, "interrupted")
     assert told == [("decode", "KILLED")]
     assert capsys.readouterr().err == "decode: interrupted; run the same command again to resume\n"
+
+
+def test_a_closed_terminal_interrupts_once_and_is_told(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sends SIGHUP to the stage and to DVC, whose end sends SIGTERM; nothing can be printed there."""
+
+    def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGHUP)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGHUP)
+            Path("saved").touch()
+
+    class Closed:
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    assert status_of(work) == (runner.INTERRUPTED, "interrupted")
+    assert Path("saved").exists()
+    assert told == [("decode", "KILLED")]
+
+
+def test_under_nohup_a_closed_terminal_interrupts_nothing(told: Told) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert status_of(lambda: signal.raise_signal(signal.SIGHUP)) == (0, "done")
 
 
 def test_sigterm_interrupts_once(told: Told) -> None:

@@ -67,3 +67,9 @@ def test_scores_of_an_earlier_run_are_said_to_be_so(monkeypatch: pytest.MonkeyPa
     for fresh in (True, False):
         monkeypatch.setattr(runs, "_up_to_date", lambda fresh=fresh: fresh)
         assert ("the scores are of earlier settings, files or code" in printed("summary")) != fresh
+
+
+def test_conflict_markers_in_the_lock_file_are_named() -> None:
+    Path("dvc.lock").write_text("<<<<<<< HEAD\nschema: '2.0'\n=======\n>>>>>>> theirs\n")
+    assert "dvc.lock has conflict markers: " in refused("summary")
+    assert "dvc.lock has conflict markers: " in refused("publish")

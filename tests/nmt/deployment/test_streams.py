@@ -107,8 +107,24 @@ def test_json_and_nbest_lists(model: Path, tmp_path: Path) -> None:
     assert attended.shape == (len(first["translations"][0]["subwords"]) + 1, len(first["source_subwords"]))
     assert np.allclose(attended.sum(1), 1.0, atol=2e-3)
     assert empty["translations"] == []
-    found = run(model, tmp_path, "--nbest", "2", lines=["we do !", ""])
-    assert [line.split(" ||| ")[0] for line in found] == ["1", "1", "2"]
+    found = run(model, tmp_path, "--nbest", "2", lines=["we do !", "", " ..."])
+    assert [line.split(" ||| ")[0] for line in found] == ["1", "1", "2", "3"]
+    assert found[2:] == ["2 |||  ||| 0.000000", "3 ||| ... ||| 0.000000"]
+
+
+def test_a_line_without_words_is_copied_and_one_without_text_is_empty(model: Path, tmp_path: Path) -> None:
+    assert run(model, tmp_path, lines=["-", " ... ", "\u200b", "\xad\x7f", "\u201e!?\u201c"]) == [
+        "-", "...", "", "", "\u201e!?\u201c"
+    ]  # fmt: skip
+
+
+def test_text_that_is_not_composed_is_told(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = write(tmp_path / "text", ["we do", "gru\u0308n"])
+    told = f"warning: {text}, line 2: not composed (Unicode's NFC): words are torn\n"
+    assert wmt("translate", str(model), "--input", str(text), "--output", str(tmp_path / "out")) == 0
+    assert capsys.readouterr().err == told
+    assert wmt("bleu", str(text), str(text), "--lang", "de") == 0
+    assert capsys.readouterr().err == told * 2
 
 
 def test_8_bit_weights_do_not_depend_on_the_batch(model: Path, tmp_path: Path) -> None:
@@ -331,7 +347,13 @@ def test_scoring_texts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert total["lines"] == len(sources)
     assert total["log_probability"] == pytest.approx(sum(one["log_probability"] for one in lines))
     assert "has 4 lines and" in refused("score", model, tmp_path / "source", write(tmp_path / "short", ["a"]))
-    assert wmt("score", str(model), str(write(tmp_path / "source", ["we do", " "])), str(tmp_path / "source")) == 1
+    blank = write(tmp_path / "blank", ["we do", "", " "])
+    assert wmt("score", str(model), str(blank), str(blank), "--json") == 0
+    first, *empty, total = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert empty == [{"log_probability": 0.0, "tokens": 0, "perplexity": 1.0}] * 2
+    assert total["log_probability"] == first["log_probability"]
+    words = write(tmp_path / "words", ["we do", "we do", "a"])
+    assert wmt("score", str(model), str(blank), str(words)) == 1
     output = capsys.readouterr()
     assert output.out.count("\n") == 1, "the line before"
     assert "line 2: the source has no text" in output.err

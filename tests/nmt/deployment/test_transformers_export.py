@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 from command_line import wmt
-from model_folders import folder_of
+from model_folders import WORDS, folder_of
 
 from nmt.common.files import sha256_of
 from nmt.common.tensors import load_tensors
@@ -142,6 +142,16 @@ def test_what_marian_cannot_represent_is_refused(change: dict[str, Any], sentenc
     with pytest.raises(InputError, match=sentence):
         transformers_export.export(folder_of(tmp_path / "model", **change), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("word", ["<unk>", "</s>"])
+def test_a_word_that_is_a_special_is_refused(tmp_path: Path, word: str) -> None:
+    """Both would have one row of the exported vocabulary."""
+    folder = folder_of(tmp_path / "model", words=" ".join([WORDS, *[word] * 50]))
+    loaded = LoadedModel(folder)
+    assert list(loaded.subwords.symbols(range(loaded.subwords.used_rows))).count(word) == 2
+    with pytest.raises(InputError, match=f"two subwords have the symbol {word}"):
+        transformers_export.export(folder, tmp_path / "out")
 
 
 def test_a_parser_is_refused(parser: Path, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_a_blank_line_has_no_subwords_whatever_the_tokenizer(model: Path, monkey
     monkeypatch.setattr(loaded.subwords, "encode", lambda line: [5] * len(line))
     settings = TokenizerSettings(tokenizer="none", normalize_punctuation=False, aggressive_hyphens=False)
     loaded.source, _ = codec.tokenizers("en", "de", settings)
-    assert [loaded.encode(line) for line in ("", " ", "\r", "\u2003\t")] == [[]] * 4
+    assert [loaded.encode(line) for line in ("", " ", "\r", "\u2003\t", "\u200b \ufeff")] == [[]] * 5
     assert loaded.encode(" a")
 
 

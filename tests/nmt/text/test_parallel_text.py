@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.errors import InputError
-from nmt.text.parallel_text import drop_reason, parallel, read_blocks, read_lines, read_parallel_blocks
+from nmt.text.parallel_text import (
+    composed,
+    drop_reason,
+    is_blank,
+    parallel,
+    read_blocks,
+    read_lines,
+    read_parallel_blocks,
+)
 from nmt.text.settings import FilterSettings
 
 LINES = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=8), min_size=1)
@@ -25,9 +33,9 @@ def test_lines_end_at_newline_alone(tmp_path: Path) -> None:
     lines = ["a\rb", "c\u2028d\x85e", "f\x00\x0c\x1cg", "", "h\u00a0", "i"]
     path = write(tmp_path / "text", lines)
     assert list(read_lines(path)) == lines
-    # The last line may lack its \\n; a byte order mark is left out at the start alone.
-    path.write_bytes("\ufeffa\n\n\ufeffb".encode())
-    assert list(read_lines(path)) == ["a", "", "\ufeffb"]
+    # The last line may lack its \\n; a byte order mark is left out at the start of a line.
+    path.write_bytes("\ufeffa\n\n\ufeffb\ufeff".encode())
+    assert list(read_lines(path)) == ["a", "", "b\ufeff"]
     assert [len(block) for block in read_blocks(path, 2)] == [2, 1]
 
 
@@ -48,7 +56,7 @@ def test_any_text_stays_paired(tmp_path_factory: pytest.TempPathFactory, lines: 
     folder = tmp_path_factory.mktemp("pairs")
     source = write(folder / "source", lines)
     target = write(folder / "target", [str(number) for number in range(len(lines))])
-    lines = [lines[0].removeprefix("\ufeff"), *lines[1:]]
+    lines = [line.removeprefix("\ufeff") for line in lines]
     assert list(parallel(source, target)) == [(line, str(number)) for number, line in enumerate(lines)]
     blocks = list(read_parallel_blocks(source, target, size))
     assert [line for block, _ in blocks for line in block.lines()] == lines
@@ -87,3 +95,32 @@ def test_drop_reason(source: str, target: str, reason: str | None) -> None:
     assert drop_reason(source, target, FILTERS) == reason
     off = FilterSettings(min_tokens=1, max_tokens=9, max_ratio=None, drop_identical=False)
     assert drop_reason(source, target, off) == (reason if reason == "empty" else None)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "reason"),
+    [
+        ("", "a b c d e f", "empty"),  # also too short, too long, and of another length
+        ("a", "a b c d e f", "too_short"),
+        ("a", "a", "too_short"),
+        ("a b", "a b c d e f", "too_long"),
+        ("a b c d e f", "a b c d e f", "too_long"),
+        ("a b", "a b c d e", "ratio"),
+    ],
+)
+def test_the_first_reason_is_counted(source: str, target: str, reason: str) -> None:
+    assert drop_reason(source, target, FILTERS) == drop_reason(target, source, FILTERS) == reason
+
+
+@pytest.mark.parametrize("character", "\u200b\ufeff\u2060\u200e\u200d\xad\x7f\u3000")
+def test_a_line_of_characters_that_show_nothing_is_empty(character: str) -> None:
+    line = f"{character} {character}{character}"
+    assert is_blank(line)
+    assert drop_reason(line, "a b", FILTERS) == drop_reason("a b", line, FILTERS) == "empty"
+    assert not is_blank(f"{character}-")
+
+
+def test_text_that_is_not_composed_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ["gr\xfcn", "gru\u0308n", "u\u0308"]
+    assert list(composed(lines, "text")) == lines
+    assert capsys.readouterr().err == "warning: text, line 2: not composed (Unicode's NFC): words are torn\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from trainings import CONDITIONS, MakeJob
 
 from nmt.flops import LengthSums
-from nmt.training.history import HistoryReader, interval_record, read_history
+from nmt.training.history import HistoryReader, interval_record, perplexity, read_history
 from nmt.training.settings import Job
 from nmt.training.state import Interval, TrainState
 
@@ -20,6 +21,11 @@ def test_the_utilisation_is_that_of_all_gpus(tiny_job: MakeJob) -> None:
     states = [TrainState(**here, updates=3, validate_every=3, processes=count) for count in (1, 2)]
     one, two = (interval_record(job, state, interval) for state in states)
     assert two["utilisation"] == one["utilisation"] / 2 > 0
+
+
+def test_the_perplexity_of_a_model_that_knows_nothing_is_a_number() -> None:
+    assert perplexity(math.log(7.0)) == pytest.approx(7.0)
+    assert perplexity(1e6) == perplexity(99.0) == pytest.approx(math.exp(99.0))
 
 
 def test_new_records_are_read_once_and_a_replaced_history_anew(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import operator
 import os
 import shutil
@@ -110,6 +111,61 @@ def test_a_gradient_that_is_not_finite_changes_nothing(tiny_job: MakeJob, monkey
         if update.number == 4:
             assert torch.equal(one.optimizer.state[one.parameters[0]]["exp_avg"], moments)
     assert all(torch.isfinite(tensor).all() for tensor in one.model.state_dict().values())
+
+
+def test_an_infinite_norm_is_an_overflow_as_nan_is(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job.model_validate(tiny_job())
+    corpus = Corpus(train_files(Path(job.corpus)))
+    for value in (math.inf, math.nan):
+        monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda _, value=value: torch.tensor(value))
+        one = Trainer(job, ALONE)
+        before = {name: tensor.clone() for name, tensor in one.model.state_dict().items()}
+        for update in updates(corpus, 1, 120, job.training.shards, 0, 1, 1, 1):
+            one.step(update)
+        assert same(before, one.model.state_dict())
+
+
+def test_a_rank_that_only_lost_its_peers_names_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank that failed does, and where none did, the training resumes."""
+    monkeypatch.setattr(loop.os, "_exit", sys.exit)
+    for lost in (True, False):
+        monkeypatch.setattr(loop, "peer_is_lost", lambda _, lost=lost: lost)
+        with pytest.raises(SystemExit, match="1"):
+            loop.fail(tmp_path, RuntimeError("connection closed by peer"))
+        assert (tmp_path / "failed.json").exists() is not lost
+
+
+@pytest.mark.parametrize("damage", ["byte", "cut", "gone"])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_damaged_state_is_told_and_the_newest_whole_one_resumed(
+    tmp_path: Path, tiny_job: MakeJob, name: str, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tiny_job(updates=12, keep_states=2, verify_every=4)
+    assert run(job, tmp_path / "whole")
+    stopped(job, tmp_path / "run", 10)
+    (path,) = (tmp_path / "run/resume").iterdir()
+    content = bytearray((path / name).read_bytes())
+    content[-3] ^= 1
+    (path / name).unlink()
+    if damage != "gone":
+        (path / name).write_bytes(content if damage == "byte" else content[:-9])
+    capsys.readouterr()
+    assert run(job, tmp_path / "run")
+    told = capsys.readouterr().out
+    assert f"{path} is damaged and removed" in told
+    assert "resuming after update 8 of 12" in told
+    assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "run"))
+    assert [each.name for each in (tmp_path / "run/resume").iterdir()] == ["update-00000012"]
+
+
+def test_without_a_whole_state_a_training_begins_again(tmp_path: Path, tiny_job: MakeJob) -> None:
+    job = tiny_job(updates=12, keep_states=0)
+    assert run(job, tmp_path / "whole")
+    stopped(job, tmp_path / "run", 10)
+    (path,) = (tmp_path / "run/resume").iterdir()
+    (path / "sha256.json").write_text("{")
+    assert run(job, tmp_path / "run")
+    assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "run"))
 
 
 def test_a_state_is_not_written_twice(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,15 @@ PAPER = TrainingSettings(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("arithmetic", ["ordinary", "portable"])
 @pytest.mark.parametrize(("update", "rate"), [(1, 1.7469281e-7), (4000, 6.9877125e-4), (100_000, 1.3975425e-4)])
-def test_learning_rate(update: int, rate: float) -> None:
-    assert learning_rate(update, 512, PAPER) == pytest.approx(rate, rel=1e-6)
+def test_learning_rate(update: int, rate: float, arithmetic: str) -> None:
+    settings = PAPER.model_copy(update={"arithmetic": arithmetic})
+    assert learning_rate(update, 512, settings) == pytest.approx(rate, rel=1e-6)
+    twice = settings.model_copy(update={"learning_rate_scale": 2.0})
+    assert learning_rate(update, 512, twice) == 2 * learning_rate(update, 512, settings)
 
 
-def test_the_scale_multiplies_and_updates_count_from_one() -> None:
-    twice = PAPER.model_copy(update={"learning_rate_scale": 2.0})
-    assert learning_rate(77, 512, twice) == 2 * learning_rate(77, 512, PAPER)
+def test_updates_count_from_one() -> None:
     with pytest.raises(ValueError, match="count from 1"):
         learning_rate(0, 512, PAPER)

@@ -18,6 +18,7 @@ from trainings import ALONE, CONDITIONS
 from nmt.errors import InputError
 from nmt.flops import LengthSums
 from nmt.products import Library
+from nmt.training import checkpoint
 from nmt.training.measurements import Measurements
 from nmt.training.state import TrainState, load_state, read_state, save_state
 from tests.nmt.training.conftest import Training
@@ -83,6 +84,25 @@ def test_a_folder_in_use_goes_a_save_later(tmp_path: Path, training: Training, m
     assert len(list(tmp_path.iterdir())) == 2
     save_state(tmp_path, INITIAL.model_copy(update={"update": 3}), *training)
     assert [path.name for path in tmp_path.iterdir()] == ["update-00000003"]
+
+
+def test_the_old_state_stays_until_the_new_one_is_whole(
+    tmp_path: Path, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_state(tmp_path, INITIAL, *training)
+    with monkeypatch.context() as patch:
+        patch.setattr("nmt.training.state.save_tensors", Mock(side_effect=OSError(errno.ENOSPC, "of the test")))
+        with pytest.raises(OSError, match="of the test"):
+            save_state(tmp_path, INITIAL.model_copy(update={"update": 1}), *training)
+    assert [path.name for path in tmp_path.iterdir()] == ["update-00000000"]
+    assert load_state(tmp_path / "update-00000000", *training) == INITIAL
+
+
+def test_as_many_checkpoints_are_kept_as_asked(tmp_path: Path, training: Training) -> None:
+    for update in range(1, 6):
+        checkpoint.save_checkpoint(tmp_path, update, training[0], 2)
+        kept = [checkpoint.update_of(path) for path in checkpoint.checkpoints(tmp_path)]
+        assert kept == list(range(max(1, update - 1), update + 1))
 
 
 @settings(max_examples=50)

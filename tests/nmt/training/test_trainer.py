@@ -22,7 +22,7 @@ from trainings import ALONE, MakeJob, run, write_arrow
 
 from nmt import products
 from nmt.flops import LengthSums, training_flops
-from nmt.ids import BOS
+from nmt.ids import BOS, EOS, PAD, UNK
 from nmt.model import Dropout, Transformer
 from nmt.training import checkpoint
 from nmt.training.batches import Corpus, Update, train_files, updates
@@ -130,6 +130,22 @@ def test_validation_is_the_plain_loss_of_each_pair_without_dropout(tiny_job: Mak
     with dropouts_watched(trainer) as seen:
         trainer.step(an_update(trainer, 2))
     assert not any(torch.equal(given, result) for _, given, result in seen)
+
+
+def test_examples_have_no_special_in_them(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a model finds one likeliest, the likeliest subword is taken."""
+    job = Job.model_validate(tiny_job())
+    one = Trainer(job, ALONE)
+    order = [UNK, BOS, PAD, 9, EOS]
+
+    def logits(states: torch.Tensor) -> torch.Tensor:
+        found = torch.zeros(len(states), 16)
+        found[:, order] = torch.arange(len(order), 0, -1.0)
+        return found
+
+    monkeypatch.setattr(one.model, "logits", logits)
+    examples = one.translate_examples(Corpus([Path(job.corpus) / "valid.arrow"]))
+    assert {row for ids in examples.values() for row in ids} == {9}
 
 
 def test_validation_computes_no_gradient(tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_the_map_of_the_product() -> None:
     assert sorted(re.findall(r"^╭─ (\w+) ─", output, re.MULTILINE)) == ["Data", "Models", "Options", "Runs", "Services"]
     assert set(re.findall(r"^│ ([a-z]+) ", output, re.MULTILINE)) == {
         *("translate", "parse", "score", "evalb", "bleu", "attention", "export"),
-        *("rows", "plan", "summary", "compare", "verify", "publish", "join", "ablation"),
+        *("rows", "plan", "summary", "compare", "verify", "publish", "unlock", "join", "ablation"),
         *("catalog", "ui", "serve"),
     }
 
@@ -88,7 +88,7 @@ def test_a_shell_completes_commands_and_values(
 @pytest.mark.parametrize(
     ("command", "missing"),
     [
-        *((command, "dvc.yaml") for command in ("publish", "join", "summary", "verify", ADD, "ui")),
+        *((command, "dvc.yaml") for command in ("publish", "unlock", "join", "summary", "verify", ADD, "ui")),
         *((command, "data/catalog") for command in ("compare one", "catalog list", "serve")),
     ],
 )

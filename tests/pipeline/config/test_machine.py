@@ -50,12 +50,66 @@ def test_rows_for_cpus_multiply_in_what_the_processor_is_fastest_in(
 
 
 def test_cores_are_those_that_the_process_may_use_or_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "CGROUP", Path("without groups"))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {2, 5, 7}, raising=False)
     assert machine.available_cores() == 3
     monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
     for counted, cores in ((8, 8), (None, 1)):
         monkeypatch.setattr(os, "cpu_count", lambda counted=counted: counted)
         assert machine.available_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "cores", "gigabytes"),
+    [
+        ("0::/", {"cpu.max": "150000 100000", "memory.max": "1500000000"}, 1, 1.5),  # a container of version 2
+        (
+            "0::/job/step",
+            {"job/cpu.max": "max 100000", "job/step/memory.max": "max", "job/memory.max": "2000000000"},
+            7,
+            2,
+        ),
+        ("0::/job", {"job/cpu.max": "350000 100000", "cpu.max": "250000 100000"}, 2, None),
+        ("0::/", {"cpu.max": "50000 100000"}, 1, None),
+        (
+            "12:memory:/docker/1a\n4:cpu,cpuacct:/docker/1a\n1:name=systemd:/docker/1a\n0::/system.slice",
+            {
+                "memory/memory.limit_in_bytes": "3000000000",
+                "cpu,cpuacct/cpu.cfs_quota_us": "400000",
+                "cpu,cpuacct/cpu.cfs_period_us": "100000",
+            },
+            4,
+            3,
+        ),
+        (
+            "12:memory:/\n4:cpu,cpuacct:/",
+            {
+                "memory/memory.limit_in_bytes": str(2**63 - 4096),
+                "cpu,cpuacct/cpu.cfs_quota_us": "-1",
+                "cpu,cpuacct/cpu.cfs_period_us": "100000",
+            },
+            7,
+            None,
+        ),
+        (None, {}, 7, None),
+    ],
+)
+def test_the_limits_of_a_container_are_those_of_the_machine(
+    tmp_path: Path, groups: str | None, limits: dict[str, str], cores: int, gigabytes: float | None,
+    monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(machine, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(7)), raising=False)
+    monkeypatch.setattr(machine, "gpus", list)
+    if groups is not None:
+        (tmp_path / "cgroup").write_text(f"{groups}\n")
+    for name, limit in limits.items():
+        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "groups" / name).write_text(f"{limit}\n")
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert machine.available_cores() == cores
+    assert machine.memory() == (physical if gigabytes is None else int(gigabytes * 1e9))
 
 
 @pytest.fixture

@@ -237,9 +237,11 @@ def test_redirections_stay_on_http(server: Server, part: Path, target: str) -> N
     get(server.url, part)
     assert server.requests[1][0] == "/elsewhere.tgz"
     part.unlink()
-    server.answers = [status(302, Location=target)] * 9
-    with pytest.raises(FetchError):
+    server.answers, asked = [status(302, Location=target)] * 9, len(server.requests)
+    with pytest.raises(FetchError) as caught:
         get(server.url, part, None)
+    assert type(caught.value) is FetchError, "no later attempt succeeds"
+    assert len(server.requests) == asked + 1
     assert not part.exists()
 
 

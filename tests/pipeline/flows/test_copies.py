@@ -40,7 +40,9 @@ def refused(folder: Path, why: str, **changes: Any) -> None:
         pass
 
 
-def test_changes_of_tracked_files_travel_and_new_values_leave_the_comments(original: Path) -> None:
+def test_changes_of_tracked_files_travel_and_new_values_leave_the_comments(
+    original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (original / "LICENSE").write_text("changed\n")
     (original / "added").write_text("added\n")
     (original / "untracked").write_text("not added\n")
@@ -49,6 +51,13 @@ def test_changes_of_tracked_files_travel_and_new_values_leave_the_comments(origi
     # As users set them.
     git(original, "config", "diff.noprefix", "true")
     git(original, "config", "color.ui", "always")
+    (original.parent / "gitconfig").write_text(
+        '[clone]\n\tdefaultRemoteName = upstream\n[protocol "file"]\n\tallow = never\n'
+    )
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(original.parent / "xdg"))
+    (original.parent / "xdg/git").mkdir(parents=True)
+    (original.parent / "gitconfig").rename(original.parent / "xdg/git/config")
+    monkeypatch.setenv("HOME", str(original.parent))
     before = git(original, "status", "--porcelain")
     with copies.made(original, "one", {"row": "big", "overrides": {"training": {"updates": 7}}}) as copy:
         assert (copy / "LICENSE").read_text() == "changed\n"
@@ -57,6 +66,7 @@ def test_changes_of_tracked_files_travel_and_new_values_leave_the_comments(origi
         assert not (copy / "data/local/.gitignore").exists()
         params = (copy / "params.yaml").read_text()
         assert git(copy, "rev-parse", "HEAD") == git(original, "rev-parse", "HEAD")
+        assert git(copy, "remote") == "origin\n"
         # The first one is at work, and another run begins and ends.
         with copies.made(original, "two", {}) as other:
             assert "row: big" not in (other / "params.yaml").read_text()
@@ -71,7 +81,9 @@ def test_changes_of_tracked_files_travel_and_new_values_leave_the_comments(origi
     assert changed == ["row: big", "overrides:", "training:", "updates: 7"]
 
 
-def test_cache_state_and_what_git_does_not_track_are_the_originals(original: Path, tmp_path: Path) -> None:
+def test_cache_state_and_what_git_does_not_track_are_the_originals(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "text.en").write_text("A line.\n")
     (original / "data/local/mine").mkdir(parents=True)
     (original / "data/local/mine/train.en").symlink_to(tmp_path / "text.en")
@@ -86,6 +98,11 @@ def test_cache_state_and_what_git_does_not_track_are_the_originals(original: Pat
         assert copies.run(copy, [*copies.DVC, "cache", "dir"], said.append) == 0
         assert copies.run(copy, [sys.executable, "-c", program], said.append) == 0
         assert said == [str(original / ".dvc/cache"), str(original / "work")]
+        monkeypatch.chdir(original)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///own.db")
+        program = "from pipeline.tracking import server; print(server.uri())"
+        assert copies.run(copy, [sys.executable, "-c", program], said.append) == 0
+        assert said[2:] == [f"sqlite:///{original}/own.db"]
         assert git(copy, "status", "--porcelain") == "?? data/catalog/mine.yaml\n"
 
 

@@ -59,6 +59,10 @@ def test_the_form_offers_the_rows_corpora_and_stages_of_the_pair_and_has_default
     assert defaults == ["parse-sample", "sample-trees", 1, {}, "report", False]
 
 
+def test_a_stage_is_tried_four_times(flow: Any) -> None:
+    assert (flow.run_stage.retries, flow.run_stage.retry_delay_seconds) == (3, [10.0, 60.0, 300.0])
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -53,6 +53,10 @@ def test_commands_find_the_server_that_answers_and_another_one_gets_no_password(
         (tmp_path / services.LOGIN).write_text(json.dumps(settings))
         for url in (None, address):
             assert hook(monkeypatch, tmp_path, url, "/bin/prefect flow-run ls").env == settings
+        cloud = "https://api.prefect.cloud/api/accounts/1"
+        assert hook(monkeypatch, tmp_path, cloud, "prefect deployment run wmt-en-de").env == settings, "of a profile"
+        assert hook(monkeypatch, tmp_path, cloud, "prefect flow-run ls") is None
+        monkeypatch.setenv("PREFECT_API_URL", "http://example.org/api")
         assert hook(monkeypatch, tmp_path, "http://example.org/api", "prefect deployment run wmt-en-de") is None
         assert sys.argv[-1] == "wmt-en-de/wmt-en-de"
         assert hook(monkeypatch, tmp_path, None, "python -m pytest") is None

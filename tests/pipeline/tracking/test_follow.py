@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from agents import wait_for
@@ -17,7 +18,7 @@ from nmt.common.processes import Interrupted
 from nmt.errors import InputError
 from pipeline.tracking import follow as following
 from pipeline.tracking import publish, registry, server, source
-from pipeline.tracking.follow import follow
+from pipeline.tracking.follow import Points, follow
 
 
 @pytest.fixture
@@ -69,6 +70,17 @@ def test_a_training_is_followed_and_then_completed(root: Path, state: Path, monk
     (run,) = recorded(root)
     assert (run.info.status, run.data.metrics["bleu"]) == ("FINISHED", 27.3)
     assert len(history(root, run, "loss")) == 1201, "the tables' points are there already"
+
+
+def test_a_point_is_sent_once() -> None:
+    sent: list[tuple[str, int]] = []
+    client = Mock(get_metric_history=lambda *_: [])
+    client.log_batch = lambda _, metrics: sent.extend((metric.key, metric.step) for metric in metrics)
+    points = Points(client, Mock(info=Mock(start_time=0)))
+    records = [{"update": update, "loss": 1.0, "ppl": 2.0} for update in (1, 2)]
+    points.send([*records, records[0]])
+    points.send([*records, {"update": 2, "valid_loss": 1.0}])
+    assert sorted(sent) == [("loss", 1), ("loss", 2), ("ppl", 1), ("ppl", 2), ("valid_loss", 2)]
 
 
 def test_a_resumed_training_is_the_same_run_without_a_second_point(root: Path, state: Path) -> None:

@@ -1,11 +1,23 @@
 from __future__ import annotations
 
+import base64
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
+from clones import ROOT
+from orchestra import until
+from ports import free_port
 from tracked import connected
 
 from nmt.errors import InputError
+from pipeline.flows import services
 from pipeline.tracking import server
 
 
@@ -15,12 +27,152 @@ def test_a_run_is_found_by_its_name_its_full_name_or_the_beginning_of_its_id(roo
         experiment = client.create_experiment("wmt-en-de", (root / "mlartifacts").as_uri())
         one, *same = (client.create_run(experiment, run_name=name).info.run_id for name in ("one", "same", "same"))
         client.log_artifact(one, "scores.json")
+        client.log_artifact(one, "scores.json", "other")
         client.set_tag(one, "DVC_EXP_NAME", "lippy-duct")
     for number, name in enumerate(("one", f"one-{one[:8]}", one[:12], "lippy-duct")):
         full, (scores, lines) = server.fetch_artifacts(name, ["scores.json", "sentences.jsonl"], tmp_path / str(number))
         assert (full, scores.read_text(), lines.exists()) == (f"one-{one[:8]}", "{}", False)
+        assert [path.name for path in (tmp_path / str(number)).iterdir()] == ["scores.json"], "what was asked for"
     with pytest.raises(InputError, match=r"^'same' names 2 runs \(same-") as caught:
         server.fetch_artifacts("same", [], tmp_path / "same")
     assert all(run[:8] in str(caught.value) for run in same)
     with pytest.raises(InputError, match=r"^'' names 0 runs: MLflow's page lists names and ids$"):
         server.fetch_artifacts("", [], tmp_path / "none")
+
+
+LOGIN = {"MLFLOW_TRACKING_USERNAME": "wmt", "MLFLOW_TRACKING_PASSWORD": "secret"}
+OWNER = {"Authorization": f"Basic {base64.b64encode(b'wmt:secret').decode()}"}
+
+
+@pytest.fixture
+def address(root: Path) -> Iterator[str]:
+    """MLflow's server as `make ui` starts it."""
+    port = free_port()
+    origins = {"MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{port},http://localhost:{port}"}
+    variables = {
+        **os.environ,
+        **LOGIN,
+        **origins,
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "PYTHONPATH": str(ROOT),
+    }
+    options = f"--host 127.0.0.1 --port {port} --log-level warning --factory pipeline.tracking.server:mlflow_app"
+    with subprocess.Popen([sys.executable, "-m", "uvicorn", *options.split()], env=variables) as process:
+
+        def answers() -> bool:
+            assert process.poll() is None
+            try:
+                return httpx.get(f"http://127.0.0.1:{port}/health", headers=OWNER).is_success
+            except httpx.TransportError:
+                return False
+
+        try:
+            until(answers, "MLflow", every=0.2)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+STRANGER = """
+import json, os, sys, urllib.error, urllib.request
+address, folder = sys.argv[1:]
+
+def call(path, body=None):
+    content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    request = urllib.request.Request(address + path, content, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
+            return answer.read()
+    except urllib.error.HTTPError as error:
+        print(error.code)
+        return b""
+
+call("/health")  # Imports what it needs, which the other user may not read.
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+api = "/ajax-api/2.0/mlflow/"
+made = json.loads(call(api + "experiments/create", {"name": "x", "artifact_location": "file://" + folder}) or "{}")
+run = json.loads(call(api + "runs/create", {"experiment_id": made.get("experiment_id", "0")}) or "{}")
+run_id = run["run"]["info"]["run_id"] if run else "0"
+if run:
+    os.mkdir(f"{folder}/{run_id}")
+    os.symlink(os.environ["SECRETS"], f"{folder}/{run_id}/artifacts")
+print(call(f"/get-artifact?path=id_rsa&run_uuid={run_id}").decode())
+call(f"{api}upload-artifact?run_uuid={run_id}&path=authorized_keys", b"mine")
+call("/ajax-api/3.0/mlflow/assistant/config")
+"""
+
+
+def test_mlflow_answers_only_the_owner_and_its_own_pages(address: str, root: Path, tmp_path: Path) -> None:
+    """Another user would read files by an experiment whose artifacts are their folder, with a link to the owner's."""
+
+    def status(**headers: str) -> int:
+        search = f"{address}/api/2.0/mlflow/experiments/search"
+        return httpx.post(search, json={"max_results": 1}, headers=headers).status_code
+
+    assert status(**OWNER) == 200
+    assert status(**OWNER, Origin=address.replace("127.0.0.1", "localhost")) == 200
+    assert status() == status(Authorization="Basic d210OndybW9uZw==") == 401
+    for origin in ("http://localhost:8888", "http://127.0.0.1:8888", "null", "http://evil.example"):
+        assert status(**OWNER, Origin=origin) == 403
+    kept = [stat.S_IMODE((root / name).stat().st_mode) for name in ("mlflow.db", "mlartifacts")]
+    assert kept == [0o600, 0o700]
+    if os.getuid() != 0:
+        pytest.skip("not tried as a second user: only root can become one")
+    owners, others = tmp_path / "owners", Path(f"/tmp/stranger-{os.getpid()}")
+    owners.mkdir()
+    (owners / "id_rsa").write_text("private")
+    (owners / "id_rsa").chmod(0o600)
+    others.mkdir()
+    try:
+        os.chown(others, 65534, 65534)
+        command = [sys.executable, "-c", STRANGER, address, str(others)]
+        environment = {**os.environ, "SECRETS": str(owners)}
+        found = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    finally:
+        shutil.rmtree(others)
+    assert "private" not in found
+    assert not (owners / "authorized_keys").exists()
+    assert found.split() == ["401"] * 6
+
+
+def test_a_message_has_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:se/cret@host/db?sslpassword=cret")
+    said = server.problem(OSError("https://me:cret@host said no\nmore"))
+    assert said == "MLflow at postgresql://***@host/db?***: https://***@host said no"
+
+
+@pytest.mark.parametrize("given", ["sqlite:///{original}/own.db", "sqlite:///own.db", ""])
+def test_what_a_run_in_a_copy_records_outlives_the_copy(
+    root: Path, tmp_path: Path, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queued experiment of DVC works in a copy, and the experiment's folder of artifacts is kept for ever."""
+    shutil.copyfile(root / "mlflow.db", tmp_path / "own.db")
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "results", copy / "results")
+    monkeypatch.chdir(copy)
+    monkeypatch.setenv("WMT_STATE", "")
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", given.format(original=tmp_path))
+    with server.session() as client:
+        run = server.open_run(client, "state")
+        client.log_text(run.info.run_id, "kept", "file")
+    shutil.rmtree(copy)
+    monkeypatch.chdir(tmp_path)
+    with connected((tmp_path if given else root) / ("own.db" if given else "mlflow.db")) as client:
+        found = client.get_run(run.info.run_id)
+    kept = Path(found.info.artifact_uri.removeprefix("file://")) / "file"
+    assert kept.read_text() == "kept"
+    assert kept.is_relative_to(tmp_path / "work/mlartifacts")
+
+
+@pytest.mark.parametrize("character", "?%#")
+def test_a_path_that_no_address_of_a_database_allows_is_refused(
+    tmp_path: Path, character: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"a{character}20b").mkdir()
+    monkeypatch.chdir(tmp_path / f"a{character}20b")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(InputError, match="addresses of databases allow no"):
+        server.uri()
+    with pytest.raises(InputError, match="addresses of databases allow no"):
+        services.serve(worker=False)

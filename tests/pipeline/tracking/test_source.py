@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from clones import commit, git
+from tracked import connected
 
 from pipeline.tracking import source
 
@@ -33,6 +34,29 @@ def test_new_files_differ_and_a_patch_is_equal_whatever_git_is_set_to(
     git(tmp_path, "config", "diff.noprefix", "true")
     git(tmp_path, "config", "diff.external", "echo")
     assert source.difference(*source.CODE) == patch
+
+
+def test_a_patch_has_no_credentials_and_is_else_as_it_was(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = [
+        "+origin: https://me:s3cret@example.org/name",
+        "+  'url': 'https://store.example.org/file?signature=s3cret'",
+        "+AWS_SECRET_ACCESS_KEY=s3cret",
+        '+    "db_password": "s3cret",',
+        "+HF_TOKEN: s3cret",
+    ]
+    plain = ["+  tokens: 25000", "+found = re.compile(r'(?<=a)b') if a else b@c", "+see https://example.org/a@b"]
+    patch = "\n".join([*secret, *plain])
+    monkeypatch.setattr(source, "difference", lambda *_: patch.encode())
+    with connected(root / "mlflow.db") as client:
+        run = client.create_run(client.create_experiment("wmt", (root / "mlartifacts").as_uri())).info.run_id
+        source.send(client, run)
+        (kept,) = root.rglob("differences.patch")
+    lines = kept.read_text().split("\n")
+    assert "s3cret" not in kept.read_text()
+    assert [line.partition("***")[0] for line in lines[:3]] == [
+        "+origin: https://", "+  'url': 'https://store.example.org/file?", "+AWS_SECRET_ACCESS_KEY="
+    ]  # fmt: skip
+    assert lines[len(secret) :] == plain
 
 
 def test_a_report_gets_the_names_of_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

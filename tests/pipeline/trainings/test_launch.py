@@ -116,6 +116,7 @@ def test_torchrun_meets_over_a_file_on_one_node_and_over_the_network_on_several(
 
 def test_processes_share_the_cores_and_stay_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)))
+    monkeypatch.setattr(machine, "CGROUP", Path("without groups"))
     malloc = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", *malloc):
         monkeypatch.delenv(name, raising=False)

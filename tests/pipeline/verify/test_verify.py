@@ -130,6 +130,7 @@ def test_a_training_that_was_changed_on_its_way_passes(run: Path) -> None:
 
 
 def test_which_updates_are_trained_again(run: Path) -> None:
+    assert len({tuple(recorded().choose(0.01)) for _ in range(40)}) > 1, "nobody knows before which"
     for share, least in ((0.01, 1), (0.2, 5), (0.5, 12), (1.0, 24)):
         updates = sum(end - start for start, end in recorded().choose(share))
         assert least <= updates <= least + 2
@@ -336,7 +337,11 @@ def test_changes_that_were_certified_are_named(
         ),
         (
             lambda: edit_json(paths.TRAINING, **dict.fromkeys(MEASURED, 1)),
-            [rf"results/training.json has 1 as {key}, " for key in MEASURED],
+            ["results/training.json is not what", *(rf"results/training.json has 1 as {key}, " for key in MEASURED)],
+        ),
+        (
+            lambda: resealed(lambda content: content["measured"].update(train_seconds=1.0)),
+            ["results/training.json is not what the certificate has as measured"],
         ),
     ],
 )
@@ -437,6 +442,14 @@ def test_a_training_that_starts_from_another_model_passes_and_its_parent_is_name
     parent.rename("../moved")
     status, found, _ = verify("--share", 1)
     assert (status, found["parent"][0]) == (2, "inconclusive")
+
+
+def test_a_certificate_has_nothing_more(run: Path) -> None:
+    resealed(lambda content: content["files"].update({"results/mine": "0"}))
+    assert certificate.sealed(paths.CERTIFICATE).detail == "no stage makes results/mine"
+    resealed(lambda content: content.update(mine=1))
+    with pytest.raises(InputError, match="is no certificate"):
+        certificate.load(paths.CERTIFICATE)
 
 
 def test_other_code_and_other_versions_are_named(run: Path) -> None:

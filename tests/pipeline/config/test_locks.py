@@ -1,0 +1,60 @@
+"""What DVC leaves of its locks when it is killed, and what it holds while it works."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dvc.fs import localfs
+from dvc.lock import LockError
+from dvc.rwlock import RWLockFileCorruptedError, RWLockFileFormatError, rwlock
+
+from pipeline.cli.app import main
+from pipeline.config.locks import mend_locks
+
+ELSEWHERE = f'{{"write": {{"/a/out": {{"pid": {os.getppid()}, "cmd": "dvc repro"}}}}}}'
+"""Of a process that was killed, whose number a process of another folder has."""
+
+
+@pytest.fixture
+def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/catalog").mkdir(parents=True)
+    (tmp_path / "dvc.yaml").touch()
+    (tmp_path / ".dvc/tmp").mkdir(parents=True)
+    return tmp_path / ".dvc/tmp/rwlock"
+
+
+def dvc_works() -> None:
+    with rwlock(".dvc/tmp", localfs, "dvc repro", [], ["/a/out"], False):
+        pass
+
+
+@pytest.mark.parametrize("left", ["", '{"write": {"/a/o', "[1]", '{"write": {"/a/out": {}}}', ELSEWHERE])
+def test_what_a_killed_dvc_left_is_removed(locks: Path, left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    locks.write_text(left)
+    with pytest.raises((RWLockFileCorruptedError, RWLockFileFormatError, LockError)):
+        dvc_works()
+    monkeypatch.setattr("sys.argv", ["wmt", "unlock"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    dvc_works()
+
+
+def test_what_dvc_holds_stays(locks: Path) -> None:
+    with rwlock(".dvc/tmp", localfs, "dvc repro", [], ["/a/out"], False):
+        before = locks.read_text()
+        assert str(os.getpid()) in before
+        assert not mend_locks()
+    locks.write_text("")
+    program = "import zc.lockfile; held = zc.lockfile.LockFile('.dvc/tmp/rwlock.lock'); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout
+        writer.stdout.readline()
+        assert not mend_locks(), "it may be writing the file"
+        writer.kill()
+    assert mend_locks()
+    assert not mend_locks()
