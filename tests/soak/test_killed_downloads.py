@@ -98,9 +98,9 @@ def sample_lines() -> Lines:
         other = pair[-2:]
         if name == "newstest2014":
             side = "src" if language == "en" else "ref"
-            content = files[f"test-full/sampletest-{other}en-{side}.{language}.sgm"]
+            content = files[f"test-full/sampletest-en{other}-{side}.{language}.sgm"]
             return [unescape(line) for line in re.findall(r"<seg[^>]*> *(.*?) *</seg>", content)]
-        return files[f"training/sample.{other}-en.{language}"].split("\n")[:-1]
+        return files[f"training/sample.{language}"].split("\n")[:-1]
 
     return lines
 
