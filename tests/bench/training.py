@@ -90,11 +90,11 @@ def write_bins(folder: Path, src: Ids, tgt: Ids, growth: float = 1.1) -> None:
         upper = max(upper * growth, bounds[-1] + 1)
     which = np.searchsorted(bounds, [len(ids) for ids in tgt])
     for number, bound in enumerate(bounds):
-        _write(folder / f"train.{bound:05d}.arrow", src, tgt, np.flatnonzero(which == number).tolist())
-    _write(folder / "valid.arrow", src, tgt, range(100))
+        write(folder / f"train.{bound:05d}.arrow", src, tgt, np.flatnonzero(which == number).tolist())
+    write(folder / "valid.arrow", src, tgt, range(100))
 
 
-def _write(path: Path, src: Ids, tgt: Ids, rows: Sequence[int]) -> None:
+def write(path: Path, src: Ids, tgt: Ids, rows: Sequence[int]) -> None:
     if not rows:
         return
     kind = pa.list_(pa.uint16())
