@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from nmt.common.shapes import Float, Int
 from nmt.products import add_matmul_, matmul
@@ -32,14 +31,17 @@ def block_loss(
     `logits`: [rows, vocabulary]; `label`: [rows, 1]. All but the two products with the table: what a compiler can fuse.
     """
     others = eps_ls / (logits.shape[1] - 1)
-    log_p = F.log_softmax(logits.float(), dim=1)
+    z = logits.float()
+    p = z.softmax(dim=1)
+    # log p = z - log sum exp(z). The largest p is at least 1 / V, and no second exp of all logits is needed.
+    log_sum = (z.amax(1) - p.amax(1).log()).double()
     # Sum rows in float32 first: a float64 sum of the block would copy it.
-    picked = log_p.gather(1, label).sum(dtype=torch.float64)
-    smoothed = -((1 - eps_ls - others) * picked + others * log_p.sum(1).sum(dtype=torch.float64))
+    picked = (z.gather(1, label).squeeze(1) - log_sum).sum()
+    smoothed = -((1 - eps_ls - others) * picked + others * (z.sum(1) - logits.shape[1] * log_sum).sum())
     if not needs_gradient:
         return smoothed, -picked, None
     # d loss / d logits = p - q, with q = 1 - eps on the label and eps / (V - 1) on every other.
-    gradient = log_p.exp_().sub_(others)
+    gradient = p.sub_(others)
     gradient.scatter_add_(1, label, gradient.new_full(label.shape, -(1 - eps_ls - others)))
     return smoothed, -picked, gradient.to(logits.dtype)
 

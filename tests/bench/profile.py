@@ -31,7 +31,7 @@ from tests.bench.conditions import announce
 from tests.bench.training import job, prepare
 
 KINDS = {
-    "matrix products": ("mm", "addmm", "addmm_", "bmm", "baddbmm", "mkldnn_linear", "linear", "_addmm_activation"),
+    "matrix products": ("mm", "addmm", "addmm_", "bmm", "baddbmm", "mkldnn_linear", "linear", "_linear_pointwise"),
     "softmax and masks of attention": ("_softmax", "_softmax_backward_data", "masked_fill", "masked_fill_"),
     "loss without its products": ("_log_softmax", "exp_", "sub_", "gather", "scatter_add_", "sum"),
     "masks of dropout": ("random_", "ge"),
@@ -54,7 +54,7 @@ def shares(trainer: Trainer, corpus: Corpus, count: int) -> tuple[float, float, 
         for update in made:
             trainer.step(update)
         milliseconds = 1000 * (time.perf_counter() - began) / count
-    kinds = {f"aten::{name}": kind for kind, names in KINDS.items() for name in names}
+    kinds = {f"{room}::{name}": kind for kind, names in KINDS.items() for name in names for room in ("aten", "mkldnn")}
     times: Counter[str] = Counter()
     for event in found.key_averages():
         times[kinds.get(event.key, "everything else")] += event.self_cpu_time_total / 1000 / count
