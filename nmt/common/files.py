@@ -21,10 +21,6 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The disk is full, the user's quota is, or the process or the disk allows no larger file."""
 
 
-ALIASES = 32
-"""The most aliases of a YAML file."""
-
-
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc] # its base is chosen as this runs
     """A safe loader that refuses duplicate keys; by libyaml where PyYAML has it, which is ten times as fast."""
 
@@ -157,11 +153,7 @@ def sha256_of(path: Path) -> str:
 def read_yaml(path: Path) -> Any:
     """Return the content of a YAML file; raise OSError, or InputError where it is not UTF-8 or not valid."""
     try:
-        text = path.read_text(encoding="utf-8")
-        # Aliases of aliases may stand for more than memory holds.
-        if text.count("*") > ALIASES and sum(isinstance(e, yaml.AliasEvent) for e in yaml.parse(text)) > ALIASES:
-            raise InputError(f"{path} has more than {ALIASES} aliases (`*name`): write what they stand for")
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - it is a safe loader
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - it is a safe loader
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8") from error
     except yaml.YAMLError as error:

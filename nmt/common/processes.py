@@ -21,6 +21,8 @@ INTERRUPTED = 75
 """The exit status of a process that was stopped and can be resumed (sysexits' EX_TEMPFAIL)."""
 UNRECORDED = 73
 """The exit status of a training process that failed and could not write why (sysexits' EX_CANTCREAT)."""
+UNUSABLE = 70
+"""The exit status of torchrun where it cannot start processes or meet the other nodes (sysexits' EX_SOFTWARE)."""
 TRAINERS = "trainers.lock"
 """The file in a training's folder that all of its processes hold by `sharing`."""
 # Opened before any fork: another thread may hold the loader's lock at the fork, and the child would wait for ever.

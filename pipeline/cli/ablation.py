@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Annotated, Any
 
 import typer
@@ -20,10 +21,9 @@ import typer
 from nmt.common.files import write_text
 from nmt.errors import InputError
 from nmt.task import TRANSLATION, task_of
-from pipeline.config import rows
+from pipeline.config import machine, rows
 from pipeline.config.corpora import Pair
 from pipeline.config.errors import validated
-from pipeline.config.machine import available_cores
 from pipeline.config.paths import PARAMS
 from pipeline.config.resolution import Params, read_params, resolve
 from pipeline.flows import copies
@@ -87,7 +87,11 @@ def run_all(plan: Plan, names: Names, known: Collection[str], jobs: int) -> None
     missing = [name for name in names if name not in known]
     print(f"{len(missing)} runs of {len(names)} to do", flush=True)
     # Simultaneous runs share the cores; the launcher would give each run all of them.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // jobs)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, machine.available_cores() // jobs)))
+    devices, gpus = SimpleQueue[dict[str, str]](), [gpu.id for gpu in machine.gpus()]
+    for job in range(jobs):
+        own = gpus[job::jobs] or gpus[job % max(1, len(gpus)) :][:1]  # Each job has GPUs of its own, if they suffice.
+        devices.put({"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {})
     started, stopped = time.monotonic(), threading.Event()
 
     def stop() -> None:
@@ -96,7 +100,7 @@ def run_all(plan: Plan, names: Names, known: Collection[str], jobs: int) -> None
 
     with ExitStack() as made, ThreadPoolExecutor(jobs) as pool:
         work = [made.enter_context(copies.made(Path.cwd(), name, plan.params(*names[name]))) for name in missing]
-        futures = [pool.submit(run_experiment, copy, stop) for copy in work]
+        futures = [pool.submit(run_experiment, copy, stop, devices) for copy in work]
         try:
             for done, future in enumerate(as_completed(futures), start=1):
                 future.result()
@@ -107,10 +111,17 @@ def run_all(plan: Plan, names: Names, known: Collection[str], jobs: int) -> None
             raise
 
 
-def run_experiment(copy: Path, stop: Callable[[], None]) -> None:
-    """Run all stages and save the experiment, calling `stop` often. Raises InputError where a stage fails."""
-    printed = deque[str](maxlen=LOG)
-    if copies.run(copy, [*copies.DVC, "repro"], printed.append, stop) == 0:
+def run_experiment(copy: Path, stop: Callable[[], None], devices: SimpleQueue[dict[str, str]]) -> None:
+    """Run all stages and save the experiment, calling `stop` often. Raises InputError where a stage fails.
+
+    Takes the variables that name its GPUs from `devices`, and puts them back.
+    """
+    printed, own = deque[str](maxlen=LOG), devices.get()
+    try:
+        status = copies.run(copy, [*copies.DVC, "repro"], printed.append, stop, **own)
+    finally:
+        devices.put(own)
+    if status == 0:
         with suppress(ChildProcessError):
             return copies.save(copy, (), printed.append)
     print("\n".join(printed), file=sys.stderr)

@@ -136,9 +136,16 @@ def _share_cache(original: Path, copy: Path) -> None:
         settings["core"]["autostage"] = True
 
 
-def run(copy: Path, command: Sequence[str], log: Callable[[str], None], tick: Callable[[], None] = lambda: None) -> int:
+def run(
+    copy: Path,
+    command: Sequence[str],
+    log: Callable[[str], None],
+    tick: Callable[[], None] = lambda: None,
+    **variables: str,
+) -> int:
     """Run a command in the copy and return its exit status; `log` gets every line that it prints.
 
+    `variables` are added to the environment.
     `tick` is called a few times a second. Whatever it or a signal raises first ends all processes of the command.
     """
     state = os.environ.get("WMT_STATE", "")
@@ -150,6 +157,7 @@ def run(copy: Path, command: Sequence[str], log: Callable[[str], None], tick: Ca
         "PYTHONUNBUFFERED": "1",
         # The copy's work/ is the original's state root.
         **({"WMT_STATE": ""} if state and "://" not in state else {}),
+        **variables,
     }
     mend_locks(copy)
     printed = copy / ".dvc/tmp/printed"

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import signal
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,7 +16,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from nmt.common.files import FULL_DISK, read_yaml, write_text
-from nmt.common.processes import UNRECORDED, Interrupted
+from nmt.common.processes import UNRECORDED, UNUSABLE, Interrupted
 from nmt.errors import InputError
 from nmt.training import checkpoint, history
 from pipeline.config.paths import read_json
@@ -89,8 +90,19 @@ def outcome(state: Path, status: int) -> Exception:
         return ChildProcessError(f"a training process failed: {failure['error']}; its output is above")
     if (state / "interrupted").exists():
         return Interrupted("a training process was asked to stop")
+    return unrecorded(state, status)
+
+
+def unrecorded(state: Path, status: int) -> Exception:
+    """Return why a training ended that left no file which says so, from torchrun's exit status."""
     if status == UNRECORDED:
         message = "a training process failed and could not write why, as on a full disk; see above"
         return OSError(errno.ENOSPC, message, str(state))
-    # Killed (by the system where memory runs out, say), or disconnected from the other nodes.
-    return Interrupted("a training process was lost")
+    if status in (2, UNUSABLE):  # 2: of its arguments.
+        return ChildProcessError("torchrun cannot start the training; its output is above")
+    if (number := -status if status < 0 else status - 128) in (signal.SIGTERM, signal.SIGINT):
+        return Interrupted("torchrun was asked to stop")
+    if number > 0:
+        why = ", probably because memory ran out" if number == signal.SIGKILL else ""
+        return Interrupted(f"a training process was killed by signal {number}{why}")
+    return Interrupted("a training process was lost")  # Disconnected from the other nodes.

@@ -10,12 +10,13 @@ import re
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from nmt.common.files import read_yaml, scratch_folder
-from nmt.common.processes import UNRECORDED, end, start
+from nmt.common.processes import UNRECORDED, UNUSABLE, end, start
 from nmt.errors import InputError
 from nmt.flops import parameters
 from nmt.model_settings import ModelSettings
@@ -131,7 +132,8 @@ def environment(count: int) -> dict[str, str]:
     if nodes()[1] == 1:
         # Ranks of one machine need no other interface. `=` matches the whole name.
         defaults |= {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": f"={INTERFACE}"}
-    return {**defaults, **os.environ}
+    # Variables that begin with PET_ are arguments of torchrun's.
+    return {**defaults, **{name: value for name, value in os.environ.items() if not name.startswith("PET_")}}
 
 
 def torchrun(job: Path, watch: Callable[[], None], threads: int = 0) -> int:
@@ -187,8 +189,12 @@ def main() -> None:
             sys.exit(128 + error.sigval)
         except ChildFailedError as error:
             # The training processes have told why; a traceback of torchrun's would bury it.
-            unrecorded = any(failure.exitcode == UNRECORDED for failure in error.failures.values())
-            sys.exit(UNRECORDED if unrecorded else 1)
+            statuses = {failure.exitcode for failure in error.failures.values()}
+            sys.exit(UNRECORDED if UNRECORDED in statuses else 128 - min(statuses) if min(statuses) < 0 else 1)
+        except Exception:
+            # Of torchrun itself, as where the first node's name is unknown: it would be the same again.
+            traceback.print_exc()
+            sys.exit(UNUSABLE)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ from pipeline.config.paths import state_store
 from pipeline.trainings import launch
 
 MARKER = "newest.json"
+OWN = re.compile(rf"(checkpoints|resume/update-\d+)/\w[\w.-]*|{HISTORY}|{CHAIN}")
+"""The files that belong to a state: others would be written wherever whoever writes to the store wants."""
 POLL = 1.0  # seconds between two looks for a new state
 RETRY = 10.0  # seconds between two attempts while the store fails
 LAST_UPLOAD = 600.0  # seconds that the last upload may take
@@ -50,6 +53,8 @@ def launch_with_store(job: Path, watch: Callable[[], None]) -> int:
             store = StateStore(url, f"{job.name}-{updates}")
         if restored := store.pull(job):
             print(f"train: restored update {restored:,} from {url}", flush=True)
+    except InputError:
+        raise
     except Exception as error:
         reason = f"{url} cannot be used ({_cause(error)}): check the address, the credentials and this machine's clock"
         raise OSError(errno.EIO, reason) from None  # boto's error may hold a signed request.
@@ -70,6 +75,8 @@ class StateStore:
         if MARKER not in self.files.find(""):
             return 0, []
         marker = json.loads(self.files.cat_file(MARKER))
+        if strange := [name for name in marker["files"] if not OWN.fullmatch(name)]:
+            raise InputError(f"{MARKER} in the store names {strange[0]!r}, which is no file of a training's state")
         return marker["update"], marker["files"]
 
     def push(self, job: Path) -> int:

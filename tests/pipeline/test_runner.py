@@ -96,6 +96,8 @@ def without_room() -> None:
         # As from an address that does not answer, and where a worker of the executor was killed.
         (raising(ConnectionError(errno.EAGAIN, "not downloaded")), "failed", "not downloaded"),
         (raising(OSError(errno.EIO, "a worker was killed")), "failed", "a worker was killed"),
+        (raising(MemoryError()), "failed", r"memory ran out \(\): raise its limit \(ulimit -v, the container's\)"),
+        (raising(ImportError("libtorch.so: failed to map segment from shared object")), "failed", "memory ran out .*"),
         (without_room, "failed", r"the weights could not be written \(No space left on device\): last\.safetensors"),
     ],
 )
@@ -126,7 +128,8 @@ def test_a_status_file_that_cannot_be_written_hides_no_sentence(
 def test_interrupted_it_can_be_resumed(told: Told, capsys: pytest.CaptureFixture[str], error: BaseException) -> None:
     assert status_of(raising(error)) == (runner.INTERRUPTED, "interrupted")
     assert told == [("decode", "KILLED")]
-    assert capsys.readouterr().err == "decode: interrupted; run the same command again to resume\n"
+    why = f" ({error})" if str(error) else ""
+    assert capsys.readouterr().err == f"decode: interrupted{why}; run the same command again to resume\n"
 
 
 def test_a_closed_terminal_interrupts_once_and_is_told(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +173,7 @@ def test_sigterm_interrupts_once(told: Told) -> None:
     assert reported()["message"] == "stopped by SIGTERM"
 
 
-INTERRUPTED = b"decode: interrupted; run the same command again to resume\n"
+INTERRUPTED = b"decode: interrupted (stopped by SIGTERM); run the same command again to resume\n"
 
 
 def python(folder: Path, *words: str, **options: Any) -> tuple[int, bytes]:
@@ -202,7 +205,8 @@ runner.publish = SimpleNamespace(end=again, finish=lambda _: None)
 atexit.register(again)
 runner.run("decode")
 """
-    assert python(tmp_path, "-c", program, "decode") == (status, INTERRUPTED if status else b"")
+    told = INTERRUPTED.replace(b" (stopped by SIGTERM)", b"") if status else b""
+    assert python(tmp_path, "-c", program, "decode") == (status, told)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), OSError(errno.EBADF, "Bad file descriptor")])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from command_line import printed, refused, wmt
 from nmt.errors import InputError
 from pipeline.cli import ablation
 from pipeline.cli.ablation import Plan
-from pipeline.config import catalogs, resolution, rows
+from pipeline.config import catalogs, machine, resolution, rows
 from pipeline.flows import copies
 from pipeline.report.ablation import Interval, markdown
 from pipeline.tracking import source
@@ -100,8 +101,9 @@ def test_missing_runs_work_in_copies_of_the_beginning_and_a_failure_says_why(
         finally:
             events.append(("removed", name))
 
-    def run(copy: Path, command: list[str], log: Callable[[str], None], tick: object) -> int:
+    def run(copy: Path, command: list[str], log: Callable[[str], None], tick: object, **variables: str) -> int:
         events.append(("run", copy.name))
+        assert variables == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,GPU-c"}, "one job has all"
         log("the cause")
         return int(copy.name == failing and fails != "save")
 
@@ -110,6 +112,7 @@ def test_missing_runs_work_in_copies_of_the_beginning_and_a_failure_says_why(
             raise ChildProcessError
         events.append(("saved", copy.name))
 
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu(f"GPU-{name}", "H100", "81559 MiB") for name in "abc"])
     monkeypatch.setattr(copies, "made", made)
     monkeypatch.setattr(copies, "run", run)
     monkeypatch.setattr(copies, "save", save)
@@ -120,6 +123,30 @@ def test_missing_runs_work_in_copies_of_the_beginning_and_a_failure_says_why(
     assert [name for what, name in events if what == "run"] == missing
     assert [name for what, name in events if what == "saved"] == [name for name in missing if name != failing]
     assert sorted(events[-3:]) == sorted(("removed", name) for name in missing)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "jobs", "shown"),
+    [("", 2, ["", ""]), ("ab", 2, ["a", "b"]), ("abcd", 2, ["a,c", "b,d"]), ("a", 2, ["a", "a"])],
+)
+def test_each_job_has_gpus_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, jobs: int, shown: list[str]
+) -> None:
+    names = {PLAN.name(row, 1): (row, 1) for row in ("base", "A-h1", "A-h4", "A-h16")}
+    both, found = threading.Barrier(jobs), list[str]()
+
+    def run(copy: Path, command: list[str], log: object, tick: object, **variables: str) -> int:
+        both.wait(60)  # So many work at the same time.
+        found.append(variables.get("CUDA_VISIBLE_DEVICES", ""))
+        both.wait(60)
+        return 0
+
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu(name, "H100", "81559 MiB") for name in gpus])
+    monkeypatch.setattr(copies, "made", lambda _, name, __: contextlib.nullcontext(tmp_path / name))
+    monkeypatch.setattr(copies, "run", run)
+    monkeypatch.setattr(copies, "save", lambda *_: None)
+    ablation.run_all(PLAN, names, (), jobs)
+    assert [sorted(found[at : at + jobs]) for at in range(0, 4, jobs)] == [shown] * (4 // jobs)
 
 
 def test_a_name_tells_settings_and_text_apart(monkeypatch: pytest.MonkeyPatch) -> None:

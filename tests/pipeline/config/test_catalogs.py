@@ -186,14 +186,6 @@ def test_unknown_names_are_told_with_the_nearest() -> None:
         catalogs.data_settings(catalogs.load("small"), "en-de")
 
 
-@pytest.mark.timeout(60)
-def test_aliases_that_stand_for_more_than_memory_holds_are_refused() -> None:
-    levels = [f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]" for n in range(9)]
-    write("laughs", "\n".join(["a0: &a0 [ha]", *levels, "description: *a9", ""]))
-    with pytest.raises(InputError, match=r"laughs\.yaml has more than 32 aliases"):
-        catalogs.load("laughs")
-
-
 def test_of_many_catalogs_a_message_names_some_and_each_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(100):
         write(f"many{number}", {"extends": "wmt14"})

@@ -201,6 +201,7 @@ def test_a_model_larger_than_the_memory_is_refused_before_torchrun_starts(
     here(gpus, monkeypatch)
     monkeypatch.setenv("WMT_PROCESSES", "1")
     monkeypatch.setattr(machine.os, "sysconf", lambda name: 2**18)  # 64 GiB in all
+    monkeypatch.setattr(machine, "CGROUP", Path("without groups"))
     monkeypatch.setattr(launch, "command", lambda *_: ["true"])
 
     def train(d_ff: int) -> int:
@@ -252,17 +253,27 @@ def test_training_returns_torchruns_exit_status_and_gives_it_the_environment(
     assert (tmp_path / "rendezvous").read_text() == "first:29400", "`wmt join` finds the training by it"
 
 
-@pytest.mark.parametrize("status", [73, 1])
-def test_torchrun_hands_on_that_a_failure_could_not_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+def test_variables_of_torchruns_own_reach_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are arguments: PET_NO_PYTHON would start no trainer, PET_STANDALONE leaves a file."""
+    monkeypatch.setenv("PET_NO_PYTHON", "1")
+    assert not [name for name in launch.environment(1) if name.startswith("PET_")]
+
+
+@pytest.mark.parametrize(
+    ("status", "told"), [(73, 73), (1, 1), (-9, 137), (RuntimeError("the name of the first node is unknown"), 70)]
+)
+def test_torchrun_hands_on_how_its_processes_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int | Exception, told: int
 ) -> None:
     from torch.distributed import run
 
     def main(_: list[str]) -> None:
+        if isinstance(status, Exception):
+            raise status
         raise ChildFailedError("trainer", {0: ProcessFailure(0, 1, status, "")})
 
     monkeypatch.setattr(run, "main", main)
     monkeypatch.setattr(sys, "argv", ["launch", "trainer", "1", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         launch.main()
-    assert ended.value.code == status
+    assert ended.value.code == told

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -170,6 +172,42 @@ def test_until_its_marker_is_there_a_state_is_not(
         assert content(there, "resume", "checkpoints") == state
     store.push(here)
     assert store.pull(make("there")) == 10
+
+
+@pytest.mark.parametrize(
+    "name", ["/etc/cron.d/x", "../../x", "resume/update-00000005/../../x", "resume/x/y", "job.yaml", "checkpoints/.x"]
+)
+def test_a_marker_that_names_other_files_is_refused(
+    store: sync.StateStore, make: Make, url: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    here = make("here")
+    save(here, 5)
+    store.push(here)
+    marker = json.loads(store.files.cat_file("newest.json"))
+    store.files.pipe_file("newest.json", json.dumps({**marker, "files": [*marker["files"], name]}).encode())
+    there = make("there")
+    with pytest.raises(
+        InputError, match=r"^newest\.json in the store names .*, which is no file of a training's state$"
+    ):
+        sync.launch_with_store(there, lambda: None)
+    assert {path.name for path in there.iterdir()} == {"job.yaml"}
+
+
+def test_a_kill_while_a_state_is_fetched_leaves_none_or_all(
+    store: sync.StateStore, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = make("here")
+    save(here, 5)
+    store.push(here)
+    replace = os.replace
+    for kills in range(9):
+        there, moves = make(f"there-{kills}"), iter(range(kills))
+        with monkeypatch.context() as patch:
+            patch.setattr(sync.os, "replace", lambda *given, left=moves: (next(left), replace(*given)))
+            with contextlib.suppress(StopIteration):
+                store.pull(there)
+        if checkpoint.latest_resume(there / "resume") is not None:
+            assert content(there) == {**content(here), "job.yaml": content(there)["job.yaml"]}
 
 
 @pytest.mark.parametrize("deleted", [True, False])
