@@ -1,1 +1,1 @@
-"""Generate sentences as trees from a small grammar and spell them in English, German and French."""
+"""Generate English sentences with their constituency trees."""
