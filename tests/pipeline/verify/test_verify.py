@@ -582,7 +582,7 @@ REFUSED: list[tuple[Callable[[], object], str, str]] = [
     (paths.CERTIFICATE.unlink, "", "results/certificate.json cannot be read"),
     (lambda: paths.CERTIFICATE.write_text("[" * 100_000), "", "results/certificate.json cannot be read ("),
     (lambda: resealed(lambda content: content["training"].update(state="../..")), "", "(training.state is '../..'"),
-    (lambda: resealed(lambda content: content["training"]["job"].update(training={})), "", "(training.job"),
+    (lambda: resealed(lambda content: content["training"]["job"].update(training={})), "", "(`training.job.training."),
     (lambda: resealed(lambda content: content["training"].update(links=[])), "", "(training.links is []"),
     (lambda: None, "--updates 12", "--updates is '12': it must be A:B with 0 <= A < B <= 24, as 0:20"),
     (lambda: None, "--updates 5:3", "--updates is '5:3': it must be A:B with 0 <= A < B <= 24, as 0:20"),
