@@ -23,6 +23,8 @@ _END = "</w>"
 """The end of a word's last symbol, as in subword-nmt."""
 _LEAST = 2
 """The lowest frequency of a pair that is merged."""
+_LONG = 50
+"""Characters from which on the places of pairs are worth a heap."""
 _NEVER = sys.maxsize
 """The rank of a pair that is not merged."""
 
@@ -200,6 +202,8 @@ class Merges:
 
     def _symbols(self, word: str) -> list[str]:
         """Merge all occurrences of the pair of the lowest rank, from the left, until no pair has a rank."""
+        if len(word) > _LONG:
+            return self._symbols_of_long(word)
         symbols = [*word[:-1], word[-1] + _END]
         rank_of = self._ranks.get
         ranks = [rank_of(pair, _NEVER) for pair in pairwise(symbols)]
@@ -218,3 +222,28 @@ class Merges:
             if at < len(ranks):
                 ranks[at] = rank_of((joined, symbols[at + 1]), _NEVER)
         return symbols
+
+    def _symbols_of_long(self, word: str) -> list[str]:
+        """Do the same in time n log n, with the places of pairs in a heap; a merged symbol leaves an empty one."""
+        symbols = [*word[:-1], word[-1] + _END]
+        after, before = list(range(1, len(word) + 1)), list(range(-1, len(word) - 1))
+        heap = [(rank, at) for at, pair in enumerate(pairwise(symbols)) if (rank := self._ranks.get(pair)) is not None]
+        heapify(heap)
+        while heap:
+            rank, joined = heap[0][0], list[int]()
+            while heap and heap[0][0] == rank:
+                at = heappop(heap)[1]
+                # Its symbols may have been merged with others.
+                if (end := after[at]) < len(word) and (symbols[at], symbols[end]) == self._pairs[rank]:
+                    symbols[at], symbols[end] = symbols[at] + symbols[end], ""
+                    after[at] = after[end]
+                    if after[at] < len(word):
+                        before[after[at]] = at
+                    joined.append(at)
+            # All of a rank are merged before any pair that this made.
+            for at in {place for left in joined for place in (before[left], left)}:
+                if at >= 0 and (end := after[at]) < len(word):
+                    new = self._ranks.get((symbols[at], symbols[end]))
+                    if new is not None:
+                        heappush(heap, (new, at))
+        return [symbol for symbol in symbols if symbol]

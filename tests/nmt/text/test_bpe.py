@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import time
 from collections import Counter
 from collections.abc import Mapping
 
@@ -73,6 +74,27 @@ def test_splits_words_as_subword_nmt_does(counts: dict[str, int], words: list[st
             apart = encode(word, ranks, parts, known, INSIDE, (0, 2), {})
             taken = merges.split_unknown(merges.split(word), known)
             assert [piece.removesuffix(INSIDE) for piece in taken] == list(apart)
+
+
+@given(
+    st.dictionaries(WORD, st.integers(1, 9), min_size=1, max_size=20),
+    st.randoms(),
+    st.text(st.sampled_from("aab-<>/wé"), min_size=2, max_size=50),
+)
+@settings(max_examples=150, deadline=None)
+def test_long_words_are_split_as_short_ones(counts: dict[str, int], order: random.Random, word: str) -> None:
+    """Also in an order in which a merge makes pairs that come before it."""
+    pairs = learn_merges(counts, 30)
+    order.shuffle(pairs)
+    merges = Merges(pairs)
+    assert merges._symbols_of_long(word) == merges._symbols(word)
+
+
+def test_the_time_of_a_long_word_is_nearly_linear() -> None:
+    merges, word = Merges([("a", "b"), ("ab", "ab"), ("c", "ab")]), "abcab" * 20_000
+    start = time.process_time()
+    assert merges.split(word)[:2] == ["ab\n", "c\n"]
+    assert time.process_time() - start < 5
 
 
 def test_a_word_may_hold_the_mark_of_a_words_end() -> None:
