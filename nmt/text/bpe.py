@@ -241,7 +241,7 @@ class Merges:
                         before[after[at]] = at
                     joined.append(at)
             # All of a rank are merged before any pair that this made.
-            for at in {place for at in joined for place in (before[at], at)}:
+            for at in {place for left in joined for place in (before[left], left)}:
                 if at >= 0 and (end := after[at]) < len(word):
                     new = self._ranks.get((symbols[at], symbols[end]))
                     if new is not None:
