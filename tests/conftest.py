@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
 from random import Random
@@ -65,6 +66,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first, so that the short ones fill the processors while these wait."""
     ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(FIRST)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
+    """Say in the last line what was not tested here, as without Chromium."""
+    finished = yield
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = Counter(report.longrepr[2] for report in terminal.stats.get("skipped", ())) if terminal else Counter()
+    if skipped:
+        told = "; ".join(f"{reason.removeprefix('Skipped: ')} ({count})" for reason, count in skipped.most_common())
+        terminal.write_line(f"not tested: {told}")
+    return finished
 
 
 @pytest.fixture

@@ -59,13 +59,15 @@ def calls() -> list[str]:
     return Path("calls").read_text().splitlines()
 
 
-def submit(here: Path, nodes: int, node: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+def submit(
+    here: Path, nodes: int, node: str = "", squeue: str = "", dvc: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run the job's script as the first of `nodes` nodes would; `node` is what Slurm says of that node."""
     (here / "dvc.yaml").touch()
     programs = here / ".venv/bin"
     stand_in(programs, "scontrol", f'[ "$2" = node ] && echo "{node}" || seq --format=n%g 9')
-    for name in ("squeue", "dvc", "wmt"):
-        stand_in(programs, name, "")
+    for name, body in (("squeue", squeue), ("dvc", dvc), ("wmt", "")):
+        stand_in(programs, name, body)
     # What follows the options.
     stand_in(programs, "srun", 'while [[ $1 = -* ]]; do shift; done\nexec "$@"')
     job = {"SLURM_SUBMIT_DIR": str(here), "SLURM_JOB_NODELIST": "n[1-9]", "SLURM_JOB_ID": "7"}
@@ -82,6 +84,22 @@ def test_a_job_of_several_nodes_starts_one_process_on_each(here: Path, nodes: in
     assert len(others) == (nodes > 1)
     for words in others:
         assert {f"--nodes={nodes - 1}", f"--ntasks={nodes - 1}", "--exclude=n1"} <= set(words)
+
+
+def test_a_job_that_makes_no_progress_is_queued_again_three_times(here: Path) -> None:
+    """As one whose process is killed for its memory; each new state of the training begins the count anew."""
+    status, newest = here / ".dvc/tmp/status/train.json", here / "work/train/1-2/resume/update-00000005"
+    newest.mkdir(parents=True)
+
+    def requeued() -> bool:
+        Path("calls").unlink(missing_ok=True)
+        report = f'mkdir -p {status.parent}; echo \'"state": "interrupted"\' > {status}; exit 1'
+        submit(here, 1, squeue="echo RUNNING", dvc=report)
+        return any(call == "scontrol requeue 7" for call in calls())
+
+    assert [requeued() for _ in range(5)] == [True, True, True, False, False]
+    newest.rename(newest.with_name("update-00000010"))
+    assert [requeued() for _ in range(4)] == [True, True, True, False]
 
 
 @pytest.mark.parametrize(
