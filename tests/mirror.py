@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.config import catalogs
-from pipeline.config.corpora import Pair
+from pipeline.config.corpora import Pair, sides
 
 ROOT = Path(__file__).resolve().parents[1]
 Lines = Callable[[str, str, str], list[str]]
@@ -46,7 +46,7 @@ def write(folder: Path, lines: Lines) -> None:
     for content in contents:
         for pair, entry in content.pairs.items():
             for text in (*entry.train, entry.valid, entry.test):
-                for side, language in ((text.source, "en"), (text.target, pair[-2:])):
+                for side, language in zip((text.source, text.target), sides(pair), strict=True):
                     path = urlsplit(content.archives[str(side.archive)].urls[0]).path.lstrip("/")
                     archives.setdefault(path, {})[side.member] = _packed(side.member, lines(text.name, pair, language))
     for path, members in archives.items():

@@ -20,6 +20,7 @@ from nmt.inference.options import WINDOW
 from nmt.inference.search import Hypothesis, length_penalty
 from nmt.inference.settings import SearchSettings
 from nmt.text.parallel_text import is_blank
+from nmt.text.scripts import SENTENCES_JOINED, code
 from nmt.text.sentences import split_sentences
 
 _WORDS = re.compile(r"\w")
@@ -149,6 +150,7 @@ class Translator:
         best = [hypotheses[0] for hypotheses in found]
         total, length = sum(one.log_probability for one in best), sum(len(one.ids) + 1 for one in best)
         ids = [token for one in best for token in one.ids]
-        text = " ".join(self._decode(one.ids, piece)[0] for one, piece in zip(best, pieces, strict=True))
+        space = "" if code(self.description.target) in SENTENCES_JOINED else " "
+        text = space.join(self._decode(one.ids, piece)[0] for one, piece in zip(best, pieces, strict=True))
         joined = Hypothesis(ids, total, total / length_penalty(length, self.settings.alpha))
         return Translation(line, pieces, [joined], [text], [])

@@ -13,6 +13,7 @@ One space separates the words of a tokenised line. (tokenizer.perl leaves two be
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -22,9 +23,14 @@ _LINE_BREAKERS = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")
 _JUNK = re.compile("[\x00-\x1f]")
 _NORMALIZED = re.compile("[\r()%:;`„“”–—´‘‚’…«»º\u00a0\"]|''|  ")
 """The normaliser changes no line without one of these."""
+_LATIN_PUNCTUATION = re.compile("\\s*([!-/:-@\\[-`{-~\u00a0-\u00bf\u2000-\u206f])\\s*")
 _CACHED = 1 << 18  # words
 
 Rules = list[tuple[re.Pattern[str], str]]
+
+
+def _without_spaces(line: str) -> str:
+    return _LATIN_PUNCTUATION.sub(r"\1", " ".join(line.split()))
 
 
 def _substitute(rules: Rules, text: str) -> str:
@@ -119,6 +125,13 @@ class Moses:
             return line
         detokenized: str = self._detokenizer.detokenize(line.split(), unescape=False)
         return detokenized
+
+    def changed(self, lines: Sequence[str]) -> float:
+        """Return the share of raw lines that do not come back, but for the spaces of Latin punctuation."""
+        texts = [line for line in map(self.normalize, lines) if line.strip()]
+        made = (self.detokenize(self.tokenize(text)) for text in texts)
+        changed = [_without_spaces(text) != _without_spaces(new) for text, new in zip(texts, made, strict=True)]
+        return sum(changed) / max(1, len(changed))
 
     def _tokens(self, words: list[str]) -> list[str]:
         """Return the tokens of words before full stops are split off."""

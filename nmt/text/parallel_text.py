@@ -17,6 +17,7 @@ from typing import Any, Literal
 from unicodedata import is_normalized
 
 from nmt.errors import InputError
+from nmt.text.scripts import length
 from nmt.text.settings import FilterSettings
 
 Reason = Literal["empty", "too_short", "too_long", "ratio", "identical"]
@@ -144,9 +145,14 @@ def parallel(source: Path, target: Path) -> Iterator[tuple[str, str]]:
         yield from zip(source_block.lines(), target_block.lines(), strict=True)
 
 
-def drop_reason(source: str, target: str, settings: FilterSettings) -> Reason | None:
-    """Return the first of `REASONS` to leave a tokenised pair out of training, or None. Spaces separate tokens."""
-    shorter, longer = sorted((len(source.split()), len(target.split())))
+def drop_reason(
+    source: str, target: str, settings: FilterSettings, languages: tuple[str, str] = ("", "")
+) -> Reason | None:
+    """Return the first of `REASONS` to leave a tokenised pair out of training, or None.
+
+    Spaces separate tokens; where a language writes none between words, each character counts as one.
+    """
+    shorter, longer = sorted(map(length, (source, target), languages))
     if is_blank(source) or is_blank(target):
         return "empty"
     if shorter < settings.min_tokens:

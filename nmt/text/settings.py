@@ -19,7 +19,7 @@ class TokenizerSettings(Settings):
 
 
 class FilterSettings(Settings):
-    """Which tokenised training pairs are dropped. Lengths are counted in tokens."""
+    """Which tokenised training pairs are dropped. Lengths are tokens, or characters for zh, ja, th, ..."""
 
     min_tokens: Count
     max_tokens: Count

@@ -10,7 +10,6 @@ import typer
 from nmt.errors import printable
 from pipeline.cli.repository import check_folder
 from pipeline.config import rows
-from pipeline.config.corpora import Pair
 
 app, catalog = typer.Typer(), typer.Typer(no_args_is_help=True)
 Text = tuple[Path, Path]
@@ -68,7 +67,7 @@ def list_catalogs() -> None:
 @catalog.command("add")
 def add_catalog(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What params.yaml's `corpus` will call it.")],
-    pair: Annotated[Pair, typer.Option(help="The languages, from and into.")],
+    pair: Annotated[str, typer.Option(help="The languages, from and into, by their ISO 639 codes.")],
     train: Annotated[Text, typer.Option(metavar="SRC TGT", help="The two sides for training.")],
     valid: Annotated[Text, typer.Option(metavar="SRC TGT", help="The two sides for validation.")],
     test: Annotated[Text, typer.Option(metavar="SRC TGT", help="The two sides for the test.")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,17 @@ from pydantic import Field, model_validator
 
 from nmt.errors import InputError
 from nmt.schema import Settings
-from pipeline.config.corpora import ArchiveEntry, ArchiveSettings, DataSettings, Name, Pair, ParallelSettings, sides
+from pipeline.config.corpora import (
+    TREE,
+    ArchiveEntry,
+    ArchiveSettings,
+    DataSettings,
+    Name,
+    Pair,
+    ParallelSettings,
+    other_direction,
+    sides,
+)
 from pipeline.config.errors import nearest, read_mapping, validated
 from pipeline.config.paths import CATALOGS
 from pipeline.config.rows import merge
@@ -45,8 +56,18 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Catalog:
-    """Return the catalog `name`, completed by what it extends; raise InputError where it is unknown or invalid."""
-    return validated(Catalog, {**_content(name, "corpus", ()), "name": name}, _path(name))
+    """Return the catalog `name`, completed by what it extends, and its pairs by those of the other direction.
+
+    Raises InputError where it is unknown or invalid.
+    """
+    content = {**_content(name, "corpus", ()), "name": name}
+    if isinstance(own := content.get("pairs"), dict):
+        content["pairs"] = own | {
+            pair: {**_turned(entry), **(own.get(pair) or {})}
+            for pair, entry in ((other_direction(str(each)), entry) for each, entry in own.items())
+            if sides(pair)[0] != TREE and isinstance(entry, dict) and isinstance(own.get(pair, {}), dict)
+        }
+    return validated(Catalog, content, _path(name))
 
 
 def files(name: str) -> list[Path]:
@@ -80,6 +101,20 @@ def pair_entry(catalog: Catalog, pair: Pair) -> PairEntry:
     if pair not in catalog.pairs:
         raise InputError(f"{_path(catalog.name)} has no pair `{pair}`; {nearest(pair, catalog.pairs)}")
     return catalog.pairs[pair]
+
+
+def _turned(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a pair's entry with the sides of every text swapped."""
+
+    def turned(text: Any) -> Any:
+        if isinstance(text, list):
+            return [turned(each) for each in text]
+        if not isinstance(text, dict):
+            return text
+        names = {"source": "target", "target": "source"}
+        return {names.get(key, key): value for key, value in text.items()}
+
+    return {key: turned(text) if key in ("train", "valid", "test") else text for key, text in entry.items()}
 
 
 def _path(name: str) -> Path:

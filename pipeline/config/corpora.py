@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from nmt.schema import Settings
 
-Pair = Literal["en-de", "en-fr", "en-tree"]
 TREE = "tree"
 """The target of pairs whose texts are treebanks: both sides are made of one file."""
+
+
+def sides(pair: str) -> tuple[str, str]:
+    """Return source and target of a pair."""
+    source, _, target = pair.partition("-")
+    return source, target
+
+
+def other_direction(pair: str) -> str:
+    return "-".join(reversed(sides(pair)))
+
+
+def valid_pair(pair: str) -> str:
+    """Return a pair; raise ValueError, with the rule, for what is none."""
+    source, target = sides(pair)
+    codes = [source, *([] if target == TREE else [target])]
+    if source == target or not all(re.fullmatch(r"[a-z]{2,3}(_[A-Z][a-z]{3})?", code) for code in codes):
+        raise ValueError(
+            "a pair is two different ISO 639 codes, as `de-en` or `en-sr_Latn`, or one code and tree, as `en-tree`"
+        )
+    return pair
+
+
+Pair = Annotated[str, AfterValidator(valid_pair)]
 Url = Annotated[str, Field(pattern=r"^(https?://[^/\s]+/|file:)\S+$")]
 """http, https, or file: with a path relative to the repository."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -94,9 +118,3 @@ class DataSettings(Settings):
                     "sentences and trees are made of one treebank: give it as both"
                 )
         return self
-
-
-def sides(pair: str) -> tuple[str, str]:
-    """Return source and target of a pair."""
-    source, _, target = pair.partition("-")
-    return source, target

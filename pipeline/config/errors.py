@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import NoneType
@@ -34,9 +33,6 @@ def explained(error: ValidationError, model: type[BaseModel]) -> str:
     key = ".".join(map(str, location))
     if first["type"] == "extra_forbidden":
         return f"unknown key `{key}`; {nearest(str(location[-1]), valid_keys(model, location[:-1]))}"
-    if "[key]" in first["loc"] and first["type"] == "literal_error":
-        valid = re.findall(r"'(.+?)'", first["ctx"]["expected"])
-        return f"unknown key `{key}`; {nearest(str(location[-1]), valid)}"
     return explain(error)
 
 

@@ -13,6 +13,7 @@ from nmt.common.files import read_yaml
 from nmt.errors import InputError
 from nmt.model_settings import ModelSettings
 from nmt.schema import Settings
+from nmt.task import PARSING, task_of
 from nmt.text.settings import one_size
 from pipeline.config.corpora import Pair
 from pipeline.config.errors import nearest
@@ -46,13 +47,13 @@ class Row(Settings):
     about: str
     pair: Pair = "en-de"  # of the paper's results and of the listed parameter count
     settings: Differences = Field(default_factory=dict)
-    pairs: dict[Pair, Differences] = Field(default_factory=dict)
+    pairs: dict[str, Differences] = Field(default_factory=dict)
     paper: PaperResults = PaperResults()
 
 
 class RowsFile(Settings):
     base: Differences
-    pairs: dict[Pair, Differences]
+    pairs: dict[str, Differences]  # by pair, or by kind of pair: `text` or `tree`
     rows: dict[str, Row]
 
 
@@ -118,6 +119,11 @@ def merge_sections(base: Mapping[str, Any], differences: Mapping[str, Any]) -> d
     return merge(base, differences)
 
 
+def _for_pair(pairs: Mapping[str, Differences], pair: Pair) -> Differences:
+    """Return the differences of a pair: its own or, without own ones, those of all pairs of text or of trees."""
+    return pairs.get(pair, pairs.get("tree" if task_of(pair) is PARSING else "text", {}))
+
+
 def differences(name: str, pair: Pair) -> list[tuple[str, Differences]]:
     """Return base, what the pair changes in it, and what row `name` does (two layers), each with its origin.
 
@@ -126,9 +132,9 @@ def differences(name: str, pair: Pair) -> list[tuple[str, Differences]]:
     content, chosen = table(), row(name)
     return [
         (f"{ROWS.name}, base", content.base),
-        (f"{ROWS.name}, pair {pair}", content.pairs[pair]),
+        (f"{ROWS.name}, pair {pair}", _for_pair(content.pairs, pair)),
         (f"{ROWS.name}, row {name}", chosen.settings),
-        (f"{ROWS.name}, row {name} for {pair}", chosen.pairs.get(pair, {})),
+        (f"{ROWS.name}, row {name} for {pair}", _for_pair(chosen.pairs, pair)),
     ]
 
 

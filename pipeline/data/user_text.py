@@ -15,7 +15,7 @@ from nmt.common.files import output_file, sha256_of, write_text, writing
 from nmt.errors import InputError
 from nmt.parsing.trees import read_trees
 from nmt.text.parallel_text import parallel, read_lines
-from pipeline.config.corpora import TREE, DataSettings, MemberSettings, sides
+from pipeline.config.corpora import TREE, DataSettings, MemberSettings, sides, valid_pair
 from pipeline.config.paths import LOCAL
 
 LONGEST = 1_000_000  # characters of a line; a longer one is a file without line breaks
@@ -32,6 +32,10 @@ def add(
     treebank holds no tree or a wrong bracket. Text that makes a score worthless gets a warning. For the pair en-tree
     the two files of a role are one treebank: sentences and trees are made of it.
     """
+    try:
+        valid_pair(pair)
+    except ValueError as error:
+        raise InputError(f"--pair is `{pair}`: {error}") from error
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise InputError(f"`{name}` cannot name a catalog: take letters, digits, `.`, `_` and `-`")
     catalog, folder = catalogs / f"{name}.yaml", LOCAL / name

@@ -1,4 +1,4 @@
-"""The pipeline as Prefect flows, one per pair: a task for each stage of dvc.yaml.
+"""The pipeline as Prefect flows, of the paper's pairs and of any: a task for each stage of dvc.yaml.
 
 infra/prefect.yaml has their deployments. A run works in a copy of the repository (pipeline/flows/copies.py), DVC runs
 its stages there, and its results become a DVC experiment with the name of the run.
@@ -46,6 +46,7 @@ EXAMPLE = '{"training": {"updates": 200, "checkpoint_every": 10}}'
 DESCRIPTION = f"""
 
 Args:
+    pair: The languages, from and into: a pair of the corpus.
     row: The row of the paper's tables, or a smaller model: `wmt rows` describes them.
     corpus: The catalog of data/catalog: `wmt catalog list` describes them.
     seed: The seed of weights, order of sentences and dropout.
@@ -56,43 +57,51 @@ Args:
 """End of a flow's docstring: Prefect's form shows what it says of the parameters."""
 
 
-def form(pair: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def form(pair: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the types of a flow's parameters, from which Prefect makes the form and checks values, and the defaults.
 
     The form offers the rows, corpora and stages that are here when the flows are deployed, as `make serve` does at its
     start. Defaults are the values of params.yaml where they are choices of the pair, else those of the embedded sample.
     """
     given: dict[str, Any] = {}
-    corpora = []
+    corpora: dict[str, list[str]] = {}
     with chdir(ROOT):
         for name in catalogs.names():
             with suppress(InputError):  # Without those that cannot be read.
-                corpora += [name] if pair in catalogs.load(name).pairs else []
+                corpora[name] = [each for each in catalogs.load(name).pairs if pair in (None, each)]
         with suppress(InputError):  # The run itself reports an invalid params.yaml.
             given = resolution.read_params()
-        fitting = [name for name, row in rows.table().rows.items() if task_of(row.pair) is task_of(pair)]
-        choices = {"row": fitting, "corpus": corpora, "target": list(graph.stages())}
+        fitting = [name for name, row in rows.table().rows.items() if not pair or task_of(row.pair) is task_of(pair)]
+        pairs = [pair] if pair else sorted({each for some in corpora.values() for each in some})
+        having = [name for name, some in corpora.items() if some]
+        choices = {"pair": pairs, "row": fitting, "corpus": having, "target": list(graph.stages())}
     types = {key: cast(Any, Literal)[tuple(names)] for key, names in choices.items()}
     types["seed"] = Annotated[int, Field(ge=0)]
     types["overrides"] = cast(Any, dict)[cast(Any, Literal)[tuple(resolution.OVERRIDABLE)], dict[str, Any]]
     defaults = {"seed": given["seed"] if isinstance(given.get("seed"), int) else 1, "target": choices["target"][-1]}
-    for key in ("row", "corpus"):
+    for key in ("pair", "row", "corpus"):
         samples = (name for name in choices[key] if "sample" in name)
         defaults[key] = given[key] if given.get(key) in choices[key] else next(samples, choices[key][0])
     return types, defaults
 
 
-def make_flow(name: str, pair: str, about: str) -> Flow[..., State[Any]]:
+def make_flow(name: str, pair: str | None, about: str) -> Flow[..., State[Any]]:
     types, defaults = form(pair)
 
     def run_name() -> str:
         # Also the name of its DVC experiment. The first characters of an id are a time.
         given = runtime.flow_run.parameters
         settings = resolution.in_words(dict(rows.flat(given.get("overrides", {}))))
-        words = [given.get("row", defaults["row"]), pair, *settings, runtime.flow_run.id[-8:]]
+        words = [
+            given.get("row", defaults["row"]),
+            given.get("pair", defaults["pair"]),
+            *settings,
+            runtime.flow_run.id[-8:],
+        ]
         return re.sub(r"[^\w-]", "_", "-".join(words))
 
     def pipeline(
+        pair: str = defaults["pair"],
         row: str = defaults["row"],
         corpus: str = defaults["corpus"],
         seed: int = defaults["seed"],
@@ -110,7 +119,8 @@ def make_flow(name: str, pair: str, about: str) -> Flow[..., State[Any]]:
     return flow(name=name, flow_run_name=run_name, description=about)(pipeline)
 
 
-FLOWS = wmt_en_de, wmt_en_fr, parse_en = (
+FLOWS = wmt, wmt_en_de, wmt_en_fr, parse_en = (
+    make_flow("wmt", None, "Raw text to scores, of any pair that a catalog has."),
     make_flow("wmt-en-de", "en-de", "Raw text to BLEU, English to German."),
     make_flow("wmt-en-fr", "en-fr", "Raw text to BLEU, English to French."),
     make_flow("parse-en", "en-tree", "Treebank to F1, English to constituency trees."),

@@ -14,7 +14,7 @@ from prefect.plugins import HookContext, SetupResult, register_hook
 
 from pipeline.flows import services
 
-NAMES = ("wmt-en-de", "wmt-en-fr", "parse-en")
+NAMES = ("wmt", "wmt-en-de", "wmt-en-fr", "parse-en")
 FREE_TEXT = ("--tag", "--flow-run-name")
 """Options whose value may be a short name and means no deployment."""
 

@@ -165,6 +165,10 @@ def test_sentences_are_split_where_they_end() -> None:
     text = 'Mr. Smith left at 3.5 p.m. today.|"Why?" he asked.|(No one knew.)|It was 7.|October e.g. a Monday!|Ok'
     assert split_sentences(text.replace("|", " "), "en") == text.split("|")
     assert split_sentences("no end", "xx") == ["no end"]
+    chinese = ["我很好。", "你呢？", "他说：「走吧！」", "好。。。"]
+    assert split_sentences("".join(chinese), "zh_Hans") == chinese
+    for text in ("मैं ठीक हूँ।|आप कैसे हैं?", "كيف حالك؟|أنا بخير."):
+        assert split_sentences(text.replace("|", " "), "hi") == text.split("|")
     # In linear time: this would take an hour if every character could begin a word.
     assert split_sentences(f"{'a' * 300_000} b. C", "en") == [f"{'a' * 300_000} b.", "C"]
 

@@ -124,3 +124,10 @@ def test_text_that_is_not_composed_is_told_once(capsys: pytest.CaptureFixture[st
     lines = ["gr\xfcn", "gru\u0308n", "u\u0308"]
     assert list(composed(lines, "text")) == lines
     assert capsys.readouterr().err == "warning: text, line 2: not composed (Unicode's NFC): words are torn\n"
+
+
+def test_characters_count_where_words_have_no_spaces() -> None:
+    pair = "今天天气", "Fine weather today"
+    assert drop_reason(*pair, FILTERS) == "too_short"
+    assert drop_reason(*pair, FILTERS, ("zh", "en")) is None
+    assert drop_reason("今天天气好吗", pair[1], FILTERS, ("zho", "en")) == "too_long"

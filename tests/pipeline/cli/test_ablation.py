@@ -177,7 +177,7 @@ def test_the_report_is_of_different_runs(tmp_path: Path, monkeypatch: pytest.Mon
     [
         ("en-de", "{model: {P_drop: 0.2}}", "overrides.model would change the model of every row"),
         ("en-tree", "{}", "pair is en-tree, but Table 3's rows are compared by BLEU"),
-        ("de-en", "{}", "pair is 'de-en'; input should be 'en-de', 'en-fr' or 'en-tree'"),
+        ("en-en", "{}", "pair is 'en-en'; a pair is two different ISO 639 codes"),
     ],
 )
 def test_params_that_change_or_score_every_row_otherwise_are_refused(

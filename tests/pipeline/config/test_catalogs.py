@@ -139,7 +139,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
         ("archive", {}, r"broken\.yaml: unknown key `archive`; did you mean `archives`\?"),
         ("archives.news.licens", "x", r"unknown key `archives\.news\.licens`; did you mean `licence`\?"),
         ("pairs.en-de.train.0.sorce", {}, r"unknown key `pairs\.en-de\.train\.0\.sorce`; did you mean `source`\?"),
-        ("pairs.en-ed", {}, r"unknown key `pairs\.en-ed`; did you mean `en-de`\? valid are en-de, en-fr"),
+        ("pairs.en-DE", {}, r"pairs\.en-DE is 'en-DE'; a pair is two different ISO 639 codes, as `de-en`"),
         ("description", None, "`description` is missing: add it$"),
         ("archives.news.licence", None, "`archives.news.licence` is missing: add it$"),
         ("archives.news.sha256", "abc", "archives.news.sha256 is 'abc'; string should match pattern"),
@@ -337,9 +337,10 @@ def test_add_refuses_what_is_no_treebank(repository: Path, content: bytes, other
     assert nothing_written()
 
 
-def test_add_refuses_other_pairs_and_what_is_no_name(texts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert wmt("catalog", *(text.replace("en-de", "en-xx") for text in texts)) == 2
-    assert "'en-xx' is not one of" in capsys.readouterr().err
+def test_add_refuses_what_is_no_pair_or_no_name(texts: list[str]) -> None:
+    for pair in ("en-german", "en-en", "tree-en", "en"):
+        wrong = refused("catalog", *(text.replace("en-de", pair) for text in texts))
+        assert wrong.startswith(f"catalog: --pair is `{pair}`: a pair is two different ISO 639 codes, as `de-en`")
     given = [text.replace("mine", "../mine") for text in texts]
     assert "`../mine` cannot name a catalog" in refused("catalog", *given)
     assert nothing_written()
@@ -347,5 +348,5 @@ def test_add_refuses_other_pairs_and_what_is_no_name(texts: list[str], capsys: p
 
 def test_list_prints_names_and_descriptions() -> None:
     lines = printed("catalog", "list").splitlines()
-    assert [line.split()[:3] for line in lines] == [["wmt14", "en-de", "en-fr"], ["wmt16-t2t", "en-de", "en-fr"]]
+    assert [line.split()[:3] for line in lines] == [["wmt14", "de-en", "en-de"], ["wmt16-t2t", "de-en", "en-de"]]
     assert "News Commentary 11" in lines[1]

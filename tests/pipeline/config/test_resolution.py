@@ -85,6 +85,15 @@ def test_pair_differs_in_subwords_tokenizer_and_bigs_dropout() -> None:
     assert _resolved(row="big").model.P_drop == 0.3
 
 
+def test_a_catalog_serves_the_other_direction_and_rows_have_sizes_for_every_pair() -> None:
+    there, back = _resolved(row="small"), _resolved(row="small", pair="de-en")
+    assert (back.data.source, back.data.target) == ("de", "en")
+    assert back.data.train[0].source == there.data.train[0].target
+    assert back.data.test.target == there.data.test.source
+    assert (back.subwords.kind, back.subwords.vocabulary) == ("wordpieces", 8000)
+    assert back.preparation.tokenizer.tokenizer == "none"
+
+
 @pytest.mark.parametrize("name", list(rows.table().rows))
 @pytest.mark.parametrize("pair", ["en-de", "en-fr"])
 def test_every_row_resolves(name: str, pair: str) -> None:
@@ -124,7 +133,7 @@ TREES = {"row": "parse-sample", "pair": "en-tree"}
     [
         ({"row": "bas"}, "params.yaml, row: `bas` is not a row of rows.yaml; did you mean `base`?"),
         ({"pair": "en-tree"}, "params.yaml: row base does not parse en-tree; rows that do are parse-wsj"),
-        ({"pair": "en-ge"}, "params.yaml: pair is 'en-ge'; input should be 'en-de', 'en-fr' or 'en-tree'"),
+        ({"pair": "en-DE"}, "params.yaml: pair is 'en-DE'; a pair is two different ISO 639 codes, as `de-en`"),
         (
             TREES | over("preparation", tokenizer={"tokenizer": "moses"}),
             "preparation.tokenizer.tokenizer is moses, which cannot parse en-tree: set vinyals or tensor2tensor",

@@ -59,6 +59,10 @@ def overlap(valid: tuple[int, int, int] = (0, 0, 0), test: tuple[int, int, int] 
 def test_writes_and_counts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenize.run()
     printed = capsys.readouterr().out.splitlines()
+    assert printed[:2] == [
+        "news: 1 of 4 pairs kept (1: empty, 1: ratio, 1: identical)",
+        "web: 2 of 3 pairs kept (1: too_long)",
+    ]
     assert printed[-2:] == [
         "valid set: lines that are in the training text, too: source 1, target 1, pair 1",
         "test set: lines that are in the training text, too: source 1, target 0, pair 0",
@@ -149,7 +153,7 @@ def test_any_text_stays_paired(
         ({"web.en": b"", "web.de": b""}, "are empty"),
         (
             {"news.en": b"\n", "news.de": b"leer\n", "web.en": b"\n", "web.de": b"leer\n"},
-            r"none of the 2 training pairs passes preparation.filters \(empty: 2\)",
+            r"none of the 2 training pairs passes preparation.filters \(2: empty\)",
         ),
     ],
 )
@@ -159,3 +163,12 @@ def test_bad_text_is_refused_and_leaves_nothing(here: Path, changes: dict[str, b
     with pytest.raises(InputError, match=message):
         tokenize.run()
     assert [path.name for path in Path("data").iterdir()] == ["raw"]
+
+
+def test_moses_is_refused_where_text_does_not_come_back(here: Path) -> None:
+    configure({**data_section("news"), "target": "th"}, preparation=PREPARATION.model_dump())
+    Path("data/raw/train.news.th").write_text("บนโต๊ะคือโคมไฟ\nนาฬิกามีมือสองข้าง\nx\ny\n")
+    with pytest.raises(
+        InputError, match=r"change 50% of the lines in th .*: set preparation.tokenizer.tokenizer to no"
+    ):
+        tokenize.run()

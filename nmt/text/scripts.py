@@ -1,0 +1,21 @@
+"""Languages whose writing has no spaces between words: what counts as a token, and what separates sentences."""
+
+from __future__ import annotations
+
+CODES = {"zho": "zh", "cmn": "zh", "jpn": "ja", "kor": "ko", "tha": "th", "khm": "km", "lao": "lo", "mya": "my"}
+"""Codes of three letters, by which text is named too, and those of two."""
+_WITHOUT_SPACES = {"zh", "ja", "th", "km", "lo", "my"}
+SENTENCES_JOINED = {"zh", "ja"}
+"""Languages without a space between sentences."""
+
+
+def code(language: str) -> str:
+    """Return the code of a language without its script, of two letters where `CODES` has one: `zho_Hans` is `zh`."""
+    base = language.partition("_")[0]
+    return CODES.get(base, base)
+
+
+def length(text: str, language: str) -> int:
+    """Return the number of tokens between spaces or, in a language without spaces between words, of characters."""
+    words = text.split()
+    return sum(map(len, words)) if code(language) in _WITHOUT_SPACES else len(words)
