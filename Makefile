@@ -5,6 +5,10 @@ BIN := $(CURDIR)/.venv/bin
 STAMP := .venv/.installed
 export MLFLOW_PORT PREFECT_PORT
 
+# In a virtual environment, pip must install there, whatever the user's settings say.
+export PIP_USER := no
+unexport PIP_TARGET PIP_PREFIX
+
 # The stages are run as `python -m pipeline <stage>`: the environment's python must be the first one found.
 # They may keep what they compile: without its bytecode, each process takes seconds more to import torch. Another
 # package `pipeline` on PYTHONPATH would come before this one.
@@ -17,7 +21,7 @@ INDEXES = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(call pip_setting,index-url)}"
     UV_INDEX="$${UV_INDEX:-$(call pip_setting,extra-index-url)}" \
     UV_FIND_LINKS="$${UV_FIND_LINKS:-$(call pip_setting,find-links)}"
 
-.PHONY: run pages setup test infra-test lint ui serve bench bench-gpu mutants soak plan clean
+.PHONY: run pages tour executed-tour setup test infra-test lint ui serve bench bench-gpu mutants soak plan clean
 .DEFAULT_GOAL := run
 
 # --quiet leaves out DVC's advice on git, which would stand before the summary, and its errors: dry runs print those.
@@ -31,6 +35,12 @@ run: setup
 # The page as a folder for a static host.
 pages:
 	@mkdir -p pages && cp -rf results/figures pages && cp -f results/report.html pages/index.html && echo "pages/index.html"
+
+# The notebook in Jupyter, which the lock does not have. The second target writes its outputs, which GitHub shows.
+tour executed-tour: setup
+	@"$(BIN)/python" -c 'import jupyterlab' 2>/dev/null || \
+	    $(INDEXES) "$(BIN)/uv" pip install --quiet --python "$(BIN)/python" --index-strategy unsafe-best-match '.[tour]'
+	@$(VENV) jupyter $(if $(filter tour,$@),lab,nbconvert --to notebook --execute --inplace) nmt/tour.ipynb
 
 setup: $(STAMP)
 
@@ -51,7 +61,7 @@ $(STAMP): requirements.lock pyproject.toml infra/prefect-plugins.pth
 	@echo "installing the locked dependencies"
 	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' requirements.lock)"
 	@$(INDEXES) "$(BIN)/uv" pip install --quiet --python "$(BIN)/python" --index-strategy unsafe-best-match \
-	    -r requirements.lock
+	    $(if $(TORCH),--torch-backend "$(TORCH)") -r requirements.lock
 	@"$(BIN)/uv" pip install --quiet --python "$(BIN)/python" --offline --no-deps --no-build-isolation -e .
 	@cp infra/prefect-plugins.pth "$$("$(BIN)/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@touch $@

@@ -22,6 +22,7 @@ from nmt.inference.options import TranslationOptions
 from nmt.inference.quantization import quantize
 from nmt.inference.translator import Translation, Translator
 from nmt.text.parallel_text import composed, read_stream
+from nmt.text.sentences import split_sentences
 
 
 def translate(options: TranslationOptions) -> None:
@@ -53,6 +54,8 @@ def translate(options: TranslationOptions) -> None:
         kinds = ", ".join(f"{name} {count:,}" for name, count in counts.items())
         ending = f": {kinds}" if kinds else ""
         print(f"{options.command}: {malformed:,} of {trees:,} trees had to be repaired{ending}", file=sys.stderr)
+    if skipped := translator.skipped:
+        raise InputError(f"lines left empty: {len(skipped):,}; the first: {skipped[0]}")
 
 
 def open_translator(options: TranslationOptions) -> Translator:
@@ -70,7 +73,9 @@ def open_translator(options: TranslationOptions) -> Translator:
     settings = model.description.search.changed(given)
     if options.nbest > settings.beam:
         raise InputError(f"--nbest is {options.nbest}, and the beam {settings.beam}: raise --beam to it")
-    return Translator(model, None, settings, longest=options.longest)
+    translator = Translator(model, None, settings, longest=options.longest, split=options.split)
+    translator.skipped = []
+    return translator
 
 
 def _outputs(translator: Translator, options: TranslationOptions) -> Iterator[str]:
@@ -83,8 +88,17 @@ def _outputs(translator: Translator, options: TranslationOptions) -> Iterator[st
         if sys.stderr.isatty() and options.window > 1:
             lines = iter(track(lines, "reading lines", console=Console(stderr=True), transient=True))
         found = translator.translations(lines, options.nbest, options.batch_tokens, options.window)
+        joined = 0
         for number, translation in enumerate(found, start=1):
+            if options.split == "long" and len(translation.pieces) == 1 and not translator.model.writes_trees:
+                joined += len(split_sentences(translation.source, translator.description.source)) > 1
             yield format_output(translator, translation, number, options)
+        if joined:
+            print(
+                f"{options.command}: {joined:,} lines have several sentences, of which a model may translate the first "
+                "alone: give --split sentences",
+                file=sys.stderr,
+            )
 
 
 def format_output(translator: Translator, translation: Translation, number: int, options: TranslationOptions) -> str:

@@ -12,6 +12,8 @@ WINDOW = 2048
 """Lines sorted by length together; memory grows with this, not with the input."""
 LONGEST = 256
 """The most subwords of a line that is translated whole: the paper's code trained on no longer line."""
+Split = Literal["long", "sentences"]
+"""The lines that are split into sentences: those of more than LONGEST subwords, or all."""
 Quantization = Literal["int8", "int8_float32", "int16", "float16", "bfloat16", "float32"]
 
 
@@ -32,6 +34,7 @@ class TranslationOptions:
     stop: str | None
     nbest: int
     longest: int
+    split: Split
     json: bool
     device: Literal["cpu", "cuda"] | None
     precision: Precision | None

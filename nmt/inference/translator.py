@@ -16,7 +16,7 @@ from nmt.errors import InputError
 from nmt.inference.alignment import alignment
 from nmt.inference.engine import Engine, Piece, search_lines
 from nmt.inference.loading import LoadedModel
-from nmt.inference.options import WINDOW
+from nmt.inference.options import WINDOW, Split
 from nmt.inference.search import Hypothesis, length_penalty
 from nmt.inference.settings import SearchSettings
 from nmt.text.parallel_text import is_blank
@@ -51,8 +51,12 @@ class Translator:
         settings: SearchSettings | None = None,
         engine: Engine | None = None,
         longest: int | None = None,
+        split: Split = "long",
     ) -> None:
-        """Take at most `longest` subwords of a source; longer lines are split at sentence ends.
+        """Take at most `longest` subwords of a source; longer lines, or all, are split at sentence ends.
+
+        Of a line of several sentences that is not split, a model may translate the first alone: it was trained on lines
+        of one.
 
         Lines to parse are never split: several trees are no tree of the line. Raises InputError if the folder
         is incomplete, or the beam is wider than the vocabulary.
@@ -72,7 +76,9 @@ class Translator:
         self.engine = engine or Engine(self.model)
         self.alignment = lru_cache(64)(partial(alignment, self.model.transformer))
         """`alignment` of tuples; a tree's repair and --json ask for the same one."""
-        self.longest = longest
+        self.longest, self.split = longest, split
+        self.skipped: list[str] | None = None
+        """Where it is a list, lines that are too long are empty, and their messages are put here."""
         own = self.description.model
         positions = own.max_positions if own.positions == "learned" else math.inf
         self.room = positions - self.settings.max_extra - 1
@@ -115,20 +121,25 @@ class Translator:
         ids = self.model.encode(line)
         if not ids or (not self.model.writes_trees and not _WORDS.search(line)):
             return []
-        if self.longest is None or len(ids) - 1 <= self.longest:
+        whole = self.longest is None or len(ids) - 1 <= self.longest
+        if whole and (self.split == "long" or self.model.writes_trees):
             return [Piece(ids, line)]
         sentences = [line] if self.model.writes_trees else split_sentences(line, self.description.source)
         encoded = [self.model.encode(sentence) for sentence in sentences]
         for sentence, ids in zip(sentences, encoded, strict=True):
-            if (length := len(ids) - 1) > self.longest:
+            if self.longest is not None and (length := len(ids) - 1) > self.longest:
                 subject = "its sentence" if len(sentences) > 1 else "the line"
                 rule = "translated at once: put its sentences on lines of their own"
                 if self.model.writes_trees:
                     rule = f"parsed at once: give --longest {length}, or leave it out"
-                raise InputError(
+                problem = (
                     f"line {number + 1}: {subject} `{sentence[:40]}...` has {length:,} subwords, and at most "
                     f"{self.longest:,} are {rule}"
                 )
+                if self.skipped is None:
+                    raise InputError(problem)
+                self.skipped.append(problem)
+                return []
         return [Piece(ids, sentence) for sentence, ids in zip(sentences, encoded, strict=True) if ids]
 
     def _decode(self, ids: list[int], piece: Piece) -> tuple[str, Counter[str]]:
@@ -141,7 +152,7 @@ class Translator:
 
     def _translation(self, line: str, pieces: list[Piece], found: list[list[Hypothesis]]) -> Translation:
         if not pieces:
-            copied = "" if self.model.writes_trees or is_blank(line) else line.strip()
+            copied = "" if self.model.writes_trees or is_blank(line) or _WORDS.search(line) else line.strip()
             return Translation(line, [], [], [copied], [])
         if len(pieces) == 1:
             decoded = [self._decode(one.ids, pieces[0]) for one in found[0]]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from nmt.common.files import sha256_of
-from nmt.inference.options import LONGEST, WINDOW, Quantization, TranslationOptions
+from nmt.inference.options import LONGEST, WINDOW, Quantization, Split, TranslationOptions
 from nmt.schema import Precision
 from pipeline.config.paths import AVERAGE, CERTIFICATE, SCORES, read_json
 
@@ -26,8 +26,8 @@ def _search(text: str, *names: str, **rules: Any) -> Any:
 
 PARSE_HELP = """Parse sentences with a model folder of the pair en-tree: a tree in Penn bracketing for each line.
 
-Words are separated by spaces. Sentences of more than --longest subwords are refused. Standard error tells at the end
-how many outputs had to be repaired to be trees. The options are those of wmt translate.
+Words are separated by spaces. Sentences of more than --longest subwords get an empty line. Standard error tells at the
+end how many outputs had to be repaired to be trees. The options are those of wmt translate.
 
 \b
 Example:
@@ -52,6 +52,10 @@ def translate(
     longest: Annotated[
         int, typer.Option(min=1, help="Most subwords of a line that is translated whole, not split at sentence ends.")
     ] = LONGEST,
+    split: Annotated[
+        Split,
+        typer.Option(help="Split into sentences: long lines, or all."),
+    ] = "long",
     json: Annotated[bool, typer.Option("--json", help="Write JSON lines: translations, scores, attention.")] = False,
     device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="By default a GPU where there is one.")] = None,
     precision: Annotated[
@@ -163,7 +167,9 @@ def bleu(
         raise typer.BadParameter("REF is missing: give translations, then their references", param_hint="HYP... REF")
     reports = scoring.score_systems(hypotheses, reference, lang, with_ter=ter)
     if as_json:
-        print(json_format.dumps(reports if len(reports) > 1 else reports[0], indent=2, ensure_ascii=False))
+        # Sums of floating-point numbers: 100.00000000000004.
+        rounded = json_format.loads(json_format.dumps(reports), parse_float=lambda text: round(float(text), 9))
+        print(json_format.dumps(rounded if len(rounded) > 1 else rounded[0], indent=2, ensure_ascii=False))
     else:
         print("\n".join(map(scoring.format_report, reports)))
 

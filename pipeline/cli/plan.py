@@ -98,6 +98,9 @@ def report(measure: bool) -> bool:
         print(f"  It starts from {start.folder}, weights {start.weights}.\n")
     for name, reason in reasons.items():
         print(f"  {name:15} {f'would run ({reason})' if reason else 'unchanged'}")
+    if not any(reasons.values()):
+        print("\n  Nothing to do: the results are of these settings, files and code.")
+        return True
     print("\n  (Where DVC's cache has the result already, it is restored and nothing runs.)\n")
     written, free = sum(number for name, number in disk.items() if reasons[name]), shutil.disk_usage(".").free
     memory, gpus = machine.memory(), machine.gpus()

@@ -31,6 +31,7 @@ from pipeline.config.paths import (
     state_root,
 )
 from pipeline.config.rows import flat
+from pipeline.tracking import view
 from pipeline.trainings import launch
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def summary() -> None:
     elif not _up_to_date():
         print("        the scores are of earlier settings, files or code: `dvc repro` makes them anew")
     print(f"report  {REPORT_HTML.absolute().as_uri()}\nmodel   {AVERAGE}: wmt {verb} {AVERAGE}")
-    print("next    open the report; `make ui` compares runs; `wmt rows` lists other models")
+    print(f"runs    {view.link(configuration['run']['pair'])}: all side by side, while `make ui` runs")
+    print("next    open the report; `wmt rows` lists other models")
 
 
 @app.command(rich_help_panel="Runs")
@@ -184,8 +186,8 @@ def compare(
                 reports.append((copy.name, run.name))
         content = page.html(comparison.blocks(one, other, gain, reports))
     write_text(target, content)
-    difference = f"{gain.difference:+.2f} {task_in(other.metrics).title}, p = {gain.p_value:.3f} (paired bootstrap)"
-    print(f"{other.name} against {one.name}: {difference}\npage    {output}")
+    difference = f"{comparison.signed(gain.difference, 2)} {task_in(other.metrics).title}, p = {gain.p_value:.3f}"
+    print(f"{other.name} against {one.name}: {difference} (paired bootstrap)\npage    {output}")
 
 
 def _compared(name: str, folder: Path) -> Compared:
@@ -202,9 +204,10 @@ def _compared(name: str, folder: Path) -> Compared:
         raise InputError(
             f"the run {name} has no scores: finish it with `dvc repro`, then `wmt publish`, or choose another"
         )
-    metrics = read_json(scores)
+    metrics, configuration = read_json(scores), read_yaml(config)
     read_json(scores, task_in(metrics).key)
-    return Compared(name, dict(flat(read_yaml(config))), metrics, sentences.read(lines), validation, report)
+    name = f"{resolution.name(configuration)} (here)" if name == HERE else name
+    return Compared(name, dict(flat(configuration)), metrics, sentences.read(lines), validation, report)
 
 
 @app.command("join", rich_help_panel="Runs")

@@ -41,7 +41,8 @@ class Params(RunSettings):
                 raise ValueError(f"unknown key `overrides.{section}`; {nearest(section, OVERRIDABLE)}")
         if self.overrides and self.overrides.get("subwords") and "start_from" in (self.overrides.get("training") or {}):
             raise ValueError(
-                "with overrides.training.start_from the subwords are the parent's: remove overrides.subwords"
+                "with overrides.training.start_from the subwords are the parent's: remove overrides.subwords, "
+                "as with `dvc exp run -S '~overrides.subwords'`"
             )
         if "seed" in ((self.overrides or {}).get("training") or {}):
             raise ValueError(f"overrides.training.seed is set once, by `seed` at the top of {PARAMS}; move it there")
@@ -60,7 +61,7 @@ def changed(configuration: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def name(configuration: Mapping[str, Any]) -> str:
-    """Return a run's name: row, corpus, seed, then settings that differ: `sample-sample-s1 updates=1400`."""
+    """Return a run's name, what differs first, for narrow columns: `N=3 updates=200 · sample-sample-s1`."""
     run = configuration["run"]
     # The corpus decides the other sections.
     chosen = {
@@ -68,7 +69,7 @@ def name(configuration: Mapping[str, Any]) -> str:
         for key, value in changed(configuration).items()
         if not key.startswith(OF_CORPUS) and key != "training.start_from.weights"
     }
-    return " ".join([f"{run['row']}-{run['corpus']}-s{run['seed']}", *in_words(chosen)])
+    return " · ".join(filter(None, (" ".join(in_words(chosen)), f"{run['row']}-{run['corpus']}-s{run['seed']}")))
 
 
 def in_words(settings: Mapping[str, Any]) -> list[str]:

@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from nmt.common.files import write_json
 from nmt.common.processes import end, start
 from nmt.errors import InputError
+from pipeline.config import resolution
 from pipeline.config.paths import state_root
 from pipeline.flows import worker as flows_worker
 from pipeline.tracking.server import local_uri
@@ -42,6 +43,8 @@ ENVIRONMENT = {
     "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
     "PREFECT_PLUGINS_ENABLED": "false",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    # Its pages of version 2 send usage to api2.amplitude.com, whatever the setting above says.
+    "PREFECT_SERVER_UI_V2_ENABLED": "false",
     # In memory, leases would be lost when the server restarts, and their slots would never be free again.
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
 }
@@ -162,6 +165,8 @@ def serve(*, worker: bool) -> None:
         user, _, password = services.password.partition(":")
         print(f"MLflow:  {services.mlflow}, user {user}, password {password}", flush=True)
         print(f"Prefect: {services.prefect}, password {services.password}", flush=True)
+        runs = f"{services.mlflow}/wmt-{resolution.read_params().get('pair', 'en-de')}"
+        print(f"runs:    {runs}, their curves {runs}?charts", flush=True)
         if worker:
             services.start_worker()
             print("a run: prefect deployment run wmt-en-de -p row=sample", flush=True)

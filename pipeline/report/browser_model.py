@@ -13,10 +13,13 @@ from nmt import codec
 from nmt.inference.options import LONGEST
 from nmt.task import task_of
 from nmt.text.moses import Rules, normalizing
+from nmt.text.scripts import SENTENCES_JOINED, code
+from nmt.text.sentences import SENTENCE_END, abbreviations
 from nmt.text.settings import TokenizerSettings
 from nmt.text.subwords import BytePairs, Subwords, WordPieces
 from pipeline.config.paths import FIGURES
 from pipeline.report.page import Block, Paragraph, View
+from pipeline.report.sentences import SEEN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -158,6 +161,10 @@ def section(folder: Path, examples: Sequence[str], seen: Sequence[str]) -> list[
         "longest": longest,
         "examples": list(examples),
         "seen": list(seen),
+        "most": SEEN,
+        "abbreviations": sorted(abbreviations(description.source)),
+        "sentenceEnd": SENTENCE_END.pattern.replace(r"\"", '"').replace(r"\w", r"[\p{L}\p{N}_]"),
+        "between": "" if code(description.target) in SENTENCES_JOINED else " ",
     }
     view = View("translate", "translate", content, blob, fallback=[Paragraph(by_command)])
     if len(blob) <= LARGEST:

@@ -19,10 +19,11 @@ from nmt.text.parallel_text import read_lines
 from pipeline.config import paths, rows
 from pipeline.config.corpora import DataSettings, RunSettings
 from pipeline.report import figures, page, scores, sentences
-from pipeline.report.page import Block, Figure, Heading, Paragraph, Table
+from pipeline.report.page import Block, Bullets, Commands, Figure, Heading, Paragraph, Table
 
 NOT_COMPARED = {"training.seed", "training.resume_minutes", "training.verify_every", "training.keep_states"}
 """Keys that no row of the paper states or that decide no result."""
+LARGEST_PATCH = 20_000  # characters of a patch that the page has
 PAPER_SUBWORDS = 37_000
 """The paper's joint vocabulary of "about 37000" (5.1); rows.yaml has the merges of the paper's code instead."""
 
@@ -45,7 +46,9 @@ def differences(run: RunSettings, configuration: Mapping[str, Any]) -> list[tupl
     ]
 
 
-def explanations(run: RunSettings, metrics: Mapping[str, Any], configuration: Mapping[str, Any]) -> list[str]:
+def explanations(
+    run: RunSettings, metrics: Mapping[str, Any], configuration: Mapping[str, Any], papers: str
+) -> list[str]:
     name, key = scores.reference_row(run.row), task_of(run.pair).papers_key
     paper = rows.row(name).paper
     printed = rows.printed(name, run.pair)
@@ -53,6 +56,7 @@ def explanations(run: RunSettings, metrics: Mapping[str, Any], configuration: Ma
         "explanations",
         run=run,
         row=name,
+        papers=papers,
         paper=paper,
         metrics=metrics,
         gap=metrics[key] - float(printed[key]) if key in printed and scores.comparable(metrics) else None,
@@ -67,7 +71,7 @@ def cost(metrics: Mapping[str, Any], training: Mapping[str, Any]) -> list[Block]
     used = metrics["model_flops_utilisation"]
     times = [f"{precisedelta(round(seconds))} of {name}" for name, seconds in training["device_seconds"].items()]
     lines = [
-        ("device", f"{metrics['devices']} x {metrics['device']}"),
+        ("device", f"{metrics['devices']} x {metrics['device']}{scores.conditions(metrics)}"),
         ("processes", str(training["processes"])),
         ("precision", metrics["precision"]),
         ("training time, attempts lost to a kill included", precisedelta(round(metrics["train_seconds"]))),
@@ -88,8 +92,8 @@ def certificate(certificate: Mapping[str, Any]) -> list[Block]:
         Heading("Certificate"),
         Paragraph(
             f"results/certificate.json has the settings, the hashes of {len(certificate['files']):,} files{chain}, and "
-            f"its own: {certificate['seal']}. `wmt verify` makes the files again and compares: it runs every stage up "
-            "to the score but training, and trains parts of the training again from kept states."
+            f"its own: {certificate['seal']}. The command wmt verify makes the files again and compares: it runs every "
+            "stage up to the score but training, and trains parts of the training again from kept states."
         ),
     ]
 
@@ -132,12 +136,20 @@ def groups(data: DataSettings, codec: Codec, lines: Sequence[sentences.Line], co
     ]
 
 
-def repetition(run: RunSettings, settings: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """Return the commands that make this run again in a copy of the repository."""
+def repetition(run: RunSettings, settings: Mapping[str, Any], names: Mapping[str, str]) -> list[Block]:
+    """Return what names the run, and the commands that make it again in a copy of the repository, with its patch."""
     chosen = [f"-S {key}={value}" for key, value in run.model_dump().items()]
     chosen += [f"-S {quote(f'++overrides.{key}={json.dumps(value)}')}" for key, value in settings.items()]
-    commits = [f"git checkout {name.removeprefix('commit ')}" for name in names if name.startswith("commit ")]
-    return [*commits, " ".join(["dvc exp run", *chosen])]
+    patch, listed = names.get("patch", ""), [f"{what} {name}" for what, name in names.items() if what != "patch"]
+    if parent := settings.get("training.start_from.folder"):
+        listed.append(f"the parent {parent}: copy it from this machine, no commit has it")
+    checkout = [f"git checkout {names['commit']}"] if "commit" in names else []
+    apply = ["git apply differences.patch"] if patch else []
+    found: list[Block] = [Heading("How to repeat it"), *([Bullets(listed)] if listed else [])]
+    found.append(Commands([*checkout, *apply, " ".join(["dvc exp run", *chosen])]))
+    if len(patch) > LARGEST_PATCH:
+        return [*found, Paragraph("differences.patch is among the run's artifacts in MLflow.")]
+    return [*found, *([Paragraph("differences.patch:"), Commands(patch.splitlines())] if patch else [])]
 
 
 def learning(data: DataSettings, codec: Codec) -> list[Block]:

@@ -17,6 +17,12 @@ from nmt.task import task_in
 from pipeline.report import figures, scores, sentences
 from pipeline.report.page import Bars, Block, Heading, Paragraph, Table, Tiles
 
+CAUSES = ("run.row", "training.updates", "model.", "training.", "run.corpus", "preparation.", "subwords.", "binning.",
+          "averaging.", "search.", "run.seed")  # fmt: skip
+"""What the keys of settings begin with, by how much they explain a difference."""
+NO_CAUSES = {f"training.{key}" for key in ("seed", "checkpoint_every", "resume_minutes", "verify_every", "keep_states")}
+"""The seed of `run.seed`, and what only says what is kept of a training."""
+NAMED = 4  # settings that the verdict names
 PHRASES = 8  # n-grams that are listed as won, and as lost
 GAINS = (-50, -20, -5, 0, 5, 20, 50)  # bounds of the groups of the lines' differences; equal lines are in none
 
@@ -46,10 +52,19 @@ def difference(first: Compared, second: Compared) -> Comparison:
 
 
 def verdict(name: str, changed: Sequence[Sequence[str]], found: Comparison, title: str) -> str:
-    """Return the result as a sentence: `updates 1400 instead of 200: +88.9 BLEU (p = 0.001)`."""
-    own = [each for each in changed if not each[0].startswith(("run.", "data.", "versions."))]
-    what = ", ".join(f"{key.rpartition('.')[2]} {ours} instead of {theirs}" for key, theirs, ours in own[:3])
-    return f"{what or name}: {found.difference:+.1f} {title} (p = {found.p_value:.3f})"
+    """Return the result as a sentence: `updates 1400 instead of 200: +88.9 BLEU (p = 0.001, over sentences)`."""
+    known = {each[0]: each for each in changed if each[0] not in NO_CAUSES}
+    own = list({key: each for cause in CAUSES for key, each in known.items() if key.startswith(cause)}.values())
+    what = ", ".join(f"{key.rpartition('.')[2]} {ours} instead of {theirs}" for key, theirs, ours in own[:NAMED])
+    more = f", and {len(own) - NAMED} more" if len(own) > NAMED else ""
+    p = f"p = {found.p_value:.3f}, over sentences, not over seeds"
+    return f"{what or name}{more}: {signed(found.difference, 1)} {title} ({p})"
+
+
+def signed(value: float, digits: int) -> str:
+    """Return a number with its sign; what rounds to zero has a plus."""
+    text = f"{value:+.{digits}f}"
+    return text if float(text) else text.replace("-", "+")
 
 
 def line_differences(first: Sequence[sentences.Line], second: Sequence[sentences.Line], metric: str) -> list[Block]:
@@ -87,11 +102,11 @@ def blocks(
     runs, names = (first, second), (first.name, second.name)
     by = task_in(second.metrics)
     tiles = [scores.tile(f"{by.title}: {run.name}", run.metrics) for run in runs]
-    tiles.append(("difference", f"{found.difference:+.2f}", f"paired bootstrap of {SAMPLES:,} resamples"))
+    tiles.append(("difference", signed(found.difference, 2), f"paired bootstrap of {SAMPLES:,} resamples"))
     curves = {run.name: figures.series(run.validation, "valid_loss") for run in runs}
     panel = figures.Panel(f"Cross-entropy of the validation set, nats per {by.unit}", "update", curves)
     measured = [
-        (key, *(f"{run.metrics[key]:,.6g}" for run in runs))
+        (key, *(f"{number:,}" if isinstance(number := run.metrics[key], int) else f"{number:,.6g}" for run in runs))
         for key, value in first.metrics.items()
         if isinstance(value, int | float) and isinstance(second.metrics.get(key), int | float)
     ]
@@ -109,7 +124,7 @@ def blocks(
         Table(("setting", *names), changed) if changed else Paragraph("The settings are the same."),
         *line_differences(first.lines, second.lines, by.of_line),
         Heading("Words and phrases"),
-        Table(("in the reference", f"more often right in {second.name}"), phrases(first.lines, second.lines)),
+        Table(("in the reference", f"right in {second.name}, minus {first.name}"), phrases(first.lines, second.lines)),
         Heading("Validation"),
         figures.chart([panel], "Validation", "validation"),
         Heading(f"{by.output.capitalize()}s side by side"),

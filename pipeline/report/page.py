@@ -21,6 +21,7 @@ class Heading(NamedTuple):
 
     text: str
     level: int = 2
+    open: bool = False  # whether the page shows the section at first
 
 
 class Paragraph(NamedTuple):
@@ -164,7 +165,7 @@ def static_blocks(blocks: Sequence[Block]) -> list[Plain]:
     found: list[Plain] = []
     for block in blocks:
         if isinstance(block, View):
-            found += static_blocks(block.fallback)
+            found += [each for each in static_blocks(block.fallback) if each not in found]
         elif isinstance(block, Tiles):
             found.append(Table(("", "", ""), block.items))
         elif not isinstance(block, Bars):  # which only the comparison has

@@ -52,16 +52,42 @@ def comparable(metrics: Mapping[str, Any]) -> bool:
     return tuple(metrics.get(f"{key}_references") for key in (f"valid_{by.key}", by.key)) == by.papers_sets
 
 
+PAPERS_TEXT = {"wmt14", "wmt16-t2t", "wsj"}
+"""The corpora that the paper trained on."""
+LANGUAGES = {"en": "English", "de": "German", "fr": "French", "tree": "constituency trees"}
+
+
+def title(run: RunSettings) -> str:
+    """Return the page's title: the paper, the pair and the corpus in words."""
+    source, target = (LANGUAGES.get(each, each) for each in run.pair.split("-"))
+    return f"Attention Is All You Need, reproduced: {source} to {target}, corpus {run.corpus}"
+
+
+def papers_name(run: RunSettings, unlike: bool) -> str:
+    """Return the name of the paper's row beside this run, with what makes it another one: settings, text or both."""
+    other = [*(["settings"] if unlike else []), *([] if run.corpus in PAPERS_TEXT else ["text"])]
+    return f"the paper's {reference_row(run.row)}{' with other ' + ' and '.join(other) if other else ''}"
+
+
+def conditions(metrics: Mapping[str, Any]) -> str:
+    """Return what decides the last digits on a CPU, in brackets, where it is known."""
+    found = metrics.get("conditions") or {}
+    text = f" ({found.get('processor')}, {found.get('threads')} threads, torch {found.get('torch')})"
+    return text if found.get("processor") else ""
+
+
 def hardware(metrics: Mapping[str, Any]) -> str:
-    return "a CPU" if metrics["device"] == "cpu" else f"{metrics['devices']} x {metrics['device']}"
+    device = "a CPU" if metrics["device"] == "cpu" else f"{metrics['devices']} x {metrics['device']}"
+    return f"{device}{conditions(metrics)}"
 
 
-def lead(run: RunSettings, metrics: Mapping[str, Any], text: str) -> str:
-    """Return the report in one sentence, and what the text is."""
+def lead(name: str, run: RunSettings, metrics: Mapping[str, Any], text: str, parent: str | None) -> str:
+    """Return the report in one sentence, and what the text is; `parent` is the model that a fine-tuned one is from."""
     by = task_in(metrics)
     score, _ = score_and_interval(metrics, by.key)
     return (
-        f"A Transformer with {metrics['params'] / 1e6:.1f} million parameters, trained from raw text in "
+        f"Run {name}: a Transformer with {metrics['params'] / 1e6:.1f} million parameters, "
+        f"{f'fine-tuned from {parent}' if parent else 'trained from raw text'} in "
         f"{duration(metrics['train_seconds'])} on {hardware(metrics)}: {by.title} {score} on "
         f"{metrics[f'{by.key}_set']}, {run.pair}. Text: {text}."
     )
@@ -73,15 +99,15 @@ def tile(title: str, metrics: Mapping[str, Any]) -> tuple[str, str, str]:
     return title, score, f"{interval} (95%); {metrics[f'{key}_set']}"
 
 
-def headline(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -> Tiles:
+def headline(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any], papers: str) -> Tiles:
     """Return the numbers for the top of the page. The paper's are beside them only where the sets are the same."""
     by, name = task_in(metrics), reference_row(run.row)
     printed = rows.printed(name, run.pair) if comparable(metrics) else {}
     title, score, note = tile(by.title, metrics)
     if by.papers_key in printed:
         ours = "" if by.papers_key == by.key else f"; the paper's way {metrics[by.papers_key]:.1f}"
-        note += f"{ours}; the paper's {name}: {printed[by.papers_key]}"
-    ppl = f"; the paper's {name}: {printed['valid_ppl']}" if "valid_ppl" in printed else ""
+        note += f"{ours}; {papers}: {printed[by.papers_key]}"
+    ppl = f"; {papers}: {printed['valid_ppl']}" if "valid_ppl" in printed else ""
     return Tiles(
         [
             (title, score, note),
@@ -92,7 +118,7 @@ def headline(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any]) -
     )
 
 
-def results(run: RunSettings, metrics: Mapping[str, Any]) -> list[Block]:
+def results(run: RunSettings, metrics: Mapping[str, Any], papers: str) -> list[Block]:
     """Return all scores, beside those of the paper's row and of its tables where the sets are the same."""
     by, name = task_in(metrics), reference_row(run.row)
     paper, lines = rows.printed(name, run.pair), []
@@ -109,11 +135,11 @@ def results(run: RunSettings, metrics: Mapping[str, Any]) -> list[Block]:
     ]
     found: list[Block] = [Heading("Result")]
     if comparable(metrics):
-        found.append(Table(("measure", "set and model", f"the paper's {name}", "this run"), lines))
+        found.append(Table(("measure", "set and model", papers, "this run"), lines))
     else:
         ours = f"{metrics[f'valid_{by.key}_set']}, and {metrics[f'{by.key}_set']}"
-        papers = ", and ".join(f"{known.name}, {known.lines} lines" for known in map(named, by.papers_sets) if known)
-        sets = f"The paper's numbers are of {papers}; this run's are of {ours}"
+        sets_of = ", and ".join(f"{known.name}, {known.lines} lines" for known in map(named, by.papers_sets) if known)
+        sets = f"The paper's numbers are of {sets_of}; this run's are of {ours}"
         found.append(Paragraph(f"{sets}. That is other text: the paper's are not listed."))
         found.append(Table(("measure", "set and model", "this run"), [(what, of, ours) for what, of, _, ours in lines]))
     chrf = f" chrF's: {metrics['chrf_signature']}." if "chrf" in metrics else ""

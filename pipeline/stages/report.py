@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nmt.codec import Codec
@@ -15,53 +15,58 @@ from pipeline.config.corpora import DataSettings, RunSettings
 from pipeline.config.paths import read_json
 from pipeline.config.sections import load_section, plain_section
 from pipeline.report import browser_model, chapters, figures, page, scores, sentences
-from pipeline.report.page import Block, Bullets, Commands, Figure, Heading, Paragraph, Table, View
+from pipeline.report.page import Block, Bullets, Figure, Heading, Paragraph, Table, View
 
 
-def blocks(lines: Sequence[sentences.Line], names: Sequence[str]) -> list[Block]:
+def blocks(lines: Sequence[sentences.Line], names: Mapping[str, str]) -> list[Block]:
     chosen, data = load_section("run", RunSettings), load_section("data", DataSettings)
     configuration = {name: plain_section(name) for name in sections.SECTIONS}
     named = {"run": chosen.model_dump(), **configuration}
     versions = ", ".join(f"{library} {version}" for library, version in plain_section("versions").items())
-    metrics, name = read_json(paths.SCORES) | scores.identities(data.model_dump()), scores.reference_row(chosen.row)
+    certificate, name = read_json(paths.CERTIFICATE), scores.reference_row(chosen.row)
+    metrics = read_json(paths.SCORES) | scores.identities(data.model_dump())
+    metrics |= {"conditions": next((link.get("conditions") for link in certificate["training"]["links"][-1:]), None)}
     source, target = (sentences.word_counts(paths.TOKENIZED / f"train.{side}") for side in (data.source, data.target))
     codec = Codec(
         paths.AVERAGE / "subwords", data.source, data.target, load_section("preparation", PreparationSettings).tokenizer
     )
     seen = [word for word, _ in source.most_common(sentences.SEEN)]
+    start, description = configuration["training"].get("start_from"), catalogs.load(chosen.corpus).description
+    parent = start and f"{start['folder']} (weights {str(start.get('weights'))[:12]})"
     unlike, output = chapters.differences(chosen, configuration), task_of(data.target).output
+    papers = scores.papers_name(chosen, bool(unlike))
     return [
-        Heading(resolution.name(named), 1),
-        Paragraph(scores.lead(chosen, metrics, catalogs.load(chosen.corpus).description)),
+        Heading(scores.title(chosen), 1),
+        Paragraph(scores.lead(resolution.name(named), chosen, metrics, description, parent)),
         *browser_model.section(paths.AVERAGE, sentences.examples(lines), seen),
-        scores.headline(chosen, data, metrics),
+        scores.headline(chosen, data, metrics, papers),
+        Paragraph(f"The {sentences.EXTREMES} best and the {sentences.EXTREMES} worst lines of the test set:"),
         sentences.extremes(lines, task_of(data.target).of_line),
         *chapters.learning(data, codec),
-        *scores.results(chosen, metrics),
+        *scores.results(chosen, metrics, papers),
         chapters.overlap(read_json(paths.TOKENIZED / "stats.json")),
         Heading(f"{output.capitalize()}s of the test set"),
+        Paragraph(f"The page has all {len(lines):,} lines, report.md the best and the worst, above."),
         sentences.view({output: lines}, data.source, data.target),
         *chapters.groups(data, codec, lines, target),
         *chapters.attention(data),
         Heading(f"Differences from the paper's {name}"),
         Table(("key", f"the paper's {name}", "this run"), unlike) if unlike else Paragraph("None in the settings."),
-        *([Bullets(chapters.explanations(chosen, metrics, configuration))] if "bleu" in metrics else []),
+        *([Bullets(chapters.explanations(chosen, metrics, configuration, papers))] if "bleu" in metrics else []),
         *chapters.cost(metrics, read_json(paths.TRAINING)),
-        Heading("Curves of the training"),
+        Heading("Curves of the training", open=True),
         figures.curves(paths.CURVES, paths.VALIDATION),
         *chapters.corpus(data, read_json(paths.BINNED_STATS)),
-        *chapters.certificate(read_json(paths.CERTIFICATE)),
-        Heading("How to repeat it"),
-        *([Bullets(names)] if names else []),
-        Commands(chapters.repetition(chosen, resolution.changed(named), names)),
+        *chapters.certificate(certificate),
+        *chapters.repetition(chosen, resolution.changed(named), names),
         Paragraph(f"The full configuration is results/config.yaml; libraries that decide bytes: {versions}."),
     ]
 
 
-def run(provenance: Callable[[], Sequence[str]] = lambda: ()) -> None:
+def run(provenance: Callable[[], Mapping[str, str]] = dict) -> None:
     """Write results/report.md, results/report.html, results/figures and results/sentences.jsonl.
 
-    `provenance` returns what names the run, which no stage knows: the commit, DVC's experiment, Prefect's run.
+    `provenance` returns what names the run, which no stage knows: the commit, what differs from it, ...
     """
     data = load_section("data", DataSettings)
     source, reference = (paths.RAW / f"test.{data.test.name}.{language}" for language in (data.source, data.target))

@@ -14,7 +14,7 @@ from pipeline.config import graph
 from pipeline.config.paths import CHAIN, CONFIG, CURVES, SCORES, VALIDATION, read_json, read_table, state_root
 from pipeline.config.resolution import changed
 from pipeline.report.scores import identities
-from pipeline.tracking import registry, server, source
+from pipeline.tracking import registry, server, source, view
 from pipeline.tracking.follow import Points
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SIZES = ("params", "vocabulary", "updates", "averaged_checkpoints", "devices", "sustained_flops")
 """Scores that describe the run and do not rate it: they are parameters in MLflow, and no charts."""
+HOURS = "train_hours"
+"""Tag with the hours of training: seconds are in results/scores.json."""
 
 
 def complete(client: MlflowClient, ran: bool) -> str:
@@ -33,6 +35,7 @@ def complete(client: MlflowClient, ran: bool) -> str:
         points.send(read_table(table))
     describe(client, run.info.run_id, configuration, scores)
     send_files(client, run.info.run_id)
+    view.show(client, configuration["run"]["pair"])
     if ran or "commit" not in run.data.tags:
         source.send(client, run.info.run_id)
     registry.register(client, run.info.run_id, configuration, scores | identities(configuration["data"]))
@@ -85,8 +88,10 @@ def publish() -> Iterator[str]:
 def describe(client: MlflowClient, run: str, configuration: Mapping[str, Any], scores: Mapping[str, Any]) -> None:
     """Set parameters (row, pair, corpus, seed, what differs from the row, sizes), scores and tags.
 
-    MLflow shows the latest value of a metric. A score that it shows already is not sent again, and the validation
-    perplexity not at all: it is the end of a curve, which `Points` sends.
+    The scores of validation and test set are metrics. Other numbers of one point are tags, which have no chart each and
+    which, unlike parameters, change when a run is scored again. MLflow shows the latest value of a metric. A score that
+    it shows already is not sent again, and the validation perplexity not at all: it is the end of a curve, which
+    `Points` sends.
     """
     from mlflow.entities import Metric, Param, RunTag
 
@@ -94,15 +99,15 @@ def describe(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
     params = {**configuration["run"], **{f"settings.{key}": value for key, value in changed(configuration).items()}}
     params |= {key: scores[key] for key in SIZES if key in scores}
     known = client.get_run(run).data
-    numbers = {key: float(value) for key, value in scores.items() if isinstance(value, int | float)}
-    in_percent = task_in(scores).key, f"valid_{task_in(scores).key}"
-    shares = (key for key in numbers if key.startswith(in_percent) and not key.endswith("_malformed"))
-    numbers |= {key: round(numbers[key], 2) for key in shares}
+    rated = task_in(scores).key, f"valid_{task_in(scores).key}"
+    numbers = {key: round(float(scores[key]), 2) for key in rated if key in scores}
     # Compared as text, because nan != nan.
-    apart = (*SIZES, "valid_ppl")
-    new = [key for key in numbers if key not in apart and str(numbers[key]) != str(known.metrics.get(key))]
+    new = [key for key in numbers if str(numbers[key]) != str(known.metrics.get(key))]
     now = int(1000 * time.time())
-    tags = {key: value for key, value in scores.items() if isinstance(value, str)}
+    apart = (*numbers, *SIZES, "valid_ppl")
+    others = {key: value for key, value in scores.items() if value is not None and key not in apart}
+    tags = {key: f"{value:.6g}" if isinstance(value, float) else str(value) for key, value in others.items()}
+    tags |= {HOURS: f"{scores['train_seconds'] / 3600:.3g}"} if "train_seconds" in scores else {}
     client.log_batch(
         run,
         metrics=[Metric(key, numbers[key], now, int(scores["updates"])) for key in new],

@@ -14,7 +14,7 @@ import secrets
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,8 @@ from pipeline.config.paths import CONFIG, state_root
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
+    from starlette.requests import Request
+    from starlette.responses import RedirectResponse
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 PATIENCE = 30.0
@@ -42,6 +44,8 @@ SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 """Settings of MLflow, where the environment has no others."""
+LISTED = 10
+"""Runs that a message lists, at most."""
 CONFIGURATION, TRAINING = "wmt.configuration", "wmt.training"
 """Tags by which a run is found again: the hash of results/config.yaml, and the name of the training's state."""
 
@@ -83,6 +87,11 @@ def uri() -> str:
 
 def problem(error: BaseException) -> str:
     """Return the first line of an error, with the store's address, for a message."""
+    if isinstance(error, InputError):
+        return str(error)
+    if "mlflow db upgrade" in str(error):
+        upgrade = f"copy it, then run `mlflow db upgrade {masked(uri())}`"
+        return f"MLflow at {masked(uri())} has the tables of another version: {upgrade}"
     first, *_ = str(error).strip().split("\n")
     return f"MLflow at {masked(uri())}: {masked(first)[:200]}"
 
@@ -171,12 +180,17 @@ def mlflow_app() -> ASGIApp:
     from mlflow.server.handlers import initialize_backend_stores
     from starlette.datastructures import Headers
     from starlette.responses import Response
+    from starlette.routing import Route
 
     store, artifacts = local_uri(), str(state_root().resolve() / "mlartifacts")
     os.environ |= {"MLFLOW_TRACKING_URI": store, BACKEND_STORE_URI_ENV_VAR: store, ARTIFACT_ROOT_ENV_VAR: artifacts}
     with quiet(), opening():
-        initialize_backend_stores(store, default_artifact_root=artifacts)
+        try:
+            initialize_backend_stores(store, default_artifact_root=artifacts)
+        except Exception as error:
+            sys.exit(problem(error))
         from mlflow.server.fastapi_app import app
+    app.router.routes.insert(0, Route("/wmt-{pair}", _run_table))
     user, password = (os.environ[f"MLFLOW_TRACKING_{name}"] for name in ("USERNAME", "PASSWORD"))
     login = b"Basic " + base64.b64encode(f"{user}:{password}".encode())
     origins = os.environ["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"].split(",")
@@ -194,6 +208,16 @@ def mlflow_app() -> ASGIApp:
     return guarded
 
 
+def _run_table(request: Request) -> RedirectResponse:
+    from mlflow import MlflowClient
+    from starlette.responses import RedirectResponse
+
+    from pipeline.tracking import view
+
+    found = view.show(MlflowClient(local_uri()), request.path_params["pair"])
+    return RedirectResponse(found + (view.CHARTS if "charts" in request.query_params else ""))
+
+
 @contextlib.contextmanager
 def session() -> Iterator[MlflowClient]:
     """Yield a client of the store for a command; raise InputError where MLflow fails."""
@@ -209,6 +233,13 @@ def session() -> Iterator[MlflowClient]:
 def _experiment(client: MlflowClient, pair: str) -> str:
     """Return the id of a pair's experiment, made where it is missing."""
     if found := client.get_experiment_by_name(f"wmt-{pair}"):
+        if found.lifecycle_stage == "deleted":
+            store, number = f"MLFLOW_TRACKING_URI={masked(uri())}", found.experiment_id
+            raise InputError(
+                f"MLflow's experiment wmt-{pair} is deleted: restore it with `{store} mlflow experiments restore "
+                f"--experiment-id {number}`, or delete it for good with `{store} mlflow gc --backend-store-uri "
+                f"{masked(uri())} --experiment-ids {number}`"
+            )
         return str(found.experiment_id)
     # A server chooses itself. MLflow's own choice for a database is the working directory, perhaps a copy's.
     artifacts = None if uri().startswith(("http", "databricks")) else (state_root().resolve() / "mlartifacts").as_uri()
@@ -255,6 +286,13 @@ def runs(client: MlflowClient, query: str = "") -> list[Run]:
     return list(client.search_runs(experiments, query, max_results=50_000)) if experiments else []
 
 
+def _listed(names: Iterable[str]) -> str:
+    """Return the newest runs' names and ids for a message."""
+    found = list(names)
+    more = f", and {len(found) - LISTED} more" if len(found) > LISTED else ""
+    return f": MLflow has {', '.join(found[:LISTED]) or 'no run'}{more}"
+
+
 def fetch_artifacts(name: str, files: Sequence[str], folder: Path) -> tuple[str, list[Path]]:
     """Fetch artifacts of the run that `name` names into `folder`; return the run's full name, and where they are.
 
@@ -274,7 +312,7 @@ def fetch_artifacts(name: str, files: Sequence[str], folder: Path) -> tuple[str,
         ]
         if len(fitting) != 1:
             which = f" ({', '.join(fitting)})" if fitting else ""
-            raise InputError(f"{name!r} names {len(fitting)} runs{which}: MLflow's page lists names and ids")
+            raise InputError(f"{name!r} names {len(fitting)} runs{which}{'' if fitting else _listed(named)}")
         run_id = named[fitting[0]].info.run_id
         for file in {file.path for file in client.list_artifacts(run_id)}.intersection(files):
             client.download_artifacts(run_id, file, str(folder))

@@ -35,7 +35,7 @@ class Translation(PythonModel):
         from nmt.inference.options import LONGEST
         from nmt.inference.translator import Translator
 
-        self.translator = Translator(Path(context.artifacts["model"]), longest=LONGEST)
+        self.translator = Translator(Path(context.artifacts["model"]), longest=LONGEST, split="sentences")
 
     def predict(
         self, context: PythonModelContext, model_input: pd.DataFrame, params: dict[str, Any] | None = None
@@ -53,7 +53,7 @@ class Translation(PythonModel):
             settings = ready.settings.changed(params or {})
             _check_sizes(sentences, settings.beam, most)
             # One with the request's settings: requests are answered side by side.
-            translator = Translator(ready.model, None, settings, ready.engine, ready.longest)
+            translator = Translator(ready.model, None, settings, ready.engine, ready.longest, ready.split)
             return list(translator.translate(sentences))
         except InputError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nmt.common import cpu
+from nmt.common.files import read_yaml
 from pipeline.config import machine
+from pipeline.config.paths import CONFIG
+from pipeline.tracking import view
 from pipeline.tracking.server import masked, masked_code
 
 if TYPE_CHECKING:
@@ -89,11 +92,20 @@ def hardware() -> str:
     return f"{cores}; GPUs: {gpus}; {platform.platform()}"
 
 
-def provenance() -> list[str]:
-    """Return what names the run: the commit, DVC's experiment, Prefect's run."""
+def provenance() -> dict[str, str]:
+    """Return what names the run: commit, files that are not the commit's, experiment, Prefect's run, MLflow's page.
+
+    `patch` has the changes of tracked files.
+    """
+    found = code()
     names = {
-        "commit": code()["commit"][:12],
-        "DVC experiment": os.environ.get("DVC_EXP_NAME"),
-        "Prefect run": os.environ.get("PREFECT__FLOW_RUN_ID"),
+        "commit": found["commit"][:12],
+        "DVC experiment": os.environ.get("DVC_EXP_NAME", ""),
+        "Prefect run": os.environ.get("PREFECT__FLOW_RUN_ID", ""),
+        "all runs side by side, while `make ui` runs:": view.link(read_yaml(CONFIG)["run"]["pair"]),
     }
-    return [f"{what} {name}" for what, name in names.items() if name]
+    if found["differing_files"] != "none":
+        names["changed or new, and not in the commit:"] = found["differing_files"]
+    with suppress(OSError):
+        names["patch"] = masked_code(difference(*CODE).decode(errors="replace"))
+    return {what: name for what, name in names.items() if name}

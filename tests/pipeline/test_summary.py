@@ -34,10 +34,11 @@ def write(scores: dict[str, Any]) -> None:
 def test_bleu_its_interval_and_where_things_are() -> None:
     assert printed("summary").splitlines() == [
         "BLEU    87.9 (95% interval 85.9 to 89.9) on sampletest, 500 lines; sacreBLEU, nrefs:1",
-        "run     sample-sample-s3 updates=200, trained in 1 minute and 34 seconds",
+        "run     updates=200 · sample-sample-s3, trained in 1 minute and 34 seconds",
         f"report  {Path.cwd().as_uri()}/results/report.html",
         "model   models/average: wmt translate models/average",
-        "next    open the report; `make ui` compares runs; `wmt rows` lists other models",
+        "runs    http://127.0.0.1:5000/wmt-en-de: all side by side, while `make ui` runs",
+        "next    open the report; `wmt rows` lists other models",
     ]
     for key in SCORES:
         write({name: SCORES[name] for name in SCORES.keys() - {key}})

@@ -161,7 +161,8 @@ function attentionView(root, { layers, heads, languages, pointed = () => {} }) {
   }
 
   words.addEventListener("pointerleave", () => { if (!pinned) activate(null); });
-  root.append(words, said, element("details", { class: "expert" }, element("summary", {}, "every layer and head"),
+  const why = element("p", { class: "hint" }, "The head shown first aligns best: every word is looked at by some word. The others are under \u201cevery layer and head\u201d.");
+  root.append(words, said, why, element("details", { class: "expert" }, element("summary", {}, "every layer and head"),
     element("div", { class: "controls" }, kind.label), thumbnails, area));
   root.prepend(element("div", { class: "controls" }, sentence.label));
   return {

@@ -19,7 +19,7 @@ function fitted(svg, draw) {
 function shortNumber(value) {
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size >= 1e7 || size < 1e-3) return value.toExponential(1).replace("e+", "e");
+  if (size >= 1e7 || size < 1e-2) return value.toExponential(1).replace("e+", "e");
   if (size >= 1000) return Math.round(value).toLocaleString("en");
   return String(Number(value.toPrecision(4)));
 }

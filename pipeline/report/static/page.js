@@ -33,6 +33,8 @@ function choice(label, options, change) {
 /** Return the value of a `lang` attribute, none for trees. */
 const languageTag = (language) => (language === "tree" ? null : language);
 
+const languageName = (language) => new Intl.DisplayNames(["en"], { type: "language" }).of(language);
+
 const colour = (index) => `var(--c${index % 8})`;
 
 /** Return a function that calls `run` once no call has come for `delay` milliseconds. */
@@ -90,6 +92,8 @@ async function openTarget(hash) {
   const list = document.querySelector("[data-view=translations]");
   const target = line && list ? list.closest("details") : document.getElementById(hash.slice(1));
   if (!target) return;
+  document.querySelector("details.target")?.classList.remove("target");
+  target.classList.add("target");
   target.open = true;
   await Promise.all(Array.from(target.querySelectorAll("[data-view]"), build));
   target.scrollIntoView();

@@ -14,6 +14,20 @@ const escaped = (code) => `\\u{${code.toString(16)}}`;
 /** Return the inside of a character class for ranges of code points. */
 const inside = (ranges) => ranges.map(([low, high]) => `${escaped(low)}-${escaped(high)}`).join("");
 
+/** Return the sentences of a line, as nmt/text/sentences.py does, with its expression and its `abbreviations`. */
+function splitSentences(line, expression, abbreviations) {
+  const found = [];
+  let start = 0;
+  for (const end of line.matchAll(expression)) {
+    const word = (end[1] ?? "").replace(/^["'(\u201c\u201e\u00ab[]+/u, "");
+    const isDot = line[end.index + (end[1] ?? "").length] === ".";
+    if (end[1] !== undefined && (/^\p{Ll}/u.test(end[2]) || (isDot && (abbreviations.has(word) || word.includes("."))))) continue;
+    found.push(line.slice(start, end.index + end[0].length).trim());
+    start = end.index + end[0].length;
+  }
+  return [...found, line.slice(start).trim()].filter(Boolean);
+}
+
 /** Return `tokenize` of the source's language. settings: tokenizer, hyphens, normalizing rules, classes, prefixes. */
 function makeTokenizer({ tokenizer, language, normalizing, aggressiveHyphens, classes, prefixes, numericPrefixes }) {
   const normalize = normalizing.map(([pattern, replacement]) => [new RegExp(pattern, "gu"), replacement]);

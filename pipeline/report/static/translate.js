@@ -2,6 +2,7 @@
 
 const YIELD = 40; // milliseconds of computing after which the page may answer
 const PACE = 450; // milliseconds between two subwords as one watches
+const UNSEEN = 8; // words without training text that are listed
 let translateLine = null; // function(text) that fills the box, where the page has one
 
 views.translate = (root, content, blob) => {
@@ -13,7 +14,9 @@ views.translate = (root, content, blob) => {
   const tokenize = parses ? makeWords() : makeTokenizer(tokenizer);
   const detokenize = parses ? makeTrees(tokenizer.tokenizer, targetSymbols?.symbols.slice(0, targetSymbols.usedRows)) : makeDetokenizer(detokenizer);
   const text = (ids, source) => detokenize(written.decode(ids), source);
-  const seen = new Set(content.seen);
+  const [seen, shortened] = [new Set(content.seen), new Set(content.abbreviations)];
+  const sentenceEnd = new RegExp(content.sentenceEnd, "gu");
+  const sentencesOf = (line) => (parses ? [line] : splitSentences(line, sentenceEnd, shortened));
   const input = element("textarea", { rows: 2, lang: languages[0], dir: "auto", spellcheck: "false" });
   input.value = examples[0];
   const output = element("div", { class: "translation", lang: languageTag(languages[1]), dir: "auto", "aria-live": "polite", role: "status" });
@@ -33,7 +36,7 @@ views.translate = (root, content, blob) => {
 
   const encode = (line) => {
     const ids = split(line).length ? vocabulary.encode(tokenize(line)) : [];
-    if (ids.length > longest) throw new Error(`has ${ids.length} subwords, and at most ${longest} are ${parses ? "parsed" : "translated: split it"}`);
+    if (ids.length > longest) throw new Error(`a sentence has ${ids.length} subwords, and at most ${longest} are ${parses ? "parsed" : "translated"}`);
     return ids.length ? [...ids, EOS] : [];
   };
 
@@ -50,31 +53,39 @@ views.translate = (root, content, blob) => {
     output.ariaBusy = "true"; // fragments are not read aloud
     for (const line of lines) {
       try {
-        const source = encode(line);
-        if (!source.length) { done.push(""); continue; }
-        const trace = [];
-        const found = await search(model, source, searching, target.usedRows, async (ids) => {
-          if (performance.now() - rested < YIELD) return true;
-          output.textContent = [...done, text(ids, line)].join("\n");
-          await new Promise((resume) => { setTimeout(resume); });
-          rested = performance.now();
-          return own === turn;
-        }, trace);
-        if (own !== turn) return;
-        done.push(text(found, line));
-        last = { source, found, line, trace };
+        const parts = [];
+        for (const sentence of sentencesOf(line)) {
+          const source = encode(sentence);
+          if (!source.length) continue;
+          const trace = [];
+          const found = await search(model, source, searching, target.usedRows, async (ids) => {
+            if (performance.now() - rested < YIELD) return true;
+            output.textContent = [...done, [...parts, text(ids, sentence)].join(content.between)].join("\n");
+            await new Promise((resume) => { setTimeout(resume); });
+            rested = performance.now();
+            return own === turn;
+          }, trace);
+          if (own !== turn) return;
+          parts.push(text(found, sentence));
+          if (!parts.at(-1)) throw new Error(`the model writes nothing for \u201c${sentence.slice(0, 40)}\u201d`);
+          last = { source, found, line: sentence, trace };
+        }
+        done.push(parts.join(content.between));
       } catch (error) {
-        done.push(element("span", { class: "error" }, `Line ${done.length + 1} ${error.message}.`));
+        done.push(element("span", { class: "error" }, `Line ${done.length + 1}: ${error.message}.`));
       }
     }
     output.replaceChildren(...done.flatMap((line, i) => (i ? [element("br"), line] : [line])));
     output.ariaBusy = "false";
     output.dataset.lines = JSON.stringify(done.map((line) => (typeof line === "string" ? line : "")));
     const unseen = [...new Set(lines.flatMap((line) => split(tokenize(line))))].filter((word) => !seen.has(word));
-    said.textContent = `${((performance.now() - start) / 1000).toFixed(2)} seconds in this page, with 8-bit weights; nothing is sent anywhere.`;
+    const seconds = ((performance.now() - start) / 1000).toFixed(2);
+    said.textContent = input.value.trim() ? `${seconds} seconds in this page, with 8-bit weights; nothing is sent anywhere.` : "Type a sentence.";
     if (unseen.length) {
-      const known = seen.size.toLocaleString("en");
-      said.prepend(element("strong", {}, `Not among the ${known} most frequent words of the training text: ${unseen.slice(0, 8).join(", ")}. `), "The model guesses such words. ");
+      const listed = unseen.slice(0, UNSEEN).flatMap((word) => [", ", element("bdi", {}, word)]).slice(1);
+      const known = seen.size < content.most ? "in the training text" : `among the ${seen.size.toLocaleString("en")} most frequent words of the training text`;
+      const more = unseen.length > UNSEEN ? `, and ${(unseen.length - UNSEEN).toLocaleString("en")} more` : "";
+      said.prepend(element("strong", {}, `Not ${known}: `, ...listed, `${more}. `), "The model guesses such words. ");
     }
     pause();
     looked.hidden = !last;
@@ -135,8 +146,8 @@ views.translate = (root, content, blob) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run();
   });
   root.append(element("div", { class: "asked" }, element("label", {}, parses
-    ? `${languages[0]}, one sentence a line, spaces between words and punctuation; Ctrl-Enter parses`
-    : `${languages[0]}, one sentence a line; Ctrl-Enter translates`, input), button, output, said,
+    ? `${languageName(languages[0])}, one sentence a line, spaces between words and punctuation; Ctrl-Enter parses`
+    : `${languageName(languages[0])}; Ctrl-Enter translates`, input), button, output, said,
     ...examples.map((example) => element("button", { type: "button", class: "example", lang: languages[0], onclick: () => translateLine(example) }, example))), looked);
   return run();
 };

@@ -130,7 +130,7 @@ views.translations = (root, { languages, metric, systems, lines }) => {
     const text = search.value.trim().toLowerCase();
     const wanted = (line, index) => (number ? line.number === number : keep[state.kind](line) && folded[index].includes(text));
     found = lines.filter(wanted).sort(compare[state.order]);
-    count.textContent = `${found.length.toLocaleString("en")} of ${lines.length.toLocaleString("en")} lines`;
+    count.textContent = number && !found.length ? `The set has no line ${number}: it has ${lines.length.toLocaleString("en")}.` : `${found.length.toLocaleString("en")} of ${lines.length.toLocaleString("en")} lines`;
     list.replaceChildren();
     listing.scrollTop = 0;
     shown = 0;

@@ -141,16 +141,43 @@ def test_lines_before_an_error_are_translated(model: Path, tmp_path: Path, capsy
     """And no file appears."""
     good = [LINES[0]] * 11
     expected = run(model, tmp_path, lines=good)
-    for wrong, sentence in ((b"dog " * 40 + b"\n", "line 12: the line `dog"), (b"\xff\n", "line 12: the byte 0xff")):
-        text = write(tmp_path / "in", good)
-        text.write_bytes(text.read_bytes() + wrong + b"we do !\n")
-        command = ["translate", model, "--input", text, "--longest", "20", "--window", "4"]
-        assert wmt(*command) == 1
-        shown = capsys.readouterr()
-        assert shown.out.split("\n")[:-1] == expected
-        assert sentence in shown.err
-        assert wmt(*command, "--output", tmp_path / "new/out") == 1
-        assert list((tmp_path / "new").iterdir()) == []
+    text = write(tmp_path / "in", good)
+    text.write_bytes(text.read_bytes() + b"\xff\nwe do !\n")
+    command = ["translate", model, "--input", text, "--longest", "20", "--window", "4"]
+    assert wmt(*command) == 1
+    shown = capsys.readouterr()
+    assert shown.out.split("\n")[:-1] == expected
+    assert "line 12: the byte 0xff" in shown.err
+    assert wmt(*command, "--output", tmp_path / "new/out") == 1
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_line_that_is_too_long_is_left_empty_and_the_others_are_kept(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, out = write(tmp_path / "in", [LINES[0], "dog " * 40, LINES[0]]), tmp_path / "out"
+    assert wmt("translate", model, "--input", text, "--longest", "20", "--output", out) == 1
+    before, empty, after, end = out.read_text(encoding="utf-8").split("\n")
+    assert (before, empty, end) == (after, "", "")
+    assert before
+    said = "translate: lines left empty: 1; the first: line 2: the line `dog dog"
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_sentences_of_a_line_are_told_or_translated_by_themselves(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentences = ["She sees a dog.", "The old man sees it."]
+    alone = run(model, tmp_path, lines=sentences)
+    capsys.readouterr()
+    text = write(tmp_path / "in", [" ".join(sentences), *sentences])
+    assert wmt("translate", model, "--input", text, "--split", "sentences") == 0
+    shown = capsys.readouterr()
+    assert (shown.out.splitlines(), shown.err) == ([" ".join(alone), *alone], "")
+    assert wmt("translate", model, "--input", text) == 0
+    assert capsys.readouterr().err.startswith(
+        "translate: 1 lines have several sentences, of which a model may translate"
+    )
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_opened(tmp_path: Path) -> None:
@@ -246,11 +273,11 @@ def test_a_sentence_too_long_to_parse_is_told(parser: Path, tmp_path: Path, caps
         f"line 2: the line `the old man sees a dog. He did not see i...` has {length} subwords, and at most "
         f"{length - 1} are parsed at once: give --longest {length}, or leave it out\n"
     )
-    assert capsys.readouterr().err == f"parse: {sentence}"
+    assert capsys.readouterr().err.endswith(f"parse: lines left empty: 1; the first: {sentence}")
     assert wmt(*command[:-1], length) == 0
     capsys.readouterr()
     assert wmt("translate", *command[1:-1], length - 1) == 1
-    assert capsys.readouterr().err == f"translate: {sentence}"
+    assert capsys.readouterr().err.endswith(f"translate: lines left empty: 1; the first: {sentence}")
 
 
 @pytest.mark.parametrize("stream", ["stdin", "stdout"])

@@ -14,7 +14,8 @@ import yaml
 from browser import PATIENCE, chromium, open_sections, opened
 from command_line import printed, refused
 
-from pipeline.report import sentences
+from nmt.bootstrap import Comparison
+from pipeline.report import comparison, sentences
 from pipeline.report.sentences import Line
 from pipeline.tracking import server
 
@@ -68,7 +69,7 @@ def test_two_runs_are_compared_line_by_line(make: Make, tmp_path: Path) -> None:
     assert "p = 0.001 (paired bootstrap)" in said
     # The bars' lengths are shares of the longest.
     assert (tmp_path / "pages/compared.html").read_text(encoding="utf-8").count('<rect width="100.0%"') == 1
-    verdict = f"N 3 instead of 2: +{float(said.split('+')[1].split()[0]):.1f}"
+    verdict = f"N 3 instead of 2, seed 2 instead of 1: +{float(said.split('+')[1].split()[0]):.1f}"
     with chromium() as browser, opened(browser, tmp_path / "pages/compared.html") as shown:
         open_sections(shown)
         rows = shown.locator(".lines > li")
@@ -81,7 +82,10 @@ def test_two_runs_are_compared_line_by_line(make: Make, tmp_path: Path) -> None:
         shown.get_by_role("combobox", name="Lines").select_option("differ")
         shown.get_by_text("40 of 60 lines").wait_for(timeout=PATIENCE)
         first_screen = shown.locator("header")
-        assert first_screen.locator("p").first.text_content() == f"{verdict} BLEU (p = 0.001)"
+        assert (
+            first_screen.locator("p").first.text_content()
+            == f"{verdict} BLEU (p = 0.001, over sentences, not over seeds)"
+        )
         assert first_screen.get_by_text("40 lines are better, 0 are worse, 20 score the same.").is_visible()
         tables = [table.locator("tbody tr").all_text_contents() for table in first_screen.locator("table").all()]
         assert tables[:2] == [["compared-1.htmlone-id", "compared-2.htmltwo-id"], ["model.N23", "run.seed12"]]
@@ -112,7 +116,7 @@ def test_a_run_on_other_lines_or_without_results_is_refused(make: Make) -> None:
 def test_a_run_is_compared_with_the_results_in_this_folder(make: Make) -> None:
     make("one", wrong=40, seed=1)
     shutil.copytree("made/one", "results", dirs_exist_ok=True)
-    assert printed("compare", "one").startswith(". against one-id: +0.00 ")
+    assert printed("compare", "one").startswith("sample-mine-s1 (here) against one-id: +0.00 ")
 
 
 def test_what_is_no_file_or_an_input_is_not_replaced_by_the_page(make: Make) -> None:
@@ -144,3 +148,12 @@ def test_parses_are_compared_by_f1_with_a_paired_bootstrap(make: Make, tmp_path:
         assert tile.locator("dd").all_text_contents() == ["+20.00", "paired bootstrap of 1,000 resamples"]
         groups = shown.locator("h3", has_text="F1 by length").locator("xpath=following-sibling::*[1]")
         assert groups.locator("tbody tr").all_text_contents() == ["1 to 106080.0100.0"]
+
+
+def test_the_verdict_names_what_matters_first_and_counts_the_rest() -> None:
+    found = Comparison(difference=-0.04, p_value=0.5)
+    keys = ("averaging.last", "model.N", "run.seed", "training.checkpoint_every", "training.eps_ls", "training.updates")
+    changed = [(key, "1", "2") for key in keys]
+    said = comparison.verdict("name", changed, found, "BLEU")
+    ordered = ", ".join(f"{key} 2 instead of 1" for key in ("updates", "N", "eps_ls", "last"))
+    assert said == f"{ordered}, and 1 more: +0.0 BLEU (p = 0.500, over sentences, not over seeds)"

@@ -44,7 +44,7 @@ def test_parents_are_known_by_their_weights_and_give_subwords(tmp_path: Path, mo
     weights = sha256(Path("parent", WEIGHTS).read_bytes()).hexdigest()
     assert found.training.start_from == StartSettings(folder="parent", weights=weights)
     assert found.subwords == SubwordSettings(kind="bpe", merges=60, vocabulary=None, multiple_of=8)
-    assert resolution.name(found.model_dump()) == "sample-sample-s1 start_from=parent"
+    assert resolution.name(found.model_dump()) == "start_from=parent · sample-sample-s1"
     start = {"training.start_from.folder": "parent", "training.start_from.weights": weights}
     assert resolution.changed(found.model_dump()) == start, "not the parent's subwords, which may not be overridden"
     # Dropout and the first weights of a new model decide no shape.

@@ -262,6 +262,8 @@ def test_a_link_opens_its_section_at_the_top_and_a_line_has_an_address(browser: 
         expect(shown.locator(".lines > li")).to_have_count(1)
         assert shown.locator(".lines > li a").get_attribute("href") == "#line=158"
         expect(shown.locator(".lines dd").first).to_have_text("source 157")
+        shown.evaluate("location.hash = 'line=99999'")
+        expect(shown.get_by_text("The set has no line 99999: it has 3,003.")).to_be_visible()
 
 
 def test_everything_is_printed(browser: Browser, report: Path) -> None:

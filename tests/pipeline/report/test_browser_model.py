@@ -292,7 +292,7 @@ def test_too_long_lines_and_unknown_words_are_named_and_nothing_hostile_runs(bro
         alone = computed(shown, ["the dog"], "Translate")
         assert computed(shown, ["dog " * 300, "the dog"], "Translate") == ["", *alone]
         refused = shown.locator(".translation .error").text_content()
-        assert refused == "Line 1 has 300 subwords, and at most 256 are translated: split it."
+        assert refused == "Line 1: a sentence has 300 subwords, and at most 256 are translated."
         assert shown.locator("p.keys .word").all_text_contents()[:2] == ["the", "dog"]
         for nothing in ("", "dog " * 300):
             computed(shown, [nothing], "Translate")
@@ -301,8 +301,22 @@ def test_too_long_lines_and_unknown_words_are_named_and_nothing_hostile_runs(bro
         assert shown.locator(".unseen").count() == 0
         computed(shown, ["dog het dog"], "Translate")
         assert shown.locator(".unseen").all_text_contents() == ["het"]
-        said = shown.locator(".asked strong").text_content()
-        assert said == "Not among the 1 most frequent words of the training text: het. "
+        said = shown.locator(".asked strong")
+        assert said.text_content() == "Not in the training text: het. "
+        computed(shown, [" ".join(f"{word}x" for word in "abcdefghij")], "Translate")
+        assert said.locator("bdi").count() == 8
+        assert (said.text_content() or "").endswith("hx, and 2 more. ")
+        computed(shown, [" "], "Translate")
+        assert shown.locator(".asked .hint").text_content() == "Type a sentence."
+
+
+def test_a_line_is_translated_sentence_by_sentence(browser: Browser, tmp_path: Path) -> None:
+    with model_page(browser, tmp_path / "page.html", folder_of(tmp_path / "model"), "the dog") as shown:
+        sentences = ["The dog.", "A dog of Mr. Dog!", "Dog?"]
+        alone = computed(shown, sentences, "Translate")
+        assert computed(shown, [" ".join(sentences)], "Translate") == [" ".join(alone)]
+        many = computed(shown, [" ".join(["The dog."] * 300)], "Translate")
+        assert many == [" ".join([alone[0]] * 300)]
 
 
 def test_one_watches_it_write_and_runs_a_line_of_the_test_set(browser: Browser, tmp_path: Path) -> None:

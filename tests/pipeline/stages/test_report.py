@@ -157,10 +157,10 @@ def base(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[str, st
 def test_the_row_stands_beside_the_papers_and_the_literature(base: tuple[str, str]) -> None:
     markdown, _ = base
     lines = markdown.split("\n")
-    assert lines[0] == "# base-news-s3 P_drop=0.2".replace("_", r"\_")
+    assert lines[0] == "# Attention Is All You Need, reproduced: English to German, corpus news"
     assert lines[2] == (
-        "A Transformer with 63.1 million parameters, trained from raw text in 12 hours on 8 x Tesla P100: BLEU 26.5 on "
-        "newstest2014, 3003 lines, en-de. Text: Plain files."
+        "Run P\\_drop=0.2 · base-news-s3: a Transformer with 63.1 million parameters, trained from raw text in 12 "
+        "hours on 8 x Tesla P100: BLEU 26.5 on newstest2014, 3003 lines, en-de. Text: Plain files."
     )
     assert "| BLEU, the paper's way | newstest2014, 3003 lines; average | 27.3 | 27.05 |" in lines
     assert "| BLEU, sacreBLEU (95% interval) | newstest2014, 3003 lines; average |  | 26.51 (25.90 to 27.10) |" in lines
@@ -196,7 +196,7 @@ def test_differences_are_listed_and_explained(base: tuple[str, str]) -> None:
     section = markdown.split("## Differences from the paper's base")[1].split("\n## ")[0]
     table = [line for line in section.split("\n") if line.startswith("|")][2:]
     assert table == ["| model.P\\_drop | 0.1 | 0.2 |"]
-    assert "0.25 BLEU below the paper's base on newstest2014" in section
+    assert "0.25 BLEU below the paper's base with other settings and text on newstest2014" in section
     assert "65,110,016 parameters; the paper prints 65 million" in section
 
 
@@ -303,16 +303,18 @@ def test_what_a_run_is_compared_with() -> None:
 
 def test_the_top_has_four_numbers_the_papers_beside_them_and_the_best_and_worst_lines(base: tuple[str, str]) -> None:
     lines = base[0].split("\n")
-    beside = "the paper's way 27.1; the paper's base: 27.3"
+    beside = "the paper's way 27.1; the paper's base with other settings and text: 27.3"
     tiles = [line for line in lines[: lines.index("## While it trained")] if line.startswith("|")]
     assert tiles[2:6] == [
         f"| BLEU | 26.5 | 25.9 to 27.1 (95%); newstest2014, 3003 lines; {beside} |",
-        "| perplexity | 4.97 | per subword; newstest2013; the paper's base: 4.92 |",
+        "| perplexity | 4.97 | per subword; newstest2013; the paper's base with other settings and text: 4.92 |",
         "| training time | 12 hours | 8 x Tesla P100, float32 |",
         "| parameters | 63.1 million | 100,000 updates |",
     ]
     assert [row.split(" | ")[0] for row in tiles[6:]] == ["| line", "| ---", "| 2", "| 1"], "best and worst"
     assert '<a href="#line=2">2</a>' in base[1]
+    assert base[0].count("| line | chrF |") == 1, "not again as those of the test set"
+    assert re.search('<details id="section-[0-9]+" open>\n<summary><h2>Curves of the training', base[1])
     seen = "test set: source 28, target 966, pair 12; validation set: source 0, target 0, pair 0."
     assert f"Lines that are in the training text, too. {seen}" in lines
 
@@ -354,12 +356,34 @@ def test_lines_are_kept_with_their_scores_and_grouped() -> None:
 
 
 def test_what_the_runner_knows_is_shown() -> None:
-    report.run(lambda: ["commit abc"])
+    known = {"commit": "abc", "all runs:": "http://127.0.0.1:5000/wmt-en-de", "patch": "+one\n"}
+    report.run(lambda: known)
     markdown, html = paths.REPORT.read_text(encoding="utf-8"), paths.REPORT_HTML.read_text(encoding="utf-8")
     assert "<li>commit abc</li>" in html
     command = "dvc exp run -S row=base -S pair=en-de -S corpus=news -S seed=3 -S ++overrides.model.P_drop=0.2"
-    assert f"```sh\ngit checkout abc\n{command}\n```\n" in markdown
-    assert f"git checkout abc\n{command}</code>" in html
+    assert f"```sh\ngit checkout abc\ngit apply differences.patch\n{command}\n```\n" in markdown
+    assert "```sh\n+one\n```" in markdown
+    assert f"git apply differences.patch\n{command}</code>" in html
+    assert 'all runs: <a href="http://127.0.0.1:5000/wmt-en-de"' in html
+
+
+def test_a_fine_tuned_run_names_its_parent() -> None:
+    settings = yaml.safe_load(CONFIG.read_text())
+    settings["training"]["start_from"] = {"folder": "data/local/parent", "weights": "5" * 64}
+    CONFIG.write_text(yaml.safe_dump(settings))
+    markdown, _ = _written()
+    assert f"fine-tuned from data/local/parent (weights {'5' * 12}) in 12 hours" in markdown
+    assert "trained from raw text" not in markdown
+    assert "- the parent data/local/parent: copy it from this machine, no commit has it\n" in markdown
+
+
+def test_a_cpu_is_named_with_what_decides_digits(base: tuple[str, str]) -> None:
+    conditions = {"processor": "AMD EPYC", "threads": 2, "torch": "2.13.0+cpu"}
+    _write(paths.SCORES, json.dumps({**METRICS, "device": "cpu", "devices": 1}))
+    link = {"update": 500, "conditions": conditions}
+    _write(paths.CERTIFICATE, json.dumps({**CERTIFICATE, "training": {"links": [link]}}))
+    assert "in 12 hours on a CPU (AMD EPYC, 2 threads, torch 2.13.0+cpu): BLEU" in _written()[0]
+    assert "Tesla P100 (" not in base[0]
 
 
 def test_a_time_has_two_units() -> None:

@@ -115,7 +115,7 @@ def test_a_run_that_no_process_trains_is_killed_for_the_next_publication(root: P
     with FileLock(state / "lock"):
         assert printed("publish").startswith("nothing to publish: ")
     assert status(root) == ["RUNNING"], "a process is at it"
-    assert printed("publish") == "base-wmt14-s1 P_drop=0.2: killed\n"
+    assert printed("publish") == "P_drop=0.2 · base-wmt14-s1: killed\n"
     assert status(root) == ["KILLED"]
 
 

@@ -3,22 +3,26 @@ from __future__ import annotations
 import base64
 import os
 import shutil
+import sqlite3
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from browser import PATIENCE, chromium
 from clones import ROOT
+from command_line import refused
 from orchestra import until
 from ports import free_port
-from tracked import connected
+from tracked import connected, write_results
 
 from nmt.errors import InputError
 from pipeline.flows import services
-from pipeline.tracking import server
+from pipeline.tracking import server, view
 
 
 def test_a_run_is_found_by_its_name_its_full_name_or_the_beginning_of_its_id(root: Path, tmp_path: Path) -> None:
@@ -36,7 +40,7 @@ def test_a_run_is_found_by_its_name_its_full_name_or_the_beginning_of_its_id(roo
     with pytest.raises(InputError, match=r"^'same' names 2 runs \(same-") as caught:
         server.fetch_artifacts("same", [], tmp_path / "same")
     assert all(run[:8] in str(caught.value) for run in same)
-    with pytest.raises(InputError, match=r"^'' names 0 runs: MLflow's page lists names and ids$"):
+    with pytest.raises(InputError, match=rf"^'' names 0 runs: MLflow has same-\w+, same-\w+, one-{one[:8]}$"):
         server.fetch_artifacts("", [], tmp_path / "none")
 
 
@@ -176,3 +180,63 @@ def test_a_path_that_no_address_of_a_database_allows_is_refused(
         server.uri()
     with pytest.raises(InputError, match="addresses of databases allow no"):
         services.serve(worker=False)
+
+
+def test_a_deleted_experiment_and_tables_of_another_version_are_told_with_the_command(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connected(root / "mlflow.db") as client:
+        number = client.create_experiment("wmt-en-de", (root / "mlartifacts").as_uri())
+        client.delete_experiment(number)
+    write_results()
+    message = refused("publish")
+    assert f"wmt-en-de is deleted: restore it with `MLFLOW_TRACKING_URI=sqlite:///{root}/mlflow.db mlflow" in message
+    assert f"mlflow gc --backend-store-uri sqlite:///{root}/mlflow.db --experiment-ids {number}`" in message
+    assert f"experiments restore --experiment-id {number}`" in message
+    old = root / "old/mlflow.db"  # MLflow checks a database once in a process.
+    old.parent.mkdir()
+    shutil.copyfile(root / "mlflow.db", old)
+    with sqlite3.connect(old) as database:
+        database.execute("UPDATE alembic_version SET version_num = '451aebb31d03'")
+    monkeypatch.setenv("WMT_STATE", str(old.parent))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # MLflow has set it.
+    assert f"then run `mlflow db upgrade sqlite:///{old}`" in refused("publish")
+
+
+def test_the_first_page_compares_runs(root: Path, address: str) -> None:
+    with connected(root / "mlflow.db") as client:
+        experiment = client.create_experiment("wmt-en-de", (root / "mlartifacts").as_uri())
+        for name, bleu in (("lower", 22.1), ("higher", 89.2)):
+            run = client.create_run(experiment, run_name=name).info.run_id
+            for key, value in {"row": "sample", "corpus": "sample", "seed": "2", "updates": name}.items():
+                client.log_param(run, key, value)
+            client.log_param(run, "settings.model.N", "3" if name == "lower" else "2")
+            client.log_param(run, "settings.model.h", "4")
+            for update in (10, 20):
+                for key in ("loss", "valid_ppl", "grad_norm"):
+                    client.log_metric(run, key, 1 / update, step=update)
+            client.log_metric(run, "bleu", bleu, step=20)
+            for key in ("train_hours", "train_flops_counted"):
+                client.set_tag(run, key, "0.03")
+            client.set_terminated(run)
+        assert view.show(client, "en-fr") == "/"
+    with chromium() as browser:
+        login: Any = {"username": "wmt", "password": "secret"}
+        page = browser.new_context(viewport={"width": 2400, "height": 900}, http_credentials=login).new_page()
+        page.set_default_timeout(PATIENCE)
+        page.goto(f"{address}/wmt-en-de")
+        page.wait_for_selector("[col-id='metrics.`bleu`'] >> text=89.2")
+        headers = page.locator("[role=columnheader][col-id*='.`']")
+        headers.nth(9).wait_for()
+        found = headers.evaluate_all("(all) => all.map((one) => one.getAttribute('col-id'))")
+        assert {name for name in found if not name.startswith("attributes.")} == {
+            *("metrics.`bleu`", "metrics.`valid_ppl`", "params.`corpus`", "params.`row`", "params.`seed`"),
+            *("params.`settings.model.N`", "params.`updates`", "tags.`train_flops_counted`", "tags.`train_hours`"),
+        }, "h is the same in both runs"
+        names = page.locator("[role=row] [col-id='attributes.`Run Name`'] a").all_text_contents()
+        assert names == ["higher", "lower"]
+        page.goto(f"{address}/wmt-en-de?charts")
+        page.wait_for_selector("text=Loss, perplexity, score")
+        cards = page.get_by_test_id("experiment-view-compare-runs-card")
+        cards.nth(2).wait_for()
+        assert [card.split("\n")[0] for card in cards.all_inner_texts()][:3] == ["loss", "valid_ppl", "bleu"]

@@ -60,7 +60,10 @@ def test_a_patch_has_no_credentials_and_is_else_as_it_was(root: Path, monkeypatc
 
 
 def test_a_report_gets_the_names_of_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert source.provenance() == ["commit unknown"]
+    runs = {"all runs side by side, while `make ui` runs:": "http://127.0.0.1:5000/wmt-en-de"}
+    unknown = {"changed or new, and not in the commit:": "unknown: git names no commit here"}
+    assert source.provenance() == {"commit": "unknown", **runs, **unknown}
     monkeypatch.setenv("DVC_EXP_NAME", "bold-run")
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "0a1b")
-    assert source.provenance() == ["commit unknown", "DVC experiment bold-run", "Prefect run 0a1b"]
+    commit = {"commit": "unknown", "DVC experiment": "bold-run", "Prefect run": "0a1b"}
+    assert source.provenance() == {**commit, **runs, **unknown}

@@ -1,0 +1,80 @@
+"""What MLflow's page of a pair shows: the run table with the columns that compare runs, and their charts.
+
+MLflow's front end keeps columns and charts in each browser. It takes both from a tag of the experiment where the
+address names the tag's key (`viewStateShareKey`), as its button "Share" does. Read in the front end of MLflow 3.17;
+a test in
+tests/pipeline/tracking/test_server.py reads the columns off the page.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from nmt.task import Task, task_of
+from pipeline.tracking import server
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+KEY = "wmt"
+"""Name of the shared view."""
+CHARTS = "&compareRunsMode=CHART"
+"""The end of an address that shows charts in place of the table."""
+DIFFERING = 8
+"""Columns of settings that differ between runs, at most."""
+
+
+def link(pair: str) -> str:
+    """Return the address of a pair's run table on `make ui`'s page; of another server, that of its experiments.
+
+    Asks no server. `make ui` answers it with `show`: columns and order are those of the runs at that time.
+    """
+    store = server.uri()
+    if store.startswith("http"):
+        scheme, _, rest = store.partition("://")
+        return f"{scheme}://{rest.rpartition('@')[2].rstrip('/')}/#/experiments"
+    return f"http://127.0.0.1:{os.environ.get('MLFLOW_PORT') or 5000}/wmt-{pair}"
+
+
+def show(client: MlflowClient, pair: str) -> str:
+    """Set the view of a pair's experiment; return the address of its run table on the server, without the host.
+
+    With `CHARTS` behind it, it is that of their charts. Without an experiment it is the first page.
+    """
+    experiment = client.get_experiment_by_name(f"wmt-{pair}")
+    if experiment is None or experiment.lifecycle_stage == "deleted":
+        return "/"
+    found = client.search_runs([experiment.experiment_id], max_results=1000)
+    content = json.dumps(state(found, task_of(pair)))
+    client.set_experiment_tag(experiment.experiment_id, f"mlflow.sharedViewState.{KEY}", content)
+    return f"/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={KEY}"
+
+
+def state(runs: list[Run], by: Task) -> dict[str, Any]:
+    """Return the view: columns, order by the score on the test set, and first the charts of loss, perplexity, score."""
+    settings = {key for run in runs for key in run.data.params if key.startswith("settings.")}
+    differing = sorted(key for key in settings if len({run.data.params.get(key) for run in runs}) > 1)[:DIFFERING]
+    columns = [
+        *(f"params.`{key}`" for key in ("row", "corpus", "seed", *differing, "updates")),
+        *(f"metrics.`{key}`" for key in (by.key, "valid_ppl")),
+        *(f"tags.`{key}`" for key in ("train_hours", "train_flops_counted")),
+    ]
+    drawn = {"metricSectionId": "first", "runsCountToCompare": 10, "xAxisKey": "step", "lineSmoothness": 0}
+    charts = [
+        {"uuid": key, "metricKey": key, "selectedMetricKeys": [key], "type": kind, "scaleType": scale, **drawn}
+        for key, kind, scale in (("loss", "LINE", "linear"), ("valid_ppl", "LINE", "log"), (by.key, "BAR", "linear"))
+    ]
+    sections = [
+        {"uuid": "first", "name": "Loss, perplexity, score", "display": True, "isReordered": True},
+        {"uuid": "others", "name": "Model metrics", "display": False},
+    ]
+    return {
+        "orderByKey": f"metrics.`{by.key}`",
+        "orderByAsc": False,
+        "selectedColumns": columns,
+        "compareRunCharts": charts,
+        "compareRunSections": sections,
+    }
