@@ -28,8 +28,6 @@ NOVEL = 46
 """Sentences of both sets with one pair of constructions of HELD_OUT: 23 in each."""
 OFTEN = 4
 """Every word form of the validation and test sets stands in this many training sentences or more."""
-LONGEST = 32
-"""Words of the longest sentence."""
 CONSTRUCTIONS = {
     "particle": r"\(RP ",
     "negation": r"\(RB (?:not|never)\)",
@@ -74,7 +72,7 @@ def sentences(seed: int) -> Iterator[tuple[str, tuple[str, str] | None]]:
     while True:
         tree = sampler.sentence()
         sentence = " ".join(words(tree))
-        if sentence not in seen and sentence.count(" ") < LONGEST:
+        if sentence not in seen:
             seen.add(sentence)
             yield tree, next((pair for pair in HELD_OUT if combines(tree, pair)), None)
 

@@ -40,7 +40,6 @@ def test_counts(splits: Splits) -> None:
     assert {name: len(trees) for name, trees in splits.items()} == {"train": 10_000, "valid": 500, "test": 500}
     lengths = [len(make_trees.words(tree)) for tree in splits["train"]]
     assert 8 <= sum(lengths) / len(lengths) <= 12
-    assert max(lengths) <= make_trees.LONGEST
 
 
 def test_trees_are_read_strictly_and_come_back_from_both_linearisations(splits: Splits) -> None:
