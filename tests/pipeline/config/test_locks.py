@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -49,6 +50,9 @@ def test_what_dvc_holds_stays(locks: Path) -> None:
         before = locks.read_text()
         assert str(os.getpid()) in before
         assert not mend_locks()
+        both = json.loads(before) | {"read": {"/a/in": [{"pid": os.getppid(), "cmd": "dvc repro"}]}}
+        locks.write_text(json.dumps(both))
+        assert not mend_locks(), "one of them works here"
     locks.write_text("")
     program = "import zc.lockfile; held = zc.lockfile.LockFile('.dvc/tmp/rwlock.lock'); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
