@@ -89,6 +89,9 @@ def report(measure: bool) -> bool:
     configuration = parent.identified(configuration)
     run, training = configuration.run, configuration.training
     reasons = stages_to_run(configuration)
+    if not any(reasons.values()):
+        print(f"{run.pair}, row {run.row}, corpus {run.corpus}, seed {run.seed}: nothing to do, nothing has changed")
+        return True
     corpus = corpus_size(configuration, prepared=not reasons.get("binarize"))
     disk, needed, operations = needs(configuration, corpus)
     print(f"{run.pair}, row {run.row}, corpus {run.corpus}, seed {run.seed}\n")
@@ -98,9 +101,6 @@ def report(measure: bool) -> bool:
         print(f"  It starts from {start.folder}, weights {start.weights}.\n")
     for name, reason in reasons.items():
         print(f"  {name:15} {f'would run ({reason})' if reason else 'unchanged'}")
-    if not any(reasons.values()):
-        print("\n  Nothing to do: the results are of these settings, files and code.")
-        return True
     print("\n  (Where DVC's cache has the result already, it is restored and nothing runs.)\n")
     written, free = sum(number for name, number in disk.items() if reasons[name]), shutil.disk_usage(".").free
     memory, gpus = machine.memory(), machine.gpus()

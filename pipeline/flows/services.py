@@ -165,8 +165,9 @@ def serve(*, worker: bool) -> None:
         user, _, password = services.password.partition(":")
         print(f"MLflow:  {services.mlflow}, user {user}, password {password}", flush=True)
         print(f"Prefect: {services.prefect}, password {services.password}", flush=True)
-        runs = f"{services.mlflow}/wmt-{resolution.read_params().get('pair', 'en-de')}"
-        print(f"runs:    {runs}, their curves {runs}?charts", flush=True)
+        with suppress(InputError):  # params.yaml has a mistake.
+            runs = f"{services.mlflow}/wmt-{resolution.read_params().get('pair', 'en-de')}"
+            print(f"runs:    {runs}, their curves {runs}?charts", flush=True)
         if worker:
             services.start_worker()
             print("a run: prefect deployment run wmt-en-de -p row=sample", flush=True)

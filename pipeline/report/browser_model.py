@@ -12,8 +12,8 @@ import numpy as np
 from nmt import codec
 from nmt.inference.options import LONGEST
 from nmt.task import task_of
+from nmt.text import scripts
 from nmt.text.moses import Rules, normalizing
-from nmt.text.scripts import SENTENCES_JOINED, code
 from nmt.text.sentences import SENTENCE_END, abbreviations
 from nmt.text.settings import TokenizerSettings
 from nmt.text.subwords import BytePairs, Subwords, WordPieces
@@ -164,7 +164,7 @@ def section(folder: Path, examples: Sequence[str], seen: Sequence[str]) -> list[
         "most": SEEN,
         "abbreviations": sorted(abbreviations(description.source)),
         "sentenceEnd": SENTENCE_END.pattern.replace(r"\"", '"').replace(r"\w", r"[\p{L}\p{N}_]"),
-        "between": "" if code(description.target) in SENTENCES_JOINED else " ",
+        "between": "" if scripts.code(description.target) in scripts.SENTENCES_JOINED else " ",
     }
     view = View("translate", "translate", content, blob, fallback=[Paragraph(by_command)])
     if len(blob) <= LARGEST:

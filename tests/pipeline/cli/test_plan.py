@@ -116,6 +116,7 @@ def override(**sections: dict[str, object]) -> None:
 def test_nothing_would_run_after_a_finished_run_and_every_stage_before_the_first(finished: None) -> None:
     assert "epsilon: 1e-09" in Path("dvc.lock").read_text(), "DVC's way to write it, which PyYAML takes for text"
     assert runs() == {}
+    assert printed("plan", "--no-measure").endswith(": nothing to do, nothing has changed\n")
     shutil.rmtree("results")
     assert runs() == {}, "DVC restores what it has on record"
     Path("dvc.lock").unlink()
