@@ -23,7 +23,8 @@ def blocks(lines: Sequence[sentences.Line], names: Sequence[str]) -> list[Block]
     configuration = {name: plain_section(name) for name in sections.SECTIONS}
     named = {"run": chosen.model_dump(), **configuration}
     versions = ", ".join(f"{library} {version}" for library, version in plain_section("versions").items())
-    metrics, name = read_json(paths.SCORES) | scores.identities(data.model_dump()), scores.reference_row(chosen.row)
+    metrics, name = read_json(paths.SCORES), scores.reference_row(chosen.row)
+    metrics |= scores.identities(data.model_dump(), metrics)
     source, target = (sentences.word_counts(paths.TOKENIZED / f"train.{side}") for side in (data.source, data.target))
     codec = Codec(
         paths.AVERAGE / "subwords", data.source, data.target, load_section("preparation", PreparationSettings).tokenizer
