@@ -76,11 +76,20 @@ PARSING = Task(
 )
 
 
+CHRF = TRANSLATION._replace(
+    key="chrf",
+    title="chrF",
+    numbers=("chrf", "valid_chrf", "valid_ppl"),
+    measures=(("chrF (95% interval)", "chrf", ".2f"), ("chrF", "valid_chrf", ".2f"), TRANSLATION.measures[-1]),
+)
+"""Translation into a language whose segmenter, which BLEU needs, was not installed."""
+
+
 def task_of(target: str) -> Task:
     """Return the task of a target language, or of a pair such as `en-de`: parsing for the target `tree`."""
     return PARSING if target.rpartition("-")[2] == "tree" else TRANSLATION
 
 
 def task_in(metrics: Container[str]) -> Task:
-    """Return the task whose score a run's metrics hold: parsing where they have its F1, else translation."""
-    return PARSING if PARSING.key in metrics else TRANSLATION
+    """Return the task whose score a run's metrics hold: parsing by F1, translation by BLEU or by chrF."""
+    return PARSING if PARSING.key in metrics else CHRF if "chrf_low" in metrics else TRANSLATION

@@ -8,7 +8,8 @@ by name.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,9 @@ from sacremoses.corpus import NonbreakingPrefixes
 from nmt import bootstrap
 from nmt.errors import InputError
 from nmt.evaluation import known_sets
+from nmt.schema import LANGUAGE
 from nmt.text import parallel_text
+from nmt.text.scripts import code
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,25 +52,54 @@ def _check(hypotheses: Sequence[str], references: Sequence[str], names: Sequence
         raise InputError("there is no line to score")
 
 
-def _corpus_score(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+def corpus_score(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+    """Return a metric's score of all lines in percent, and its signature."""
     _check(hypotheses, references)
     score = float(metric.corpus_score(hypotheses, [references]).score)
     return score, str(metric.get_signature())
 
 
-def sacrebleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
-    """Return cased sacreBLEU (13a) of detokenised lines in percent, and its signature."""
-    return _corpus_score(BLEU(), hypotheses, references)
+def metric(lang: str = "", tokenize: str | None = None, *, lowercase: bool = False) -> BLEU:
+    """Return sacreBLEU's BLEU with its tokenizer of a target language, or with the one that `tokenize` names.
+
+    Raises InputError for another name, and where a language's tokenizer needs a library that is missing.
+    """
+    if tokenize not in (None, *BLEU.TOKENIZERS):
+        raise InputError(f"sacreBLEU has no tokenizer `{tokenize}`; it has {', '.join(BLEU.TOKENIZERS)}")
+    try:
+        return BLEU(tokenize=tokenize, trg_lang="" if tokenize else code(lang), lowercase=lowercase)
+    except RuntimeError as error:
+        extra = (tokenize or code(lang))[:2]
+        raise InputError(f"BLEU of `{lang}` needs a segmenter: pip install 'wmt-transformer[{extra}]'") from error
 
 
-def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+def headline(lang: str, *, lowercase: bool = False) -> BLEU | CHRF:
+    """Return the metric by which systems of a target language are compared: chrF where BLEU's segmenter is missing."""
+    try:
+        return metric(lang, lowercase=lowercase)
+    except InputError as error:
+        print(f"warning: {error}; until then chrF is the score", file=sys.stderr)
+        return CHRF(lowercase=lowercase)
+
+
+def sacrebleu(
+    hypotheses: Sequence[str], references: Sequence[str], lang: str = "", tokenize: str | None = None
+) -> tuple[float, str]:
+    """Return cased sacreBLEU of detokenised lines in percent, and its signature.
+
+    `lang`, the target's code, or `tokenize` chooses sacreBLEU's tokenizer; without, it is 13a. Raises as `metric` does.
+    """
+    return corpus_score(metric(lang, tokenize), hypotheses, references)
+
+
+def chrf(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> tuple[float, str]:
     """Return chrF2 (Popovic 2015) in percent, and its signature."""
-    return _corpus_score(CHRF(), hypotheses, references)
+    return corpus_score(CHRF(lowercase=lowercase), hypotheses, references)
 
 
 def ter(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
     """Return TER (Snover et al. 2006) in percent, lower is better, and its signature: seconds for 1,000 lines."""
-    return _corpus_score(TER(), hypotheses, references)
+    return corpus_score(TER(), hypotheses, references)
 
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
@@ -85,98 +117,131 @@ def plain_quotes(line: str) -> str:
     return line.translate(_QUOTES)
 
 
-def paper_way(hypotheses: Sequence[str], references: Sequence[str], lang: str) -> list[tuple[str, float]]:
+def paper_way(
+    hypotheses: Sequence[str], references: Sequence[str], lang: str, *, lowercase: bool = False
+) -> list[tuple[str, float]]:
     """Return the steps from sacreBLEU (first) to the paper's way (last) and the BLEU after each; `lang`: the target's.
 
     Every step changes both sides. German: Moses tokens, compounds split, quotes made plain. Other languages: Moses
-    tokens alone, as the literature reports English-French.
+    tokens alone, as the literature reports English-French; none where Moses has no rules for the language, or makes no
+    words. With `lowercase`, all are of lower-cased text: the literature's measure for small corpora.
     """
+    known = {*NonbreakingPrefixes().available_langs.values()} - {"zh", "yue", "ta"}
+    if (lang := code(lang)) not in known:
+        return []
     moses = MosesTokenizer(lang)
     # Plain quotes before or after tokenization give the same words.
     changes = [("Moses tokens", lambda line: moses.tokenize(line, return_str=True, escape=False))]
     if lang == "de":
         changes += [("compounds split at hyphens", split_compounds), ("unicode quotes made plain", plain_quotes)]
-    steps = [("sacreBLEU, 13a", _corpus_score(BLEU(force=True), hypotheses, references)[0])]
+    case = "lower-cased " if lowercase else ""
+    sacre = BLEU(force=True, lowercase=lowercase)
+    steps = [(f"{case}sacreBLEU, 13a", corpus_score(sacre, hypotheses, references)[0])]
+    bare = BLEU(tokenize="none", force=True, lowercase=lowercase)
     for name, change in changes:
         hypotheses, references = list(map(change, hypotheses)), list(map(change, references))
-        steps.append((name, _corpus_score(BLEU(tokenize="none", force=True), hypotheses, references)[0]))
+        steps.append((case + name, corpus_score(bare, hypotheses, references)[0]))
     return steps
 
 
-def line_statistics(hypotheses: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:
-    """Return what corpus BLEU (sacreBLEU, 13a) sums over lines, [lines, 10]: 4 matches, 4 totals, both lengths."""
+def line_statistics(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:
+    """Return what the corpus score of a metric sums over lines, [lines, k]: lengths, matches and totals."""
     _check(hypotheses, references)
-    metric, pairs = BLEU(effective_order=True), zip(hypotheses, references, strict=True)
-    scores = [metric.sentence_score(hypothesis, [reference]) for hypothesis, reference in pairs]
-    return np.array([[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores])
+    return np.array(metric._extract_corpus_statistics(hypotheses, [references]))
 
 
-def bleu_of(sums: NDArray[np.int64]) -> float:
-    """Return the corpus BLEU of summed line statistics, [10], in percent."""
-    values = sums.tolist()
-    return float(BLEU.compute_bleu(values[:4], values[4:8], values[8], values[9], smooth_method="exp").score)
+def score_of(metric: Metric) -> Callable[[NDArray[np.int64]], float]:
+    """Return the function from summed line statistics, [k], to a metric's corpus score in percent."""
+    return lambda sums: float(metric._compute_score_from_stats(sums.tolist()).score)
 
 
-def compare(baseline: Sequence[str], system: Sequence[str], references: Sequence[str]) -> bootstrap.Comparison:
-    """Compare the sacreBLEU of `system` with that of `baseline` by paired bootstrap resampling."""
-    return bootstrap.compare(line_statistics(baseline, references), line_statistics(system, references), bleu_of)
+def interval(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, float]:
+    """Return the 95% interval of a metric's corpus score."""
+    return bootstrap.interval(line_statistics(metric, hypotheses, references), score_of(metric))
 
 
-def score(hypotheses: Sequence[str], references: Sequence[str], lang: str) -> dict[str, Any]:
+def compare(
+    baseline: Sequence[str], system: Sequence[str], references: Sequence[str], metric: Metric
+) -> bootstrap.Comparison:
+    """Compare the corpus score of `system` with that of `baseline` by paired bootstrap resampling."""
+    of_baseline, of_system = (line_statistics(metric, lines, references) for lines in (baseline, system))
+    return bootstrap.compare(of_baseline, of_system, score_of(metric))
+
+
+def score(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    lang: str,
+    tokenize: str | None = None,
+    *,
+    lowercase: bool = False,
+) -> dict[str, Any]:
     """Return all scores of detokenised translations, in percent, by the keys of `wmt bleu --json`.
 
-    `set` is the name of the references if they are a known set of WMT's. Raises InputError unless there is one
-    translation for each reference.
+    `set` is the name of the references if they are a known set. The paper's way is left out for languages that Moses
+    does not know; where the language's segmenter is missing, BLEU is, and chrF has the interval. Raises InputError as
+    `metric` does where `tokenize` is given, and unless there is one translation for each reference.
     """
     known = known_sets.find(references, lang)
-    scores: dict[str, Any] = {"set": known and known.title, "lines": len(references)}
-    scores["bleu"], scores["bleu_signature"] = sacrebleu(hypotheses, references)
-    scores["bleu_low"], scores["bleu_high"] = bootstrap.interval(line_statistics(hypotheses, references), bleu_of)
-    steps = paper_way(hypotheses, references, lang)
-    scores["bleu_paper_way"] = steps[-1][1]
-    scores["paper_way_steps"] = [{"step": name, "bleu": value} for name, value in steps]
-    scores["chrf"], scores["chrf_signature"] = chrf(hypotheses, references)
-    return scores
+    own = metric(lang, tokenize, lowercase=lowercase) if tokenize else headline(lang, lowercase=lowercase)
+    key = "bleu" if isinstance(own, BLEU) else "chrf"
+    found: dict[str, Any] = {"set": known and known.title, "lines": len(references)}
+    found[key], found[f"{key}_signature"] = corpus_score(own, hypotheses, references)
+    found[f"{key}_low"], found[f"{key}_high"] = interval(own, hypotheses, references)
+    if steps := paper_way(hypotheses, references, lang, lowercase=lowercase):
+        found["bleu_paper_way"] = steps[-1][1]
+        found["paper_way_steps"] = [{"step": name, "bleu": value} for name, value in steps]
+    if key != "chrf":
+        found["chrf"], found["chrf_signature"] = chrf(hypotheses, references, lowercase=lowercase)
+    return found
 
 
 def score_systems(
-    hypotheses: Sequence[Path], reference: Path, lang: str, *, with_ter: bool = False
+    hypotheses: Sequence[Path],
+    reference: Path,
+    lang: str,
+    tokenize: str | None = None,
+    *,
+    lowercase: bool = False,
+    with_ter: bool = False,
 ) -> list[dict[str, Any]]:
     """Return all scores of each system's file; all but the first are also compared with the first.
 
-    Raises InputError if a file does not have one line for each reference, or `lang` is no language of Moses'.
+    Raises InputError as `score` does, and where `lang` is no code.
     """
-    languages = sorted(set(NonbreakingPrefixes().available_langs.values()))
-    if lang not in languages:
-        raise InputError(f"--lang is `{lang}`: give the target's code, one of {', '.join(languages)}")
+    if not re.fullmatch(LANGUAGE, lang):
+        raise InputError(f"--lang is `{lang}`: give the target's ISO 639 code, as `de` or `zh_Hans`")
     references = read_lines(reference)
     systems = [read_lines(path) for path in hypotheses]
     for path, lines in zip(hypotheses, systems, strict=True):
         _check(lines, references, (path, reference))
     reports: list[dict[str, Any]] = []
     for path, lines in zip(hypotheses, systems, strict=True):
-        report = {"hypothesis": str(path), **score(lines, references, lang)}
+        report = {"hypothesis": str(path), **score(lines, references, lang, tokenize, lowercase=lowercase)}
         if with_ter:
             report["ter"], report["ter_signature"] = ter(lines, references)
         if reports:
-            report |= vars(compare(systems[0], lines, references))
+            own = metric(lang, tokenize, lowercase=lowercase) if "bleu" in report else CHRF(lowercase=lowercase)
+            report |= vars(compare(systems[0], lines, references, own))
         reports.append(report)
     return reports
 
 
 def format_report(report: Mapping[str, Any]) -> str:
+    steps = report.get("paper_way_steps", ())
+    key, title = ("bleu", "sacreBLEU") if "bleu" in report else ("chrf", "chrF")
     lines = [
         f"{report['hypothesis']}: {report['lines']} lines" + (f" of {report['set']}" if report["set"] else ""),
-        f"  sacreBLEU {report['bleu']:.2f}, 95% interval {report['bleu_low']:.2f} to {report['bleu_high']:.2f}",
-        f"    {report['bleu_signature']}",
-        f"  the paper's way {report['bleu_paper_way']:.2f}, by steps:",
-        *(f"    {step['bleu']:.2f} {step['step']}" for step in report["paper_way_steps"]),
-        f"  chrF {report['chrf']:.2f}",
-        f"    {report['chrf_signature']}",
+        f"  {title} {report[key]:.2f}, 95% interval {report[f'{key}_low']:.2f} to {report[f'{key}_high']:.2f}",
+        f"    {report[f'{key}_signature']}",
+        *([f"  the paper's way {report['bleu_paper_way']:.2f}, by steps:"] if steps else []),
+        *(f"    {step['bleu']:.2f} {step['step']}" for step in steps),
     ]
+    if key != "chrf":
+        lines += [f"  chrF {report['chrf']:.2f}", f"    {report['chrf_signature']}"]
     if "ter" in report:
         lines += [f"  TER {report['ter']:.2f}", f"    {report['ter_signature']}"]
     if "difference" in report:
         difference, p_value = report["difference"], report["p_value"]
-        lines.append(f"  against the first: {difference:+.2f} sacreBLEU, p = {p_value:.3f} (paired bootstrap)")
+        lines.append(f"  against the first: {difference:+.2f} {title}, p = {p_value:.3f} (paired bootstrap)")
     return "\n".join(lines)

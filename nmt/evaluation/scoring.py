@@ -31,10 +31,11 @@ class Scorer(NamedTuple):
 
     scores: Callable[[Output, Output, str], dict[str, Any]]
     """Of the test and the validation set, in the target language: the scores by their keys in results/scores.json."""
-    compare: Callable[[Lines, Lines, Lines], Comparison]  # of a baseline's and a system's output, and references
+    compare: Callable[[Lines, Lines, Lines, str], Comparison]
+    """Of a baseline's and a system's output, references, and the target language."""
     of_lines: Callable[[Lines, Lines], Sequence[float | None]]  # of outputs and references; None: it cannot be scored
-    by_length: Callable[[Lines, Lines, Lines], dict[str, tuple[int, float]]]
-    """Of sources, outputs and references: how many lines a group has, and its score, the shortest first."""
+    by_length: Callable[[Lines, Lines, Lines, str], dict[str, tuple[int, float]]]
+    """Of sources, outputs, references and the target language: lines and score of each group, the shortest first."""
     counted: tuple[str, str]  # what `by_length` groups by, and what it counts
     groups_words: bool  # whether the output has words of its own, to be grouped by their frequency
 
@@ -56,33 +57,37 @@ def _bleu(test: Output, valid: Output, target: str) -> dict[str, Any]:
         bleu.read_lines(path) for path in (test.references, valid.references, test.path, valid.path)
     )
     scores = bleu.score(average, of_test, target)
-    steps = scores["paper_way_steps"]
-    valid_bleu, valid_signature = bleu.sacrebleu(last, of_valid)
-    return {
-        **{key: scores[key] for key in ("bleu", "bleu_signature", "bleu_low", "bleu_high", "bleu_paper_way")},
-        "bleu_set": f"{test.name}, {len(of_test)} lines",
-        # Only the intermediate steps: the first one's score is `bleu`, the last one's `bleu_paper_way`.
-        **{f"bleu_paper_way_step_{n}": step["bleu"] for n, step in enumerate(steps[1:-1], start=2)},
-        "bleu_paper_way_steps": "; ".join(step["step"] for step in steps),
-        "chrf": scores["chrf"],
-        "chrf_signature": scores["chrf_signature"],
-        "valid_bleu": valid_bleu,
-        "valid_bleu_signature": valid_signature,
-        "valid_bleu_paper_way": bleu.paper_way(last, of_valid, target)[-1][1],
-        "valid_bleu_set": f"{valid.name}, {len(of_valid)} lines",
-        "valid_bleu_model": "last checkpoint",
+    key, steps = "bleu" if "bleu" in scores else "chrf", scores.pop("paper_way_steps", [])
+    valid_score, valid_signature = bleu.corpus_score(bleu.headline(target), last, of_valid)
+    found = {
+        **{name: scores[name] for name in scores if name not in ("set", "lines")},
+        f"{key}_set": f"{test.name}, {len(of_test)} lines",
+        f"valid_{key}": valid_score,
+        f"valid_{key}_signature": valid_signature,
+        f"valid_{key}_set": f"{valid.name}, {len(of_valid)} lines",
+        f"valid_{key}_model": "last checkpoint",
     }
+    if steps:
+        # Only the intermediate steps: the first one's score is `bleu`, the last one's `bleu_paper_way`.
+        found |= {f"bleu_paper_way_step_{n}": step["bleu"] for n, step in enumerate(steps[1:-1], start=2)}
+        found["bleu_paper_way_steps"] = "; ".join(step["step"] for step in steps)
+        found["valid_bleu_paper_way"] = bleu.paper_way(last, of_valid, target)[-1][1]
+    return found
 
 
-def _bleu_by_length(sources: Lines, outputs: Lines, references: Lines) -> dict[str, tuple[int, float]]:
+def _bleu_by_length(sources: Lines, outputs: Lines, references: Lines, target: str) -> dict[str, tuple[int, float]]:
     groups: dict[int, list[tuple[str, str]]] = {}
     for source, *both in zip(sources, outputs, references, strict=True):
         groups.setdefault(bisect_left(LENGTHS, len(source.split())), []).append((both[0], both[1]))
-    names = ranges(LENGTHS)
+    names, metric = ranges(LENGTHS), bleu.headline(target)
     return {
-        names[number]: (len(group), bleu.sacrebleu(*map(list, zip(*group, strict=True)))[0])
+        names[number]: (len(group), bleu.corpus_score(metric, *map(list, zip(*group, strict=True)))[0])
         for number, group in sorted(groups.items())
     }
+
+
+def _compared(baseline: Lines, system: Lines, references: Lines, target: str) -> Comparison:
+    return bleu.compare(baseline, system, references, bleu.headline(target))
 
 
 def _f1(test: Output, valid: Output, target: str) -> dict[str, Any]:
@@ -113,16 +118,21 @@ def _f1_of_lines(outputs: Lines, references: Lines) -> list[float | None]:
     return [200 * each.matched / (each.gold + each.parsed) if each.gold + each.parsed else None for each in trees]
 
 
-def _f1_by_length(sources: Lines, outputs: Lines, references: Lines) -> dict[str, tuple[int, float]]:
+def _f1_by_length(sources: Lines, outputs: Lines, references: Lines, target: str) -> dict[str, tuple[int, float]]:
     found = evalb.score_lines(references, outputs, gold_tags=True)
     return {name: (total.sentences, total.f1) for name, total in evalb.by_length(found.sentences).items()}
 
 
 _SCORERS = {
     TRANSLATION: Scorer(
-        _bleu, bleu.compare, bleu.sentence_chrf, _bleu_by_length, ("words of the source", "lines"), groups_words=True
+        _bleu, _compared, bleu.sentence_chrf, _bleu_by_length, ("words of the source", "lines"), groups_words=True
     ),
     PARSING: Scorer(
-        _f1, evalb.compare_systems, _f1_of_lines, _f1_by_length, ("words", "sentences"), groups_words=False
+        _f1,
+        lambda *texts: evalb.compare_systems(*texts[:3]),
+        _f1_of_lines,
+        _f1_by_length,
+        ("words", "sentences"),
+        groups_words=False,
     ),
 }

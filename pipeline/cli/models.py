@@ -147,11 +147,15 @@ def bleu(
             help="Detokenised translations, of several systems the baseline first; then one reference per line.",
         ),
     ],
-    lang: Annotated[str, typer.Option(help="The target language's code: de, fr, ...")],
+    lang: Annotated[str, typer.Option(help="The target language's code, which chooses sacreBLEU's tokenizer.")],
+    tokenize: Annotated[
+        str | None, typer.Option(help="sacreBLEU's tokenizer: 13a, intl, char, flores200 (fetches a file), ...")
+    ] = None,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Score text in lower case.")] = False,
     ter: Annotated[bool, typer.Option("--ter", help="TER too: seconds for 1,000 lines.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="An object, or a list for several systems.")] = False,
 ) -> None:
-    """Score translations: sacreBLEU with its signature, the paper's own way step by step, chrF.
+    """Score translations: sacreBLEU with its signature, chrF and, of languages of Moses, the paper's own way by steps.
 
     Several systems are compared with the first by paired bootstrap resampling.
 
@@ -165,7 +169,7 @@ def bleu(
     *hypotheses, reference = texts
     if not hypotheses:
         raise typer.BadParameter("REF is missing: give translations, then their references", param_hint="HYP... REF")
-    reports = scoring.score_systems(hypotheses, reference, lang, with_ter=ter)
+    reports = scoring.score_systems(hypotheses, reference, lang, tokenize, lowercase=lowercase, with_ter=ter)
     if as_json:
         # Sums of floating-point numbers: 100.00000000000004.
         rounded = json_format.loads(json_format.dumps(reports), parse_float=lambda text: round(float(text), 9))

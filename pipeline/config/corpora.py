@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from nmt.schema import Settings
+from nmt.schema import LANGUAGE, Settings
 
 TREE = "tree"
 """The target of pairs whose texts are treebanks: both sides are made of one file."""
@@ -27,7 +27,7 @@ def valid_pair(pair: str) -> str:
     """Return a pair; raise ValueError, with the rule, for what is none."""
     source, target = sides(pair)
     codes = [source, *([] if target == TREE else [target])]
-    if source == target or not all(re.fullmatch(r"[a-z]{2,3}(_[A-Z][a-z]{3})?", code) for code in codes):
+    if source == target or not all(re.fullmatch(LANGUAGE, code) for code in codes):
         raise ValueError(
             "a pair is two different ISO 639 codes, as `de-en` or `en-sr_Latn`, or one code and tree, as `en-tree`"
         )

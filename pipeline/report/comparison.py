@@ -48,7 +48,9 @@ def difference(first: Compared, second: Compared) -> Comparison:
         names = " and ".join(f"{run.name}: {run.metrics[f'{task_in(run.metrics).key}_set']}" for run in (first, second))
         raise InputError(f"the runs were scored on different lines ({names}): compare two runs of one test set")
     baseline, system = ([line.output for line in run.lines] for run in (first, second))
-    return scorer(second.languages[1]).compare(baseline, system, [line.reference for line in first.lines])
+    return scorer(second.languages[1]).compare(
+        baseline, system, [line.reference for line in first.lines], second.languages[1]
+    )
 
 
 def verdict(name: str, changed: Sequence[Sequence[str]], found: Comparison, title: str) -> str:

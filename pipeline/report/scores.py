@@ -27,15 +27,16 @@ def reference_row(name: str) -> str:
     return name if own else next(of_task)
 
 
-def identities(data: Mapping[str, Any]) -> dict[str, str]:
+def identities(data: Mapping[str, Any], scores: Mapping[str, Any]) -> dict[str, str]:
     """Return what each set is, by a key beside its score: a known set's name, or the sha256 of its references.
 
-    `data`: the section of the resolved configuration. A set that is not here has no key.
+    `data`: the section of the resolved configuration; `scores`: the content of results/scores.json. A set that is not
+    here has no key.
     """
     target = data["target"]
     paths = {role: RAW / f"{role}.{data[role]['name']}.{target}" for role in ("valid", "test")}
     return {
-        f"{'valid_' if role == 'valid' else ''}{task_of(target).key}_references": identity(
+        f"{'valid_' if role == 'valid' else ''}{task_in(scores).key}_references": identity(
             list(read_lines(path)), target, data["source"]
         )
         for role, path in paths.items()
@@ -122,7 +123,7 @@ def results(run: RunSettings, metrics: Mapping[str, Any], papers: str) -> list[B
     """Return all scores, beside those of the paper's row and of its tables where the sets are the same."""
     by, name = task_in(metrics), reference_row(run.row)
     paper, lines = rows.printed(name, run.pair), []
-    for what, key, form in by.measures:
+    for what, key, form in (measure for measure in by.measures if measure[1] in metrics):
         of, model = ("valid_", "last checkpoint") if key.startswith("valid_") else ("", "average")
         where = f"{metrics[f'{of}{by.key}_set']}; {model}"
         ours = _with_interval(metrics, key) if f"{key}_low" in metrics else format(metrics[key], form)
@@ -142,7 +143,7 @@ def results(run: RunSettings, metrics: Mapping[str, Any], papers: str) -> list[B
         sets = f"The paper's numbers are of {sets_of}; this run's are of {ours}"
         found.append(Paragraph(f"{sets}. That is other text: the paper's are not listed."))
         found.append(Table(("measure", "set and model", "this run"), [(what, of, ours) for what, of, _, ours in lines]))
-    chrf = f" chrF's: {metrics['chrf_signature']}." if "chrf" in metrics else ""
+    chrf = f" chrF's: {metrics['chrf_signature']}." if "bleu" in metrics else ""
     found.append(Paragraph(f"{by.program}'s signature: {metrics[f'{by.key}_signature']}.{chrf}"))
     return [*found, *(_steps(metrics) if "bleu_paper_way_steps" in metrics else []), *_beside(run, metrics)]
 

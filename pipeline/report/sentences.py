@@ -88,10 +88,8 @@ def extremes(lines: Sequence[Line], metric: str) -> Table:
 def by_length(systems: Mapping[str, Sequence[Line]], target: str) -> Table:
     """Return BLEU, or F1 of trees, by the number of words of the source, shortest first; no empty groups."""
     by = scorer(target)
-    measured = [
-        by.by_length(*([getattr(line, text) for line in lines] for text in ("source", "output", "reference")))
-        for lines in systems.values()
-    ]
+    texts = ([[getattr(line, text) for line in lines] for text in Line._fields[:3]] for lines in systems.values())
+    measured = [by.by_length(source, output, reference, target) for source, reference, output in texts]
     rows = [
         (name, f"{count:,}", *(f"{groups[name][1]:.1f}" for groups in measured))
         for name, (count, _) in measured[0].items()

@@ -24,7 +24,7 @@ def blocks(lines: Sequence[sentences.Line], names: Mapping[str, str]) -> list[Bl
     named = {"run": chosen.model_dump(), **configuration}
     versions = ", ".join(f"{library} {version}" for library, version in plain_section("versions").items())
     certificate, name = read_json(paths.CERTIFICATE), scores.reference_row(chosen.row)
-    metrics = read_json(paths.SCORES) | scores.identities(data.model_dump())
+    metrics = read_json(paths.SCORES) | scores.identities(data.model_dump(), read_json(paths.SCORES))
     metrics |= {"conditions": next((link.get("conditions") for link in certificate["training"]["links"][-1:]), None)}
     source, target = (sentences.word_counts(paths.TOKENIZED / f"train.{side}") for side in (data.source, data.target))
     codec = Codec(

@@ -38,7 +38,7 @@ def complete(client: MlflowClient, ran: bool) -> str:
     view.show(client, configuration["run"]["pair"])
     if ran or "commit" not in run.data.tags:
         source.send(client, run.info.run_id)
-    registry.register(client, run.info.run_id, configuration, scores | identities(configuration["data"]))
+    registry.register(client, run.info.run_id, configuration, scores | identities(configuration["data"], scores))
     if run.info.status != "FINISHED":
         client.set_terminated(run.info.run_id)
     return f"{run.info.run_name}: published"

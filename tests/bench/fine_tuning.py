@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from nmt import Translator, bootstrap, fit
-from nmt.evaluation.bleu import bleu_of, line_statistics, sacrebleu
+from nmt.evaluation.bleu import line_statistics, metric, sacrebleu, score_of
 from tests.bench.conditions import announce
 
 MODEL = {"N": 3, "d_model": 128, "d_ff": 512, "h": 4, "P_drop": 0.2}
@@ -71,10 +71,10 @@ def main() -> None:
     statistics = {}
     for name, model in models.items():
         lines = list(model.translate(test[0]))
-        statistics[name] = line_statistics(lines, test[1])
-        low, high = bootstrap.interval(statistics[name], bleu_of)
+        statistics[name] = line_statistics(metric(), lines, test[1])
+        low, high = bootstrap.interval(statistics[name], score_of(metric()))
         print(f"{name:8} {sacrebleu(lines, test[1])[0]:.1f} ({low:.1f} to {high:.1f})", flush=True)
-    drawn = {name: bootstrap.resampled(each, bleu_of) for name, each in statistics.items()}
+    drawn = {name: bootstrap.resampled(each, score_of(metric())) for name, each in statistics.items()}
     gains = np.mean([drawn[f"tuned {seed}"] - drawn[f"alone {seed}"] for seed in SEEDS], axis=0)
     low, high = np.quantile(gains, (0.025, 0.975))
     print(f"gain of the parent, mean of {len(SEEDS)} seeds: {gains.mean():+.1f} ({low:+.1f} to {high:+.1f})")

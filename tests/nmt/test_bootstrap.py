@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from sacrebleu.metrics.bleu import BLEU
 
 from nmt import bootstrap
 from nmt.evaluation import bleu
-from nmt.evaluation.bleu import bleu_of, line_statistics
+from nmt.evaluation.bleu import line_statistics, score_of
 from nmt.parsing import evalb
 
 WORDS = ["the", "old", "man", "sees", "a", "dog", "and", "she", "sleeps", "well", "while", "we", "do", "not"]
@@ -27,26 +28,25 @@ def texts(errors: float, seed: int) -> tuple[list[str], list[str]]:
 @pytest.mark.parametrize("errors", [0.0, 0.1, 0.5, 1.0])
 def test_sums_of_lines_give_sacrebleus_score(errors: float) -> None:
     translations, references = texts(errors, 2)
-    statistics = line_statistics(translations, references)
+    statistics = line_statistics(BLEU(), translations, references)
     assert statistics.shape == (150, 10)
-    assert bleu_of(statistics.sum(0)) == pytest.approx(bleu.sacrebleu(translations, references)[0], abs=1e-9)
+    assert score_of(BLEU())(statistics.sum(0)) == pytest.approx(bleu.sacrebleu(translations, references)[0], abs=1e-9)
 
 
 def test_interval_and_p_value_are_sacrebleus() -> None:
-    from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.significance import PairedTest
 
     (first, references), (second, _) = texts(0.20, 1), texts(0.18, 2)
     _, results = PairedTest([("0", first), ("1", second)], {"BLEU": BLEU()}, [references], "bs", n_samples=1000)()
     one, two = results["BLEU"]
-    low, high = bootstrap.interval(line_statistics(first, references), bleu_of)
+    low, high = bleu.interval(BLEU(), first, references)
     assert low == pytest.approx(one.mean - one.ci, abs=1e-4)
     assert high == pytest.approx(one.mean + one.ci, abs=1e-4)
-    found = bleu.compare(first, second, references)
+    found = bleu.compare(first, second, references, BLEU())
     assert found.difference == pytest.approx(two.score - one.score)
     assert found.p_value == pytest.approx(two.p_value, abs=1e-9)
     assert 0.002 < found.p_value < 0.9
-    turned = bleu.compare(second, first, references)
+    turned = bleu.compare(second, first, references, BLEU())
     assert turned == bootstrap.Comparison(-found.difference, found.p_value)
 
 

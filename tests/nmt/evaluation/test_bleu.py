@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
 from command_line import printed, refused, wmt
+from sacrebleu.metrics.bleu import BLEU
 
-from nmt import bootstrap
 from nmt.errors import InputError
 from nmt.evaluation import bleu, known_sets
 from nmt.evaluation.known_sets import KnownSet
@@ -43,8 +44,8 @@ def test_bleu_and_the_papers_way_by_hand() -> None:
 
 def test_a_language_and_the_references_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = _write(tmp_path, text=HYPOTHESES)[0]
-    for lang in ("DE", "xx", ""):
-        assert f"--lang is `{lang}`: give the target's code, one of" in refused("bleu", text, text, "--lang", lang)
+    for lang in ("DE", "german", ""):
+        assert f"--lang is `{lang}`: give the target's ISO 639 code" in refused("bleu", text, text, "--lang", lang)
     assert wmt("bleu", text, "--lang", "de") == 2
     assert "REF is missing" in capsys.readouterr().err
 
@@ -67,7 +68,8 @@ def test_double_quotes_are_made_plain_and_compounds_split_as_by_perl() -> None:
 
 
 def test_different_line_counts_are_refused() -> None:
-    for function in (bleu.sacrebleu, bleu.chrf, bleu.line_statistics, lambda *texts: bleu.paper_way(*texts, "de")):
+    of_lines, paper_way = partial(bleu.line_statistics, BLEU()), partial(bleu.paper_way, lang="de")
+    for function in (bleu.sacrebleu, bleu.chrf, of_lines, paper_way):
         with pytest.raises(InputError, match=r"^output has 1 lines, set has 2: give one translation for each"):
             function(["a"], ["a", "b"])
         with pytest.raises(InputError, match=r"^there is no line to score$"):
@@ -92,7 +94,7 @@ def test_command_line_compares_two_systems(tmp_path: Path, monkeypatch: pytest.M
     paths = _write(tmp_path, one=HYPOTHESES, two=REFERENCES, reference=REFERENCES)
     first, second = json.loads(printed("bleu", *paths, "--lang", "de", "--json"))
     steps = bleu.paper_way(HYPOTHESES, REFERENCES, "de")
-    low, high = bootstrap.interval(bleu.line_statistics(HYPOTHESES, REFERENCES), bleu.bleu_of)
+    low, high = bleu.interval(BLEU(), HYPOTHESES, REFERENCES)
     score, signature = bleu.sacrebleu(HYPOTHESES, REFERENCES)
     chrf, chrf_signature = bleu.chrf(HYPOTHESES, REFERENCES)
     said = {
@@ -104,7 +106,7 @@ def test_command_line_compares_two_systems(tmp_path: Path, monkeypatch: pytest.M
     assert first == json.loads(json.dumps(said), parse_float=lambda text: round(float(text), 9))
     ter = f"  TER {bleu.ter(HYPOTHESES, REFERENCES)[0]:.2f}\n    nrefs:1|case:lc|tok:tercom"
     assert ter in printed("bleu", *paths[::2], "--lang", "de", "--ter")
-    compared = bleu.compare(HYPOTHESES, REFERENCES, REFERENCES)
+    compared = bleu.compare(HYPOTHESES, REFERENCES, REFERENCES, BLEU())
     assert (second["difference"], second["p_value"]) == (round(compared.difference, 9), round(compared.p_value, 9))
     assert second["bleu"] == 100, "not 100.00000000000004"
     *text, last = printed("bleu", *paths, "--lang", "fr").splitlines()
@@ -126,6 +128,32 @@ def test_command_line_compares_two_systems(tmp_path: Path, monkeypatch: pytest.M
     paths = _write(tmp_path, one=["a"], reference=["a", "b"])
     sentence = f"bleu: {paths[0]} has 1 lines, {paths[1]} has 2: give one translation for each reference"
     assert refused("bleu", *paths, "--lang", "de") == sentence
+
+
+CHINESE = (["今天天气很好。", "他走了吗？"], ["今天天气真好。", "他走了没有？"])
+
+
+def test_the_target_language_chooses_sacrebleus_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `sacrebleu -l en-zh` does; the paper's way is absent where Moses makes no words."""
+    expected = BLEU(trg_lang="zh").corpus_score(CHINESE[0], [CHINESE[1]]).score
+    assert expected > 20
+    paths = _write(tmp_path, hyp=CHINESE[0], ref=CHINESE[1])
+    found = json.loads(printed("bleu", *paths, "--lang", "zho_Hans", "--json"))
+    assert (found["bleu"], "|tok:zh|" in found["bleu_signature"]) == (expected, True)
+    assert not {key for key in found if "paper_way" in key}
+    assert "|tok:char|" in printed("bleu", *paths, "--lang", "zh", "--tokenize", "char")
+    assert "sacreBLEU has no tokenizer `x`" in refused("bleu", *paths, "--lang", "zh", "--tokenize", "x")
+    # Without the segmenter of a language, chrF is the score, and the remedy is told.
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
+    text = printed("bleu", *paths, *paths[1:], "--lang", "ja")
+    assert "sacreBLEU" not in text
+    assert "+" in text.splitlines()[-1]
+    assert json.loads(printed("bleu", *paths, "--lang", "ja", "--json"))["chrf_low"] > 0
+
+
+def test_lower_case_is_scored_by_name(tmp_path: Path) -> None:
+    paths = _write(tmp_path, hyp=["ein Hund ist hier"], ref=["Ein hund ist hier"])
+    assert "100.00 lower-cased Moses tokens" in printed("bleu", *paths, "--lang", "cs", "--lowercase")
 
 
 @needs_real

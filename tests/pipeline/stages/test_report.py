@@ -94,7 +94,7 @@ def _stages_before(row: str, pair: str, overrides: dict[str, Any], sets: tuple[s
 def _sets_are_known_by_their_names() -> Iterator[None]:
     """The texts here are not those of the literature."""
 
-    def identities(data: Any) -> dict[str, str]:
+    def identities(data: Any, _scores: Any) -> dict[str, str]:
         return {f"{key}bleu_references": data[role]["name"] for key, role in (("", "test"), ("valid_", "valid"))}
 
     with pytest.MonkeyPatch.context() as patch:
