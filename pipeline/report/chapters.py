@@ -145,11 +145,13 @@ def repetition(run: RunSettings, settings: Mapping[str, Any], names: Mapping[str
         listed.append(f"the parent {parent}: copy it from this machine, no commit has it")
     checkout = [f"git checkout {names['commit']}"] if "commit" in names else []
     apply = ["git apply differences.patch"] if patch else []
-    found: list[Block] = [Heading("How to repeat it"), *([Bullets(listed)] if listed else [])]
+    found: list[Block] = [Heading("How to repeat it")]
+    if listed:
+        found.append(Bullets(listed))
     found.append(Commands([*checkout, *apply, " ".join(["dvc exp run", *chosen])]))
     if len(patch) > LARGEST_PATCH:
         return [*found, Paragraph("differences.patch is among the run's artifacts in MLflow.")]
-    return [*found, *([Paragraph("differences.patch:"), Commands(patch.splitlines())] if patch else [])]
+    return [*found, Paragraph("differences.patch:"), Commands(patch.splitlines())] if patch else found
 
 
 def learning(data: DataSettings, codec: Codec) -> list[Block]:
