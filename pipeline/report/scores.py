@@ -67,7 +67,7 @@ def title(run: RunSettings) -> str:
 def papers_name(run: RunSettings, unlike: bool) -> str:
     """Return the name of the paper's row beside this run, with what makes it another one: settings, text or both."""
     other = [*(["settings"] if unlike else []), *([] if run.corpus in PAPERS_TEXT else ["text"])]
-    return f"the paper's {reference_row(run.row)}{' with other ' + ' and '.join(other) if other else ''}"
+    return f"the paper's {reference_row(run.row)}" + (f" (other {' and '.join(other)})" if other else "")
 
 
 def conditions(metrics: Mapping[str, Any]) -> str:

@@ -196,7 +196,7 @@ def test_differences_are_listed_and_explained(base: tuple[str, str]) -> None:
     section = markdown.split("## Differences from the paper's base")[1].split("\n## ")[0]
     table = [line for line in section.split("\n") if line.startswith("|")][2:]
     assert table == ["| model.P\\_drop | 0.1 | 0.2 |"]
-    assert "0.25 BLEU below the paper's base with other settings and text on newstest2014" in section
+    assert "0.25 BLEU below the paper's base (other settings and text) on newstest2014" in section
     assert "65,110,016 parameters; the paper prints 65 million" in section
 
 
@@ -303,11 +303,11 @@ def test_what_a_run_is_compared_with() -> None:
 
 def test_the_top_has_four_numbers_the_papers_beside_them_and_the_best_and_worst_lines(base: tuple[str, str]) -> None:
     lines = base[0].split("\n")
-    beside = "the paper's way 27.1; the paper's base with other settings and text: 27.3"
+    beside = "the paper's way 27.1; the paper's base (other settings and text): 27.3"
     tiles = [line for line in lines[: lines.index("## While it trained")] if line.startswith("|")]
     assert tiles[2:6] == [
         f"| BLEU | 26.5 | 25.9 to 27.1 (95%); newstest2014, 3003 lines; {beside} |",
-        "| perplexity | 4.97 | per subword; newstest2013; the paper's base with other settings and text: 4.92 |",
+        "| perplexity | 4.97 | per subword; newstest2013; the paper's base (other settings and text): 4.92 |",
         "| training time | 12 hours | 8 x Tesla P100, float32 |",
         "| parameters | 63.1 million | 100,000 updates |",
     ]
