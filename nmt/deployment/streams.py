@@ -1,4 +1,4 @@
-"""Translate raw text with a model folder: standard input, files or lines typed at a terminal; `wmt translate`.
+"""Translate raw text with model folders: standard input, files or lines typed at a terminal; `wmt translate`.
 
 Each line gives one line, and an empty line stays empty; with n-best lists a line gives several, with --json an object.
 """
@@ -30,7 +30,7 @@ def translate(options: TranslationOptions) -> None:
     for option, stream, path in (("input", sys.stdin, options.input), ("output", sys.stdout, options.output)):
         if stream is None and path is None:
             raise InputError(f"standard {option} is closed: give --{option}")
-    inputs = (options.input or Path("/dev/stdin"), options.model)
+    inputs = (options.input or Path("/dev/stdin"), *options.models)
     output = output_file(options.output, *inputs) if options.output else None
     translator = open_translator(options)
     if output is not None:
@@ -63,17 +63,19 @@ def open_translator(options: TranslationOptions) -> Translator:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device is cuda, but torch finds no GPU: give cpu")
     device = torch.device(options.device) if options.device else None
-    model = LoadedModel(options.model, device, options.precision or "float32")
+    models = [LoadedModel(folder, device, options.precision or "float32") for folder in options.models]
+    model = models[0]
     if options.command == "parse" and not model.writes_trees:
-        raise InputError(f"{options.model} writes {model.description.target}, not trees: use wmt translate")
+        raise InputError(f"{model.folder} writes {model.description.target}, not trees: use wmt translate")
     if options.quantization:
-        quantize(model.transformer)
+        for each in models:
+            quantize(each.transformer)
     names = ("beam", "alpha", "max_extra", "stop")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     settings = model.description.search.changed(given)
     if options.nbest > settings.beam:
         raise InputError(f"--nbest is {options.nbest}, and the beam {settings.beam}: raise --beam to it")
-    translator = Translator(model, None, settings, longest=options.longest, split=options.split)
+    translator = Translator(models, None, settings, longest=options.longest, split=options.split)
     translator.skipped = []
     return translator
 

@@ -47,7 +47,7 @@ def attention_of(model: Transformer, source: Sequence[int], target: Sequence[int
 
 
 def alignment(
-    model: Transformer, source: Sequence[int], target: Sequence[int]
+    members: Sequence[Transformer], source: Sequence[int], target: Sequence[int]
 ) -> Float[Tensor, "target_and_eos source"]:
-    """Return the last layer's attention to the source for each subword of the target and EOS: mean of heads."""
-    return attention_of(model, source, target)["cross"][-1].mean(0)
+    """Return the last layer's attention to the source for each subword of the target and EOS: mean of heads, models."""
+    return torch.stack([attention_of(model, source, target)["cross"][-1].mean(0) for model in members]).mean(0)

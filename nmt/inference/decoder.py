@@ -11,6 +11,7 @@ import copy
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import cast
 
 import torch
@@ -172,6 +173,36 @@ class DecodingState:
         self.nodes = [[part[:, :, :end].index_select(0, sentences) for part in nodes] for nodes in self.nodes]
         self.cross = [(K.index_select(0, sentences), V.index_select(0, sentences)) for K, V in self.cross]
         self.mask, self.src_mask = self.mask.index_select(0, sentences), self.src_mask.index_select(0, sentences)
+
+
+class Ensemble:
+    """Several models with one vocabulary as one: the mean of their probabilities."""
+
+    def __init__(self, members: Sequence[Decoder]) -> None:
+        self.members = members
+
+    def start(self, src: Int[Tensor, "batch src"]) -> EnsembleState:
+        return EnsembleState([member.start(src) for member in self.members])
+
+
+class EnsembleState:
+    """The states of all models for the same hypotheses; its methods are those of DecodingState."""
+
+    def __init__(self, states: Sequence[DecodingState]) -> None:
+        self.states = states
+
+    def step(self, ids: Int[Tensor, "batch hypotheses"]) -> Iterator[Float[Tensor, "part hypotheses vocabulary"]]:
+        steps = [state.step(ids) for state in self.states]
+        # Logarithms, because the probabilities of float32 would become zero below 1e-45.
+        return (reduce(torch.logaddexp, parts) - math.log(len(steps)) for parts in zip(*steps, strict=True))
+
+    def select_hypotheses(self, origin: Int[Tensor, "batch chosen"]) -> None:
+        for state in self.states:
+            state.select_hypotheses(origin)
+
+    def select_sentences(self, sentences: Int[Tensor, "remaining"]) -> None:
+        for state in self.states:
+            state.select_sentences(sentences)
 
 
 def _append(

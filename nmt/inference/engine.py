@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 
 from nmt.errors import InputError
-from nmt.inference.decoder import Decoder
+from nmt.inference.decoder import Decoder, Ensemble
 from nmt.inference.loading import LoadedModel, padded
 from nmt.inference.search import Hypothesis, search
 from nmt.inference.settings import SearchSettings
@@ -38,12 +38,14 @@ class Piece:
 
 
 class Engine:
-    """Searches batches of pieces; in portable arithmetic its results are the same on any processor."""
+    """Searches batches of pieces; in portable arithmetic one model's results are the same on any processor."""
 
-    def __init__(self, model: LoadedModel, kind: Arithmetic = "ordinary") -> None:
+    def __init__(self, model: LoadedModel, kind: Arithmetic = "ordinary", others: Sequence[LoadedModel] = ()) -> None:
+        """`others` have the vocabulary of `model`, and make an ensemble with it."""
         self.kind, self.device = kind, model.device
         with arithmetic(kind):
-            self.decoder = Decoder(model.transformer)
+            members = [Decoder(each.transformer) for each in (model, *others)]
+        self.decoder = Ensemble(members) if others else members[0]
         self.subwords = model.target_subwords.used_rows
         # Two workers of one thread each are faster than one of two: no thread waits for another within a product.
         available = torch.get_num_threads()

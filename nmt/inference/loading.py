@@ -21,6 +21,7 @@ class LoadedModel(Codec):
 
     def __init__(self, folder: Path, device: torch.device | None = None, precision: Precision = "float32") -> None:
         """Raises InputError if the folder is incomplete, or its parts do not fit together."""
+        self.folder = folder
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.description = own = load_description(folder)
         super().__init__(folder / "subwords", own.source, own.target, own.tokenizer)
@@ -34,6 +35,18 @@ class LoadedModel(Codec):
         self.transformer = load_model(folder, own).to(self.device)
         for parameter in self.transformer.parameters():  # `to` would round the table of positions, which is a buffer.
             parameter.data = parameter.data.to(getattr(torch, precision))
+
+    def check_shares_vocabulary(self, other: LoadedModel) -> None:
+        """Raise InputError if another model reads or writes other ids: the two can make no ensemble."""
+        compared = [
+            (own.source, own.target, own.tokenizer, *(each.symbols(range(each.size)) for each in vocabularies))
+            for own, vocabularies in ((m.description, (m.subwords, m.target_subwords)) for m in (self, other))
+        ]
+        if compared[0] != compared[1]:
+            raise InputError(
+                f"{other.folder} has another pair, tokenizer or vocabulary than {self.folder}: "
+                "models of one ensemble share all three"
+            )
 
 
 def padded(sentences: Sequence[Sequence[int]], device: torch.device) -> Int[Tensor, "batch longest"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,7 +26,8 @@ class TranslationOptions:
     """
 
     command: str
-    model: Path
+    models: Sequence[Path]
+    """One, or the members of an ensemble."""
     input: Path | None
     output: Path | None
     beam: int | None

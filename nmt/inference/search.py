@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from nmt.common.shapes import Bool, Float, Int
 from nmt.errors import InputError
 from nmt.ids import BOS, EOS, PAD, UNK
-from nmt.inference.decoder import Decoder, DecodingState
+from nmt.inference.decoder import Decoder, DecodingState, Ensemble, EnsembleState
 from nmt.inference.settings import SearchSettings
 from nmt.model import Transformer
 
@@ -44,7 +44,11 @@ def length_penalty(length: int, alpha: float) -> float:
 
 @torch.inference_mode()
 def search(
-    model: Transformer | Decoder, src: Int[Tensor, "batch src"], settings: SearchSettings, subwords: int, nbest: int = 1
+    model: Transformer | Decoder | Ensemble,
+    src: Int[Tensor, "batch src"],
+    settings: SearchSettings,
+    subwords: int,
+    nbest: int = 1,
 ) -> list[list[Hypothesis]]:
     """Return the `nbest` best translations of each source, best first; there may be fewer.
 
@@ -61,7 +65,11 @@ def search(
 
 
 def _allowed(
-    state: DecodingState, ids: Int[Tensor, "batch hypotheses"], limit: Int[Tensor, "batch"], length: int, subwords: int
+    state: DecodingState | EnsembleState,
+    ids: Int[Tensor, "batch hypotheses"],
+    limit: Int[Tensor, "batch"],
+    length: int,
+    subwords: int,
 ) -> Iterator[tuple[Float[Tensor, "part hypotheses vocabulary"], slice]]:
     """Yield log-probabilities of the next subword, and of which sentences; those not allowed have -inf.
 
@@ -116,10 +124,15 @@ class _Beam:
     """The search of a batch: up to k unfinished and up to k finished hypotheses of each sentence."""
 
     def __init__(
-        self, decoder: Decoder, src: Int[Tensor, "batch src"], settings: SearchSettings, subwords: int, nbest: int
+        self,
+        decoder: Decoder | Ensemble,
+        src: Int[Tensor, "batch src"],
+        settings: SearchSettings,
+        subwords: int,
+        nbest: int,
     ) -> None:
         self.settings, self.subwords, self.nbest = settings, subwords, nbest
-        self.state = decoder.start(src)
+        self.state: DecodingState | EnsembleState = decoder.start(src)
         batch, k = src.shape[0], settings.beam
         self.sentences = list(range(batch))
         """The sentence of each row of the tensors, as an index in `src`. Some rows may have results already."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -42,11 +42,11 @@ class Translation:
 
 
 class Translator:
-    """Translates raw lines with a model folder."""
+    """Translates raw lines with a model folder, or with several as an ensemble."""
 
     def __init__(
         self,
-        folder: str | Path | LoadedModel,
+        folders: str | Path | LoadedModel | Sequence[str | Path | LoadedModel],
         device: str | torch.device | None = None,
         settings: SearchSettings | None = None,
         engine: Engine | None = None,
@@ -58,12 +58,16 @@ class Translator:
         Of a line of several sentences that is not split, a model may translate the first alone: it was trained on lines
         of one.
 
-        Lines to parse are never split: several trees are no tree of the line. Raises InputError if the folder
-        is incomplete, or the beam is wider than the vocabulary.
+        Lines to parse are never split: several trees are no tree of the line. Raises InputError if a folder
+        is incomplete or has another vocabulary than the first, or the beam is wider than the vocabulary.
         """
-        if not isinstance(folder, LoadedModel):
-            folder = LoadedModel(Path(folder), None if device is None else torch.device(device))
-        self.model, self.description = folder, folder.description
+        on = None if device is None else torch.device(device)
+        given = [folders] if isinstance(folders, str | Path | LoadedModel) else folders
+        models = [each if isinstance(each, LoadedModel) else LoadedModel(Path(each), on) for each in given]
+        self.model, *others = models
+        for other in others:
+            self.model.check_shares_vocabulary(other)
+        self.description = self.model.description
         self.settings = settings or self.description.search
         self.repairs: Counter[str] = Counter()
         """Of all lines so far: `trees`, `malformed trees`, and how often each repair of these was needed."""
@@ -73,16 +77,16 @@ class Translator:
                 f"the search's beam is {self.settings.beam:,}, but the vocabulary has {rows:,} subwords: "
                 "give a beam of at most that"
             )
-        self.engine = engine or Engine(self.model)
-        self.alignment = lru_cache(64)(partial(alignment, self.model.transformer))
+        self.engine = engine or Engine(self.model, others=others)
+        self.alignment = lru_cache(64)(partial(alignment, [each.transformer for each in models]))
         """`alignment` of tuples; a tree's repair and --json ask for the same one."""
         self.longest, self.split = longest, split
         self.skipped: list[str] | None = None
         """Where it is a list, lines that are too long are empty, and their messages are put here."""
-        own = self.description.model
-        positions = own.max_positions if own.positions == "learned" else math.inf
+        settings_of = [each.description.model for each in models]
+        positions = min([math.inf, *(own.max_positions for own in settings_of if own.positions == "learned")])
         self.room = positions - self.settings.max_extra - 1
-        """The most subwords that the model has positions for."""
+        """The most subwords that every model has positions for."""
         if self.room < 1:
             raise InputError(
                 f"the search's max_extra is {self.settings.max_extra:,}, but the model has {positions:,} positions: "

@@ -18,6 +18,13 @@ from pipeline.config.paths import AVERAGE, CERTIFICATE, SCORES, read_json
 app = typer.Typer()
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="A model folder, such as models/average.")]
+Models = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="MODEL_DIR...",
+        help="A model folder, such as models/average; several of one vocabulary translate by their mean probabilities.",
+    ),
+]
 
 
 def _search(text: str, *names: str, **rules: Any) -> Any:
@@ -39,7 +46,7 @@ Example:
 @app.command(rich_help_panel="Models")
 def translate(
     context: typer.Context,
-    model: Model,
+    models: Models,
     input: Annotated[Path | None, typer.Option(metavar="FILE", help="Translate this file, not standard input.")] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Appears when it is complete.")] = None,
     beam: Annotated[int | None, _search("Hypotheses per sentence; 1: greedy.")] = None,
@@ -69,7 +76,7 @@ def translate(
     ] = None,
     window: Annotated[int, typer.Option(min=1, help="Lines sorted by length together; 1: line by line.")] = WINDOW,
 ) -> None:
-    """Translate raw text with a model folder.
+    """Translate raw text with a model folder, or with several as an ensemble.
 
     Each input line gives one output line; an empty line stays empty. At a terminal it answers line by line.
 
@@ -77,6 +84,7 @@ def translate(
     Example:
       wmt translate models/average --input in.en --output out.de
       wmt translate models/average --json --nbest 4 < in.en
+      wmt translate models/a models/b < in.en
     """
     fields = dict(locals())  # The parameters have the names of the options' fields, but for one.
     options = TranslationOptions(command=str(fields.pop("context").info_name), **fields)

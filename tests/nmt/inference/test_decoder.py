@@ -1,4 +1,4 @@
-"""Decoding step by step against the model's parallel form."""
+"""Decoding step by step against the model's parallel form; ensembles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nmt import products
 from nmt.evaluation import forced_scoring
 from nmt.evaluation.forced_scoring import score
 from nmt.ids import BOS, EOS, PAD
-from nmt.inference.decoder import Decoder, DecodingState
+from nmt.inference.decoder import Decoder, DecodingState, Ensemble, EnsembleState
 from nmt.inference.search import search, top_of_rows
 from nmt.inference.settings import SearchSettings
 from nmt.model import Transformer
@@ -35,7 +35,7 @@ def model_of(seed: int = 0, **changes: object) -> Transformer:
     return model.double().eval()
 
 
-def step(state: DecodingState, ids: Tensor) -> Tensor:
+def step(state: DecodingState | EnsembleState, ids: Tensor) -> Tensor:
     """The log-probabilities of all sentences."""
     return torch.cat(list(state.step(ids)))
 
@@ -103,6 +103,18 @@ def test_the_best_of_rows_are_those_of_topk() -> None:
         assert all(len(set(row)) == 8 for row in places.flatten(0, 1).tolist())
         log_p[4, 2, 7] = math.nan
         assert top_of_rows(log_p, 8)[0].isnan().nonzero().tolist() == [[4, 2, 0]]
+
+
+def test_an_ensemble_gives_the_mean_of_the_probabilities_in_logarithms() -> None:
+    first, second = Decoder(model_of(1)), Decoder(model_of(2))
+    begin = torch.full((2, 1), BOS)
+    found = step(Ensemble([first, second, second]).start(SRC), begin)
+    one, two = (step(decoder.start(SRC), begin).exp() for decoder in (first, second))
+    assert torch.allclose(found.exp(), (one + 2 * two) / 3, atol=1e-12)
+    unlikely = Decoder(model_of(1).float())
+    unlikely.output = lambda x: x.new_zeros(*x.shape[:2], ROWS).index_fill(2, torch.tensor(7), -300.0)
+    # exp(-300) is 0 in float32.
+    assert step(Ensemble([unlikely, unlikely]).start(SRC), begin)[0, 0, 7] == pytest.approx(-300 - math.log(ROWS - 1))
 
 
 def test_forced_scoring_says_what_the_search_said_and_holds_a_blocks_logits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import wmt
-from model_folders import folder_of, parser_of
+from model_folders import WORDS, folder_of, parser_of
 
 from nmt import codec
 from nmt.errors import InputError
@@ -134,10 +134,10 @@ def test_words_are_aligned_by_the_attention_to_all_their_subwords(parser: Path) 
     model = translator.model
 
     def weights() -> Any:
-        return alignment(model.transformer, piece.ids, ids).numpy()
+        return alignment([model.transformer], piece.ids, ids).numpy()
 
     attention = model.word_attention(ids, piece.text, weights)
-    found, whole = attention(), alignment(translator.model.transformer, piece.ids, ids)[:4]
+    found, whole = attention(), alignment([translator.model.transformer], piece.ids, ids)[:4]
     heads = attention_maps.attention_of(translator.model.transformer, piece.ids, ids)["cross"][-1]
     assert torch.equal(whole, heads.mean(0)[:4])
     parts = len(translator.model.subwords.encode("unbelievably"))
@@ -154,6 +154,8 @@ def test_learned_positions_bound_the_line(tmp_path: Path) -> None:
     assert ready.longest == 13
     with pytest.raises(InputError, match="at most 13"):
         list(ready.translate(["dog " * 14]))
+    sinusoids = folder_of(tmp_path / "sinusoids", seed=2)
+    assert Translator([sinusoids, tmp_path / "learned"]).longest == 13, "the shortest table of an ensemble"
     with pytest.raises(InputError, match="the model has 24 positions: give --max-extra at most 22"):
         Translator(tmp_path / "learned", settings=ready.settings.changed({"max_extra": 23}))
     parser = Translator(parser_of(tmp_path / "parser", "vinyals", positions="learned", max_positions=24), longest=5)
@@ -180,6 +182,19 @@ def test_settings_of_a_search_are_changed_by_name(model: Path) -> None:
     assert Translator(model, settings=settings.changed({"beam": rows})).settings.beam == rows
     with pytest.raises(InputError, match=f"beam is {rows + 1}, but the vocabulary has {rows} subwords: give a beam"):
         Translator(model, settings=settings.changed({"beam": rows + 1}))
+
+
+def test_an_ensemble_is_of_one_pair_and_vocabulary(model: Path, tmp_path: Path) -> None:
+    other = folder_of(tmp_path / "second", seed=2)
+    lines = [LINES[0]] * 3
+    one, two, both = (Translator(folders).translations(lines) for folders in (model, other, [str(model), other]))
+    found = [next(translations).hypotheses[0].log_probability for translations in (one, two, both)]
+    assert len(set(found)) == 3
+    for strange in (folder_of(tmp_path / "french", target="fr"), folder_of(tmp_path / "upper", words=WORDS.upper())):
+        with pytest.raises(
+            InputError, match=r"(upper|french).* has another pair, tokenizer or vocabulary than .*model: "
+        ):
+            Translator([model, strange])
 
 
 def test_lines_are_a_list_not_a_string(model: Path) -> None:
