@@ -1,4 +1,4 @@
-"""Plain text out of archives: .tgz, .tar and .zip, with .gz and .sgm members.
+"""Plain text out of archives: .tgz, .tar and .zip, with .gz and .sgm members; a .gz may be one by itself.
 
 Members are read as streams and written under our own names: no path, link or device of an archive reaches the disk.
 """
@@ -47,6 +47,9 @@ def members(path: Path, names: Collection[str]) -> Iterator[tuple[str, IO[bytes]
                 if stream:
                     missing.discard(name)
                     yield name, stream
+    elif len(missing) == 1 and all(name.endswith(".gz") for name in names) and not zipfile.is_zipfile(path):
+        with path.open("rb") as file:
+            yield missing.pop(), file
     else:
         with zipfile.ZipFile(path) as packed:
             for name in missing.intersection(packed.namelist()):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import http.server
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,14 +19,17 @@ from typing import Any
 
 import pytest
 from data_stages import check_full_disk, configure
-from mirror import data, tarball, write
+from mirror import data, serving, tarball, write
 
 from nmt.errors import InputError
+from pipeline.config import catalogs
 from pipeline.config.corpora import Pair
 from pipeline.data import fetch
 from pipeline.stages import download
 
 ROOT = Path(__file__).resolve().parents[3]
+REAL = ROOT.parent / "shared/real/multi30k"
+needs_real = pytest.mark.skipif(not REAL.exists(), reason="real text (../shared/real) is not here")
 TEXTS = {
     "train.en": b"One\nTwo \r too\n",
     "train.de": "Eins\nZwei\u2028auch\n".encode(),
@@ -243,3 +249,29 @@ def test_a_mirror_of_wmt14(tmp_path: Path, pair: Pair, corpora: list[str]) -> No
             # News Commentary 9 holds carriage returns inside lines, as in the original.
             assert [line.replace(" \r", " ") for line in written] == lines(name, pair, language)
             assert any("\r" in line for line in written) == (name == "news-commentary-v9")
+
+
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=needs_real)])
+def test_multi30k_comes_by_one_command(real: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each address of the catalog has one packed file; here they are served from loopback."""
+    monkeypatch.chdir(ROOT)
+    catalog = catalogs.load("multi30k")
+    assert sorted(catalog.pairs) == ["cs-en", "de-en", "en-cs", "en-de", "en-fr", "fr-en"]
+    content = catalogs.data_settings(catalog, "cs-en").model_dump()
+    monkeypatch.chdir(tmp_path)
+    (served := tmp_path / "served").mkdir()
+    with serving(served, http.server.SimpleHTTPRequestHandler) as address:
+        for archive in content["archives"]:
+            name = archive["urls"][0].rpartition("/")[2]
+            archive["urls"] = [address + name]
+            if real and (REAL / name).exists():  # with the catalog's own checksum
+                shutil.copy(REAL / name, served)
+                continue
+            plain = REAL / name.removesuffix(".gz").replace("val.", "valid.").replace("_2016_flickr", "2016")
+            packed = gzip.compress(plain.read_bytes() if real else b"a\n")
+            (served / name).write_bytes(packed)
+            archive |= {"bytes": len(packed), "sha256": hashlib.sha256(packed).hexdigest()}
+        configure(content)
+        download.run()
+    pairs = json.loads(Path("data/raw/stats.json").read_text())["pairs"]
+    assert list(pairs.values()) == ([29_000, 1014, 1000] if real else [1, 1, 1])
