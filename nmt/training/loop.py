@@ -62,10 +62,9 @@ class Attempt:
         self._hashing = ThreadPoolExecutor(1, "hashing")
         self._link: Future[None] | None = None
 
-    def resume(self) -> None:
-        """Load the newest state, check that all ranks have it, and discard what was measured after it."""
-        trainer, world = self.trainer, self.trainer.world
-        path, damaged, loaded = *self.newest_whole(), None
+    def resume(self, path: Path | None, damaged: Sequence[Path]) -> None:
+        """Load the state in `path`, check that all ranks have it, and discard what was measured after it."""
+        trainer, world, loaded = self.trainer, self.trainer.world, None
         if path is not None:
             loaded = state.load_state(path, trainer.model, trainer.optimizer)
             recorded = max((record["seconds"] for record in read_history(self.folder / HISTORY)), default=0.0)
@@ -84,9 +83,9 @@ class Attempt:
         # All ranks have started again, so an earlier failure no longer counts.
         (self.folder / "failed.json").unlink(missing_ok=True)
         # Later checkpoints, records and links will be made again.
-        for path in checkpoint.checkpoints(self.folder / "checkpoints"):
-            if checkpoint.update_of(path) > trainer.update:
-                path.unlink()
+        for earlier in checkpoint.checkpoints(self.folder / "checkpoints"):
+            if checkpoint.update_of(earlier) > trainer.update:
+                earlier.unlink()
         history.remove_after(self.folder, trainer.measured.state)
         chain.remove_later_states(self.folder, trainer.update)
         if loaded is None:
@@ -100,16 +99,6 @@ class Attempt:
         if self.keeps(trainer.update):  # A kill may have come after `save` and before `keep_state`.
             self.keep_state()
         self.print_resume(loaded)
-
-    def newest_whole(self) -> tuple[Path | None, list[Path]]:
-        """Return the newest whole state, saved or kept, None without one; and those after it, which are damaged."""
-        damaged: list[Path] = []
-        saved = (path for name in ("resume", "states") for path in (self.folder / name).glob("update-" + "[0-9]" * 8))
-        for path in sorted(saved, key=checkpoint.update_of, reverse=True):
-            if state.is_whole(path):
-                return path, damaged
-            damaged.append(path)
-        return None, damaged
 
     def take_in_place_of(self, damaged: Sequence[Path], path: Path | None) -> None:
         """Remove damaged states; save the kept one that is resumed in their place as the newest."""
@@ -252,18 +241,31 @@ def train(job: Job, folder: Path, world: World) -> bool:
                 f"a sentence of the {name} set has {pairs.longest:,} subwords, but model.max_positions is "
                 f"{job.model.max_positions:,}: raise that, or shorten the sentence"
             )
-    saved = checkpoint.latest_resume(folder / "resume")
+    saved, damaged = newest_whole(folder)
     choose_products(saved, world)
     with arithmetic(job.training.arithmetic):
         trainer = Trainer(job, world)
     if job.training.start_from is not None and saved is None:
         state.load_weights(folder / state.START, trainer.model)
     attempt = Attempt(trainer, corpus, folder)
-    attempt.resume()
+    attempt.resume(saved, damaged)
     earlier_end = folder / "last_update"
     last_update = int(earlier_end.read_text(encoding="utf-8")) if earlier_end.exists() else job.training.updates
     with stop_on_signals(attempt.trainer):
         return attempt.train(valid, last_update)
+
+
+def newest_whole(folder: Path) -> tuple[Path | None, list[Path]]:
+    """Return the newest whole state, saved or kept, None without one; and those after it, which are damaged."""
+    newest, damaged = checkpoint.latest_resume(folder / "resume"), list[Path]()
+    saved = (path for name in ("resume", "states") for path in (folder / name).glob("update-" + "[0-9]" * 8))
+    for path in sorted(saved, key=checkpoint.update_of, reverse=True):
+        # A state is saved before it is kept: later kept ones are of an attempt that this one takes back.
+        if newest is None or checkpoint.update_of(path) <= checkpoint.update_of(newest):
+            if state.is_whole(path):
+                return path, damaged
+            damaged.append(path)
+    return None, damaged
 
 
 def choose_products(saved: Path | None, world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from model_folders import model_settings
@@ -11,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from nmt.flops import LengthSums, parameters, training_flops
 from nmt.model import Transformer
 from nmt.model_settings import ModelSettings
+from nmt.packing import Packed, pack
 
 BASE = model_settings(N=6, d_model=512, d_ff=2048, h=8, d_k=64, d_v=64)
 SMALL = BASE.model_copy(update={"N": 2, "d_model": 24, "d_ff": 40, "h": 3, "d_k": 4, "d_v": 10})
@@ -29,15 +31,19 @@ def test_parameters_are_those_of_the_model(change: dict[str, object], sharing: s
     assert parameters(settings, 97, rows) == counted
 
 
+def on_meta(side: Packed) -> Packed:
+    parts = (part.to("meta") for part in (side.ids, side.positions, side.padded, side.places))
+    return Packed(*parts, [mask.to("meta") for mask in side.masks])
+
+
 def _counted(settings: ModelSettings, vocabulary: int, source: int, target: int) -> int:
     """What torch counts for one update on one pair, without any data (the meta device)."""
+    src, tgt = (on_meta(pack([np.ones((1, length), dtype=np.int64)])) for length in (source, target))
     with torch.device("meta"):
         model = Transformer(settings, 600 if settings.sharing != "all" else vocabulary, vocabulary)
         model.to("meta")  # The table of positions is made on the CPU.
-        src = torch.ones(1, source, dtype=torch.int64)
-        tgt = torch.ones(1, target, dtype=torch.int64)
         with FlopCounterMode(display=False) as counter:
-            loss = F.cross_entropy(model.logits(model(src, tgt))[0], tgt[0])
+            loss = F.cross_entropy(model.logits(model.states(src, tgt)), tgt.ids)
             torch.autograd.backward(loss)
     return int(counter.get_total_flops())
 
