@@ -7,12 +7,14 @@ that fit no bin below, in the corpus's order; a bin without pairs has no file. `
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from nmt import codec
 from nmt.common.files import sha256_of, write_json, writing
 from nmt.errors import InputError
 from nmt.ids import EOS, UNK
-from nmt.text.parallel_text import Block, read_parallel_blocks
+from nmt.text.parallel_text import Block, read_lines, read_parallel_blocks
 from nmt.text.settings import BinningSettings
 from nmt.text.subwords import Subwords
 from pipeline.config.corpora import DataSettings
@@ -33,6 +35,8 @@ from pipeline.data.blocks import executor, map_in_order
 SIZES = ("pairs", "source_tokens", "target_tokens")
 PAIRS = 8192  # per task of a worker
 BATCH = 8192  # pairs of a record batch, or some more
+DOUBTFUL_UNKNOWN, MOST_UNKNOWN = 0.01, 0.2
+"""Shares of <unk> among the training subwords: above the first a warning, above the second a refusal."""
 SHORTEST = 8  # the upper length of the first bin, as in tensor2tensor: few sentences are shorter
 
 
@@ -161,6 +165,23 @@ def binarize(
     }
 
 
+def check_unknown(share: float, sides: Sequence[Path]) -> None:
+    """Print the share of <unk> among the training subwords, and warn; raise InputError where it is too large.
+
+    Only a fine-tuning has some: the parent's subwords lack characters, of which the most frequent are named.
+    """
+    print(f"{share:.2%} of the training subwords are <unk>")
+    if share <= DOUBTFUL_UNKNOWN:
+        return
+    vocabulary, _ = codec.load(SUBWORDS)
+    counts = Counter(character for path in sides for line in islice(read_lines(path), PAIRS) for character in line)
+    missing = [character for character, _ in counts.most_common() if UNK in vocabulary.encode(character)]
+    problem = f"{share:.1%} of the training subwords are <unk>: the parent's lack {' '.join(missing[:10])}"
+    if share > MOST_UNKNOWN:
+        raise InputError(f"{problem}: start from a parent that has them, or remove training.start_from")
+    print(f"warning: {problem}", file=sys.stderr)
+
+
 def run() -> None:
     """Write data/binned."""
     data = load_section("data", DataSettings)
@@ -173,5 +194,6 @@ def run() -> None:
         folder.mkdir()
         with executor(sum(path.stat().st_size for path in sides["train"])) as pool:
             stats = binarize(sides, SUBWORDS, settings, folder, pool)
+        check_unknown(stats["out_of_vocabulary"]["train"], sides["train"])
         write_json(folder / BINNED_STATS.name, stats)
     print(f"{stats['pairs']:,} pairs, {stats['dropped']['too_long']:,} dropped as too long")

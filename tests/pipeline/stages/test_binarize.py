@@ -170,3 +170,16 @@ def test_nothing_kept_is_refused_and_leaves_nothing(here: Path) -> None:
     with pytest.raises(InputError, match=r"each of the 1 training pairs has more than 30 subwords .* raise it"):
         binarize.run()
     assert sorted(path.name for path in Path("data").iterdir()) == ["subwords", "tokenized"]
+
+
+def test_characters_that_the_subwords_lack_are_warned_of_and_refused(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_pairs("train", [*sentences(15, 9), ("the ☃ ☃ я", "neu ☃")])
+    binarize.run()
+    assert "% of the training subwords are <unk>: the parent's lack ☃ я" in capsys.readouterr().err
+    stats = (binarize.BINNED / "stats.json").read_text()
+    write_pairs("train", [("я я я ☃", "the house")])
+    with pytest.raises(InputError, match=r"are <unk>: the parent's lack я ☃: start from a parent that has them"):
+        binarize.run()
+    assert (binarize.BINNED / "stats.json").read_text() == stats
