@@ -37,10 +37,14 @@ pages:
 	@mkdir -p pages && cp -rf results/figures pages && cp -f results/report.html pages/index.html && echo "pages/index.html"
 
 # The notebook in Jupyter, which the lock does not have. The second target writes its outputs, which GitHub shows.
-tour executed-tour: setup
-	@"$(BIN)/python" -c 'import jupyterlab' 2>/dev/null || \
-	    $(INDEXES) "$(BIN)/uv" pip install --quiet --python "$(BIN)/python" --index-strategy unsafe-best-match '.[tour]'
-	@$(VENV) jupyter $(if $(filter tour,$@),lab,nbconvert --to notebook --execute --inplace) nmt/tour.ipynb
+JUPYTER = "$(BIN)/python" -c 'import jupyterlab' 2>/dev/null || $(INDEXES) "$(BIN)/uv" pip install --quiet \
+    --python "$(BIN)/python" --index-strategy unsafe-best-match '.[tour]'; $(VENV) jupyter
+
+tour: setup
+	@$(JUPYTER) lab nmt/tour.ipynb
+
+executed-tour: setup
+	@$(JUPYTER) nbconvert --to notebook --execute --inplace nmt/tour.ipynb
 
 setup: $(STAMP)
 

@@ -31,7 +31,7 @@ from pipeline.config.paths import (
     state_root,
 )
 from pipeline.config.rows import flat
-from pipeline.tracking import view
+from pipeline.tracking import server
 from pipeline.trainings import launch
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def summary() -> None:
     elif not _up_to_date():
         print("        the scores are of earlier settings, files or code: `dvc repro` makes them anew")
     print(f"report  {REPORT_HTML.absolute().as_uri()}\nmodel   {AVERAGE}: wmt {verb} {AVERAGE}")
-    print(f"runs    {view.link(configuration['run']['pair'])}: all side by side, while `make ui` runs")
+    print(f"runs    {server.link(configuration['run']['pair'])}: all side by side, while `make ui` runs")
     print("next    open the report; `wmt rows` lists other models")
 
 
@@ -194,7 +194,6 @@ def _compared(name: str, folder: Path) -> Compared:
     """Return the results of a run, fetched into `folder` where they are not those here."""
     from pipeline.report import sentences
     from pipeline.report.comparison import Compared
-    from pipeline.tracking import server
 
     paths = [CONFIG, SCORES, SENTENCES, VALIDATION, REPORT_HTML]
     if name != HERE:

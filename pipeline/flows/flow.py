@@ -34,7 +34,7 @@ from pipeline.config import catalogs, graph, machine, paths, resolution, rows
 from pipeline.config.paths import read_json, status_file
 from pipeline.config.wording import summary
 from pipeline.flows import copies
-from pipeline.tracking import view
+from pipeline.tracking import server
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository whose copies the runs work in."""
@@ -231,5 +231,5 @@ def publish_scores(copy: Path, changes: Mapping[str, Any]) -> None:
         scores = read_json(copy / paths.SCORES)
         key = re.sub(r"[^a-z0-9]+", "-", f"wmt-{changes['pair']}-{changes['row']}-{task_in(scores).key}".lower())
         where = f"Scores of {copy.name}; its results: `dvc exp apply {copy.name}`"
-        links = f"[All runs side by side, and this one's report among its artifacts]({view.link(changes['pair'])})"
+        links = f"[All runs side by side, and this one's report among its artifacts]({server.link(changes['pair'])})"
         create_markdown_artifact(f"{summary(scores)}\n\n{links}", key, where)

@@ -25,6 +25,7 @@ from nmt.errors import InputError
 from nmt.task import task_of
 from pipeline.config import resolution
 from pipeline.config.paths import CONFIG, state_root
+from pipeline.tracking import view
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -83,6 +84,18 @@ def uri() -> str:
     """Return the store's address; a relative path of SQLite is below the repository, not below a copy of it."""
     original = Path(os.environ.get("DVC_ROOT", ".")).resolve()
     return re.sub("^sqlite:///(?!/)", f"sqlite:///{original}/", os.environ.get("MLFLOW_TRACKING_URI") or local_uri())
+
+
+def link(pair: str) -> str:
+    """Return the address of a pair's run table on `make ui`'s page; of another server, that of its experiments.
+
+    Asks no server. `make ui` answers it with `view.show`: columns and order are those of the runs at that time.
+    """
+    store = uri()
+    if store.startswith("http"):
+        scheme, _, rest = store.partition("://")
+        return f"{scheme}://{rest.rpartition('@')[2].rstrip('/')}/#/experiments"
+    return f"http://127.0.0.1:{os.environ.get('MLFLOW_PORT') or 5000}/wmt-{pair}"
 
 
 def problem(error: BaseException) -> str:
@@ -211,8 +224,6 @@ def mlflow_app() -> ASGIApp:
 def _run_table(request: Request) -> RedirectResponse:
     from mlflow import MlflowClient
     from starlette.responses import RedirectResponse
-
-    from pipeline.tracking import view
 
     found = view.show(MlflowClient(local_uri()), request.path_params["pair"])
     return RedirectResponse(found + (view.CHARTS if "charts" in request.query_params else ""))

@@ -14,7 +14,7 @@ from nmt.common import cpu
 from nmt.common.files import read_yaml
 from pipeline.config import machine
 from pipeline.config.paths import CONFIG
-from pipeline.tracking import view
+from pipeline.tracking import server
 from pipeline.tracking.server import masked, masked_code
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def provenance() -> dict[str, str]:
         "commit": found["commit"][:12],
         "DVC experiment": os.environ.get("DVC_EXP_NAME", ""),
         "Prefect run": os.environ.get("PREFECT__FLOW_RUN_ID", ""),
-        "all runs side by side, while `make ui` runs:": view.link(read_yaml(CONFIG)["run"]["pair"]),
+        "all runs side by side, while `make ui` runs:": server.link(read_yaml(CONFIG)["run"]["pair"]),
     }
     if found["differing_files"] != "none":
         names["changed or new, and not in the commit:"] = found["differing_files"]

@@ -9,11 +9,9 @@ tests/pipeline/tracking/test_server.py reads the columns off the page.
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 from nmt.task import Task, task_of
-from pipeline.tracking import server
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -25,18 +23,6 @@ CHARTS = "&compareRunsMode=CHART"
 """The end of an address that shows charts in place of the table."""
 DIFFERING = 8
 """Columns of settings that differ between runs, at most."""
-
-
-def link(pair: str) -> str:
-    """Return the address of a pair's run table on `make ui`'s page; of another server, that of its experiments.
-
-    Asks no server. `make ui` answers it with `show`: columns and order are those of the runs at that time.
-    """
-    store = server.uri()
-    if store.startswith("http"):
-        scheme, _, rest = store.partition("://")
-        return f"{scheme}://{rest.rpartition('@')[2].rstrip('/')}/#/experiments"
-    return f"http://127.0.0.1:{os.environ.get('MLFLOW_PORT') or 5000}/wmt-{pair}"
 
 
 def show(client: MlflowClient, pair: str) -> str:

@@ -2,7 +2,9 @@
 
 const FRAME = 900; // milliseconds between two validations as one watches
 
-views.learning = (root, { title, languages, lines, steps }) => {
+views.learning = async (root, { title, languages, lines, steps }) => {
+  const box = document.querySelector("[data-view=translate][data-beside='']");
+  if (box) await build(box); // It has the words of the training text.
   const points = steps.map(({ update, loss }) => [update, loss]);
   const chart = curves({ title, x: "update", series: [{ name: "", points }] });
   const said = element("p", { class: "hint", "aria-live": "polite" });
@@ -41,7 +43,8 @@ views.learning = (root, { title, languages, lines, steps }) => {
 
   root.append(element("div", { class: "controls" }, play, element("label", {}, "validation", slider)), said,
     element("div", { class: "charts" }, chart, element("ol", { class: "lines" }, ...lines.map(({ source, reference }, i) => element("li", {}, element("dl", {},
-      element("dt", {}, "source"), element("dd", { dir: "auto", lang: languages[0] }, source),
+      element("dt", {}, "source"), element("dd", { dir: "auto", lang: languages[0] },
+        ...marked(words(source), words(source).map((word) => !unseenIn(word).length), (unseen) => element("span", { class: "unseen" }, unseen))),
       element("dt", {}, "output"), outputs[i],
       element("dt", {}, "reference"), element("dd", { dir: "auto", lang: languageTag(languages[1]) }, reference)))))));
   show();

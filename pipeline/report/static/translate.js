@@ -3,6 +3,7 @@
 const YIELD = 40; // milliseconds of computing after which the page may answer
 const PACE = 450; // milliseconds between two subwords as one watches
 const UNSEEN = 8; // words without training text that are listed
+let unseenIn = () => []; // function(text) that returns its words without training text, where the page knows those
 let translateLine = null; // function(text) that fills the box, where the page has one
 
 views.translate = (root, content, blob) => {
@@ -15,6 +16,7 @@ views.translate = (root, content, blob) => {
   const detokenize = parses ? makeTrees(tokenizer.tokenizer, targetSymbols?.symbols.slice(0, targetSymbols.usedRows)) : makeDetokenizer(detokenizer);
   const text = (ids, source) => detokenize(written.decode(ids), source);
   const [seen, shortened] = [new Set(content.seen), new Set(content.abbreviations)];
+  unseenIn = (line) => split(tokenize(line)).filter((word) => !seen.has(word));
   const sentenceEnd = new RegExp(content.sentenceEnd, "gu");
   const sentencesOf = (line) => (parses ? [line] : splitSentences(line, sentenceEnd, shortened));
   const input = element("textarea", { rows: 2, lang: languages[0], dir: "auto", spellcheck: "false" });
@@ -78,7 +80,7 @@ views.translate = (root, content, blob) => {
     output.replaceChildren(...done.flatMap((line, i) => (i ? [element("br"), line] : [line])));
     output.ariaBusy = "false";
     output.dataset.lines = JSON.stringify(done.map((line) => (typeof line === "string" ? line : "")));
-    const unseen = [...new Set(lines.flatMap((line) => split(tokenize(line))))].filter((word) => !seen.has(word));
+    const unseen = [...new Set(lines.flatMap(unseenIn))];
     const seconds = ((performance.now() - start) / 1000).toFixed(2);
     said.textContent = input.value.trim() ? `${seconds} seconds in this page, with 8-bit weights; nothing is sent anywhere.` : "Type a sentence.";
     if (unseen.length) {

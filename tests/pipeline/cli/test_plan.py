@@ -209,7 +209,7 @@ def test_the_model_that_a_training_starts_from_is_named(tmp_path: Path, monkeypa
     folder = folder_of(tmp_path / "parent", **configuration("sample").model.model_dump())
     params = {**resolution.read_params(), "overrides": {"training": {"start_from": str(folder)}}}
     monkeypatch.setattr(resolution, "read_params", lambda: params)
-    monkeypatch.setattr(plan, "stages_to_run", lambda _: {"resolve": ""})
+    monkeypatch.setattr(plan, "stages_to_run", lambda _: {"resolve": "x"})
     monkeypatch.setattr(plan, "needs", lambda *_: ({"resolve": 0}, 0, 1))
     assert f"It starts from {folder}, weights {sha256_of(folder / WEIGHTS)}.\n" in printed("plan", "--no-measure")
 

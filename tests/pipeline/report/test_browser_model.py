@@ -310,6 +310,17 @@ def test_too_long_lines_and_unknown_words_are_named_and_nothing_hostile_runs(bro
         assert shown.locator(".asked .hint").text_content() == "Type a sentence."
 
 
+def test_words_without_training_text_are_marked_where_it_learned(browser: Browser, tmp_path: Path) -> None:
+    line = {"line": 1, "source": "a dog", "reference": "b"}
+    steps = [{"update": 1, "loss": 1.0, "outputs": ["b"]}]
+    learned = View("learning", "learning", {"title": "t", "languages": ["en", "de"], "lines": [line], "steps": steps})
+    model = browser_model.section(folder_of(tmp_path / "model"), ["dog"], ["dog"])
+    (tmp_path / "page.html").write_text(page.html([Heading("M", 1), *model, Heading("L"), learned]), encoding="utf-8")
+    with opened(browser, tmp_path / "page.html") as shown:
+        open_sections(shown)
+        assert shown.locator("[data-view=learning] .unseen").all_text_contents() == ["a"]
+
+
 def test_a_line_is_translated_sentence_by_sentence(browser: Browser, tmp_path: Path) -> None:
     with model_page(browser, tmp_path / "page.html", folder_of(tmp_path / "model"), "the dog") as shown:
         sentences = ["The dog.", "A dog of Mr. Dog!", "Dog?"]
