@@ -54,6 +54,10 @@ views.translate = (root, content, blob) => {
     delete output.dataset.lines;
     output.ariaBusy = "true"; // fragments are not read aloud
     for (const line of lines) {
+      if (!parses && !/[\p{L}\p{M}\p{N}_]/u.test(line)) { // without words, it is its own translation
+        done.push(line.replace(/[\p{Cc}\p{Cf}]/gu, "").trim());
+        continue;
+      }
       try {
         const parts = [];
         for (const sentence of sentencesOf(line)) {

@@ -171,10 +171,10 @@ def test_the_page_translates_as_wmt_translate(browser: Browser, tmp_path: Path, 
     lines = sentences(100)
     loaded = LoadedModel(folder)
     loaded.transformer.load_state_dict(dequantized(load_tensors(folder / WEIGHTS)))
-    expected = list(Translator(loaded).translate(lines))
+    expected = list(Translator(loaded, split="sentences").translate(lines))
     if loaded.description.search.beam > 1:
         settings = loaded.description.search.changed({"alpha": 0.0})
-        without = Translator(loaded, settings=settings).translate(lines)
+        without = Translator(loaded, settings=settings, split="sentences").translate(lines)
         assert sum(one != other for one, other in zip(expected, without, strict=True)) > 50
     with model_page(browser, tmp_path / "page.html", folder, lines[0]) as shown:
         assert computed(shown, lines, "Translate") == expected
