@@ -73,7 +73,7 @@ def test_every_help_holds_an_example_that_is_right(names: tuple[str, ...]) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "completed"), [("wmt tr", "translate"), ("wmt catalog add --pair en-", "en-de\nen-fr\nen-tree")]
+    ("words", "completed"), [("wmt tr", "translate"), ("wmt export model out --to t", "transformers")]
 )
 def test_a_shell_completes_commands_and_values(
     words: str, completed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
