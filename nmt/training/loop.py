@@ -125,8 +125,13 @@ class Attempt:
         )
 
     def train(self, valid: Corpus, last_update: int) -> bool:
-        """Train until `last_update`; return False if a rank was asked to stop before."""
+        """Train until `last_update`, or as long as `patience` allows; return False if a rank was asked to stop before.
+
+        An end by patience leaves no other traces than a stop, so that training can go on with more patience.
+        """
         trainer, settings, world = self.trainer, self.settings, self.trainer.world
+        # A kill may have come before done.json, or the setting is new.
+        last_update = trainer.update if self.out_of_patience() else last_update
         for update in ahead(trainer.updates(self.corpus, last_update)):
             with arithmetic(settings.arithmetic):
                 trainer.step(update)
@@ -135,12 +140,7 @@ class Attempt:
                 checkpoint.save_checkpoint(folder, update.number, trainer.model, settings.keep_checkpoints)
             last = update.number == settings.updates
             if update.number % settings.validate_every == 0 or last:
-                with arithmetic(settings.arithmetic):
-                    loss = trainer.validate(valid)
-                    outputs = trainer.translate_examples(valid) if world.main else {}
-                trainer.measured.state.valid_loss = loss
-                self.log({"valid_loss": loss, "valid_ppl": history.perplexity(loss)})
-                self.log({"outputs": outputs})
+                self.validate(valid)
             reported = update.number % self.report_every == 0 or last
             if reported:
                 interval = trainer.measured.take_interval()
@@ -149,6 +149,8 @@ class Attempt:
                 self.add_link()
             if reported and time.monotonic() - self._saved > 60 * settings.resume_minutes:
                 self.save()
+            if self.out_of_patience():
+                break
             if not last and trainer.any_stop_requested():
                 trainer.measured.collect()
                 self.save()
@@ -158,6 +160,27 @@ class Attempt:
         self.save()
         if world.main:
             write_json(self.folder / "done.json", history.summary(trainer.job, trainer.measured.saved()))
+        return True
+
+    def validate(self, valid: Corpus) -> None:
+        """Record the validation loss, and translations for people to read."""
+        trainer, settings = self.trainer, self.settings
+        with arithmetic(settings.arithmetic):
+            loss = trainer.validate(valid)
+            outputs = trainer.translate_examples(valid) if trainer.world.main else {}
+        trainer.measured.state.valid_loss = loss
+        if trainer.update % settings.validate_every == 0:  # The others are those of ends, after which it may go on.
+            trainer.measured.add_validation(loss)
+        self.log({"valid_loss": loss, "valid_ppl": history.perplexity(loss)})
+        self.log({"outputs": outputs})
+
+    def out_of_patience(self) -> bool:
+        patience, waited = self.settings.patience, self.trainer.measured.state.validations_since_best
+        if patience is None or waited < patience:
+            return False
+        if self.trainer.world.main:
+            update = self.trainer.update
+            print(f"training ends after update {update:,}: {waited:,} validations were no better", flush=True)
         return True
 
     def log(self, values: Mapping[str, Any]) -> None:

@@ -79,6 +79,12 @@ class Measurements:
                 "training has diverged; lower training.learning_rate_scale, or raise training.warmup_steps"
             )
 
+    def add_validation(self, loss: float) -> None:
+        """Count how long there has been no better loss; NaN is none."""
+        better = loss < self.state.best_loss
+        self.state.best_loss = loss if better else self.state.best_loss
+        self.state.validations_since_best = 0 if better else self.state.validations_since_best + 1
+
     def take_interval(self) -> Interval:
         """Return the sums since the last call, and start a new interval; every rank must call this."""
         self.collect()

@@ -58,6 +58,8 @@ class TrainingSettings(Settings):
     seed: Annotated[int, Field(ge=0)]
     validate_every: Count
     """Updates between two measurements of the validation perplexity."""
+    patience: Count | None = None
+    """Training ends after so many of these without a better perplexity; null: after `updates` alone."""
     checkpoint_every: Count
     """Updates between two checkpoints for averaging (6.1: ten minutes at the paper's step time)."""
     keep_checkpoints: Few

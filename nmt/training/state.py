@@ -87,6 +87,9 @@ class TrainState(_Saved):
     interval: Interval = Field(default_factory=Interval)
     valid_loss: float = math.inf
     """The last validation loss; infinite before the first validation."""
+    best_loss: float = math.inf
+    """The least loss of the validations that `validate_every` asks for."""
+    validations_since_best: int = 0
     last_finite: int = 0
     """The last update whose gradient was finite."""
     seconds: float = 0.0

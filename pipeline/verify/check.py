@@ -168,11 +168,17 @@ def chained(certificate: Certificate, folder: Path) -> Finding:
         problem = f"of another corpus: {other}"
     elif other := difference(dict(flat(job)), dict(flat(training.job))):
         problem = f"of other settings: {other}"
-    elif links[-1].update != settings.updates:
+    elif links[-1].update != settings.updates and not ended_by_patience(settings):
         problem = f"it ends at update {links[-1].update:,}, the training at update {settings.updates:,}"
     else:
         return Finding("chain", "recomputed", f"{len(links):,} links, the last at update {links[-1].update:,}")
     return Finding("chain", "differs", problem)
+
+
+def ended_by_patience(settings: TrainingSettings) -> bool:
+    """Return whether the validations, whose losses the chain hashes, end a training before its last update."""
+    losses = [row["valid_loss"] for row in paths.read_table(paths.VALIDATION)]
+    return settings.patience is not None and len(losses) - 1 - losses.index(min(losses)) >= settings.patience
 
 
 def trained(certificate: Certificate, again: Remake) -> Finding:

@@ -131,7 +131,7 @@ class Training:
             recorded = [link for link in self.links if start < link.update <= end]
             # A training that was extended is trained again in the same parts: losses were recorded at other updates.
             for (updates, every), links in groupby(recorded, lambda link: (link.updates, link.validate_every)):
-                settings = {"updates": updates, "validate_every": every, "keep_states": 0}
+                settings = {"updates": updates, "validate_every": every, "keep_states": 0, "patience": None}
                 job = {**self.job, "training": {**self.job["training"], **settings}, "corpus": str(corpus.resolve())}
                 (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
                 (folder / "last_update").write_text(str(list(links)[-1].update), encoding="utf-8")

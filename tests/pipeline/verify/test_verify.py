@@ -129,6 +129,17 @@ def test_a_training_that_was_changed_on_its_way_passes(run: Path) -> None:
     assert found["intervals"][1].startswith("18 of 18 updates")
 
 
+def test_a_training_that_ended_by_patience_passes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree("work")
+    monkeypatch.setattr(trainer.Trainer, "validate", lambda self, _: float(self.update))
+    override("training", patience=2)
+    training()
+    after_training()
+    assert json.loads(paths.CHAIN.read_text())["links"][-1]["update"] == 18
+    status, found, last = verify("--share", 1)
+    assert (status, last) == (0, "verified"), found
+
+
 def test_which_updates_are_trained_again(run: Path) -> None:
     assert len({tuple(recorded().choose(0.01)) for _ in range(40)}) > 1, "nobody knows before which"
     for share, least in ((0.01, 1), (0.2, 5), (0.5, 12), (1.0, 24)):
