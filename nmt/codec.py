@@ -1,4 +1,4 @@
-"""The two sides of a pair, between raw lines and ids; callers need not know whether the target is text or trees."""
+"""The two sides of a pair, between raw lines and ids, whether the target is text or trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The archives of the embedded sample; tests/soak/test_sample.py makes them anew."""
+"""The archives of the embedded sample and their catalog."""
 
 from __future__ import annotations
 

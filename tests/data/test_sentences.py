@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "data/sample"
 NAMES = r"\b(Tom|Mary|Anna|Paul|John|Smith|Brown|Boston|Berlin|Paris|Germany|France|Japan|Australia)\b|\d+"
 NUMBERS = r"\b(two|three|four|five|six|seven|eight|nine|ten|twelve|twenty|thirty|fifty|hundred)\b"
