@@ -1,7 +1,7 @@
 """What a training is: its job, and the fingerprint that names its folder, `<state root>/train/<fingerprint>`.
 
-The fingerprint has what decides the weights: settings (without those that change no weight after a given update, as their
-number, so that a finished training can be extended), data, and code without its comments and docstrings.
+The fingerprint has what decides the weights: settings (without those that change no weight after a given update, as the
+number of updates, so that a finished training can be extended), data, and code without comments and docstrings.
 """
 
 from __future__ import annotations
