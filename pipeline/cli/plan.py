@@ -89,7 +89,8 @@ def report(measure: bool) -> bool:
     configuration = parent.identified(configuration)
     run, training = configuration.run, configuration.training
     reasons = stages_to_run(configuration)
-    if not any(reasons.values()):
+    missing = [path for stage in graph.stages().values() for path in stage.outs if not Path(path).exists()]
+    if not missing and not any(reasons.values()):
         print(f"{run.pair}, row {run.row}, corpus {run.corpus}, seed {run.seed}: nothing to do, nothing has changed")
         return True
     corpus = corpus_size(configuration, prepared=not reasons.get("binarize"))

@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from nmt.errors import InputError
-from pipeline.config.locks import mend_locks
 from pipeline.config.paths import CATALOGS, DVC_YAML, read_json, status_file
 
 
 def check_folder() -> None:
-    """Raise InputError outside the repository's root, where a command finds nothing; else mend DVC's locks."""
+    """Raise InputError outside the repository's root, where a command finds nothing."""
     for path in (DVC_YAML, CATALOGS):
         if not path.exists():
             raise InputError(f"{path} is not in {Path.cwd()}: run this in the repository's root")
-    mend_locks()
 
 
 def running_stage() -> str | None:

@@ -19,6 +19,7 @@ from nmt.errors import InputError
 from nmt.task import task_in
 from pipeline.cli.repository import check_folder, running_stage
 from pipeline.config import resolution, wording
+from pipeline.config.locks import mend_locks
 from pipeline.config.paths import (
     AVERAGE,
     CERTIFICATE,
@@ -61,7 +62,7 @@ def summary() -> None:
     elif not _up_to_date():
         print("        the scores are of earlier settings, files or code: `dvc repro` makes them anew")
     print(f"report  {REPORT_HTML.absolute().as_uri()}\nmodel   {AVERAGE}: wmt {verb} {AVERAGE}")
-    print(f"runs    {server.link(configuration['run']['pair'])}: all side by side, while `make ui` runs")
+    print(f"runs    {server.link(configuration['run']['pair']) or 'no MLflow'}: all side by side, while `make ui` runs")
     print("next    open the report; `wmt rows` lists other models")
 
 
@@ -69,13 +70,15 @@ def summary() -> None:
 def unlock() -> None:
     """Remove locks of DVC that a killed process or a full disk left, if no process of DVC works in this folder.
 
-    `make run` and all other commands of `wmt` do so themselves; `dvc repro` alone stops at them.
+    `make run` does so itself; `dvc repro` alone stops at them. Call it on the machine that ran DVC: of others it knows
+    no process.
 
     \b
     Example:
       wmt unlock
     """
     check_folder()
+    mend_locks()
 
 
 @app.command(rich_help_panel="Runs")

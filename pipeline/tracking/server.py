@@ -53,8 +53,9 @@ CONFIGURATION, TRAINING = "wmt.configuration", "wmt.training"
 _SECRET = re.compile(r"(?<=://)(?!/)\S*(?=@)|(?<=\?)\S+")
 """User and password of a URI, which may hold an unescaped slash, and its query."""
 _SECRET_IN_CODE = re.compile(
-    r"(://)[^\s/@\"']+(?=@)|(://[^\s?]*\?)[^\s\"']+|"
-    r"((?:password|passwd|secret|api_?key|access_?key|[_-]token|auth_string)[\w-]*[\"']?\s*[:=]\s*[\"']?)[^\s\"']+",
+    r"(://)(?:[^\s/@\"']+|[^\s/:@\"']*:[^\s@\"']+)(?=@)|(://[^\s?]*\?)[^\s\"']+|"
+    r"((?:password|passwd|passphrase|secret|credential|api_?key|access_?key|private_?key|[_-]token|auth_string)[\w-]*"
+    r"[\"']?\s*[:=]\s*|(?<![a-z])(?:token|pass|pwd|authorization)[\"']?\s*[:=]\s*)(?:\"[^\"\n]*|'[^'\n]*|[^\n]+)",
     re.IGNORECASE,
 )
 """The same in code, where `?` and `@` mean more, and the values of names such as `AWS_SECRET_ACCESS_KEY`."""
@@ -91,10 +92,15 @@ def link(pair: str) -> str:
 
     Asks no server. `make ui` answers it with `view.show`: columns and order are those of the runs at that time.
     """
-    store = uri()
+    try:
+        store = uri()
+    except InputError:
+        return ""  # what stores the run says so
     if store.startswith("http"):
         scheme, _, rest = store.partition("://")
         return f"{scheme}://{rest.rpartition('@')[2].rstrip('/')}/#/experiments"
+    if store != local_uri():
+        return masked(store)  # `make ui` does not show it
     return f"http://127.0.0.1:{os.environ.get('MLFLOW_PORT') or 5000}/wmt-{pair}"
 
 

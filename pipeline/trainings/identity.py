@@ -46,12 +46,15 @@ def job_of(model: ModelSettings, training: TrainingSettings, root: Path) -> dict
 
 def folder_of(job: Mapping[str, Any]) -> Path:
     """Return the folder of this job, named by the hash of its settings and data, then by that of the code."""
-    training = {key: value for key, value in job["training"].items() if key not in NOT_IN_FINGERPRINT}
+    # With patience, the validations decide where a training ends.
+    decisive = {"patience", "validate_every"} if job["training"].get("patience") is not None else set()
+    others = set(NOT_IN_FINGERPRINT) - decisive
+    training = {key: value for key, value in job["training"].items() if key not in others}
     if start := training.get("start_from"):
         training["start_from"] = start["weights"]
     # The corpus is named by the hashes of its files.
-    others = {key: value for key, value in job.items() if key != "corpus" and value is not None}
-    inputs, code = _digest({**others, "training": training, "data": data_hashes(Path(job["corpus"]))}), code_digest(job)
+    sizes = {key: value for key, value in job.items() if key != "corpus" and value is not None}
+    inputs, code = _digest({**sizes, "training": training, "data": data_hashes(Path(job["corpus"]))}), code_digest(job)
     root = state_root() / "train"
     chosen = root / f"{inputs}-{code}"
     if os.environ.get("WMT_RESUME_ACROSS_CODE") == "1" and not checkpoint.trained(chosen):

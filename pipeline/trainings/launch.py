@@ -170,6 +170,7 @@ def main() -> None:
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
 
     def stop(number: int, _: object) -> None:
         # More of them would interrupt torchrun's wait for its workers: these would be killed while they save the state,
@@ -191,10 +192,12 @@ def main() -> None:
             # The training processes have told why; a traceback of torchrun's would bury it.
             statuses = {failure.exitcode for failure in error.failures.values()}
             sys.exit(UNRECORDED if UNRECORDED in statuses else 128 - min(statuses) if min(statuses) < 0 else 1)
-        except Exception:
-            # Of torchrun itself, as where the first node's name is unknown: it would be the same again.
+        except Exception as error:
+            # Of torchrun itself. Where the nodes met before, one of them was lost; else, as where the first node's name
+            # is unknown, it would be the same again.
             traceback.print_exc()
-            sys.exit(UNUSABLE)
+            met = isinstance(error, RendezvousError) and any(Path(job).glob("resume/*"))
+            sys.exit(1 if met else UNUSABLE)
 
 
 if __name__ == "__main__":

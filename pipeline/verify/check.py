@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -177,8 +178,12 @@ def chained(certificate: Certificate, folder: Path) -> Finding:
 
 def ended_by_patience(settings: TrainingSettings) -> bool:
     """Return whether the validations, whose losses the chain hashes, end a training before its last update."""
-    losses = [row["valid_loss"] for row in paths.read_table(paths.VALIDATION)]
-    return settings.patience is not None and len(losses) - 1 - losses.index(min(losses)) >= settings.patience
+    best, since = math.inf, 0
+    for row in paths.read_table(paths.VALIDATION):
+        if row["update"] % settings.validate_every == 0:  # as `Attempt.train` counts
+            since = 0 if row["valid_loss"] < best else since + 1
+            best = min(best, row["valid_loss"])
+    return settings.patience is not None and since >= settings.patience
 
 
 def trained(certificate: Certificate, again: Remake) -> Finding:

@@ -43,6 +43,9 @@ def test_a_patch_has_no_credentials_and_is_else_as_it_was(root: Path, monkeypatc
         "+AWS_SECRET_ACCESS_KEY=s3cret",
         '+    "db_password": "s3cret",',
         "+HF_TOKEN: s3cret",
+        "+postgresql://wmt:s3/s3cret@db/x",
+        "+password = 'two s3cret words'",
+        "+Authorization: Bearer s3cret",
     ]
     plain = ["+  tokens: 25000", "+found = re.compile(r'(?<=a)b') if a else b@c", "+see https://example.org/a@b"]
     patch = "\n".join([*secret, *plain])

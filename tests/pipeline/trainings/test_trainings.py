@@ -73,7 +73,7 @@ def test_every_setting_names_the_state_or_is_listed_as_changing_no_weight(reposi
     job = {**Job.model_validate(tiny_job(start_from=start)).model_dump(), "corpus": ""}
     # The parent is named by the hash of its weights, the corpus by those of its files (another test).
     # A training can be extended; the others say what is written when.
-    exempt = {"folder", "updates", "resume_minutes", "validate_every", "patience", "verify_every", "keep_states"}
+    exempt = {"folder", "updates", "resume_minutes", "validate_every", "verify_every", "keep_states"}
     before, seen = identity.folder_of(job), set[str]()
     for section, name in leaves(job):
         if name == "corpus":
@@ -83,6 +83,11 @@ def test_every_setting_names_the_state_or_is_listed_as_changing_no_weight(reposi
         named = identity.folder_of(job) != before
         assert named != (name in exempt), name
         section[name] = value
+    # Patience ends a training by its validations.
+    job["training"]["patience"] = 2
+    patient = identity.folder_of(job)
+    job["training"]["validate_every"] += 1
+    assert len({before, patient, identity.folder_of(job)}) == 3
     assert seen > {"d_model", "beta1", "seed", "fork", "weights", "vocabulary", "target_vocabulary", *exempt}
 
 
