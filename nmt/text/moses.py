@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from nmt.text.scripts import code
 from nmt.text.settings import TokenizerSettings
 
 _LINE_BREAKERS = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")
@@ -66,6 +67,7 @@ class Moses:
     def __init__(self, language: str, settings: TokenizerSettings) -> None:
         from sacremoses import MosesDetokenizer, MosesTokenizer
 
+        language = code(language)  # as Moses names it
         self._settings = settings
         self._tokenizer: Any = MosesTokenizer(language)
         self._detokenizer: Any = MosesDetokenizer(language)

@@ -265,6 +265,11 @@ def train(job: Job, folder: Path, world: World) -> bool:
                 f"{job.model.max_positions:,}: raise that, or shorten the sentence"
             )
     saved, damaged = newest_whole(folder)
+    if saved is None and damaged:
+        raise InputError(
+            f"no saved state in {folder} has the hashes with which it was saved: copy what you need of checkpoints/, "
+            "then remove that folder to start this training again"
+        )
     choose_products(saved, world)
     with arithmetic(job.training.arithmetic):
         trainer = Trainer(job, world)

@@ -78,6 +78,8 @@ class Trainer:
         Not done on CPUs, where it gains little and is slow to start.
         """
         self.compiled = True
+        # Sizes of blocks that are equal by chance would be compiled as one.
+        torch.fx.experimental._config.use_duck_shape = False
         for layer in (*self.model.encoder, *self.model.decoder):
             # Layers of a stack share their code, so two are compiled, not 2N. Dynamic sizes avoid a compilation for
             # every new length.

@@ -21,7 +21,7 @@ function splitSentences(line, expression, abbreviations) {
   for (const end of line.matchAll(expression)) {
     const word = (end[1] ?? "").replace(/^["'(\u201c\u201e\u00ab[]+/u, "");
     const isDot = line[end.index + (end[1] ?? "").length] === ".";
-    if (end[1] !== undefined && (/^\p{Ll}/u.test(end[2]) || (isDot && (abbreviations.has(word) || word.includes("."))))) continue;
+    if (end[1] !== undefined && (/^\p{Ll}/u.test(end[2]) || (isDot && (abbreviations.has(word) || word.replace(/\.+$/u, "").includes("."))))) continue;
     found.push(line.slice(start, end.index + end[0].length).trim());
     start = end.index + end[0].length;
   }

@@ -158,14 +158,15 @@ def test_a_damaged_state_is_told_and_the_newest_whole_one_resumed(
     assert [each.name for each in (tmp_path / "run/resume").iterdir()] == ["update-00000012"]
 
 
-def test_without_a_whole_state_a_training_begins_again(tmp_path: Path, tiny_job: MakeJob) -> None:
+def test_without_a_whole_state_nothing_is_lost(tmp_path: Path, tiny_job: MakeJob) -> None:
     job = tiny_job(updates=12, keep_states=0)
-    assert run(job, tmp_path / "whole")
     stopped(job, tmp_path / "run", 10)
     (path,) = (tmp_path / "run/resume").iterdir()
     (path / "sha256.json").write_text("{")
-    assert run(job, tmp_path / "run")
-    assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "run"))
+    before = (tmp_path / "run/history.jsonl").read_bytes()
+    with pytest.raises(InputError, match="then remove that folder to start this training again"):
+        run(job, tmp_path / "run")
+    assert (tmp_path / "run/history.jsonl").read_bytes() == before
 
 
 def test_a_state_is_not_written_twice(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
