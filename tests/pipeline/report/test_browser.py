@@ -154,7 +154,8 @@ def test_attention_is_that_of_the_arrays(browser: Browser, report: Path) -> None
     with opened(browser, report) as shown:
         open_sections(shown)
         view = shown.locator("[data-view=attention]")
-        said, queries, keys = view.locator(".hint[aria-live]"), view.locator("p.queries .word"), view.locator("p.keys .word")
+        said, queries = view.locator(".hint[aria-live]"), view.locator("p.queries .word")
+        keys = view.locator("p.keys .word")
         assert view.locator("option").nth(0).text_content() == "the dog"
         assert queries.all_text_contents() == ["Hund", "</s>"], "a row has the word it writes"
         assert keys.all_text_contents() == ["the", "dog", "</s>"], "subwords are joined"
