@@ -94,13 +94,14 @@ def measure(path: Path) -> None:
 
 
 def take_pictures(path: Path, folder: Path) -> None:
-    """Write report-light.png and report-dark.png: the page's box with the longest example, a word pointed at."""
+    """Write report-light.png and report-dark.png: the page's box with a typed sentence, a word pointed at."""
     with chromium() as browser:
         for scheme in ("light", "dark"):
             size: Any = {"width": 1100, "height": 900}
             with opened(browser, path, color_scheme=scheme, viewport=size) as shown:
                 shown.wait_for_selector("[data-view=translate][data-ready]")
-                shown.locator(".example").last.click()
+                shown.locator("[data-view=translate] textarea").fill("Did you get my message?")
+                shown.get_by_role("button", name="Translate", exact=True).click()
                 shown.locator(".translation[data-lines]").wait_for()
                 written = shown.locator("p.queries .word")
                 written.nth(written.count() // 3).hover()
