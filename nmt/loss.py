@@ -50,9 +50,9 @@ def _in_parts(
     one_block: BlockLoss, logits: Tensor, label: Tensor, eps_ls: float, needs_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return what `one_block` does; on a CPU it sees a few rows at a time, whose gradients replace their logits."""
-    rows = max(1, PART // logits.shape[1])
-    if logits.device.type != "cpu" or len(logits) <= rows:
+    if logits.device.type != "cpu":
         return one_block(logits, label, eps_ls, needs_gradient)
+    rows = max(1, PART // logits.shape[1])
     smoothed = torch.zeros((), dtype=torch.float64)
     negative_log_likelihood = torch.zeros_like(smoothed)
     for part, part_label in zip(logits.split(rows), label.split(rows), strict=True):
@@ -80,12 +80,21 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         smoothed = torch.zeros((), dtype=torch.float64, device=states.device)
         negative_log_likelihood = torch.zeros_like(smoothed)
         d_states = torch.empty_like(states) if needs_gradient else None
+        if d_states is not None:
+            d_states[len(labels) :] = 0
         d_table: Tensor | None = None
-        rows = ROWS.get(states.device.type, ROWS["cpu"])
-        for start in range(0, states.shape[0], rows):
-            block, label = states[start : start + rows], labels[start : start + rows, None]
+        rows, on_cpu = ROWS.get(states.device.type, ROWS["cpu"]), states.is_cpu
+        # On CPUs the rows without labels take part in the products: they give them few shapes (see `packing.pack`).
+        last = len(states) if on_cpu else len(labels)
+        for start in range(0, len(labels), rows):
+            block, label = states[start : min(start + rows, last)], labels[start : start + rows, None]
             logits = matmul(block, weights.T)
-            block_smoothed, block_likelihood, gradient = _in_parts(one_block, logits, label, eps_ls, needs_gradient)
+            block_smoothed, block_likelihood, gradient = _in_parts(
+                one_block, logits[: len(label)], label, eps_ls, needs_gradient
+            )
+            if on_cpu and gradient is not None:
+                logits[len(label) :] = 0
+                gradient = logits
             smoothed += block_smoothed
             negative_log_likelihood += block_likelihood
             if d_states is not None and gradient is not None:
@@ -113,14 +122,14 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
 def smoothed_cross_entropy(
     states: Float[Tensor, "positions d_model"],
     table: Float[Tensor, "vocabulary d_model"],
-    labels: Int[Tensor, "positions"],
+    labels: Int[Tensor, "labelled"],
     eps_ls: float,
     one_block: BlockLoss = block_loss,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Return sums over positions, in nats: the smoothed loss, and the negative log-likelihood (no gradient).
 
-    Smoothing as in tensor2tensor: 1 - eps_ls on the label and eps_ls / (V - 1) on every other row. Give
-    only real positions, no padding. exp(second / positions) is the perplexity. `one_block`: `block_loss`, which may be
+    Smoothing as in tensor2tensor: 1 - eps_ls on the label and eps_ls / (V - 1) on every other row. Positions after
+    those with labels are left out. exp(second / labelled) is the perplexity. `one_block`: `block_loss`, which may be
     compiled.
     """
     # Under no_grad, `needs_input_grad` is still True for a parameter, and grad mode is always off inside `forward`.

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from nmt.common.shapes import Bool, Float, Int
 from nmt.errors import InputError
+from nmt.ids import PAD
 from nmt.model_settings import ModelSettings
 from nmt.packing import Packed, pack_tensor
 from nmt.products import Linear, linear
@@ -141,8 +142,12 @@ class MultiHeadAttention(nn.Module):
             Q, K, V = self.project(x, self.W_Q, self.W_K, self.W_V)
         else:
             (Q,), (K, V) = self.project(x, self.W_Q), self.project(context, self.W_K, self.W_V)
-        blocks = zip(queries.pad(Q), keys.pad(K), keys.pad(V), masks, strict=True)
-        return self.W_O(queries.unpad([self.attend(*block) for block in blocks]))
+        if Q.dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu"):
+            Q, K, V = Q.float(), K.float(), V.float()  # products as small as attention's are slow in bfloat16 there
+        with torch.autocast("cpu", enabled=False):
+            blocks = zip(queries.pad(Q, self.h), keys.pad(K, self.h), keys.pad(V, self.h), masks, strict=True)
+            heads = queries.unpad([attention(*block, self.dropout) for block in blocks])
+        return self.W_O(heads)
 
     def project(self, x: Float[Tensor, "length d_model"], *parts: nn.Linear) -> tuple[Tensor, ...]:
         """Return x W + b of each part, by one product."""
@@ -150,20 +155,6 @@ class MultiHeadAttention(nn.Module):
         if parts[0].bias is not None:
             bias = torch.cat([part.bias for part in parts])
         return F.linear(x, weight, bias).split([part.out_features for part in parts], dim=1)
-
-    def attend(
-        self,
-        Q: Float[Tensor, "sentences query h_d_k"],
-        K: Float[Tensor, "sentences key h_d_k"],
-        V: Float[Tensor, "sentences key h_d_v"],
-        mask: Mask,
-    ) -> Float[Tensor, "sentences query h_d_v"]:
-        """Return Concat(head_1, ..., head_h) of sentences that are padded to one length."""
-        if Q.dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu"):
-            Q, K, V = Q.float(), K.float(), V.float()  # products as small as these are slow in bfloat16 on a CPU
-        with torch.autocast("cpu", enabled=False):
-            heads = attention(self.split_heads(Q), self.split_heads(K), self.split_heads(V), mask, self.dropout)
-        return self.join_heads(heads)
 
     def split_heads(self, x: Float[Tensor, "batch length heads"]) -> Float[Tensor, "batch h length d"]:
         return x.unflatten(2, (self.h, -1)).transpose(1, 2)
@@ -303,11 +294,12 @@ class Transformer(nn.Module):
     def forward(
         self, src: Int[Tensor, "batch src"], tgt_in: Int[Tensor, "batch tgt"]
     ) -> Float[Tensor, "batch tgt d_model"]:
-        """Return the decoder's output at every target position, any values at padding; `logits` maps it to the
+        """Return the decoder's output at every target position, 0 at padding; `logits` maps it to the
         vocabulary."""
-        tgt = pack_tensor(tgt_in)
-        (states,) = tgt.pad(self.states(pack_tensor(src), tgt))
-        return states
+        states = self.states(pack_tensor(src, self.settings.h), pack_tensor(tgt_in, self.settings.h))
+        padded = states.new_zeros(*tgt_in.shape, states.shape[1])
+        padded[tgt_in != PAD] = states
+        return padded
 
     def states(self, src: Packed, tgt_in: Packed) -> Float[Tensor, "tgt d_model"]:
         """Do what `forward` does without padding."""

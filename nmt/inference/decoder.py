@@ -65,9 +65,9 @@ class Decoder:
         """Return keys and values of the memory, in turn, for each layer: [batch, h, src, d]."""
         own = self.layers[0].layer.cross_attention
         sizes = [own.W_K.out_features, own.W_V.out_features] * len(self.layers)
-        packed = pack_tensor(src)
-        (projected,) = packed.pad(self.keys_values(self.model.encode(packed)))
-        return [own.split_heads(part) for part in projected.split(sizes, dim=2)]
+        packed = pack_tensor(src, own.h)
+        projected = self.keys_values(self.model.encode(packed))
+        return [packed.pad(part.contiguous(), own.h)[0] for part in projected.split(sizes, dim=1)]
 
 
 def _with_fixed_weights(model: Transformer) -> Transformer:

@@ -134,6 +134,7 @@ class Batch:
     tgt_in: Packed
     """BOS, then the target without its EOS."""
     labels: Int[Tensor, "tokens"]
+    """Of the first rows of `tgt_in`; the others are padding."""
 
     def to(self, device: torch.device) -> Batch:
         """Copy to a device without blocking the host."""
@@ -143,8 +144,8 @@ class Batch:
         return Batch(self.src.to(device), self.tgt_in.to(device), labels)
 
 
-def make_batch(corpus: Corpus, blocks: Sequence[NDArray[np.integer]]) -> Batch:
-    """Make a batch of blocks of pairs, which attention pads to their longest."""
+def make_batch(corpus: Corpus, blocks: Sequence[NDArray[np.integer]], heads: int = 1) -> Batch:
+    """Make a batch of blocks of pairs, which attention of so many heads pads to their longest."""
     src, tgt_in, labels = [], [], []
     for pairs in blocks:
         tgt = corpus.padded(1, pairs)
@@ -154,7 +155,8 @@ def make_batch(corpus: Corpus, blocks: Sequence[NDArray[np.integer]]) -> Batch:
         src.append(corpus.padded(0, pairs))
         tgt_in.append(shifted)
         labels.append(tgt[tgt != PAD])
-    return Batch(pack(src), pack(tgt_in), torch.from_numpy(np.concatenate(labels)))
+    src_packed, tgt_packed = (pack(side, heads, rounded=True) for side in (src, tgt_in))
+    return Batch(src_packed, tgt_packed, torch.from_numpy(np.concatenate(labels)))
 
 
 @dataclass(frozen=True)
@@ -232,23 +234,23 @@ class Update:
 
 
 def updates(
-    corpus: Corpus, seed: int, tokens: int, shards: int, rank: int, size: int, first: int, last: int
+    corpus: Corpus, seed: int, tokens: int, shards: int, rank: int, size: int, numbers: range, heads: int = 1
 ) -> Iterator[Update]:
-    """Yield this rank's share of the updates `first` to `last`, counted from 1, over as many epochs as needed.
+    """Yield this rank's share of updates, counted from 1, over as many epochs as needed.
 
     Every update is cut into `shards`, of which each of `size` ranks takes equally many consecutive ones. Some may be
     None: an update may have fewer pairs than shards.
     """
     own = slice(rank * shards // size, (rank + 1) * shards // size)
     count = updates_an_epoch(corpus, tokens)
-    for epoch, numbers in groupby(range(first, last + 1), lambda number: (number - 1) // count):
+    for epoch, its_numbers in groupby(numbers, lambda number: (number - 1) // count):
         plan = plan_epoch(corpus, seed, epoch, tokens)
-        for number in numbers:
+        for number in its_numbers:
             pairs = plan[(number - 1) % count]
             found = cut(corpus, pairs, max(shards, BLOCKS))
             each = max(1, BLOCKS // shards)
             parts = [[part for part in found.parts[i * each : (i + 1) * each] if len(part)] for i in range(shards)]
-            batches = [make_batch(corpus, blocks) if blocks else None for blocks in parts[own]]
+            batches = [make_batch(corpus, blocks, heads) if blocks else None for blocks in parts[own]]
             yield Update(number, own.start, batches, corpus.sums(pairs), found.padded)
         del plan, pairs  # The next plan is made after the memory of this one is free.
 

@@ -119,7 +119,8 @@ class Trainer:
     def updates(self, corpus: Corpus, last: int) -> Iterator[Update]:
         """Yield this rank's share of the updates after the last finished one."""
         plan = self.settings.seed, self.settings.tokens, self.settings.shards
-        return updates(corpus, *plan, self.world.rank, self.world.size, self.update + 1, last)
+        part = self.world.rank, self.world.size
+        return updates(corpus, *plan, *part, range(self.update + 1, last + 1), self.job.model.h)
 
     def step(self, update: Update) -> None:
         """Train on an update: sum gradients over shards and ranks, divide once by all target tokens, step Adam.
@@ -194,7 +195,7 @@ class Trainer:
         likelihoods = torch.zeros(count, dtype=torch.float64, device=self.world.device)
         for number in range(self.world.rank, count, self.world.size):
             if len(parts[number]):
-                batch = make_batch(corpus, [parts[number]]).to(self.world.device)
+                batch = make_batch(corpus, [parts[number]], self.job.model.h).to(self.world.device)
                 likelihoods[number] = self.losses(batch, 0.0)[1]
         return float(self.world.sum(likelihoods).sum()) / int(corpus.tgt_lengths.sum(dtype=np.int64))
 
@@ -211,10 +212,10 @@ class Trainer:
         ids = torch.full((len(src), 1), BOS, device=self.world.device)
         # Every step is one subword longer: too few steps to be worth a compilation.
         with torch.compiler.set_stance("force_eager") if self.compiled else nullcontext():
-            packed = pack_tensor(src)
+            packed = pack_tensor(src, self.job.model.h)
             memory = self.model.encode(packed)
             for _ in range(corpus.tgt_lengths[pairs].max()):  # ids: [EXAMPLES, written]
-                states = self.model.decode(pack_tensor(ids), memory, packed)
+                states = self.model.decode(pack_tensor(ids, packed.heads), memory, packed)
                 logits = self.model.logits(states.view(len(ids), -1, states.shape[1])[:, -1])
                 logits[:, [PAD, BOS, UNK]] = -torch.inf
                 ids = torch.cat([ids, logits.argmax(1, keepdim=True)], 1)

@@ -103,7 +103,7 @@ def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: flo
     positions = training.tokens // configuration.training.shards
     rows = max(1, (positions if device.type == "cuda" else min(positions, 512)) // length)
     ids = torch.randint(4, min(vocabulary, corpus.output_rows), (rows, length))
-    batch = Batch(pack_tensor(ids), pack_tensor(ids), ids.flatten())
+    batch = Batch(pack_tensor(ids, model.h), pack_tensor(ids, model.h), ids.flatten())
     sums = sum((LengthSums.of(length, length) for _ in range(rows)), LengthSums())
     update = Update(number=1, first=0, shards=[batch], sums=sums, padded=2 * rows * length)
     trainer.step(update)  # warms up

@@ -1,4 +1,4 @@
-"""Start torchrun on this machine: one process per GPU, or one for the CPU's cores. Its processes end with ours.
+"""Start torchrun on this machine: one process per GPU, or per core. Its processes end with ours.
 
 `python -m pipeline.trainings.launch` is torchrun with exit statuses that tell how the training ended.
 """
@@ -31,10 +31,13 @@ RENDEZVOUS = "rendezvous"  # file in the folder of a training of several nodes: 
 KEEP_ALIVE = 600  # seconds between a single node's heartbeats: each makes torchrun's rendezvous file longer
 
 
-def processes(shards: int) -> int:
-    """Return `$WMT_PROCESSES`, by default one process per GPU, or one without a GPU; `shards` are divided among them.
+def processes(shards: int, weights: int = 0) -> int:
+    """Return `$WMT_PROCESSES`, by default one process per GPU or core; `shards` are divided among them.
 
-    Where the shards cannot be divided among all GPUs, fewer are used, and a line says so.
+    Where the shards cannot be divided among all GPUs, fewer are used, and a line says so. On CPUs two processes of one
+    thread are faster than one process of two threads, which wait for each other at every operation: a sixth on idle
+    cores and more beside other programs. There may be fewer than cores: `weights`, in bytes, are in each process, and
+    with OMP_NUM_THREADS set there is one.
     """
     # Imported here because it imports torch.
     from nmt.training.distributed import check_processes, most_processes
@@ -48,16 +51,21 @@ def processes(shards: int) -> int:
             )
         check_processes(int(requested), shards)
         return int(requested)
-    count = most_processes(max(1, gpus), shards)
+    cores = 1 if "OMP_NUM_THREADS" in os.environ else machine.available_cores()
+    count = most_processes(gpus or max(1, min(cores, machine.memory() // max(1, 2 * weights))), shards)
     if count < gpus:
         print(f"training uses {count} of {gpus} GPUs: training.shards is {shards}, and the processes must divide it")
     return count
 
 
-def check_memory(job: Mapping[str, Any], count: int) -> None:
-    """Raise InputError if the weights, their gradients and both moments alone exceed the memory of the device."""
+def weights(job: Mapping[str, Any]) -> int:
+    """Return the bytes of weights, their gradients and both of Adam's moments, in float32."""
     sizes = (job["vocabulary"], job.get("target_vocabulary"))
-    needed = 4 * 4 * parameters(ModelSettings.model_validate(job["model"]), *sizes)  # float32
+    return 4 * 4 * parameters(ModelSettings.model_validate(job["model"]), *sizes)
+
+
+def check_memory(needed: int, count: int) -> None:
+    """Raise InputError if what `weights` returns exceeds the memory of the device, which processes of a CPU share."""
     needed *= 1 if machine.gpus() else count
     if needed > (memory := machine.memory()):
         raise InputError(
@@ -149,8 +157,8 @@ def torchrun(job: Path, watch: Callable[[], None], threads: int = 0) -> int:
         # `wmt join` on the other nodes finds the training by it.
         (job / RENDEZVOUS).write_text(str(rendezvous), encoding="utf-8")
     settings = read_yaml(job / "job.yaml")
-    count = processes(settings["training"]["shards"])
-    check_memory(settings, count)
+    count = processes(settings["training"]["shards"], weights(settings))
+    check_memory(weights(settings), count)
     variables = environment(count) | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
     process = start(command(count, job), env=variables)
     try:

@@ -67,7 +67,7 @@ def test_any_number_of_processes_trains_the_same_bits(tmp_path: Path, tiny_job: 
     job = tiny_job(tokens=25, shards=4, precision=precision, resume_minutes=10.0)
     job["model"] |= {"P_drop": 0.3, "attention_dropout": 0.1, "relu_dropout": 0.1}
     corpus = Corpus(train_files(Path(job["corpus"])))
-    pairs = [update.sums.pairs for update in updates(corpus, 1, 25, 4, 0, 1, 1, 30)]
+    pairs = [update.sums.pairs for update in updates(corpus, 1, 25, 4, 0, 1, range(1, 31))]
     assert min(pairs) < 4 < max(pairs)
     for size in (1, 2, 4):
         assert len(trained(job, tmp_path / str(size), size)) == 30

@@ -47,7 +47,7 @@ def test_a_row_trains_an_update_and_translates_or_parses_a_sentence(name: str, c
     # The biases of keys cancel in the softmax: their gradient is nothing but rounding.
     matrices = [parameter for parameter in trainer.parameters if parameter.dim() > 1]
     before = [matrix.detach().clone() for matrix in matrices]
-    (update,) = updates(Corpus(train_files(copy_corpus)), 1, 200, 1, 0, 1, 1, 1)
+    (update,) = updates(Corpus(train_files(copy_corpus)), 1, 200, 1, 0, 1, range(1, 2), model.h)
     trainer.step(update)
     interval = trainer.measured.take_interval()
     assert (interval.skipped, interval.nll > 0) == (0, True)

@@ -33,12 +33,12 @@ def test_parameters_are_those_of_the_model(change: dict[str, object], sharing: s
 
 def on_meta(side: Packed) -> Packed:
     parts = (part.to("meta") for part in (side.ids, side.positions, side.padded, side.places))
-    return Packed(*parts, [mask.to("meta") for mask in side.masks])
+    return Packed(*parts, [mask.to("meta") for mask in side.masks], side.heads)
 
 
 def _counted(settings: ModelSettings, vocabulary: int, source: int, target: int) -> int:
     """What torch counts for one update on one pair, without any data (the meta device)."""
-    src, tgt = (on_meta(pack([np.ones((1, length), dtype=np.int64)])) for length in (source, target))
+    src, tgt = (on_meta(pack([np.ones((1, length), dtype=np.int64)], settings.h)) for length in (source, target))
     with torch.device("meta"):
         model = Transformer(settings, 600 if settings.sharing != "all" else vocabulary, vocabulary)
         model.to("meta")  # The table of positions is made on the CPU.

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nmt import packing
 from nmt.errors import InputError
 from nmt.ids import BOS, PAD
 from nmt.model import Dropout, Transformer, attention, positional_encoding, subsequent_mask
@@ -98,9 +99,9 @@ def test_parity_with_torch_transformer(in_training: bool) -> None:
         # The embeddings' dropout stays off: the twin has none.
         model.train().embedding.eval()
         twin.train()
-    (source,), (target,) = (packed.pad(model.embedding(packed)) for packed in (pack_tensor(src), pack_tensor(tgt)))
+    (source,), (target,) = (packed.pad(model.embedding(packed), 1) for packed in (pack_tensor(src), pack_tensor(tgt)))
     expected = twin(
-        source, target,
+        source[:, 0], target[:, 0],
         tgt_mask=~subsequent_mask(3, torch.device("cpu")), src_key_padding_mask=src == PAD,
         memory_key_padding_mask=src == PAD,
     )  # fmt: skip
@@ -109,13 +110,18 @@ def test_parity_with_torch_transformer(in_training: bool) -> None:
     assert torch.allclose(found[real], expected[real], atol=1e-12)
 
 
-def test_blocks_of_different_lengths_give_what_each_sentence_gives_alone() -> None:
-    """The padding of a block reaches neither outputs nor gradients."""
+@pytest.mark.parametrize("rounded", [False, True])
+def test_blocks_of_different_lengths_give_what_each_sentence_gives_alone(
+    rounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The padding of a block, and rows added to all, reach neither outputs nor gradients."""
+    monkeypatch.setattr(packing, "STEPS", 1)
     model = model_of()
     sources, targets = [[5, 6, 7, 2], [8, 2], [9, 2]], [[1, 9], [1, 11, 12, 13], [1]]
     alone = torch.cat([model(ids(src), ids(tgt))[0] for src, tgt in zip(sources, targets, strict=True)])
-    src, tgt_in = (pack([ids(*side[:2]).numpy(), ids(side[2]).numpy()]) for side in (sources, targets))
-    together = model.states(src, tgt_in)
+    blocks = [[ids(*side[:2]).numpy(), ids(side[2]).numpy()] for side in (sources, targets)]
+    src, tgt_in = (pack(side, 4, rounded=rounded) for side in blocks)
+    together = model.states(src, tgt_in)[: len(alone)]
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-12)
     weights = torch.randn_like(alone)
     both = [torch.autograd.grad((states * weights).sum(), list(model.parameters())) for states in (together, alone)]
@@ -149,7 +155,7 @@ def test_attention_of_every_shape_equals_heads_one_by_one(changes: dict[str, obj
         )
         heads.append(weights @ v)
     expected = module.W_O(torch.cat(heads, dim=1))
-    queries, keys = (pack_tensor(torch.full((1, length), 5)) for length in (3, 5))
+    queries, keys = (pack_tensor(torch.full((1, length), 5), module.h) for length in (3, 5))
     assert torch.allclose(module(x, memory, queries, keys, [None]), expected, atol=1e-12)
 
 
@@ -162,7 +168,7 @@ def test_one_product_for_all_projections_of_an_input_is_the_same(biases: bool) -
 
     module = model_of(projection_biases=biases, d_v=5).encoder[0].self_attention
     x, memory = torch.randn(6, 16, dtype=torch.float64), torch.randn(10, 16, dtype=torch.float64)
-    queries, keys = (pack_tensor(torch.full((2, length), 5)) for length in (3, 5))
+    queries, keys = (pack_tensor(torch.full((2, length), 5), module.h) for length in (3, 5))
     contexts = [(x, queries), (memory, keys)]
     expected = [module(x, context, queries, of, [None]) for context, of in contexts]
     elsewhere = x.as_subclass(Elsewhere)
@@ -339,11 +345,30 @@ def test_packed_blocks_by_hand() -> None:
     assert packed.ids.tolist() == [5, 2, 7, BOS, 2, 3]
     assert packed.positions.tolist() == [0, 1, 0, 0, 1, 2]
     assert [mask.flatten().tolist() for mask in packed.masks] == [[True, True, True, False], [True, True, True, False]]
-    one, other = packed.pad(torch.arange(6.0)[:, None])
-    assert one[:, :, 0].tolist()[0] == [0.0, 1.0]
-    assert (one[1, 0, 0].item(), other[0, :3, 0].tolist()) == (2.0, [3.0, 4.0, 5.0])
+    one, other = packed.pad(torch.arange(6.0)[:, None], 1)
+    assert one[:, 0, :, 0].tolist()[0] == [0.0, 1.0]
+    assert (one[1, 0, 0].item(), other[0, 0, :3, 0].tolist()) == (2.0, [3.0, 4.0, 5.0])
     assert packed.unpad([one, other]).flatten().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert subsequent_mask(2, torch.device("cpu")).tolist() == [[True, False], [True, True]]
+
+
+def test_packed_heads_by_hand() -> None:
+    packed = pack([ids([5, 2], [7]).numpy()], 2)
+    (block,) = packed.pad(torch.tensor([[1.0, -1.0], [2.0, -2.0], [3.0, -3.0]]), 2)
+    assert block[0, :, :, 0].tolist() == [[1.0, 2.0], [-1.0, -2.0]]
+    assert block[1, :, 0, 0].tolist() == [3.0, -3.0]
+    assert packed.unpad([block]).tolist() == [[1.0, -1.0], [2.0, -2.0], [3.0, -3.0]]
+    with pytest.raises(ValueError, match="packed for 2 heads, not 1"):
+        packed.pad(torch.zeros(3, 2), 1)
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (16, 16), (33, 34), (1000, 1024), (1025, 1088), (3100, 3200)])
+def test_rows_of_a_batch_are_rounded_up_by_at_most_a_sixteenth(tokens: int, rows: int) -> None:
+    packed = pack([np.full((1, tokens), 7)], 2, rounded=True)
+    assert len(packed.ids) == rows
+    assert (packed.ids[tokens:] == PAD).all()
+    (block,) = packed.pad(torch.ones(rows, 6), 2)
+    assert packed.unpad([block]).sum().item() == 6 * tokens, "the rows that were added are 0"
 
 
 def test_logits_are_the_product_with_the_table() -> None:

@@ -93,7 +93,7 @@ def test_a_search_in_another_thread_does_not_change_attention(model: Path) -> No
 
     def search(*_: object) -> None:
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(member.encode, pack_tensor(other)).result()
+            pool.submit(member.encode, pack_tensor(other, member.settings.h)).result()
 
     handle = member.decoder[0].register_forward_pre_hook(search)
     found = attention_maps.attention_of(member, source, target)
@@ -233,7 +233,7 @@ def test_attention_is_what_the_layers_use(model: Path) -> None:
     built = LoadedModel(model).transformer
     source, target = [5, 6, 7, 2], [8, 9]
     weights = attention_maps.attention_of(built, source, target)["encoder"][0]
-    packed = pack_tensor(torch.tensor([source]))
+    packed = pack_tensor(torch.tensor([source]), built.settings.h)
     x = built.embedding(packed)
     module = built.encoder[0].self_attention
     V = module.W_V(x).unflatten(1, (2, 8)).transpose(0, 1)

@@ -67,7 +67,10 @@ def test_an_epoch_holds_every_pair_once_on_any_number_of_ranks(
         first, last = epoch * count + 1, (epoch + 1) * count
         found = {}
         for ranks in {shards, max(1, shards >> fewer)}:
-            each = [list(updates(corpus, seed, tokens, shards, rank, ranks, first, last)) for rank in range(ranks)]
+            each = [
+                list(updates(corpus, seed, tokens, shards, rank, ranks, range(first, last + 1)))
+                for rank in range(ranks)
+            ]
             # Every rank knows the whole update's size, which its loss is divided by.
             assert len({(update.number, update.sums, update.padded) for own in each for update in own}) == count
             for parts in zip(*each, strict=True):
@@ -76,7 +79,7 @@ def test_an_epoch_holds_every_pair_once_on_any_number_of_ranks(
                 assert len(batches) == shards
                 assert any(batches)
                 sides = [side for batch in batches if batch for side in (batch.src, batch.tgt_in)]
-                assert parts[0].padded == sum(len(side.padded) for side in sides)
+                assert parts[0].padded == sum(mask.numel() for side in sides for mask in side.masks)
                 # The same shards, whatever rank has them.
                 content = [None if batch is None else batch.src.ids.tolist() for batch in batches]
                 assert found.setdefault(parts[0].number, content) == content
@@ -89,7 +92,7 @@ def test_an_update_is_the_same_wherever_training_starts_and_another_in_the_next_
     corpus = binned(tmp_path, numbered([(int(a), int(a) + 1) for a in rng.integers(2, 30, 200)]))
 
     def content(first: int) -> dict[int, list[Any]]:
-        found = updates(corpus, 7, 100, 4, 0, 1, first, 40)
+        found = updates(corpus, 7, 100, 4, 0, 1, range(first, 41))
         return {update.number: [batch and batch.src.ids.tolist() for batch in update.shards] for update in found}
 
     alone = content(1)
@@ -197,7 +200,7 @@ def test_every_update_has_pairs_of_all_lengths(tmp_path: Path) -> None:
     means = [corpus.src_lengths[pairs].mean() for pairs in plan]
     assert np.mean(means) == pytest.approx(16, abs=0.5)
     assert np.std(means) < 8.4 / math.sqrt(50)  # of a pair 8.4, and an update has some 60
-    (update,) = updates(corpus, 1, 1000, 4, 0, 1, 1, 1)
+    (update,) = updates(corpus, 1, 1000, 4, 0, 1, range(1, 2))
     longest = [max(mask.shape[-1] for mask in batch.src.masks) for batch in update.shards if batch]
     assert longest == sorted(longest)
     assert longest[0] < 16 < longest[-1]

@@ -103,7 +103,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(tiny_job: MakeJob, monkey
     job = Job.model_validate(tiny_job())
     corpus = Corpus(train_files(Path(job.corpus)))
     one = Trainer(job, ALONE)
-    for update in updates(corpus, 1, 120, job.training.shards, 0, 1, 1, 5):
+    for update in updates(corpus, 1, 120, job.training.shards, 0, 1, range(1, 6), job.model.h):
         before = {name: tensor.clone() for name, tensor in one.model.state_dict().items()}
         moments = one.optimizer.state.get(one.parameters[0], {}).get("exp_avg", torch.zeros(())).clone()
         one.step(update)
@@ -120,7 +120,7 @@ def test_an_infinite_norm_is_an_overflow_as_nan_is(tiny_job: MakeJob, monkeypatc
         monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda _, value=value: torch.tensor(value))
         one = Trainer(job, ALONE)
         before = {name: tensor.clone() for name, tensor in one.model.state_dict().items()}
-        for update in updates(corpus, 1, 120, job.training.shards, 0, 1, 1, 1):
+        for update in updates(corpus, 1, 120, job.training.shards, 0, 1, range(1, 2), job.model.h):
             one.step(update)
         assert same(before, one.model.state_dict())
 
@@ -393,7 +393,7 @@ def test_time_before_a_stop_counts_and_speed_stays_true(tmp_path: Path, tiny_job
     assert record["tokens_per_second"] <= record["tokens"] / (19 * slow)
     assert record["seconds"] >= 19 * slow
     # Operations are those of all twenty updates too.
-    numbered = updates(Corpus(train_files(Path(job["corpus"]))), 1, 120, 1, 0, 1, 1, 20)
+    numbered = updates(Corpus(train_files(Path(job["corpus"]))), 1, 120, 1, 0, 1, range(1, 21))
     sums = sum((update.sums for update in numbered), start=LengthSums())
     operations = training_flops(ModelSettings.model_validate(job["model"]), 16, sums)
     assert record["flops_per_second"] / record["tokens_per_second"] == pytest.approx(operations / sums.target)
@@ -471,7 +471,7 @@ def test_the_summary_says_what_was_trained(tmp_path: Path, tiny_job: MakeJob) ->
     assert done["updates"] == 9
     assert done["params"] == parameters(model, 16)
     corpus = Corpus(train_files(Path(job["corpus"])))
-    total = sum((update.sums for update in updates(corpus, 1, 120, 1, 0, 1, 1, 9)), start=LengthSums())
+    total = sum((update.sums for update in updates(corpus, 1, 120, 1, 0, 1, range(1, 10))), start=LengthSums())
     assert (done["pairs"], done["target_tokens"]) == (total.pairs, total.target)
     assert done["flops_counted"] == training_flops(model, 16, total)
     assert done["valid_ppl"] > 1

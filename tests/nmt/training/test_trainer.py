@@ -42,7 +42,7 @@ def trainer_of(make: dict[str, Any], **model: Any) -> Trainer:
 def an_update(trainer: Trainer, number: int = 1) -> Update:
     """The pairs of the first update, under any number."""
     corpus = Corpus(train_files(Path(trainer.job.corpus)))
-    (update,) = updates(corpus, 1, 120, trainer.settings.shards, 0, 1, 1, 1)
+    (update,) = updates(corpus, 1, 120, trainer.settings.shards, 0, 1, range(1, 2), trainer.job.model.h)
     return dataclasses.replace(update, number=number)
 
 
@@ -343,7 +343,8 @@ def test_the_gradient_is_of_the_mean_over_all_the_updates_tokens(tiny_job: MakeJ
     assert report["nll"] == pytest.approx(likelihood / update.sums.target, rel=1e-5)
     assert report["gradient_norm"] == pytest.approx(norm, rel=1e-4)
     assert report["tokens"] == update.sums.target
-    padded = sum(len(side.padded) for batch in filter(None, update.shards) for side in (batch.src, batch.tgt_in))
+    sides = [side for batch in update.shards if batch for side in (batch.src, batch.tgt_in)]
+    padded = sum(mask.numel() for side in sides for mask in side.masks)
     assert trainer.measured.state.padding == pytest.approx(1 - (update.sums.source + update.sums.target) / padded)
 
 
@@ -367,7 +368,7 @@ def test_a_report_is_of_the_updates_since_the_last(tiny_job: MakeJob) -> None:
     assert empty == Interval().model_copy(update={"seconds": empty.seconds})
 
 
-GOLDEN = [3.547348, 3.055994, 2.915973, 2.710711, 2.722587, 2.693483, 2.706241, 2.776696, 2.670321, 2.617231]
+GOLDEN = [3.628143, 2.994527, 2.943585, 2.655302, 2.684351, 2.669, 2.688797, 2.740887, 2.624404, 2.602759]
 """The losses of ten updates, as this code had them; a change means another training, or another random generator."""
 
 
@@ -378,7 +379,7 @@ def test_ten_updates_follow_the_losses_on_record(tmp_path: Path, tiny_job: MakeJ
     records = read_history(tmp_path / "history.jsonl")
     losses = [record["loss"] for record in records if "loss" in record]
     assert losses == pytest.approx(GOLDEN, rel=1e-4)
-    assert [r["valid_loss"] for r in records if "valid_loss" in r] == pytest.approx([2.545118], rel=1e-4)
+    assert [r["valid_loss"] for r in records if "valid_loss" in r] == pytest.approx([2.542367], rel=1e-4)
 
 
 def test_a_training_measures_and_keeps_at_its_intervals(tmp_path: Path, tiny_job: MakeJob) -> None:

@@ -45,15 +45,17 @@ def here(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ("asked", "gpus", "shards", "count"),
     [
         *(("1", 0, 16, 1), ("8", 0, 16, 8), ("1", 2, 16, 1), ("2", 2, 16, 2)),
-        *((None, 0, 1, 1), (None, 1, 16, 1), (None, 8, 16, 8)),
+        *((None, 0, 1, 1), (None, 0, 2, 2), (None, 0, 16, 4), (None, 1, 16, 1), (None, 8, 16, 8)),
         *((None, 6, 16, 4), (None, 8, 2, 2), (None, 3, 1, 1)),
     ],
 )
-def test_processes_are_those_asked_for_or_one_a_gpu_as_far_as_shards_can_be_divided(
+def test_processes_are_those_asked_for_or_one_a_gpu_or_core_as_far_as_shards_can_be_divided(
     asked: str | None, gpus: int, shards: int, count: int, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     here(gpus, monkeypatch)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(machine, "available_cores", lambda: 6)
     if asked:
         monkeypatch.setenv("WMT_PROCESSES", asked)
     assert launch.processes(shards) == count
