@@ -25,7 +25,7 @@ def list_rows() -> None:
     """
     from nmt.flops import parameters
 
-    print(f"{'row':<20} {'params':>12} {'paper (M)':>9} {'paper PPL':>9} {'paper BLEU':>10}  what")
+    print(f"{'row':<23} {'params':>12} {'paper (M)':>9} {'paper PPL':>9} {'paper BLEU':>10}  what")
     for name, row in rows.table().rows.items():
         subwords, paper = rows.settings(name, row.pair)["subwords"], row.paper
         # With a closed target vocabulary, the row's own sizes: symbols fill one multiple (CRAFT has 61 with specials).
@@ -35,7 +35,7 @@ def list_rows() -> None:
         printed = [(paper.params_m, "d"), (paper.ppl, ".2f"), (paper.bleu, ".1f")]
         millions, ppl, bleu = ("" if value is None else format(value, form) for value, form in printed)
         about = row.about + ("" if paper.f1 is None else f", F1 {paper.f1}")
-        print(f"{name:<20} {count:>12,} {millions:>9} {ppl:>9} {bleu:>10}  {about}")
+        print(f"{name:<23} {count:>12,} {millions:>9} {ppl:>9} {bleu:>10}  {about}")
     print(f"params: exact, with {rows.PAPER_VOCABULARY:,} rows of embedding. PPL and BLEU: newstest2013, en-de.")
 
 

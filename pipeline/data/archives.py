@@ -1,4 +1,4 @@
-"""Plain text out of archives: .tgz, .tar and .zip, with .gz and .sgm members; a .gz may be one by itself.
+"""Plain text out of archives: .tgz, .tar and .zip, with .gz, .sgm and TED members; a .gz may be one by itself.
 
 Members are read as streams and written under our own names: no path, link or device of an archive reaches the disk.
 """
@@ -25,6 +25,8 @@ BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EO
 _ENTITY = re.compile(r"&#?\w{1,8};")
 _OPENING = re.compile(r"<seg(?:\s[^<>]*)?>", re.IGNORECASE)
 _CLOSING = re.compile(r"</seg\s*>", re.IGNORECASE)
+_ABOUT_TALK = re.compile(rb"^.*</?(?:url|talkid|keywords|speaker|reviewer|translator|doc)\b.*\n?", re.MULTILINE)
+_TITLES = re.compile(rb"</?(?:title|description)>")
 
 
 def is_archive(path: Path) -> bool:
@@ -61,11 +63,17 @@ def members(path: Path, names: Collection[str]) -> Iterator[tuple[str, IO[bytes]
 
 
 def plain(stream: IO[bytes], name: str) -> IO[bytes]:
-    """Return the plain text of a member or file called `name`: `.gz` unpacked, `.sgm` as one line a segment."""
+    """Return the plain text of a member or file called `name`.
+
+    `.gz` is unpacked; `.sgm` and `.xml` (WMT's and IWSLT's test sets) are one line a segment; of `train.tags.*`, the talks
+    of IWSLT, what describes a talk is left out but for its title and description, as by fairseq.
+    """
     if name.endswith(".gz"):
         stream, name = gzip.GzipFile(fileobj=stream), name.removesuffix(".gz")  # type: ignore[assignment] # it reads as one
-    if name.endswith((".sgm", ".sgml")):
+    if name.endswith((".sgm", ".sgml", ".xml")):
         return io.BytesIO("".join(f"{segment}\n" for segment in segments(stream.read(), name)).encode())
+    if posixpath.basename(name).startswith("train.tags."):
+        return io.BytesIO(_TITLES.sub(b"", _ABOUT_TALK.sub(b"", stream.read())))
     return stream
 
 

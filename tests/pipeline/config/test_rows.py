@@ -11,6 +11,8 @@ from nmt.errors import InputError
 from nmt.evaluation.known_sets import named
 from nmt.model_settings import ModelSettings
 from nmt.text.settings import one_size
+from nmt.training.schedule import learning_rate
+from nmt.training.settings import TrainingSettings
 from pipeline.config import errors, rows
 
 TABLE3 = """
@@ -32,16 +34,17 @@ def by_name(table: str) -> dict[str, list[str]]:
 
 
 PAPER = by_name(TABLE3)
-LISTED = [*PAPER, "small", "sample", "parse-wsj", "parse-semi", "parse-small", "parse-sample"]
+LISTED = [*PAPER, "small", "sample", "transformer_iwslt_de_en"]
+LISTED += ["parse-wsj", "parse-semi", "parse-small", "parse-sample"]
 """The rows of this repository. A user may add others, which need not be as these are."""
 
 
 def test_every_row_of_table_3_with_what_the_paper_prints() -> None:
     header, *lines, footer = printed("rows").splitlines()
-    assert header == "row                        params paper (M) paper PPL paper BLEU  what"
-    assert lines[0] == "base                   65,110,016        65      4.92       25.8  Transformer (base)"
+    assert header == "row                           params paper (M) paper PPL paper BLEU  what"
+    assert lines[0] == "base                      65,110,016        65      4.92       25.8  Transformer (base)"
     assert footer == "params: exact, with 40,960 rows of embedding. PPL and BLEU: newstest2013, en-de."
-    listed = {line.split()[0]: [line[start : start + 11].strip() for start in (22, 33, 43, 53)] for line in lines}
+    listed = {line.split()[0]: [line[start : start + 11].strip() for start in (25, 36, 46, 56)] for line in lines}
     assert list(listed) == list(rows.table().rows)
     assert listed.keys() >= set(LISTED)
     for name, (ppl, bleu, *millions) in PAPER.items():
@@ -74,6 +77,13 @@ def test_rows_differ_from_base_in_what_they_are_named_after_alone() -> None:
         model = rows.model(name)
         assert model.h * model.d_v == model.d_model
         assert (model.d_k == model.d_v) == (not name.startswith("B-"))
+
+
+def test_fairseqs_row_has_its_learning_rate() -> None:
+    settings = rows.settings("transformer_iwslt_de_en", "de-en")
+    training = TrainingSettings.model_validate(settings["training"] | {"precision": "float32"})
+    rates = [learning_rate(update, settings["model"]["d_model"], training) for update in (2000, 4000, 16000)]
+    assert rates == pytest.approx([2.5e-4, 5e-4, 2.5e-4], rel=1e-5)
 
 
 def test_table_2() -> None:

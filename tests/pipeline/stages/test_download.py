@@ -275,3 +275,36 @@ def test_multi30k_comes_by_one_command(real: bool, tmp_path: Path, monkeypatch: 
         download.run()
     pairs = json.loads(Path("data/raw/stats.json").read_text())["pairs"]
     assert list(pairs.values()) == ([29_000, 1014, 1000] if real else [1, 1, 1])
+
+
+def test_iwslt14_comes_from_fairseqs_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here an archive in miniature, with the original's members, served from loopback; its checksum is not known."""
+    monkeypatch.chdir(ROOT)
+    catalog = catalogs.load("iwslt14")
+    assert sorted(catalog.pairs) == ["de-en", "en-de"]
+    content = catalogs.data_settings(catalog, "en-de").model_dump()
+    archive = content["archives"][0]
+    assert (archive["bytes"], archive["sha256"], archive["md5"]) == (19_982_877, None, None)
+    monkeypatch.chdir(tmp_path)
+    members = {}
+    for language in ("de", "en"):
+        about = f"<url>http://ted/{language}</url>\n<keywords>talks, talkid</keywords>\n<talkid>7</talkid>\n"
+        titles = f"<title>T {language}</title>\n<description>D {language}</description>\n"
+        members[f"de-en/train.tags.de-en.{language}"] = f"{about}{titles}\na <url {language}\nA url.\n{about}".encode()
+        for name in ("dev2010", "tst2012"):
+            seg = f'<description>no</description>\n<seg id="1"> {name} &amp; {language} </seg>\n'
+            members[f"de-en/IWSLT14.TED.{name}.de-en.{language}.xml"] = seg.encode()
+    packed = tarball(members)
+    (served := tmp_path / "served").mkdir()
+    (served / "de-en.tgz").write_bytes(packed)
+    for text, lines in ((content["train"][0], 4), (content["valid"], 1), (content["test"], 1)):
+        assert text["source"]["lines"] == text["target"]["lines"] > 800
+        text["source"]["lines"] = text["target"]["lines"] = lines
+    with serving(served, http.server.SimpleHTTPRequestHandler) as address:
+        archive |= {"urls": [f"{address}de-en.tgz"], "bytes": len(packed)}
+        configure(content)
+        download.run()
+    raw = {path.name: path.read_text() for path in Path("data/raw").iterdir()}
+    assert raw["train.ted.en"] == "T en\nD en\n\nA url.\n"
+    assert raw["valid.dev2010.de"] == "dev2010 & de\n"
+    assert raw["test.tst2012.en"] == "tst2012 & en\n"
