@@ -46,6 +46,7 @@ TRANSLATION = Task(
     measures=(
         ("BLEU, sacreBLEU (95% interval)", "bleu", ".2f"),
         ("BLEU, the paper's way", "bleu_paper_way", ".2f"),
+        ("BLEU, lower-cased Moses tokens", "bleu_lowercased_moses", ".2f"),
         ("chrF", "chrf", ".2f"),
         ("BLEU, sacreBLEU", "valid_bleu", ".2f"),
         ("BLEU, the paper's way", "valid_bleu_paper_way", ".2f"),

@@ -25,12 +25,18 @@ from nmt.errors import InputError
 from nmt.evaluation import known_sets
 from nmt.schema import LANGUAGE
 from nmt.text import parallel_text
+from nmt.text.moses import Moses
 from nmt.text.scripts import code
+from nmt.text.settings import TokenizerSettings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from sacrebleu.metrics.base import Metric
 
+LOWERCASED = "bleu_lowercased_moses"
+"""Key of BLEU on lower-cased Moses tokens, by which others report Multi30k."""
+_MOSES_LANGUAGES = {*NonbreakingPrefixes().available_langs.values()} - {"zh", "yue", "ta"}
+"""Those that Moses has rules for, and whose text it makes words of."""
 _COMPOUND = re.compile(r"(\S)-(\S)")
 _QUOTES = str.maketrans({"\u201c": '"', "\u201d": '"', "\u201e": '"', "\u201f": '"'})
 
@@ -124,10 +130,9 @@ def paper_way(
 
     Every step changes both sides. German: Moses tokens, compounds split, quotes made plain. Other languages: Moses
     tokens alone, as the literature reports English-French; none where Moses has no rules for the language, or makes no
-    words. With `lowercase`, all are of lower-cased text: the literature's measure for small corpora.
+    words. With `lowercase`, all are of lower-cased text.
     """
-    known = {*NonbreakingPrefixes().available_langs.values()} - {"zh", "yue", "ta"}
-    if (lang := code(lang)) not in known:
+    if (lang := code(lang)) not in _MOSES_LANGUAGES:
         return []
     moses = MosesTokenizer(lang)
     # Plain quotes before or after tokenization give the same words.
@@ -142,6 +147,12 @@ def paper_way(
         hypotheses, references = list(map(change, hypotheses)), list(map(change, references))
         steps.append((case + name, corpus_score(bare, hypotheses, references)[0]))
     return steps
+
+
+def lowercased_tokens(lines: Sequence[str], lang: str) -> list[str]:
+    """Return lines in lower case, their punctuation normalised, as Moses tokens: how Multi30k's makers prepare it."""
+    moses = Moses(lang, TokenizerSettings(tokenizer="moses", normalize_punctuation=True, aggressive_hyphens=False))
+    return [moses.tokenize(line.lower()) for line in lines]
 
 
 def line_statistics(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:
@@ -179,8 +190,9 @@ def score(
     """Return all scores of detokenised translations, in percent, by the keys of `wmt bleu --json`.
 
     `set` is the name of the references if they are a known set. The paper's way is left out for languages that Moses
-    does not know; where the language's segmenter is missing, BLEU is, and chrF has the interval. Raises InputError as
-    `metric` does where `tokenize` is given, and unless there is one translation for each reference.
+    does not know; `LOWERCASED` is there with `lowercase`, and for a known set that others report by it. Where the
+    language's segmenter is missing, BLEU is, and chrF has the interval. Raises InputError as `metric` does where
+    `tokenize` is given, and unless there is one translation for each reference.
     """
     known = known_sets.find(references, lang)
     own = metric(lang, tokenize, lowercase=lowercase) if tokenize else headline(lang, lowercase=lowercase)
@@ -191,6 +203,9 @@ def score(
     if steps := paper_way(hypotheses, references, lang, lowercase=lowercase):
         found["bleu_paper_way"] = steps[-1][1]
         found["paper_way_steps"] = [{"step": name, "bleu": value} for name, value in steps]
+    if steps and (lowercase or (known and known.has(LOWERCASED))):
+        sides = (lowercased_tokens(lines, lang) for lines in (hypotheses, references))
+        found[LOWERCASED] = corpus_score(BLEU(tokenize="none", force=True), *sides)[0]
     if key != "chrf":
         found["chrf"], found["chrf_signature"] = chrf(hypotheses, references, lowercase=lowercase)
     return found
@@ -237,6 +252,8 @@ def format_report(report: Mapping[str, Any]) -> str:
         *([f"  the paper's way {report['bleu_paper_way']:.2f}, by steps:"] if steps else []),
         *(f"    {step['bleu']:.2f} {step['step']}" for step in steps),
     ]
+    if LOWERCASED in report:
+        lines.append(f"  lower-cased Moses tokens, punctuation normalised {report[LOWERCASED]:.2f}")
     if key != "chrf":
         lines += [f"  chrF {report['chrf']:.2f}", f"    {report['chrf_signature']}"]
     if "ter" in report:

@@ -159,7 +159,10 @@ def bleu(
     tokenize: Annotated[
         str | None, typer.Option(help="sacreBLEU's tokenizer: 13a, intl, char, flores200 (fetches a file), ...")
     ] = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Score text in lower case.")] = False,
+    lowercase: Annotated[
+        bool,
+        typer.Option("--lowercase", help="Score text in lower case; on Moses tokens, too, as others report Multi30k."),
+    ] = False,
     ter: Annotated[bool, typer.Option("--ter", help="TER too: seconds for 1,000 lines.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="An object, or a list for several systems.")] = False,
 ) -> None:

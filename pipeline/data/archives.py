@@ -65,8 +65,8 @@ def members(path: Path, names: Collection[str]) -> Iterator[tuple[str, IO[bytes]
 def plain(stream: IO[bytes], name: str) -> IO[bytes]:
     """Return the plain text of a member or file called `name`.
 
-    `.gz` is unpacked; `.sgm` and `.xml` (WMT's and IWSLT's test sets) are one line a segment; of `train.tags.*`, the talks
-    of IWSLT, what describes a talk is left out but for its title and description, as by fairseq.
+    `.gz` is unpacked; `.sgm` and `.xml` (WMT's and IWSLT's test sets) are one line a segment; of IWSLT's
+    `train.tags.*`, what describes a talk is left out but for its title and description, as by fairseq.
     """
     if name.endswith(".gz"):
         stream, name = gzip.GzipFile(fileobj=stream), name.removesuffix(".gz")  # type: ignore[assignment] # it reads as one

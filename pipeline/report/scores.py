@@ -162,11 +162,12 @@ def _steps(metrics: Mapping[str, Any]) -> list[Block]:
 
 
 def _beside(run: RunSettings, metrics: Mapping[str, Any]) -> list[Block]:
-    """Return the tables of what others report on the run's test set, where that is a known one, with this run."""
+    """Return the tables of what others report on the run's test set, where it is a known one, by scores of this run."""
     by = task_in(metrics)
     this = f"this run ({run.row}, {run.corpus}), {metrics[f'{by.key}_set']}"
     known, found = named(metrics[f"{by.key}_references"], run.pair), list[Block]()
-    for listing in known.listings if known else ():
+    scored = {key for _, key, _ in by.measures} & metrics.keys()
+    for listing in (each for each in known.listings if scored & each.columns.keys()) if known else ():
         papers = ((name, rows.printed(name, run.pair)) for name in rows.table().rows if listing.paper)
         listed = [*listing.rows]
         listed += [{"name": f"Transformer ({row}), the paper", **own} for row, own in papers if by.papers_key in own]

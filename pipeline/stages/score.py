@@ -14,8 +14,8 @@ from pipeline.config.sections import check_versions, load_section
 
 COPIED = ("valid_ppl", "params", "vocabulary", "updates")  # keys that scores.json takes from results/training.json
 COMPARED = (
-    *("bleu", "bleu_paper_way", "chrf", "f1", "valid_bleu", "valid_chrf", "valid_f1", "valid_ppl"),
-    *("params", "train_seconds", "train_flops_paper"),
+    *("bleu", "bleu_paper_way", "bleu_lowercased_moses", "chrf", "f1", "valid_bleu", "valid_chrf", "valid_f1"),
+    *("valid_ppl", "params", "train_seconds", "train_flops_paper"),
 )
 """Numbers of scores.json that metrics.json repeats: DVC shows each of them as a column."""
 

@@ -99,7 +99,7 @@ def describe(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
     params = {**configuration["run"], **{f"settings.{key}": value for key, value in changed(configuration).items()}}
     params |= {key: scores[key] for key in SIZES if key in scores}
     known = client.get_run(run).data
-    rated = task_in(scores).key, f"valid_{task_in(scores).key}"
+    rated = task_in(scores).key, f"valid_{task_in(scores).key}", "bleu_lowercased_moses"
     numbers = {key: round(float(scores[key]), 2) for key in rated if key in scores}
     # Compared as text, because nan != nan.
     new = [key for key in numbers if str(numbers[key]) != str(known.metrics.get(key))]

@@ -13,7 +13,7 @@ from sacrebleu.metrics.bleu import BLEU
 
 from nmt.errors import InputError
 from nmt.evaluation import bleu, known_sets
-from nmt.evaluation.known_sets import KnownSet
+from nmt.evaluation.known_sets import KnownSet, Listing
 
 REAL = Path(__file__).resolve().parents[3].parent / "shared/real"
 needs_real = pytest.mark.skipif(not REAL.exists(), reason="real text (../shared/real) is not here")
@@ -154,6 +154,34 @@ def test_the_target_language_chooses_sacrebleus_tokenizer(tmp_path: Path, monkey
 def test_lower_case_is_scored_by_name(tmp_path: Path) -> None:
     paths = _write(tmp_path, hyp=["ein Hund ist hier"], ref=["Ein hund ist hier"])
     assert "100.00 lower-cased Moses tokens" in printed("bleu", *paths, "--lang", "cs", "--lowercase")
+
+
+def test_the_measure_of_multi30k_is_on_lower_cased_moses_tokens_of_plain_punctuation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["Der Hund \u2013 \u201eLUNA\u201c \u2013 rennt."]
+    assert bleu.lowercased_tokens(lines, "de_Latn") == ['der hund - " luna " - rennt .']
+    paths = _write(tmp_path, hyp=['der HUND - "luna" - rennt.'], ref=lines)
+    told = "lower-cased Moses tokens, punctuation normalised 100.00"
+    assert told in printed("bleu", *paths, "--lang", "de", "--lowercase")
+    assert told not in printed("bleu", *paths, "--lang", "de")
+    listing = Listing(columns={bleu.LOWERCASED: ""}, rows=[])
+    one = KnownSet(name="one", pair="en-de", lines=1, sha256=known_sets.digest(lines), listings=[listing])
+    monkeypatch.setattr(known_sets, "known_sets", lambda: [one])
+    assert told in printed("bleu", *paths, "--lang", "de"), "others report the set by it"
+
+
+@needs_real
+def test_multi30ks_references_have_the_tokens_that_others_count() -> None:
+    """fairseq prints reflen=12103 on test2016 (README-baseline.md of LividWo/Revisit-MMT)."""
+    references = bleu.read_lines(REAL / "multi30k/test2016.de")
+    known = known_sets.find(references, "de", "en")
+    assert known
+    assert (known.name, known.lines, known.has(bleu.LOWERCASED)) == ("multi30k-test2016", 1000, True)
+    assert sum(len(line.split()) for line in bleu.lowercased_tokens(references, "de")) == 12103
+    french = known_sets.find(bleu.read_lines(REAL / "multi30k/test2016.fr"), "fr", "en")
+    assert french
+    assert french.listings[0].rows[0][bleu.LOWERCASED] == "61.80"
 
 
 @needs_real

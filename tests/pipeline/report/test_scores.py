@@ -1,4 +1,4 @@
-"""The report's blocks on scored trees."""
+"""The report's blocks on scores beside those of others."""
 
 from __future__ import annotations
 
@@ -36,3 +36,21 @@ def test_f1_of_other_trees_stands_alone() -> None:
     assert "| F1 (95% interval) | craft, 500 lines; average | 91.25 (90.00 to 92.00) |" in text
     assert "91.3" not in text
     assert "Dyer" not in text
+
+
+def test_multi30k_stands_beside_what_others_report_where_set_direction_and_measure_agree() -> None:
+    def text(pair: str, **changed: Any) -> str:
+        kept = ("valid_ppl", "params", "train_flops_paper", "train_flops_counted")
+        metrics = {key: METRICS[key] for key in kept} | {"bleu": 39.5, "bleu_low": 38.0, "bleu_high": 41.0}
+        metrics |= {"bleu_set": "test2016, 1000 lines", "bleu_references": "multi30k-test2016", "chrf_signature": "c"}
+        metrics |= {"valid_bleu_set": "val, 1014 lines", "valid_bleu_references": "5" * 64, "bleu_signature": "s"}
+        run = RunSettings(row="small", pair=pair, corpus="multi30k", seed=1)
+        return page.markdown(scores.results(run, metrics | changed, "the paper"), "figures")
+
+    told = text("en-de", bleu_lowercased_moses=40.53)
+    assert "| BLEU, lower-cased Moses tokens | test2016, 1000 lines; average | 40.53 |" in told
+    assert "| Transformer, text alone | 41.02 | 4 + 4 layers of 128, " in told
+    assert "| **this run (small, multi30k), test2016, 1000 lines** | **40.53** |" in told
+    assert "61.80" in text("en-fr", bleu_lowercased_moses=60.0)
+    assert "What others report" not in text("de-en", bleu_lowercased_moses=40.53)
+    assert "What others report" not in text("en-de"), "sacreBLEU is another measure"

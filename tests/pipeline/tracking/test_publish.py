@@ -27,7 +27,7 @@ def unregistered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_that_dvc_restored_is_complete(root: Path) -> None:
     """With the curves of its training, although no stage ran here."""
-    write_results()
+    write_results(bleu_lowercased_moses=28.5)
     Path("results/comparison.html").write_text("Of `wmt compare`, and no stage's.")
     Path("results/translations").mkdir()
     Path("results/translations/test.de").write_text("Ein Satz.\n")
@@ -39,7 +39,12 @@ def test_a_run_that_dvc_restored_is_complete(root: Path) -> None:
         "devices": "8", "settings.model.P_drop": "0.2",
     }, "of the settings those that differ from the row"  # fmt: skip
     curves = {"loss": 4.0, "ppl": 54.6, "valid_loss": 4.0, "valid_ppl": 54.6}
-    assert run.data.metrics == {**curves, "bleu": SCORES["bleu"], "valid_bleu": SCORES["valid_bleu"]}
+    assert run.data.metrics == {
+        **curves,
+        "bleu": SCORES["bleu"],
+        "valid_bleu": SCORES["valid_bleu"],
+        "bleu_lowercased_moses": 28.5,
+    }
     assert history(root, run, "loss") == [(100, 5.0), (200, 4.0)]
     assert history(root, run, "valid_ppl") == [(200, 54.6)]
     with connected(root / "mlflow.db") as client:
