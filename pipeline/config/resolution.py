@@ -109,11 +109,12 @@ def resolve(params: Mapping[str, Any]) -> Configuration:
         origin = _origin(error.errors()[0]["loc"], layers)
         raise InputError(f"{origin}: {explained(error, Configuration)}") from error
     _check_task(configuration, layers)
-    shortened = "updates" in overrides.get("training", {}) and "last" not in overrides.get("averaging", {})
+    shortened = "updates" in overrides.get("training", {}) and not {"last", "best"} & set(
+        overrides.get("averaging", ())
+    )
     if not shortened and (missing := checkpoint_shortage(configuration)):
-        raise InputError(
-            f"{PARAMS}: {missing}: raise training.updates, or lower training.checkpoint_every or averaging.last"
-        )
+        key, _ = configuration.averaging.requested
+        raise InputError(f"{PARAMS}: {missing}: raise training.updates, or lower training.checkpoint_every or {key}")
     return configuration
 
 
@@ -145,12 +146,14 @@ def _origin(path: Sequence[int | str], layers: list[Layer]) -> str:
 
 def checkpoint_shortage(configuration: Configuration) -> str | None:
     """Return a message where training leaves fewer checkpoints than are to be averaged, else None."""
-    training, last = configuration.training, configuration.averaging.last
-    if configuration.checkpoints >= last:
+    training, (key, requested) = configuration.training, configuration.averaging.requested
+    if configuration.checkpoints >= requested:
         return None
+    validated = f" with a validation (every {training.validate_every:,}: training.validate_every)"
     return (
-        f"averaging.last is {last}, but {training.updates:,} updates with a checkpoint every "
+        f"{key} is {requested}, but {training.updates:,} updates with a checkpoint every "
         f"{training.checkpoint_every:,} (training.updates, training.checkpoint_every) leave {configuration.checkpoints}"
+        f"{validated if configuration.averaging.best else ''}"
     )
 
 

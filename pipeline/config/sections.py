@@ -24,6 +24,13 @@ class AveragingSettings(Settings):
 
     last: Count
     """How many checkpoints are averaged: 5 for base, 20 for big."""
+    best: Count | None = None
+    """How many with the best validation perplexity are averaged instead, of those that training keeps; null: `last`."""
+
+    @property
+    def requested(self) -> tuple[str, int]:
+        """Return the setting that says how many checkpoints are averaged, and its value."""
+        return ("averaging.last", self.last) if self.best is None else ("averaging.best", self.best)
 
 
 class AttentionSettings(Settings):

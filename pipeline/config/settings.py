@@ -34,8 +34,11 @@ class Configuration(Settings):
 
     @property
     def checkpoints(self) -> int:
-        """Return how many checkpoints a complete training leaves for averaging."""
-        return min(self.training.updates // self.training.checkpoint_every, self.training.keep_checkpoints)
+        """Return how many checkpoints a complete training leaves for averaging; with `best`, how many validated ones."""
+        every, last = self.training.checkpoint_every, self.training.updates
+        kept = range(last - last % every, 0, -every)[: self.training.keep_checkpoints]
+        validated = (update for update in kept if update == last or update % self.training.validate_every == 0)
+        return len(kept) if self.averaging.best is None else len(list(validated))
 
     @model_validator(mode="after")
     def _accepted_by_later_stages(self) -> Configuration:
@@ -65,9 +68,10 @@ class Configuration(Settings):
                 f"have a translation of search.max_extra = {self.search.max_extra} more: raise "
                 f"model.max_positions to {translation}, or lower binning.max_length or search.max_extra"
             )
-        if self.averaging.last > self.training.keep_checkpoints:
+        key, requested = self.averaging.requested
+        if requested > self.training.keep_checkpoints:
             raise ValueError(
-                f"averaging.last is {self.averaging.last}, but training.keep_checkpoints keeps only "
-                f"{self.training.keep_checkpoints}: raise training.keep_checkpoints or lower averaging.last"
+                f"{key} is {requested}, but training.keep_checkpoints keeps only "
+                f"{self.training.keep_checkpoints}: raise training.keep_checkpoints or lower {key}"
             )
         return self

@@ -1,21 +1,38 @@
-"""Average the last checkpoints (section 6.1) and write complete model folders of the average and of the last weights.
+"""Average checkpoints (section 6.1) and write complete model folders of the average and of the last weights.
 
-A training that ended early, by overrides that shorten it, may leave fewer checkpoints than
-`averaging.last`. Then those are averaged; without any, the last weights replace the average.
+They are the last ones or, with `averaging.best`, those with the best validation perplexity. A training that ended
+early, by patience or by overrides that shorten it, may leave fewer. Then those are averaged; without any, the last
+weights replace the average.
 """
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 from nmt.common import tensors
 from nmt.common.files import write_json
+from nmt.errors import InputError
 from nmt.inference import model_folder
 from nmt.inference.settings import SearchSettings
 from nmt.model_settings import ModelSettings
 from nmt.text.settings import PreparationSettings
 from nmt.training import checkpoint
 from pipeline.config.corpora import RunSettings, sides
-from pipeline.config.paths import AVERAGE, AVERAGING, CHECKPOINTS, LAST, SUBWORDS
+from pipeline.config.paths import AVERAGE, AVERAGING, CHECKPOINTS, LAST, SUBWORDS, VALIDATION, read_table
 from pipeline.config.sections import AveragingSettings, load_section
+
+
+def best(paths: list[Path], count: int) -> list[Path]:
+    """Return the checkpoints with the best validation perplexity, oldest first; raise InputError where none has any."""
+    losses = {int(row["update"]): row["valid_loss"] for row in read_table(VALIDATION)}
+    found = [path for path in paths if math.isfinite(losses.get(checkpoint.update_of(path), math.inf))]
+    if not found:
+        raise InputError(
+            f"averaging.best is {count}, but at no checkpoint that training left was there a validation: set "
+            "training.validate_every to a divisor of training.checkpoint_every, or averaging.best to null"
+        )
+    return sorted(sorted(found, key=lambda path: losses[checkpoint.update_of(path)])[:count])
 
 
 def run() -> None:
@@ -24,13 +41,14 @@ def run() -> None:
     asked = load_section("run", RunSettings)
     tokenizer = load_section("preparation", PreparationSettings).tokenizer
     model, search = load_section("model", ModelSettings), load_section("search", SearchSettings)
-    chosen = checkpoint.checkpoints(CHECKPOINTS)[-settings.last :]
+    (key, requested), kept = settings.requested, checkpoint.checkpoints(CHECKPOINTS)
+    chosen = kept[-requested:] if settings.best is None else best(kept, requested)
     last = tensors.load_tensors(CHECKPOINTS / "last.safetensors")
     updates = ", ".join(f"{checkpoint.update_of(path):,}" for path in chosen)
     averaged = f"mean of updates {updates}" if chosen else "last update"
-    if len(chosen) < settings.last:
+    if len(chosen) < requested:
         print(
-            f"average: averaging.last is {settings.last}, but training left {len(chosen)} (a checkpoint every "
+            f"average: {key} is {requested}, but training left {len(chosen)} (a checkpoint every "
             f"training.checkpoint_every updates): models/average is the {averaged}"
         )
     source, target = sides(asked.pair)
@@ -48,5 +66,5 @@ def run() -> None:
             origin={**asked.model_dump(), "weights": origin},
         )
         model_folder.save_model(folder, weights, description, SUBWORDS)
-    record = {"requested": settings.last, "checkpoints": len(chosen), "updates": updates, "weights": averaged}
+    record = {"requested": requested, "checkpoints": len(chosen), "updates": updates, "weights": averaged}
     write_json(AVERAGING, record)

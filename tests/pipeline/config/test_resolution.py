@@ -169,6 +169,12 @@ TREES = {"row": "parse-sample", "pair": "en-tree"}
         (over("subwords", merges=5, vocabulary=5), "give either merges or vocabulary"),
         (FRENCH | over("subwords", merges=5), "params.yaml, overrides: subwords: word pieces are sized by vocabulary"),
         (over("averaging", last=9), "averaging.last is 9, but training.keep_checkpoints keeps only 5"),
+        (over("averaging", best=9), "averaging.best is 9, but training.keep_checkpoints keeps only 5"),
+        # Checkpoints after 93,000, 94,500, 96,000, 97,500 and 99,000 updates.
+        (
+            over("averaging", best=4),
+            "leave 3 with a validation (every 1,000: training.validate_every): raise training.",
+        ),
         (LEARNED | over("model", max_positions=305), "params.yaml: model.max_positions is 305, but a sentence of"),
         (over("preparation", filters={"min_tokens": 251}), "filters.min_tokens is 251, but max_tokens is 250"),
         (over("binning", max_length=1), "binning.max_length is 1, but pairs of preparation.filters.min_tokens"),
@@ -205,6 +211,8 @@ def test_mistakes_are_told_in_one_sentence(changes: Mapping[str, Any], message: 
         over("training", checkpoint_every=20_000),
         {"overrides": {"training": {"keep_checkpoints": 6}, "averaging": {"last": 6}}},
         {"overrides": {"training": {"updates": 7500}, "averaging": {"last": 5}}},
+        over("averaging", best=3),
+        {"overrides": {"training": {"updates": 1500}, "averaging": {"best": 1}}},
     ],
 )
 def test_values_at_the_edge_of_what_later_stages_take_resolve(changes: Mapping[str, Any]) -> None:

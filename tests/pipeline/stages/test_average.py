@@ -11,6 +11,7 @@ import yaml
 from kills import every_kill
 
 from nmt.common import tensors
+from nmt.errors import InputError
 from nmt.inference import model_folder
 from nmt.training import checkpoint
 from pipeline.config import resolution
@@ -80,6 +81,34 @@ def test_the_last_checkpoints_are_averaged_or_what_is_there(
     assert out.count("\n") == bool(said)
     assert not said or out.endswith(f"models/average is the {averaged}\n")
     assert model_folder.load_description(average.AVERAGE).origin["weights"] == averaged
+
+
+def averaged_best(count: int, losses: dict[int, float]) -> str:
+    """The weights of the average where the validations had these losses."""
+    config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+    CONFIG.write_text(yaml.safe_dump({**config, "averaging": {"last": 5, "best": count}}), encoding="utf-8")
+    rows = "".join(f"{update},{loss},2.5\n" for update, loss in losses.items())
+    average.VALIDATION.write_text(f"update,valid_loss,seconds\n{rows}", encoding="utf-8")
+    average.run()
+    return str(json.loads(average.AVERAGING.read_text(encoding="utf-8"))["weights"])
+
+
+def test_the_best_checkpoints_are_averaged(capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoints(100, 200, 300, 400, 500)
+    losses = {50: 0.1, 100: 1.0, 200: 3.0, 300: 1.5, 400: float("nan"), 450: 0.2}
+    assert averaged_best(2, losses) == "mean of updates 100, 300"
+    assert values(average.AVERAGE)["norm.bias"] == {200.0}
+    assert not capsys.readouterr().out
+    assert averaged_best(4, losses) == "mean of updates 100, 200, 300"
+    assert "average: averaging.best is 4, but training left 3 (" in capsys.readouterr().out
+
+
+def test_without_a_validation_at_a_checkpoint_there_is_no_best() -> None:
+    checkpoints(100, 200)
+    with pytest.raises(
+        InputError, match=r"^averaging\.best is 2, but at no checkpoint .* set training\.validate_every to"
+    ):
+        averaged_best(2, {150: 1.0})
 
 
 def test_both_folders_are_complete_and_say_where_they_come_from(configuration: Configuration) -> None:
