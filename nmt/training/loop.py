@@ -163,16 +163,18 @@ class Attempt:
         return True
 
     def validate(self, valid: Corpus) -> None:
-        """Record the validation loss, and translations for people to read."""
+        """Record the validation loss, translations for people to read, and those of the sample, for their scores."""
         trainer, settings = self.trainer, self.settings
         with arithmetic(settings.arithmetic):
             loss = trainer.validate(valid)
-            outputs = trainer.translate_examples(valid) if trainer.world.main else {}
+            outputs = {"outputs": trainer.translate_examples(valid)} if trainer.world.main else {}
+            if trainer.world.main and settings.validation_sample:
+                outputs["sample"] = trainer.translate_sample(valid)
         trainer.measured.state.valid_loss = loss
         if trainer.update % settings.validate_every == 0:  # The others are those of ends, after which it may go on.
             trainer.measured.add_validation(loss)
         self.log({"valid_loss": loss, "valid_ppl": history.perplexity(loss)})
-        self.log({"outputs": outputs})
+        self.log(outputs)
 
     def out_of_patience(self) -> bool:
         patience, waited = self.settings.patience, self.trainer.measured.state.validations_since_best

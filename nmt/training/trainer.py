@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -30,10 +30,15 @@ from nmt.training.schedule import learning_rate
 from nmt.training.settings import Job
 from nmt.training.state import ResumeConditions, TrainState
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 VALIDATION_POSITIONS = 2048
 """Positions a side of a validation batch: enough to fill a matrix product on a CPU."""
 EXAMPLES = 6
 """Validation pairs that are translated at every validation, for people to read."""
+SAMPLE_BATCH = 64
+"""Pairs of the validation sample that are translated at once."""
 OUT_OF_MEMORY = re.compile("DefaultCPUAllocator|CU(BLAS|DNN)_STATUS_ALLOC_FAILED|CUDA.*out of memory")
 COMPILED_OPERATIONS = 2e16
 """A training of at least so many operations is compiled. A GPU does fewer in about the time that compiling takes."""
@@ -199,22 +204,35 @@ class Trainer:
                 likelihoods[number] = self.losses(batch, 0.0)[1]
         return float(self.world.sum(likelihoods).sum()) / int(corpus.tgt_lengths.sum(dtype=np.int64))
 
-    @torch.no_grad()
     def translate_examples(self, corpus: Corpus) -> dict[int, list[int]]:
         """Return greedy translations of EXAMPLES pairs, short to long, without EOS, by the pair's index in the corpus.
 
         They have at most the subwords of the longest reference: an untrained model often does not end a sentence.
         """
-        self.model.eval()
         ranks = np.linspace(0.2, 0.8, EXAMPLES) * (len(corpus) - 1)
         pairs = np.unique(np.argsort(corpus.tgt_lengths, kind="stable")[ranks.astype(int)])
+        return self.translate(corpus, pairs, int(corpus.tgt_lengths[pairs].max()))
+
+    def translate_sample(self, corpus: Corpus) -> dict[int, list[int]]:
+        """Return those of `validation_sample` pairs, of at most 1.2 of the source's subwords and 10, as in fairseq."""
+        pairs = np.unique(np.linspace(0, len(corpus) - 1, self.settings.validation_sample).astype(int))
+        pairs = pairs[np.argsort(corpus.src_lengths[pairs], kind="stable")]
+        found: dict[int, list[int]] = {}
+        for batch in np.split(pairs, range(SAMPLE_BATCH, len(pairs), SAMPLE_BATCH)) if len(pairs) else ():
+            found |= self.translate(corpus, batch, int(corpus.src_lengths[batch].max()) * 6 // 5 + 10)
+        return found
+
+    @torch.no_grad()
+    def translate(self, corpus: Corpus, pairs: NDArray[np.integer], longest: int) -> dict[int, list[int]]:
+        """Return greedy translations of the sources of `pairs`, of at most `longest` subwords, by the pair's index."""
+        self.model.eval()
         src = torch.from_numpy(corpus.padded(0, pairs)).to(self.world.device)
         ids = torch.full((len(src), 1), BOS, device=self.world.device)
         # Every step is one subword longer: too few steps to be worth a compilation.
         with torch.compiler.set_stance("force_eager") if self.compiled else nullcontext():
             packed = pack_tensor(src, self.job.model.h)
             memory = self.model.encode(packed)
-            for _ in range(corpus.tgt_lengths[pairs].max()):  # ids: [EXAMPLES, written]
+            for _ in range(longest):  # ids: [pairs, written]
                 states = self.model.decode(pack_tensor(ids, packed.heads), memory, packed)
                 logits = self.model.logits(states.view(len(ids), -1, states.shape[1])[:, -1])
                 logits[:, [PAD, BOS, UNK]] = -torch.inf

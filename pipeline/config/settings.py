@@ -34,7 +34,7 @@ class Configuration(Settings):
 
     @property
     def checkpoints(self) -> int:
-        """Return how many checkpoints a complete training leaves for averaging; with `best`, how many validated ones."""
+        """Return how many checkpoints a complete training leaves for averaging; with `best`, validated ones."""
         every, last = self.training.checkpoint_every, self.training.updates
         kept = range(last - last % every, 0, -every)[: self.training.keep_checkpoints]
         validated = (update for update in kept if update == last or update % self.training.validate_every == 0)

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nmt.common.processes import Interrupted
-from pipeline.tracking import server, source
+from pipeline.tracking import sample, server, source
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -21,8 +21,8 @@ RETRY = 30.0
 """Seconds between two attempts to reach a server that is away."""
 BATCH = 1000
 """Points that MLflow takes at once."""
-KINDS = ("loss", "valid_loss")
-"""The number that every record of an interval has, and the one that every record of a validation's losses has."""
+KINDS = ("loss", "valid_loss", sample.CHRF)
+"""The numbers that every record has of an interval, of a validation's losses, and of a validation sample's scores."""
 
 
 class Points:
@@ -57,6 +57,11 @@ class Points:
         for first in range(0, len(points), BATCH):
             self.client.log_batch(self.run.info.run_id, metrics=points[first : first + BATCH])
 
+    def send_sample(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Send the scores of the validation samples in a history that MLflow has not yet."""
+        new = (record for record in records if (sample.CHRF, int(record["update"])) not in self.known)
+        self.send(sample.scored(new))
+
 
 @contextmanager
 def follow(state: Path) -> Iterator[None]:
@@ -87,7 +92,9 @@ def follow(state: Path) -> Iterator[None]:
                         # It sets the status, and logs the load of CPU, memory, disk, network and GPUs.
                         mlflow.start_run(run.info.run_id, tags={"hardware": source.hardware()}, log_system_metrics=True)
                     points, history = Points(client, run), HistoryReader(state / "history.jsonl")
-                points.send(history.new())
+                new = history.new()
+                points.send(new)
+                points.send_sample(new)
                 if ended:
                     mlflow.end_run(status)
             except Exception as error:  # Whatever a server or its client does, the training goes on.

@@ -22,7 +22,9 @@ from nmt.training.settings import TrainingSettings
 from pipeline.config import graph, paths
 from pipeline.config.paths import read_json, state_root
 
-NOT_IN_FINGERPRINT = ("updates", "resume_minutes", "validate_every", "patience", "verify_every", "keep_states")
+NOT_IN_FINGERPRINT = (
+    *("updates", "resume_minutes", "validate_every", "validation_sample", "patience", "verify_every", "keep_states"),
+)
 """Training settings that do not change the weights after a given update: how long it trains, what is saved when."""
 
 

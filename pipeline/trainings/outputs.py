@@ -38,7 +38,8 @@ def write_outputs(state: Path, root: Path) -> None:
     write_json(root / paths.TRAINING, {**summary, "flops_sustained": sustained})
     records = history.read_history(state / history.HISTORY)
     write_curves(records, root)
-    examples = ({key: each[key] for key in ("update", "outputs")} for each in records if "outputs" in each)
+    kept = ("update", "outputs", "sample")
+    examples = ({key: each[key] for key in kept if key in each} for each in records if "outputs" in each)
     write_text(root / paths.VALIDATION_OUTPUTS, "".join(json.dumps(each) + "\n" for each in examples))
     job = read_yaml(state / "job.yaml")
     data = data_hashes(Path(job.pop("corpus")))  # In other copies of the repository it has another path.

@@ -45,7 +45,7 @@ def test_the_defaults_are_row_base_on_one_device() -> None:
     fixed = {"d_k": 64, "d_v": 64, "sharing": "all"}
     assert {**MODEL, **fixed} == base["model"]
     own = {"shards": 1, "precision": "float32"}
-    machinery = {"arithmetic", "deterministic", "patience", "verify_every", "keep_states"}
+    machinery = {"arithmetic", "deterministic", "patience", "validation_sample", "verify_every", "keep_states"}
     assert {name: value for name, value in base["training"].items() if name not in machinery} | own == TRAINING
 
 

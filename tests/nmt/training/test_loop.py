@@ -56,12 +56,18 @@ def test_it_learns_to_copy(tmp_path: Path, tiny_job: MakeJob) -> None:
 
 
 def test_translations_change_no_weight(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = tiny_job(updates=4, validate_every=2)
+    job = tiny_job(updates=4, validate_every=2, validation_sample=5, verify_every=1)
     assert run(job, tmp_path / "with")
-    assert sum("outputs" in record for record in read_history(tmp_path / "with/history.jsonl")) == 2
+    records: list[Any] = read_history(tmp_path / "with/history.jsonl")
+    assert [len(record["sample"]) for record in records if "outputs" in record] == [5, 5]
     monkeypatch.setattr(Trainer, "translate_examples", lambda *_: {})
-    assert run(job, tmp_path / "without")
+    assert run(tiny_job(updates=4, validate_every=2, verify_every=1), tmp_path / "without")
     assert same(final_weights(tmp_path / "with"), final_weights(tmp_path / "without"))
+    records = read_history(tmp_path / "without/history.jsonl")
+    assert [record["outputs"] for record in records if "outputs" in record] == [{}, {}]
+    assert not any("sample" in record for record in records)
+    with_sample, without = (read_history(tmp_path / name / "chain.jsonl") for name in ("with", "without"))
+    assert [link["link"] for link in with_sample] == [link["link"] for link in without]
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,20 @@ def test_examples_have_no_special_in_them(tiny_job: MakeJob, monkeypatch: pytest
     assert {row for ids in examples.values() for row in ids} == {9}
 
 
+def test_a_sample_is_spread_over_the_validation_set_and_translated_in_batches(
+    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job.model_validate(tiny_job(validation_sample=5))
+    trainer, corpus = Trainer(job, ALONE), Corpus([Path(job.corpus) / "valid.arrow"])
+    at_once = trainer.translate_sample(corpus)
+    assert sorted(at_once) == [(len(corpus) - 1) * number // 4 for number in range(5)]
+    assert all(len(ids) <= corpus.src_lengths[pair] * 1.2 + 10 for pair, ids in at_once.items())
+    monkeypatch.setattr("nmt.training.trainer.SAMPLE_BATCH", 1)
+    assert trainer.translate_sample(corpus) == at_once
+    monkeypatch.setattr(trainer, "settings", job.training.model_copy(update={"validation_sample": 0}))
+    assert trainer.translate_sample(corpus) == {}
+
+
 def test_validation_computes_no_gradient(tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The products of a forward pass are a third of an update's."""
     monkeypatch.setattr(products, "chosen", "torch")  # It counts no others.
