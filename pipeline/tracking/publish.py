@@ -12,18 +12,8 @@ from nmt.common.files import read_yaml
 from nmt.common.processes import is_held
 from nmt.task import task_in
 from nmt.text.parallel_text import read_lines
-from pipeline.config import graph
-from pipeline.config.paths import (
-    CHAIN,
-    CONFIG,
-    CURVES,
-    SCORES,
-    VALIDATION,
-    VALIDATION_OUTPUTS,
-    read_json,
-    read_table,
-    state_root,
-)
+from pipeline.config import graph, paths
+from pipeline.config.paths import CHAIN, CONFIG, CURVES, SCORES, VALIDATION, read_json, read_table, state_root
 from pipeline.config.resolution import changed
 from pipeline.report.scores import identities
 from pipeline.tracking import registry, server, source, view
@@ -45,9 +35,9 @@ def complete(client: MlflowClient, ran: bool) -> str:
     points = Points(client, run)
     for table in (CURVES, VALIDATION):
         points.send(read_table(table))
-    if VALIDATION_OUTPUTS.exists():
+    if paths.VALIDATION_OUTPUTS.exists():
         seconds = {row["update"]: row["seconds"] for row in read_table(VALIDATION)}
-        written = map(json.loads, read_lines(VALIDATION_OUTPUTS))
+        written = map(json.loads, read_lines(paths.VALIDATION_OUTPUTS))
         points.send_sample({**each, "seconds": seconds.get(each["update"], 0.0)} for each in written)
     describe(client, run.info.run_id, configuration, scores)
     send_files(client, run.info.run_id)
