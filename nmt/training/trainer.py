@@ -218,8 +218,11 @@ class Trainer:
         pairs = np.unique(np.linspace(0, len(corpus) - 1, self.settings.validation_sample).astype(int))
         pairs = pairs[np.argsort(corpus.src_lengths[pairs], kind="stable")]
         found: dict[int, list[int]] = {}
-        for batch in np.split(pairs, range(SAMPLE_BATCH, len(pairs), SAMPLE_BATCH)) if len(pairs) else ():
-            found |= self.translate(corpus, batch, int(corpus.src_lengths[batch].max()) * 6 // 5 + 10)
+        for first in range(0, len(pairs), SAMPLE_BATCH):
+            batch = pairs[first : first + SAMPLE_BATCH]
+            longest = [int(length) * 6 // 5 + 10 for length in corpus.src_lengths[batch]]
+            written = self.translate(corpus, batch, longest[-1])
+            found |= {pair: ids[:most] for (pair, ids), most in zip(written.items(), longest, strict=True)}
         return found
 
     @torch.no_grad()
