@@ -46,11 +46,8 @@ def scorer(target: str, tokenize: str | None = None) -> Scorer:
     found = _SCORERS[task_of(target)]
     if tokenize is None or task_of(target) is PARSING:
         return found
-    return found._replace(
-        scores=partial(_bleu, tokenize=tokenize),
-        compare=partial(_compared, tokenize=tokenize),
-        by_length=partial(_bleu_by_length, tokenize=tokenize),
-    )
+    names = ("scores", "compare", "by_length")
+    return found._replace(**{name: partial(getattr(found, name), tokenize=tokenize) for name in names})
 
 
 def ranges(bounds: Sequence[int]) -> list[str]:

@@ -48,12 +48,11 @@ def add(
 ) -> Path:
     """Write the catalog `name` of files by role (train, valid, test); return its path.
 
-    A text is two plain files, a TSV or a TMX. data/local/<name>/ links to plain files that do not change, and has plain
-    copies of all else. Their sha256 is in the catalog, so that later stages notice an edit. Raises InputError, having
-    written nothing, where the name is invalid or exists (without `force`), where a file is missing, empty, broken, not
-    UTF-8 or holds NUL or an absurd line, where two sides differ in their number of lines, and where a treebank holds no
-    tree or a wrong bracket. Text that makes a score worthless gets a warning. For the pair en-tree the two files of a
-    role are one treebank: sentences and trees are made of it.
+    data/local/<name>/ links to plain files that do not change, and has plain copies of all else. Their sha256 is in the
+    catalog, so that later stages notice an edit. Raises InputError, having written nothing, where the name is invalid
+    or exists (without `force`), a file is missing, empty or broken, lines are bad, two sides differ in their number, or
+    a treebank holds no tree or a wrong bracket. Text that makes a score worthless gets a warning. For the pair en-tree
+    the two files of a role are one treebank: sentences and trees are made of it.
     """
     catalog, folder = _free(name, pair, force)
     output_file(catalog, *chain(*paths.values()))
