@@ -20,8 +20,6 @@ LONGEST = 1_000_000  # characters of a line; a longer one is a file without line
 PACKED = (".gz", ".xz", ".zip")
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 _CODES = ("{*}bpt", "{*}ept", "{*}ph", "{*}it", "{*}ut")  # a TMX's elements of another program's markup
-
-
 Pair = tuple[str, str]
 
 
@@ -131,8 +129,8 @@ def _units(path: Path, languages: tuple[str, str]) -> Iterator[Pair | Bad]:
                 while unit.getprevious() is not None:  # Free what was read.
                     del unit.getparent()[0]
                 unit.clear()
-                found += len(texts) == 2
                 if len(texts) == 2:
+                    found += 1
                     yield _pair([texts[code].encode() for code in wanted])
                 else:
                     yield Bad("one-sided", f"has no {' or '.join(code for code in wanted if code not in texts)}")

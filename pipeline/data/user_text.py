@@ -8,6 +8,7 @@ import sqlite3
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -135,11 +136,11 @@ def _place(folder: Path, texts: Mapping[str, Sequence[Files]], pair: str, change
     """Check all texts; link plain files that do not change into `folder`, write all else into its folder `MADE`."""
     trees, languages = sides(pair)[1] == TREE, sides(pair)
     placed: Placed = {role: [] for role in ("train", *HELD_OUT)}
-    seen = sqlite3.connect("")  # A file that ends with the connection: memory does not grow with the text.
-    seen.executescript("PRAGMA journal_mode=OFF; CREATE TABLE pairs (digest INTEGER PRIMARY KEY)")
-    for role, given in texts.items():
-        for number, files in enumerate(given, 1):
-            stem = f"{role}-{number}" if len(given) > 1 else role
+    # A database in a file that ends with the connection: memory does not grow with the text.
+    with closing(sqlite3.connect("")) as seen:
+        seen.executescript("PRAGMA journal_mode=OFF; CREATE TABLE pairs (digest INTEGER PRIMARY KEY)")
+        for role, number, files in ((role, *each) for role, given in texts.items() for each in enumerate(given, 1)):
+            stem = f"{role}-{number}" if len(texts[role]) > 1 else role
             repeats = seen if role == "train" and changes.dedup else None
             lines = iter(()) if trees else _good(files, languages, changes.skip_bad, repeats)
             changed = changes.skip_bad or (role == "train" and any(changes))
@@ -152,7 +153,6 @@ def _place(folder: Path, texts: Mapping[str, Sequence[Files]], pair: str, change
                 for link, file in dict(zip(both, files, strict=True)).items():
                     link.symlink_to(file.resolve())
             placed[role].append(both)
-    seen.close()
     return placed
 
 
