@@ -259,10 +259,10 @@ def _doubts(placed: Placed, languages: tuple[str, str]) -> Iterator[str]:
     """Yield what is doubtful in parallel texts: pairs without text or translation, held-out lines in training, too."""
     for role, texts in placed.items():
         pairs = empty = equal = 0
-        for lines in chain.from_iterable(parallel(*both) for both in texts):
+        for source, target in chain.from_iterable(parallel(*both) for both in texts):
             pairs += 1
-            empty += not all(map(str.strip, lines))
-            equal += lines[0] == lines[1] != ""
+            empty += not (source.strip() and target.strip())
+            equal += source == target != ""
         for count, what in ((empty, "an empty side"), (equal, "equal sides")):
             if 2 * count > pairs:
                 yield f"{count:,} of the {pairs:,} pairs for --{role} have {what}"
