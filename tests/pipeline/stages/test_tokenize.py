@@ -103,6 +103,7 @@ def test_a_text_is_there_as_often_as_its_weight_says(here: Path, capsys: pytest.
     once = capsys.readouterr().out
     configure(data, preparation=PREPARATION.model_dump())
     tokenize.run()
+    assert list(read_lines(tokenize.TOKENIZED / "train.en"))[:4] == ["The house , it 's new ."] * 3 + ["Is it here ?"]
     assert list(read_lines(tokenize.TOKENIZED / "train.de")) == ["Das Haus ist neu ."] * 3 + [
         "Istes hier ?",
         "Gültig eins .",
