@@ -23,7 +23,8 @@ from nmt.inference.model_folder import ModelDescription, load_description, save_
 from nmt.inference.settings import SearchSettings
 from nmt.inference.translator import Translator
 from nmt.model_settings import FREE
-from nmt.text.settings import SubwordSettings, TokenizerSettings
+from nmt.text.moses import MOST_CHANGED, SAMPLE, Moses
+from nmt.text.settings import SubwordSettings, TokenizerSettings, one_size
 from nmt.text.subwords import Subwords
 from nmt.training import checkpoint
 from nmt.training.distributed import World
@@ -31,7 +32,9 @@ from nmt.training.loop import train
 from nmt.training.settings import Job
 from nmt.training.state import START
 
-TOKENIZER = TokenizerSettings(tokenizer="moses", normalize_punctuation=False, aggressive_hyphens=False)
+TOKENIZER: Mapping[str, Any] = {"tokenizer": "moses", "normalize_punctuation": False, "aggressive_hyphens": False}
+WORD_PIECES = {"kind": "wordpieces", "vocabulary": 32_000}
+"""The subwords of raw text."""
 SEARCH = SearchSettings(beam=4, alpha=0.6, max_extra=50, stop="exact")
 MODEL: Mapping[str, Any] = {
     "N": 6, "d_model": 512, "d_ff": 2048, "h": 8, "P_drop": 0.1, "attention_dropout": 0.0, "relu_dropout": 0.0,
@@ -51,25 +54,30 @@ Pairs = Sequence[Sequence[str]]
 """Two lists: sentences, and their translations in the same order."""
 
 
-def fit(
+def fit(  # noqa: PLR0913 - settings, by name
     pairs: Pairs,
     valid: Pairs,
     folder: str | Path,
     *,
     languages: tuple[str, str] | None = None,
     merges: int = 32_000,
+    tokenizer: Mapping[str, Any] | None = None,
+    subwords: Mapping[str, Any] | None = None,
     model: Mapping[str, Any] | None = None,
     training: Mapping[str, Any] | None = None,
     start_from: str | Path | None = None,
 ) -> Translator:
     """Train on one device, write the average of the last checkpoints as the model folder `folder`, and open it.
 
-    `model` and `training` change values of MODEL and TRAINING; `merges` is that of the joint BPE; `languages` are
-    English and German by default. Pairs with an empty side or more than LONGEST subwords on one are left out.
+    `model` and `training` change values of MODEL and TRAINING; `languages` are English and German by default.
+    `tokenizer` changes values of TOKENIZER, and `subwords` those of joint BPE with `merges` or, with tokenizer `none`,
+    of WORD_PIECES: keys as in the pipeline. Without `tokenizer`, text that Moses does not restore gets `none`. Pairs
+    with an empty side or more than LONGEST subwords on one are left out.
     `start_from` names a model folder: training starts from its weights, with its languages, tokenizer, subwords and
     sizes. The folder `<folder>.training` holds the training until its end: the same call resumes it. Raises InputError
     where `folder` exists, the sides of `pairs` or `valid` differ in length, all of their pairs are left out, a setting
-    is wrong, or the model to start from is none, is a parser or has other sizes.
+    is wrong, `tokenizer` chooses Moses for text that it does not restore, or the model to start from is none, is a
+    parser or has other sizes.
     """
     folder = Path(folder)
     work = folder.with_name(f"{folder.name}.training")
@@ -79,11 +87,15 @@ def fit(
         raise InputError(f"training.{min(misplaced)} is the pipeline's: `fit` itself has the argument start_from")
     parent = None if start_from is None else Path(start_from)
     described = None if parent is None else load_description(parent)
-    tokenizer = described.tokenizer if described else TOKENIZER
+    if described and (tokenizer or subwords):
+        raise InputError("with start_from, tokenizer and subwords are the parent's: leave both out")
     languages = languages or ((described.source, described.target) if described else ("en", "de"))
     begun = _start(parent) if parent else None
-    tokenised = [_tokenised(both, languages, tokenizer) for both in (pairs, valid)]
-    vocabulary, start = begun or (_learned(tokenised[0], merges), {})
+    words, pieces = _chosen(
+        pairs, languages, described.tokenizer.model_dump() if described else tokenizer, subwords, merges
+    )
+    tokenised = [_tokenised(both, languages, words) for both in (pairs, valid)]
+    vocabulary, start = begun or (_learned(tokenised[0], pieces), {})
     defaults = described.model.model_dump() if described else MODEL
     job = _job({**defaults, **(model or {})}, {**TRAINING, **(training or {}), **start}, vocabulary.size, work)
     if described and (differences := job.model.misfits(described.model, "model", FREE)):
@@ -103,7 +115,7 @@ def fit(
             file.write_batch(batch)
     weights = _trained(job, work)
     description = ModelDescription(
-        source=languages[0], target=languages[1], vocabulary=vocabulary.size, tokenizer=tokenizer, model=job.model,
+        source=languages[0], target=languages[1], vocabulary=vocabulary.size, tokenizer=words, model=job.model,
         search=SEARCH, origin={"made by": "nmt.fit", "updates": job.training.updates},
     )  # fmt: skip
     save_model(folder, weights, description, work / "subwords")
@@ -140,9 +152,35 @@ def _start(parent: Path) -> tuple[Subwords, dict[str, Any]]:
     return vocabulary, {"start_from": {"folder": str(parent), "weights": sha256_of(parent / WEIGHTS)}}
 
 
-def _learned(tokenised: Sequence[Sequence[str]], merges: int) -> Subwords:
+def _chosen(
+    pairs: Pairs,
+    languages: tuple[str, str],
+    tokenizer: Mapping[str, Any] | None,
+    subwords: Mapping[str, Any] | None,
+    merges: int,
+) -> tuple[TokenizerSettings, SubwordSettings]:
+    """Return the settings of tokenizer and subwords; raise InputError where one is wrong, or Moses tears the text."""
+    base = {"kind": "bpe", "merges": merges, "vocabulary": None, "multiple_of": 64}
     with _explained():
-        settings = SubwordSettings(kind="bpe", merges=merges, vocabulary=None, multiple_of=64)
+        words = TokenizerSettings.model_validate({**TOKENIZER, **(tokenizer or {})})
+        sides = zip(languages, pairs, strict=False) if words.tokenizer == "moses" else ()
+        if any(Moses(language, words).changed(side[:SAMPLE]) > MOST_CHANGED for language, side in sides):
+            if tokenizer:
+                raise InputError("Moses' tokenizer does not restore this text: set tokenizer.tokenizer to none")
+            words = words.model_copy(update={"tokenizer": "none"})
+        if words.tokenizer == "none":
+            base |= WORD_PIECES | {"merges": None}
+        pieces = SubwordSettings.model_validate({**base, **one_size(base, subwords or {})})
+    if words.tokenizer not in ("moses", "none") or pieces.target != "joint":
+        raise InputError(
+            "`fit` trains no parser: set tokenizer.tokenizer to moses or none, and subwords.target to joint"
+        )
+    if pieces.user_defined_symbols and words.tokenizer != "none":
+        raise InputError("Moses' tokenizer would tear subwords.user_defined_symbols: set tokenizer.tokenizer to none")
+    return words, pieces
+
+
+def _learned(tokenised: Sequence[Sequence[str]], settings: SubwordSettings) -> Subwords:
     source, target = (Counter(" ".join(side).split()) for side in tokenised)
     return codec.learn(source, target, settings)[0]
 

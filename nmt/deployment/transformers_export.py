@@ -77,11 +77,13 @@ def export(folder: Path, out: Path, dtype: Quantization = "float32", run: Mappin
     }  # fmt: skip
     with writing(out) as temporary:
         temporary.mkdir()
-        if isinstance(subwords, WordPieces) and words.tokenizer == "none" and not words.normalize_punctuation:
+        raw = words.tokenizer == "none" and not words.normalize_punctuation
+        if isinstance(subwords, WordPieces) and raw and not subwords.settings.user_defined_symbols:
             write_json(temporary / "tokenizer.json", _word_piece_tokenizer(subwords))
             tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
         else:
-            # A tokenizer.json cannot split a piece that has no row into its parts, as our BPE does.
+            # A tokenizer.json cannot split a piece that has no row into its parts, as our BPE does, nor keep the space
+            # before a user's symbol.
             _copy_code(temporary)
             shutil.copytree(folder / "subwords", temporary / "subwords")
             tokenizer["tokenizer_class"] = "TransformersTokenizer"

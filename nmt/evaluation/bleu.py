@@ -79,8 +79,10 @@ def metric(lang: str = "", tokenize: str | None = None, *, lowercase: bool = Fal
         raise InputError(f"BLEU of `{lang}` needs a segmenter: pip install 'wmt-transformer[{extra}]'") from error
 
 
-def headline(lang: str, *, lowercase: bool = False) -> BLEU | CHRF:
-    """Return the metric by which systems of a target language are compared: chrF where BLEU's segmenter is missing."""
+def headline(lang: str, tokenize: str | None = None, *, lowercase: bool = False) -> BLEU | CHRF:
+    """Return the metric by which systems of a target language are compared: chrF where its segmenter is missing."""
+    if tokenize:
+        return metric(lang, tokenize, lowercase=lowercase)
     try:
         return metric(lang, lowercase=lowercase)
     except InputError as error:
@@ -195,7 +197,7 @@ def score(
     `tokenize` is given, and unless there is one translation for each reference.
     """
     known = known_sets.find(references, lang)
-    own = metric(lang, tokenize, lowercase=lowercase) if tokenize else headline(lang, lowercase=lowercase)
+    own = headline(lang, tokenize, lowercase=lowercase)
     key = "bleu" if isinstance(own, BLEU) else "chrf"
     found: dict[str, Any] = {"set": known and known.title, "lines": len(references)}
     found[key], found[f"{key}_signature"] = corpus_score(own, hypotheses, references)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,8 +41,13 @@ class Scorer(NamedTuple):
     groups_words: bool  # whether the output has words of its own, to be grouped by their frequency
 
 
-def scorer(target: str) -> Scorer:
-    return _SCORERS[task_of(target)]
+def scorer(target: str, tokenize: str | None = None) -> Scorer:
+    """Return the functions for a target; `tokenize` names sacreBLEU's tokenizer."""
+    found = _SCORERS[task_of(target)]
+    if tokenize is None or task_of(target) is PARSING:
+        return found
+    names = ("scores", "compare", "by_length")
+    return found._replace(**{name: partial(getattr(found, name), tokenize=tokenize) for name in names})
 
 
 def ranges(bounds: Sequence[int]) -> list[str]:
@@ -51,14 +57,14 @@ def ranges(bounds: Sequence[int]) -> list[str]:
     return [*named, f"{lows[-1]:,} and more"]
 
 
-def _bleu(test: Output, valid: Output, target: str) -> dict[str, Any]:
+def _bleu(test: Output, valid: Output, target: str, tokenize: str | None = None) -> dict[str, Any]:
     """Return BLEU of both sets. The test set is scored once, from the average; nothing is selected on it."""
     of_test, of_valid, average, last = (
         bleu.read_lines(path) for path in (test.references, valid.references, test.path, valid.path)
     )
-    scores = bleu.score(average, of_test, target)
+    scores = bleu.score(average, of_test, target, tokenize)
     key, steps = "bleu" if "bleu" in scores else "chrf", scores.pop("paper_way_steps", [])
-    valid_score, valid_signature = bleu.corpus_score(bleu.headline(target), last, of_valid)
+    valid_score, valid_signature = bleu.corpus_score(bleu.headline(target, tokenize), last, of_valid)
     found = {
         **{name: scores[name] for name in scores if name not in ("set", "lines")},
         f"{key}_set": f"{test.name}, {len(of_test)} lines",
@@ -75,19 +81,23 @@ def _bleu(test: Output, valid: Output, target: str) -> dict[str, Any]:
     return found
 
 
-def _bleu_by_length(sources: Lines, outputs: Lines, references: Lines, target: str) -> dict[str, tuple[int, float]]:
+def _bleu_by_length(
+    sources: Lines, outputs: Lines, references: Lines, target: str, tokenize: str | None = None
+) -> dict[str, tuple[int, float]]:
     groups: dict[int, list[tuple[str, str]]] = {}
     for source, *both in zip(sources, outputs, references, strict=True):
         groups.setdefault(bisect_left(LENGTHS, len(source.split())), []).append((both[0], both[1]))
-    names, metric = ranges(LENGTHS), bleu.headline(target)
+    names, metric = ranges(LENGTHS), bleu.headline(target, tokenize)
     return {
         names[number]: (len(group), bleu.corpus_score(metric, *map(list, zip(*group, strict=True)))[0])
         for number, group in sorted(groups.items())
     }
 
 
-def _compared(baseline: Lines, system: Lines, references: Lines, target: str) -> Comparison:
-    return bleu.compare(baseline, system, references, bleu.headline(target))
+def _compared(
+    baseline: Lines, system: Lines, references: Lines, target: str, tokenize: str | None = None
+) -> Comparison:
+    return bleu.compare(baseline, system, references, bleu.headline(target, tokenize))
 
 
 def _f1(test: Output, valid: Output, target: str) -> dict[str, Any]:

@@ -15,7 +15,11 @@ def code(language: str) -> str:
     return CODES.get(base, base)
 
 
-def length(text: str, language: str) -> int:
-    """Return the number of tokens between spaces or, in a language without spaces between words, of characters."""
+def tokens(text: str, language: str) -> list[str]:
+    """Return what spaces separate or, in a language without spaces between words, the characters."""
     words = text.split()
-    return sum(map(len, words)) if code(language) in _WITHOUT_SPACES else len(words)
+    return list("".join(words)) if code(language) in _WITHOUT_SPACES else words
+
+
+def length(text: str, language: str) -> int:
+    return len(tokens(text, language))

@@ -41,6 +41,9 @@ def one_size(base: Mapping[str, Any], differences: Mapping[str, Any]) -> dict[st
     return {**emptied, **differences}
 
 
+Symbol = Annotated[str, Field(pattern=r"^[^\s\u2581]+$")]
+
+
 class SubwordSettings(Settings):
     """Joint BPE (Sennrich et al. 2016) or word pieces; section 5.1."""
 
@@ -51,6 +54,12 @@ class SubwordSettings(Settings):
     """The number of subwords to learn, instead of a number of merges."""
     target: Literal["joint", "closed"] = "joint"
     """One vocabulary for both sides, or the source's subwords and all symbols of the target."""
+    character_coverage: Annotated[float, Field(ge=0.98, le=1.0, exclude_if=lambda value: value == 0.9995)] = 0.9995
+    """Of sentencepiece, as the next two, and dumped where set: the share of characters that do not become bytes."""
+    split_digits: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
+    """Each digit is a piece of its own."""
+    user_defined_symbols: Annotated[tuple[Symbol, ...], Field(exclude_if=lambda value: not value)] = ()
+    """Pieces that are never torn nor joined, such as the language tag `<2de>`."""
     multiple_of: Size
     """The vocabulary is padded to a multiple of this with rows that no text uses."""
 
@@ -60,7 +69,14 @@ class SubwordSettings(Settings):
             raise ValueError("give either merges or vocabulary, and leave the other null")
         if self.kind == "wordpieces" and self.vocabulary is None:
             raise ValueError("word pieces are sized by vocabulary, not by merges")
+        if self.kind == "bpe" and (given := sorted(self.of_word_pieces)):
+            raise ValueError(f"{given[0]} is a setting of word pieces, and kind is bpe: remove it")
         return self
+
+    @property
+    def of_word_pieces(self) -> dict[str, Any]:
+        """Return the settings of sentencepiece that are not its defaults, by its names."""
+        return self.model_dump(mode="json", include={"character_coverage", "split_digits", "user_defined_symbols"})
 
 
 class BinningSettings(Settings):

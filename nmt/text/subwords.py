@@ -33,6 +33,8 @@ _CONTINUES = "@@"
 """The end of a symbol that is not the last of its word, as subword-nmt writes it."""
 _VERSION = "#version: 0.2"
 _CACHED = 1 << 18  # words
+_LONGEST = 4192
+"""Bytes of a word above which sentencepiece leaves it out, in silence."""
 
 
 class Subwords(ABC):
@@ -201,6 +203,13 @@ class WordPieces(Subwords):
         (folder / "wordpieces.model").write_bytes(self._model)
 
 
+def _parts(word: str) -> Sequence[str]:
+    """Return a word, or parts of one that is too long for sentencepiece: a line of a script without spaces."""
+    if len(word.encode()) <= _LONGEST:
+        return (word,)
+    return [word[at : at + _LONGEST // 4] for at in range(0, len(word), _LONGEST // 4)]  # at most 4 bytes a character
+
+
 def _learn_word_pieces(counts: Mapping[str, int], settings: SubwordSettings) -> WordPieces:
     from sentencepiece import SentencePieceTrainer
 
@@ -208,7 +217,7 @@ def _learn_word_pieces(counts: Mapping[str, int], settings: SubwordSettings) -> 
     try:
         SentencePieceTrainer.train(
             # Pieces never cross a space, so words and their counts suffice, and take far less memory than the text.
-            sentence_iterator=(f"{word}\t{count}" for word, count in sorted(counts.items())),
+            sentence_iterator=(f"{part}\t{count}" for word, count in sorted(counts.items()) for part in _parts(word)),
             input_format="tsv",
             model_writer=model,
             model_type="bpe",
@@ -224,6 +233,7 @@ def _learn_word_pieces(counts: Mapping[str, int], settings: SubwordSettings) -> 
             byte_fallback=True,
             num_threads=1,
             minloglevel=2,
+            **settings.of_word_pieces,  # Its model would note a default that is given.
         )
     except RuntimeError as error:
         raise InputError(

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from nmt.errors import printable
 from pipeline.cli.repository import check_folder
 from pipeline.config import rows
 
 app, catalog = typer.Typer(), typer.Typer(no_args_is_help=True)
-Text = tuple[Path, Path]
+TEXT = "SRC TGT|TSV|TMX"
+
+
+class _OneOrTwoValues(TyperCommand):
+    """Gives each text's option one file that has both sides or two: options of Typer have a fixed number of values."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from pipeline.data.text_files import holds_both
+
+        given, rest = list[str](), deque(args)
+        while rest:
+            given.append(rest.popleft())
+            if given[-1] in ("--train", "--valid", "--test") and rest:
+                given.append(rest.popleft())
+                if rest and not holds_both(Path(given[-1])) and not rest[0].startswith("-"):
+                    given += [given[-2], rest.popleft()]
+        return super().parse_args(ctx, given)
 
 
 @app.command("rows", rich_help_panel="Runs")
@@ -64,29 +82,38 @@ def list_catalogs() -> None:
         print(printable(f"{one.name:<20} {' '.join(sorted(one.pairs)):<12} {one.description}"))
 
 
-@catalog.command("add")
+@catalog.command("add", cls=_OneOrTwoValues)
 def add_catalog(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What params.yaml's `corpus` will call it.")],
     pair: Annotated[str, typer.Option(help="The languages, from and into, by their ISO 639 codes.")],
-    train: Annotated[Text, typer.Option(metavar="SRC TGT", help="The two sides for training.")],
-    valid: Annotated[Text, typer.Option(metavar="SRC TGT", help="The two sides for validation.")],
-    test: Annotated[Text, typer.Option(metavar="SRC TGT", help="The two sides for the test.")],
+    train: Annotated[list[Path], typer.Option(metavar=TEXT, help="Training text; may be repeated.")],
+    valid: Annotated[list[Path], typer.Option(metavar=TEXT, help="Text for validation.")] = [],
+    test: Annotated[list[Path], typer.Option(metavar=TEXT, help="Text for the test.")] = [],
+    holdout: Annotated[
+        int | None, typer.Option(min=1, help="Take so many pairs for each of --valid and --test that is missing.")
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out lines that are no UTF-8, one-sided or over-long.")
+    ] = False,
+    dedup: Annotated[bool, typer.Option("--dedup", help="Leave out repeated training pairs.")] = False,
     description: Annotated[str, typer.Option(help="One line, for `wmt catalog list`.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace a catalog of that name.")] = False,
 ) -> None:
-    """Write a catalog of your own plain text files: UTF-8, one segment per line.
+    """Write a catalog of your own text: two plain UTF-8 files, one segment per line, a TSV of two columns, or a TMX.
 
-    For en-tree give each treebank, a file in Penn bracketing, as both sides: `--train train.mrg train.mrg`.
+    Each may end in .gz, .xz or .zip. For en-tree give each treebank, a file in Penn bracketing, as both sides: `--train
+    train.mrg train.mrg`.
 
     \b
     Example:
       wmt catalog add mine --pair en-de --train train.en train.de \\
         --valid dev.en dev.de --test test.en test.de
+      wmt catalog add mine --pair cs-en --train a.cs.gz a.en.gz --train b.tsv --holdout 2000
     """
     check_folder()
-    from pipeline.config.paths import CATALOGS
     from pipeline.data import user_text
 
-    texts = {"train": train, "valid": valid, "test": test}
-    written = user_text.add(name, pair, texts, description, force, CATALOGS)
+    paths = {"train": train, "valid": valid, "test": test}
+    changes = user_text.Changes(holdout, skip_bad, dedup)
+    written = user_text.add(name, pair, paths, description, changes, force=force)
     print(f"{written}: set `corpus: {name}` in params.yaml to use it")

@@ -18,6 +18,7 @@ from pipeline.config.corpora import (
     Name,
     Pair,
     ParallelSettings,
+    TrainingText,
     other_direction,
     sides,
 )
@@ -29,7 +30,7 @@ from pipeline.config.rows import merge
 class PairEntry(Settings):
     """The texts of one pair, and the differences of their preparation from the row's."""
 
-    train: Annotated[list[ParallelSettings], Field(min_length=1)]
+    train: Annotated[list[TrainingText], Field(min_length=1)]
     valid: ParallelSettings
     test: ParallelSettings
     preparation: dict[str, Any] = Field(default_factory=dict)

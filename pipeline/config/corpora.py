@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from nmt.schema import LANGUAGE, Settings
+from nmt.schema import LANGUAGE, Few, Settings
 
 TREE = "tree"
 """The target of pairs whose texts are treebanks: both sides are made of one file."""
@@ -94,13 +94,17 @@ class ParallelSettings(Settings):
     target: MemberSettings
 
 
+class TrainingText(ParallelSettings):
+    weight: Annotated[Few, Field(exclude_if=lambda value: value == 1)] = 1  # how often an epoch has the text
+
+
 class DataSettings(Settings):
     """The corpora of one language pair. A text of trees is one treebank, given as both sides."""
 
     source: str
     target: str
     archives: list[ArchiveSettings]
-    train: Annotated[list[ParallelSettings], Field(min_length=1)]
+    train: Annotated[list[TrainingText], Field(min_length=1)]
     valid: ParallelSettings
     test: ParallelSettings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
@@ -35,6 +35,11 @@ class AveragingSettings(Settings):
 
 class AttentionSettings(Settings):
     sentences: Few  # pairs of the validation set that the report's page shows
+
+
+class ScoringSettings(Settings):
+    tokenize: Literal["13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "spm", "flores101", "flores200"] | None
+    """sacreBLEU's tokenizer; null: the target language's."""
 
 
 class VersionSettings(Settings):

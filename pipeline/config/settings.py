@@ -10,7 +10,7 @@ from nmt.schema import Settings
 from nmt.text.settings import BinningSettings, PreparationSettings, SubwordSettings
 from nmt.training.settings import TrainingSettings
 from pipeline.config.corpora import DataSettings, RunSettings
-from pipeline.config.sections import AttentionSettings, AveragingSettings, VersionSettings
+from pipeline.config.sections import AttentionSettings, AveragingSettings, ScoringSettings, VersionSettings
 
 LEAST_VOCABULARY = {"bpe": 4 + 2, "wordpieces": 4 + 256 + 2}
 """Minimum vocabulary sizes: the specials, the 256 bytes of word pieces, and two subwords of the text (BPE: a character
@@ -30,6 +30,7 @@ class Configuration(Settings):
     averaging: AveragingSettings
     search: SearchSettings
     attention: AttentionSettings
+    scoring: ScoringSettings
     versions: VersionSettings
 
     @property
@@ -55,6 +56,10 @@ class Configuration(Settings):
             raise ValueError(
                 f"subwords.vocabulary is {vocabulary}, but {self.subwords.kind} needs at least {least}, and more for "
                 "most texts: raise it"
+            )
+        if self.subwords.user_defined_symbols and self.preparation.tokenizer.tokenizer != "none":
+            raise ValueError(
+                "the tokenizer would tear subwords.user_defined_symbols: set preparation.tokenizer.tokenizer to none"
             )
         if longest < filters.min_tokens + 1:
             raise ValueError(

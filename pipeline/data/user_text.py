@@ -1,112 +1,310 @@
-"""The user's own text files or treebanks as a corpus: linked into data/local/, checked, described by a catalog."""
+"""The user's own text files or treebanks as a corpus: checked, linked or made plain in data/local/, in a catalog."""
 
 from __future__ import annotations
 
 import os
 import re
+import sqlite3
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from nmt.common.files import output_file, sha256_of, write_text, writing
 from nmt.errors import InputError
 from nmt.parsing.trees import read_trees
-from nmt.text.parallel_text import parallel, read_lines
+from nmt.text.parallel_text import is_blank, parallel, read_lines
+from nmt.text.scripts import tokens
 from pipeline.config.corpora import TREE, DataSettings, MemberSettings, sides, valid_pair
-from pipeline.config.paths import LOCAL
+from pipeline.config.paths import CATALOGS, LOCAL
+from pipeline.data import text_files
+from pipeline.data.text_files import Bad, Files, Pair
 
-LONGEST = 1_000_000  # characters of a line; a longer one is a file without line breaks
+MADE = "made"
+"""The folder, inside a catalog's, of plain copies; all else there is a link."""
+HELD_OUT = ("valid", "test")
+NAMED = 3  # bad lines that a refusal names
+GRAM = 8  # words, or characters in languages without spaces
+INSERT = "INSERT OR IGNORE INTO pairs VALUES (?)"
+Placed = dict[str, list[list[Path]]]
+"""Both sides of each text, by role."""
+
+
+class Changes(NamedTuple):
+    """What is done to a text that is added."""
+
+    holdout: int | None = None  # pairs that the missing ones of validation and test set get out of the training text
+    skip_bad: bool = False
+    dedup: bool = False
 
 
 def add(
-    name: str, pair: str, texts: Mapping[str, tuple[Path, Path]], description: str, force: bool, catalogs: Path
+    name: str, pair: str, paths: Mapping[str, Sequence[Path]], description: str, changes: Changes, *, force: bool
 ) -> Path:
-    """Write the catalog `name` of source and target files by role (train, valid, test); return its path.
+    """Write the catalog `name` of files by role (train, valid, test); return its path.
 
-    data/local/<name>/ links to the files. Their sha256 is in the catalog, so that later stages notice an edit. Raises
-    InputError, having written nothing, where the name is invalid or exists (without `force`), where a file is missing,
-    empty, not UTF-8 or holds NUL or an absurd line, where two sides differ in their number of lines, and where a
-    treebank holds no tree or a wrong bracket. Text that makes a score worthless gets a warning. For the pair en-tree
+    data/local/<name>/ links to plain files that do not change, and has plain copies of all else. Their sha256 is in the
+    catalog, so that later stages notice an edit. Raises InputError, having written nothing, where the name is invalid
+    or exists (without `force`), a file is missing, empty or broken, lines are bad, two sides differ in their number, or
+    a treebank holds no tree or a wrong bracket. Text that makes a score worthless gets a warning. For the pair en-tree
     the two files of a role are one treebank: sentences and trees are made of it.
     """
+    catalog, folder = _free(name, pair, force)
+    output_file(catalog, *chain(*paths.values()))
+    texts = {role: _texts(role, given, pair) for role, given in paths.items() if given}
+    lacking = [role for role in HELD_OUT if role not in texts]
+    trees = sides(pair)[1] == TREE
+    if bool(lacking) != bool(changes.holdout):
+        raise InputError("give --valid and --test, or --holdout in place of one or both")
+    if trees and any(changes):
+        raise InputError("--holdout, --skip-bad and --dedup are for pairs of languages: divide the treebank")
+    with writing(folder) as temporary:
+        temporary.mkdir()
+        placed = _place(temporary, texts, pair, changes)
+        if lacking:
+            _hold_out(placed, temporary / MADE, pair, changes.holdout or 0, _held_out_before(folder, pair, lacking))
+        for doubt in () if trees else _doubts(placed, sides(pair)):
+            _say(doubt)
+        described = {role: [_described(name, both, temporary, folder) for both in placed[role]] for role in placed}
+        content = {role: found if role == "train" else found[0] for role, found in described.items()}
+    entry = {"description": description or f"{name}: local files, {pair}", "pairs": {pair: content}}
+    write_text(catalog, yaml.safe_dump(entry, sort_keys=False, allow_unicode=True))
+    return catalog
+
+
+def _described(name: str, both: Sequence[Path], temporary: Path, folder: Path) -> dict[str, Any]:
+    """Return a catalog's entry for a text in `temporary`, which becomes `folder`."""
+    files = [{"path": (folder / path.relative_to(temporary)).as_posix(), "sha256": sha256_of(path)} for path in both]
+    return {"name": f"{name}-{both[0].stem}", "source": files[0], "target": files[1]}
+
+
+def _free(name: str, pair: str, force: bool) -> tuple[Path, Path]:
+    """Return the paths of a new catalog and of its folder; raise InputError where they may not be written."""
     try:
         valid_pair(pair)
     except ValueError as error:
         raise InputError(f"--pair is `{pair}`: {error}") from error
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise InputError(f"`{name}` cannot name a catalog: take letters, digits, `.`, `_` and `-`")
-    catalog, folder = catalogs / f"{name}.yaml", LOCAL / name
+    catalog, folder = CATALOGS / f"{name}.yaml", LOCAL / name
     for path in (catalog, folder):
         if path.exists() and not force:
             raise InputError(f"{path} exists: choose another name, or replace it with --force")
-    if owned := sorted(str(path) for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    if owned := sorted(str(path) for path in files if path.parent != folder / MADE):
         raise InputError(f"{owned[0]} is a file, not a link to one, and --force would delete it: move it elsewhere")
-    output_file(catalog, *(file for files in texts.values() for file in files))
-    links: dict[str, Path] = {}
-    content: dict[str, Any] = {}
-    doubts: list[str] = []
-    trees = sides(pair)[1] == TREE
-    endings = ("mrg", "mrg") if trees else sides(pair)
-    for role, files in texts.items():
-        _check(role, files, pair)
-        doubts += [] if trees else _doubts(role, files, texts["train"])
-        text: dict[str, Any] = {"name": f"{name}-{role}"}
-        for side, ending, file in zip(("source", "target"), endings, files, strict=True):
-            link = folder / f"{role}.{ending}"
-            links[link.name] = file.resolve()
-            text[side] = {"path": link.as_posix(), "sha256": sha256_of(file)}
-        content[role] = [text] if role == "train" else text
-    for doubt in doubts:
-        print(f"catalog: {doubt}", file=sys.stderr)
-    described = {"description": description or f"{name}: local files, {pair}", "pairs": {pair: content}}
-    with writing(folder) as temporary:
-        temporary.mkdir()
-        for link_name, file in links.items():
-            (temporary / link_name).symlink_to(file)
-    write_text(catalog, yaml.safe_dump(described, sort_keys=False, allow_unicode=True))
-    return catalog
+    return catalog, folder
 
 
-def _check(role: str, files: tuple[Path, Path], pair: str) -> None:
-    """Raise InputError where a file is missing and, for en-tree, where the two are not one treebank."""
-    for file in files:
-        if not file.is_file():
-            raise InputError(f"{file}, for --{role}, is no file: give two files that exist")
-    if sides(pair)[1] != TREE:
-        return
-    if not files[0].samefile(files[1]) or file.suffix != ".mrg":
+def _texts(role: str, paths: Sequence[Path], pair: str) -> list[Files]:
+    """Return the texts of a role; raise InputError where a file is missing or alone, or no treebank given twice."""
+    rest, texts = list(paths), list[Files]()
+    while rest:
+        texts.append(tuple(rest[: 1 if text_files.holds_both(rest[0]) else 2]))
+        del rest[: len(texts[-1])]
+    for files in texts:
+        for file in files:
+            if not file.is_file():
+                raise InputError(f"{file}, for --{role}, is no file: give files that exist")
+        if text_files.holds_both(files[-1]) != (len(files) == 1):
+            raise InputError(f"{files[0]}, for --{role}, is one side: give two files, a .tsv or a .tmx")
+        if sides(pair)[1] == TREE:
+            _check_treebank(role, files, pair)
+    if role != "train" and len(texts) > 1:
+        raise InputError(f"--{role} is given {len(texts)} times: give it once")
+    return texts
+
+
+def _check_treebank(role: str, files: Files, pair: str) -> None:
+    """Raise InputError where two files are not one treebank."""
+    if not files[0].samefile(files[-1]) or files[0].suffix != ".mrg":
         raise InputError(
-            f"--{role} is {files[0]} and {files[1]}: for {pair} give one treebank in Penn bracketing twice, with a "
+            f"--{role} is {files[0]} and {files[-1]}: for {pair} give one treebank in Penn bracketing twice, with a "
             "name that ends in .mrg; sentences and trees are made of it"
         )
-    if not sum(1 for _ in read_trees(read_lines(file), str(file))):
-        raise InputError(f"{file}, for --{role}, holds no tree: give a treebank in Penn bracketing")
+    if not sum(1 for _ in read_trees(read_lines(files[0]), str(files[0]))):
+        raise InputError(f"{files[0]}, for --{role}, holds no tree: give a treebank in Penn bracketing")
 
 
-def _doubts(role: str, files: tuple[Path, Path], training: tuple[Path, Path]) -> Iterator[str]:
-    """Yield what is doubtful in a parallel text: pairs without text or translation, training lines held out, too.
+def _place(folder: Path, texts: Mapping[str, Sequence[Files]], pair: str, changes: Changes) -> Placed:
+    """Check all texts; link plain files that do not change into `folder`, write all else into its folder `MADE`."""
+    trees, languages = sides(pair)[1] == TREE, sides(pair)
+    placed: Placed = {role: [] for role in ("train", *HELD_OUT)}
+    # A database in a file that ends with the connection: memory does not grow with the text.
+    with closing(sqlite3.connect("")) as seen:
+        seen.executescript("PRAGMA journal_mode=OFF; CREATE TABLE pairs (digest INTEGER PRIMARY KEY)")
+        for role, number, files in ((role, *each) for role, given in texts.items() for each in enumerate(given, 1)):
+            stem = f"{role}-{number}" if len(texts[role]) > 1 else role
+            repeats = seen if role == "train" and changes.dedup else None
+            lines = iter(()) if trees else _good(files, languages, changes.skip_bad, repeats)
+            changed = changes.skip_bad or (role == "train" and any(changes))
+            if changed or len(files) == 1 or any(file.suffix in text_files.PACKED for file in files):
+                both = [folder / MADE / f"{stem}.{language}" for language in languages]
+                _write(both, lines)
+            else:
+                deque(lines, maxlen=0)
+                both = [folder / f"{stem}.{'mrg' if trees else language}" for language in languages]
+                for link, file in dict(zip(both, files, strict=True)).items():
+                    link.symlink_to(file.resolve())
+            placed[role].append(both)
+    return placed
 
-    Raises InputError where it is no parallel text, or no text.
+
+def _good(files: Files, languages: tuple[str, str], skip_bad: bool, seen: sqlite3.Connection | None) -> Iterator[Pair]:
+    """Yield the pairs of a text that are not `seen`, and say what was left out.
+
+    Without `skip_bad`, raises InputError that names the first bad lines. A line without text on a side is bad only
+    with it: later stages drop it.
     """
-    pairs = empty = equal = 0
-    for pairs, lines in enumerate(parallel(*files), 1):
-        for file, line in zip(files, lines, strict=True):
-            if "\0" in line:
-                raise InputError(f"{file}, line {pairs:,}, holds a NUL byte, as UTF-16 does: convert it to UTF-8")
-            if len(line) > LONGEST:
-                raise InputError(f"{file}, line {pairs:,}, has {len(line):,} characters: give one segment per line")
-        empty += not all(map(str.strip, lines))
-        equal += lines[0] == lines[1] != ""
-    for count, what in ((empty, "an empty side"), (equal, "equal sides")):
-        if 2 * count > pairs:
-            yield f"{count:,} of the {pairs:,} pairs for --{role} have {what}"
-    for path, trained in zip(files, training, strict=True) if role != "train" else ():
-        known = {line for line in read_lines(path) if line.strip()}
-        if shared := len(known.intersection(read_lines(trained))):
-            yield f"{shared:,} of {len(known):,} different lines of {path} are also in {trained}"
+    counts, first, named = Counter[str](), dict[str, str](), list[str]()
+    unit = "unit" if text_files.ending(files[0]) == ".tmx" else "line"
+    for number, found in enumerate(text_files.pairs(files, languages), 1):
+        if isinstance(found, Bad):
+            bad = found
+        elif skip_bad and any(map(is_blank, found)):
+            bad = Bad("one-sided", "has no text", is_blank(found[1]))
+        elif seen is not None and not seen.execute(INSERT, (_number("\n".join(found)),)).rowcount:
+            bad = Bad("repeated", "has a pair that was there before")
+        else:
+            yield found
+            continue
+        where = f"{files[bad.side % len(files)]}, {unit} {number:,}, {bad.what}"
+        counts[bad.reason] += 1
+        first.setdefault(bad.reason, where)
+        if not skip_bad and bad.reason != "repeated":
+            named.append(where)
+            if len(named) == NAMED:
+                break
+    if named:
+        raise InputError(f"{'; '.join(named)}: correct such lines, or leave them out with --skip-bad")
+    for reason, count in counts.items():
+        _say(f"{count:,} left out, {reason}; the first: {first[reason]}")
+
+
+def _hold_out(placed: Placed, folder: Path, pair: str, count: int, kept: Mapping[str, tuple[str, Pair]]) -> None:
+    """Move `count` pairs of the training text into each missing set, and leave out others that share a side with one.
+
+    A hash of its source assigns a pair to validation or test, of which each gets the pairs with the smallest hashes.
+    Those that a set had before (`kept`: role and pair by source) come first: text that is added later moves nothing.
+    """
+    best: dict[str, dict[tuple[bool, int], Pair]] = {role: {} for role in HELD_OUT if not placed[role]}
+    total = 0
+    for source, target in chain.from_iterable(parallel(*both) for both in placed["train"]):
+        total += 1
+        key = _key(source)
+        role, chosen = kept.get(key) or (HELD_OUT[_number(key) % 2], (source, target))
+        if role in best and not is_blank(source) and not is_blank(target):
+            best[role].setdefault((key not in kept, _number(key)), chosen)
+            if len(best[role]) > 2 * count:
+                best[role] = dict(sorted(best[role].items())[:count])
+    for role, found in best.items():
+        if len(found) < count:
+            raise InputError(
+                f"--holdout is {count:,}, but the text has {len(found):,} sentences for --{role}: lower it"
+            )
+        placed[role].append([folder / f"{role}.{language}" for language in sides(pair)])
+        _write(placed[role][0], (chosen for _, chosen in sorted(found.items())[:count]))
+        total -= count
+    held = [{_key(line) for role in best for line in read_lines(placed[role][0][side])} for side in (0, 1)]
+    for both in placed["train"]:
+        rest = [path.with_name(f"{path.name}.rest") for path in both]
+        total -= _write(
+            rest, (each for each in parallel(*both) if not {_key(each[0])} & held[0] | {_key(each[1])} & held[1])
+        )
+        for path, new in zip(both, rest, strict=True):
+            new.replace(path)
+    _say(f"{count:,} pairs held out for {' and '.join(best)}, {total:,} left out that share a side with one")
+
+
+def _held_out_before(folder: Path, pair: str, roles: Iterable[str]) -> dict[str, tuple[str, Pair]]:
+    """Return the pairs of a catalog's sets, by source, with their role."""
+    files = {role: [folder / MADE / f"{role}.{language}" for language in sides(pair)] for role in roles}
+    there = {role: both for role, both in files.items() if all(path.exists() for path in both)}
+    return {_key(each[0]): (role, each) for role, both in there.items() for each in parallel(*both)}
+
+
+def _write(both: Sequence[Path], lines: Iterable[Pair]) -> int:
+    """Write both sides of a text; return the number of pairs. Raises InputError where there is none."""
+    count = 0
+    both[0].parent.mkdir(exist_ok=True)
+    with both[0].open("wb") as source, both[1].open("wb") as target:
+        for pair in lines:
+            count += 1
+            source.write(f"{pair[0]}\n".encode())
+            target.write(f"{pair[1]}\n".encode())
+    if not count:
+        raise InputError(f"no pair is left for {both[0].stem}: give a text with more")
+    return count
+
+
+def _key(line: str) -> str:
+    return " ".join(line.split())
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), signed=True)
+
+
+def _say(note: str) -> None:
+    print(f"catalog: {note}", file=sys.stderr)
+
+
+def _doubts(placed: Placed, languages: tuple[str, str]) -> Iterator[str]:
+    """Yield what is doubtful in parallel texts: pairs without text or translation, held-out lines in training, too."""
+    for role, texts in placed.items():
+        pairs = empty = equal = 0
+        for source, target in chain.from_iterable(parallel(*both) for both in texts):
+            pairs += 1
+            empty += not (source.strip() and target.strip())
+            equal += source == target != ""
+        for count, what in ((empty, "an empty side"), (equal, "equal sides")):
+            if 2 * count > pairs:
+                yield f"{count:,} of the {pairs:,} pairs for --{role} have {what}"
+    for side, language in enumerate(languages):
+        held = {
+            role: {line for both in placed[role] for line in read_lines(both[side]) if line.strip()}
+            for role in HELD_OUT
+        }
+        training = chain.from_iterable(read_lines(both[side]) for both in placed["train"])
+        equals, near = _repeated(set().union(*held.values()), training, language)
+        for role, lines in held.items():
+            if (lines & equals) or (lines & near):
+                yield (
+                    f"{len(lines & equals):,} of {len(lines):,} different lines for --{role} in {language} are also in "
+                    f"the training text, and {len(lines & near):,} more share over half of their {GRAM}-grams with a "
+                    "line of it"
+                )
+
+
+def _repeated(held: set[str], training: Iterable[str], language: str) -> tuple[set[str], set[str]]:
+    """Return the held-out lines that are in the training text, and those nearly so; memory grows with them alone.
+
+    A near one has more than half of its different 8-grams, in any case of letters, in one training line.
+    """
+
+    def grams(line: str) -> set[tuple[str, ...]]:
+        words = tokens(line.casefold(), language)
+        return set(zip(*(words[at:] for at in range(GRAM)), strict=False))
+
+    sizes, having = dict[str, int](), dict[tuple[str, ...], list[str]]()
+    for line in held:
+        found = grams(line)
+        sizes[line] = len(found)
+        for gram in found:
+            having.setdefault(gram, []).append(line)
+    equal, near = set[str](), set[str]()
+    for line in training:
+        if line in held:
+            equal.add(line)
+        shared = Counter(each for gram in grams(line) for each in having.get(gram, ()))
+        near.update(each for each, count in shared.items() if 2 * count > sizes[each])
+    return equal, near - equal
 
 
 def identified(data: DataSettings) -> DataSettings:

@@ -127,7 +127,8 @@ def subword_tables(vocabulary: Subwords) -> dict[str, Any]:
     if isinstance(vocabulary, BytePairs):
         return {"kind": "bpe", "codes": [f"{first} {second}" for first, second in vocabulary.codes], **tables}
     if isinstance(vocabulary, WordPieces):
-        return {"kind": "wordpieces", "scores": vocabulary.scores(), **tables}
+        own = sorted(vocabulary.settings.user_defined_symbols, key=len, reverse=True)
+        return {"kind": "wordpieces", "scores": vocabulary.scores(), "whole": own, **tables}
     return tables
 
 

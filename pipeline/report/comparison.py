@@ -48,7 +48,7 @@ def difference(first: Compared, second: Compared) -> Comparison:
         names = " and ".join(f"{run.name}: {run.metrics[f'{task_in(run.metrics).key}_set']}" for run in (first, second))
         raise InputError(f"the runs were scored on different lines ({names}): compare two runs of one test set")
     baseline, system = ([line.output for line in run.lines] for run in (first, second))
-    return scorer(second.languages[1]).compare(
+    return scorer(second.languages[1], second.configuration.get("scoring.tokenize")).compare(
         baseline, system, [line.reference for line in first.lines], second.languages[1]
     )
 
@@ -134,5 +134,5 @@ def blocks(
         Heading("Scores"),
         Table(("results/scores.json", *names), measured),
         Heading(f"{by.title} by length", 3),
-        sentences.by_length(systems, first.languages[1]),
+        sentences.by_length(systems, first.languages[1], second.configuration.get("scoring.tokenize")),
     ]

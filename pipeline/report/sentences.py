@@ -85,9 +85,9 @@ def extremes(lines: Sequence[Line], metric: str) -> Table:
     return Table(("line", metric, "source", "reference", "output"), rows, link="#line=")
 
 
-def by_length(systems: Mapping[str, Sequence[Line]], target: str) -> Table:
+def by_length(systems: Mapping[str, Sequence[Line]], target: str, tokenize: str | None) -> Table:
     """Return BLEU, or F1 of trees, by the number of words of the source, shortest first; no empty groups."""
-    by = scorer(target)
+    by = scorer(target, tokenize)
     texts = ([[getattr(line, text) for line in lines] for text in Line._fields[:3]] for lines in systems.values())
     measured = [by.by_length(source, output, reference, target) for source, reference, output in texts]
     rows = [

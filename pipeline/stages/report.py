@@ -48,7 +48,7 @@ def blocks(lines: Sequence[sentences.Line], names: Mapping[str, str]) -> list[Bl
         Heading(f"{output.capitalize()}s of the test set"),
         Paragraph(f"The page has all {len(lines):,} lines, report.md the best and the worst, above."),
         sentences.view({output: lines}, data.source, data.target),
-        *chapters.groups(data, codec, lines, target),
+        *chapters.groups(data, codec, lines, target, load_section("scoring", sections.ScoringSettings).tokenize),
         *chapters.attention(data),
         Heading(f"Differences from the paper's {name}"),
         Table(("key", f"the paper's {name}", "this run"), unlike) if unlike else Paragraph("None in the settings."),

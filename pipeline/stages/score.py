@@ -10,7 +10,7 @@ from nmt.common.files import write_json
 from nmt.evaluation.scoring import Output, scorer
 from pipeline.config.corpora import DataSettings
 from pipeline.config.paths import AVERAGE, AVERAGING, LAST, METRICS, RAW, SCORES, TRAINING, TRANSLATIONS, read_json
-from pipeline.config.sections import check_versions, load_section
+from pipeline.config.sections import ScoringSettings, check_versions, load_section
 
 COPIED = ("valid_ppl", "params", "vocabulary", "updates")  # keys that scores.json takes from results/training.json
 COMPARED = (
@@ -54,7 +54,7 @@ def run() -> None:
     )
     training, averaging = read_json(TRAINING), read_json(AVERAGING)
     values = {
-        **scorer(data.target).scores(test, valid, data.target),
+        **scorer(data.target, load_section("scoring", ScoringSettings).tokenize).scores(test, valid, data.target),
         "bleu_model": averaging["weights"],
         "averaged_checkpoints": averaging["checkpoints"],
         **{key: training[key] for key in COPIED},

@@ -1,8 +1,9 @@
 """Tokenise and filter the text: data/raw -> data/tokenized.
 
-Training corpora are joined in the catalog's order. Dropped pairs are counted by corpus and reason. The lines of the
-validation and the test set whose source, target or both are in a kept training pair, too (equal after tokenisation),
-are counted by corpus and in sum. The validation set is tokenised and never filtered; the test set stays raw.
+Training corpora are joined in the catalog's order, each pair as often as its corpus' weight says. Dropped pairs are
+counted by corpus and reason. The lines of the validation and the test set whose source, target or both are in a kept
+training pair, too (equal after tokenisation), are counted by corpus and in sum. The validation set is tokenised and
+never filtered; the test set stays raw.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from nmt.codec import tokenizers
 from nmt.common.files import write_json, writing
 from nmt.errors import InputError
-from nmt.text.moses import Moses
+from nmt.text.moses import MOST_CHANGED, SAMPLE, Moses
 from nmt.text.parallel_text import REASONS, Block, decode, drop_reason, read_lines, read_parallel_blocks
 from nmt.text.settings import FilterSettings, PreparationSettings, TokenizerSettings
 from pipeline.config.corpora import DataSettings
@@ -28,9 +29,6 @@ from pipeline.config.sections import check_versions, load_section
 from pipeline.data.blocks import executor, map_in_order
 
 PAIRS = 8192  # per task of a worker
-SAMPLE = 500  # lines of each training text for which Moses is tried
-MOST_CHANGED = 0.05
-"""Largest share of lines that Moses may change; at most 0.015 in real en, de, fr, cs, ru, at least 0.11 in ar, ja."""
 
 
 Prepared = tuple[bytes, bytes, Counter[str], set[bytes]]
@@ -96,16 +94,16 @@ def tokenize(data: DataSettings, preparation: PreparationSettings, folder: Path,
         source, target = (RAW / f"{name}.{language}" for language in languages)
         return map_in_order(pool, work, read_parallel_blocks(source, target, PAIRS))
 
-    def write(role: str, names: Iterable[str], work: Work) -> dict[str, tuple[Counter[str], set[bytes]]]:
-        """Write texts one after another into the files of `role`; return the counts and held-out digests of each."""
+    def write(role: str, weights: Mapping[str, int], work: Work) -> dict[str, tuple[Counter[str], set[bytes]]]:
+        """Write texts by their weights into the files of `role`; return the counts and held-out digests of each."""
         counted: dict[str, tuple[Counter[str], set[bytes]]] = {}
         paths = [folder / f"{role}.{language}" for language in languages]
         with paths[0].open("wb") as source, paths[1].open("wb") as target:
-            for name in names:
+            for name, weight in weights.items():
                 counted[name] = Counter(), set()
                 for source_text, target_text, counts, seen in prepared(work, f"{role}.{name}"):
-                    source.write(source_text)
-                    target.write(target_text)
+                    source.write(source_text * weight)
+                    target.write(target_text * weight)
                     counted[name][0].update(counts)
                     counted[name][1].update(seen)
         return counted
@@ -119,10 +117,10 @@ def tokenize(data: DataSettings, preparation: PreparationSettings, folder: Path,
         ]
         for role, text in (("valid", data.valid), ("test", data.test))
     }
-    valid, _ = write("valid", [data.valid.name], unfiltered)[data.valid.name]
+    valid, _ = write("valid", {data.valid.name: 1}, unfiltered)[data.valid.name]
     everything = frozenset(digest for lines in held_out.values() for line in lines for digest in line)
     filtered = partial(prepare, languages, preparation.tokenizer, preparation.filters, everything)
-    corpora = write("train", [text.name for text in data.train], filtered)
+    corpora = write("train", {text.name: text.weight for text in data.train}, filtered)
     total = sum((counts for counts, _ in corpora.values()), Counter[str]())
     if not total["kept"]:
         reasons = why({reason: total[f"dropped_{reason}"] for reason in REASONS})
@@ -182,9 +180,12 @@ def run() -> None:
         with executor(sum(path.stat().st_size for path in RAW.iterdir())) as pool:
             stats = tokenize(data, preparation, folder, pool)
         write_json(folder / "stats.json", stats)
-    for name, counts in stats["corpora"].items():
+    for text, (name, counts) in zip(data.train, stats["corpora"].items(), strict=True):
         dropped = f" ({why(counts['dropped'])})" if counts["kept"] < counts["pairs"] else ""
-        print(f"{name}: {counts['kept']:,} of {counts['pairs']:,} pairs kept{dropped}")
+        print(
+            f"{name}: {counts['kept']:,} of {counts['pairs']:,} pairs kept{dropped}"
+            + f", {text.weight} times" * (text.weight > 1)
+        )
     for role, found in stats["overlap"].items():
         if any(found.values()):
             shared = ", ".join(f"{kind} {count:,}" for kind, count in found.items())

@@ -87,6 +87,43 @@ def test_a_wrong_call_gets_a_sentence(
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
+CHINESE = (["你好，世界。", "我 爱你。"], ["Hello, world.", "I love you."])
+
+
+def test_fit_takes_the_tokenizer_and_subwords_of_the_pipeline(tmp_path: Path) -> None:
+    call = {"pairs": CHINESE, "valid": CHINESE, "languages": ("zh", "en"), "model": TINY, "training": {"updates": 1}}
+    made = nmt.fit(**call, folder=tmp_path / "raw", subwords={"vocabulary": 300, "split_digits": True})
+    assert made.description.tokenizer.tokenizer == "none"
+    assert (made.model.subwords.settings.kind, made.model.subwords.settings.split_digits) == ("wordpieces", True)
+    for given, message in (
+        ({"tokenizer": {"tokenizer": "moses"}}, "Moses' tokenizer does not restore this text: set tokenizer.tokenizer"),
+        ({"tokenizer": {"tokenizer": "vinyals"}}, "`fit` trains no parser"),
+        ({"subwords": {"vocabulary": 0}}, "vocabulary is 0; input should be greater"),
+        (
+            {
+                "pairs": PAIRS,
+                "subwords": {
+                    "merges": None,
+                    "vocabulary": 300,
+                    "kind": "wordpieces",
+                    "user_defined_symbols": ["<2de>"],
+                },
+            },
+            "would tear",
+        ),
+        (
+            {"start_from": tmp_path / "raw", "subwords": {"vocabulary": 300}},
+            "with start_from, tokenizer and subwords are",
+        ),
+    ):
+        with pytest.raises(InputError, match=re.escape(message)):
+            nmt.fit(**call | {"folder": tmp_path / "other"} | given)
+    bpe = nmt.fit(
+        **call, folder=tmp_path / "bpe", tokenizer={"tokenizer": "none"}, subwords={"kind": "bpe", "merges": 3}
+    )
+    assert bpe.model.subwords.settings.kind == "bpe"
+
+
 def test_fit_starts_from_another_models_weights_and_subwords(tmp_path: Path) -> None:
     parent = folder_of(tmp_path / "parent", target="fr")
     call = {"pairs": PAIRS, "valid": PAIRS, "folder": tmp_path / "mine", "start_from": parent}

@@ -197,14 +197,16 @@ function bytesAsText(bytes) {
 }
 
 /** Word pieces as by sentencepiece's BPE with bytes for unseen characters. Returns {encode, decode}. */
-function makeWordPieces({ symbols, scores, usedRows }) {
+function makeWordPieces({ symbols, scores, whole, usedRows }) {
   const ids = new Map(symbols.slice(0, usedRows).map((symbol, row) => [symbol, row]));
   const byteName = (byte) => `<0x${byte.toString(16).toUpperCase().padStart(2, "0")}>`;
   const bytes = new Map(Array.from({ length: 256 }, (_, byte) => [ids.get(byteName(byte)), byte]));
 
+  const parts = new RegExp([...whole.map((symbol) => symbol.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&")), "."].join("|"), "gsu");
+
   function encode(line) {
     if (!line) return [];
-    const pieces = Array.from(UNDERSCORE + line.replaceAll(" ", UNDERSCORE));
+    const pieces = (UNDERSCORE + line.replaceAll(" ", UNDERSCORE)).match(parts);
     for (;;) {
       let best = -1;
       let score = -Infinity;

@@ -59,10 +59,10 @@ def lines() -> list[str]:
     return found + HARD
 
 
-def word_piece_folder(folder: Path, text: list[str]) -> Path:
+def word_piece_folder(folder: Path, text: list[str], **own: Any) -> Path:
     """A model folder with random weights and word pieces of raw text, as row `sample` has them for en-fr."""
     counts = dict.fromkeys((word for line in text for word in line.split()), 2)
-    settings = SubwordSettings(kind="wordpieces", merges=None, vocabulary=600, multiple_of=8)
+    settings = SubwordSettings(kind="wordpieces", merges=None, vocabulary=600, multiple_of=8, **own)
     learned = subwords.learn(counts, settings)
     learned.save(folder.parent / "pieces")
     base = load_description(folder_of(folder.parent / "base", d_ff=24, projection_biases=False))
@@ -130,6 +130,9 @@ def test_transformers_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyP
     transformers_export.export(pieces, tmp_path / "standard")
     assert not list((tmp_path / "standard").glob("*.py")), "no code is needed"
     check_alike(pieces, tmp_path / "standard", texts)
+    tagged = word_piece_folder(tmp_path / "tagged", texts[:60], user_defined_symbols=("<2de>",))
+    transformers_export.export(tagged, tmp_path / "with-tags")
+    check_alike(tagged, tmp_path / "with-tags", ["<2de> the house", *texts[:12]])
     halves = folder_of(tmp_path / "halves", position_layout="halves")
     transformers_export.export(halves, tmp_path / "halved")
     check_alike(halves, tmp_path / "halved", sample_lines()[:12])

@@ -209,6 +209,31 @@ def test_word_pieces_follow_the_counts_of_words(capfd: pytest.CaptureFixture[str
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_users_symbols_and_digits_stay_as_set(tmp_path: Path) -> None:
+    own = {"user_defined_symbols": ("<2de>", "x.y*"), "split_digits": True, "character_coverage": 0.98}
+    settings = SubwordSettings(kind="wordpieces", merges=None, vocabulary=400, multiple_of=8, **own)
+    made = learn(Counter({"<2de>": 99, "a<2de>x.y*": 9, "year2026": 50, "ab": 3000, "ç": 1}), settings)
+    made.save(tmp_path / "subwords")
+    made = load(tmp_path / "subwords")
+    assert made.settings == settings
+    line = "<2de> year2026 x.y*ç"
+    symbols = made.symbols(made.encode(line))
+    assert symbols[:2] == ["\u2581", "<2de>"]
+    assert {"x.y*", "<0xC3>"} < set(symbols)
+    assert [symbol for symbol in symbols if symbol.isdigit()] == list("2026")
+    assert made.decode(made.encode(line)) == line
+    plain = learn({"ab": 9, "2026": 9}, pieces(275))
+    assert not {"character_coverage", "split_digits", "user_defined_symbols"} & plain.settings.model_dump().keys()
+    assert "2026" in "".join(plain.symbols(plain.encode("2026")))
+
+
+def test_words_longer_than_sentencepiece_takes_are_learnt_from() -> None:
+    made = learn({"漢字" * 3000: 1, "a" * 4000: 1}, pieces(275))
+    assert {"漢字", "aa"} < set(made.symbols(range(made.used_rows)))
+    with pytest.raises(ValueError, match="split_digits is a setting of word pieces, and kind is bpe: remove it"):
+        SubwordSettings(kind="bpe", merges=3, vocabulary=None, multiple_of=8, split_digits=True)
+
+
 def test_damaged_folders_are_refused(subwords: Subwords, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere holds no usable subwords"):
         load(tmp_path / "nowhere")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import lzma
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,10 @@ import yaml
 from command_line import printed, refused, wmt
 
 from nmt.errors import InputError
+from nmt.text.parallel_text import parallel
 from pipeline.config import catalogs
 from pipeline.config.corpora import Pair
+from pipeline.data.user_text import verified
 
 ROOT = Path(__file__).resolve().parents[3]
 MD5 = "cd" * 16
@@ -222,7 +227,7 @@ def texts(repository: Path) -> list[str]:
 
 
 def nothing_written() -> bool:
-    return not Path("data/local").exists() and "mine" not in catalogs.names()
+    return not [*Path("data").glob("local/*")] and "mine" not in catalogs.names()
 
 
 def test_add_writes_a_catalog_of_links(texts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -267,10 +272,14 @@ def test_files_of_ones_own_are_not_deleted_by_force(texts: list[str]) -> None:
     ("file", "content", "message"),
     [
         ("train.de", b"one\n", "elsewhere/train.en has 2 lines and elsewhere/train.de has 1"),
-        ("valid.en", b"good\nb\xff\n", "elsewhere/valid.en, line 2: the byte 0xff at offset 6 is"),
+        (
+            "valid.en",
+            b"good\nb\xff\n",
+            "elsewhere/valid.en, line 2, has the byte 0xff, which is not valid UTF-8: correct",
+        ),
         ("test.en", None, "elsewhere/test.en, for --test, is no file"),
         ("train.en", b"a\nb\0c\n", "elsewhere/train.en, line 2, holds a NUL byte"),
-        ("test.de", b"x" * 1_000_001 + b"\nb\n", "elsewhere/test.de, line 1, has 1,000,001 characters"),
+        ("test.de", b"x" * 1_000_001 + b"\nb\n", "elsewhere/test.de, line 1, has 1,000,001 characters: correct"),
         ("test.en test.de", b"", "elsewhere/test.en and elsewhere/test.de are empty: "),
     ],
 )
@@ -286,8 +295,11 @@ def test_add_refuses_what_is_no_parallel_text(texts: list[str], file: str, conte
     [
         ({"valid.en": b"\n \n"}, "2 of the 2 pairs for --valid have an empty side"),
         ({"train.en": b"a\nb\nc\n", "train.de": b"a\nb\nd\n"}, "2 of the 3 pairs for --train have equal sides"),
-        ({"test.de": b"\ntrain\n"}, "1 of 1 different lines of elsewhere/test.de are also in elsewhere/train.de"),
-        ({"valid.en": b"a\nand\n", "train.en": b"and\na\n"}, "2 of 2 different lines of elsewhere/valid.en are"),
+        (
+            {"test.de": b"\ntrain\n"},
+            "1 of 1 different lines for --test in de are also in the training text, and 0 more",
+        ),
+        ({"valid.en": b"a\nand\n", "train.en": b"and\na\n"}, "2 of 2 different lines for --valid in en are also in"),
     ],
 )
 def test_add_warns_of_text_that_makes_a_score_worthless(
@@ -350,3 +362,143 @@ def test_list_prints_names_and_descriptions() -> None:
     lines = printed("catalog", "list").splitlines()
     assert [line.split()[:3] for line in lines] == [["wmt14", "de-en", "en-de"], ["wmt16-t2t", "de-en", "en-de"]]
     assert "News Commentary 11" in lines[1]
+
+
+# Text as users have it.
+
+
+def written(role: str, name: str = "mine") -> list[tuple[str, str]]:
+    """The pairs that the catalog's texts of a role have."""
+    data = catalogs.data_settings(catalogs.load(name), "cs-en")
+    texts = data.train if role == "train" else [getattr(data, role)]
+    return [pair for text in texts for pair in parallel(verified(text.source), verified(text.target))]
+
+
+def add(*arguments: str, held_out: str = "--valid v.tsv --test t.tsv") -> list[str]:
+    Path("v.tsv").write_text("dobrý den\tgood day\n")
+    Path("t.tsv").write_text("na shledanou\tgoodbye\n")
+    return ["catalog", "add", "mine", "--pair", "cs-en", *held_out.split(), *arguments]
+
+
+TMX = """<?xml version="1.0"?><!DOCTYPE tmx [<!ENTITY a "aaaaaaaaaa"><!ENTITY f SYSTEM "secret">]><tmx><header/><body>
+<tu><tuv xml:lang="CS-cz"><seg>dva &amp; tři<bpt i="1">&lt;b></bpt>
+ nohy</seg></tuv><tuv xml:lang="en"><seg>two <hi>legs</hi></seg></tuv></tu>
+<tu><tuv xml:lang="en"><seg>&a;x&f;</seg></tuv><tuv lang="cs"><seg>x</seg></tuv><tuv lang="csb"><seg>y</seg></tuv></tu>
+<tu><tuv xml:lang="en"><seg>alone</seg></tuv></tu></body></tmx>"""
+
+
+def test_texts_are_two_files_a_tsv_or_a_tmx_packed_or_not(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("secret").write_text("secret")
+    Path("a.cs.gz").write_bytes(gzip.compress(b"jedna\r\n"))
+    with zipfile.ZipFile("a.en.zip", "w") as packed:
+        packed.writestr("inside", "\ufeffone\n")
+    Path("b.tsv.xz").write_bytes(lzma.compress("dům\thouse\r\npes\tdog\n".encode()))
+    Path("c.tmx").write_text(TMX)
+    arguments = ["--train", "a.cs.gz", "a.en.zip", "--train", "b.tsv.xz", "--train", "c.tmx"]
+    assert "c.tmx, unit 3, has no cs: correct such lines, or leave them out with --skip-bad" in refused(
+        *add(*arguments)
+    )
+    assert wmt(*add(*arguments, "--skip-bad")) == 0
+    assert "catalog: 1 left out, one-sided; the first: c.tmx, unit 3, has no cs" in capsys.readouterr().err
+    given = [("jedna\r", "one"), ("dům", "house"), ("pes", "dog"), ("dva & tři nohy", "two legs"), ("x", "&a;x&f;")]
+    assert written("train") == given
+    assert written("test") == [("na shledanou", "goodbye")]
+    assert [text.name for text in catalogs.load("mine").pairs["cs-en"].train] == [f"mine-train-{n}" for n in (1, 2, 3)]
+
+
+def test_bad_lines_are_named_or_left_out_and_counted(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [b"a\tb", b"\xff\tb", b"a", b"a\t" + b"b" * 1_000_001, b"a\t\xc3", b" \tb", b"c\td"]
+    Path("bad.tsv").write_bytes(b"\n".join(lines))
+    named = "bad.tsv, line 2, has the byte 0xff, which is not valid UTF-8; bad.tsv, line 3, has 1 columns, not two; "
+    sentence = refused(*add("--train", "bad.tsv"))
+    assert sentence.startswith(f"catalog: {named}bad.tsv, line 4, has 1,000,001 characters: correct")
+    assert nothing_written()
+    assert wmt(*add("--train", "bad.tsv", "--skip-bad")) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "catalog: 2 left out, not UTF-8; the first: bad.tsv, line 2, has the byte 0xff, which is not valid UTF-8",
+        "catalog: 1 left out, not two columns; the first: bad.tsv, line 3, has 1 columns, not two",
+        "catalog: 1 left out, over-long; the first: bad.tsv, line 4, has 1,000,001 characters",
+        "catalog: 1 left out, one-sided; the first: bad.tsv, line 6, has no text",
+    ]
+    assert written("train") == [("a", "b"), ("c", "d")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--train a.cs", "a.cs, for --train, is one side: give two files, a .tsv or a .tmx"),
+        ("--train a.cs --train t.tsv", "a.cs, for --train, is one side"),
+        ("--train broken.tsv.gz", "broken.tsv.gz is broken ("),
+        ("--train broken.tmx", "broken.tmx is no TMX that can be read ("),
+        ("--train other.tmx", "other.tmx has no unit in both cs and en; its languages are ['csb', 'de', 'en']"),
+        ("--train t.tsv --holdout 1", "give --valid and --test, or --holdout in place of one or both"),
+        ("--train t.tsv --test v.tsv", "--test is given 2 times: give it once"),
+    ],
+)
+def test_add_refuses_what_is_no_text(repository: Path, arguments: str, message: str) -> None:
+    Path("a.cs").write_text("a\n")
+    Path("broken.tsv.gz").write_bytes(gzip.compress(b"a\tb\n" * 99)[:-9])
+    Path("broken.tmx").write_text(TMX[:-30])
+    Path("other.tmx").write_text(TMX.replace("CS-cz", "de").replace('"cs"', '"de"'))
+    assert refused(*add(*arguments.split(), "--skip-bad")).startswith(f"catalog: {message}")
+    assert nothing_written()
+
+
+def test_a_hostile_tmx_is_refused(repository: Path) -> None:
+    levels = [f'<!ENTITY l{n} "{f"&l{n - 1};" * 99}">' for n in range(1, 9)]
+    head = f"<!DOCTYPE tmx [<!ENTITY l0 'lol'>{''.join(levels)}]>"
+    both = "".join(f'<tuv xml:lang="{language}"><seg>&l8;</seg></tuv>' for language in ("cs", "en"))
+    Path("c.tmx").write_text(f"{head}<tmx><body><tu>{both}</tu></body></tmx>")
+    refusal = "catalog: c.tmx is no TMX that can be read (Maximum entity amplification factor exceeded"
+    assert refused(*add("--train", "c.tmx")).startswith(refusal)
+
+
+def numbered(first: int, last: int) -> str:
+    """Lines of a TSV, each source twice with other translations, of which some are of two sources."""
+    return "".join(f"věta {n}\tsentence {n // 2}\nvěta {n}\tother {n}\n" for n in range(first, last))
+
+
+def test_held_out_pairs_are_in_no_training_and_stay(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.tsv").write_text(numbered(0, 200))
+    arguments = ["--train", "a.tsv", "--holdout"]
+    assert wmt(*add(*arguments, "20", held_out="")) == 0
+    assert "catalog: 20 pairs held out for valid and test, " in capsys.readouterr().err
+    first = {role: written(role) for role in ("train", "valid", "test")}
+    assert [len(set(pairs)) for pairs in first.values()][1:] == [20, 20]
+    for side in (0, 1):
+        held = {pair[side] for role in ("valid", "test") for pair in first[role]}
+        assert held.isdisjoint(pair[side] for pair in first["train"])
+    sources = [{source for source, _ in pairs} for pairs in first.values()]
+    assert sources[1].isdisjoint(sources[2])
+
+    Path("b.tsv").write_text(numbered(200, 2000) + "".join(f"{source} \tanother\n" for source, _ in first["test"]))
+    assert wmt(*add("--train", "b.tsv", *arguments, "20", "--force", held_out="")) == 0
+    assert {role: written(role) for role in ("valid", "test")} == {role: first[role] for role in ("valid", "test")}
+    assert set(first["train"]) < set(written("train"))
+    assert sources[2].isdisjoint(source.strip() for source, _ in written("train"))
+
+    assert wmt(*add(*arguments, "30", "--force", held_out="")) == 0
+    assert set(first["test"]) < set(written("test"))
+    assert "--holdout is 2,000, but the text has" in refused(*add(*arguments, "2000", "--force", held_out=""))
+    assert wmt(*add(*arguments, "5", "--force", held_out="--test t.tsv")) == 0
+    assert (len(written("valid")), written("test")) == (5, [("na shledanou", "goodbye")])
+
+
+def test_repeated_pairs_go_and_near_duplicates_are_told(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [f"w{n}" for n in range(16)]  # nine 8-grams; a change at 12 leaves five, at 11 four
+    twelve, eleven = ([*words[:at], "x", *words[at + 1 :]] for at in (12, 11))
+    Path("near.tsv").write_text("".join(f"s{n}\t{' '.join(line)}\n" for n, line in enumerate([twelve, twelve, eleven])))
+    Path("a.tsv").write_text("a\tb\na\tc\na\tb\n")
+    Path("c.tsv").write_text("a\tb\na\td\n")
+    Path("exam.tsv").write_text(f"good\t{' '.join(words).upper()}\n")
+    arguments = ["--train", "near.tsv", "--train", "a.tsv", "--train", "c.tsv", "--dedup"]
+    assert wmt(*add(*arguments, held_out="--valid v.tsv --test exam.tsv")) == 0
+    told = capsys.readouterr().err
+    assert "catalog: 1 left out, repeated; the first: c.tsv, line 1, has a pair that was there before" in told
+    assert (
+        "catalog: 0 of 1 different lines for --test in en are also in the training text, and 1 more share over" in told
+    )
+    assert written("train")[3:] == [("a", "b"), ("a", "c"), ("a", "d")]
+    Path("near.tsv").write_text(f"s\t{' '.join(eleven)}\n")
+    assert wmt(*add(*arguments, "--force", held_out="--valid v.tsv --test exam.tsv")) == 0
+    assert "8-grams" not in capsys.readouterr().err

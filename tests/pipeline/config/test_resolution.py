@@ -182,6 +182,15 @@ TREES = {"row": "parse-sample", "pair": "en-tree"}
             {"overrides": {"binning": {"max_length": 10}, "preparation": {"filters": {"min_tokens": 10}}}},
             "binning.max_length is 10, but pairs of preparation.filters.min_tokens have at least 11 subwords",
         ),
+        (
+            {"overrides": {"subwords": {"kind": "wordpieces", "vocabulary": 300, "user_defined_symbols": ["<2de>"]}}},
+            "the tokenizer would tear subwords.user_defined_symbols: set preparation.tokenizer.tokenizer to none",
+        ),
+        (
+            FRENCH | over("subwords", user_defined_symbols=["a b"]),
+            "subwords.user_defined_symbols.0 is 'a b'; string sh",
+        ),
+        (over("scoring", tokenize="14a"), "overrides: scoring.tokenize is '14a'; input should be '13a', 'intl'"),
         (over("subwords", vocabulary=5), "subwords.vocabulary is 5, but bpe needs at least 6"),
         (FRENCH | over("subwords", vocabulary=261), "subwords.vocabulary is 261, but wordpieces needs at least 262"),
         (

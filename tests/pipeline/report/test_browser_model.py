@@ -103,9 +103,9 @@ def computed(shown: Page, lines: list[str], button: str) -> list[str]:
     return found
 
 
-def learned(kind: str) -> subwords.Subwords:
+def learned(kind: str, *symbols: str) -> subwords.Subwords:
     size = {"merges": 60, "vocabulary": None} if kind == "bpe" else {"merges": None, "vocabulary": 320}
-    settings = SubwordSettings.model_validate({"kind": kind, **size, "multiple_of": 8})
+    settings = SubwordSettings.model_validate({"kind": kind, **size, "user_defined_symbols": symbols, "multiple_of": 8})
     return subwords.learn(dict.fromkeys(VOCABULARY, 3), settings)
 
 
@@ -126,10 +126,17 @@ def test_tokenizer_and_detokenizer_are_moses(scripts: Page, language: Any, token
     assert detokenized == [ours.detokenize(line) for line in expected]
 
 
-@pytest.mark.parametrize("kind", ["bpe", "wordpieces"])
-def test_subwords_are_encoded_and_decoded_as_by_nmt(scripts: Page, kind: str) -> None:
-    ours = learned(kind)
-    lines = [*(" ".join(line.split()) for line in UNICODE), *sentences(100), "\U0010ffff \U00100000 \u2581x"]
+@pytest.mark.parametrize(
+    ("kind", "symbols"), [("bpe", ()), ("wordpieces", ()), ("wordpieces", ("<2de>", "(a|b)", "(a"))]
+)
+def test_subwords_are_encoded_and_decoded_as_by_nmt(scripts: Page, kind: str, symbols: tuple[str, ...]) -> None:
+    ours = learned(kind, *symbols)
+    lines = [
+        *(f"{symbol} the house{symbol}" for symbol in symbols),
+        *(" ".join(line.split()) for line in UNICODE),
+        *sentences(100),
+        "\U0010ffff \U00100000 \u2581x",
+    ]
     make = "makeBytePairs" if kind == "bpe" else "makeWordPieces"
     both = "lines.map((line) => [of.encode(line), of.decode(of.encode(line))])"
     program = f"([tables, lines]) => {{ const of = {make}(tables); return {both}; }}"

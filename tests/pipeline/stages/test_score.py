@@ -36,7 +36,7 @@ def _write(path: str, lines: list[str]) -> None:
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the stages before leave behind."""
     monkeypatch.chdir(tmp_path)
-    configure(data_section("t", valid="news13", test="news14"))
+    configure(data_section("t", valid="news13", test="news14"), scoring={"tokenize": None})
     _write("data/raw/valid.news13.de", VALID)
     _write("data/raw/test.news14.de", TEST)
     _write("results/translations/news13.last.de", LAST)
@@ -49,6 +49,25 @@ def _scores() -> dict[str, Any]:
     content = json.loads(score.SCORES.read_text(encoding="utf-8"))
     assert isinstance(content, dict)
     return content
+
+
+def test_a_setting_chooses_sacrebleus_tokenizer() -> None:
+    configure(data_section("t", valid="news13", test="news14"), scoring={"tokenize": "char"})
+    score.run()
+    assert (
+        _scores()["bleu"]
+        == bleu.sacrebleu(bleu.read_lines(Path("results/translations/news14.average.de")), TEST, "", "char")[0]
+    )
+    assert _scores()["valid_bleu"] == bleu.sacrebleu(LAST, VALID, "", "char")[0]
+    assert {"tok:char"} == {
+        part
+        for key in ("bleu_signature", "valid_bleu_signature")
+        for part in _scores()[key].split("|")
+        if "tok" in part
+    }
+    compared = scorer("de", "char").compare(VALID, LAST, VALID, "de")
+    assert compared.difference == pytest.approx(_scores()["valid_bleu"] - 100)
+    assert scorer("de", "char").by_length(VALID, LAST, VALID, "de")["0 to 10"] == (2, _scores()["valid_bleu"])
 
 
 def test_every_number_stands_under_its_name() -> None:

@@ -96,6 +96,21 @@ def test_writes_and_counts(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     check_full_disk(tokenize.run)
 
 
+def test_a_text_is_there_as_often_as_its_weight_says(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = data_section(*TRAIN)
+    data["train"][0]["weight"] = 3
+    tokenize.run()
+    once = capsys.readouterr().out
+    configure(data, preparation=PREPARATION.model_dump())
+    tokenize.run()
+    assert list(read_lines(tokenize.TOKENIZED / "train.en"))[:4] == ["The house , it 's new ."] * 3 + ["Is it here ?"]
+    assert list(read_lines(tokenize.TOKENIZED / "train.de")) == ["Das Haus ist neu ."] * 3 + [
+        "Istes hier ?",
+        "Gültig eins .",
+    ]
+    assert capsys.readouterr().out == once.replace("1: identical)", "1: identical), 3 times")
+
+
 def test_overlap_counts_lines_of_the_set_by_side_and_is_seen_through_spaces(here: Path) -> None:
     write_raw("train.news", [("Is it here?", "Wo?"), ("Wo?", "A test.")])
     write_raw("train.web", [("Is  it here ?", "Ist es hier?"), ("No.", "Ein Test."), ("No.", "Ein  Test.")])
