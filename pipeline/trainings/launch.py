@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.common.files import read_yaml, scratch_folder
-from nmt.common.processes import UNRECORDED, UNUSABLE, end, start
+from nmt.common.processes import KILLED, OUT_OF_MEMORY, UNRECORDED, UNUSABLE, end, start
 from nmt.errors import InputError
 from nmt.flops import parameters
 from nmt.model_settings import ModelSettings
@@ -160,11 +160,16 @@ def torchrun(job: Path, watch: Callable[[], None], threads: int = 0) -> int:
     count = processes(settings["training"]["shards"], weights(settings))
     check_memory(weights(settings), count)
     variables = environment(count) | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
-    process = start(command(count, job), env=variables)
+    kills, process = machine.memory_kills(), start(command(count, job), env=variables)
     try:
         while True:
             try:
-                return process.wait(timeout=1.0)
+                status = process.wait(timeout=1.0)
+                if kills is not None and status in (-signal.SIGKILL, 128 + signal.SIGKILL):
+                    return KILLED if machine.memory_kills() == kills else OUT_OF_MEMORY
+                # Without other nodes nobody can be lost: it would be the same again, as where torch does not fit in
+                # memory. What a process could write of its end comes first.
+                return UNUSABLE if most == status == 1 else status
             except subprocess.TimeoutExpired:
                 watch()
     finally:

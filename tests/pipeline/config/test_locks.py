@@ -45,6 +45,16 @@ def test_what_a_killed_dvc_left_is_removed(locks: Path, left: str, monkeypatch: 
     dvc_works()
 
 
+def test_a_read_only_disk_is_one_sentence_before_dvc_fails(
+    locks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr("sys.argv", ["wmt", "unlock"])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    assert capsys.readouterr().err.startswith(f"unlock: {Path.cwd()} is read-only, ")
+
+
 def test_what_dvc_holds_stays(locks: Path) -> None:
     with rwlock(".dvc/tmp", localfs, "dvc repro", [], ["/a/out"], False):
         before = locks.read_text()
