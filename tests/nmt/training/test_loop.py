@@ -123,6 +123,9 @@ def test_an_infinite_norm_is_an_overflow_as_nan_is(tiny_job: MakeJob, monkeypatc
         for update in updates(corpus, 1, 120, job.training.shards, 0, 1, range(1, 2), job.model.h):
             one.step(update)
         assert same(before, one.model.state_dict())
+        one.measured.collect()
+        state = one.measured.state
+        assert (state.interval.skipped, state.interval.norm, state.last_finite) == (1, 0, 0), "it counts as diverged"
 
 
 def test_a_rank_that_only_lost_its_peers_names_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +156,7 @@ def test_a_damaged_state_is_told_and_the_newest_whole_one_resumed(
     assert run(job, tmp_path / "run")
     told = capsys.readouterr().out
     assert f"{path} is damaged and removed" in told
+    assert f"update-00000008, a kept state, is resumed: resume/ has none; to start again, remove {tmp_path}" in told
     assert "resuming after update 8 of 12" in told
     assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "run"))
     assert [each.name for each in (tmp_path / "run/resume").iterdir()] == ["update-00000012"]
