@@ -101,7 +101,7 @@ def unrecorded(state: Path, status: int) -> Exception:
     if status in (2, UNUSABLE):  # 2: of its arguments.
         return ChildProcessError("the training cannot start; its output is above")
     if status in (OUT_OF_MEMORY, KILLED):
-        why = ": memory ran out, as its control group counted" if status == OUT_OF_MEMORY else ""
+        why = ": memory ran out, by its control group's count" if status == OUT_OF_MEMORY else ""
         return Interrupted(f"a training process was killed by signal 9{why}")
     if (number := -status if status < 0 else status - 128) in (signal.SIGTERM, signal.SIGINT):
         return Interrupted("torchrun was asked to stop")

@@ -164,17 +164,20 @@ def torchrun(job: Path, watch: Callable[[], None], threads: int = 0) -> int:
     try:
         while True:
             try:
-                status = process.wait(timeout=1.0)
-                if kills is not None and status in (-signal.SIGKILL, 128 + signal.SIGKILL):
-                    return KILLED if machine.memory_kills() == kills else OUT_OF_MEMORY
-                # Without other nodes nobody can be lost: it would be the same again, as where torch does not fit in
-                # memory. What a process could write of its end comes first.
-                return UNUSABLE if most == status == 1 else status
+                return _refined(process.wait(timeout=1.0), kills, most)
             except subprocess.TimeoutExpired:
                 watch()
     finally:
         # Its workers lead sessions of their own, and are killed by the kernel when it ends.
         end(process, GRACE)
+
+
+def _refined(status: int, kills: int | None, most: int) -> int:
+    """Return torchrun's exit status, with what this machine knows; `kills`: those for memory before it began."""
+    if kills is not None and status in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        return KILLED if machine.memory_kills() == kills else OUT_OF_MEMORY
+    # Without other nodes nobody was lost: it would be the same again, as where torch does not fit in memory.
+    return UNUSABLE if most == status == 1 else status
 
 
 def main() -> None:

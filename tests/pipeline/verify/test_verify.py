@@ -339,8 +339,8 @@ def test_changes_that_were_certified_are_named(
         ),
         (drop_checkpoint, ["the checkpoint of update 20 is missing"]),
         (
-            lambda: shutil.copy(paths.CHECKPOINTS / "last.safetensors", paths.CHECKPOINTS / "update-00000021.safetensors"),
-            ["models/checkpoints/update-00000021.safetensors does not have the weights"],
+            lambda: shutil.copy(paths.CHECKPOINTS / "last.safetensors", paths.CHECKPOINTS / "mine.safetensors"),
+            ["models/checkpoints/mine.safetensors does not have the weights"],
         ),
         (
             lambda: [path.unlink() for path in checkpoint.checkpoints(paths.CHECKPOINTS)],
@@ -464,7 +464,7 @@ def test_a_training_that_starts_from_another_model_passes_and_its_parent_is_name
     ("changed", "found"),
     [
         ({}, ("equal", "the files of every stage, the report's too, have the hashes in it")),
-        ({"report": [{"changed outs": {"results/report.html": "modified"}}]}, ("differs", "results/report.html is mod")),
+        ({"report": [{"changed outs": {"results/report.html": "modified"}}]}, ("differs", "results/report.html is m")),
         ({"report": ["changed command"]}, ("inconclusive", "it was changed, or what these stages read: report")),
     ],
 )
