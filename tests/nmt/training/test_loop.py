@@ -94,7 +94,9 @@ def test_a_stop_changes_no_bit(tmp_path: Path, tiny_job: MakeJob, changes: dict[
 def test_a_finished_training_can_be_extended(tmp_path: Path, tiny_job: MakeJob) -> None:
     assert run(tiny_job(updates=12), tmp_path / "whole")
     assert run(tiny_job(updates=7), tmp_path / "extended")
+    (tmp_path / "extended/failed.json").touch()  # of a round of torchrun's before this one
     assert run(tiny_job(updates=12), tmp_path / "extended")
+    assert not (tmp_path / "extended/failed.json").exists()
     assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "extended"))
 
 
