@@ -348,6 +348,10 @@ def test_changes_that_were_certified_are_named(
         ),
         (edit_loss, [r"\S+ or validation.csv was edited within updates 4 to 6"]),
         (
+            lambda: edit(paths.VALIDATION, lambda text: f"{text}{text.splitlines()[-1].replace('24,', '25,', 1)}\n"),
+            [r"\S+ or validation.csv goes on after update 24"],
+        ),
+        (
             lambda: resealed(lambda content: content["training"].update(code="0")),
             ["results/chain.json has another chain"],
         ),
@@ -582,6 +586,13 @@ def test_archives_without_a_checksum_are_no_root(run: Path, tmp_path: Path) -> N
     again = check.Remake(certificate.load(paths.CERTIFICATE), folder)
     assert again.run("resolve").status == "recomputed"
     assert again.run("download") == Finding("download", "inconclusive", "no checksum of tiny was published")
+
+
+def test_verifys_own_code_must_be_committed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(certificate, "git", lambda *words: asked.extend(words) or b"")
+    certificate.code(certificate.load(paths.CERTIFICATE))
+    assert {"dvc.yaml", "pipeline/verify", "pipeline/stages/train.py", "data/catalog/tiny.yaml"} <= {*asked}
 
 
 def test_the_catalogs_of_a_run_and_no_others_must_be_committed(run: Path) -> None:
