@@ -71,6 +71,7 @@ def test_what_dvc_holds_stays(locks: Path, monkeypatch: pytest.MonkeyPatch) -> N
         with monkeypatch.context() as patch:
             patch.setattr(psutil.Process, "cwd", Mock(side_effect=psutil.AccessDenied))
             assert not mend_locks(), "another user's process may work here"
+        locks.write_text(before)
     locks.write_text("")
     program = "import zc.lockfile; held = zc.lockfile.LockFile('.dvc/tmp/rwlock.lock'); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
