@@ -106,9 +106,6 @@ class Attempt:
             print(f"{each} is damaged and removed: it does not have the hashes with which it was saved", flush=True)
             shutil.rmtree(each)
         if path is not None and not (saved := self.folder / "resume" / path.name).exists():
-            print(
-                f"{path}, a kept state, is resumed: resume/ has none; to begin anew, remove {self.folder}", flush=True
-            )
             chain.copy_state(path, saved)
 
     def print_resume(self, loaded: TrainState) -> None:

@@ -156,6 +156,8 @@ def torchrun(job: Path, watch: Callable[[], None], threads: int = 0) -> int:
     if most > 1:
         # `wmt join` on the other nodes finds the training by it.
         (job / RENDEZVOUS).write_text(str(rendezvous), encoding="utf-8")
+    if (kept := sorted(job.glob("states/update-*"))) and not any(job.glob("resume/update-*")):
+        print(f"train: {kept[-1]}, a kept state, is resumed: resume/ has none; to begin anew, remove {job}", flush=True)
     settings = read_yaml(job / "job.yaml")
     count = processes(settings["training"]["shards"], weights(settings))
     check_memory(weights(settings), count)

@@ -241,7 +241,7 @@ def test_an_error_in_watching_ends_torchrun_with_time_for_a_checkpoint(
 
 
 def test_training_returns_torchruns_exit_status_and_gives_it_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: MakeJob
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: MakeJob, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WMT_PROCESSES", "1")
     monkeypatch.setenv("WMT_NODES", "2")
@@ -255,7 +255,10 @@ def test_training_returns_torchruns_exit_status_and_gives_it_the_environment(
         assert (tmp_path / "policy").read_text() == "PASSIVE"
     assert (tmp_path / "rendezvous").read_text() == "first:29400", "`wmt join` finds the training by it"
     monkeypatch.delenv("WMT_NODES")
+    (tmp_path / "states/update-00000004").mkdir(parents=True)
     assert launch.torchrun(tmp_path, lambda: None) == UNUSABLE, "alone it lost nobody"
+    kept = "states/update-00000004, a kept state, is resumed: resume/ has none; to begin anew, remove "
+    assert capfd.readouterr().out == f"train: {tmp_path}/{kept}{tmp_path}\n", "once, as `resume/` is not there"
 
 
 @pytest.mark.parametrize(("counts", "told"), [((3, 4), OUT_OF_MEMORY), ((3, 3), KILLED), ((None, None), -9)])
