@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import re
 import signal
 import sys
 import time
@@ -34,10 +33,6 @@ from pipeline.trainings.progress import TrainingProgress
 
 FROM_THE_MACHINE = {EACCES, EAGAIN, EIO, EMFILE, ENFILE, ENOENT, EPERM, EROFS, ESTALE}
 """Errors of files and disks that one sentence explains; any other OSError is our fault: it keeps its traceback."""
-
-
-OUT_OF_MEMORY = re.compile("Cannot allocate memory|failed to map segment|can't start new thread|DefaultCPUAllocator")
-"""What libraries say where they cannot even be loaded."""
 
 
 def report_status(name: str, state: str, message: str = "") -> None:
@@ -93,8 +88,8 @@ def outcome(error: BaseException) -> tuple[str, str, int | None]:
             return "failed", f"{error.strerror}: {where}; make room and run again: nothing half-written is left", 1
         case OSError() if error.errno in FROM_THE_MACHINE:
             return "failed", f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1
-        case _ if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)):
-            return "failed", f"memory ran out ({error}): raise its limit (ulimit -v, the container's)", 1
+        case _ if without_memory := wording.without_memory(error):
+            return "failed", without_memory, 1
     return "failed", repr(error), None
 
 

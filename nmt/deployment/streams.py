@@ -86,7 +86,8 @@ def _outputs(translator: Translator, options: TranslationOptions) -> Iterator[st
 
     with options.input.open("rb") if options.input else nullcontext(sys.stdin.buffer) as stream:
         name = str(options.input or "standard input")
-        lines = composed(read_stream(stream, name), name)
+        lines = read_stream(stream, name)
+        lines = lines if translator.description.tokenizer.compose else composed(lines, name)
         if sys.stderr.isatty() and options.window > 1:
             lines = iter(track(lines, "reading lines", console=Console(stderr=True), transient=True))
         found = translator.translations(lines, options.nbest, options.batch_tokens, options.window)

@@ -77,7 +77,7 @@ def export(folder: Path, out: Path, dtype: Quantization = "float32", run: Mappin
     }  # fmt: skip
     with writing(out) as temporary:
         temporary.mkdir()
-        raw = words.tokenizer == "none" and not words.normalize_punctuation
+        raw = words.tokenizer == "none" and not (words.normalize_punctuation or words.compose)
         if isinstance(subwords, WordPieces) and raw and not subwords.settings.user_defined_symbols:
             write_json(temporary / "tokenizer.json", _word_piece_tokenizer(subwords))
             tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"

@@ -33,7 +33,7 @@ class Piece:
     """A line, or one sentence of a line that is too long."""
 
     ids: list[int]
-    """EOS last."""
+    """EOS last; none of a sentence without words, for which nothing is searched."""
     text: str
 
 
@@ -102,7 +102,7 @@ def _in_order(
     found = dict(pair for batch, future in searches for pair in zip(batch, future.result(), strict=True))
     at = itertools.count()
     for line, pieces in lines:
-        yield line, pieces, [found[next(at)] for _ in pieces]
+        yield line, pieces, [found.get(next(at), []) for _ in pieces]
     if failure:
         raise failure
 

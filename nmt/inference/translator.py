@@ -24,7 +24,7 @@ from nmt.text.scripts import SENTENCES_JOINED, code
 from nmt.text.sentences import split_sentences
 
 _WORDS = re.compile(r"\w")
-"""A line without it, as `-` or `...`, is its own translation."""
+"""A line or a sentence without it, as `-` or `...`, is its own translation."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,8 @@ class Translator:
         if whole and (self.split == "long" or self.model.writes_trees):
             return [Piece(ids, line)]
         sentences = [line] if self.model.writes_trees else split_sentences(line, self.description.source)
-        encoded = [self.model.encode(sentence) for sentence in sentences]
+        worded = [self.model.writes_trees or _WORDS.search(sentence) for sentence in sentences]
+        encoded = [self.model.encode(text) if words else [] for text, words in zip(sentences, worded, strict=True)]
         for sentence, ids in zip(sentences, encoded, strict=True):
             if self.longest is not None and (length := len(ids) - 1) > self.longest:
                 subject = "its sentence" if len(sentences) > 1 else "the line"
@@ -144,7 +145,7 @@ class Translator:
                     raise InputError(problem)
                 self.skipped.append(problem)
                 return []
-        return [Piece(ids, sentence) for sentence, ids in zip(sentences, encoded, strict=True) if ids]
+        return [Piece(ids, text) for text, ids in zip(sentences, encoded, strict=True) if ids or not is_blank(text)]
 
     def _decode(self, ids: list[int], piece: Piece) -> tuple[str, Counter[str]]:
         """Return the raw text of a hypothesis, and what had to be repaired in it to make a tree."""
@@ -162,10 +163,11 @@ class Translator:
             decoded = [self._decode(one.ids, pieces[0]) for one in found[0]]
             return Translation(line, pieces, found[0], [text for text, _ in decoded], [each for _, each in decoded])
         # The translation of a line that was split joins the best translations of its sentences.
-        best = [hypotheses[0] for hypotheses in found]
+        best = [hypotheses[0] for hypotheses in found if hypotheses]
         total, length = sum(one.log_probability for one in best), sum(len(one.ids) + 1 for one in best)
         ids = [token for one in best for token in one.ids]
         space = "" if code(self.description.target) in SENTENCES_JOINED else " "
-        text = space.join(self._decode(one.ids, piece)[0] for one, piece in zip(best, pieces, strict=True))
+        both = zip(found, pieces, strict=True)
+        text = space.join(self._decode(one[0].ids, piece)[0] if one else piece.text for one, piece in both)
         joined = Hypothesis(ids, total, total / length_penalty(length, self.settings.alpha))
         return Translation(line, pieces, [joined], [text], [])

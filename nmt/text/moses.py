@@ -13,6 +13,7 @@ One space separates the words of a tokenised line. (tokenizer.perl leaves two be
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -96,7 +97,9 @@ class Moses:
         self._word = lru_cache(_CACHED)(self._split)
 
     def normalize(self, line: str) -> str:
-        """Normalise punctuation as normalize-punctuation.perl does, and strip the line, if the settings say so."""
+        """Compose letters; normalise punctuation as normalize-punctuation.perl does, and strip: as the settings say."""
+        if self._settings.compose:
+            line = unicodedata.normalize("NFC", line)
         if not self._settings.normalize_punctuation:
             return line
         if not _NORMALIZED.search(line):

@@ -16,6 +16,8 @@ class TokenizerSettings(Settings):
     normalize_punctuation: bool
     aggressive_hyphens: bool
     """Moses' `-a`: `well-known` becomes `well @-@ known`."""
+    compose: Annotated[bool, Field(exclude_if=lambda asked: not asked)] = False
+    """Make a letter and its accent one character (Unicode's NFC). Unless it is asked for, no file names it."""
 
 
 class FilterSettings(Settings):

@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from nmt.common.processes import spare_imports
 from nmt.errors import InputError, printable
 from pipeline.cli import ablation, catalog, models, plan, runs, services
+from pipeline.config import wording
 
 
 class Commands(TyperGroup):
@@ -41,8 +42,11 @@ class Commands(TyperGroup):
                 print(end="", flush=True)
         except BrokenPipeError:
             raise
-        except (OSError, InputError) as error:
-            sentence = str(error)
+        except Exception as error:
+            without_memory = wording.without_memory(error)
+            if not (without_memory or isinstance(error, OSError | InputError)):
+                raise
+            sentence = without_memory or str(error)
             if isinstance(error, OSError) and error.strerror:
                 sentence = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
             print(printable(f"{ctx.invoked_subcommand}: {sentence}"), file=sys.stderr)

@@ -78,6 +78,8 @@ def unlock() -> None:
       wmt unlock
     """
     check_folder()
+    if not os.access(".", os.W_OK):
+        raise InputError(f"{Path.cwd()} is read-only, for you or as a disk: runs write here; clone it elsewhere")
     mend_locks()
 
 

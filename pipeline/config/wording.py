@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,16 @@ from humanize import precisedelta
 from nmt.errors import InputError
 from nmt.task import task_in
 from pipeline.config.paths import SCORES
+
+_OUT_OF_MEMORY = re.compile("Cannot allocate memory|failed to map segment|can't start new thread|DefaultCPUAllocator")
+"""What libraries say where they cannot even be loaded."""
+
+
+def without_memory(error: BaseException) -> str | None:
+    """Return the sentence for an error that says that memory ran out; None for others."""
+    if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(str(error)):
+        return None
+    return f"memory ran out ({error}): raise its limit (ulimit -v, the container's)"
 
 
 def score_and_interval(scores: Mapping[str, Any], key: str, digits: int = 1) -> tuple[str, str]:

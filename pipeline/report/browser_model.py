@@ -91,7 +91,7 @@ def tokenizer_tables(language: str, settings: TokenizerSettings) -> dict[str, An
         return {"tokenizer": settings.tokenizer}
     rules = _in_javascript(normalizing(language)) if settings.normalize_punctuation else []
     if settings.tokenizer == "none":
-        return {"tokenizer": "none", "normalizing": rules}
+        return {"tokenizer": "none", "normalizing": rules, "compose": settings.compose}
     from sacremoses import MosesTokenizer
 
     moses = MosesTokenizer(language)
@@ -100,6 +100,7 @@ def tokenizer_tables(language: str, settings: TokenizerSettings) -> dict[str, An
         "tokenizer": "moses",
         "language": language,
         "normalizing": rules,
+        "compose": settings.compose,
         "aggressiveHyphens": settings.aggressive_hyphens,
         "classes": {name: _ranges(getattr(moses, attribute)) for name, attribute in names.items()},
         "prefixes": sorted(set(moses.NONBREAKING_PREFIXES)),

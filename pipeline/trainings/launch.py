@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.common.files import read_yaml, scratch_folder
-from nmt.common.processes import UNRECORDED, UNUSABLE, end, start
+from nmt.common.processes import KILLED, OUT_OF_MEMORY, UNRECORDED, UNUSABLE, end, start
 from nmt.errors import InputError
 from nmt.flops import parameters
 from nmt.model_settings import ModelSettings
@@ -156,20 +156,30 @@ def torchrun(job: Path, watch: Callable[[], None], threads: int = 0) -> int:
     if most > 1:
         # `wmt join` on the other nodes finds the training by it.
         (job / RENDEZVOUS).write_text(str(rendezvous), encoding="utf-8")
+    if (kept := sorted(job.glob("states/update-*"))) and not any(job.glob("resume/update-*")):
+        print(f"train: {kept[-1]}, a kept state, is resumed: resume/ has none; to begin anew, remove {job}", flush=True)
     settings = read_yaml(job / "job.yaml")
     count = processes(settings["training"]["shards"], weights(settings))
     check_memory(weights(settings), count)
     variables = environment(count) | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
-    process = start(command(count, job), env=variables)
+    kills, process = machine.memory_kills(), start(command(count, job), env=variables)
     try:
         while True:
             try:
-                return process.wait(timeout=1.0)
+                return _refined(process.wait(timeout=1.0), kills, most)
             except subprocess.TimeoutExpired:
                 watch()
     finally:
         # Its workers lead sessions of their own, and are killed by the kernel when it ends.
         end(process, GRACE)
+
+
+def _refined(status: int, kills: int | None, most: int) -> int:
+    """Return torchrun's exit status, with what this machine knows; `kills`: those for memory before it began."""
+    if kills is not None and status in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        return KILLED if machine.memory_kills() == kills else OUT_OF_MEMORY
+    # Without other nodes nobody was lost: it would be the same again, as where torch does not fit in memory.
+    return UNUSABLE if most == status == 1 else status
 
 
 def main() -> None:

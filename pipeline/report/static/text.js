@@ -29,10 +29,13 @@ function splitSentences(line, expression, abbreviations) {
 }
 
 /** Return `tokenize` of the source's language. settings: tokenizer, hyphens, normalizing rules, classes, prefixes. */
-function makeTokenizer({ tokenizer, language, normalizing, aggressiveHyphens, classes, prefixes, numericPrefixes }) {
+function makeTokenizer({ tokenizer, language, normalizing, aggressiveHyphens, classes, prefixes, numericPrefixes, compose }) {
   const normalize = normalizing.map(([pattern, replacement]) => [new RegExp(pattern, "gu"), replacement]);
-  const normalized = (line) => substitute(normalize, `${line}\n`).replace(ENDS, "");
-  if (tokenizer === "none") return (line) => (normalize.length ? normalized(line) : line).replace(LINE_BREAKERS, " ");
+  const normalized = (line) => {
+    const text = compose ? line.normalize("NFC") : line;
+    return normalize.length ? substitute(normalize, `${text}\n`).replace(ENDS, "") : text;
+  };
+  if (tokenizer === "none") return (line) => normalized(line).replace(LINE_BREAKERS, " ");
   const [alnum, alpha, number] = ["alnum", "alpha", "number"].map((name) => inside(classes[name]));
   const rule = (pattern, replacement) => [new RegExp(pattern, "gu"), replacement];
   const before = [rule(`([^${alnum}${SPACES}.'\`,\\-])`, " $1 ")];
@@ -67,7 +70,7 @@ function makeTokenizer({ tokenizer, language, normalizing, aggressiveHyphens, cl
   }
 
   return (line) => {
-    let text = normalize.length ? normalized(line) : line;
+    let text = normalized(line);
     text = split(text.replace(SPACE_RUN, " ").replace(/[\x00-\x1f]/gu, "")).join(" ");
     text = substitute(before, text).replace(/\.{2,}/gu, (dots, at, whole) => (
       ` ${"DOT".repeat(dots.length)}MULTI${at + dots.length < whole.length ? " " : ""}`));

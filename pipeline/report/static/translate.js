@@ -18,6 +18,7 @@ views.translate = (root, content, blob) => {
   const [seen, shortened] = [new Set(content.seen), new Set(content.abbreviations)];
   unseenIn = (line) => split(tokenize(line)).filter((word) => !seen.has(word));
   const sentenceEnd = new RegExp(content.sentenceEnd, "gu");
+  const worded = (text) => parses || /[\p{L}\p{M}\p{N}_]/u.test(text); // a text without words is its own translation
   const sentencesOf = (line) => (parses ? [line] : splitSentences(line, sentenceEnd, shortened));
   const input = element("textarea", { rows: 2, lang: languages[0], dir: "auto", spellcheck: "false" });
   input.value = examples[0];
@@ -54,13 +55,17 @@ views.translate = (root, content, blob) => {
     delete output.dataset.lines;
     output.ariaBusy = "true"; // fragments are not read aloud
     for (const line of lines) {
-      if (!parses && !/[\p{L}\p{M}\p{N}_]/u.test(line)) { // without words, it is its own translation
+      if (!worded(line)) {
         done.push(line.replace(/[\p{Cc}\p{Cf}]/gu, "").trim());
         continue;
       }
       try {
         const parts = [];
         for (const sentence of sentencesOf(line)) {
+          if (!worded(sentence)) {
+            parts.push(sentence);
+            continue;
+          }
           const source = encode(sentence);
           if (!source.length) continue;
           const trace = [];

@@ -153,7 +153,9 @@ def test_the_target_language_chooses_sacrebleus_tokenizer(tmp_path: Path, monkey
 
 def test_lower_case_is_scored_by_name(tmp_path: Path) -> None:
     paths = _write(tmp_path, hyp=["ein Hund ist hier"], ref=["Ein hund ist hier"])
-    assert "100.00 lower-cased Moses tokens" in printed("bleu", *paths, "--lang", "cs", "--lowercase")
+    lowercased = printed("bleu", *paths, "--lang", "cs", "--lowercase")
+    assert "100.00 lower-cased Moses tokens" in lowercased
+    assert "|case:lc|eff:no|tok:13a|" in lowercased, "sacreBLEU, too"
 
 
 def test_the_measure_of_multi30k_is_on_lower_cased_moses_tokens_of_plain_punctuation(

@@ -123,6 +123,10 @@ def test_the_library_refuses_nothing_that_fits_and_splits_what_does_not(model: P
     (best,) = found.hypotheses
     subwords = len(best.ids) + 3  # An EOS for each sentence.
     assert best.score == pytest.approx(best.log_probability / length_penalty(subwords, parted.settings.alpha))
+    wordless = f"?! {'.' * 99}"
+    (found,) = Translator(whole.model, longest=12, split="sentences").translations([f"{wordless} {long[-16:]}"])
+    assert [piece.text for piece in found.pieces] == [wordless, "She sleeps well."]
+    assert found.texts == [f"{wordless} {alone[2]}"], "copied, as a line of its own is"
     with pytest.raises(InputError, match=r"line 2: the line `the old .* at most 12"):
         list(parted.translate(["we do", long.replace(".", "")]))
 

@@ -46,6 +46,14 @@ def test_equals_moses_of_2017(language: str, kind: str) -> None:
     assert made == expected
 
 
+@pytest.mark.parametrize("tokenizer", ["moses", "none"])
+def test_letters_are_composed_where_it_is_asked_for(tokenizer: Any) -> None:
+    settings = TokenizerSettings(tokenizer=tokenizer, normalize_punctuation=False, aggressive_hyphens=False)
+    asked = settings.model_copy(update={"compose": True})
+    assert Moses("de", asked).tokenize("gru\u0308n") == "gr\u00fcn" != Moses("de", settings).tokenize("gru\u0308n")
+    assert (asked.model_dump()["compose"], "compose" in settings.model_dump()) == (True, False), "as files had it"
+
+
 # What normalize-punctuation.perl of 2017 makes of lines; by the language where that matters.
 NORMALIZED: list[tuple[str, str | dict[str, str]]] = [
     ("a(b )c ( d) , (e) ! f  g ", "a (b) c (d), (e)! f g"),

@@ -100,7 +100,9 @@ def test_a_stop_changes_no_bit(tmp_path: Path, tiny_job: MakeJob, changes: dict[
 def test_a_finished_training_can_be_extended(tmp_path: Path, tiny_job: MakeJob) -> None:
     assert run(tiny_job(updates=12), tmp_path / "whole")
     assert run(tiny_job(updates=7), tmp_path / "extended")
+    (tmp_path / "extended/failed.json").touch()  # of a round of torchrun's before this one
     assert run(tiny_job(updates=12), tmp_path / "extended")
+    assert not (tmp_path / "extended/failed.json").exists()
     assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "extended"))
 
 
@@ -129,6 +131,9 @@ def test_an_infinite_norm_is_an_overflow_as_nan_is(tiny_job: MakeJob, monkeypatc
         for update in updates(corpus, 1, 120, job.training.shards, 0, 1, range(1, 2), job.model.h):
             one.step(update)
         assert same(before, one.model.state_dict())
+        one.measured.collect()
+        state = one.measured.state
+        assert (state.interval.skipped, state.interval.norm, state.last_finite) == (1, 0, 0), "it counts as diverged"
 
 
 def test_a_rank_that_only_lost_its_peers_names_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

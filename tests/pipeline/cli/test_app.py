@@ -144,10 +144,25 @@ def test_a_model_that_makes_no_trees_does_not_parse(tmp_path: Path) -> None:
     assert sentence == f"parse: {model} writes de, not trees: use wmt translate"
 
 
-def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("said", ["libtorch_cpu.so: failed to map segment from shared object", "a bug"])
+def test_an_error_of_ours_keeps_its_traceback_and_lack_of_memory_is_a_sentence(
+    said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def read_json(path: Path) -> None:
-        raise ValueError("a bug")
+        raise ImportError(said)
 
     monkeypatch.setattr(runs, "read_json", read_json)
-    with pytest.raises(ValueError, match="a bug"):
+    if said != "a bug":
+        assert refused("summary").startswith(f"summary: memory ran out ({said}): raise its limit (ulimit -v, ")
+        return
+    with pytest.raises(ImportError, match="a bug"):
         cli.app(["summary"], prog_name="wmt")
+
+
+def test_another_package_of_our_name_may_come_first(tmp_path: Path) -> None:
+    (tmp_path / "pipeline").mkdir()
+    for name in ("__init__", "cli"):
+        (tmp_path / f"pipeline/{name}.py").touch()
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    command = [sys.executable, "-c", "from wmt import main; main()", "--help"]
+    assert b"wmt translate" in subprocess.check_output(command, cwd=tmp_path, env=environment)

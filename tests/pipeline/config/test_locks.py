@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
+import psutil
 import pytest
 from dvc.fs import localfs
 from dvc.lock import LockError
@@ -45,7 +47,17 @@ def test_what_a_killed_dvc_left_is_removed(locks: Path, left: str, monkeypatch: 
     dvc_works()
 
 
-def test_what_dvc_holds_stays(locks: Path) -> None:
+def test_a_read_only_disk_is_one_sentence_before_dvc_fails(
+    locks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr("sys.argv", ["wmt", "unlock"])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    assert capsys.readouterr().err.startswith(f"unlock: {Path.cwd()} is read-only, ")
+
+
+def test_what_dvc_holds_stays(locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with rwlock(".dvc/tmp", localfs, "dvc repro", [], ["/a/out"], False):
         before = locks.read_text()
         assert str(os.getpid()) in before
@@ -53,6 +65,13 @@ def test_what_dvc_holds_stays(locks: Path) -> None:
         both = json.loads(before) | {"read": {"/a/in": [{"pid": os.getppid(), "cmd": "dvc repro"}]}}
         locks.write_text(json.dumps(both))
         assert not mend_locks(), "one of them works here"
+        (holder,) = json.loads(before)["write"].values()
+        locks.write_text(json.dumps({"read": {"/a/in": [holder]}}))
+        assert not mend_locks(), "it reads"
+        with monkeypatch.context() as patch:
+            patch.setattr(psutil.Process, "cwd", Mock(side_effect=psutil.AccessDenied))
+            assert not mend_locks(), "another user's process may work here"
+        locks.write_text(before)
     locks.write_text("")
     program = "import zc.lockfile; held = zc.lockfile.LockFile('.dvc/tmp/rwlock.lock'); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:

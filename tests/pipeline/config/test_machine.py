@@ -112,6 +112,28 @@ def test_the_limits_of_a_container_are_those_of_the_machine(
     assert machine.memory() == (physical if gigabytes is None else int(gigabytes * 1e9))
 
 
+@pytest.mark.parametrize(
+    ("group", "name", "content", "count"),
+    [
+        ("0::/job", "job/memory.events", "low 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 1", 2),
+        ("4:memory:/job", "memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5", 5),
+        ("4:memory:/job", "memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0", None),  # an old kernel
+    ],
+)
+def test_processes_killed_for_memory_are_those_of_this_group(
+    tmp_path: Path, group: str, name: str, content: str, count: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path / "groups")
+    (tmp_path / "cgroup").write_text(f"{group}\n")
+    (tmp_path / "groups" / name).parent.mkdir(parents=True)
+    (tmp_path / "groups" / name).write_text(content)
+    (tmp_path / "groups" / name).parents[1].joinpath(Path(name).name).write_text("oom_kill 99")  # of others, too
+    assert machine.memory_kills() == count
+    (tmp_path / "cgroup").unlink()
+    assert machine.memory_kills() is None
+
+
 @pytest.fixture
 def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The script that is run as nvidia-smi."""

@@ -64,6 +64,7 @@ def test_every_module_that_training_imports_is_hashed_or_listed_as_computing_not
     hashed = {path for path in computing_code(IN_PORTABLE) if path.name != "__init__.py"}
     assert hashed == files - NO_ARITHMETIC | {START}
     assert files > NO_ARITHMETIC
+    assert {path.stem for path in NO_ARITHMETIC} == {"cpu", "errors", "files", "hardware", "processes"}
     assert computing_code(IN_PORTABLE) - computing_code(ORDINARY) == {PORTABLE}
 
 

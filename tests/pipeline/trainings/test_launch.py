@@ -16,6 +16,7 @@ from agents import alive, family, listening, wait_for
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from trainings import MakeJob
 
+from nmt.common.processes import KILLED, OUT_OF_MEMORY, UNUSABLE
 from nmt.errors import InputError
 from nmt.training import checkpoint
 from pipeline.config import machine
@@ -240,19 +241,35 @@ def test_an_error_in_watching_ends_torchrun_with_time_for_a_checkpoint(
 
 
 def test_training_returns_torchruns_exit_status_and_gives_it_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: MakeJob
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: MakeJob, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WMT_PROCESSES", "1")
     monkeypatch.setenv("WMT_NODES", "2")
     monkeypatch.setenv("WMT_RENDEZVOUS", "first:29400")
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job(shards=1)))
-    for code, status in (("pass", 0), ("import sys; sys.exit(3)", 3)):
+    for code, status in (("pass", 0), ("sys.exit(3)", 3), ("sys.exit(1)", 1)):
         says = f"import os, sys; open(sys.argv[1], 'w').write(os.environ['OMP_WAIT_POLICY']); {code}"
         command = [sys.executable, "-c", says, str(tmp_path / "policy")]
         monkeypatch.setattr(launch, "command", lambda *_, command=command: command)
         assert launch.torchrun(tmp_path, lambda: None) == status
         assert (tmp_path / "policy").read_text() == "PASSIVE"
     assert (tmp_path / "rendezvous").read_text() == "first:29400", "`wmt join` finds the training by it"
+    monkeypatch.delenv("WMT_NODES")
+    (tmp_path / "states/update-00000004").mkdir(parents=True)
+    assert launch.torchrun(tmp_path, lambda: None) == UNUSABLE, "alone it lost nobody"
+    kept = "states/update-00000004, a kept state, is resumed: resume/ has none; to begin anew, remove "
+    assert capfd.readouterr().out == f"train: {tmp_path}/{kept}{tmp_path}\n", "once, as `resume/` is not there"
+
+
+@pytest.mark.parametrize(("counts", "told"), [((3, 4), OUT_OF_MEMORY), ((3, 3), KILLED), ((None, None), -9)])
+def test_whether_memory_ran_out_is_told_by_the_control_groups_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: MakeJob, counts: tuple[int | None, ...], told: int
+) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job(shards=1)))
+    killed = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    monkeypatch.setattr(launch, "command", lambda *_: killed)
+    monkeypatch.setattr(machine, "memory_kills", iter(counts).__next__)
+    assert launch.torchrun(tmp_path, lambda: None) == told
 
 
 def test_variables_of_torchruns_own_reach_no_training(monkeypatch: pytest.MonkeyPatch) -> None:

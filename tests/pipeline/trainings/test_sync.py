@@ -109,7 +109,8 @@ def test_a_bare_machine_gets_all_that_resuming_needs(store: sync.StateStore, mak
     assert store.pull(there) == 15
     assert list((there / "states").iterdir()) == []
     assert content(there) == {**expected, "job.yaml": (there / "job.yaml").read_text()}
-    # An older state replaces nothing, and none is left half-way.
+    # An older state replaces nothing, nor does an equal one; and none is left half-way.
+    assert store.pull(there) == 0
     save(there, 20)
     before = content(there)
     assert store.pull(there) == 0

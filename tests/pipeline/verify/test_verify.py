@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -338,10 +339,18 @@ def test_changes_that_were_certified_are_named(
         ),
         (drop_checkpoint, ["the checkpoint of update 20 is missing"]),
         (
+            lambda: shutil.copy(paths.CHECKPOINTS / "last.safetensors", paths.CHECKPOINTS / "mine.safetensors"),
+            ["models/checkpoints/mine.safetensors does not have the weights"],
+        ),
+        (
             lambda: [path.unlink() for path in checkpoint.checkpoints(paths.CHECKPOINTS)],
             [f"the checkpoint of update {update} is missing" for update in (12, 16, 20, 24)],
         ),
         (edit_loss, [r"\S+ or validation.csv was edited within updates 4 to 6"]),
+        (
+            lambda: edit(paths.VALIDATION, lambda text: f"{text}{text.splitlines()[-1].replace('24,', '25,', 1)}\n"),
+            [r"\S+ or validation.csv goes on after update 24"],
+        ),
         (
             lambda: resealed(lambda content: content["training"].update(code="0")),
             ["results/chain.json has another chain"],
@@ -455,6 +464,26 @@ def test_a_training_that_starts_from_another_model_passes_and_its_parent_is_name
     assert (status, found["parent"][0]) == (2, "inconclusive")
 
 
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        ({}, ("equal", "the files of every stage, the report's too, have the hashes in it")),
+        ({"report": [{"changed outs": {"results/report.html": "modified"}}]}, ("differs", "results/report.html is m")),
+        ({"report": ["changed command"]}, ("inconclusive", "it was changed, or what these stages read: report")),
+    ],
+)
+def test_what_is_not_as_dvc_locked_it_is_named(
+    run: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], found: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(check.graph, "upstream", lambda *_: ["certify"])  # the steps before are of other tests
+    repository = contextlib.nullcontext(SimpleNamespace(status=lambda: changed))
+    monkeypatch.setattr("dvc.repo.Repo", lambda: repository)
+    assert [each.step for each in check.findings(paths.CERTIFICATE, (), 0.01)] == ["certificate", "code"]
+    Path("dvc.lock").touch()
+    *_, last = check.findings(paths.CERTIFICATE, (), 0.01)
+    assert (last.step, last.status, last.detail[: len(found[1])]) == ("dvc.lock", *found)
+
+
 def test_a_certificate_has_nothing_more(run: Path) -> None:
     resealed(lambda content: content["files"].update({"results/mine": "0"}))
     assert certificate.sealed(paths.CERTIFICATE).detail == "no stage makes results/mine"
@@ -557,6 +586,13 @@ def test_archives_without_a_checksum_are_no_root(run: Path, tmp_path: Path) -> N
     again = check.Remake(certificate.load(paths.CERTIFICATE), folder)
     assert again.run("resolve").status == "recomputed"
     assert again.run("download") == Finding("download", "inconclusive", "no checksum of tiny was published")
+
+
+def test_verifys_own_code_must_be_committed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(certificate, "git", lambda *words: asked.extend(words) or b"")
+    certificate.code(certificate.load(paths.CERTIFICATE))
+    assert {"dvc.yaml", "pipeline/verify", "pipeline/stages/train.py", "data/catalog/tiny.yaml"} <= {*asked}
 
 
 def test_the_catalogs_of_a_run_and_no_others_must_be_committed(run: Path) -> None:
