@@ -120,11 +120,13 @@ def overlap(tokenized: Mapping[str, Any]) -> Paragraph:
     return Paragraph(f"Lines that are in the training text, too. {'; '.join(found)}.")
 
 
-def groups(data: DataSettings, codec: Codec, lines: Sequence[sentences.Line], counts: Counter[str]) -> list[Block]:
-    """Return the scores of the test set's lines by length, and of its words by frequency."""
+def groups(
+    data: DataSettings, codec: Codec, lines: Sequence[sentences.Line], counts: Counter[str], title: str
+) -> list[Block]:
+    """Return the scores, named `title`, of the test set's lines by length, and of its words by frequency."""
     found: list[Block] = [
         Heading("By length", 3),
-        sentences.by_length({task_of(data.target).title: lines}, data.target),
+        sentences.by_length({title: lines}, data.target),
     ]
     if not scorer(data.target).groups_words:
         return found
