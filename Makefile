@@ -38,13 +38,13 @@ pages:
 
 # The notebook in Jupyter, which the lock does not have. The second target writes its outputs, which GitHub shows.
 JUPYTER = "$(BIN)/python" -c 'import jupyterlab' 2>/dev/null || $(INDEXES) "$(BIN)/uv" pip install --quiet \
-    --python "$(BIN)/python" --index-strategy unsafe-best-match '.[tour]'; $(VENV) jupyter
+    --python "$(BIN)/python" --index-strategy unsafe-best-match -e '.[tour]'; $(VENV)
 
 tour: setup
-	@$(JUPYTER) lab nmt/tour.ipynb
+	@$(JUPYTER) jupyter lab nmt/tour.ipynb
 
 executed-tour: setup
-	@$(JUPYTER) nbconvert --to notebook --execute --inplace nmt/tour.ipynb
+	@$(JUPYTER) python -m tests.bench.tour
 
 setup: $(STAMP)
 

@@ -47,14 +47,15 @@ def list_rows() -> None:
     for name, row in rows.table().rows.items():
         subwords, paper = rows.settings(name, row.pair)["subwords"], row.paper
         # With a closed target vocabulary, the row's own sizes: symbols fill one multiple (CRAFT has 61 with specials).
-        closed = subwords["target"] == "closed"
-        sizes = (subwords["vocabulary"], subwords["multiple_of"]) if closed else (rows.PAPER_VOCABULARY,)
+        closed, each = subwords["target"] == "closed", subwords["multiple_of"]
+        sizes = (-(-subwords["vocabulary"] // each) * each, each) if closed else (row.vocabulary,)
         count = parameters(rows.model(name, row.pair), *sizes)
         printed = [(paper.params_m, "d"), (paper.ppl, ".2f"), (paper.bleu, ".1f")]
         millions, ppl, bleu = ("" if value is None else format(value, form) for value, form in printed)
         about = row.about + ("" if paper.f1 is None else f", F1 {paper.f1}")
         print(f"{name:<23} {count:>12,} {millions:>9} {ppl:>9} {bleu:>10}  {about}")
-    print(f"params: exact, with {rows.PAPER_VOCABULARY:,} rows of embedding. PPL and BLEU: newstest2013, en-de.")
+    print(f"params: exact; the paper's rows with {rows.PAPER_VOCABULARY:,} rows of embedding, others with their own.")
+    print("PPL and BLEU: newstest2013, en-de.")
 
 
 @catalog.callback()

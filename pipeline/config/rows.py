@@ -46,6 +46,7 @@ class Row(Settings):
 
     about: str
     pair: Pair = "en-de"  # of the paper's results and of the listed parameter count
+    vocabulary: int = PAPER_VOCABULARY  # rows of the embedding in that count, where the settings give merges alone
     settings: Differences = Field(default_factory=dict)
     pairs: dict[str, Differences] = Field(default_factory=dict)
     paper: PaperResults = PaperResults()

@@ -6,6 +6,7 @@ its stages there, and its results become a DVC experiment with the name of the r
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -44,6 +45,15 @@ LEASE = 120.0
 """Seconds after which the slots of a killed run are free again: more than its processes get to save their state."""
 EXAMPLE = '{"training": {"updates": 200, "checkpoint_every": 10}}'
 """Overrides for a short training of any row: it writes at least as many checkpoints as the row averages."""
+
+
+def of_params() -> str:
+    """Return the overrides of params.yaml, into which those of a run are merged, as the form shows them."""
+    with chdir(ROOT), suppress(InputError):  # The run itself reports an invalid params.yaml.
+        return json.dumps(resolution.read_params().get("overrides") or {})
+    return "{}"
+
+
 DESCRIPTION = f"""
 
 Args:
@@ -52,6 +62,7 @@ Args:
     corpus: The catalog of data/catalog: `wmt catalog list` describes them.
     seed: The seed of weights, order of sentences and dropout.
     overrides: Single values over those of the row and of params.yaml, for example {EXAMPLE}.
+        Merged into those of params.yaml, which were {of_params()} when this was deployed.
     target: The last stage to run.
     force: Run stages although nothing that they depend on has changed.
 """

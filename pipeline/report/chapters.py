@@ -121,12 +121,17 @@ def overlap(tokenized: Mapping[str, Any]) -> Paragraph:
 
 
 def groups(
-    data: DataSettings, codec: Codec, lines: Sequence[sentences.Line], counts: Counter[str], tokenize: str | None
+    data: DataSettings,
+    codec: Codec,
+    lines: Sequence[sentences.Line],
+    counts: Counter[str],
+    title: str,
+    tokenize: str | None,
 ) -> list[Block]:
-    """Return the scores of the test set's lines by length, and of its words by frequency."""
+    """Return the scores, named `title`, of the test set's lines by length, and of its words by frequency."""
     found: list[Block] = [
         Heading("By length", 3),
-        sentences.by_length({task_of(data.target).title: lines}, data.target, tokenize),
+        sentences.by_length({title: lines}, data.target, tokenize),
     ]
     if not scorer(data.target).groups_words:
         return found

@@ -8,7 +8,7 @@ from pathlib import Path
 from nmt.codec import Codec
 from nmt.common.files import write_text, writing
 from nmt.errors import printable
-from nmt.task import task_of
+from nmt.task import task_in, task_of
 from nmt.text.settings import PreparationSettings
 from pipeline.config import catalogs, paths, resolution, sections
 from pipeline.config.corpora import DataSettings, RunSettings
@@ -26,6 +26,7 @@ def blocks(lines: Sequence[sentences.Line], names: Mapping[str, str]) -> list[Bl
     certificate, name = read_json(paths.CERTIFICATE), scores.reference_row(chosen.row)
     metrics = read_json(paths.SCORES) | scores.identities(data.model_dump(), read_json(paths.SCORES))
     metrics |= {"conditions": next((link.get("conditions") for link in certificate["training"]["links"][-1:]), None)}
+    tokenize = load_section("scoring", sections.ScoringSettings).tokenize
     source, target = (sentences.word_counts(paths.TOKENIZED / f"train.{side}") for side in (data.source, data.target))
     codec = Codec(
         paths.AVERAGE / "subwords", data.source, data.target, load_section("preparation", PreparationSettings).tokenizer
@@ -48,7 +49,7 @@ def blocks(lines: Sequence[sentences.Line], names: Mapping[str, str]) -> list[Bl
         Heading(f"{output.capitalize()}s of the test set"),
         Paragraph(f"The page has all {len(lines):,} lines, report.md the best and the worst, above."),
         sentences.view({output: lines}, data.source, data.target),
-        *chapters.groups(data, codec, lines, target, load_section("scoring", sections.ScoringSettings).tokenize),
+        *chapters.groups(data, codec, lines, target, task_in(metrics).title, tokenize),
         *chapters.attention(data),
         Heading(f"Differences from the paper's {name}"),
         Table(("key", f"the paper's {name}", "this run"), unlike) if unlike else Paragraph("None in the settings."),

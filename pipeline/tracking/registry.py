@@ -53,24 +53,18 @@ def register(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
 
 
 def model_content(folder: Path, search: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `mlflow.pyfunc` saves of a model folder: code, signature, example; nothing is pickled.
+    """Return what `mlflow.pyfunc` saves of a model folder: code and example; nothing is pickled.
 
     `search`: the settings of a request that names no others.
     """
-    from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
-
-    here, text = Path(__file__).resolve().parent, Schema([ColSpec(DataType.string)])
-    parameters = [
-        ParamSpec("beam", DataType.long, int(search["beam"])),
-        ParamSpec("alpha", DataType.double, float(search["alpha"])),
-    ]
+    here = Path(__file__).resolve().parent
+    defaults = {"beam": int(search["beam"]), "alpha": float(search["alpha"]), "nbest": 1, "quantization": "none"}
     return {
         "python_model": here / "serving.py",
         "code_paths": [str(here.parents[1] / "nmt")],
         "artifacts": {"model": str(folder)},
-        "signature": ModelSignature(text, text, ParamSchema(parameters)),
-        "input_example": EXAMPLE,
+        # MLflow takes the types of the parameters and their defaults from it, those of the input from `predict`.
+        "input_example": (EXAMPLE, defaults),
         # Without their build (`2.13.0+cpu`), which an index may not have.
         "pip_requirements": [f"{name}=={importlib.metadata.version(name).split('+')[0]}" for name in NEEDED],
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import logging
 import os
 import re
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
     from starlette.requests import Request
-    from starlette.responses import RedirectResponse
+    from starlette.responses import HTMLResponse
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 PATIENCE = 30.0
@@ -227,12 +228,15 @@ def mlflow_app() -> ASGIApp:
     return guarded
 
 
-def _run_table(request: Request) -> RedirectResponse:
+def _run_table(request: Request) -> HTMLResponse:
+    """Lead to the run table. MLflow's assistant would open beside it at a browser's first visit, over the columns."""
     from mlflow import MlflowClient
-    from starlette.responses import RedirectResponse
+    from starlette.responses import HTMLResponse
 
     found = view.show(MlflowClient(local_uri()), request.path_params["pair"])
-    return RedirectResponse(found + (view.CHARTS if "charts" in request.query_params else ""))
+    address = json.dumps(found + (view.CHARTS if "charts" in request.query_params else ""))
+    opened = 'localStorage.setItem("mlflow.assistant.fab.autoOpenedOnFirstLoad_v1", "true")'
+    return HTMLResponse(f"<script>{opened}; location.replace({address})</script>")
 
 
 @contextlib.contextmanager

@@ -6,11 +6,11 @@ was registered with it; the rest of this repository need not be there. No weight
 
 from __future__ import annotations
 
+import sys
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pandas as pd
 from mlflow.exceptions import MlflowException
 from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
@@ -27,7 +27,7 @@ CHARACTERS = 10_000
 
 
 class Translation(PythonModel):
-    """MLflow's model: translates a list of sentences."""
+    """MLflow's model: translates a list of sentences. MLflow refuses input that is not of predict's type."""
 
     translator: Translator
 
@@ -38,25 +38,50 @@ class Translation(PythonModel):
         self.translator = Translator(Path(context.artifacts["model"]), longest=LONGEST, split="sentences")
 
     def predict(
-        self, context: PythonModelContext, model_input: pd.DataFrame, params: dict[str, Any] | None = None
-    ) -> list[str]:
-        """Return a translation for each sentence, in order; `params` may hold the search's `beam` and `alpha`.
+        self, context: PythonModelContext, model_input: list[str], params: dict[str, Any] | None = None
+    ) -> list[str] | list[list[str]]:
+        """Return a translation for each sentence, in order; with `nbest` above 1 a list of them, best first.
 
-        Raises MlflowException, which the server answers with status 400, where a request is wrong or too large.
+        `params` may hold the search's `beam` and `alpha`, `nbest`, and `quantization`: `none` or `int8`. Raises
+        MlflowException, which the server answers with status 400, where a request is wrong or too large.
         """
         from nmt.errors import InputError
         from nmt.inference.translator import Translator
 
-        ready, sentences = self.translator, [str(each) for each in np.ravel(np.asarray(model_input, dtype=object))]
-        most = max(BEAM, ready.settings.beam)
+        changes = dict(params or {})
+        nbest, quantization = changes.pop("nbest", 1), changes.pop("quantization", "none")
+        most = max(BEAM, self.translator.settings.beam)
         try:
-            settings = ready.settings.changed(params or {})
-            _check_sizes(sentences, settings.beam, most)
+            ready = _with_weights(self.translator, quantization)
+            settings = ready.settings.changed(changes)
+            settings.check_nbest(nbest)
+            _check_sizes(model_input, settings.beam, most)
             # One with the request's settings: requests are answered side by side.
             translator = Translator(ready.model, None, settings, ready.engine, ready.longest, ready.split)
-            return list(translator.translate(sentences))
+            found = [each.texts for each in translator.translations(model_input, nbest)]
+            return found if nbest > 1 else [best for best, *_ in found]
         except InputError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error
+
+
+@lru_cache(2)
+def _with_weights(ready: Translator, quantization: str) -> Translator:
+    """Return the translator, or one with 8-bit weights, which the first request for it makes.
+
+    Raises InputError for other values, and for 8-bit weights on a GPU.
+    """
+    from nmt.errors import InputError
+    from nmt.inference.loading import LoadedModel
+    from nmt.inference.quantization import quantize
+    from nmt.inference.translator import Translator
+
+    if quantization == "none":
+        return ready
+    if quantization != "int8":
+        raise InputError(f"quantization is {quantization!r}: give none or int8")
+    model = LoadedModel(ready.model.folder, ready.model.device)
+    quantize(model.transformer)
+    return Translator(model, longest=ready.longest, split=ready.split)
 
 
 def _check_sizes(sentences: list[str], beam: int, most: int) -> None:
@@ -70,4 +95,20 @@ def _check_sizes(sentences: list[str], beam: int, most: int) -> None:
         )
 
 
+_PYFUNC = vars(sys.modules["mlflow.pyfunc"])
+
+
+def _refuse_unknown(params: Any, schema: Any, enforce: Any = _PYFUNC["_enforce_params_schema"]) -> Any:
+    """Raise MlflowException for a request's unknown parameter, which MLflow drops with a line in the server's log.
+
+    MLflow calls this for every model of its process: other models' parameters are left to it.
+    """
+    known = {each.name for each in schema.params} if schema else set()
+    if known >= {"quantization", "nbest", "beam"} and isinstance(params, dict) and (unknown := params.keys() - known):
+        names = f"`{', '.join(sorted(map(str, unknown)))}`: known are {', '.join(sorted(known))}"
+        raise MlflowException.invalid_parameter_value(f"unknown parameters {names}")
+    return enforce(params, schema)
+
+
+_PYFUNC["_enforce_params_schema"] = _refuse_unknown
 set_model(Translation())

@@ -7,6 +7,7 @@ disturbance comes too late; those of tests/soak end, with the right bits.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import signal
@@ -20,6 +21,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from browser import chromium
 from clones import STAGES, TINY, Clone, write_tiny_corpus
 from orchestra import Orchestra, until
 
@@ -98,6 +100,20 @@ def test_only_this_machine_with_the_password_and_its_own_pages_may_use_them(orch
     assert [stat.S_IMODE((work / name).stat().st_mode) for name in ("mlflow.db", "mlartifacts", "prefect")] == [
         0o600, 0o700, 0o700
     ]  # fmt: skip
+
+
+def test_prefects_pages_ask_no_other_host(orchestra: Orchestra) -> None:
+    with chromium() as browser:
+        page, asked = browser.new_page(), list[str]()
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"http://127.0.0.1:{orchestra.prefect}/")
+        login = base64.b64encode(orchestra.login()["PREFECT_API_AUTH_STRING"].encode()).decode()
+        page.evaluate("(login) => localStorage.setItem('prefect-password', login)", login)
+        for path in ("dashboard", "deployments"):
+            page.goto(f"http://127.0.0.1:{orchestra.prefect}/{path}", wait_until="networkidle")
+        assert page.get_by_text("wmt-en-de").count()
+    others = [url for url in asked if not url.startswith((f"http://127.0.0.1:{orchestra.prefect}/", "data:", "blob:"))]
+    assert others == []
 
 
 def test_every_stage_is_a_task_and_the_results_come_back_as_an_experiment(orchestra: Orchestra, first: str) -> None:

@@ -1,4 +1,4 @@
-"""The notebook nmt/tour.ipynb: every cell runs, with fewer updates and less text; its pictures stay small."""
+"""The notebook nmt/tour.ipynb: every cell runs, with fewer updates and less text; its outputs are of its sources."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pytest
 
+from tests.bench import tour
+
 ROOT = Path(__file__).parents[2]
-TOUR = ROOT / "nmt/tour.ipynb"
 SIZES = "updates, pairs, tested = 1400, 24_000, 500"
 
 
@@ -20,7 +21,8 @@ def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.chdir(tmp_path)
     shown: list[Any] = []
     monkeypatch.setattr(plt, "show", lambda: shown.append(plt.gcf()))
-    cells = ["".join(cell["source"]) for cell in json.loads(TOUR.read_text())["cells"] if cell["cell_type"] == "code"]
+    notebook = json.loads(tour.TOUR.read_text())
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert SIZES in cells[0]
     found: dict[str, Any] = {}
     with plt.rc_context({"backend": "Agg"}):
@@ -30,4 +32,16 @@ def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert [label.get_text() for label in shown[1].axes[0].get_yticklabels()] == [*found["looked"].target[1:], "</s>"]
     assert [label.get_text() for label in shown[1].axes[0].get_xticklabels()] == found["looked"].source
     assert "on 4 lines (nrefs:1|case:mixed|eff:no|tok:13a|" in capsys.readouterr().out
-    assert TOUR.stat().st_size < 250_000, "with its pictures"
+
+
+def test_it_is_committed_with_the_outputs_of_its_sources() -> None:
+    """tests/soak/test_tour.py executes it in full."""
+    notebook = json.loads(tour.TOUR.read_text())
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert notebook["metadata"].get("executed", {}).get("sources") == tour.sources(code), "run `make executed-tour`"
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    for cell in code:
+        text = "".join(cell["source"])
+        kinds = [each["output_type"] for each in cell["outputs"]]
+        assert set(kinds) == {"stream"} if "print(" in text else kinds == ["display_data"] * text.count("plt.show()")
+    assert tour.TOUR.stat().st_size < tour.LARGEST

@@ -92,14 +92,19 @@ def test_the_defaults_are_those_of_params_yaml_where_they_fit_the_pair(
     types, defaults = flow.form(None)
     assert get_args(types["pair"]) == ("de-en", "en-de", "en-fr", "fr-en")
     assert defaults["pair"] == "en-de"
+    (tmp_path / "params.yaml").write_text("overrides: {model: {N: 3}}")
+    assert flow.of_params() == '{"model": {"N": 3}}'
     (tmp_path / "params.yaml").write_text("[")
+    assert flow.of_params() == "{}"
     _, defaults = flow.form("en-de")
     assert defaults == {"pair": "en-de", "row": "sample", "corpus": "sample", "seed": 1, "target": "report"}
 
 
 def test_the_example_of_overrides_succeeds_with_every_row(flow: Any) -> None:
     """Averaging has the checkpoints that it needs."""
-    assert flow.EXAMPLE in flow.wmt_en_de.parameters.properties["overrides"]["description"]
+    said = flow.wmt_en_de.parameters.properties["overrides"]["description"]
+    assert flow.EXAMPLE in said
+    assert f"those of params.yaml, which were {flow.of_params()} when this was deployed." in said
     assert f"overrides={flow.EXAMPLE}" in (ROOT / "pipeline/README.md").read_text()
     for name, row in rows.table().rows.items():
         corpus = "sample-trees" if row.pair == "en-tree" else "sample"

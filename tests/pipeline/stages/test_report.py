@@ -319,6 +319,14 @@ def test_the_top_has_four_numbers_the_papers_beside_them_and_the_best_and_worst_
     assert f"Lines that are in the training text, too. {seen}" in lines
 
 
+def test_groups_are_named_after_the_score_of_the_run(base: tuple[str, str]) -> None:
+    assert "| words of the source | lines | BLEU |" in base[0]
+    scored = {key.replace("bleu", "chrf"): value for key, value in METRICS.items() if "paper_way" not in key}
+    _stages_before("sample", "en-de", {}, ("dev", "held-out"))
+    _write(paths.SCORES, json.dumps({**scored, "chrf_signature": "nc:6"}))
+    assert "| words of the source | lines | chrF |" in _written()[0]
+
+
 def test_the_best_of_equal_lines_are_the_longest_and_lines_without_a_score_are_left_out() -> None:
     scored = [("aa", 50.0), ("b", 100.0), ("ccc", 100.0), ("dd", None), ("e", 0.0), ("ff", 60.0), ("gg", 70.0)]
     found = sentences.extremes([sentences.Line(text, text, text, score) for text, score in scored], "chrF")

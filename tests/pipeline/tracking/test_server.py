@@ -235,6 +235,7 @@ def test_the_first_page_compares_runs(root: Path, address: str) -> None:
         }, "h is the same in both runs"
         names = page.locator("[role=row] [col-id='attributes.`Run Name`'] a").all_text_contents()
         assert names == ["higher", "lower"]
+        assert page.get_by_text("Ask questions about your").count() == 0, "MLflow's assistant is closed"
         page.goto(f"{address}/wmt-en-de?charts")
         page.wait_for_selector("text=Loss, perplexity, score")
         cards = page.get_by_test_id("experiment-view-compare-runs-card")

@@ -10,6 +10,8 @@ import httpx
 import pytest
 from model_folders import folder_of
 
+from nmt.inference.loading import LoadedModel
+from nmt.inference.quantization import quantize
 from nmt.inference.translator import Translator
 from pipeline.tracking import registry
 
@@ -43,7 +45,7 @@ def server(serving: Any, folder: Path) -> httpx.ASGITransport:
     return httpx.ASGITransport(scoring_server.init(mlflow.pyfunc.load_model(str(path))), raise_app_exceptions=False)
 
 
-def ask(server: httpx.ASGITransport, sentences: list[str], **params: Any) -> tuple[int, Any]:
+def ask(server: httpx.ASGITransport, sentences: Any, **params: Any) -> tuple[int, Any]:
     async def post() -> httpx.Response:
         async with httpx.AsyncClient(transport=server, base_url="http://server") as client:
             return await client.post("/invocations", json={"inputs": sentences, "params": params})
@@ -60,9 +62,27 @@ def test_a_request_is_answered_with_its_own_settings(serving: Any, server: httpx
     assert ask(server, SENTENCES, beam=serving.BEAM, alpha=0.0) == (200, {"predictions": predictions})
 
 
+def test_a_request_may_ask_for_several_translations_and_for_8_bit_weights(
+    server: httpx.ASGITransport, folder: Path
+) -> None:
+    best = [each.texts for each in Translator(folder).translations(SENTENCES, nbest=3)]
+    assert ask(server, SENTENCES, nbest=3) == (200, {"predictions": best})
+    rounded = LoadedModel(folder)
+    quantize(rounded.transformer)
+    predictions = list(Translator(rounded).translate(SENTENCES))
+    assert ask(server, SENTENCES, quantization="int8") == (200, {"predictions": predictions})
+    assert ask(server, SENTENCES, quantization="none") == ask(server, SENTENCES)
+
+
 def test_what_a_request_may_not_ask_for_is_a_sentence(serving: Any, server: httpx.ASGITransport) -> None:
     bounds = "send at most 10,000 sentences of 10,000 characters, and a beam of at most 32"
-    refused: list[tuple[list[str], dict[str, Any], str]] = [
+    refused: list[tuple[Any, dict[str, Any], str]] = [
+        (SENTENCES, {"beams": 4}, "unknown parameters `beams`: known are alpha, beam, nbest, quantization"),
+        (SENTENCES, {"nbest": 5}, "nbest is 5: it must lie between 1 and the beam, 4"),
+        (SENTENCES, {"quantization": "int4"}, "quantization is 'int4': give none or int8"),
+        (5, {}, "Expected list, but got int"),
+        (["dog", 5], {}, "Expected type str, but got int"),
+        ([["the dog", "lost"]], {}, "Expected type str, but got list"),
         (SENTENCES, {"beam": serving.BEAM + 1}, f"a beam of 33: {bounds}"),
         (SENTENCES, {"beam": 0}, "the search's beam is 0; input should be greater than or equal to 1"),
         (SENTENCES, {"alpha": -0.1}, "the search's alpha is -0.1; input should be greater than or equal to 0"),
