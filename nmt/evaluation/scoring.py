@@ -47,7 +47,8 @@ def scorer(target: str, tokenize: str | None = None) -> Scorer:
     if tokenize is None or task_of(target) is PARSING:
         return found
     names = ("scores", "compare", "by_length")
-    return found._replace(**{name: partial(getattr(found, name), tokenize=tokenize) for name in names})
+    functions: dict[str, Any] = {name: partial(getattr(found, name), tokenize=tokenize) for name in names}
+    return found._replace(**functions)
 
 
 def ranges(bounds: Sequence[int]) -> list[str]:
