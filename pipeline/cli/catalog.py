@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from nmt.errors import printable
+from nmt.errors import InputError, printable
 from pipeline.cli.repository import check_folder
 from pipeline.config import rows
 
 app, catalog = typer.Typer(), typer.Typer(no_args_is_help=True)
 Text = tuple[Path, Path]
+
+
+class TwoFilesEach(TyperCommand):
+    """Reads `--test SRC TGT` as `--test SRC --test TGT`: typer has no option of two values that may be repeated."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        spread: list[str] = []
+        for option, before, word in zip(["", "", *args], ["", *args], args, strict=False):
+            spread += ["--test", word] if option == "--test" or before.startswith("--test=") else [word]
+        return super().parse_args(ctx, spread)
 
 
 @app.command("rows", rich_help_panel="Runs")
@@ -64,13 +75,13 @@ def list_catalogs() -> None:
         print(printable(f"{one.name:<20} {' '.join(sorted(one.pairs)):<12} {one.description}"))
 
 
-@catalog.command("add")
+@catalog.command("add", cls=TwoFilesEach)
 def add_catalog(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What params.yaml's `corpus` will call it.")],
     pair: Annotated[str, typer.Option(help="The languages, from and into, by their ISO 639 codes.")],
     train: Annotated[Text, typer.Option(metavar="SRC TGT", help="The two sides for training.")],
     valid: Annotated[Text, typer.Option(metavar="SRC TGT", help="The two sides for validation.")],
-    test: Annotated[Text, typer.Option(metavar="SRC TGT", help="The two sides for the test.")],
+    test: Annotated[list[Path], typer.Option(metavar="SRC TGT", help="The two sides for the test; may be repeated.")],
     description: Annotated[str, typer.Option(help="One line, for `wmt catalog list`.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace a catalog of that name.")] = False,
 ) -> None:
@@ -82,11 +93,15 @@ def add_catalog(
     Example:
       wmt catalog add mine --pair en-de --train train.en train.de \\
         --valid dev.en dev.de --test test.en test.de
+      wmt catalog add ours --pair cs-en --train a.cs a.en --valid dev.cs dev.en \\
+        --test news.cs news.en --test medical.cs medical.en
     """
     check_folder()
+    if len(test) % 2:
+        raise InputError(f"--test has {len(test)} files: give two for each test set")
     from pipeline.config.paths import CATALOGS
     from pipeline.data import user_text
 
-    texts = {"train": train, "valid": valid, "test": test}
+    texts = {"train": train, "valid": valid, **user_text.named([*zip(test[::2], test[1::2], strict=True)])}
     written = user_text.add(name, pair, texts, description, force, CATALOGS)
     print(f"{written}: set `corpus: {name}` in params.yaml to use it")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from nmt.text.parallel_text import parallel, read_lines
 from pipeline.config.corpora import TREE, DataSettings, MemberSettings, sides, valid_pair
 from pipeline.config.paths import LOCAL
 
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 LONGEST = 1_000_000  # characters of a line; a longer one is a file without line breaks
 
 
 def add(
     name: str, pair: str, texts: Mapping[str, tuple[Path, Path]], description: str, force: bool, catalogs: Path
 ) -> Path:
-    """Write the catalog `name` of source and target files by role (train, valid, test); return its path.
+    """Write the catalog `name` of source and target files by role (train, valid, and see `named`); return its path.
 
     data/local/<name>/ links to the files. Their sha256 is in the catalog, so that later stages notice an edit. Raises
     InputError, having written nothing, where the name is invalid or exists (without `force`), where a file is missing,
@@ -36,7 +37,7 @@ def add(
         valid_pair(pair)
     except ValueError as error:
         raise InputError(f"--pair is `{pair}`: {error}") from error
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+    if not re.fullmatch(NAME, name):
         raise InputError(f"`{name}` cannot name a catalog: take letters, digits, `.`, `_` and `-`")
     catalog, folder = catalogs / f"{name}.yaml", LOCAL / name
     for path in (catalog, folder):
@@ -50,15 +51,16 @@ def add(
     doubts: list[str] = []
     trees = sides(pair)[1] == TREE
     endings = ("mrg", "mrg") if trees else sides(pair)
-    for role, files in texts.items():
+    for stem, files in texts.items():
+        role, _, own = stem.partition(".")
         _check(role, files, pair)
         doubts += [] if trees else _doubts(role, files, texts["train"])
-        text: dict[str, Any] = {"name": f"{name}-{role}"}
+        text: dict[str, Any] = {"name": own or f"{name}-{role}"}
         for side, ending, file in zip(("source", "target"), endings, files, strict=True):
-            link = folder / f"{role}.{ending}"
+            link = folder / f"{stem}.{ending}"
             links[link.name] = file.resolve()
             text[side] = {"path": link.as_posix(), "sha256": sha256_of(file)}
-        content[role] = [text] if role == "train" else text
+        content[role] = [*content.get(role, []), text] if own or role == "train" else text
     for doubt in doubts:
         print(f"catalog: {doubt}", file=sys.stderr)
     described = {"description": description or f"{name}: local files, {pair}", "pairs": {pair: content}}
@@ -68,6 +70,22 @@ def add(
             (temporary / link_name).symlink_to(file)
     write_text(catalog, yaml.safe_dump(described, sort_keys=False, allow_unicode=True))
     return catalog
+
+
+def named(tests: Sequence[tuple[Path, Path]]) -> dict[str, tuple[Path, Path]]:
+    """Return one test set as `test`, or several by the names of their source files: `test.news`, `test.medical`.
+
+    Raises InputError where two have one name, or a name has other characters than a catalog's.
+    """
+    names = [files[0].stem for files in tests]
+    if not names[1:]:
+        return {"test": tests[0]}
+    if len({*names}) < len(names) or not all(re.fullmatch(NAME, name) for name in names):
+        raise InputError(
+            f"several test sets are named by their first files, here {', '.join(names)}: give files whose names differ "
+            "before their ending and have letters, digits, `.`, `_` and `-`"
+        )
+    return {f"test.{name}": files for name, files in zip(names, tests, strict=True)}
 
 
 def _check(role: str, files: tuple[Path, Path], pair: str) -> None:
@@ -116,7 +134,8 @@ def identified(data: DataSettings) -> DataSettings:
     stages run again when the file changes.
     """
     content = data.model_dump()
-    for text in (*content["train"], content["valid"], content["test"]):
+    content["test"] = [text.model_dump() for text in data.test]
+    for text in (*content["train"], content["valid"], *content["test"]):
         for side in (text["source"], text["target"]):
             if side["path"] is not None:
                 path = verified(MemberSettings.model_validate(side))
