@@ -180,7 +180,8 @@ def compare(
     with tempfile.TemporaryDirectory() as folder:
         sets = (_compared(name, Path(folder, str(number))) for number, name in enumerate((first, second)))
         found = [(*pair, comparison.difference(*pair)) for pair in comparison.shared(*sets)]
-        (one, other, gain), rows = found[0], [comparison.by_set(*each) for each in found]
+        one, other, gain = found[0]
+        rows = [comparison.by_set(*each) for each in found] if "sets" in {**one.metrics, **other.metrics} else []
         reports = []
         for number, run in enumerate((one, other), start=1):
             if run.report.exists():
@@ -192,7 +193,7 @@ def compare(
     write_text(target, content)
     difference = f"{comparison.signed(gain.difference, 2)} {task_in(other.metrics).title}, p = {gain.p_value:.3f}"
     print(f"{other.name} against {one.name}: {difference} (paired bootstrap)")
-    for name, before, after, gained, p in rows if rows[1:] else ():
+    for name, before, after, gained, p in rows:
         print(f"  {name}: {before} to {after}, {gained}, p = {p}")
     print(f"page    {output}")
 

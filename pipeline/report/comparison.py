@@ -125,9 +125,8 @@ def blocks(
     reports: Sequence[tuple[str, str]] = (),
     sets: Sequence[tuple[str, ...]] = (),
 ) -> list[Block]:
-    """Return the page; `reports` are files beside it and the runs whose reports they are, `sets` the rows of `by_set`.
-
-    It is of the first test set that the runs share.
+    """Return the page; `reports` are files beside it and the runs whose reports they are, `sets` the rows of `by_set`
+    where a run has several test sets. The page is of the first one that the runs share.
     """
     runs, names = (first, second), (first.name, second.name)
     by = task_in(second.metrics)
@@ -150,7 +149,7 @@ def blocks(
         Heading(f"{second.name} against {first.name}", 1),
         Paragraph(verdict(second.name, changed, found, by.title)),
         Tiles(tiles),
-        *([Table(("test set", *names, "difference", "p"), sets)] if sets[1:] else []),
+        *([Table(("test set", *names, "difference", "p"), sets)] if sets else []),
         *([Table(("report", "of run"), reports, link="./")] if reports else []),
         Table(("setting", *names), changed) if changed else Paragraph("The settings are the same."),
         *line_differences(first.lines, second.lines, by.of_line),

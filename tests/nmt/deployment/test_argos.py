@@ -52,6 +52,7 @@ def test_a_package_has_what_argos_reads(pieces: Path) -> None:
     assert not list(Path().glob(".*")), "nothing else is left"
 
 
+@pytest.mark.filterwarnings("ignore")  # of the libraries that it imports
 def test_argos_installs_and_translates(pieces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     why = "Argos Translate is not installed: pip install argostranslate"
     package = pytest.importorskip("argostranslate.package", reason=why)
