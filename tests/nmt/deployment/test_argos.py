@@ -54,7 +54,7 @@ def test_a_package_has_what_argos_reads(pieces: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of the libraries that it imports
 def test_argos_installs_and_translates(pieces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    why = "Argos Translate is not installed: pip install argostranslate"
+    why = "Argos Translate is not installed: it needs an environment of its own, with another sacremoses"
     package = pytest.importorskip("argostranslate.package", reason=why)
     from argostranslate import settings, translate
 
