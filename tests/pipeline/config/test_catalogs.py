@@ -252,16 +252,12 @@ def test_add_takes_several_test_sets(texts: list[str]) -> None:
     assert [text["name"] for text in data.model_dump()["test"]] == ["news", "medical"]
     assert catalogs.data_settings(catalogs.load("mine"), "de-en").test[1].source == data.test[1].target
     assert set(data.held_out) == {"valid", "test", "test.medical"}
-    wrong = (
-        ([*several, "--test", "elsewhere/news.en", "elsewhere/test.de"], "test sets are named by their first files"),
-        ([*several, "--test", "elsewhere/-x.en", "elsewhere/news.de"], "here news, -x: give files whose names differ"),
-        ([*several, "--test", "elsewhere/test.en"], None),
-    )
-    for given, said in wrong:
-        if said is None:
-            assert wmt("catalog", *given, "--force") != 0, "two files, or none"
-        else:
-            assert said in refused("catalog", *given, "--force")
+    for third, said in (
+        (("news.en", "test.de"), "test sets are named by their first files, here news, news: give files whose names"),
+        (("-x.en", "news.de"), "here news, -x: give files whose names differ before their ending"),
+        (("test.en",), "--test has 3 files: give two for each test set"),
+    ):
+        assert said in refused("catalog", *several, "--test", *(f"elsewhere/{file}" for file in third), "--force")
 
 
 def test_one_test_set_stands_in_files_as_it_always_did(texts: list[str]) -> None:
