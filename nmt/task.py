@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import NamedTuple
+from collections.abc import Container, Mapping
+from typing import Any, NamedTuple
 
 
 class Task(NamedTuple):
@@ -94,3 +94,8 @@ def task_of(target: str) -> Task:
 def task_in(metrics: Container[str]) -> Task:
     """Return the task whose score a run's metrics hold: parsing by F1, translation by BLEU or by chrF."""
     return PARSING if PARSING.key in metrics else CHRF if "chrf_low" in metrics else TRANSLATION
+
+
+def of_sets(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the scores of the further test sets by the names that DVC and MLflow show, as `bleu.medical`."""
+    return {f"{task_in(own).key}.{name}": own[task_in(own).key] for name, own in metrics.get("sets", {}).items()}

@@ -28,8 +28,11 @@ TINY = {**SHRUNKEN, "subwords": {"merges": 60}}
 WORDS = "the old man sees a dog . He did not see it She sleeps well , and we do !"
 
 
-def write_tiny_corpus(folder: Path) -> None:
-    """Write the catalog `tiny` into a repository: sixty pairs of the same words, or of their flat trees."""
+def write_tiny_corpus(folder: Path, *, further: bool = False) -> None:
+    """Write the catalog `tiny` into a repository: sixty pairs of the same words, or of their flat trees.
+
+    With `further` the validation text is a second test set, too: `tinymedical`.
+    """
     chance, sides = random.Random(5), {}
     for name, lines in (("train", 60), ("valid", 4), ("test", 4)):
         text = [chance.choices(WORDS.split(), k=chance.randrange(3, 9)) for _ in range(lines)]
@@ -48,6 +51,10 @@ def write_tiny_corpus(folder: Path) -> None:
         source, target = ({"archive": "tiny", "member": f"{name}.{each}"} for each in languages)
         return {"name": f"tiny{name}", "source": source, "target": target}
 
+    def tests(language: str) -> Any:
+        first, second = (text_of(name, language) for name in ("test", "valid"))
+        return [first, {**second, "name": "tinymedical"}] if further else first
+
     about = {"licence": "none", "source": "here", "bytes": packed.stat().st_size}
     digest = hashlib.sha256(packed.read_bytes()).hexdigest()
     catalog = {
@@ -55,7 +62,7 @@ def write_tiny_corpus(folder: Path) -> None:
         "archives": {"tiny": {"urls": ["file:data/tiny.tar"], "sha256": digest, **about}},
         "pairs": {
             f"en-{each}": {
-                "train": [text_of("train", each)], "valid": text_of("valid", each), "test": text_of("test", each)
+                "train": [text_of("train", each)], "valid": text_of("valid", each), "test": tests(each)
             }
             for each in ("de", "fr", "tree")
         },

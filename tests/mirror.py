@@ -45,7 +45,7 @@ def write(folder: Path, lines: Lines) -> None:
         contents = [catalogs.load(name) for name in ("wmt14", "wmt16-t2t")]
     for content in contents:
         for pair, entry in content.pairs.items():
-            for text in (*entry.train, entry.valid, entry.test):
+            for text in (*entry.train, entry.valid, *entry.test):
                 for side, language in zip((text.source, text.target), sides(pair), strict=True):
                     path = urlsplit(content.archives[str(side.archive)].urls[0]).path.lstrip("/")
                     archives.setdefault(path, {})[side.member] = _packed(side.member, lines(text.name, pair, language))

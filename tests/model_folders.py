@@ -34,16 +34,23 @@ def model_settings(**changes: Any) -> ModelSettings:
     return ModelSettings.model_validate(settings)
 
 
-def folder_of(folder: Path, seed: int = 1, target: str = "de", words: str = WORDS, **model: Any) -> Path:
+def folder_of(
+    folder: Path, seed: int = 1, target: str = "de", words: str = WORDS, pieces: int | None = None, **model: Any
+) -> Path:
+    """A model folder with BPE of Moses' tokens, or so many word pieces of raw text."""
     torch.manual_seed(seed)
-    bpe = SubwordSettings(kind="bpe", merges=60, vocabulary=None, multiple_of=8)
-    learned = subwords.learn(dict.fromkeys(words.split(), 3), bpe)
+    settings = SubwordSettings(kind="bpe", merges=60, vocabulary=None, multiple_of=8)
+    if pieces:
+        settings = SubwordSettings(kind="wordpieces", merges=None, vocabulary=pieces, multiple_of=8)
+    learned = subwords.learn(dict.fromkeys(words.split(), 3), settings)
     learned.save(folder.parent / f"{folder.name}.subwords")
     description = ModelDescription(
         source="en",
         target=target,
         vocabulary=learned.size,
-        tokenizer=TokenizerSettings(tokenizer="moses", normalize_punctuation=False, aggressive_hyphens=False),
+        tokenizer=TokenizerSettings(
+            tokenizer="none" if pieces else "moses", normalize_punctuation=False, aggressive_hyphens=False
+        ),
         model=model_settings(**model),
         search=SearchSettings(beam=4, alpha=0.6, max_extra=10, stop="exact"),
         origin={},

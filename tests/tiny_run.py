@@ -54,12 +54,12 @@ def after_training() -> None:
     run_stages("average", "decode", "score", "certify")
 
 
-def prepare(pair: str = "en-de", row: str = "sample", **overrides: Any) -> None:
+def prepare(pair: str = "en-de", row: str = "sample", *, further: bool = False, **overrides: Any) -> None:
     """A repository with a corpus of its own in the present folder, which is empty, and the stages up to training."""
     for path in ("nmt", "pipeline", "dvc.yaml"):
         Path(path).symlink_to(ROOT / path)
     shutil.copyfile(ROOT / ".gitignore", ".gitignore")
-    write_tiny_corpus(Path())
+    write_tiny_corpus(Path(), further=further)
     params = {"row": row, "pair": pair, "corpus": "tiny", "seed": 1, "overrides": OVERRIDES | overrides}
     PARAMS.write_text(yaml.safe_dump(params))
     commit()

@@ -47,8 +47,11 @@ def check_symbols(folder: Path, subwords: Subwords) -> list[str]:
     return symbols
 
 
-def export(folder: Path, out: Path, quantization: Quantization = "float32") -> None:
-    """Write the CTranslate2 model `out`; raise InputError if the model cannot be represented or is damaged."""
+def export(folder: Path, out: Path, quantization: Quantization = "float32", *, ends_source: bool = False) -> None:
+    """Write the CTranslate2 model `out`, which with `ends_source` adds EOS to a source itself.
+
+    Raises InputError if the model cannot be represented or is damaged.
+    """
     try:
         import ctranslate2
     except ModuleNotFoundError as error:
@@ -63,6 +66,7 @@ def export(folder: Path, out: Path, quantization: Quantization = "float32") -> N
     spec.register_target_vocabulary(symbols)
     spec.config.bos_token = spec.config.decoder_start_token = symbols[BOS]
     spec.config.eos_token, spec.config.unk_token = symbols[EOS], symbols[UNK]
+    spec.config.add_source_eos = ends_source
     spec.config.layer_norm_epsilon = LAYER_NORM_EPSILON
     spec.validate()
     spec.optimize(quantization=None if quantization == "float32" else quantization)

@@ -32,6 +32,8 @@ class Scorer(NamedTuple):
 
     scores: Callable[[Output, Output, str], dict[str, Any]]
     """Of the test and the validation set, in the target language: the scores by their keys in results/scores.json."""
+    of_set: Callable[[Output, str], dict[str, Any]]
+    """Of a further test set, in the target language: its scores by the keys that the first one's have."""
     compare: Callable[[Lines, Lines, Lines, str], Comparison]
     """Of a baseline's and a system's output, references, and the target language."""
     of_lines: Callable[[Lines, Lines], Sequence[float | None]]  # of outputs and references; None: it cannot be scored
@@ -46,7 +48,7 @@ def scorer(target: str, tokenize: str | None = None) -> Scorer:
     found = _SCORERS[task_of(target)]
     if tokenize is None or task_of(target) is PARSING:
         return found
-    names = ("scores", "compare", "by_length")
+    names = ("scores", "of_set", "compare", "by_length")
     functions: dict[str, Any] = {name: partial(getattr(found, name), tokenize=tokenize) for name in names}
     return found._replace(**functions)
 
@@ -58,17 +60,22 @@ def ranges(bounds: Sequence[int]) -> list[str]:
     return [*named, f"{lows[-1]:,} and more"]
 
 
+def _bleu_of_set(test: Output, target: str, tokenize: str | None = None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the scores of a test set, and the steps to the paper's way."""
+    scores = bleu.score(bleu.read_lines(test.path), bleu.read_lines(test.references), target, tokenize)
+    steps, lines = scores.pop("paper_way_steps", []), scores.pop("lines")
+    del scores["set"]
+    return {**scores, f"{'bleu' if 'bleu' in scores else 'chrf'}_set": f"{test.name}, {lines} lines"}, steps
+
+
 def _bleu(test: Output, valid: Output, target: str, tokenize: str | None = None) -> dict[str, Any]:
     """Return BLEU of both sets. The test set is scored once, from the average; nothing is selected on it."""
-    of_test, of_valid, average, last = (
-        bleu.read_lines(path) for path in (test.references, valid.references, test.path, valid.path)
-    )
-    scores = bleu.score(average, of_test, target, tokenize)
-    key, steps = "bleu" if "bleu" in scores else "chrf", scores.pop("paper_way_steps", [])
+    scores, steps = _bleu_of_set(test, target, tokenize)
+    key = "bleu" if "bleu" in scores else "chrf"
+    last, of_valid = bleu.read_lines(valid.path), bleu.read_lines(valid.references)
     valid_score, valid_signature = bleu.corpus_score(bleu.headline(target, tokenize), last, of_valid)
     found = {
-        **{name: scores[name] for name in scores if name not in ("set", "lines")},
-        f"{key}_set": f"{test.name}, {len(of_test)} lines",
+        **scores,
         f"valid_{key}": valid_score,
         f"valid_{key}_signature": valid_signature,
         f"valid_{key}_set": f"{valid.name}, {len(of_valid)} lines",
@@ -101,27 +108,24 @@ def _compared(
     return bleu.compare(baseline, system, references, bleu.headline(target, tokenize))
 
 
-def _f1(test: Output, valid: Output, target: str) -> dict[str, Any]:
-    """Return EVALB's scores of both sets, and the share of outputs that had to be repaired to be trees."""
-    found: dict[str, Any] = {}
-    for key, output in (("f1", test), ("valid_f1", valid)):
-        # A wrongly tagged comma would drop its sentence: the gold tags say what is punctuation.
-        scores = evalb.read(output.references, output.path, gold_tags=True)
-        path = output.path.with_name(output.path.name + ".repairs.json")
-        repairs = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        total = scores.total
-        found |= {
-            key: total.f1,
-            f"{key}_signature": scores.signature,
-            f"{key}_set": f"{output.name}, {total.sentences} lines",
-            f"{key}_low": scores.low,
-            f"{key}_high": scores.high,
-            f"{key}_at_most_{evalb.CUTOFF}_words": scores.short.f1,
-            **{f"{key}_{measure}": getattr(total, measure) for measure in MEASURES},
-            f"{key}_not_scored": total.errors + total.skipped,
-            f"{key}_malformed": repairs.get("malformed trees", 0) / max(1, repairs.get("trees", total.sentences)),
-        }
-    return found
+def _f1(output: Output, key: str = "f1") -> dict[str, Any]:
+    """Return EVALB's scores of a set, and the share of outputs that had to be repaired to be trees."""
+    # A wrongly tagged comma would drop its sentence: the gold tags say what is punctuation.
+    scores = evalb.read(output.references, output.path, gold_tags=True)
+    path = output.path.with_name(output.path.name + ".repairs.json")
+    repairs = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    total = scores.total
+    return {
+        key: total.f1,
+        f"{key}_signature": scores.signature,
+        f"{key}_set": f"{output.name}, {total.sentences} lines",
+        f"{key}_low": scores.low,
+        f"{key}_high": scores.high,
+        f"{key}_at_most_{evalb.CUTOFF}_words": scores.short.f1,
+        **{f"{key}_{measure}": getattr(total, measure) for measure in MEASURES},
+        f"{key}_not_scored": total.errors + total.skipped,
+        f"{key}_malformed": repairs.get("malformed trees", 0) / max(1, repairs.get("trees", total.sentences)),
+    }
 
 
 def _f1_of_lines(outputs: Lines, references: Lines) -> list[float | None]:
@@ -136,10 +140,17 @@ def _f1_by_length(sources: Lines, outputs: Lines, references: Lines, target: str
 
 _SCORERS = {
     TRANSLATION: Scorer(
-        _bleu, _compared, bleu.sentence_chrf, _bleu_by_length, ("words of the source", "lines"), groups_words=True
+        _bleu,
+        lambda *given, **options: _bleu_of_set(*given, **options)[0],
+        _compared,
+        bleu.sentence_chrf,
+        _bleu_by_length,
+        ("words of the source", "lines"),
+        groups_words=True,
     ),
     PARSING: Scorer(
-        _f1,
+        lambda test, valid, _: _f1(test) | _f1(valid, "valid_f1"),
+        lambda test, _: _f1(test),
         lambda *texts: evalb.compare_systems(*texts[:3]),
         _f1_of_lines,
         _f1_by_length,

@@ -89,7 +89,7 @@ def add_catalog(
     pair: Annotated[str, typer.Option(help="The languages, from and into, by their ISO 639 codes.")],
     train: Annotated[list[Path], typer.Option(metavar=TEXT, help="Training text; may be repeated.")],
     valid: Annotated[list[Path], typer.Option(metavar=TEXT, help="Text for validation.")] = [],
-    test: Annotated[list[Path], typer.Option(metavar=TEXT, help="Text for the test.")] = [],
+    test: Annotated[list[Path], typer.Option(metavar=TEXT, help="Text for the test; may be repeated.")] = [],
     holdout: Annotated[
         int | None, typer.Option(min=1, help="Take so many pairs for each of --valid and --test that is missing.")
     ] = None,
@@ -110,6 +110,8 @@ def add_catalog(
       wmt catalog add mine --pair en-de --train train.en train.de \\
         --valid dev.en dev.de --test test.en test.de
       wmt catalog add mine --pair cs-en --train a.cs.gz a.en.gz --train b.tsv --holdout 2000
+      wmt catalog add ours --pair cs-en --train a.cs a.en --valid dev.cs dev.en \\
+        --test news.cs news.en --test medical.cs medical.en
     """
     check_folder()
     from pipeline.data import user_text

@@ -214,35 +214,40 @@ def attention(
 @app.command(rich_help_panel="Models")
 def export(
     model: Model,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; of argos, a file.")],
     to: Annotated[
-        Literal["ctranslate2", "transformers", "nmt"], typer.Option(help="nmt: a model folder, for wmt itself.")
+        Literal["ctranslate2", "transformers", "argos", "nmt"],
+        typer.Option(help="argos: for Argos Translate and LibreTranslate. nmt: a model folder, for wmt itself."),
     ] = "ctranslate2",
     dtype: Annotated[
         Quantization,
         typer.Option("--dtype", "--quantization", help="Of the weights. The first three are CTranslate2's alone."),
     ] = "float32",
 ) -> None:
-    """Make a CTranslate2 model, a folder that Hugging Face's transformers opens, or a smaller model folder.
+    """Make a CTranslate2 model, a folder for Hugging Face's transformers, an Argos package, or a smaller model folder.
 
-    CTranslate2's own Translator opens the first, AutoModelForSeq2SeqLM the second, `wmt translate` the third.
+    CTranslate2's own Translator opens the first, AutoModelForSeq2SeqLM the second, `wmt translate` the last; `argospm
+    install` takes the package, of models on raw word pieces.
 
     \b
     Example:
       wmt export models/average exported --dtype int8
       wmt export models/average hub --to transformers
+      wmt export models/average en_de.argosmodel --to argos --dtype int8
       wmt export models/average half --to nmt --dtype bfloat16
     """
     if out.exists():
         raise typer.BadParameter(f"{out} exists and will not be replaced: give another folder", param_hint="OUT")
+    from nmt.deployment import argos, transformers_export
     from nmt.deployment import export as exporting
-    from nmt.deployment import transformers_export
     from nmt.inference import model_folder
 
     if to == "ctranslate2":
         exporting.export(model, out, dtype)
     elif to == "transformers":
         transformers_export.export(model, out, dtype, _run_of(model))
+    elif to == "argos":
+        argos.export(model, out, dtype, _run_of(model))
     else:
         model_folder.convert(model, out, dtype)
 

@@ -165,7 +165,7 @@ def compare(
     second: Annotated[str, typer.Argument(metavar="RUN", help="The other run's.")] = HERE,
     output: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("results/comparison.html"),
 ) -> None:
-    """Compare two runs on the same test set, as a page: scores, paired bootstrap, settings, translations side by side.
+    """Compare two runs on each test set that they share, as a page: scores, paired bootstrap, settings, translations.
 
     The runs' own reports are copied beside it. MLflow lists names and ids; the beginning of an id is enough. `.` names
     the results in this folder.
@@ -180,8 +180,10 @@ def compare(
 
     target = output_file(output, CONFIG, SCORES, SENTENCES, VALIDATION)
     with tempfile.TemporaryDirectory() as folder:
-        one, other = (_compared(name, Path(folder, str(number))) for number, name in enumerate((first, second)))
-        gain = comparison.difference(one, other)
+        sets = (_compared(name, Path(folder, str(number))) for number, name in enumerate((first, second)))
+        found = [(*pair, comparison.difference(*pair)) for pair in comparison.shared(*sets)]
+        one, other, gain = found[0]
+        rows = [comparison.by_set(*each) for each in found] if "sets" in {**one.metrics, **other.metrics} else []
         reports = []
         for number, run in enumerate((one, other), start=1):
             if run.report.exists():
@@ -189,14 +191,17 @@ def compare(
                 with writing(copy) as temporary:
                     shutil.copyfile(run.report, temporary)
                 reports.append((copy.name, run.name))
-        content = page.html(comparison.blocks(one, other, gain, reports))
+        content = page.html(comparison.blocks(one, other, gain, reports, rows))
     write_text(target, content)
     difference = f"{comparison.signed(gain.difference, 2)} {task_in(other.metrics).title}, p = {gain.p_value:.3f}"
-    print(f"{other.name} against {one.name}: {difference} (paired bootstrap)\npage    {output}")
+    print(f"{other.name} against {one.name}: {difference} (paired bootstrap)")
+    for name, before, after, gained, p in rows:
+        print(f"  {name}: {before} to {after}, {gained}, p = {p}")
+    print(f"page    {output}")
 
 
-def _compared(name: str, folder: Path) -> Compared:
-    """Return the results of a run, fetched into `folder` where they are not those here."""
+def _compared(name: str, folder: Path) -> list[Compared]:
+    """Return the results of a run on each of its test sets, fetched into `folder` where they are not those here."""
     from pipeline.report import sentences
     from pipeline.report.comparison import Compared
 
@@ -211,7 +216,11 @@ def _compared(name: str, folder: Path) -> Compared:
     metrics, configuration = read_json(scores), read_yaml(config)
     read_json(scores, task_in(metrics).key)
     name = f"{resolution.name(configuration)} (here)" if name == HERE else name
-    return Compared(name, dict(flat(configuration)), metrics, sentences.read(lines), validation, report)
+    settings, written = dict(flat(configuration)), sentences.read(lines)
+    return [
+        Compared(name, settings, metrics | own, [line for line in written if line.set == key], validation, report)
+        for key, own in {"": {}, **metrics.get("sets", {})}.items()
+    ]
 
 
 @app.command("join", rich_help_panel="Runs")

@@ -18,6 +18,7 @@ from pipeline.config.corpora import (
     Name,
     Pair,
     ParallelSettings,
+    TestSets,
     TrainingText,
     other_direction,
     sides,
@@ -32,15 +33,16 @@ class PairEntry(Settings):
 
     train: Annotated[list[TrainingText], Field(min_length=1)]
     valid: ParallelSettings
-    test: ParallelSettings
+    test: TestSets
     preparation: dict[str, Any] = Field(default_factory=dict)
     subwords: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _names_differ(self) -> PairEntry:
-        names = [text.name for text in self.train]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"two training corpora are called `{twice[0]}`; give each its own name")
+        for what, texts in (("training corpora", self.train), ("test sets", self.test)):
+            names = [text.name for text in texts]
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise ValueError(f"two {what} are called `{twice[0]}`; give each its own name")
         return self
 
 

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    WrapSerializer,
+    model_validator,
+)
 
 from nmt.schema import LANGUAGE, Few, Settings
 
@@ -98,6 +105,20 @@ class TrainingText(ParallelSettings):
     weight: Annotated[Few, Field(exclude_if=lambda value: value == 1)] = 1  # how often an epoch has the text
 
 
+def _one_or_several(texts: list[ParallelSettings], dump: SerializerFunctionWrapHandler) -> Any:
+    content = dump(texts)
+    return content[0] if len(content) == 1 else content
+
+
+TestSets = Annotated[
+    list[ParallelSettings],
+    Field(min_length=1),
+    BeforeValidator(lambda content: content if isinstance(content, list) else [content]),
+    WrapSerializer(_one_or_several),
+]
+"""A text, or a list of them, in files too. The first is the headline."""
+
+
 class DataSettings(Settings):
     """The corpora of one language pair. A text of trees is one treebank, given as both sides."""
 
@@ -106,12 +127,19 @@ class DataSettings(Settings):
     archives: list[ArchiveSettings]
     train: Annotated[list[TrainingText], Field(min_length=1)]
     valid: ParallelSettings
-    test: ParallelSettings
+    test: TestSets
 
     @property
     def texts(self) -> list[tuple[str, ParallelSettings]]:
         """Return every text with its role: train, valid or test."""
-        return [*(("train", text) for text in self.train), ("valid", self.valid), ("test", self.test)]
+        tests = (("test", text) for text in self.test)
+        return [*(("train", text) for text in self.train), ("valid", self.valid), *tests]
+
+    @property
+    def held_out(self) -> dict[str, ParallelSettings]:
+        """Return what is not for training: `valid`, `test`, and each further test set, as `test.medical`."""
+        first, *others = self.test
+        return {"valid": self.valid, "test": first, **{f"test.{text.name}": text for text in others}}
 
     @model_validator(mode="after")
     def _one_treebank(self) -> DataSettings:

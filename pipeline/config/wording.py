@@ -37,7 +37,7 @@ def duration(seconds: float) -> str:
 
 
 def summary(scores: Mapping[str, Any]) -> str:
-    """Return the line that tells the test set's score, its interval and how it was computed.
+    """Return a line for each test set: its score, the interval and how it was computed.
 
     Raises InputError where results/scores.json, whose content `scores` is, lacks one of these.
     """
@@ -47,4 +47,5 @@ def summary(scores: Mapping[str, Any]) -> str:
         name, signature = scores[f"{by.key}_set"], scores[f"{by.key}_signature"]
     except KeyError as error:
         raise InputError(f"{SCORES} has no {error}: run `dvc repro` to make it again") from error
-    return f"{by.title:<7} {score} (95% interval {interval}) on {name}; {by.program}, {signature}"
+    line = f"{by.title:<7} {score} (95% interval {interval}) on {name}; {by.program}, {signature}"
+    return "\n".join([line, *map(summary, scores.get("sets", {}).values())])

@@ -31,14 +31,14 @@ class Bad(NamedTuple):
     side: int = 0  # 1 for the target's
 
 
-def ending(path: Path) -> str:
-    """Return how a file's name ends before a packer's ending."""
-    return (path.with_suffix("") if path.suffix in PACKED else path).suffix
+def unpacked(path: Path) -> Path:
+    """Return a path without a packer's ending."""
+    return path.with_suffix("") if path.suffix in PACKED else path
 
 
 def holds_both(path: Path) -> bool:
     """Return whether a file has both sides of a parallel text, by its name."""
-    return ending(path) in (".tsv", ".tmx")
+    return unpacked(path).suffix in (".tsv", ".tmx")
 
 
 def pairs(files: Files, languages: tuple[str, str]) -> Iterator[Pair | Bad]:
@@ -46,7 +46,7 @@ def pairs(files: Files, languages: tuple[str, str]) -> Iterator[Pair | Bad]:
 
     Raises InputError where a file is broken or no TMX, and where the sides have different numbers of lines, or none.
     """
-    if ending(files[0]) == ".tmx":
+    if unpacked(files[0]).suffix == ".tmx":
         yield from _units(files[0], languages)
         return
     counts = [0] * len(files)

@@ -26,6 +26,7 @@ from pipeline.config.paths import CATALOGS, LOCAL
 from pipeline.data import text_files
 from pipeline.data.text_files import Bad, Files, Pair
 
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 MADE = "made"
 """The folder, inside a catalog's, of plain copies; all else there is a link."""
 HELD_OUT = ("valid", "test")
@@ -72,7 +73,7 @@ def add(
         for doubt in () if trees else _doubts(placed, sides(pair)):
             _say(doubt)
         described = {role: [_described(name, both, temporary, folder) for both in placed[role]] for role in placed}
-        content = {role: found if role == "train" else found[0] for role, found in described.items()}
+        content = {role: found if role == "train" or found[1:] else found[0] for role, found in described.items()}
     entry = {"description": description or f"{name}: local files, {pair}", "pairs": {pair: content}}
     write_text(catalog, yaml.safe_dump(entry, sort_keys=False, allow_unicode=True))
     return catalog
@@ -81,7 +82,8 @@ def add(
 def _described(name: str, both: Sequence[Path], temporary: Path, folder: Path) -> dict[str, Any]:
     """Return a catalog's entry for a text in `temporary`, which becomes `folder`."""
     files = [{"path": (folder / path.relative_to(temporary)).as_posix(), "sha256": sha256_of(path)} for path in both]
-    return {"name": f"{name}-{both[0].stem}", "source": files[0], "target": files[1]}
+    role, _, own = both[0].stem.partition(".")
+    return {"name": own or f"{name}-{role}", "source": files[0], "target": files[1]}
 
 
 def _free(name: str, pair: str, force: bool) -> tuple[Path, Path]:
@@ -90,7 +92,7 @@ def _free(name: str, pair: str, force: bool) -> tuple[Path, Path]:
         valid_pair(pair)
     except ValueError as error:
         raise InputError(f"--pair is `{pair}`: {error}") from error
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+    if not re.fullmatch(NAME, name):
         raise InputError(f"`{name}` cannot name a catalog: take letters, digits, `.`, `_` and `-`")
     catalog, folder = CATALOGS / f"{name}.yaml", LOCAL / name
     for path in (catalog, folder):
@@ -116,9 +118,27 @@ def _texts(role: str, paths: Sequence[Path], pair: str) -> list[Files]:
             raise InputError(f"{files[0]}, for --{role}, is one side: give two files, a .tsv or a .tmx")
         if sides(pair)[1] == TREE:
             _check_treebank(role, files, pair)
-    if role != "train" and len(texts) > 1:
+    if role == "valid" and len(texts) > 1:
         raise InputError(f"--{role} is given {len(texts)} times: give it once")
     return texts
+
+
+def _stems(role: str, texts: Sequence[Files]) -> list[str]:
+    """Return the names of texts: `train`, or `train-1` and on, or `test.news` and `test.medical` by their first files.
+
+    Raises InputError where two test sets have one name, or a name has other characters than a catalog's.
+    """
+    if len(texts) == 1:
+        return [role]
+    if role != "test":
+        return [f"{role}-{number}" for number in range(1, len(texts) + 1)]
+    names = [text_files.unpacked(files[0]).stem for files in texts]
+    if len({*names}) < len(names) or not all(re.fullmatch(NAME, name) for name in names):
+        raise InputError(
+            f"several test sets are named by their first files, here {', '.join(names)}: give files whose names differ "
+            "before their ending and have letters, digits, `.`, `_` and `-`"
+        )
+    return [f"{role}.{name}" for name in names]
 
 
 def _check_treebank(role: str, files: Files, pair: str) -> None:
@@ -139,8 +159,10 @@ def _place(folder: Path, texts: Mapping[str, Sequence[Files]], pair: str, change
     # A database in a file that ends with the connection: memory does not grow with the text.
     with closing(sqlite3.connect("")) as seen:
         seen.executescript("PRAGMA journal_mode=OFF; CREATE TABLE pairs (digest INTEGER PRIMARY KEY)")
-        for role, number, files in ((role, *each) for role, given in texts.items() for each in enumerate(given, 1)):
-            stem = f"{role}-{number}" if len(texts[role]) > 1 else role
+        named = (
+            (role, *each) for role, given in texts.items() for each in zip(_stems(role, given), given, strict=True)
+        )
+        for role, stem, files in named:
             repeats = seen if role == "train" and changes.dedup else None
             lines = iter(()) if trees else _good(files, languages, changes.skip_bad, repeats)
             changed = changes.skip_bad or (role == "train" and any(changes))
@@ -163,7 +185,7 @@ def _good(files: Files, languages: tuple[str, str], skip_bad: bool, seen: sqlite
     with it: later stages drop it.
     """
     counts, first, named = Counter[str](), dict[str, str](), list[str]()
-    unit = "unit" if text_files.ending(files[0]) == ".tmx" else "line"
+    unit = "unit" if text_files.unpacked(files[0]).suffix == ".tmx" else "line"
     for number, found in enumerate(text_files.pairs(files, languages), 1):
         if isinstance(found, Bad):
             bad = found
@@ -314,7 +336,8 @@ def identified(data: DataSettings) -> DataSettings:
     stages run again when the file changes.
     """
     content = data.model_dump()
-    for text in (*content["train"], content["valid"], content["test"]):
+    content["test"] = [text.model_dump() for text in data.test]
+    for text in (*content["train"], content["valid"], *content["test"]):
         for side in (text["source"], text["target"]):
             if side["path"] is not None:
                 path = verified(MemberSettings.model_validate(side))

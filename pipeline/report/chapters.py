@@ -106,16 +106,20 @@ def corpus(data: DataSettings, binned: Mapping[str, Any]) -> list[Block]:
     ]
     return [
         Heading("Text"),
-        Paragraph(f"Training: {names}. Validation: {data.valid.name}. Test: {data.test.name}."),
+        Paragraph(
+            f"Training: {names}. Validation: {data.valid.name}. Test: {', '.join(text.name for text in data.test)}."
+        ),
         Table(("binned training corpus", ""), counts),
     ]
 
 
 def overlap(tokenized: Mapping[str, Any]) -> Paragraph:
-    """Return how many lines of the test and the validation set training has seen, by side."""
+    """Return how many lines of the test sets and the validation set training has seen, by side."""
+    overlap = tokenized["overlap"]
+    names = {"test": "test", "valid": "validation", **{key: key for key in overlap if key.startswith("test.")}}
     found = [
-        f"{name} set: {', '.join(f'{kind} {count:,}' for kind, count in tokenized['overlap'][role].items())}"
-        for role, name in (("test", "test"), ("valid", "validation"))
+        f"{name} set: {', '.join(f'{kind} {count:,}' for kind, count in overlap[role].items())}"
+        for role, name in names.items()
     ]
     return Paragraph(f"Lines that are in the training text, too. {'; '.join(found)}.")
 

@@ -41,16 +41,37 @@ class Compared:
         return self.configuration["data.source"], self.configuration["data.target"]
 
 
+def shared(first: Sequence[Compared], second: Sequence[Compared]) -> list[tuple[Compared, Compared]]:
+    """Return the test sets that two runs share, in the second's order; each has the lines of one set.
+
+    Raises InputError for runs without lines and references in common.
+    """
+
+    def text(run: Compared) -> tuple[object, ...]:
+        return run.languages, [(line.source, line.reference) for line in run.lines]
+
+    if found := [(one, other) for other in second for one in first if text(one) == text(other)]:
+        return found
+    names = " and ".join(f"{run.name}: {set_of(run)}" for run in (first[0], second[0]))
+    raise InputError(f"the runs were scored on different lines ({names}): compare two runs of one test set")
+
+
+def set_of(run: Compared) -> str:
+    return str(run.metrics[f"{task_in(run.metrics).key}_set"])
+
+
 def difference(first: Compared, second: Compared) -> Comparison:
-    """Return by how much the second run is better; raise InputError for runs on different lines or references."""
-    texts = [[(line.source, line.reference) for line in run.lines] for run in (first, second)]
-    if texts[0] != texts[1] or first.languages != second.languages:
-        names = " and ".join(f"{run.name}: {run.metrics[f'{task_in(run.metrics).key}_set']}" for run in (first, second))
-        raise InputError(f"the runs were scored on different lines ({names}): compare two runs of one test set")
+    """Return by how much the second run is better on the lines that both translated."""
     baseline, system = ([line.output for line in run.lines] for run in (first, second))
     return scorer(second.languages[1], second.configuration.get("scoring.tokenize")).compare(
         baseline, system, [line.reference for line in first.lines], second.languages[1]
     )
+
+
+def by_set(first: Compared, second: Compared, found: Comparison) -> tuple[str, ...]:
+    """Return a shared set's name, the score of each run, the difference and its p as text."""
+    values = (f"{run.metrics[task_in(run.metrics).key]:.2f}" for run in (first, second))
+    return set_of(second), *values, signed(found.difference, 2), f"{found.p_value:.3f}"
 
 
 def verdict(name: str, changed: Sequence[Sequence[str]], found: Comparison, title: str) -> str:
@@ -98,9 +119,15 @@ def phrases(first: Sequence[sentences.Line], second: Sequence[sentences.Line]) -
 
 
 def blocks(
-    first: Compared, second: Compared, found: Comparison, reports: Sequence[tuple[str, str]] = ()
+    first: Compared,
+    second: Compared,
+    found: Comparison,
+    reports: Sequence[tuple[str, str]] = (),
+    sets: Sequence[tuple[str, ...]] = (),
 ) -> list[Block]:
-    """Return the page; `reports` are files beside it and the runs whose reports they are."""
+    """Return the page; `reports` are files beside it and the runs whose reports they are, `sets` the rows of `by_set`
+    where a run has several test sets. The page is of the first one that the runs share.
+    """
     runs, names = (first, second), (first.name, second.name)
     by = task_in(second.metrics)
     tiles = [scores.tile(f"{by.title}: {run.name}", run.metrics) for run in runs]
@@ -122,6 +149,7 @@ def blocks(
         Heading(f"{second.name} against {first.name}", 1),
         Paragraph(verdict(second.name, changed, found, by.title)),
         Tiles(tiles),
+        *([Table(("test set", *names, "difference", "p"), sets)] if sets else []),
         *([Table(("report", "of run"), reports, link="./")] if reports else []),
         Table(("setting", *names), changed) if changed else Paragraph("The settings are the same."),
         *line_differences(first.lines, second.lines, by.of_line),

@@ -33,8 +33,9 @@ def identities(data: Mapping[str, Any], scores: Mapping[str, Any]) -> dict[str, 
     `data`: the section of the resolved configuration; `scores`: the content of results/scores.json. A set that is not
     here has no key.
     """
-    target = data["target"]
-    paths = {role: RAW / f"{role}.{data[role]['name']}.{target}" for role in ("valid", "test")}
+    target, tests = data["target"], data["test"]
+    texts = {"valid": data["valid"], "test": tests[0] if isinstance(tests, list) else tests}
+    paths = {role: RAW / f"{role}.{text['name']}.{target}" for role, text in texts.items()}
     return {
         f"{'valid_' if role == 'valid' else ''}{task_in(scores).key}_references": identity(
             list(read_lines(path)), target, data["source"]
@@ -126,8 +127,7 @@ def results(run: RunSettings, metrics: Mapping[str, Any], papers: str) -> list[B
     for what, key, form in (measure for measure in by.measures if measure[1] in metrics):
         of, model = ("valid_", "last checkpoint") if key.startswith("valid_") else ("", "average")
         where = f"{metrics[f'{of}{by.key}_set']}; {model}"
-        ours = _with_interval(metrics, key) if f"{key}_low" in metrics else format(metrics[key], form)
-        lines.append((what, where, paper.get(key, ""), ours))
+        lines.append((what, where, paper.get(key, ""), _cell(metrics, key, form)))
     size, flops = f"{paper['params']} million" if "params" in paper else "", paper.get("train_flops_paper", "")
     lines += [
         ("parameters", "", size, f"{metrics['params']:,}"),
@@ -146,6 +146,22 @@ def results(run: RunSettings, metrics: Mapping[str, Any], papers: str) -> list[B
     chrf = f" chrF's: {metrics['chrf_signature']}." if "bleu" in metrics else ""
     found.append(Paragraph(f"{by.program}'s signature: {metrics[f'{by.key}_signature']}.{chrf}"))
     return [*found, *(_steps(metrics) if "bleu_paper_way_steps" in metrics else []), *_beside(run, metrics)]
+
+
+def sets(metrics: Mapping[str, Any]) -> list[Block]:
+    """Return the scores of all test sets side by side, where there are several."""
+    measures = [measure for measure in task_in(metrics).measures if measure[1] in metrics and "valid" not in measure[1]]
+    rows = [
+        (own[f"{task_in(own).key}_set"], *(_cell(own, key, form) for _, key, form in measures))
+        for own in (metrics, *metrics.get("sets", {}).values())
+    ]
+    table = Table(("test set", *(name for name, *_ in measures)), rows)
+    return [Heading("Test sets"), table] if rows[1:] else []
+
+
+def _cell(metrics: Mapping[str, Any], key: str, form: str) -> str:
+    """Return a score, with its interval where it has one."""
+    return _with_interval(metrics, key) if f"{key}_low" in metrics else format(metrics[key], form)
 
 
 def _with_interval(metrics: Mapping[str, Any], key: str) -> str:

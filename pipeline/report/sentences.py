@@ -29,21 +29,27 @@ class Line(NamedTuple):
     reference: str
     output: str
     score: float | None  # chrF of the line in percent, or F1 of the tree; None for a tree that cannot be scored
+    set: str = ""  # the test set's name, if it is not the first one
 
 
-def scored(source: Path, reference: Path, output: Path, target: str) -> list[Line]:
-    """Return all lines with their scores; raise InputError where the files have different numbers of lines."""
+def scored(source: Path, reference: Path, output: Path, target: str, of: str = "") -> list[Line]:
+    """Return all lines with their scores; raise InputError where the files have different numbers of lines.
+
+    `of`: see Line.set.
+    """
     paths = (source, reference, output)
     sources, references, outputs = (list(read_lines(path)) for path in paths)
     if not len(sources) == len(references) == len(outputs):
         names = ", ".join(map(str, paths))
         raise InputError(f"{names} have different numbers of lines: run `dvc repro` to translate the test set again")
-    return list(map(Line, sources, references, outputs, scorer(target).of_lines(outputs, references)))
+    scores = scorer(target).of_lines(outputs, references)
+    return [Line(*line, of) for line in zip(sources, references, outputs, scores, strict=True)]
 
 
 def write(lines: Iterable[Line], path: Path) -> None:
-    """Write a JSON object a line."""
-    write_text(path, "".join(json.dumps(line._asdict(), ensure_ascii=False) + "\n" for line in lines))
+    """Write a JSON object a line; the first test set's have no `set`."""
+    objects = ({key: value for key, value in line._asdict().items() if (key, value) != ("set", "")} for line in lines)
+    write_text(path, "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in objects))
 
 
 def read(path: Path) -> list[Line]:

@@ -1,4 +1,4 @@
-"""Translate the validation set with the last weights (Table 3) and the test set with the average (Table 2)."""
+"""Translate the validation set with the last weights (Table 3) and the test sets with the average (Table 2)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.config.sections import check_versions, load_section
 
 
 def run() -> None:
-    """Write results/translations: `<validation set>.last.<language>` and `<test set>.average.<language>`.
+    """Write results/translations: `<validation set>.last.<language>`, `<test set>.average.<language>`.
 
     With portable arithmetic, as the training, they are the same on any processor. Beside trees, a file whose name ends
     in `.repairs.json` counts the repairs that made them trees.
@@ -27,12 +27,15 @@ def run() -> None:
     search, kind = load_section("search", SearchSettings), load_section("training", TrainingSettings).arithmetic
     with writing(TRANSLATIONS) as temporary:
         temporary.mkdir()
-        for split, name, folder in (("valid", data.valid.name, LAST), ("test", data.test.name, AVERAGE)):
-            source = RAW / f"{split}.{name}.{data.source}"
-            out = temporary / f"{name}.{folder.name}.{data.target}"
+        tests = [text.name for text in data.test]
+        for split, names, folder in (("valid", [data.valid.name], LAST), ("test", tests, AVERAGE)):
             model = LoadedModel(folder, torch.device("cpu") if kind == "portable" else None)
-            translator = Translator(model, settings=search, engine=Engine(model, kind))
-            with out.open("w", encoding="utf-8", newline="\n") as file:
-                file.writelines(f"{text}\n" for text in translator.translate(read_lines(source)))
-            if translator.repairs:
-                write_json(out.with_name(f"{out.name}.repairs.json"), translator.repairs)
+            engine = Engine(model, kind)
+            for name in names:
+                source = RAW / f"{split}.{name}.{data.source}"
+                out = temporary / f"{name}.{folder.name}.{data.target}"
+                translator = Translator(model, settings=search, engine=engine)
+                with out.open("w", encoding="utf-8", newline="\n") as file:
+                    file.writelines(f"{text}\n" for text in translator.translate(read_lines(source)))
+                if translator.repairs:
+                    write_json(out.with_name(f"{out.name}.repairs.json"), translator.repairs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from nmt.codec import Codec
@@ -45,6 +46,7 @@ def blocks(lines: Sequence[sentences.Line], names: Mapping[str, str]) -> list[Bl
         sentences.extremes(lines, task_of(data.target).of_line),
         *chapters.learning(data, codec),
         *scores.results(chosen, metrics, papers),
+        *scores.sets(metrics),
         chapters.overlap(read_json(paths.TOKENIZED / "stats.json")),
         Heading(f"{output.capitalize()}s of the test set"),
         Paragraph(f"The page has all {len(lines):,} lines, report.md the best and the worst, above."),
@@ -70,11 +72,18 @@ def run(provenance: Callable[[], Mapping[str, str]] = dict) -> None:
     `provenance` returns what names the run, which no stage knows: the commit, what differs from it, ...
     """
     data = load_section("data", DataSettings)
-    source, reference = (paths.RAW / f"test.{data.test.name}.{language}" for language in (data.source, data.target))
-    output = paths.TRANSLATIONS / f"{data.test.name}.average.{data.target}"
-    lines = sentences.scored(source, reference, output, data.target)
+    lines, *others = (
+        sentences.scored(
+            paths.RAW / f"test.{text.name}.{data.source}",
+            paths.RAW / f"test.{text.name}.{data.target}",
+            paths.TRANSLATIONS / f"{text.name}.average.{data.target}",
+            data.target,
+            text.name if number else "",
+        )
+        for number, text in enumerate(data.test)
+    )
     content = blocks(lines, provenance())
-    sentences.write(lines, paths.SENTENCES)
+    sentences.write(chain(lines, *others), paths.SENTENCES)
     with writing(paths.FIGURES) as temporary:
         temporary.mkdir()
         for block in page.static_blocks(content):

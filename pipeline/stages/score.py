@@ -1,4 +1,4 @@
-"""Score the translations: the validation set by the last weights (Table 3), the test set by the average (Table 2)."""
+"""Score the translations: the validation set by the last weights (Table 3), the test sets by the average (Table 2)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from nmt import hardware
 from nmt.common.files import write_json
 from nmt.evaluation.scoring import Output, scorer
+from nmt.task import of_sets
 from pipeline.config.corpora import DataSettings
 from pipeline.config.paths import AVERAGE, AVERAGING, LAST, METRICS, RAW, SCORES, TRAINING, TRANSLATIONS, read_json
 from pipeline.config.sections import ScoringSettings, check_versions, load_section
@@ -48,17 +49,21 @@ def run() -> None:
     """Write results/scores.json, and the numbers of it that DVC compares as results/metrics.json."""
     data = load_section("data", DataSettings)
     check_versions("sacrebleu", "sacremoses")
-    test, valid = (
+    tests = (("test", text.name, AVERAGE) for text in data.test)
+    valid, test, *others = (
         Output(name, RAW / f"{role}.{name}.{data.target}", TRANSLATIONS / f"{name}.{model.name}.{data.target}")
-        for role, name, model in (("test", data.test.name, AVERAGE), ("valid", data.valid.name, LAST))
+        for role, name, model in (("valid", data.valid.name, LAST), *tests)
     )
     training, averaging = read_json(TRAINING), read_json(AVERAGING)
+    by = scorer(data.target, load_section("scoring", ScoringSettings).tokenize)
     values = {
-        **scorer(data.target, load_section("scoring", ScoringSettings).tokenize).scores(test, valid, data.target),
+        **by.scores(test, valid, data.target),
         "bleu_model": averaging["weights"],
         "averaged_checkpoints": averaging["checkpoints"],
         **{key: training[key] for key in COPIED},
         **cost(training),
     }
+    if others:
+        values["sets"] = {each.name: by.of_set(each, data.target) for each in others}
     write_json(SCORES, values)
-    write_json(METRICS, {key: values[key] for key in COMPARED if key in values})
+    write_json(METRICS, {**{key: values[key] for key in COMPARED if key in values}, **of_sets(values)})

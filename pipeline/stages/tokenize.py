@@ -112,10 +112,10 @@ def tokenize(data: DataSettings, preparation: PreparationSettings, folder: Path,
     held_out = {
         role: [
             _digests(*pair)
-            for source_text, target_text, *_ in prepared(unfiltered, f"{role}.{text.name}")
+            for source_text, target_text, *_ in prepared(unfiltered, f"{role.partition('.')[0]}.{text.name}")
             for pair in zip(decode(source_text, text.name), decode(target_text, text.name), strict=True)
         ]
-        for role, text in (("valid", data.valid), ("test", data.test))
+        for role, text in data.held_out.items()
     }
     valid, _ = write("valid", {data.valid.name: 1}, unfiltered)[data.valid.name]
     everything = frozenset(digest for lines in held_out.values() for line in lines for digest in line)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nmt.common.files import read_yaml
 from nmt.common.processes import is_held
-from nmt.task import task_in
+from nmt.task import of_sets, task_in
 from nmt.text.parallel_text import read_lines
 from pipeline.config import graph, paths
 from pipeline.config.paths import CHAIN, CONFIG, CURVES, SCORES, VALIDATION, read_json, read_table, state_root
@@ -94,9 +94,9 @@ def publish() -> Iterator[str]:
 def describe(client: MlflowClient, run: str, configuration: Mapping[str, Any], scores: Mapping[str, Any]) -> None:
     """Set parameters (row, pair, corpus, seed, what differs from the row, sizes), scores and tags.
 
-    The scores of validation and test set are metrics. Other numbers of one point are tags, which have no chart each and
-    which, unlike parameters, change when a run is scored again. MLflow shows the latest value of a metric. A score that
-    it shows already is not sent again, and the validation perplexity not at all: it is the end of a curve, which
+    The scores of validation and test sets are metrics. Other numbers of one point are tags, which have no chart each
+    and which, unlike parameters, change when a run is scored again. MLflow shows the latest value of a metric. A score
+    that it shows already is not sent again, and the validation perplexity not at all: it is the end of a curve, which
     `Points` sends.
     """
     from mlflow.entities import Metric, Param, RunTag
@@ -106,11 +106,12 @@ def describe(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
     params |= {key: scores[key] for key in SIZES if key in scores}
     known = client.get_run(run).data
     rated = task_in(scores).key, f"valid_{task_in(scores).key}", "bleu_lowercased_moses"
-    numbers = {key: round(float(scores[key]), 2) for key in rated if key in scores}
+    numbers = {key: scores[key] for key in rated if key in scores} | of_sets(scores)
+    numbers = {key: round(float(value), 2) for key, value in numbers.items()}
     # Compared as text, because nan != nan.
     new = [key for key in numbers if str(numbers[key]) != str(known.metrics.get(key))]
     now = int(1000 * time.time())
-    apart = (*numbers, *SIZES, "valid_ppl")
+    apart = (*numbers, *SIZES, "valid_ppl", "sets")
     others = {key: value for key, value in scores.items() if value is not None and key not in apart}
     tags = {key: f"{value:.6g}" if isinstance(value, float) else str(value) for key, value in others.items()}
     tags |= {HOURS: f"{scores['train_seconds'] / 3600:.3g}"} if "train_seconds" in scores else {}

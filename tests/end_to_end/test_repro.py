@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -19,10 +20,11 @@ from clones import STAGES, Clone
 from command_line import printed, wmt
 from orchestra import until
 from ports import free_port
-from tiny_run import prepare, run_stages
+from tiny_run import OVERRIDES, prepare, run_stages, train_here
 from tracked import connected
 
 from pipeline.tracking.publish import SIZES
+from pipeline.trainings import launch
 from pipeline.verify import check
 
 TEXTS = ("train.tinytrain", "valid.tinyvalid", "test.tinytest")
@@ -160,6 +162,30 @@ def test_french_is_translated_with_word_pieces(tmp_path: Path, monkeypatch: pyte
     assert {path.name for path in Path("data/subwords").iterdir()} == {"subwords.yaml", "wordpieces.model"}
     assert len(Path("results/translations/tinytest.average.fr").read_text().splitlines()) == 4
     assert "| 38.1 |" not in Path("results/report.md").read_text(), "the paper scored other text"
+
+
+def test_two_test_sets_from_the_catalog_to_the_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "torchrun", train_here)
+    prepare(pair="en-fr", further=True, subwords={"vocabulary": 300}, training={**OVERRIDES["training"], "updates": 20})
+    run_stages(*STAGES[STAGES.index("train") :])
+    further = Path("results/translations/tinymedical.average.fr")
+    assert len(further.read_text().splitlines()) == len(Path("data/raw/test.tinymedical.fr").read_text().splitlines())
+    metrics = json.loads(Path("results/scores.json").read_text())
+    assert list(metrics["sets"]) == ["tinymedical"]
+    found = json.loads(printed("bleu", further, "data/raw/test.tinymedical.fr", "--lang", "fr", "--json"))
+    assert metrics["sets"]["tinymedical"]["bleu"] == pytest.approx(found["bleu"])
+    report = Path("results/report.md").read_text()
+    assert "\n| tinytest, 4 lines | " in report
+    assert "\n| tinymedical, 4 lines | " in report
+    assert "tinymedical, 4 lines; sacreBLEU" in printed("summary")
+    assert wmt("verify", "--share", 1) == 0
+    text = further.read_text()
+    further.unlink()
+    further.write_text(f"{text.splitlines()[0]} x\n" + "".join(text.splitlines(keepends=True)[1:]))
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert wmt("verify", "--updates", "0:4") == 1
+    assert "not verified, these differ: decode" in said.getvalue(), "an edited translation of the second set"
 
 
 def test_trees_run_the_same_way_and_are_scored_by_evalb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

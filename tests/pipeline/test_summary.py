@@ -56,6 +56,14 @@ def test_it_says_that_a_newer_run_is_going_on() -> None:
         assert ("a newer run is at its stage" in printed("summary")) == newer
 
 
+def test_each_test_set_has_a_line() -> None:
+    write({**SCORES, "sets": {"medical": {**SCORES, "bleu": 31.0, "bleu_set": "medical, 9 lines"}}})
+    first, second, third = printed("summary").splitlines()[:3]
+    assert first.startswith("BLEU    87.9 ")
+    assert second.startswith("BLEU    31.0 (95% interval 85.9 to 89.9) on medical, 9 lines; ")
+    assert third.startswith("run ")
+
+
 def test_trees_are_summed_up_by_f1() -> None:
     scores = {"f1": 92.44, "f1_low": 90.0, "f1_high": 94.0, "f1_set": "sampletest, 500 trees", "f1_signature": "rules"}
     write(scores)

@@ -41,12 +41,19 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(server, "fetch_artifacts", fetch)
 
     def made(
-        name: str, wrong: int, seed: int, prefix: str = "", parsed: list[Line] | None = None, N: int = 2, **scores: Any
+        name: str,
+        wrong: int,
+        seed: int,
+        prefix: str = "",
+        parsed: list[Line] | None = None,
+        N: int = 2,
+        target: str = "tree",
+        **scores: Any,
     ) -> None:
         folder = tmp_path / "made" / name
         folder.mkdir(parents=True)
         run = {"row": "sample", "pair": "en-de", "corpus": "mine", "seed": seed}
-        config = {"run": run, "data": {"source": "en", "target": "tree" if parsed else "de"}, "model": {"N": N}}
+        config = {"run": run, "data": {"source": "en", "target": target if parsed else "de"}, "model": {"N": N}}
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         (folder / "scores.json").write_text(json.dumps({"bleu": 90.0, **SCORES, **scores}))
         (folder / "validation.csv").write_text("update,valid_loss,valid_ppl\n2,7.5,1808.0\n4,6.5,665.1\n")
@@ -97,6 +104,48 @@ def test_two_runs_are_compared_line_by_line(make: Make, tmp_path: Path) -> None:
         assert {"bleu9095", "valid_ppl55"} <= set(scores)
     with chromium() as browser, opened(browser, tmp_path / "pages/compared-2.html") as shown:
         assert shown.title() == "two"
+
+
+def test_each_test_set_that_both_have_is_compared(make: Make, tmp_path: Path) -> None:
+    """As after fine-tuning: the headline of the second is a set of the first, too."""
+    news, medical = (
+        [Line(f"{name} {number}", one, one, 100.0) for number, one in enumerate(REFERENCES)] for name in "nm"
+    )
+    worse = [line._replace(output="nichts", score=0.0) for line in news]
+    own = {"bleu_low": 1.0, "bleu_high": 99.0}
+    make(
+        "parent",
+        wrong=0,
+        seed=1,
+        parsed=[*news, *(line._replace(output="nichts", set="medical") for line in medical)],
+        target="de",
+        bleu=100.0,
+        sets={"medical": {**own, "bleu": 0.5, "bleu_set": "medical, 60 lines"}},
+    )
+    other = [Line("else", "else", "else", 100.0, "else")]
+    make(
+        "child",
+        wrong=0,
+        seed=1,
+        parsed=[*medical, *other, *(line._replace(set="news") for line in worse)],
+        target="de",
+        bleu=99.0,
+        bleu_set="medical, 60 lines",
+        sets={
+            "else": {**own, "bleu": 7.0, "bleu_set": "else, 1 lines"},
+            "news": {**own, "bleu": 3.5, "bleu_set": "news, 60 lines"},
+        },
+    )
+    said = printed("compare", "parent", "child").splitlines()
+    assert said[0].startswith("child-id against parent-id: +")
+    assert [line.rpartition(", p")[0].rpartition(", ")[0] for line in said[1:3]] == [
+        "  medical, 60 lines: 0.50 to 99.00",
+        "  news, 60 lines: 100.00 to 3.50",
+    ]
+    assert (" +" in said[1], " -" in said[2], len(said)) == (True, True, 4), "gain and loss; `else` is not shared"
+    page = (tmp_path / "results/comparison.html").read_text(encoding="utf-8")
+    assert ">test set</th>" in page
+    assert "else, 1 lines" not in page
 
 
 def test_a_run_on_other_lines_or_without_results_is_refused(make: Make) -> None:

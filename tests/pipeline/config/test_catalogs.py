@@ -56,7 +56,7 @@ def write(name: str, content: object) -> None:
 def test_wmt14_holds_every_fact_on_record() -> None:
     data = catalogs.data_settings(catalogs.load("wmt14"), "en-de")
     assert [text.name for text in data.train] == ["europarl-v7", "commoncrawl", "news-commentary-v9"]
-    assert (data.valid.name, data.test.name) == ("newstest2013", "newstest2014")
+    assert (data.valid.name, data.test[0].name) == ("newstest2013", "newstest2014")
     assert {archive.name: (archive.bytes, (archive.sha256 or archive.md5 or "")[:8]) for archive in data.archives} == {
         "europarl-v7": (657632379, "0224c7c7"),
         "commoncrawl": (918311367, "c7a74e2e"),
@@ -64,7 +64,7 @@ def test_wmt14_holds_every_fact_on_record() -> None:
         "dev": (38654961, "7a7deccf"),
         "test-full": (None, "a8cd784e"),
     }
-    assert data.test.target.md5 == "f6c3818b477e4a25cad68b61cc883c17"
+    assert data.test[0].target.md5 == "f6c3818b477e4a25cad68b61cc883c17"
     assert data.valid.source.md5 == "23be23d7b9bd5ad1f2ebd076484332c9"
     french = catalogs.data_settings(catalogs.load("wmt14"), "en-fr")
     names = ["europarl-v7", "commoncrawl", "news-commentary-v9", "un", "giga-fren"]
@@ -105,7 +105,7 @@ def test_what_a_catalog_sets_takes_the_place_of_what_it_extends() -> None:
     data = catalogs.data_settings(catalogs.load("copy"), "en-de")
     (archive,) = data.archives
     assert (archive.urls, archive.md5) == (urls, MD5)
-    assert data.test.model_dump(exclude_none=True) == test
+    assert data.test[0].model_dump(exclude_none=True) == test
     assert data.train == catalogs.data_settings(catalogs.load("small"), "en-de").train
 
 
@@ -235,12 +235,45 @@ def test_add_writes_a_catalog_of_links(texts: list[str], capsys: pytest.CaptureF
     assert capsys.readouterr().err == ""
     data = catalogs.data_settings(catalogs.load("mine"), "en-de")
     assert data.archives == []
-    assert (data.train[0].name, data.valid.name, data.test.name) == ("mine-train", "mine-valid", "mine-test")
-    for text, role in ((data.train[0], "train"), (data.valid, "valid"), (data.test, "test")):
+    assert (data.train[0].name, data.valid.name, data.test[0].name) == ("mine-train", "mine-valid", "mine-test")
+    for text, role in ((data.train[0], "train"), (data.valid, "valid"), (data.test[0], "test")):
         for side, language in ((text.source, "en"), (text.target, "de")):
             assert side.path == f"data/local/mine/{role}.{language}"
             assert Path(side.path).readlink() == Path.cwd() / f"elsewhere/{role}.{language}"
             assert side.sha256 == hashlib.sha256(Path(side.path).read_bytes()).hexdigest()
+
+
+def test_add_takes_several_test_sets(texts: list[str]) -> None:
+    for name in ("news", "medical", "-x"):
+        for language in ("en", "de"):
+            Path(f"elsewhere/{name}.{language}").write_text(f"{name}\n")
+    several = [*texts[:-3], "--test", "elsewhere/news.en", "elsewhere/news.de"]
+    more = ["--test", "elsewhere/medical.en", "elsewhere/medical.de"]
+    assert wmt("catalog", *several, *more) == 0
+    data = catalogs.data_settings(catalogs.load("mine"), "en-de")
+    assert [text.name for text in data.test] == ["news", "medical"], "the first is the headline"
+    assert data.test[1].target.path == "data/local/mine/test.medical.de"
+    assert Path(data.test[1].target.path).readlink() == Path.cwd() / "elsewhere/medical.de"
+    assert [text["name"] for text in data.model_dump()["test"]] == ["news", "medical"]
+    assert catalogs.data_settings(catalogs.load("mine"), "de-en").test[1].source == data.test[1].target
+    assert set(data.held_out) == {"valid", "test", "test.medical"}
+    for third, said in (
+        (("news.en", "test.de"), "test sets are named by their first files, here news, news: give files whose names"),
+        (("-x.en", "news.de"), "here news, -x: give files whose names differ before their ending"),
+        (("test.en",), "elsewhere/test.en, for --test, is one side: give two files, a .tsv or a .tmx"),
+    ):
+        assert said in refused("catalog", *several, "--test", *(f"elsewhere/{file}" for file in third), "--force")
+
+
+def test_one_test_set_stands_in_files_as_it_always_did(texts: list[str]) -> None:
+    assert wmt("catalog", *texts) == 0
+    written = yaml.safe_load(Path("data/catalog/mine.yaml").read_text())["pairs"]["en-de"]
+    assert written["test"]["name"] == "mine-test"
+    assert catalogs.data_settings(catalogs.load("mine"), "en-de").model_dump()["test"]["name"] == "mine-test"
+    entry = {**written, "test": [written["test"]] * 2}
+    write("mine", {"description": "x", "pairs": {"en-de": entry}})
+    with pytest.raises(InputError, match="two test sets are called `mine-test`; give each its own name"):
+        catalogs.load("mine")
 
 
 def test_add_takes_no_name_that_is_taken(texts: list[str]) -> None:
@@ -370,7 +403,7 @@ def test_list_prints_names_and_descriptions() -> None:
 def written(role: str, name: str = "mine") -> list[tuple[str, str]]:
     """The pairs that the catalog's texts of a role have."""
     data = catalogs.data_settings(catalogs.load(name), "cs-en")
-    texts = data.train if role == "train" else [getattr(data, role)]
+    texts = {"train": data.train, "valid": [data.valid], "test": data.test}[role]
     return [pair for text in texts for pair in parallel(verified(text.source), verified(text.target))]
 
 
@@ -432,7 +465,7 @@ def test_bad_lines_are_named_or_left_out_and_counted(repository: Path, capsys: p
         ("--train broken.tmx", "broken.tmx is no TMX that can be read ("),
         ("--train other.tmx", "other.tmx has no unit in both cs and en; its languages are ['csb', 'de', 'en']"),
         ("--train t.tsv --holdout 1", "give --valid and --test, or --holdout in place of one or both"),
-        ("--train t.tsv --test v.tsv", "--test is given 2 times: give it once"),
+        ("--train t.tsv --valid v.tsv", "--valid is given 2 times: give it once"),
     ],
 )
 def test_add_refuses_what_is_no_text(repository: Path, arguments: str, message: str) -> None:

@@ -80,7 +80,7 @@ def test_pair_differs_in_subwords_tokenizer_and_bigs_dropout() -> None:
     assert french.preparation.tokenizer.tokenizer == "none"
     assert french.model.P_drop == 0.1
     data = french.data
-    assert (data.source, data.target, data.valid.name, data.test.name) == ("en", "fr", "valid", "test")
+    assert (data.source, data.target, data.valid.name, data.test[0].name) == ("en", "fr", "valid", "test")
     assert data.train[0].source.path == "train.en"
     assert _resolved(row="big").model.P_drop == 0.3
 
@@ -89,7 +89,7 @@ def test_a_catalog_serves_the_other_direction_and_rows_have_sizes_for_every_pair
     there, back = _resolved(row="small"), _resolved(row="small", pair="de-en")
     assert (back.data.source, back.data.target) == ("de", "en")
     assert back.data.train[0].source == there.data.train[0].target
-    assert back.data.test.target == there.data.test.source
+    assert back.data.test[0].target == there.data.test[0].source
     assert (back.subwords.kind, back.subwords.vocabulary) == ("wordpieces", 8000)
     assert back.preparation.tokenizer.tokenizer == "none"
 

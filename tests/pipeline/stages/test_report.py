@@ -94,8 +94,11 @@ def _stages_before(row: str, pair: str, overrides: dict[str, Any], sets: tuple[s
 def _sets_are_known_by_their_names() -> Iterator[None]:
     """The texts here are not those of the literature."""
 
+    def first(texts: Any) -> Any:
+        return texts[0] if isinstance(texts, list) else texts
+
     def identities(data: Any, _scores: Any) -> dict[str, str]:
-        return {f"{key}bleu_references": data[role]["name"] for key, role in (("", "test"), ("valid_", "valid"))}
+        return {f"{key}bleu_references": first(data[role])["name"] for key, role in (("", "test"), ("valid_", "valid"))}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scores, "identities", identities)
@@ -361,6 +364,39 @@ def test_lines_are_kept_with_their_scores_and_grouped() -> None:
         "| 1 | 2 | 100% | 100% |",
         "| 2 to 4 | 1 | 100% | 100% |",
     ]
+
+
+def test_several_test_sets_stand_side_by_side(base: tuple[str, str]) -> None:
+    settings = yaml.safe_load(CONFIG.read_text())
+    test = settings["data"]["test"]
+    settings["data"]["test"] = [test, {**test, "name": "medical"}]
+    CONFIG.write_text(yaml.safe_dump(settings))
+    for path, text in (("data/raw/test.medical.en", "Three\n"), ("data/raw/test.medical.de", "Drei\n")):
+        _write(path, text)
+    _write("results/translations/medical.average.de", "Vier\n")
+    found = json.loads(paths.SCORES.read_text())
+    own = {"bleu": 12.25, "bleu_low": 11.0, "bleu_high": 13.5, "bleu_paper_way": 13.0, "chrf": 40.0}
+    _write(paths.SCORES, json.dumps({**found, "sets": {"medical": {**own, "bleu_set": "medical, 1 lines"}}}))
+    counts = {"source": 28, "target": 966, "pair": 12}
+    _write(
+        "data/tokenized/stats.json", json.dumps({"overlap": dict.fromkeys(("test", "valid", "test.medical"), counts)})
+    )
+    markdown, html = _written()
+    lines = markdown.split("\n")
+    at = lines.index("## Test sets")
+    assert lines[at + 2 :][:4] == [
+        "| test set | BLEU, sacreBLEU (95% interval) | BLEU, the paper's way | chrF |",
+        "| --- | --- | --- | --- |",
+        "| newstest2014, 3003 lines | 26.51 (25.90 to 27.10) | 27.05 | 55.00 |",
+        "| medical, 1 lines | 12.25 (11.00 to 13.50) | 13.00 | 40.00 |",
+    ]
+    assert "Test: newstest2014, medical." in markdown
+    assert "validation set: source 28, target 966, pair 12; test.medical set: source 28" in markdown
+    kept = [json.loads(line) for line in paths.SENTENCES.read_text(encoding="utf-8").splitlines()]
+    assert [line.get("set") for line in kept] == [None, None, "medical"]
+    assert kept[2]["output"] == "Vier"
+    assert "Test sets" not in base[0], "there is one"
+    assert "medical, 1 lines" in html
 
 
 def test_what_the_runner_knows_is_shown() -> None:

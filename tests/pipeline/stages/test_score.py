@@ -103,6 +103,24 @@ def test_every_number_stands_under_its_name() -> None:
     assert len({of_test["bleu"], valid["bleu"], of_test["chrf"], *steps[:3]}) > 3
 
 
+def test_further_test_sets_have_their_own_scores() -> None:
+    score.run()
+    one = _scores()
+    data = data_section("t", valid="news13", test="news14")
+    data["test"] = [data["test"], {**data["test"], "name": "medical"}]
+    configure(data, scoring={"tokenize": None})
+    _write("data/raw/test.medical.de", VALID)
+    _write("results/translations/medical.average.de", LAST)
+    score.run()
+    found = _scores()
+    own = bleu.score(LAST, VALID, "de")
+    kept = ("bleu", "bleu_signature", "bleu_low", "bleu_high", "bleu_paper_way", "chrf", "chrf_signature")
+    assert found.pop("sets") == {"medical": {**{key: own[key] for key in kept}, "bleu_set": "medical, 2 lines"}}
+    assert found == one, "the first test set is the headline"
+    compared = json.loads(score.METRICS.read_text(encoding="utf-8"))
+    assert compared["bleu.medical"] == own["bleu"] != compared["bleu"] == one["bleu"]
+
+
 def test_a_training_that_moved_costs_what_each_of_its_devices_did() -> None:
     a100 = "NVIDIA A100-SXM4-80GB"
     hours, peaks = {P100: 36e3, a100: 3.6e3}, [on_record(name) for name in (P100, a100)]

@@ -120,6 +120,21 @@ def test_overlap_counts_lines_of_the_set_by_side_and_is_seen_through_spaces(here
     assert stats["corpora"]["web"]["overlap"] == stats["overlap"] == overlap(test=(1, 2, 1))
 
 
+def test_every_test_set_is_held_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenize.run()
+    before = {path.name: path.read_bytes() for path in tokenize.TOKENIZED.iterdir() if path.name != "stats.json"}
+    data = data_section(*TRAIN)
+    data["test"] = [data["test"], {**data["test"], "name": "more"}]
+    configure(data, preparation=PREPARATION.model_dump())
+    write_raw("test.more", [("Is it here?", "Ist es hier?"), ("Valid one.", "Ein Test.")])
+    tokenize.run()
+    stats = json.loads((tokenize.TOKENIZED / "stats.json").read_text(encoding="utf-8"))
+    one = overlap(valid=(1, 1, 1), test=(1, 0, 0))
+    assert stats["overlap"] == {**one, "test.more": {"source": 2, "target": 0, "pair": 0}}
+    assert "test.more set: lines that are in the training text, too: source 2" in capsys.readouterr().out
+    assert {path.name: path.read_bytes() for path in tokenize.TOKENIZED.iterdir() if path.name in before} == before
+
+
 def test_same_bytes_for_any_number_of_workers(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [(f"Number {n}, it's {n % 7} - {n}.", f"Zahl {n}, das ist {n}." * (n % 5)) for n in range(99)]
     write_raw("train.web", pairs)

@@ -62,6 +62,16 @@ def test_a_run_that_dvc_restored_is_complete(root: Path) -> None:
     assert (version.run_id, version.tags["valid_bleu"], version.tags["seed"]) == (run.info.run_id, "25.8", "1")
 
 
+def test_further_test_sets_are_metrics(root: Path, unregistered: None) -> None:
+    data = {**CONFIGURATION["data"], "test": [{"name": "news14"}, {"name": "medical"}]}
+    configure({"data": data})
+    write_results(sets={"medical": {"bleu": 31.456, "bleu_low": 30.0}})
+    assert wmt("publish") == 0
+    (run,) = recorded(root)
+    assert (run.data.metrics["bleu"], run.data.metrics["bleu.medical"]) == (27.3, 31.46)
+    assert "sets" not in run.data.tags
+
+
 def test_trees_are_registered_by_their_f1(root: Path) -> None:
     configure(run("parse-small", "en-tree") | {"data": {**CONFIGURATION["data"], "target": "tree"}})
     write_results()

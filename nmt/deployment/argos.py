@@ -1,0 +1,67 @@
+"""Converts a model folder to a package that Argos Translate and LibreTranslate install; `wmt export --to argos`.
+
+They split sentences by a model of their own, and search with CTranslate2, whose search is not ours.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nmt.common.files import scratch_folder, write_json, writing
+from nmt.deployment import export as ctranslate2_export
+from nmt.errors import InputError
+from nmt.inference.model_folder import load_description
+from nmt.inference.options import Quantization
+from nmt.text import subwords
+from nmt.text.scripts import code
+
+NAMES = {
+    "ar": "Arabic", "cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "hi": "Hindi",
+    "it": "Italian", "ja": "Japanese", "ko": "Korean", "pl": "Polish", "pt": "Portuguese", "ru": "Russian",
+    "th": "Thai", "tr": "Turkish", "uk": "Ukrainian", "zh": "Chinese",
+}  # fmt: skip
+"""How their menus call a language; one that is not here is called by its code."""
+VERSION = "1.0"
+_README = """# {from_name} to {to_name}
+
+The Transformer of "Attention Is All You Need": row `{row}`, corpus `{corpus}`, seed {seed}, {weights}. {scores}
+
+Install it with `argospm install FILE`. Its text is raw word pieces; translations are not those of `wmt translate` to
+the letter: the search divides by another length, and Argos Translate writes a space for `_`.
+"""
+
+
+def export(
+    folder: Path, out: Path, quantization: Quantization = "float32", run: Mapping[str, Any] | None = None
+) -> None:
+    """Write the package `out`, a zip; `run` as for the card of a model for transformers.
+
+    Raises InputError for a model that does not read and write raw word pieces, and as the export to CTranslate2 does.
+    """
+    own, learned = load_description(folder), subwords.load(folder / "subwords").settings
+    tokenizer = own.tokenizer
+    if learned.kind != "wordpieces" or tokenizer.tokenizer != "none" or tokenizer.normalize_punctuation:
+        raise InputError(
+            f"{folder} has subwords `{learned.kind}` of text by the tokenizer `{tokenizer.tokenizer}`, and Argos "
+            "Translate raw word pieces alone: train with subwords.kind wordpieces and preparation.tokenizer.tokenizer "
+            "none, or export --to ctranslate2"
+        )
+    source, target = code(own.source), code(own.target)
+    names = {f"{side}_name": NAMES.get(language, language) for side, language in (("from", source), ("to", target))}
+    codes = {"from_code": source, "to_code": target}
+    text = f"sacreBLEU {run['bleu']:.1f} on {run['bleu_set']}." if run and "bleu" in run else ""
+    with scratch_folder(out.with_name(f"{out.name}.folder")) as scratch:
+        package = scratch / f"translate-{source}_{target}-{VERSION.replace('.', '_')}"
+        package.mkdir()
+        ctranslate2_export.export(folder, package / "model", quantization, ends_source=True)
+        shutil.copyfile(folder / "subwords/wordpieces.model", package / "sentencepiece.model")
+        write_json(package / "metadata.json", {"package_version": VERSION, "argos_version": "1.11", **codes, **names})
+        origin = {key: own.origin.get(key, "unknown") for key in ("row", "corpus", "seed", "weights")}
+        (package / "README.md").write_text(_README.format_map({**origin, **names, "scores": text}), encoding="utf-8")
+        with writing(out) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in sorted(package.rglob("*")):
+                archive.write(path, path.relative_to(scratch))

@@ -1,0 +1,80 @@
+"""Models exported as packages of Argos Translate: what is in them, and that it installs and translates them."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import sentencepiece
+from command_line import refused, wmt
+from model_folders import folder_of
+
+from nmt.inference.translator import Translator
+
+LINES = ["the old man sees a dog .", "She sleeps well , and we do !"]
+
+
+@pytest.fixture
+def pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model folder on raw word pieces."""
+    pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install ctranslate2")
+    monkeypatch.chdir(tmp_path)
+    return folder_of(Path("model"), pieces=300)
+
+
+def greedy(folder: Path) -> list[str]:
+    """Our translations. Of random weights two searches with a beam end by other rules."""
+    ours = Translator(folder)
+    settings = ours.settings.changed({"alpha": 0.0, "beam": 1, "max_extra": 200})
+    return list(Translator(ours.model, settings=settings).translate(LINES))
+
+
+def test_a_package_has_what_argos_reads(pieces: Path) -> None:
+    import ctranslate2
+
+    assert wmt("export", pieces, "en_de.argosmodel", "--to", "argos") == 0
+    with zipfile.ZipFile("en_de.argosmodel") as archive:
+        archive.extractall("unpacked")
+    (root,) = Path("unpacked").iterdir()
+    assert root.name == "translate-en_de-1_0"
+    assert {path.name for path in root.iterdir()} == {"model", "sentencepiece.model", "metadata.json", "README.md"}
+    metadata = json.loads((root / "metadata.json").read_text())
+    assert metadata.items() >= {"from_code": "en", "from_name": "English", "to_code": "de", "to_name": "German"}.items()
+    assert "# English to German\n" in (root / "README.md").read_text()
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(root / "sentencepiece.model"))
+    batch = [processor.encode(line, out_type=str) for line in LINES]  # without EOS, as Argos Translate
+    found = ctranslate2.Translator(str(root / "model")).translate_batch(batch, beam_size=1)
+    made, ours = [processor.decode(each.hypotheses[0]) for each in found], greedy(pieces)
+    assert [each[:40] for each in made] == [each[:40] for each in ours]
+    assert not list(Path().glob(".*")), "nothing else is left"
+
+
+@pytest.mark.filterwarnings("ignore")  # of the libraries that it imports
+def test_argos_installs_and_translates(pieces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "Argos Translate is not installed: it needs an environment of its own, with another sacremoses"
+    package = pytest.importorskip("argostranslate.package", reason=why)
+    from argostranslate import settings, translate
+
+    assert wmt("export", pieces, "en_de.argosmodel", "--to", "argos") == 0
+    Path("installed").mkdir()
+    monkeypatch.setattr(settings, "package_data_dir", Path("installed"))
+    monkeypatch.setattr(settings, "package_dirs", [Path("installed")])
+    monkeypatch.setattr(settings, "beam_size", 1)
+    package.install_from_path(Path("en_de.argosmodel"))
+    assert [str(each) for each in package.get_installed_packages()] == ["English → German"]
+    languages = {language.code: language for language in translate.get_installed_languages()}
+    installed = languages["en"].get_translation(languages["de"])
+    # It would fetch a model that splits sentences.
+    installed.underlying.sentencizer = SimpleNamespace(split_sentences=lambda text: [text])
+    made = installed.translate("\n".join(LINES)).split("\n")
+    assert [each[:40] for each in made] == [each.replace("_", " ")[:40] for each in greedy(pieces)]
+
+
+def test_what_is_no_model_on_raw_word_pieces_is_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model")
+    said = refused("export", folder, tmp_path / "out.argosmodel", "--to", "argos")
+    assert "has subwords `bpe` of text by the tokenizer `moses`, and Argos Translate raw word pieces alone" in said
+    assert not (tmp_path / "out.argosmodel").exists()
