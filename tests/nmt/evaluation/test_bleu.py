@@ -183,7 +183,7 @@ def test_multi30ks_references_have_the_tokens_that_others_count() -> None:
     assert sum(len(line.split()) for line in bleu.lowercased_tokens(references, "de")) == 12103
     french = known_sets.find(bleu.read_lines(REAL / "multi30k/test2016.fr"), "fr", "en")
     assert french
-    assert french.listings[0].rows[0][bleu.LOWERCASED] == "61.80"
+    assert not french.has(bleu.LOWERCASED), "no score of others was read at its source"
 
 
 @needs_real

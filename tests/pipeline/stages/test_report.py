@@ -325,7 +325,7 @@ def test_the_top_has_four_numbers_the_papers_beside_them_and_the_best_and_worst_
 def test_groups_are_named_after_the_score_of_the_run(base: tuple[str, str]) -> None:
     assert "| words of the source | lines | BLEU |" in base[0]
     scored = {key.replace("bleu", "chrf"): value for key, value in METRICS.items() if "paper_way" not in key}
-    _stages_before("sample", "en-de", {}, ("dev", "held-out"))
+    _stages_before("sample", "de-en", {}, ("dev", "held-out"))
     _write(paths.SCORES, json.dumps({**scored, "chrf_signature": "nc:6"}))
     assert "| words of the source | lines | chrF |" in _written()[0]
 
