@@ -11,13 +11,13 @@ import pytest
 from command_line import wmt
 from data_stages import data_section
 from model_folders import folder_of
-from test_follow import measure
 from tracked import STATE, configure, history, recorded, write_results
 
 from nmt.codec import Codec
 from nmt.text.settings import TokenizerSettings
 from pipeline.tracking import registry, sample
 from pipeline.tracking.follow import follow
+from tests.pipeline.tracking.test_follow import measure
 
 LINES = ["the old man sees a dog .", "She sleeps well , and we do !", "He did not see it ."]
 TOKENIZER: dict[str, Any] = {"tokenizer": "moses", "normalize_punctuation": False, "aggressive_hyphens": False}
