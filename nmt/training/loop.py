@@ -72,11 +72,6 @@ class Attempt:
         if world.size > 1:
             check_ranks_agree(trainer, self.corpus)
         world.barrier()
-        if loaded is None and self.settings.fork is not None:
-            raise InputError(
-                f"this training is a fork, but no state is in {self.folder / 'resume'}: train it where the "
-                "original training is kept"
-            )
         if not world.main:
             return
         self.take_in_place_of(damaged, path)

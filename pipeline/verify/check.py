@@ -249,10 +249,9 @@ def contradictions(certificate: Certificate) -> Iterator[str]:
         if digest(load_tensors(path)) != weights.get(path):
             yield f"{path} does not have the weights that the chain recorded"
     training = certificate.training.job["training"]
-    every, begin = training["checkpoint_every"], (training.get("fork") or {"update": 0})["update"]
+    every = training["checkpoint_every"]
     for update in range(every, before + 1, every)[-training["keep_checkpoints"] :]:
-        # Of a fork only those are here that are its own.
-        if update > begin and checkpoint.checkpoint_path(paths.CHECKPOINTS, update) not in kept:
+        if checkpoint.checkpoint_path(paths.CHECKPOINTS, update) not in kept:
             yield f"the checkpoint of update {update:,} is missing, so others were averaged"
 
 

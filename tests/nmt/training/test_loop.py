@@ -345,11 +345,6 @@ def test_a_resumed_training_keeps_its_products_where_it_can(
     assert ("products was 'onednn' and is 'torch'" in capsys.readouterr().out) == (not kept)
 
 
-def test_a_fork_without_its_state_does_not_train_from_the_beginning(tmp_path: Path, tiny_job: MakeJob) -> None:
-    with pytest.raises(InputError, match="this training is a fork, but no state is in"):
-        run(tiny_job(fork={"update": 5, "link": "0" * 64}), tmp_path / "run")
-
-
 def test_fine_tuning_resumes_to_the_bit(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(tiny_job(updates=3), tmp_path / "parent")
     job = tiny_job(updates=8, start_from={"folder": "x", "weights": "0" * 64})

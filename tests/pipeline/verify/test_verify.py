@@ -400,45 +400,6 @@ def test_a_forged_loss_is_found_whatever_its_link_says(run: Path) -> None:
     assert intervals("0:8").detail == "losses part between updates 4 and 6"
 
 
-def links() -> dict[int, str]:
-    return {link["update"]: link["link"] for link in json.loads(paths.CHAIN.read_text())["links"]}
-
-
-def test_a_fork_that_changes_no_result_ends_as_its_run(run: Path) -> None:
-    """So order of sentences, dropout masks and learning rates are the run's, and it averages the same checkpoints."""
-    before, files = links(), {path.name for path in paths.CHECKPOINTS.iterdir()}
-    override("training", fork={"update": 16, "link": before[16]})
-    training()
-    assert links() == before
-    assert {path.name for path in paths.CHECKPOINTS.iterdir()} == files
-    assert len(list(Path("work/train").iterdir())) == 2
-
-
-def test_a_fork_that_cannot_be_is_refused(run: Path) -> None:
-    fork = {"update": 16, "link": links()[16]}
-    with pytest.raises(InputError, match="the fork begins after update 16: raise"):
-        override("training", fork=fork, updates=16)
-    override("training", fork=fork, updates=24)
-    override("model", d_ff=64)
-    with pytest.raises(InputError, match=r"size mismatch for .* can change no size of the model"):
-        training()
-
-
-def test_a_fork_shares_what_came_before_with_a_run_that_its_certificate_does_not_have(run: Path) -> None:
-    before = links()
-    override("training", fork={"update": 8, "link": before[8]}, learning_rate_scale=0.5)
-    training()
-    assert {update for update, link in links().items() if before[update] == link} == {2, 4, 6, 8}
-    after_training()
-    status, found, _ = verify("--share", 1)
-    assert (status, those(found, "inconclusive")) == (2, ["intervals"]), found
-    assert found["intervals"][1] == (
-        "16 of 24 updates trained again (66.7%: 8 to 16, 16 to 24); up to update 8 it is another run's training"
-    )
-    free_states()
-    assert (recorded().states().status, intervals(share=1).status) == ("inconclusive", "inconclusive")
-
-
 def test_a_training_that_starts_from_another_model_passes_and_its_parent_is_named(run: Path) -> None:
     parent, subwords = Path("../parent"), certify.hashes([paths.SUBWORDS], Path())  # outside the repository
     shutil.copytree(paths.AVERAGE, parent)
