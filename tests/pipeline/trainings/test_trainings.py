@@ -14,7 +14,6 @@ from unittest.mock import MagicMock
 
 import pytest
 import yaml
-from kills import every_kill
 
 from nmt import hardware
 from nmt.common.processes import Interrupted
@@ -236,34 +235,6 @@ def test_checkpoints_summary_and_curves_are_handed_on(
     assert [link["update"] for link in chain["links"]] == [6, 12]
     gpu = "NVIDIA H100 80GB HBM3"
     assert json.loads(found["training.json"])["flops_sustained"] == {gpu: hardware.sustained(gpu)}
-
-
-def test_killed_at_any_call_it_hands_on_the_same_when_run_again(finished: Path, tmp_path: Path) -> None:
-    write_outputs(finished, Path())
-    expected = outputs()
-    state = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
-    # Before, another training's results stood there.
-    for path in (paths.CHECKPOINTS / "update-00000006.safetensors", paths.TRAINING, paths.CURVES):
-        path.unlink()
-        path.write_text("another's")
-    before = outputs()
-    shutil.copytree("models", "before/models")
-    shutil.copytree("results", "before/results")
-    kills = 0
-    # Every point of a folder that replaces another: tests/nmt/training/test_kills.py.
-    points = every_kill(lambda _: lambda: write_outputs(finished, Path()), step=5)
-    for kills, (_, point) in enumerate(points, start=1):
-        now = outputs() if paths.CHECKPOINTS.exists() else {}
-        assert all(content in (before.get(name), expected[name]) for name, content in now.items()), point
-        assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == state
-        if kills % 4 == 0:
-            write_outputs(finished, Path())
-            assert outputs() == expected
-            assert [path.name for path in tmp_path.glob("*/.*")] == []
-        for name in ("models", "results"):
-            shutil.rmtree(name)
-            shutil.copytree(f"before/{name}", name)
-    assert kills > 10
 
 
 def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: Path) -> None:
