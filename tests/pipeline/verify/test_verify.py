@@ -341,10 +341,6 @@ def test_changes_that_were_certified_are_named(
             lambda: shutil.copy(paths.CHECKPOINTS / "last.safetensors", paths.CHECKPOINTS / "mine.safetensors"),
             ["models/checkpoints/mine.safetensors does not have the weights"],
         ),
-        (
-            lambda: [path.unlink() for path in checkpoint.checkpoints(paths.CHECKPOINTS)],
-            [f"the checkpoint of update {update} is missing" for update in (12, 16, 20, 24)],
-        ),
         (edit_loss, [r"\S+ or validation.csv was edited within updates 4 to 6"]),
         (
             lambda: edit(paths.VALIDATION, lambda text: f"{text}{text.splitlines()[-1].replace('24,', '25,', 1)}\n"),
@@ -357,10 +353,6 @@ def test_changes_that_were_certified_are_named(
         (
             lambda: edit_json(paths.TRAINING, **dict.fromkeys(MEASURED, 1)),
             ["results/training.json is not what", *(rf"results/training.json has 1 as {key}, " for key in MEASURED)],
-        ),
-        (
-            lambda: resealed(lambda content: content["measured"].update(train_seconds=1.0)),
-            ["results/training.json is not what the certificate has as measured"],
         ),
     ],
 )
