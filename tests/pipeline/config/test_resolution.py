@@ -92,17 +92,6 @@ def test_a_catalog_serves_the_other_direction_and_rows_have_sizes_for_every_pair
     assert back.preparation.tokenizer.tokenizer == "none"
 
 
-@pytest.mark.parametrize("name", list(rows.table().rows))
-@pytest.mark.parametrize("pair", ["en-de", "en-fr"])
-def test_every_row_resolves(name: str, pair: str) -> None:
-    if rows.row(name).pair == "en-tree":
-        message = f"^params.yaml: row {name} does not translate {pair}; rows that do are ba"
-        with pytest.raises(InputError, match=message):
-            _resolved(row=name, pair=pair)
-    else:
-        assert _resolved(row=name, pair=pair).run.row == name
-
-
 def test_changed_settings_are_those_that_differ_from_the_row() -> None:
     overrides = {"training": {"updates": 7}, "model": {"N": 2}, "search": {"beam": 4, "alpha": 1.0}}
     asked = resolution.resolve({**PARAMS, "overrides": overrides})
