@@ -83,8 +83,8 @@ def fit(  # noqa: PLR0913 - settings, by name
     work = folder.with_name(f"{folder.name}.training")
     if folder.exists():
         raise InputError(f"{folder} exists: give the name of a new folder")
-    if misplaced := {"start_from", "fork"}.intersection(training or ()):
-        raise InputError(f"training.{min(misplaced)} is the pipeline's: `fit` itself has the argument start_from")
+    if "start_from" in (training or {}):
+        raise InputError("training.start_from is the pipeline's: `fit` itself has the argument start_from")
     parent = None if start_from is None else Path(start_from)
     described = None if parent is None else load_description(parent)
     if described and (tokenizer or subwords):

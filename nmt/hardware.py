@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from nmt.common.files import read_yaml
 
 if TYPE_CHECKING:
     import torch
@@ -29,35 +32,12 @@ class Hardware:
 
 _PAPER = "the paper, section 5.2 and footnote 5"
 _SHEET = "NVIDIA's data sheet; sustained taken as 0.9 of peak, as the paper's 9.5 are of a P100's 10.6"
-_DATA_SHEETS: dict[str, tuple[float, float | None]] = {
-    "V100 PCIE": (14.0, None),
-    "V100": (15.7, None),
-    "T4": (8.1, None),
-    "A100": (19.5, 312.0),
-    "A10G": (35.0, 70.0),
-    "A10": (31.2, 125.0),
-    "A40": (37.4, 149.7),
-    "L40S": (91.6, 362.0),
-    "L4": (30.3, 121.0),
-    "RTX 3090 Ti": (40.0, 80.0),
-    "RTX 3090": (35.6, 71.0),
-    "RTX 4090 D": (73.5, 147.0),
-    "RTX 4090": (82.6, 165.2),
-    "H100 PCIe": (51.2, 756.0),
-    "H100 NVL": (60.0, 835.0),
-    "H100": (66.9, 989.4),
-    "H200 NVL": (60.0, 835.0),
-    "H200": (66.9, 989.4),
-    "B200": (75.0, 2250.0),
-}
-"""Peaks in float32 and bfloat16, in TFLOPS, without sparsity. The first match counts: `H100 PCIe` precedes `H100`."""
-
 HARDWARE = (
     *(Hardware(name, speed, None, None, _PAPER) for name, speed in (("K80", 2.8e12), ("K40", 3.7e12), ("M40", 6e12))),
     Hardware("P100", 9.5e12, 10.6e12, None, _PAPER),
     *(
         Hardware(name, 0.9 * float32 * 1e12, float32 * 1e12, bfloat16 and bfloat16 * 1e12, _SHEET)
-        for name, (float32, bfloat16) in _DATA_SHEETS.items()
+        for name, (float32, bfloat16) in read_yaml(Path(__file__).with_suffix(".yaml")).items()
     ),
 )
 """The paper's four GPUs, and later ones."""

@@ -13,10 +13,7 @@ import signal
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
-
-from nmt.common import tensors
 
 CHANGES = ("replace", "rename", "unlink", "remove", "rmdir", "mkdir", "link", "fsync", "sendfile", "utime", "chmod")
 """Functions of os that change what is on the disk. `open` does where it opens for writing."""
@@ -49,7 +46,7 @@ class Fatal:
 
     def install(self) -> None:
         """Count in this process from here on; there is no way back."""
-        fatal, opened, system_open, save = self, io.open, os.open, tensors.save_file
+        fatal, opened, system_open = self, io.open, os.open
 
         class File(io.FileIO):
             def write(self, data: Any) -> Any:
@@ -68,18 +65,9 @@ class Fatal:
             around = fatal.counted("open", system_open) if flags & FOR_WRITING else system_open
             return int(around(path, flags, *given, **named))
 
-        def counted_save(tensors: Any, path: Path) -> None:
-            def half() -> None:
-                save(tensors, path)
-                os.truncate(path, path.stat().st_size // 2)
-
-            fatal.point("before save_file")
-            fatal.point("amid save_file", half)
-            save(tensors, path)
-
         for name in CHANGES:
             setattr(os, name, self.counted(name, getattr(os, name)))
-        os.open, tensors.save_file = counted_system_open, counted_save
+        os.open = counted_system_open
         io.open = builtins.open = counted_open
 
 

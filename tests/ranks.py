@@ -161,25 +161,6 @@ def training_with_products(world: Any, job: dict[str, Any], folder: str, librari
     return training(world, job, folder)
 
 
-def training_with_a_weight_changed(world: Any, job: dict[str, Any], folder: str) -> bool:
-    """The last weight of the last rank is another by one bit."""
-    import torch
-
-    from nmt.training import trainer
-
-    make = trainer.Transformer
-
-    def changed(*given: Any) -> Any:
-        model = make(*given)
-        if world.rank == world.size - 1:
-            last = list(model.parameters())[-1].data.view(torch.int32).view(-1)
-            last[-1] ^= 1
-        return model
-
-    trainer.Transformer = changed
-    return training(world, job, folder)
-
-
 def overlapped_gradients(world: Any, job: dict[str, Any]) -> list[list[int]]:
     """Compare the sums of ten updates' gradients in no fixed order with those along the tree.
 

@@ -25,6 +25,7 @@ STAGES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "dvc.yaml").read_text
 GRAPH = graph.stages(ROOT / "dvc.yaml")
 READS = {
     "nmt.evaluation.known_sets": ["nmt/evaluation/known_sets.yaml"],
+    "nmt.hardware": ["nmt/hardware.yaml"],
     "pipeline.config.rows": ["pipeline/config/rows.yaml"],
     "pipeline.report.page": ["pipeline/report/static", "pipeline/report/templates"],
 }

@@ -3,40 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from nmt.inference.model_folder import ModelDescription
 
-_CARD = """---
-{metadata}---
-
-# {name}
-
-The Transformer of "Attention Is All You Need" for translation from `{source}` to `{target}`: row `{row}`, corpus
-`{corpus}`, seed {seed}, {weights}. N = {N}, d_model = {d_model}, d_ff = {d_ff}, h = {h}.
-
-```python
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("."{trust})
-model = AutoModelForSeq2SeqLM.from_pretrained(".")
-batch = tokenizer(["..."], return_tensors="pt", padding=True)
-print(tokenizer.batch_decode(model.generate(**batch, num_beams=1), skip_special_tokens=True))
-```
-{code}
-{scores}
-
-With `num_beams=1` translations are those of `wmt translate --beam 1`, unless two subwords are almost equally likely
-(LayerNorm adds 1e-5 here, and added 1e-6 in training), or the run ended one, {max_extra} subwords longer than its
-source. Beam search differs: transformers divides the log-probability of a translation Y by |Y|^{alpha}, the run by
-((5 + |Y|) / 6)^{alpha} (Wu et al. 2016); it also ends by another rule. No score here is of transformers' search.
-
-Limits: a sentence may have 1,024 subwords, more are an IndexError. The model translates sentence by sentence, and knows
-the kind of text that it was trained on. Of other text it makes fluent nonsense without a sign. It repeats the biases of
-its corpus. Licences of that corpus: {licences}.
-"""
 _TRUST = """
 `trust_remote_code=True` lets code of this folder run (in `nmt.zip`, too), which splits words by Moses' rules and merges
 subwords: read it first. It needs `pip install sacremoses subword-nmt sentencepiece pydantic`.
@@ -65,7 +38,8 @@ def card(description: ModelDescription, run: Mapping[str, Any] | None, *, has_co
             f"Scores: sacreBLEU {run['bleu']:.1f} (95% interval {run['bleu_low']:.1f} to {run['bleu_high']:.1f}) on "
             f"{run['bleu_set']}:\n`{run['bleu_signature']}`.\nThe run's certificate: `{run['certificate']}`."
         )
-    return _CARD.format_map(
+    template = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
+    return template.format_map(
         origin
         | description.model.model_dump()
         | {"source": description.source, "target": description.target, "name": name, "scores": scores}

@@ -27,9 +27,6 @@ from nmt.text.sentences import split_sentences
 
 def translate(options: TranslationOptions) -> None:
     """Translate a text, or lines typed at a terminal. Raises InputError for wrong options, models or text."""
-    for option, stream, path in (("input", sys.stdin, options.input), ("output", sys.stdout, options.output)):
-        if stream is None and path is None:
-            raise InputError(f"standard {option} is closed: give --{option}")
     inputs = (options.input or Path("/dev/stdin"), *options.models)
     output = output_file(options.output, *inputs) if options.output else None
     translator = open_translator(options)

@@ -23,7 +23,6 @@ import sys
 import threading
 import time
 import traceback
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -63,20 +62,18 @@ class Attempt:
         self._link: Future[None] | None = None
 
     def resume(self, path: Path | None, damaged: Sequence[Path]) -> None:
-        """Load the state in `path`, check that all ranks have it, and discard what was measured after it."""
+        """Load the state in `path`, check that all ranks are at its update, and discard what was measured after it."""
         trainer, world, loaded = self.trainer, self.trainer.world, None
         if path is not None:
             loaded = state.load_state(path, trainer.model, trainer.optimizer)
             recorded = max((record["seconds"] for record in read_history(self.folder / HISTORY)), default=0.0)
             trainer.measured = Measurements(world, loaded.resumed(recorded, trainer.measured.state))
-        if world.size > 1:
-            check_ranks_agree(trainer, self.corpus)
-        world.barrier()
-        if loaded is None and self.settings.fork is not None:
-            raise InputError(
-                f"this training is a fork, but no state is in {self.folder / 'resume'}: train it where the "
-                "original training is kept"
+        if not world.same(trainer.update):
+            # Network file systems show new files late: a restart finds them.
+            raise RuntimeError(
+                f"this rank would resume after update {trainer.update:,}, but another rank after another"
             )
+        world.barrier()
         if not world.main:
             return
         self.take_in_place_of(damaged, path)
@@ -233,24 +230,6 @@ class Attempt:
                 if (self.folder / name).exists():
                     flush(self.folder / name)
             state.save_state(self.folder / "resume", trainer.measured.saved(), trainer.model, trainer.optimizer)
-
-
-def check_ranks_agree(trainer: Trainer, corpus: Corpus) -> None:
-    """Raise an error if ranks, on machines whose folders differ, would train on different text or weights."""
-    world, update = trainer.world, trainer.update
-    if not world.same(corpus.checksum()):
-        raise InputError(f"the machines' corpora differ: {trainer.job.corpus} must be the same folder on all of them")
-    if not world.same(update):
-        # Network file systems show new files late: a restart finds them.
-        raise RuntimeError(f"this rank would resume after update {update:,}, but another rank after another update")
-    weights = 0
-    for parameter in trainer.parameters:
-        weights = zlib.crc32(parameter.detach().cpu().numpy().data, weights)
-    if not world.same(weights):
-        raise InputError(
-            f"the ranks' weights after update {update:,} differ: give all machines the same settings, "
-            "the same version of torch and the same state folder, then start the training again"
-        )
 
 
 def train(job: Job, folder: Path, world: World) -> bool:

@@ -24,15 +24,6 @@ class StartSettings(Settings):
         return {"folder": value} if isinstance(value, str) else value
 
 
-class ForkSettings(Settings):
-    """The state that a forked training starts from."""
-
-    update: Count
-    """The last update that both trainings share."""
-    link: Annotated[str, Field(pattern=r"^[0-9a-f]{12,64}$")]
-    """The hash of the shared training up to that update, or its beginning: `link` in its results/chain.json."""
-
-
 class TrainingSettings(Settings):
     """The training regime of section 5."""
 
@@ -72,9 +63,7 @@ class TrainingSettings(Settings):
     verify_every: Count | None = None
     """Updates between two links of the chain of hashes, which `wmt verify` compares; checkpoints have a link anyway."""
     keep_states: Annotated[int, Field(ge=0, le=1024)] = 0
-    """How many states to keep, evenly spaced, that `wmt verify` and forks train from. Changes no result."""
-    fork: ForkSettings | None = None
-    """The state of another training to start from; null: start at update 1."""
+    """How many states to keep, evenly spaced, that `wmt verify` trains from. Changes no result."""
     start_from: StartSettings | None = None
     """The model whose weights and subwords to start with, optimizer and schedule afresh; null: random weights."""
 
@@ -82,12 +71,6 @@ class TrainingSettings(Settings):
     def _portable_products_are_float32(self) -> TrainingSettings:
         if self.arithmetic == "portable" and self.precision != "float32":
             raise ValueError("with training.arithmetic portable, training.precision must be float32")
-        return self
-
-    @model_validator(mode="after")
-    def _trains_after_its_fork(self) -> TrainingSettings:
-        if self.fork is not None and self.updates <= self.fork.update:
-            raise ValueError(f"the fork begins after update {self.fork.update:,}: raise training.updates above that")
         return self
 
 

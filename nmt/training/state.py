@@ -187,7 +187,7 @@ def load_weights(path: Path, model: Transformer) -> None:
         model.load_state_dict(load_tensors(path))
     except RuntimeError as error:
         problem = str(error).splitlines()[-1].strip()
-        raise InputError(f"{path}: {problem} Forks and training.start_from can change no size of the model.") from error
+        raise InputError(f"{path}: {problem} training.start_from can change no size of the model.") from error
 
 
 def read_state(path: Path) -> TrainState:

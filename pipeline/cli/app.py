@@ -6,9 +6,7 @@ completion are fast. Stages are run by `python -m pipeline STAGE`, not from here
 
 from __future__ import annotations
 
-import os
 import sys
-from errno import ENOSPC
 from inspect import cleandoc
 from typing import Any
 
@@ -50,9 +48,6 @@ class Commands(TyperGroup):
             if isinstance(error, OSError) and error.strerror:
                 sentence = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
             print(printable(f"{ctx.invoked_subcommand}: {sentence}"), file=sys.stderr)
-            if isinstance(error, OSError) and error.errno == ENOSPC:
-                # Python would flush standard output again as it ends.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from error
 
 

@@ -7,10 +7,12 @@ import typer
 from pipeline.cli.repository import check_folder
 
 app = typer.Typer()
+SERVE = "Do what `wmt ui` does, with a worker that runs Prefect's deployments. A second Ctrl-C ends it at once."
 
 
+@app.command("serve", rich_help_panel="Services", help=f"{SERVE}\n\n\b\nExample:\n  wmt serve")
 @app.command(rich_help_panel="Services")
-def ui() -> None:
+def ui(context: typer.Context) -> None:
     """Start MLflow and Prefect's server on this machine's loopback, for one person. Ctrl-C ends both.
 
     $MLFLOW_PORT and $PREFECT_PORT set other ports than 5000 and 4200. Both ask for one password, a new one at each
@@ -23,20 +25,4 @@ def ui() -> None:
     check_folder()
     from pipeline.flows import services
 
-    services.serve(worker=False)
-
-
-@app.command(rich_help_panel="Services")
-def serve() -> None:
-    """Start MLflow, Prefect's server and a worker that runs Prefect's deployments. Ctrl-C ends all.
-
-    This is `wmt ui` with a worker. A second Ctrl-C does not wait for states to be saved.
-
-    \b
-    Example:
-      wmt serve
-    """
-    check_folder()
-    from pipeline.flows import services
-
-    services.serve(worker=True)
+    services.serve(worker=context.info_name == "serve")

@@ -12,10 +12,6 @@ from nmt.training.settings import TrainingSettings
 from pipeline.config.corpora import DataSettings, RunSettings
 from pipeline.config.sections import AttentionSettings, AveragingSettings, ScoringSettings, VersionSettings
 
-LEAST_VOCABULARY = {"bpe": 4 + 2, "wordpieces": 4 + 256 + 2}
-"""Minimum vocabulary sizes: the specials, the 256 bytes of word pieces, and two subwords of the text (BPE: a character
-inside and at the end of a word; word pieces: a character and the marker of a space)."""
-
 
 class Configuration(Settings):
     """Everything that a run depends on: the sections of results/config.yaml."""
@@ -44,28 +40,11 @@ class Configuration(Settings):
     @model_validator(mode="after")
     def _accepted_by_later_stages(self) -> Configuration:
         """Refuse now, from the settings alone, what a later stage would refuse hours later."""
-        filters, longest, positions = self.preparation.filters, self.binning.max_length, self.model.max_positions
-        vocabulary, least = self.subwords.vocabulary, LEAST_VOCABULARY[self.subwords.kind]
+        longest, positions = self.binning.max_length, self.model.max_positions
         translation = longest + self.search.max_extra
-        if filters.min_tokens > filters.max_tokens:
-            raise ValueError(
-                f"preparation.filters.min_tokens is {filters.min_tokens}, but max_tokens is {filters.max_tokens}, so "
-                "no pair would pass: lower preparation.filters.min_tokens or raise preparation.filters.max_tokens"
-            )
-        if vocabulary is not None and vocabulary < least:
-            raise ValueError(
-                f"subwords.vocabulary is {vocabulary}, but {self.subwords.kind} needs at least {least}, and more for "
-                "most texts: raise it"
-            )
         if self.subwords.user_defined_symbols and self.preparation.tokenizer.tokenizer != "none":
             raise ValueError(
                 "the tokenizer would tear subwords.user_defined_symbols: set preparation.tokenizer.tokenizer to none"
-            )
-        if longest < filters.min_tokens + 1:
-            raise ValueError(
-                f"binning.max_length is {longest}, but pairs of preparation.filters.min_tokens have at least "
-                f"{filters.min_tokens + 1} subwords, the end of the sentence included, so no pair would be kept: raise "
-                "binning.max_length or lower preparation.filters.min_tokens"
             )
         if self.model.positions == "learned" and positions < translation:
             raise ValueError(

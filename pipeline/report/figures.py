@@ -17,8 +17,6 @@ from pipeline.config.paths import read_table
 from pipeline.report.page import Figure, Table, View
 
 SIZE = (4.5, 3.0)  # inches of a panel; one that stands alone has twice the width
-NEAREST = 0.08
-"""Ticks nearer than this part of the axis to one of its ends are left out: the end has a label."""
 ATTENTION = {"encoder": "source to source", "decoder": "target to target", "cross": "target to source"}
 """What attends to what, in the order of the weights in the view's blob."""
 
@@ -48,6 +46,7 @@ def draw(panels: Sequence[Panel], caption: str, name: str) -> Figure:
     # Not pyplot: it looks for a screen. Matplotlib takes half a second to import.
     import matplotlib
     from matplotlib.figure import Figure as Canvas
+    from matplotlib.ticker import LogFormatter
 
     lines = math.ceil(len(panels) / 2)
     # Without a salt, the ids inside an SVG are random.
@@ -60,24 +59,13 @@ def draw(panels: Sequence[Panel], caption: str, name: str) -> Figure:
                 axes.plot(*zip(*points, strict=True) if points else ([], []), marker, label=label)
             if len(panel.series) > 1:
                 axes.legend()
-            points = [point for points in panel.series.values() for point in points]
-            for axis, values in zip((axes.xaxis, axes.yaxis), zip(*points, strict=True), strict=False):
-                logarithmic = panel.logarithmic and axis is axes.yaxis
-                axis.set_ticks(_with_ends(axis.get_ticklocs(), min(values), max(values), logarithmic))
+            for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_formatter(lambda value, _: f"{value:,.4g}")
-                axis.set_minor_formatter("")
+            if panel.logarithmic:
+                axes.yaxis.set_minor_formatter(LogFormatter())  # plain numbers, if the axis has few powers of ten
         content = io.BytesIO()
         canvas.savefig(content, format="svg", metadata={"Date": None})
     return Figure(content.getvalue(), caption, name)
-
-
-def _with_ends(ticks: Iterable[float], low: float, high: float, logarithmic: bool) -> list[float]:
-    """Return both ends of an axis and the ticks between them that are not too near to an end."""
-    place = math.log if logarithmic else float
-    margin = NEAREST * (place(high) - place(low))
-    inside = [tick for tick in ticks if low < tick < high]
-    far = [tick for tick in inside if min(place(tick) - place(low), place(high) - place(tick)) > margin]
-    return sorted({low, *far, high})
 
 
 def series(path: Path, column: str) -> Points:

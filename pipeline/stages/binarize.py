@@ -48,12 +48,9 @@ def bin_uppers(settings: BinningSettings) -> list[int]:
     return uppers
 
 
-SHOWN = 5  # unknown symbols that are named
-
-Encoded = tuple[dict[int, pa.RecordBatch], Counter[str], Counter[str]]
+Encoded = tuple[dict[int, pa.RecordBatch], Counter[str]]
 """A block of pairs as ids, by upper length. The counts pairs, source_tokens, target_tokens (EOS included), too_long,
-unknown (UNK on both sides) and the pairs of each bin, by upper length. The symbols that a closed target vocabulary
-lacks, in the order of the text."""
+unknown (UNK on both sides) and the pairs of each bin, by upper length."""
 
 
 @lru_cache(maxsize=1)
@@ -68,8 +65,6 @@ def encode(folder: Path, version: str, uppers: Sequence[int], blocks: tuple[Bloc
     ids = pa.list_(pa.uint16() if max(side.size for side in vocabularies) < 2**16 else pa.uint32())
     rows: dict[int, list[tuple[list[int], list[int], int]]] = {}
     counts: Counter[str] = Counter()
-    lacking: Counter[str] = Counter()
-    closed = vocabularies[1].settings.target == "closed"
     for line, pair in enumerate(zip(blocks[0].lines(), blocks[1].lines(), strict=True), start=blocks[0].first):
         source, target = ([*vocabulary.encode(text), EOS] for vocabulary, text in zip(vocabularies, pair, strict=True))
         upper = 0
@@ -80,8 +75,6 @@ def encode(folder: Path, version: str, uppers: Sequence[int], blocks: tuple[Bloc
             upper = uppers[bisect_left(uppers, len(target))]
         rows.setdefault(upper, []).append((source, target, line))
         counts["unknown"] += source.count(UNK) + target.count(UNK)
-        if closed and UNK in target:
-            lacking.update(symbol for symbol, row in zip(pair[1].split(), target, strict=False) if row == UNK)
     batches = {}
     for upper, of_bin in sorted(rows.items()):
         sources, targets, lines = zip(*of_bin, strict=True)
@@ -89,24 +82,22 @@ def encode(folder: Path, version: str, uppers: Sequence[int], blocks: tuple[Bloc
         batches[upper] = pa.record_batch(columns, names=["src", "tgt", "line"])
         tokens = {"source_tokens": sum(map(len, sources)), "target_tokens": sum(map(len, targets))}
         counts.update({"pairs": len(lines), **tokens, str(upper): len(lines)})
-    return batches, counts, lacking
+    return batches, counts
 
 
 def write_bins(
     sides: tuple[Path, Path], encode_block: Callable[[tuple[Block, Block]], Encoded], name: str, pool: Executor
-) -> tuple[Counter[str], Counter[str]]:
-    """Encode a parallel text into the files `name` (with `{upper}`); return its counts and lacking symbols.
+) -> Counter[str]:
+    """Encode a parallel text into the files `name` (with `{upper}`); return its counts.
 
     What a record batch holds follows from the blocks alone, so the bytes are the same for any pool.
     """
     counts: Counter[str] = Counter()
-    lacking: Counter[str] = Counter()
     files: dict[int, Any] = {}
     pending: dict[int, list[pa.RecordBatch]] = {}
     with ExitStack() as stack:
-        for batches, of_block, of_target in map_in_order(pool, encode_block, read_parallel_blocks(*sides, PAIRS)):
+        for batches, of_block in map_in_order(pool, encode_block, read_parallel_blocks(*sides, PAIRS)):
             counts.update(of_block)
-            lacking.update(of_target)
             for upper, batch in batches.items():
                 if upper not in files:
                     out = stack.enter_context(Path(name.format(upper=upper)).open("wb"))
@@ -116,7 +107,7 @@ def write_bins(
                     files[upper].write_batch(pa.concat_batches(pending.pop(upper)))
         for upper, rest in pending.items():
             files[upper].write_batch(pa.concat_batches(rest))
-    return counts, lacking
+    return counts
 
 
 def binarize(
@@ -124,37 +115,25 @@ def binarize(
 ) -> dict[str, Any]:
     """Write the binned train and valid `sides` into `folder`, the same bytes for any pool; return their statistics.
 
-    Prints which symbols a closed target vocabulary lacks. Raises InputError where no training pair is kept.
+    Raises InputError where no training pair is kept.
     """
     source, target = codec.load(vocabulary)
     # The version changes with the folder's content, so that a worker's cached subwords are the right ones.
     version = " ".join(sha256_of(path) for path in sorted(vocabulary.rglob("*")) if path.is_file())
     uppers = bin_uppers(settings)
     encode_block = partial(encode, vocabulary.resolve(), version)
-    train, of_train = write_bins(
-        sides["train"], partial(encode_block, uppers), str(folder / "train.{upper:05d}.arrow"), pool
-    )
+    train = write_bins(sides["train"], partial(encode_block, uppers), str(folder / "train.{upper:05d}.arrow"), pool)
     if not train["pairs"]:
         raise InputError(
             f"each of the {train['too_long']:,} training pairs has more than {settings.max_length} subwords on a side, "
             f"binning.max_length: raise it"
         )
-    valid, of_valid = write_bins(sides["valid"], partial(encode_block, ()), str(folder / "valid.arrow"), pool)
-    closed: dict[str, Any] = {}
-    if target is not source:
-        lacking = {"train": of_train, "valid": of_valid}
-        symbols = {name: unknown.total() for name, unknown in lacking.items()}
-        closed = {"target_vocabulary": target.size, "unknown_symbols": symbols}
-        for name, unknown in lacking.items():
-            if unknown:
-                named = ", ".join([*list(unknown)[:SHOWN], *(["..."] if len(unknown) > SHOWN else [])])
-                become = f"{unknown.total():,} symbols become <unk>, as the training text lacks them"
-                print(f"{sides[name][1]}: {become}: {named}")
+    valid = write_bins(sides["valid"], partial(encode_block, ()), str(folder / "valid.arrow"), pool)
     return {
         **{name: train[name] for name in SIZES},
         "dropped": {"too_long": train["too_long"]},
         "vocabulary": source.size,
-        **closed,
+        **({} if target is source else {"target_vocabulary": target.size}),
         # Of the subwords of both sides, EOS not counted.
         "out_of_vocabulary": {
             name: counts["unknown"] / max(1, counts["source_tokens"] + counts["target_tokens"] - 2 * counts["pairs"])

@@ -37,7 +37,8 @@ def run(
         # The processes of a killed stage may still be saving their state.
         wait_for_sharers(state / TRAINERS, f"train: waiting for the processes of an earlier attempt ({state.name})")
         folder.write_job(state, job)
-        start.prepare(state, training)
+        if training.start_from is not None:
+            start.copy_parent(state, training.start_from)
         # With a store, a finished training may not have been uploaded yet.
         if state_store() is not None or not (state / "done.json").exists():
             with follow(state), progress(training.updates) as display:

@@ -137,8 +137,6 @@ def findings(path: Path, updates: Sequence[str], share: float) -> Iterator[Findi
             else:
                 yield tried("intervals", training.retrained, folder / paths.BINNED, named, share, folder)
                 yield tried(name, trained_again, certificate, again)
-    if path == paths.CERTIFICATE and Path("dvc.lock").exists():
-        yield tried("dvc.lock", locked)
 
 
 def tried(step: str, check: Callable[..., Finding], *arguments: object) -> Finding:
@@ -214,21 +212,6 @@ def trained_again(certificate: Certificate, again: Remake) -> Finding:
     )
 
 
-def locked() -> Finding:
-    """Compare the files of every stage, also the report's, with their hashes in dvc.lock."""
-    from dvc.repo import Repo
-
-    with Repo() as repo:
-        changed = {name: why for name, why in repo.status().items() if name in graph.stages()}
-    entries = [entry for why in changed.values() for entry in why if isinstance(entry, dict)]
-    outs = (f"{path} is {how}" for entry in entries for path, how in entry.get("changed outs", {}).items())
-    if told := "; ".join(sorted(outs)):
-        return Finding("dvc.lock", "differs", told)
-    if changed:
-        return Finding("dvc.lock", "inconclusive", f"it was changed, or what these stages read: {', '.join(changed)}")
-    return Finding("dvc.lock", "equal", "the files of every stage, the report's too, have the hashes in it")
-
-
 def contradictions(certificate: Certificate) -> Iterator[str]:
     """Yield where the training's outputs contradict the chain."""
     links = certificate.training.links
@@ -249,10 +232,9 @@ def contradictions(certificate: Certificate) -> Iterator[str]:
         if digest(load_tensors(path)) != weights.get(path):
             yield f"{path} does not have the weights that the chain recorded"
     training = certificate.training.job["training"]
-    every, begin = training["checkpoint_every"], (training.get("fork") or {"update": 0})["update"]
+    every = training["checkpoint_every"]
     for update in range(every, before + 1, every)[-training["keep_checkpoints"] :]:
-        # Of a fork only those are here that are its own.
-        if update > begin and checkpoint.checkpoint_path(paths.CHECKPOINTS, update) not in kept:
+        if checkpoint.checkpoint_path(paths.CHECKPOINTS, update) not in kept:
             yield f"the checkpoint of update {update:,} is missing, so others were averaged"
 
 

@@ -39,8 +39,6 @@ class Training:
         self.last = self.links[-1].update
         self.folder = state_root() / "train" / recorded.state
         self.kept = {at: path for at, path in chain.kept_states(self.folder).items() if at in self.by_update}
-        self.begin: int = (self.job["training"].get("fork") or {"update": 0})["update"]
-        """The update before the first that is this training's own."""
 
     def states(self) -> Finding:
         """Compare the saved states with the chain; take those that were changed out of `kept`."""
@@ -65,12 +63,12 @@ class Training:
 
     def starts(self) -> list[int]:
         """Return the updates after which the training can begin again, in order."""
-        return sorted({*self.kept, *([0] if self.begin == 0 else [])})
+        return sorted({0, *self.kept})
 
     def choose(self, share: float) -> list[Interval]:
         """Return random intervals that begin where a state is kept and cover `share` of the updates, up to a link."""
         spans = [(start, end) for start, end in pairwise([*self.starts(), self.last]) if start < end]
-        left, chosen = math.ceil(share * (self.last - self.begin)), []
+        left, chosen = math.ceil(share * self.last), []
         for start, last in random.SystemRandom().sample(spans, len(spans)):
             if left > 0:
                 end = next(end for end in self.by_update if end == last or last > end >= start + left)
@@ -81,13 +79,9 @@ class Training:
     def named(self, text: str) -> Interval:
         """Return the interval that covers `A:B`, from a kept state to a link; raise InputError where none does."""
         match = re.fullmatch(r"(\d+):(\d+)", text)
-        if match is None or not self.begin <= int(match[1]) < int(match[2]) <= self.last:
-            raise InputError(
-                f"--updates is {text!r}: it must be A:B with {self.begin} <= A < B <= {self.last}, as 0:20"
-            )
-        start = max((start for start in self.starts() if start <= int(match[1])), default=None)
-        if start is None:
-            raise InputError(f"--updates is {text!r}, but no state before it is in {self.folder}: name later updates")
+        if match is None or not int(match[1]) < int(match[2]) <= self.last:
+            raise InputError(f"--updates is {text!r}: it must be A:B with 0 <= A < B <= {self.last}, as 0:20")
+        start = max(start for start in self.starts() if start <= int(match[1]))
         return start, next(update for update in self.by_update if update >= int(match[2]))
 
     def retrained(self, corpus: Path, named: Sequence[Interval], share: float, outputs: Path | None = None) -> Finding:
@@ -95,7 +89,7 @@ class Training:
 
         A training that is trained again as a whole, at once, writes the stage's outputs into the folder `outputs`.
         """
-        whole = [(0, self.last)] if outputs is not None and share == 1 and self.begin == 0 else []
+        whole = [(0, self.last)] if outputs is not None and share == 1 else []
         step, chosen = "intervals", named or whole or self.choose(share)
         for start, end in chosen:
             if (parted := self._parting(start, end, *self.retrain(start, end, corpus, outputs))) is not None:
@@ -106,8 +100,6 @@ class Training:
         updates = sum(end - start for start, end in chosen)
         where = ", ".join(f"{start:,} to {end:,}" for start, end in chosen)
         detail = f"{updates:,} of {self.last:,} updates trained again ({updates / self.last:.1%}: {where})"
-        if self.begin:
-            return Finding(step, "inconclusive", f"{detail}; up to update {self.begin:,} it is another run's training")
         if not self.kept and updates < self.last:
             return Finding(step, "inconclusive", f"{detail}; no state is kept here to begin elsewhere")
         return Finding(step, "recomputed", detail)

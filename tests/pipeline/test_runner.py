@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from nmt.common import tensors
 from nmt.common.processes import Interrupted
 from nmt.errors import InputError
 from pipeline import __main__ as runner
@@ -79,15 +78,6 @@ def test_a_finished_stage_tells_its_time_its_outputs_and_score(told: Told, capsy
     assert score == "BLEU    27.3 (95% interval 26.5 to 28.1) on newstest2014; sacreBLEU, x"
 
 
-def without_room() -> None:
-    def full(*_: Any) -> None:
-        raise tensors.SafetensorError("No space left on device")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensors, "save_file", full)
-        tensors.save_tensors(Path("last.safetensors"), {})
-
-
 @pytest.mark.parametrize(
     ("work", "state", "sentence"),
     [
@@ -98,7 +88,6 @@ def without_room() -> None:
         (raising(OSError(errno.EIO, "a worker was killed")), "failed", "a worker was killed"),
         (raising(MemoryError()), "failed", r"memory ran out \(\): raise its limit \(ulimit -v, the container's\)"),
         (raising(ImportError("libtorch.so: failed to map segment from shared object")), "failed", "memory ran out .*"),
-        (without_room, "failed", r"the weights could not be written \(No space left on device\): last\.safetensors"),
     ],
 )
 def test_what_the_user_or_the_machine_must_mend_is_one_sentence(

@@ -280,14 +280,6 @@ def test_a_sentence_too_long_to_parse_is_told(parser: Path, tmp_path: Path, caps
     assert capsys.readouterr().err.endswith(f"translate: lines left empty: 1; the first: {sentence}")
 
 
-@pytest.mark.parametrize("stream", ["stdin", "stdout"])
-def test_a_closed_stream_is_one_sentence(stream: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `<&-` and `>&-` leave them."""
-    monkeypatch.setattr(sys, "stdin", Terminal(io.BytesIO()))
-    monkeypatch.setattr(sys, stream, None)
-    assert "is closed: give --" in refused("translate", model)
-
-
 def test_a_full_disk_is_one_sentence(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, out = write(tmp_path / "in", LINES * 40), tmp_path / "out"
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -249,25 +249,6 @@ def test_an_empty_block_is_no_error(tmp_path: Path) -> None:
     assert Corpus([path]).tgt_lengths.tolist() == [2]
 
 
-def test_the_checksum_is_of_all_that_training_reads(tmp_path: Path) -> None:
-    pairs = numbered([(3, 3), (4, 4), (5, 7), (6, 6), (2, 9)])
-    checksums = {}
-    another = (pairs[-1][0], [7, *pairs[-1][1][1:]])
-    for name, changed, block in [
-        ("same", pairs, 5), ("in other blocks", pairs, 2), ("an id", [*pairs[:-1], another], 5),
-        ("a source id", [([11, *pairs[0][0][1:]], pairs[0][1]), *pairs[1:]], 5), ("a pair less", pairs[1:], 5),
-        ("the end of a block", [*pairs[:3], (pairs[3][0], [6, 6, 6, 6, 7, EOS]), pairs[4]], 5),
-        ("ids across pairs", [(pairs[0][0], [6, EOS, 6]), (pairs[1][0], [6, 6, EOS, EOS]), *pairs[2:]], 5),
-    ]:  # fmt: skip
-        (tmp_path / name).mkdir()
-        checksums[name] = binned(tmp_path / name, changed, block=block).checksum()
-    assert checksums["same"] == checksums["in other blocks"]
-    assert len(set(checksums.values())) == len(checksums) - 1
-    one = Corpus([write_arrow(tmp_path / "a.arrow", sorted(pairs, key=lambda pair: len(pair[1]) > 4))])
-    assert one.tokens == Corpus(train_files(tmp_path / "same")).tokens
-    assert one.checksum() != checksums["same"]
-
-
 def test_an_epochs_updates(tmp_path: Path) -> None:
     """400 tokens a side in all, 8 of 5 + 5: updates of 100 tokens a side, at least one and none without a pair."""
     corpus = binned(tmp_path, numbered([(5, 5)] * 80))

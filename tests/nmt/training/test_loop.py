@@ -212,15 +212,6 @@ def test_what_was_measured_after_the_state_is_measured_again(tmp_path: Path, tin
     assert not checkpoint.checkpoints(folder / "checkpoints")
 
 
-def test_a_history_that_was_damaged_before_its_state_is_refused(tmp_path: Path, tiny_job: MakeJob) -> None:
-    stopped(tiny_job(), tmp_path, 3)
-    lines = (tmp_path / "history.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "history.jsonl").write_text("".join(["\0" + lines[0], *lines[1:]]))
-    with pytest.raises(InputError, match=r"history\.jsonl was on disk up to update 3, but line 1 cannot be read"):
-        run(tiny_job(), tmp_path)
-    assert len((tmp_path / "history.jsonl").read_text().splitlines()) == len(lines), "a record was dropped"
-
-
 def test_logs_are_on_disk_before_the_state(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a power failure a state whose logs are cut would never get them back."""
     order: list[str] = []
@@ -343,11 +334,6 @@ def test_a_resumed_training_keeps_its_products_where_it_can(
     (path,) = (tmp_path / "run/resume").iterdir()
     assert state.read_state(path).conditions.products == products.chosen == (begun if kept else now)
     assert ("products was 'onednn' and is 'torch'" in capsys.readouterr().out) == (not kept)
-
-
-def test_a_fork_without_its_state_does_not_train_from_the_beginning(tmp_path: Path, tiny_job: MakeJob) -> None:
-    with pytest.raises(InputError, match="this training is a fork, but no state is in"):
-        run(tiny_job(fork={"update": 5, "link": "0" * 64}), tmp_path / "run")
 
 
 def test_fine_tuning_resumes_to_the_bit(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:

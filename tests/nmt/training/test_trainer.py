@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -254,64 +252,6 @@ def test_an_update_needs_tensors_of_one_device_alone(tiny_job: MakeJob, monkeypa
     # Forward: 4 of the encoder's layer (q, k, v; output; two of the feed-forward network), 7 of the decoder's and the
     # logits; twice as many backward. Three products more in each attention would be 36 in all.
     assert products.count == 3 * 12 * len([shard for shard in update.shards if shard])
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
-    """A GPU whose tensors have no data. torch knows no such device where it was built for CPUs alone.
-
-    Its operations need what guards a device; that of the meta device does nothing.
-    """
-    if torch.version.cuda and not torch.cuda.is_available() and torch.__version__ < "2.15":
-        pytest.skip("this torch was built for GPUs and makes no tensor of theirs without a driver")
-    device = torch.device("cuda", 0)
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libc10.so"))
-    guards = (ctypes.c_void_p * 21).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
-    before = guards[1]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
-    monkeypatch.setattr(torch.cuda, "manual_seed", lambda _: None)
-    monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
-    guards[1] = guards[14]
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            yield device
-    finally:
-        guards[1] = before
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_an_update_on_a_gpu_without_data(
-    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, cuda: torch.device, precision: str
-) -> None:
-    """All of it but the backward pass, with the casts of autocast on GPUs; torch refuses tensors of two devices."""
-    make = tiny_job(precision=precision, shards=2)
-    make["model"] |= {"P_drop": 0.1, "attention_dropout": 0.1, "relu_dropout": 0.1, "N": 1}
-
-    def to(self: Transformer, device: torch.device) -> Transformer:
-        for module in self.modules():  # `Module.to` does not take parameters without data.
-            for name, buffer in module.named_buffers(recurse=False):
-                setattr(module, name, buffer.to(device))
-        return self
-
-    monkeypatch.setattr(Transformer, "to", to)
-    with cuda:
-        trainer = Trainer(Job.model_validate(make), World(0, 1, cuda))
-    losses: list[Tensor] = []
-    monkeypatch.setattr(
-        torch.autograd, "grad", lambda loss, inputs: losses.append(loss) or [torch.zeros_like(one) for one in inputs]
-    )
-    # The loss computes its gradient in the forward pass. No graph: that needs a torch that was built for GPUs.
-    with torch.no_grad(), Products() as products:
-        monkeypatch.setattr(torch, "is_grad_enabled", lambda: True)
-        trainer.step(an_update(trainer))
-    assert products.types == {getattr(torch, precision)}
-    assert {(loss.device, loss.dtype) for loss in losses} == {(cuda, torch.float64)}
-    (moments, *_) = trainer.optimizer.state.values()
-    assert {(each.device, each.dtype) for each in moments.values() if each.dim()} == {(cuda, torch.float32)}
-    ((_, summed, norm),) = trainer.measured._uncollected
-    assert summed.device == norm.device == cuda
 
 
 def test_out_of_memory_is_told_from_other_errors() -> None:

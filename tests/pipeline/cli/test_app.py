@@ -118,12 +118,6 @@ def test_a_closed_pipe_is_no_traceback() -> None:
         assert rows_into(pipe) == (1, "")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is not here")
-def test_a_full_disk_is_one_sentence() -> None:
-    with Path("/dev/full").open("w") as full:
-        assert rows_into(full) == (1, "rows: No space left on device\n")
-
-
 @pytest.mark.parametrize("command", ["bleu --lang de", "evalb"])
 def test_texts_may_be_pipes_and_what_cannot_be_read_is_said(command: str, tmp_path: Path) -> None:
     pipes = []

@@ -7,19 +7,17 @@ import re
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import yaml
 
 from nmt.errors import InputError
 from nmt.model_settings import ModelSettings
-from nmt.text import subwords
-from nmt.text.settings import SubwordSettings
 from pipeline.config import resolution, rows
 from pipeline.config.paths import CONFIG
 from pipeline.config.sections import load_section
-from pipeline.config.settings import LEAST_VOCABULARY, Configuration
+from pipeline.config.settings import Configuration
 from pipeline.stages import resolve
 
 SUM = sha256(b"").hexdigest()
@@ -94,17 +92,6 @@ def test_a_catalog_serves_the_other_direction_and_rows_have_sizes_for_every_pair
     assert back.preparation.tokenizer.tokenizer == "none"
 
 
-@pytest.mark.parametrize("name", list(rows.table().rows))
-@pytest.mark.parametrize("pair", ["en-de", "en-fr"])
-def test_every_row_resolves(name: str, pair: str) -> None:
-    if rows.row(name).pair == "en-tree":
-        message = f"^params.yaml: row {name} does not translate {pair}; rows that do are ba"
-        with pytest.raises(InputError, match=message):
-            _resolved(row=name, pair=pair)
-    else:
-        assert _resolved(row=name, pair=pair).run.row == name
-
-
 def test_changed_settings_are_those_that_differ_from_the_row() -> None:
     overrides = {"training": {"updates": 7}, "model": {"N": 2}, "search": {"beam": 4, "alpha": 1.0}}
     asked = resolution.resolve({**PARAMS, "overrides": overrides})
@@ -176,12 +163,6 @@ TREES = {"row": "parse-sample", "pair": "en-tree"}
             "leave 3 with a validation (every 1,000: training.validate_every): raise training.",
         ),
         (LEARNED | over("model", max_positions=305), "params.yaml: model.max_positions is 305, but a sentence of"),
-        (over("preparation", filters={"min_tokens": 251}), "filters.min_tokens is 251, but max_tokens is 250"),
-        (over("binning", max_length=1), "binning.max_length is 1, but pairs of preparation.filters.min_tokens"),
-        (
-            {"overrides": {"binning": {"max_length": 10}, "preparation": {"filters": {"min_tokens": 10}}}},
-            "binning.max_length is 10, but pairs of preparation.filters.min_tokens have at least 11 subwords",
-        ),
         (
             {"overrides": {"subwords": {"kind": "wordpieces", "vocabulary": 300, "user_defined_symbols": ["<2de>"]}}},
             "the tokenizer would tear subwords.user_defined_symbols: set preparation.tokenizer.tokenizer to none",
@@ -191,8 +172,6 @@ TREES = {"row": "parse-sample", "pair": "en-tree"}
             "subwords.user_defined_symbols.0 is 'a b'; string sh",
         ),
         (over("scoring", tokenize="14a"), "overrides: scoring.tokenize is '14a'; input should be '13a', 'intl'"),
-        (over("subwords", vocabulary=5), "subwords.vocabulary is 5, but bpe needs at least 6"),
-        (FRENCH | over("subwords", vocabulary=261), "subwords.vocabulary is 261, but wordpieces needs at least 262"),
         (
             over("training", checkpoint_every=20001),
             "(training.updates, training.checkpoint_every) leave 4: raise training.updates, or lower",
@@ -211,10 +190,6 @@ def test_mistakes_are_told_in_one_sentence(changes: Mapping[str, Any], message: 
     [
         {"seed": 2**64 - 1},
         TREES | over("subwords", target="joint"),
-        over("preparation", filters={"min_tokens": 250}),
-        over("binning", max_length=2),
-        over("subwords", vocabulary=6),
-        FRENCH | over("subwords", vocabulary=262),
         LEARNED | over("model", max_positions=306),
         over("model", max_positions=1),
         over("training", checkpoint_every=20_000),
@@ -226,17 +201,6 @@ def test_mistakes_are_told_in_one_sentence(changes: Mapping[str, Any], message: 
 )
 def test_values_at_the_edge_of_what_later_stages_take_resolve(changes: Mapping[str, Any]) -> None:
     _resolved(**changes)
-
-
-@pytest.mark.parametrize("kind", ["bpe", "wordpieces"])
-def test_the_least_vocabulary_is_what_subwords_of_the_shortest_text_need(kind: Literal["bpe", "wordpieces"]) -> None:
-    def learn(vocabulary: int) -> subwords.Subwords:
-        settings = SubwordSettings(kind=kind, merges=None, vocabulary=vocabulary, multiple_of=1)
-        return subwords.learn({"a": 5}, settings)
-
-    assert learn(LEAST_VOCABULARY[kind]).size == LEAST_VOCABULARY[kind]
-    with pytest.raises(InputError):
-        learn(LEAST_VOCABULARY[kind] - 1)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,6 @@ from pipeline.report import browser_model, comparison, page
 from pipeline.report import sentences as sentences_view
 from pipeline.report.page import Heading, Paragraph, View
 from pipeline.report.sentences import Line
-from tests.bench import page as bench_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -402,15 +401,3 @@ def test_weights_are_rounded_by_at_most_half_a_step() -> None:
     steps = weights.abs().amax(1, keepdim=True) / 127
     assert ((rounded["w"] - weights).abs() <= steps * 0.5001).all()
     assert torch.equal(rounded["b"], weights[0])
-
-
-def test_the_command_makes_the_pictures_of_the_readme(
-    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "page.html"
-    blocks = [Heading("Model", 1), *browser_model.section(folder_of(tmp_path / "model", seed=2), sentences(5), [])]
-    path.write_text(page.html(blocks), encoding="utf-8")
-    monkeypatch.setattr("sys.argv", ["page", "--page", str(path), "--pictures", str(tmp_path)])
-    monkeypatch.setattr(bench_page, "chromium", lambda: nullcontext(browser))
-    bench_page.main()
-    assert all((tmp_path / f"report-{scheme}.png").stat().st_size > 1000 for scheme in ("light", "dark"))

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from kills import every_kill
 
 from nmt.common import tensors
 from nmt.errors import InputError
@@ -138,21 +137,3 @@ def test_a_target_with_a_table_of_its_own_has_its_own_vocabulary() -> None:
     average.run()
     written = yaml.safe_load((average.LAST / "config.yaml").read_text(encoding="utf-8"))
     assert (written["vocabulary"], written["target_vocabulary"]) == (VOCABULARY, 9)
-
-
-def test_killed_at_any_call_it_makes_the_same_when_run_again(tmp_path: Path) -> None:
-    def content() -> dict[str, bytes]:
-        files = [path for folder in (average.AVERAGE, average.LAST) for path in folder.rglob("*") if path.is_file()]
-        return {str(path): path.read_bytes() for path in files}
-
-    checkpoints(1, 2, 3)
-    average.run()
-    expected = content()
-    kills = 0
-    # Every point of a folder that replaces another: tests/nmt/training/test_kills.py.
-    for kills, (_, point) in enumerate(every_kill(lambda _: average.run, step=7), start=1):
-        assert all(expected[path] == found for path, found in content().items()), (kills, point)
-    assert kills > 9
-    average.run()
-    assert content() == expected
-    assert not list(tmp_path.glob("*/.*"))

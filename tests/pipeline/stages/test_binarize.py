@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from data_stages import ONE_THREAD, check_full_disk, configure, data_section
 
-from nmt import codec
 from nmt.errors import InputError
 from nmt.ids import EOS
 from nmt.text.parallel_text import read_lines
@@ -124,31 +123,6 @@ def test_same_bytes_for_any_number_of_workers(here: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(blocks, "_SMALL", 0)
     binarize.run()
     assert {path.name: path.read_bytes() for path in binarize.BINNED.iterdir()} == alone
-
-
-def test_symbols_that_a_closed_vocabulary_lacks_are_counted_by_set_and_named(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    known = dict.fromkeys(["(S", ")S", "(NP", ")NP", "XX"], 2)
-    bpe = SubwordSettings(kind="bpe", merges=25, vocabulary=None, target="closed", multiple_of=8)
-    codec.save(binarize.SUBWORDS, *codec.learn(Counter(WORDS), known, bpe))
-    good = ("the ☃", "(S (NP XX )NP )S")
-    write_pairs("train", [good, ("low", "(S XX )S")])
-    configure(data_section("x"), binning=BINNING.model_dump())
-    binarize.run()
-    stats = json.loads((binarize.BINNED / "stats.json").read_text())
-    assert stats["unknown_symbols"] == {"train": 0, "valid": 2 + 50 + 1}
-    monkeypatch.setattr(binarize, "PAIRS", 2)
-    valid = [good, good, ("low", "(QP (S XX )S )QP"), good, ("low", "(QP (X (X XX )X )X )QP"), ("low", "(A )A")]
-    write_pairs("valid", valid)
-    capsys.readouterr()
-    binarize.run()
-    stats = json.loads((binarize.BINNED / "stats.json").read_text())
-    assert stats["unknown_symbols"] == {"train": 0, "valid": 2 + 6 + 2}
-    assert stats["out_of_vocabulary"]["train"] > 0, "the snowman, which is no symbol"
-    assert capsys.readouterr().out.splitlines()[0] == (
-        "data/tokenized/valid.de: 10 symbols become <unk>, as the training text lacks them: (QP, )QP, (X, )X, (A, ..."
-    )
 
 
 @pytest.mark.parametrize(("multiple_of", "kind"), [(65_535, pa.uint16()), (65_536, pa.uint32())])

@@ -1,4 +1,4 @@
-"""Where a training keeps its state, what it leaves for later stages, what a fork begins with, how a training ends."""
+"""Where a training keeps its state, what it leaves for later stages, how a training ends."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from unittest.mock import MagicMock
 
 import pytest
 import yaml
-from kills import every_kill
 
 from nmt import hardware
 from nmt.common.processes import Interrupted
 from nmt.errors import InputError
-from nmt.training.checkpoint import checkpoints, update_of
-from nmt.training.settings import ForkSettings, Job
+from nmt.training.settings import Job
 from pipeline.config import paths
 from pipeline.stages import train
-from pipeline.trainings import identity, start
+from pipeline.trainings import identity
 from pipeline.trainings.folder import launch_and_watch, locked, write_job
 from pipeline.trainings.outputs import write_outputs
 
@@ -88,7 +86,7 @@ def test_every_setting_names_the_state_or_is_listed_as_changing_no_weight(reposi
     patient = identity.folder_of(job)
     job["training"]["validate_every"] += 1
     assert len({before, patient, identity.folder_of(job)}) == 3
-    assert seen > {"d_model", "beta1", "seed", "fork", "weights", "vocabulary", "target_vocabulary", *exempt}
+    assert seen > {"d_model", "beta1", "seed", "weights", "vocabulary", "target_vocabulary", *exempt}
 
 
 @pytest.mark.parametrize("name", ["train.00008.arrow", "valid.arrow"])
@@ -239,34 +237,6 @@ def test_checkpoints_summary_and_curves_are_handed_on(
     assert json.loads(found["training.json"])["flops_sustained"] == {gpu: hardware.sustained(gpu)}
 
 
-def test_killed_at_any_call_it_hands_on_the_same_when_run_again(finished: Path, tmp_path: Path) -> None:
-    write_outputs(finished, Path())
-    expected = outputs()
-    state = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
-    # Before, another training's results stood there.
-    for path in (paths.CHECKPOINTS / "update-00000006.safetensors", paths.TRAINING, paths.CURVES):
-        path.unlink()
-        path.write_text("another's")
-    before = outputs()
-    shutil.copytree("models", "before/models")
-    shutil.copytree("results", "before/results")
-    kills = 0
-    # Every point of a folder that replaces another: tests/nmt/training/test_kills.py.
-    points = every_kill(lambda _: lambda: write_outputs(finished, Path()), step=5)
-    for kills, (_, point) in enumerate(points, start=1):
-        now = outputs() if paths.CHECKPOINTS.exists() else {}
-        assert all(content in (before.get(name), expected[name]) for name, content in now.items()), point
-        assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == state
-        if kills % 4 == 0:
-            write_outputs(finished, Path())
-            assert outputs() == expected
-            assert [path.name for path in tmp_path.glob("*/.*")] == []
-        for name in ("models", "results"):
-            shutil.rmtree(name)
-            shutil.copytree(f"before/{name}", name)
-    assert kills > 10
-
-
 def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: Path) -> None:
     def attempt(**changes: Any) -> bool:
         for name in ("interrupted", "failed.json", "done.json"):
@@ -293,53 +263,6 @@ def test_a_state_is_held_by_one_process(tmp_path: Path) -> None:
         assert caught.value.filename == str(tmp_path / "state")
     with locked(tmp_path / "state"):
         pass
-
-
-LINK = "0123456789abcdef" * 4
-
-
-@pytest.fixture
-def origin(tmp_path: Path) -> Path:
-    """A training that keeps its states after updates 8 and 16, beside folders of others."""
-    (tmp_path / "another/states/update-00000008").mkdir(parents=True)
-    write_lines(tmp_path / "another/chain.jsonl", [{"update": 8, "hash": "of another version"}])
-    folder = tmp_path / "origin"
-    write = [f"states/update-{update:08d}/model.safetensors" for update in (8, 16)]
-    for name in (*write, *(f"checkpoints/update-{update:08d}.safetensors" for update in (4, 8, 12))):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(name)
-    write_lines(folder / "chain.jsonl", [{"update": 8, "link": LINK}, {"update": 16, "link": LINK[::-1]}])
-    write_lines(folder / "history.jsonl", [{"update": update} for update in (4, 8, 9, 12)])
-    return folder
-
-
-@pytest.mark.parametrize("digits", [12, 64])
-def test_a_fork_begins_with_what_was_there_up_to_its_update(origin: Path, digits: int) -> None:
-    fork = origin.with_name("fork")
-    settings = ForkSettings(update=8, link=LINK[:digits])
-    start.begin_fork(fork, settings)
-    state = "update-00000008/model.safetensors"
-    assert (fork / "resume" / state).read_text() == (fork / "states" / state).read_text() == f"states/{state}"
-    assert [update_of(path) for path in checkpoints(fork / "checkpoints")] == [4, 8]
-    assert (fork / "history.jsonl").read_text() == '{"update": 4}\n{"update": 8}\n'
-    assert (fork / "chain.jsonl").read_text() == json.dumps({"update": 8, "link": LINK}) + "\n"
-    # One that has begun goes on where it is.
-    (fork / "resume/update-00000008").rename(fork / "resume/update-00000010")
-    start.begin_fork(fork, settings)
-    assert [path.name for path in (fork / "resume").iterdir()] == ["update-00000010"]
-
-
-@pytest.mark.parametrize(("update", "link"), [(8, LINK[::-1]), (8, "f" + LINK[1:]), (4, LINK), (16, LINK)])
-def test_a_fork_of_another_training_is_refused(
-    origin: Path, update: int, link: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fork = origin.with_name("fork")
-    with pytest.raises(InputError, match=f"keeps the state after update {update} whose `link` in its results/chain"):
-        start.begin_fork(fork, ForkSettings(update=update, link=link))
-    # A fork that another machine began resumes from its own state in the store.
-    monkeypatch.setenv("WMT_STATE", "s3://bucket/prefix")
-    start.begin_fork(fork, ForkSettings(update=update, link=link))
-    assert not fork.exists()
 
 
 REFUSED = {"failed.json": '{"state": "refused", "error": "mend this"}'}

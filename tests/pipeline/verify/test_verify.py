@@ -10,7 +10,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -342,10 +341,6 @@ def test_changes_that_were_certified_are_named(
             lambda: shutil.copy(paths.CHECKPOINTS / "last.safetensors", paths.CHECKPOINTS / "mine.safetensors"),
             ["models/checkpoints/mine.safetensors does not have the weights"],
         ),
-        (
-            lambda: [path.unlink() for path in checkpoint.checkpoints(paths.CHECKPOINTS)],
-            [f"the checkpoint of update {update} is missing" for update in (12, 16, 20, 24)],
-        ),
         (edit_loss, [r"\S+ or validation.csv was edited within updates 4 to 6"]),
         (
             lambda: edit(paths.VALIDATION, lambda text: f"{text}{text.splitlines()[-1].replace('24,', '25,', 1)}\n"),
@@ -358,10 +353,6 @@ def test_changes_that_were_certified_are_named(
         (
             lambda: edit_json(paths.TRAINING, **dict.fromkeys(MEASURED, 1)),
             ["results/training.json is not what", *(rf"results/training.json has 1 as {key}, " for key in MEASURED)],
-        ),
-        (
-            lambda: resealed(lambda content: content["measured"].update(train_seconds=1.0)),
-            ["results/training.json is not what the certificate has as measured"],
         ),
     ],
 )
@@ -400,45 +391,6 @@ def test_a_forged_loss_is_found_whatever_its_link_says(run: Path) -> None:
     assert intervals("0:8").detail == "losses part between updates 4 and 6"
 
 
-def links() -> dict[int, str]:
-    return {link["update"]: link["link"] for link in json.loads(paths.CHAIN.read_text())["links"]}
-
-
-def test_a_fork_that_changes_no_result_ends_as_its_run(run: Path) -> None:
-    """So order of sentences, dropout masks and learning rates are the run's, and it averages the same checkpoints."""
-    before, files = links(), {path.name for path in paths.CHECKPOINTS.iterdir()}
-    override("training", fork={"update": 16, "link": before[16]})
-    training()
-    assert links() == before
-    assert {path.name for path in paths.CHECKPOINTS.iterdir()} == files
-    assert len(list(Path("work/train").iterdir())) == 2
-
-
-def test_a_fork_that_cannot_be_is_refused(run: Path) -> None:
-    fork = {"update": 16, "link": links()[16]}
-    with pytest.raises(InputError, match="the fork begins after update 16: raise"):
-        override("training", fork=fork, updates=16)
-    override("training", fork=fork, updates=24)
-    override("model", d_ff=64)
-    with pytest.raises(InputError, match=r"size mismatch for .* can change no size of the model"):
-        training()
-
-
-def test_a_fork_shares_what_came_before_with_a_run_that_its_certificate_does_not_have(run: Path) -> None:
-    before = links()
-    override("training", fork={"update": 8, "link": before[8]}, learning_rate_scale=0.5)
-    training()
-    assert {update for update, link in links().items() if before[update] == link} == {2, 4, 6, 8}
-    after_training()
-    status, found, _ = verify("--share", 1)
-    assert (status, those(found, "inconclusive")) == (2, ["intervals"]), found
-    assert found["intervals"][1] == (
-        "16 of 24 updates trained again (66.7%: 8 to 16, 16 to 24); up to update 8 it is another run's training"
-    )
-    free_states()
-    assert (recorded().states().status, intervals(share=1).status) == ("inconclusive", "inconclusive")
-
-
 def test_a_training_that_starts_from_another_model_passes_and_its_parent_is_named(run: Path) -> None:
     parent, subwords = Path("../parent"), certify.hashes([paths.SUBWORDS], Path())  # outside the repository
     shutil.copytree(paths.AVERAGE, parent)
@@ -462,26 +414,6 @@ def test_a_training_that_starts_from_another_model_passes_and_its_parent_is_name
     parent.rename("../moved")
     status, found, _ = verify("--share", 1)
     assert (status, found["parent"][0]) == (2, "inconclusive")
-
-
-@pytest.mark.parametrize(
-    ("changed", "found"),
-    [
-        ({}, ("equal", "the files of every stage, the report's too, have the hashes in it")),
-        ({"report": [{"changed outs": {"results/report.html": "modified"}}]}, ("differs", "results/report.html is m")),
-        ({"report": ["changed command"]}, ("inconclusive", "it was changed, or what these stages read: report")),
-    ],
-)
-def test_what_is_not_as_dvc_locked_it_is_named(
-    run: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], found: tuple[str, str]
-) -> None:
-    monkeypatch.setattr(check.graph, "upstream", lambda *_: ["certify"])  # the steps before are of other tests
-    repository = contextlib.nullcontext(SimpleNamespace(status=lambda: changed))
-    monkeypatch.setattr("dvc.repo.Repo", lambda: repository)
-    assert [each.step for each in check.findings(paths.CERTIFICATE, (), 0.01)] == ["certificate", "code"]
-    Path("dvc.lock").touch()
-    *_, last = check.findings(paths.CERTIFICATE, (), 0.01)
-    assert (last.step, last.status, last.detail[: len(found[1])]) == ("dvc.lock", *found)
 
 
 def test_a_certificate_has_nothing_more(run: Path) -> None:
