@@ -16,7 +16,7 @@ _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 1, 200, 200
 
 def printable(text: str) -> str:
     """Return text from outside with its control characters escaped: a terminal would obey them."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda each: ascii(each[0])[1:-1], text)
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda match: ascii(match[0])[1:-1], text)
 
 
 class InputError(ValueError):

@@ -100,7 +100,7 @@ def fit(  # noqa: PLR0913 - settings, by name
     job = _job({**defaults, **(model or {})}, {**TRAINING, **(training or {}), **start}, vocabulary.size, work)
     if described and (differences := job.model.misfits(described.model, "model", FREE)):
         raise InputError(f"{parent} cannot be started from: {'; '.join(differences)}")
-    batches = [_encoded(*each, vocabulary) for each in zip(("pairs", "valid"), tokenised, strict=True)]
+    batches = [_encoded(*argument, vocabulary) for argument in zip(("pairs", "valid"), tokenised, strict=True)]
     made_of = _made_of(job, languages, tokenised, vocabulary.symbols(range(vocabulary.used_rows)))
     known = work / "made_of"
     if work.exists() and not (known.exists() and known.read_text(encoding="utf-8") == made_of):

@@ -26,8 +26,8 @@ def parameters(model: ModelSettings, vocabulary: int, target_vocabulary: int | N
     encoder = attention + feed_forward + 2 * norm
     decoder = 2 * attention + feed_forward + 3 * norm
     positions = model.max_positions * d if model.positions == "learned" else 0
-    own, embeddings = {"all": (0, 1), "output": (1, 2), "none": (2, 2)}[model.sharing]
-    tables = vocabulary + own * (target_vocabulary or vocabulary)
+    target_tables, embeddings = {"all": (0, 1), "output": (1, 2), "none": (2, 2)}[model.sharing]
+    tables = vocabulary + target_tables * (target_vocabulary or vocabulary)
     return tables * d + model.N * (encoder + decoder) + embeddings * positions
 
 

@@ -159,8 +159,8 @@ def sine(x: Tensor, quarters: int = 0) -> Tensor:
     square, y = r * r, [torch.zeros_like(r), torch.zeros_like(r)]
     for k in range(19, -1, -1):
         y[k % 2].mul_(square if k < 18 else 0.0).add_((-1) ** (k // 2) / math.factorial(k))
-    found = torch.where(odd, y[0], y[1] * r)
-    return torch.where(negative, -found, found)
+    magnitude = torch.where(odd, y[0], y[1] * r)
+    return torch.where(negative, -magnitude, magnitude)
 
 
 class _Expanded(Function):
@@ -298,8 +298,8 @@ def _add(x: Tensor, y: Any, **options: Any) -> Tensor:
 
 
 def _matmul(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    found: Tensor = _apply(_Linear, left, right.mT, None) if torch.is_grad_enabled() else product(left, right)
-    return found if out is None else out.copy_(found)
+    result: Tensor = _apply(_Linear, left, right.mT, None) if torch.is_grad_enabled() else product(left, right)
+    return result if out is None else out.copy_(result)
 
 
 OWN: dict[str, Callable[..., Any]] = {

@@ -61,12 +61,14 @@ def family(pid: int) -> list[psutil.Process]:
 
 def listening(processes: list[psutil.Process]) -> set[tuple[str, int]]:
     """The addresses and ports at which they wait for connections."""
-    found = set()
+    addresses = set()
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             connections = process.net_connections("inet")
-            found |= {tuple(each.laddr) for each in connections if each.status == psutil.CONN_LISTEN}
-    return found
+            addresses |= {
+                tuple(connection.laddr) for connection in connections if connection.status == psutil.CONN_LISTEN
+            }
+    return addresses
 
 
 def reached(folder: Path) -> int:

@@ -52,7 +52,7 @@ def chromium() -> Iterator[Browser]:
 def opened(browser: Browser, path: Path, **options: Any) -> Iterator[Page]:
     """The page of a file. Fails afterwards if a script failed or was refused, or if anything else was requested."""
     address = path.as_uri()
-    own = (address, "data:image/svg+xml", "blob:", "about:srcdoc")
+    allowed = (address, "data:image/svg+xml", "blob:", "about:srcdoc")
     context = browser.new_context(**options)
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
@@ -60,7 +60,7 @@ def opened(browser: Browser, path: Path, **options: Any) -> Iterator[Page]:
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
     page.on("dialog", lambda dialog: problems.append(dialog.message))
-    page.on("request", lambda request: None if request.url.startswith(own) else problems.append(request.url))
+    page.on("request", lambda request: None if request.url.startswith(allowed) else problems.append(request.url))
     page.goto(address)
     yield page
     context.close()
@@ -79,5 +79,5 @@ def findings(page: Page) -> list[tuple[str, str]]:
     """The findings of axe: rule and element. The page has to be opened with bypass_csp."""
     from axe_playwright_python.sync_playwright import Axe
 
-    found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
-    return [(each["id"], each["nodes"][0]["html"][:200]) for each in found]
+    violations = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+    return [(violation["id"], violation["nodes"][0]["html"][:200]) for violation in violations]

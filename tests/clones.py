@@ -48,7 +48,7 @@ def write_tiny_corpus(folder: Path, *, further: bool = False) -> None:
     def text_of(name: str, language: str) -> dict[str, Any]:
         # A treebank has both sides.
         languages = ("tree" if language == "tree" else "en", language)
-        source, target = ({"archive": "tiny", "member": f"{name}.{each}"} for each in languages)
+        source, target = ({"archive": "tiny", "member": f"{name}.{ending}"} for ending in languages)
         return {"name": f"tiny{name}", "source": source, "target": target}
 
     def tests(language: str) -> Any:

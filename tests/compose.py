@@ -22,13 +22,13 @@ def interpolated(content: Any, values: Mapping[str, str]) -> Any:
         return {key: interpolated(value, values) for key, value in content.items()}
     if isinstance(content, list):
         return [interpolated(value, values) for value in content]
-    return VARIABLE.sub(lambda found: _value(found, values), content) if isinstance(content, str) else content
+    return VARIABLE.sub(lambda match: _value(match, values), content) if isinstance(content, str) else content
 
 
-def _value(found: re.Match[str], values: Mapping[str, str]) -> str:
-    if found["name"] is None:
+def _value(match: re.Match[str], values: Mapping[str, str]) -> str:
+    if match["name"] is None:
         return "$"
-    value = values.get(found["name"], "")
-    if not value and found["how"] == "?":
-        raise ValueError(f"{found['name']} is not set: {found['word']}")
-    return value or str(interpolated(found["word"] or "", values))
+    value = values.get(match["name"], "")
+    if not value and match["how"] == "?":
+        raise ValueError(f"{match['name']} is not set: {match['word']}")
+    return value or str(interpolated(match["word"] or "", values))

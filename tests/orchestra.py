@@ -32,9 +32,9 @@ def until(find: Callable[[], Found | None], what: str, patience: float = PATIENC
     """What `find` finds, which it may take a while to; it is called again after `every` seconds."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
-        found = find()
-        if found:
-            return found
+        result = find()
+        if result:
+            return result
         time.sleep(every)
     raise AssertionError(f"waited {patience:.0f} s in vain for {what}")
 
@@ -65,10 +65,10 @@ class Orchestra:
 
     def environment(self) -> dict[str, str]:
         """The user's, in another terminal."""
-        own = self.clone.environment()
+        variables = self.clone.environment()
         return {
-            **own,
-            "PATH": f"{self.gpus.parent}{os.pathsep}{own['PATH']}",
+            **variables,
+            "PATH": f"{self.gpus.parent}{os.pathsep}{variables['PATH']}",
             # The console script `prefect` finds the clone's modules, whichever are installed.
             "PYTHONPATH": os.pathsep.join([str(self.clone.folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "PREFECT_HOME": str(self.home / "prefect"),
@@ -98,8 +98,8 @@ class Orchestra:
         """End the services and all that works in the clone."""
         process.kill()
         process.wait()
-        while found := self.at_work():
-            for one in found:
+        while remaining := self.at_work():
+            for one in remaining:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(one, signal.SIGKILL)
 
@@ -124,7 +124,7 @@ class Orchestra:
 
     def at_work(self, *words: str) -> list[int]:
         """The processes of this clone: those whose command or working folder is in it, all `words` in the command."""
-        found = []
+        running = []
         for process in psutil.process_iter():
             try:
                 command = " ".join(process.cmdline())
@@ -133,14 +133,14 @@ class Orchestra:
                 continue
             mine = str(self.clone.folder) in command or here.startswith(str(self.clone.folder))
             if mine and not is_over(process) and all(word in command for word in words):
-                found.append(process.pid)
-        return found
+                running.append(process.pid)
+        return running
 
     def send(self, number: int, *words: str) -> None:
         """Send a signal to the processes of this clone that have all `words` in their command."""
-        found = self.at_work(*words)
-        assert found
-        for pid in found:
+        receivers = self.at_work(*words)
+        assert receivers
+        for pid in receivers:
             os.kill(pid, number)
 
     def login(self) -> Json:
@@ -189,27 +189,27 @@ class Orchestra:
         return {name: run["state_name"] for name, run in self.stages(identity).items()}
 
     def lines(self, identity: str) -> list[Json]:
-        found: list[Json] = []
+        logged: list[Json] = []
         while True:
             logs = {"flow_run_id": {"any_": [identity]}}
-            body = {"logs": logs, "sort": "TIMESTAMP_ASC", "offset": len(found), "limit": PAGE}
-            found += (page := self.call("logs/filter", body))
+            body = {"logs": logs, "sort": "TIMESTAMP_ASC", "offset": len(logged), "limit": PAGE}
+            logged += (page := self.call("logs/filter", body))
             if len(page) < PAGE:
-                return found
+                return logged
 
     def messages(self, identity: str) -> str:
         return "\n".join(line["message"] for line in self.lines(identity))
 
     def artifacts(self, identity: str) -> dict[str, Json]:
         """Key -> artifact of a flow run and its tasks."""
-        found = self.call("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [identity]}}})
-        return {artifact["key"]: artifact for artifact in found}
+        listed = self.call("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [identity]}}})
+        return {artifact["key"]: artifact for artifact in listed}
 
     def worker(self) -> int:
         """The process of Prefect's worker, below that which ends it (pipeline/flows/worker.py)."""
         pids = self.at_work("-m prefect worker start")
-        (found,) = (pid for pid in pids if "flows.worker" not in psutil.Process(pid).cmdline()[2])
-        return found
+        (worker_pid,) = (pid for pid in pids if "flows.worker" not in psutil.Process(pid).cmdline()[2])
+        return worker_pid
 
     def cancel(self, identity: str) -> None:
         """What the button in Prefect's pages does."""

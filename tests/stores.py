@@ -45,9 +45,9 @@ def rclone(folder: Path) -> Iterator[Store]:
     with log.open("wb") as file:
         process = subprocess.Popen(command, stderr=file)
     try:
-        found = until(lambda: re.search(ADDRESS, log.read_text()) or process.poll(), "an address of rclone", 120, 0.05)
-        assert isinstance(found, re.Match), log.read_text()
-        yield Store(found[0])
+        match = until(lambda: re.search(ADDRESS, log.read_text()) or process.poll(), "an address of rclone", 120, 0.05)
+        assert isinstance(match, re.Match), log.read_text()
+        yield Store(match[0])
     finally:
         process.kill()
         process.wait()

@@ -59,8 +59,8 @@ def loads(name: str) -> Iterator[tuple[str, ast.Call]]:
             if isinstance(node.args[0], ast.Constant):
                 yield str(node.args[0].value), node
             else:
-                own = import_module(f"pipeline.stages.{name}")
-                yield from ((section, node) for section in getattr(own, "SECTIONS", SECTIONS))
+                stage_module = import_module(f"pipeline.stages.{name}")
+                yield from ((section, node) for section in getattr(stage_module, "SECTIONS", SECTIONS))
 
 
 def used(name: str) -> set[str]:
@@ -74,7 +74,7 @@ def used(name: str) -> set[str]:
             for target, value in zip(targets, values, strict=False):
                 if id(value) in calls and isinstance(target, ast.Name):
                     variables[target.id] = calls[id(value)]
-    found = set()
+    dotted = set()
     for node in ast.walk(module(name)):
         keys, inner = [], node
         while isinstance(inner, ast.Attribute):
@@ -82,17 +82,17 @@ def used(name: str) -> set[str]:
             inner = inner.value
         section = variables.get(inner.id) if isinstance(inner, ast.Name) else calls.get(id(inner))
         if keys and section is not None:
-            found.add(".".join([section, *reversed(keys)]))
+            dotted.add(".".join([section, *reversed(keys)]))
     # Of `a.b.c` the walk finds `a.b` too.
-    return {key for key in found if not any(other.startswith(f"{key}.") for other in found)}
+    return {key for key in dotted if not any(other.startswith(f"{key}.") for other in dotted)}
 
 
 def files_in(path: str) -> set[str]:
     """A file by itself, or the files in a folder; none of the packages' docstrings."""
-    found = (ROOT / path).rglob("*") if (ROOT / path).is_dir() else [ROOT / path]
+    paths = (ROOT / path).rglob("*") if (ROOT / path).is_dir() else [ROOT / path]
     return {
         str(file.relative_to(ROOT))
-        for file in found
+        for file in paths
         if file.is_file() and file.name != "__init__.py" and file.parent.name != "__pycache__"
     }
 

@@ -37,11 +37,11 @@ SUFFIXES = (".py", ".md", ".yaml", ".yml", ".toml", ".lock")
 def readmes() -> list[str]:
     """The paths of all README.md files; hidden and generated folders are left out."""
     left_out = {ROOT / path for path in OUTPUTS}
-    found = []
+    paths = []
     for folder, below, files in os.walk(ROOT):
         below[:] = [name for name in below if not name.startswith(".") and Path(folder, name) not in left_out]
-        found += [Path(folder, name).relative_to(ROOT).as_posix() for name in files if name == "README.md"]
-    return sorted(found)
+        paths += [Path(folder, name).relative_to(ROOT).as_posix() for name in files if name == "README.md"]
+    return sorted(paths)
 
 
 def read(readme: str) -> str:
@@ -150,10 +150,10 @@ def commands(readme: str) -> Iterator[str]:
 
 def treated() -> dict[str, str]:
     """Every command of the list, with how it is tested."""
-    found = dict.fromkeys(TREATED["run"], "run here")
+    treatment = dict.fromkeys(TREATED["run"], "run here")
     for how in ("tested", "not_run"):
-        found |= {command: reason for reason, listed in TREATED[how].items() for command in listed}
-    return found
+        treatment |= {command: reason for reason, listed in TREATED[how].items() for command in listed}
+    return treatment
 
 
 def test_every_command_is_run_or_listed_with_a_reason_or_a_test_that_exists() -> None:

@@ -54,17 +54,17 @@ def neighbourhood(text: str) -> Iterator[tuple[str, ...]]:
 
 def splits(sentences: Iterable[Sentence]) -> dict[str, list[Sentence]]:
     """Return the sentences of `train`, `valid` and `test`."""
-    ordered = sorted(sentences, key=lambda each: hashlib.sha256(each.en.encode()).digest())
-    near = Counter(form for each in ordered for form in set(neighbourhood(each.en)))
-    apart = [each for each in ordered if all(near[form] == 1 for form in set(neighbourhood(each.en)))]
+    ordered = sorted(sentences, key=lambda sentence: hashlib.sha256(sentence.en.encode()).digest())
+    near = Counter(form for sentence in ordered for form in set(neighbourhood(sentence.en)))
+    apart = [sentence for sentence in ordered if all(near[form] == 1 for form in set(neighbourhood(sentence.en)))]
     held_out = apart[: 2 * HELD_OUT]
-    train = [each for each in ordered if each not in set(held_out)]
+    train = [sentence for sentence in ordered if sentence not in set(held_out)]
     return {"train": train, "valid": held_out[1::2], "test": held_out[::2]}
 
 
 def plain(sentences: Iterable[Sentence], language: str) -> bytes:
     """Return one sentence a line."""
-    return "".join(getattr(each, language) + "\n" for each in sentences).encode()
+    return "".join(getattr(sentence, language) + "\n" for sentence in sentences).encode()
 
 
 def sgm(sentences: Iterable[Sentence], side: str, source: str, target: str) -> bytes:
@@ -74,7 +74,10 @@ def sgm(sentences: Iterable[Sentence], side: str, source: str, target: str) -> b
         f'<{side}set setid="sampletest" srclang="{source}" trglang="{target}">',
         f'<doc{role} docid="sample" genre="everyday" origlang="en">',
         "<p>",
-        *(f'<seg id="{row}">{escape(getattr(each, language))}</seg>' for row, each in enumerate(sentences, start=1)),
+        *(
+            f'<seg id="{row}">{escape(getattr(sentence, language))}</seg>'
+            for row, sentence in enumerate(sentences, start=1)
+        ),
         "</p>",
         "</doc>",
         f"</{side}set>",

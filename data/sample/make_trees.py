@@ -99,7 +99,9 @@ def splits(seed: int = SEED) -> dict[str, list[str]]:
 
 def members(parts: Mapping[str, list[str]]) -> dict[str, dict[str, bytes]]:
     """Return the members of each archive."""
-    trees = {f"trees/{name}.mrg": "".join(f"( {tree} )\n" for tree in found).encode() for name, found in parts.items()}
+    trees = {
+        f"trees/{name}.mrg": "".join(f"( {tree} )\n" for tree in of_part).encode() for name, of_part in parts.items()
+    }
     return {"trees.tgz": trees}
 
 

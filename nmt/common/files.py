@@ -31,8 +31,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(None, None, f"`{key.value}` is there twice", key.start_mark)
                 seen.add(key.value)
-        found: dict[Any, Any] = super().construct_mapping(node, deep)
-        return found
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 def flush(path: Path) -> None:

@@ -79,7 +79,7 @@ def is_empty(group: int) -> bool:
         return False
     # In a container whose first process waits for nobody, orphans stay as zombies.
     stats = (_stat(path.name) for path in Path("/proc").glob("[0-9]*"))
-    return not any(found == group and state not in "ZX" for state, found in stats)
+    return not any(group_of_process == group and state not in "ZX" for state, group_of_process in stats)
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL, ancestor: int | None = None) -> None:

@@ -42,5 +42,5 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
     # hashlib releases Python's lock, so threads hash several tensors at a time.
     with ThreadPoolExecutor() as threads:
-        found = list(threads.map(of_bytes, sorted(tensors)))
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+        hashes = list(threads.map(of_bytes, sorted(tensors)))
+    return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()

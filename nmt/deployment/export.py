@@ -29,13 +29,13 @@ POSITIONS = 1024
 def check_representable(settings: ModelSettings) -> None:
     """Raise InputError for a model that CTranslate2 cannot represent."""
     d_k, d_v, width = settings.d_k, settings.d_v, settings.h * settings.d_k
-    for fits, needs, found in (
+    for fits, needs, actual in (
         (settings.sharing == "all", "one table of embeddings", f"model.sharing {settings.sharing}"),
         (d_k == d_v, "one size for keys and values", f"d_k {d_k} and d_v {d_v}"),
         (width == settings.d_model, "h x d_k = d_model", f"h x d_k = {width} and d_model {settings.d_model}"),
     ):
         if not fits:
-            raise InputError(f"the export needs {needs}, but this model has {found}: translate with `wmt translate`")
+            raise InputError(f"the export needs {needs}, but this model has {actual}: translate with `wmt translate`")
 
 
 def check_symbols(folder: Path, subwords: Subwords) -> list[str]:
@@ -110,9 +110,9 @@ def _fill(theirs: Any, *ours: nn.Linear) -> None:
 
 
 def _fill_layer(ours: Any, theirs: Any, sublayers: Sequence[Any]) -> None:
-    own = ours.self_attention
-    _fill(theirs.self_attention.linear[0], own.W_Q, own.W_K, own.W_V)
-    _fill(theirs.self_attention.linear[1], own.W_O)
+    attention = ours.self_attention
+    _fill(theirs.self_attention.linear[0], attention.W_Q, attention.W_K, attention.W_V)
+    _fill(theirs.self_attention.linear[1], attention.W_O)
     _fill(theirs.ffn.linear_0, ours.feed_forward.W_1)
     _fill(theirs.ffn.linear_1, ours.feed_forward.W_2)
     for add_norm, part in zip(ours.add_norms, sublayers, strict=True):

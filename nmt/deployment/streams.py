@@ -65,8 +65,8 @@ def open_translator(options: TranslationOptions) -> Translator:
     if options.command == "parse" and not model.writes_trees:
         raise InputError(f"{model.folder} writes {model.description.target}, not trees: use wmt translate")
     if options.quantization:
-        for each in models:
-            quantize(each.transformer)
+        for loaded in models:
+            quantize(loaded.transformer)
     names = ("beam", "alpha", "max_extra", "stop")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     settings = model.description.search.changed(given)
@@ -107,21 +107,21 @@ def format_output(translator: Translator, translation: Translation, number: int,
     if options.nbest == 1:
         return translation.texts[0] + "\n"
     scored = zip(translation.texts, translation.hypotheses, strict=False)
-    lines = [f"{number} ||| {text} ||| {found.score:.6f}\n" for text, found in scored]
+    lines = [f"{number} ||| {text} ||| {hypothesis.score:.6f}\n" for text, hypothesis in scored]
     return "".join(lines) or f"{number} ||| {translation.texts[0]} ||| 0.000000\n"
 
 
 def _json_object(translator: Translator, translation: Translation, number: int) -> dict[str, Any]:
     """Return a line's translations for --json: scores, subwords, repairs, attention."""
     model = translator.model
-    found: list[dict[str, Any]] = []
+    translations: list[dict[str, Any]] = []
     for text, one in zip(translation.texts, translation.hypotheses, strict=False):
         scores = {"score": one.score, "log_probability": one.log_probability}
-        found.append({"text": text, **scores, "subwords": model.target_subwords.symbols(one.ids)})
+        translations.append({"text": text, **scores, "subwords": model.target_subwords.symbols(one.ids)})
     if model.writes_trees:
-        for each, repairs in zip(found, translation.repairs, strict=True):
-            each["repairs"] = dict(repairs)
-    fields: dict[str, Any] = {"line": number, "source": translation.source, "translations": found}
+        for entry, repairs in zip(translations, translation.repairs, strict=True):
+            entry["repairs"] = dict(repairs)
+    fields: dict[str, Any] = {"line": number, "source": translation.source, "translations": translations}
     if len(translation.pieces) > 1:
         fields["sentences"] = len(translation.pieces)
     elif translation.pieces:

@@ -103,29 +103,29 @@ def _weights(model: Transformer, rows: int) -> dict[str, Tensor]:
     order = torch.arange(model.settings.d_model)
     if model.settings.position_layout == "interleaved":
         order = torch.cat((order[::2], order[1::2]))
-    found = {"model.shared.weight": model.embedding.table[:rows, order], "final_logits_bias": torch.zeros(1, rows)}
+    weights = {"model.shared.weight": model.embedding.table[:rows, order], "final_logits_bias": torch.zeros(1, rows)}
 
     def linear(name: str, ours: nn.Linear, *, writes: bool = False) -> None:
         """Add a map that reads the residual stream, or one that writes to it."""
         bias = torch.zeros(ours.out_features) if ours.bias is None else ours.bias
-        found[f"{name}.weight"] = ours.weight[order] if writes else ours.weight[:, order]
-        found[f"{name}.bias"] = bias[order] if writes else bias
+        weights[f"{name}.weight"] = ours.weight[order] if writes else ours.weight[:, order]
+        weights[f"{name}.bias"] = bias[order] if writes else bias
 
     sides: dict[str, Any] = {"encoder": model.encoder, "decoder": model.decoder}
     for prefix, layer in ((f"model.{side}.layers.{n}", layer) for side in sides for n, layer in enumerate(sides[side])):
         attentions = {"self_attn": layer.self_attention}
         if hasattr(layer, "cross_attention"):
             attentions["encoder_attn"] = layer.cross_attention
-        for name, own in attentions.items():
-            for theirs, ours in (("q_proj", own.W_Q), ("k_proj", own.W_K), ("v_proj", own.W_V)):
+        for name, attention in attentions.items():
+            for theirs, ours in (("q_proj", attention.W_Q), ("k_proj", attention.W_K), ("v_proj", attention.W_V)):
                 linear(f"{prefix}.{name}.{theirs}", ours)
-            linear(f"{prefix}.{name}.out_proj", own.W_O, writes=True)
+            linear(f"{prefix}.{name}.out_proj", attention.W_O, writes=True)
         linear(f"{prefix}.fc1", layer.feed_forward.W_1)
         linear(f"{prefix}.fc2", layer.feed_forward.W_2, writes=True)
         norms = (*(f"{name}_layer_norm" for name in attentions), "final_layer_norm")
         for name, add_norm in zip(norms, layer.add_norms, strict=True):
-            found |= {f"{prefix}.{name}.{part}": tensor[order] for part, tensor in add_norm.norm.named_parameters()}
-    return {name: tensor.detach() for name, tensor in found.items()}
+            weights |= {f"{prefix}.{name}.{part}": tensor[order] for part, tensor in add_norm.norm.named_parameters()}
+    return {name: tensor.detach() for name, tensor in weights.items()}
 
 
 def _copy_code(out: Path) -> None:

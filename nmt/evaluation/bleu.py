@@ -197,20 +197,20 @@ def score(
     `tokenize` is given, and unless there is one translation for each reference.
     """
     known = known_sets.find(references, lang)
-    own = headline(lang, tokenize, lowercase=lowercase)
-    key = "bleu" if isinstance(own, BLEU) else "chrf"
-    found: dict[str, Any] = {"set": known and known.title, "lines": len(references)}
-    found[key], found[f"{key}_signature"] = corpus_score(own, hypotheses, references)
-    found[f"{key}_low"], found[f"{key}_high"] = interval(own, hypotheses, references)
+    headline_metric = headline(lang, tokenize, lowercase=lowercase)
+    key = "bleu" if isinstance(headline_metric, BLEU) else "chrf"
+    scores: dict[str, Any] = {"set": known and known.title, "lines": len(references)}
+    scores[key], scores[f"{key}_signature"] = corpus_score(headline_metric, hypotheses, references)
+    scores[f"{key}_low"], scores[f"{key}_high"] = interval(headline_metric, hypotheses, references)
     if steps := paper_way(hypotheses, references, lang, lowercase=lowercase):
-        found["bleu_paper_way"] = steps[-1][1]
-        found["paper_way_steps"] = [{"step": name, "bleu": value} for name, value in steps]
+        scores["bleu_paper_way"] = steps[-1][1]
+        scores["paper_way_steps"] = [{"step": name, "bleu": value} for name, value in steps]
     if steps and (lowercase or (known and known.has(LOWERCASED))):
         sides = (lowercased_tokens(lines, lang) for lines in (hypotheses, references))
-        found[LOWERCASED] = corpus_score(BLEU(tokenize="none", force=True), *sides)[0]
+        scores[LOWERCASED] = corpus_score(BLEU(tokenize="none", force=True), *sides)[0]
     if key != "chrf":
-        found["chrf"], found["chrf_signature"] = chrf(hypotheses, references, lowercase=lowercase)
-    return found
+        scores["chrf"], scores["chrf_signature"] = chrf(hypotheses, references, lowercase=lowercase)
+    return scores
 
 
 def score_systems(
@@ -238,8 +238,10 @@ def score_systems(
         if with_ter:
             report["ter"], report["ter_signature"] = ter(lines, references)
         if reports:
-            own = metric(lang, tokenize, lowercase=lowercase) if "bleu" in report else CHRF(lowercase=lowercase)
-            report |= vars(compare(systems[0], lines, references, own))
+            headline_metric = (
+                metric(lang, tokenize, lowercase=lowercase) if "bleu" in report else CHRF(lowercase=lowercase)
+            )
+            report |= vars(compare(systems[0], lines, references, headline_metric))
         reports.append(report)
     return reports
 

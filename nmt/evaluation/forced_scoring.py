@@ -85,10 +85,10 @@ def score_lines(model: LoadedModel, pairs: Iterable[tuple[str, str]], batch_toke
             yield ids, target or [EOS][: len(ids)]
 
     for window, failure in windows(encoded(), WINDOW):
-        found: dict[int, Scored] = {}
+        scored: dict[int, Scored] = {}
         for batch in batches([max(pair, key=len) for pair in window], batch_tokens):
-            found |= zip(batch, score(model.transformer, [window[index] for index in batch]), strict=True)
+            scored |= zip(batch, score(model.transformer, [window[index] for index in batch]), strict=True)
         for index in range(len(window)):
-            yield found.get(index, Scored(0.0, 0))
+            yield scored.get(index, Scored(0.0, 0))
         if failure:
             raise failure

@@ -58,8 +58,15 @@ def find(references: Sequence[str], target: str, source: str = "") -> KnownSet |
     """Return the known set of these references; without a `source`, of any direction with the target."""
     sha256, pair = digest(references), f"{source}-{target}"
     size = len(references), sum(len(re.findall(r"[^\s()]\)", line)) for line in references)
-    right = (each for each in known_sets() if each.pair == pair or (not source and each.pair.endswith(pair)))
-    return next((each for each in right if each.sha256 == sha256 or (each.lines, each.words) == size), None)
+    right = (
+        candidate
+        for candidate in known_sets()
+        if candidate.pair == pair or (not source and candidate.pair.endswith(pair))
+    )
+    return next(
+        (candidate for candidate in right if candidate.sha256 == sha256 or (candidate.lines, candidate.words) == size),
+        None,
+    )
 
 
 def identity(references: Sequence[str], target: str, source: str) -> str:
@@ -69,4 +76,6 @@ def identity(references: Sequence[str], target: str, source: str) -> str:
 
 
 def named(name: str, pair: str | None = None) -> KnownSet | None:
-    return next((each for each in known_sets() if each.name == name and pair in (None, each.pair)), None)
+    return next(
+        (candidate for candidate in known_sets() if candidate.name == name and pair in (None, candidate.pair)), None
+    )

@@ -74,7 +74,7 @@ def _bleu(test: Output, valid: Output, target: str, tokenize: str | None = None)
     key = "bleu" if "bleu" in scores else "chrf"
     last, of_valid = bleu.read_lines(valid.path), bleu.read_lines(valid.references)
     valid_score, valid_signature = bleu.corpus_score(bleu.headline(target, tokenize), last, of_valid)
-    found = {
+    values = {
         **scores,
         f"valid_{key}": valid_score,
         f"valid_{key}_signature": valid_signature,
@@ -83,10 +83,10 @@ def _bleu(test: Output, valid: Output, target: str, tokenize: str | None = None)
     }
     if steps:
         # Only the intermediate steps: the first one's score is `bleu`, the last one's `bleu_paper_way`.
-        found |= {f"bleu_paper_way_step_{n}": step["bleu"] for n, step in enumerate(steps[1:-1], start=2)}
-        found["bleu_paper_way_steps"] = "; ".join(step["step"] for step in steps)
-        found["valid_bleu_paper_way"] = bleu.paper_way(last, of_valid, target)[-1][1]
-    return found
+        values |= {f"bleu_paper_way_step_{n}": step["bleu"] for n, step in enumerate(steps[1:-1], start=2)}
+        values["bleu_paper_way_steps"] = "; ".join(step["step"] for step in steps)
+        values["valid_bleu_paper_way"] = bleu.paper_way(last, of_valid, target)[-1][1]
+    return values
 
 
 def _bleu_by_length(
@@ -130,12 +130,15 @@ def _f1(output: Output, key: str = "f1") -> dict[str, Any]:
 
 def _f1_of_lines(outputs: Lines, references: Lines) -> list[float | None]:
     trees = evalb.score_lines(references, outputs, gold_tags=True).sentences
-    return [200 * each.matched / (each.gold + each.parsed) if each.gold + each.parsed else None for each in trees]
+    return [
+        200 * sentence.matched / (sentence.gold + sentence.parsed) if sentence.gold + sentence.parsed else None
+        for sentence in trees
+    ]
 
 
 def _f1_by_length(sources: Lines, outputs: Lines, references: Lines, target: str) -> dict[str, tuple[int, float]]:
-    found = evalb.score_lines(references, outputs, gold_tags=True)
-    return {name: (total.sentences, total.f1) for name, total in evalb.by_length(found.sentences).items()}
+    scores = evalb.score_lines(references, outputs, gold_tags=True)
+    return {name: (total.sentences, total.f1) for name, total in evalb.by_length(scores.sentences).items()}
 
 
 _SCORERS = {

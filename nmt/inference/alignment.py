@@ -23,7 +23,7 @@ ATTENTIONS = ("encoder", "decoder", "cross")
 def attention_of(model: Transformer, source: Sequence[int], target: Sequence[int]) -> dict[str, Tensor]:
     """Return the weights of every layer and head by name; `source` ends in EOS, `target` has neither BOS nor EOS."""
     device = model.embedding.table.device
-    found: dict[str, list[Tensor]] = {name: [] for name in ATTENTIONS}
+    weights: dict[str, list[Tensor]] = {name: [] for name in ATTENTIONS}
     caller = threading.get_ident()
 
     def record_weights(name: str, module: MultiHeadAttention, inputs: tuple[Any, ...]) -> None:
@@ -31,7 +31,7 @@ def attention_of(model: Transformer, source: Sequence[int], target: Sequence[int
             return  # A search in another thread uses the same modules.
         x, context, _, _, (mask,) = inputs  # of one sentence, which has no padding
         Q, K = module.split_heads(module.W_Q(x)[None]), module.split_heads(module.W_K(context)[None])
-        found[name].append(attention_weights(Q, K, mask)[0].float().cpu())
+        weights[name].append(attention_weights(Q, K, mask)[0].float().cpu())
 
     modules = [("encoder", layer.self_attention) for layer in model.encoder]
     modules += [("decoder", layer.self_attention) for layer in model.decoder]
@@ -43,7 +43,7 @@ def attention_of(model: Transformer, source: Sequence[int], target: Sequence[int
     finally:
         for handle in handles:
             handle.remove()
-    return {name: torch.stack(layers) for name, layers in found.items()}
+    return {name: torch.stack(layers) for name, layers in weights.items()}
 
 
 def alignment(

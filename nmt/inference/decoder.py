@@ -52,7 +52,9 @@ class Decoder:
         layers = [cast("DecoderLayer", layer) for layer in model.decoder]
         self.layers = [_Layer(layer, product) for layer in layers]
         attentions = [layer.cross_attention for layer in layers]
-        self.keys_values = _fused([part for own in attentions for part in (own.W_K, own.W_V)], product)
+        self.keys_values = _fused(
+            [part for attention_layer in attentions for part in (attention_layer.W_K, attention_layer.W_V)], product
+        )
         """The projections of the memory to keys and values of all layers, as one matrix."""
         self.output = product(model.output_table, None)
 
@@ -63,22 +65,22 @@ class Decoder:
 
     def read(self, src: Int[Tensor, "batch src"]) -> list[Tensor]:
         """Return keys and values of the memory, in turn, for each layer: [batch, h, src, d]."""
-        own = self.layers[0].layer.cross_attention
-        sizes = [own.W_K.out_features, own.W_V.out_features] * len(self.layers)
-        packed = pack_tensor(src, own.h)
+        attention_layer = self.layers[0].layer.cross_attention
+        sizes = [attention_layer.W_K.out_features, attention_layer.W_V.out_features] * len(self.layers)
+        packed = pack_tensor(src, attention_layer.h)
         projected = self.keys_values(self.model.encode(packed))
-        return [packed.pad(part.contiguous(), own.h)[0] for part in projected.split(sizes, dim=1)]
+        return [packed.pad(part.contiguous(), attention_layer.h)[0] for part in projected.split(sizes, dim=1)]
 
 
 def _with_fixed_weights(model: Transformer) -> Transformer:
     """Return a copy with weights in oneDNN's order, and all other tensors shared; the model itself without oneDNN."""
     if is_quantized(model) or not by_onednn(model.output_table):
         return model
-    own = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    copied = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and not _FUSED.fullmatch(name):
-            own.set_submodule(name, Fixed(module.weight, module.bias))
-    return own
+            copied.set_submodule(name, Fixed(module.weight, module.bias))
+    return copied
 
 
 class _Layer:

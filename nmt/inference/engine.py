@@ -44,7 +44,7 @@ class Engine:
         """`others` have the vocabulary of `model`, and make an ensemble with it."""
         self.kind, self.device = kind, model.device
         with arithmetic(kind):
-            members = [Decoder(each.transformer) for each in (model, *others)]
+            members = [Decoder(member.transformer) for member in (model, *others)]
         self.decoder = Ensemble(members) if others else members[0]
         self.subwords = model.target_subwords.used_rows
         # Two workers of one thread each are faster than one of two: no thread waits for another within a product.
@@ -99,10 +99,10 @@ def search_lines(
 def _in_order(
     lines: list[Line], searches: list[tuple[list[int], Future[list[list[Hypothesis]]]]], failure: InputError | None
 ) -> Iterator[tuple[str, list[Piece], list[list[Hypothesis]]]]:
-    found = dict(pair for batch, future in searches for pair in zip(batch, future.result(), strict=True))
+    hypotheses = dict(pair for batch, future in searches for pair in zip(batch, future.result(), strict=True))
     at = itertools.count()
     for line, pieces in lines:
-        yield line, pieces, [found.get(next(at), []) for _ in pieces]
+        yield line, pieces, [hypotheses.get(next(at), []) for _ in pieces]
     if failure:
         raise failure
 

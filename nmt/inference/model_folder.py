@@ -64,8 +64,8 @@ def load_description(folder: Path) -> ModelDescription:
     """Return config.yaml of a model folder; raise InputError if it is missing or wrong."""
     path = folder / "config.yaml"
     try:
-        found = read_yaml(path)
-        return ModelDescription.model_validate(found if isinstance(found, dict) else {})
+        content = read_yaml(path)
+        return ModelDescription.model_validate(content if isinstance(content, dict) else {})
     except OSError as error:
         raise InputError(f"{folder} is no model folder: {path} cannot be read ({error.strerror})") from error
     except ValidationError as error:

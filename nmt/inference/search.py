@@ -223,12 +223,12 @@ class _Beam:
         self.finished, self.finished_tokens = self.finished[rows], self.finished_tokens[rows]
 
     def _hypotheses(self, row: int) -> list[Hypothesis]:
-        found: list[Hypothesis] = []
+        hypotheses: list[Hypothesis] = []
         scores: Sequence[float] = self.finished[row, : self.nbest].tolist()
         for score, tokens in zip(scores, self.finished_tokens[row].tolist(), strict=False):
             if score > -math.inf:
                 ids = [token for token in tokens[1:] if token != PAD]
-                found.append(Hypothesis(ids, score * length_penalty(len(ids) + 1, self.settings.alpha), score))
-        if not found:
+                hypotheses.append(Hypothesis(ids, score * length_penalty(len(ids) + 1, self.settings.alpha), score))
+        if not hypotheses:
             raise not_finite_error(self.length)
-        return found
+        return hypotheses

@@ -84,7 +84,16 @@ class Translator:
         self.skipped: list[str] | None = None
         """Where it is a list, lines that are too long are empty, and their messages are put here."""
         settings_of = [each.description.model for each in models]
-        positions = min([math.inf, *(own.max_positions for own in settings_of if own.positions == "learned")])
+        positions = min(
+            [
+                math.inf,
+                *(
+                    model_settings.max_positions
+                    for model_settings in settings_of
+                    if model_settings.positions == "learned"
+                ),
+            ]
+        )
         self.room = positions - self.settings.max_extra - 1
         """The most subwords that every model has positions for."""
         if self.room < 1:
@@ -114,8 +123,8 @@ class Translator:
         translations of the lines before it.
         """
         numbered = ((line, self.pieces(line, number)) for number, line in enumerate(lines))
-        for found in search_lines(self.engine, numbered, self.settings, nbest, batch_tokens, window):
-            yield self._translation(*found)
+        for searched in search_lines(self.engine, numbered, self.settings, nbest, batch_tokens, window):
+            yield self._translation(*searched)
 
     def pieces(self, line: str, number: int = 0) -> list[Piece]:
         """Return the pieces of a line to translate: the line, none without text, its sentences if it is too long.
@@ -155,19 +164,21 @@ class Translator:
             self.repairs += repairs + Counter({"trees": 1, "malformed trees": int(bool(repairs))})
         return text, repairs
 
-    def _translation(self, line: str, pieces: list[Piece], found: list[list[Hypothesis]]) -> Translation:
+    def _translation(self, line: str, pieces: list[Piece], of_pieces: list[list[Hypothesis]]) -> Translation:
         if not pieces:
             copied = "" if self.model.writes_trees or is_blank(line) or _WORDS.search(line) else line.strip()
             return Translation(line, [], [], [copied], [])
         if len(pieces) == 1:
-            decoded = [self._decode(one.ids, pieces[0]) for one in found[0]]
-            return Translation(line, pieces, found[0], [text for text, _ in decoded], [each for _, each in decoded])
+            decoded = [self._decode(one.ids, pieces[0]) for one in of_pieces[0]]
+            return Translation(
+                line, pieces, of_pieces[0], [text for text, _ in decoded], [repairs for _, repairs in decoded]
+            )
         # The translation of a line that was split joins the best translations of its sentences.
-        best = [hypotheses[0] for hypotheses in found if hypotheses]
+        best = [hypotheses[0] for hypotheses in of_pieces if hypotheses]
         total, length = sum(one.log_probability for one in best), sum(len(one.ids) + 1 for one in best)
         ids = [token for one in best for token in one.ids]
         space = "" if code(self.description.target) in SENTENCES_JOINED else " "
-        both = zip(found, pieces, strict=True)
+        both = zip(of_pieces, pieces, strict=True)
         text = space.join(self._decode(one[0].ids, piece)[0] if one else piece.text for one, piece in both)
         joined = Hypothesis(ids, total, total / length_penalty(length, self.settings.alpha))
         return Translation(line, pieces, [joined], [text], [])

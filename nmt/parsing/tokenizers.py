@@ -40,10 +40,10 @@ class TreeTokenizer:
 
     def tokenize(self, line: str) -> str:
         """Return the symbols of the tree; raises InputError where the line is no tree."""
-        found = list(read_trees([line], "the target"))
-        if len(found) > 1:
-            raise InputError(f"a line of the target holds {len(found)} trees: write one a line")
-        return " ".join(linearise(found[0], self.name)) if found else ""
+        trees = list(read_trees([line], "the target"))
+        if len(trees) > 1:
+            raise InputError(f"a line of the target holds {len(trees)} trees: write one a line")
+        return " ".join(linearise(trees[0], self.name)) if trees else ""
 
     def detokenize(
         self, line: str, source: str, attention: Attention | None = None, repairs: Counter[str] | None = None

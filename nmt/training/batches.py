@@ -228,17 +228,20 @@ def updates(
     Every update is cut into `shards`, of which each of `size` ranks takes equally many consecutive ones. Some may be
     None: an update may have fewer pairs than shards.
     """
-    own = slice(rank * shards // size, (rank + 1) * shards // size)
+    of_rank = slice(rank * shards // size, (rank + 1) * shards // size)
     count = updates_an_epoch(corpus, tokens)
     for epoch, its_numbers in groupby(numbers, lambda number: (number - 1) // count):
         plan = plan_epoch(corpus, seed, epoch, tokens)
         for number in its_numbers:
             pairs = plan[(number - 1) % count]
-            found = cut(corpus, pairs, max(shards, BLOCKS))
-            each = max(1, BLOCKS // shards)
-            parts = [[part for part in found.parts[i * each : (i + 1) * each] if len(part)] for i in range(shards)]
-            batches = [make_batch(corpus, blocks, heads) if blocks else None for blocks in parts[own]]
-            yield Update(number, own.start, batches, corpus.sums(pairs), found.padded)
+            divided = cut(corpus, pairs, max(shards, BLOCKS))
+            blocks_a_shard = max(1, BLOCKS // shards)
+            parts = [
+                [part for part in divided.parts[i * blocks_a_shard : (i + 1) * blocks_a_shard] if len(part)]
+                for i in range(shards)
+            ]
+            batches = [make_batch(corpus, blocks, heads) if blocks else None for blocks in parts[of_rank]]
+            yield Update(number, of_rank.start, batches, corpus.sums(pairs), divided.padded)
         del plan, pairs  # The next plan is made after the memory of this one is free.
 
 

@@ -29,10 +29,10 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def update_of(path: Path) -> int:
     """Return the update in the name of a checkpoint or state; raise InputError for another name."""
-    found = re.fullmatch(r"update-(\d+)(\.safetensors)?", path.name)
-    if found is None:
+    match = re.fullmatch(r"update-(\d+)(\.safetensors)?", path.name)
+    if match is None:
         raise InputError(f"{path} is not a checkpoint's name: those read update-00001500")
-    return int(found[1])
+    return int(match[1])
 
 
 def save_checkpoint(folder: Path, update: int, model: Transformer, keep: int) -> None:

@@ -99,9 +99,12 @@ class Attempt:
 
     def take_in_place_of(self, damaged: Sequence[Path], path: Path | None) -> None:
         """Remove damaged states; save the kept one that is resumed in their place as the newest."""
-        for each in damaged:
-            print(f"{each} is damaged and removed: it does not have the hashes with which it was saved", flush=True)
-            shutil.rmtree(each)
+        for state_folder in damaged:
+            print(
+                f"{state_folder} is damaged and removed: it does not have the hashes with which it was saved",
+                flush=True,
+            )
+            shutil.rmtree(state_folder)
         if path is not None and not (saved := self.folder / "resume" / path.name).exists():
             chain.copy_state(path, saved)
 

@@ -54,9 +54,9 @@ class Measurements:
             return
         numbers, losses, norms = zip(*self._uncollected, strict=True)
         self._uncollected.clear()
-        own = torch.stack(losses)
-        every = own.new_zeros(len(own), self.world.size, *own.shape[1:])
-        every[:, self.world.rank] = own
+        of_rank = torch.stack(losses)
+        every = of_rank.new_zeros(len(of_rank), self.world.size, *of_rank.shape[1:])
+        every[:, self.world.rank] = of_rank
         with arithmetic("portable" if self.state.conditions.portable else "ordinary"):
             of_updates = self.world.sum(every).cpu().flatten(1, 2).sum(1).tolist()
         interval = self.state.interval

@@ -73,8 +73,10 @@ class Trainer:
         self.overlapped: OverlappedGradients | None = None
         if world.size > 1 and not self.in_fixed_order:
             self.overlapped = OverlappedGradients(self.parameters, world, self.settings.shards // world.size)
-        own = {name: getattr(self.settings, name) for name in ("updates", "validate_every")}
-        self.measured = Measurements(world, TrainState(processes=world.size, conditions=self.conditions(), **own))
+        recorded_settings = {name: getattr(self.settings, name) for name in ("updates", "validate_every")}
+        self.measured = Measurements(
+            world, TrainState(processes=world.size, conditions=self.conditions(), **recorded_settings)
+        )
         self.stop_requested = False
 
     def compile(self) -> None:

@@ -74,7 +74,7 @@ def finished(commit: str) -> dict[str, Any]:
             shown = repo.experiments.show(revs=commit)
     except DvcException as error:
         raise InputError(f"`dvc exp show` failed: {error}") from error
-    found = [experiment for each in shown for experiment in each.experiments or ()]
+    found = [experiment for revision in shown for experiment in revision.experiments or ()]
     return {str(one.name): one[0].data for one in found if one.executor is None or one.executor.state == "success"}
 
 
@@ -90,8 +90,10 @@ def run_all(plan: Plan, names: Names, known: Collection[str], jobs: int) -> None
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, machine.available_cores() // jobs)))
     devices, gpus = SimpleQueue[dict[str, str]](), [gpu.id for gpu in machine.gpus()]
     for job in range(jobs):
-        own = gpus[job::jobs] or gpus[job % max(1, len(gpus)) :][:1]  # Each job has GPUs of its own, if they suffice.
-        devices.put({"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {})
+        gpus_of_job = (
+            gpus[job::jobs] or gpus[job % max(1, len(gpus)) :][:1]
+        )  # Each job has GPUs of its own, if they suffice.
+        devices.put({"CUDA_VISIBLE_DEVICES": ",".join(gpus_of_job)} if gpus_of_job else {})
     started, stopped = time.monotonic(), threading.Event()
 
     def stop() -> None:
@@ -116,11 +118,11 @@ def run_experiment(copy: Path, stop: Callable[[], None], devices: SimpleQueue[di
 
     Takes the variables that name its GPUs from `devices`, and puts them back.
     """
-    printed, own = deque[str](maxlen=LOG), devices.get()
+    printed, variables = deque[str](maxlen=LOG), devices.get()
     try:
-        status = copies.run(copy, [*copies.DVC, "repro"], printed.append, stop, **own)
+        status = copies.run(copy, [*copies.DVC, "repro"], printed.append, stop, **variables)
     finally:
-        devices.put(own)
+        devices.put(variables)
     if status == 0:
         with suppress(ChildProcessError):
             return copies.save(copy, (), printed.append)
@@ -128,11 +130,11 @@ def run_experiment(copy: Path, stop: Callable[[], None], devices: SimpleQueue[di
     raise InputError(f"{copy.name} failed: fix the cause, which is above, and run this again to resume")
 
 
-def results(found: Mapping[str, Any], names: Names) -> dict[str, dict[str, list[float]]]:
+def results(experiments: Mapping[str, Any], names: Names) -> dict[str, dict[str, list[float]]]:
     """Return perplexity and BLEU of the validation set, and the parameters, by row: one value per seed, in order."""
     measured: dict[str, dict[str, list[float]]] = {}
     for name, (row, _) in names.items():
-        metrics = found[name].metrics["results/metrics.json"]["data"]
+        metrics = experiments[name].metrics["results/metrics.json"]["data"]
         for key in ("valid_ppl", "valid_bleu", "params"):
             measured.setdefault(row, {}).setdefault(key, []).append(float(metrics[key]))
     return measured
@@ -159,10 +161,10 @@ def plan_of(corpus: str | None, width: int, depth: int, updates: int, rate: floa
         raise InputError(f"{PARAMS}: pair is {params.pair}, but Table 3's rows are compared by BLEU: set another pair")
     sized = "vocabulary" if rows.settings("base", params.pair)["subwords"]["merges"] is None else "merges"
     training = {"tokens": 1500, "shards": 1, "warmup_steps": 400, "precision": "float32"}
-    own = {section: values for section, values in (params.overrides or {}).items() if values}
+    given = {section: values for section, values in (params.overrides or {}).items() if values}
     budget = {"updates": updates, "learning_rate_scale": rate, "validate_every": updates}
     budget |= {"checkpoint_every": max(1, updates // CHECKPOINTS), "keep_checkpoints": CHECKPOINTS}
-    shared = rows.merge_sections({"training": training, "subwords": {sized: 4000}}, own)
+    shared = rows.merge_sections({"training": training, "subwords": {sized: 4000}}, given)
     overrides = rows.merge_sections(shared, {"training": budget, "averaging": {"last": min(CHECKPOINTS, updates)}})
     repository = copies.commit(Path.cwd()) + hashlib.sha256(source.difference(*source.CODE)).hexdigest()
     return Plan(params.pair, corpus or params.corpus, width, depth, overrides, repository)

@@ -25,10 +25,12 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, each paragraph of its help on one line: Typer wraps lines, and keeps our line breaks."""
         command = super().get_command(ctx, cmd_name)
-        for each in (command, *getattr(command, "commands", {}).values()):
-            if each is not None and each.help is not None:
-                paragraphs = cleandoc(each.help).split("\n\n")
-                each.help = "\n\n".join(part if part[0] == "\b" else part.replace("\n", " ") for part in paragraphs)
+        for subcommand in (command, *getattr(command, "commands", {}).values()):
+            if subcommand is not None and subcommand.help is not None:
+                paragraphs = cleandoc(subcommand.help).split("\n\n")
+                subcommand.help = "\n\n".join(
+                    part if part[0] == "\b" else part.replace("\n", " ") for part in paragraphs
+                )
         return command
 
     def invoke(self, ctx: Any) -> Any:

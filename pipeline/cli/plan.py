@@ -115,8 +115,8 @@ def report(measure: bool) -> bool:
     print()
     print(f"  corpus          {corpus.pairs:,} pairs of {corpus.subwords:.0f} subwords ({corpus.origin})")
     count = parameters(configuration.model, corpus.vocabulary, corpus.target_vocabulary)
-    own = f", {corpus.target_vocabulary:,} of the target" if corpus.target_vocabulary else ""
-    print(f"  parameters      {count:,} with a vocabulary of {corpus.vocabulary:,}{own}")
+    suffix = f", {corpus.target_vocabulary:,} of the target" if corpus.target_vocabulary else ""
+    print(f"  parameters      {count:,} with a vocabulary of {corpus.vocabulary:,}{suffix}")
     print(f"  training        {operations:.2e} operations in {training.updates:,} updates")
     if measure:
         os.environ.update(launch.environment(1))  # read by torch as it is imported
@@ -124,6 +124,6 @@ def report(measure: bool) -> bool:
         devices = launch.processes(training.shards) if gpus else 1
         rate, device = measured_rate(configuration, corpus), gpus[0].name if gpus else processor()
         print(f"  measured        {rate / 1e9:,.0f} GFLOPS of real updates on one {device}")
-        own = f" on {devices} of them" if devices > 1 else ""
-        print(f"  train           about {duration(operations / rate / devices)}{own}")
+        suffix = f" on {devices} of them" if devices > 1 else ""
+        print(f"  train           about {duration(operations / rate / devices)}{suffix}")
     return not any(short)

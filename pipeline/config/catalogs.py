@@ -64,11 +64,11 @@ def load(name: str) -> Catalog:
     Raises InputError where it is unknown or invalid.
     """
     content = {**_content(name, "corpus", ()), "name": name}
-    if isinstance(own := content.get("pairs"), dict):
-        content["pairs"] = own | {
-            pair: {**_turned(entry), **(own.get(pair) or {})}
-            for pair, entry in ((other_direction(str(each)), entry) for each, entry in own.items())
-            if sides(pair)[0] != TREE and isinstance(entry, dict) and isinstance(own.get(pair, {}), dict)
+    if isinstance(listed := content.get("pairs"), dict):
+        content["pairs"] = listed | {
+            pair: {**_turned(entry), **(listed.get(pair) or {})}
+            for pair, entry in ((other_direction(str(direction)), entry) for direction, entry in listed.items())
+            if sides(pair)[0] != TREE and isinstance(entry, dict) and isinstance(listed.get(pair, {}), dict)
         }
     return validated(Catalog, content, _path(name))
 
@@ -111,7 +111,7 @@ def _turned(entry: Mapping[str, Any]) -> dict[str, Any]:
 
     def turned(text: Any) -> Any:
         if isinstance(text, list):
-            return [turned(each) for each in text]
+            return [turned(item) for item in text]
         if not isinstance(text, dict):
             return text
         names = {"source": "target", "target": "source"}

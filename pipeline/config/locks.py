@@ -22,7 +22,10 @@ def mend_locks(repository: Path = Path()) -> bool:
         return False
     try:
         locks = json.loads(path.read_text(encoding="utf-8"))
-        holders = [*locks.get("write", {}).values(), *(one for each in locks.get("read", {}).values() for one in each)]
+        holders = [
+            *locks.get("write", {}).values(),
+            *(one for readers in locks.get("read", {}).values() for one in readers),
+        ]
         if any(_works_in(repository.resolve(), int(holder["pid"])) for holder in holders):
             return False
     except (ValueError, AttributeError, TypeError, KeyError):

@@ -36,13 +36,15 @@ def gpus() -> list[Gpu]:
     torch's count takes a second to import, and torch's names take memory of the GPUs.
     """
     # Without a GPU it may print a sentence.
-    found = [Gpu(*fields) for line in _nvidia_smi("uuid,name,memory.total") if len(fields := line.split(", ")) == 3]
+    installed = [Gpu(*fields) for line in _nvidia_smi("uuid,name,memory.total") if len(fields := line.split(", ")) == 3]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return found
+        return installed
     chosen = [part.strip() for part in visible.split(",")]
     return [
-        gpu for index, gpu in enumerate(found) if any(str(index) == c or (c and gpu.id.startswith(c)) for c in chosen)
+        gpu
+        for index, gpu in enumerate(installed)
+        if any(str(index) == c or (c and gpu.id.startswith(c)) for c in chosen)
     ]
 
 

@@ -79,15 +79,15 @@ def row(name: str) -> Row:
 
 def printed(name: str, pair: Pair) -> dict[str, str]:
     """Return the paper's results of a row on a pair as they are printed, by keys of results/scores.json."""
-    own = row(name)
-    paper, table2 = own.paper, own.paper.table2.get(pair)
+    chosen = row(name)
+    paper, table2 = chosen.paper, chosen.paper.table2.get(pair)
     results = {
         "bleu_paper_way": (table2 and table2.bleu, ".1f"),
         "train_flops_paper": (table2 and table2.flops, ".1e"),
         "f1": (paper.f1, ".1f"),
         "params": (paper.params_m, ",d"),
     }
-    if pair == own.pair:  # Table 3 is English-German only.
+    if pair == chosen.pair:  # Table 3 is English-German only.
         results |= {"valid_bleu_paper_way": (paper.bleu, ".1f"), "valid_ppl": (paper.ppl, ".2f")}
     return {key: format(value, form) for key, (value, form) in results.items() if value is not None}
 

@@ -85,14 +85,14 @@ def segments(content: bytes, name: str) -> list[str]:
     are. Raises InputError without a segment, for one that does not end, and for invalid UTF-8.
     """
     text = "\n".join(decode(content, name))
-    found: list[str] = []
+    texts: list[str] = []
     for piece in _OPENING.split(text)[1:]:
         inside, *end = _CLOSING.split(piece, maxsplit=1)
         if not end:
-            raise InputError(f"{name} is cut: segment {len(found) + 1:,} does not end")
-        found.append(
+            raise InputError(f"{name} is cut: segment {len(texts) + 1:,} does not end")
+        texts.append(
             re.sub(r"(?:[ \t\n]|\r\n)+", " ", _ENTITY.sub(lambda match: unescape(match[0]), inside)).strip(" \r")
         )
-    if not found:
+    if not texts:
         raise InputError(f"{name} holds no <seg>")
-    return found
+    return texts

@@ -113,9 +113,9 @@ def _problem(archive: ArchiveSettings, path: Path) -> str | None:
         if expected is None:
             continue
         with path.open("rb") as file:
-            found = path.stat().st_size if check == "bytes" else hashlib.file_digest(file, check).hexdigest()
-        if found != expected:
-            return f"has the {check} {found}, not {expected} as in the catalog"
+            actual = path.stat().st_size if check == "bytes" else hashlib.file_digest(file, check).hexdigest()
+        if actual != expected:
+            return f"has the {check} {actual}, not {expected} as in the catalog"
     # Without a checksum it could be a hotel's login page.
     return None if archive.sha256 or archive.md5 or is_archive(path) else "is neither .tgz nor .tar nor .zip"
 

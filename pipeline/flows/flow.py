@@ -80,11 +80,11 @@ def form(pair: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     with chdir(ROOT):
         for name in catalogs.names():
             with suppress(InputError):  # Without those that cannot be read.
-                corpora[name] = [each for each in catalogs.load(name).pairs if pair in (None, each)]
+                corpora[name] = [known_pair for known_pair in catalogs.load(name).pairs if pair in (None, known_pair)]
         with suppress(InputError):  # The run itself reports an invalid params.yaml.
             given = resolution.read_params()
         fitting = [name for name, row in rows.table().rows.items() if not pair or task_of(row.pair) is task_of(pair)]
-        pairs = [pair] if pair else sorted({each for some in corpora.values() for each in some})
+        pairs = [pair] if pair else sorted({known_pair for some in corpora.values() for known_pair in some})
         having = [name for name, some in corpora.items() if some]
         choices = {"pair": pairs, "row": fitting, "corpus": having, "target": list(graph.stages())}
     types = {key: cast(Any, Literal)[tuple(names)] for key, names in choices.items()}

@@ -29,8 +29,8 @@ def main() -> int:
     started: list[subprocess.Popen[bytes]] = []
 
     def stop(number: int, _: object) -> None:
-        for each in psutil.Process().children() if signals else started:
-            each.kill()
+        for child in psutil.Process().children() if signals else started:
+            child.kill()
         signals.append(number)
 
     # A shell's background commands ignore SIGINT.

@@ -67,13 +67,13 @@ def _pack(weights: Mapping[str, Tensor]) -> tuple[list[dict[str, Any]], bytes]:
 
 def _ranges(characters: Iterable[str]) -> list[list[int]]:
     """Return code points as closed ranges."""
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for code in sorted(set(map(ord, characters))):
-        if found and code == found[-1][1] + 1:
-            found[-1][1] = code
+        if ranges and code == ranges[-1][1] + 1:
+            ranges[-1][1] = code
         else:
-            found.append([code, code])
-    return found
+            ranges.append([code, code])
+    return ranges
 
 
 def _in_javascript(rules: Rules) -> list[tuple[str, str]]:

@@ -102,7 +102,7 @@ def corpus(data: DataSettings, binned: Mapping[str, Any]) -> list[Block]:
     names = ", ".join(part.name for part in data.train)
     counts = [
         (key, f"{value:,}" if isinstance(value, int) else f"{value:.4g}")
-        for key, value in rows.flat({name: each for name, each in binned.items() if name != "histogram"})
+        for key, value in rows.flat({name: statistic for name, statistic in binned.items() if name != "histogram"})
     ]
     return [
         Heading("Text"),
@@ -117,11 +117,11 @@ def overlap(tokenized: Mapping[str, Any]) -> Paragraph:
     """Return how many lines of the test sets and the validation set training has seen, by side."""
     overlap = tokenized["overlap"]
     names = {"test": "test", "valid": "validation", **{key: key for key in overlap if key.startswith("test.")}}
-    found = [
+    counts = [
         f"{name} set: {', '.join(f'{kind} {count:,}' for kind, count in overlap[role].items())}"
         for role, name in names.items()
     ]
-    return Paragraph(f"Lines that are in the training text, too. {'; '.join(found)}.")
+    return Paragraph(f"Lines that are in the training text, too. {'; '.join(counts)}.")
 
 
 def groups(
@@ -133,14 +133,14 @@ def groups(
     tokenize: str | None,
 ) -> list[Block]:
     """Return the scores, named `title`, of the test set's lines by length, and of its words by frequency."""
-    found: list[Block] = [
+    blocks: list[Block] = [
         Heading("By length", 3),
         sentences.by_length({title: lines}, data.target, tokenize),
     ]
     if not scorer(data.target).groups_words:
-        return found
+        return blocks
     return [
-        *found,
+        *blocks,
         Heading("By frequency of words", 3),
         Paragraph("Words of the references, grouped by how often the training text has them."),
         sentences.by_frequency(lines, codec.target.tokenize, counts),
@@ -156,13 +156,13 @@ def repetition(run: RunSettings, settings: Mapping[str, Any], names: Mapping[str
         listed.append(f"the parent {parent}: copy it from this machine, no commit has it")
     checkout = [f"git checkout {names['commit']}"] if "commit" in names else []
     apply = ["git apply differences.patch"] if patch else []
-    found: list[Block] = [Heading("How to repeat it")]
+    blocks: list[Block] = [Heading("How to repeat it")]
     if listed:
-        found.append(Bullets(listed))
-    found.append(Commands([*checkout, *apply, " ".join(["dvc exp run", *chosen])]))
+        blocks.append(Bullets(listed))
+    blocks.append(Commands([*checkout, *apply, " ".join(["dvc exp run", *chosen])]))
     if len(patch) > LARGEST_PATCH:
-        return [*found, Paragraph("differences.patch is among the run's artifacts in MLflow.")]
-    return [*found, Paragraph("differences.patch:"), Commands(patch.splitlines())] if patch else found
+        return [*blocks, Paragraph("differences.patch is among the run's artifacts in MLflow.")]
+    return [*blocks, Paragraph("differences.patch:"), Commands(patch.splitlines())] if patch else blocks
 
 
 def learning(data: DataSettings, codec: Codec) -> list[Block]:

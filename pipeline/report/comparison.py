@@ -74,14 +74,14 @@ def by_set(first: Compared, second: Compared, found: Comparison) -> tuple[str, .
     return set_of(second), *values, signed(found.difference, 2), f"{found.p_value:.3f}"
 
 
-def verdict(name: str, changed: Sequence[Sequence[str]], found: Comparison, title: str) -> str:
+def verdict(name: str, changed: Sequence[Sequence[str]], gain: Comparison, title: str) -> str:
     """Return the result as a sentence: `updates 1400 instead of 200: +88.9 BLEU (p = 0.001, over sentences)`."""
-    known = {each[0]: each for each in changed if each[0] not in NO_CAUSES}
-    own = list({key: each for cause in CAUSES for key, each in known.items() if key.startswith(cause)}.values())
-    what = ", ".join(f"{key.rpartition('.')[2]} {ours} instead of {theirs}" for key, theirs, ours in own[:NAMED])
-    more = f", and {len(own) - NAMED} more" if len(own) > NAMED else ""
-    p = f"p = {found.p_value:.3f}, over sentences, not over seeds"
-    return f"{what or name}{more}: {signed(found.difference, 1)} {title} ({p})"
+    known = {row[0]: row for row in changed if row[0] not in NO_CAUSES}
+    causes = list({key: row for cause in CAUSES for key, row in known.items() if key.startswith(cause)}.values())
+    what = ", ".join(f"{key.rpartition('.')[2]} {ours} instead of {theirs}" for key, theirs, ours in causes[:NAMED])
+    more = f", and {len(causes) - NAMED} more" if len(causes) > NAMED else ""
+    p = f"p = {gain.p_value:.3f}, over sentences, not over seeds"
+    return f"{what or name}{more}: {signed(gain.difference, 1)} {title} ({p})"
 
 
 def signed(value: float, digits: int) -> str:
@@ -121,7 +121,7 @@ def phrases(first: Sequence[sentences.Line], second: Sequence[sentences.Line]) -
 def blocks(
     first: Compared,
     second: Compared,
-    found: Comparison,
+    gain: Comparison,
     reports: Sequence[tuple[str, str]] = (),
     sets: Sequence[tuple[str, ...]] = (),
 ) -> list[Block]:
@@ -131,7 +131,7 @@ def blocks(
     runs, names = (first, second), (first.name, second.name)
     by = task_in(second.metrics)
     tiles = [scores.tile(f"{by.title}: {run.name}", run.metrics) for run in runs]
-    tiles.append(("difference", signed(found.difference, 2), f"paired bootstrap of {SAMPLES:,} resamples"))
+    tiles.append(("difference", signed(gain.difference, 2), f"paired bootstrap of {SAMPLES:,} resamples"))
     curves = {run.name: figures.series(run.validation, "valid_loss") for run in runs}
     panel = figures.Panel(f"Cross-entropy of the validation set, nats per {by.unit}", "update", curves)
     measured = [
@@ -147,7 +147,7 @@ def blocks(
     systems = {run.name: run.lines for run in runs}
     return [
         Heading(f"{second.name} against {first.name}", 1),
-        Paragraph(verdict(second.name, changed, found, by.title)),
+        Paragraph(verdict(second.name, changed, gain, by.title)),
         Tiles(tiles),
         *([Table(("test set", *names, "difference", "p"), sets)] if sets else []),
         *([Table(("report", "of run"), reports, link="./")] if reports else []),

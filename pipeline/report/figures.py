@@ -101,17 +101,17 @@ def learning(
     `sides`: the validation set; `text` returns the raw output of a source line's ids.
     """
     loss_at = dict(losses)
-    validations = [each for each in records if each["update"] in loss_at]
-    numbers = sorted({int(number) for each in validations for number in each["outputs"]})
+    validations = [record for record in records if record["update"] in loss_at]
+    numbers = sorted({int(number) for record in validations for number in record["outputs"]})
     pairs = dict(enumerate(islice(parallel(*sides), max(numbers, default=-1) + 1)))
     lines = [{"line": number + 1, "source": pairs[number][0], "reference": pairs[number][1]} for number in numbers]
     steps = [
         {
-            "update": each["update"],
-            "loss": loss_at[each["update"]],
-            "outputs": [text(each["outputs"].get(str(number), []), pairs[number][0]) for number in numbers],
+            "update": record["update"],
+            "loss": loss_at[record["update"]],
+            "outputs": [text(record["outputs"].get(str(number), []), pairs[number][0]) for number in numbers],
         }
-        for each in validations
+        for record in validations
     ]
     middle = len(numbers) // 2
     rows = [(f"{step['update']:,}", f"{step['loss']:.3f}", step["outputs"][middle]) for step in steps if numbers]

@@ -162,15 +162,15 @@ def html(blocks: Sequence[Block]) -> str:
 
 def static_blocks(blocks: Sequence[Block]) -> list[Plain]:
     """Return the blocks as headings, text, tables and figures: a view becomes its fallback."""
-    found: list[Plain] = []
+    plain: list[Plain] = []
     for block in blocks:
         if isinstance(block, View):
-            found += [each for each in static_blocks(block.fallback) if each not in found]
+            plain += [inner for inner in static_blocks(block.fallback) if inner not in plain]
         elif isinstance(block, Tiles):
-            found.append(Table(("", "", ""), block.items))
+            plain.append(Table(("", "", ""), block.items))
         elif not isinstance(block, Bars):  # which only the comparison has
-            found.append(block)
-    return found
+            plain.append(block)
+    return plain
 
 
 def markdown(blocks: Sequence[Block], figures: str) -> str:

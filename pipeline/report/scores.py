@@ -22,9 +22,9 @@ def number(value: float | None, form: str = ".2f") -> str:
 def reference_row(name: str) -> str:
     """Return the paper's row that `name` is compared with: itself, or for rows not in the paper its task's first."""
     row = rows.row(name)
-    own = row.paper.bleu is not None or row.paper.f1 is not None
-    of_task = (other for other, each in rows.table().rows.items() if task_of(each.pair) is task_of(row.pair))
-    return name if own else next(of_task)
+    is_papers = row.paper.bleu is not None or row.paper.f1 is not None
+    of_task = (other for other, candidate in rows.table().rows.items() if task_of(candidate.pair) is task_of(row.pair))
+    return name if is_papers else next(of_task)
 
 
 def identities(data: Mapping[str, Any], scores: Mapping[str, Any]) -> dict[str, str]:
@@ -61,7 +61,7 @@ LANGUAGES = {"en": "English", "de": "German", "fr": "French", "tree": "constitue
 
 def title(run: RunSettings) -> str:
     """Return the page's title: the paper, the pair and the corpus in words."""
-    source, target = (LANGUAGES.get(each, each) for each in run.pair.split("-"))
+    source, target = (LANGUAGES.get(language, language) for language in run.pair.split("-"))
     return f"Attention Is All You Need, reproduced: {source} to {target}, corpus {run.corpus}"
 
 
@@ -73,9 +73,9 @@ def papers_name(run: RunSettings, unlike: bool) -> str:
 
 def conditions(metrics: Mapping[str, Any]) -> str:
     """Return what decides the last digits on a CPU, in brackets, where it is known."""
-    found = metrics.get("conditions") or {}
-    text = f" ({found.get('processor')}, {found.get('threads')} threads, torch {found.get('torch')})"
-    return text if found.get("processor") else ""
+    known = metrics.get("conditions") or {}
+    text = f" ({known.get('processor')}, {known.get('threads')} threads, torch {known.get('torch')})"
+    return text if known.get("processor") else ""
 
 
 def hardware(metrics: Mapping[str, Any]) -> str:
@@ -134,18 +134,20 @@ def results(run: RunSettings, metrics: Mapping[str, Any], papers: str) -> list[B
         ("training FLOPs, the paper's way", "", flops, f"{metrics['train_flops_paper']:.2e}"),
         ("training FLOPs, counted", "", "", f"{metrics['train_flops_counted']:.2e}"),
     ]
-    found: list[Block] = [Heading("Result")]
+    blocks: list[Block] = [Heading("Result")]
     if comparable(metrics):
-        found.append(Table(("measure", "set and model", papers, "this run"), lines))
+        blocks.append(Table(("measure", "set and model", papers, "this run"), lines))
     else:
         ours = f"{metrics[f'valid_{by.key}_set']}, and {metrics[f'{by.key}_set']}"
         sets_of = ", and ".join(f"{known.name}, {known.lines} lines" for known in map(named, by.papers_sets) if known)
         sets = f"The paper's numbers are of {sets_of}; this run's are of {ours}"
-        found.append(Paragraph(f"{sets}. That is other text: the paper's are not listed."))
-        found.append(Table(("measure", "set and model", "this run"), [(what, of, ours) for what, of, _, ours in lines]))
+        blocks.append(Paragraph(f"{sets}. That is other text: the paper's are not listed."))
+        blocks.append(
+            Table(("measure", "set and model", "this run"), [(what, of, ours) for what, of, _, ours in lines])
+        )
     chrf = f" chrF's: {metrics['chrf_signature']}." if "bleu" in metrics else ""
-    found.append(Paragraph(f"{by.program}'s signature: {metrics[f'{by.key}_signature']}.{chrf}"))
-    return [*found, *(_steps(metrics) if "bleu_paper_way_steps" in metrics else []), *_beside(run, metrics)]
+    blocks.append(Paragraph(f"{by.program}'s signature: {metrics[f'{by.key}_signature']}.{chrf}"))
+    return [*blocks, *(_steps(metrics) if "bleu_paper_way_steps" in metrics else []), *_beside(run, metrics)]
 
 
 def sets(metrics: Mapping[str, Any]) -> list[Block]:
@@ -181,16 +183,20 @@ def _beside(run: RunSettings, metrics: Mapping[str, Any]) -> list[Block]:
     """Return the tables of what others report on the run's test set, where it is a known one, by scores of this run."""
     by = task_in(metrics)
     this = f"this run ({run.row}, {run.corpus}), {metrics[f'{by.key}_set']}"
-    known, found = named(metrics[f"{by.key}_references"], run.pair), list[Block]()
+    known, blocks = named(metrics[f"{by.key}_references"], run.pair), list[Block]()
     scored = {key for _, key, _ in by.measures} & metrics.keys()
-    for listing in (each for each in known.listings if scored & each.columns.keys()) if known else ():
+    for listing in (entry for entry in known.listings if scored & entry.columns.keys()) if known else ():
         papers = ((name, rows.printed(name, run.pair)) for name in rows.table().rows if listing.paper)
         listed = [*listing.rows]
-        listed += [{"name": f"Transformer ({row}), the paper", **own} for row, own in papers if by.papers_key in own]
+        listed += [
+            {"name": f"Transformer ({row}), the paper", **numbers}
+            for row, numbers in papers
+            if by.papers_key in numbers
+        ]
         measured = ((key, ".2e" if "flops" in key else ".2f") for key in listing.columns if key in metrics)
         listed.append({"name": this, **{key: format(metrics[key], form) for key, form in measured}})
-        cells = [[each.get(key, "") for key in listing.columns] for each in listed]
-        found += [Heading(listing.title)] if listing.title else []
-        found += [Paragraph(listing.about)] if listing.about else []
-        found.append(Table(list(listing.columns.values()), cells, frozenset([len(cells) - 1])))
-    return found
+        cells = [[entry.get(key, "") for key in listing.columns] for entry in listed]
+        blocks += [Heading(listing.title)] if listing.title else []
+        blocks += [Paragraph(listing.about)] if listing.about else []
+        blocks.append(Table(list(listing.columns.values()), cells, frozenset([len(cells) - 1])))
+    return blocks

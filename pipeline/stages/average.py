@@ -52,14 +52,14 @@ def run() -> None:
             f"training.checkpoint_every updates): models/average is the {averaged}"
         )
     source, target = sides(asked.pair)
-    own = last.get("own_target_embedding.table")
+    target_table = last.get("own_target_embedding.table")
     average = checkpoint.average(chosen) if chosen else last
     for folder, weights, origin in ((AVERAGE, average, averaged), (LAST, last, "last update")):
         description = model_folder.ModelDescription(
             source=source,
             target=target,
             vocabulary=last["embedding.table"].shape[0],
-            target_vocabulary=None if own is None else own.shape[0],
+            target_vocabulary=None if target_table is None else target_table.shape[0],
             tokenizer=tokenizer,
             model=model,
             search=search,

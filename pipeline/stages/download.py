@@ -52,8 +52,8 @@ def unpack(data: DataSettings, archives: Mapping[str, Path], folder: Path) -> St
     files = {output: _examine(folder / output, side.place) for output, side in sides.items()}
     for output, side in sides.items():
         for check, expected in (("sha256", side.sha256), ("md5", side.md5)) if side.archive else ():
-            if expected not in (None, found := files[output][check]):
-                raise InputError(f"{side.place} has the {check} {found} as plain text, not the catalog's {expected}")
+            if expected not in (None, actual := files[output][check]):
+                raise InputError(f"{side.place} has the {check} {actual} as plain text, not the catalog's {expected}")
     if data.target != TREE:
         return {"pairs": _count_pairs(data, files), "files": files}
     removed = {}

@@ -30,7 +30,7 @@ def cost(training: Mapping[str, Any]) -> dict[str, Any]:
     devices = hardware.devices(device, int(training["processes"]))
     times, sustained = training["device_seconds"], training["flops_sustained"]
     known, counted = hardware.on_record(device), float(training["flops_counted"])
-    peaks = [each and each.peak(str(training["precision"])) for each in map(hardware.on_record, times)]
+    peaks = [processor and processor.peak(str(training["precision"])) for processor in map(hardware.on_record, times)]
     possible = sum(time * peak for time, peak in zip(times.values(), peaks, strict=True) if peak)
     return {
         "train_seconds": seconds,

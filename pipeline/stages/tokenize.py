@@ -129,7 +129,7 @@ def tokenize(data: DataSettings, preparation: PreparationSettings, folder: Path,
         )
     return {
         **statistics(total, set().union(*(seen for _, seen in corpora.values())), held_out),
-        "corpora": {name: statistics(*found, held_out) for name, found in corpora.items()},
+        "corpora": {name: statistics(*counted_text, held_out) for name, counted_text in corpora.items()},
         "valid": {name: valid[name] for name in ("pairs", "source_tokens", "target_tokens")},
     }
 
@@ -186,7 +186,7 @@ def run() -> None:
             f"{name}: {counts['kept']:,} of {counts['pairs']:,} pairs kept{dropped}"
             + f", {text.weight} times" * (text.weight > 1)
         )
-    for role, found in stats["overlap"].items():
-        if any(found.values()):
-            shared = ", ".join(f"{kind} {count:,}" for kind, count in found.items())
+    for role, shared_lines in stats["overlap"].items():
+        if any(shared_lines.values()):
+            shared = ", ".join(f"{kind} {count:,}" for kind, count in shared_lines.items())
             print(f"{role} set: lines that are in the training text, too: {shared}")

@@ -35,7 +35,7 @@ def register(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
     tags = {**asked, **{key: scores[key] for key in (*sets, *by.numbers) if key in scores}, WEIGHTS: weights}
     tags = {key: str(value) for key, value in tags.items()}
     versions = client.search_model_versions(f"name = '{name}' and run_id = '{run}'")
-    version = next((each.version for each in versions if each.tags.get(WEIGHTS) == weights), None)
+    version = next((candidate.version for candidate in versions if candidate.tags.get(WEIGHTS) == weights), None)
     if version is None:
         content = model_content(AVERAGE, configuration["search"])
         with mlflow.start_run(run_id=run):
@@ -77,7 +77,11 @@ def best(versions: Sequence[ModelVersion], by: Task, references: str) -> str | N
     scored there, the one with the highest score on `references`: scores on different sets do not compare.
     """
     score, compared, papers = f"valid_{by.key}", f"valid_{by.key}_references", by.papers_sets[0]
-    scored = [each for each in versions if each.tags.get(compared) in {papers, references} and score in each.tags]
+    scored = [
+        candidate
+        for candidate in versions
+        if candidate.tags.get(compared) in {papers, references} and score in candidate.tags
+    ]
 
     def rank(version: ModelVersion) -> tuple[bool, float, int]:
         return version.tags[compared] == papers, float(version.tags[score]), -int(version.version)

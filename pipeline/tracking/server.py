@@ -253,15 +253,15 @@ def session() -> Iterator[MlflowClient]:
 
 def _experiment(client: MlflowClient, pair: str) -> str:
     """Return the id of a pair's experiment, made where it is missing."""
-    if found := client.get_experiment_by_name(f"wmt-{pair}"):
-        if found.lifecycle_stage == "deleted":
-            store, number = f"MLFLOW_TRACKING_URI={masked(uri())}", found.experiment_id
+    if experiment := client.get_experiment_by_name(f"wmt-{pair}"):
+        if experiment.lifecycle_stage == "deleted":
+            store, number = f"MLFLOW_TRACKING_URI={masked(uri())}", experiment.experiment_id
             raise InputError(
                 f"MLflow's experiment wmt-{pair} is deleted: restore it with `{store} mlflow experiments restore "
                 f"--experiment-id {number}`, or delete it for good with `{store} mlflow gc --backend-store-uri "
                 f"{masked(uri())} --experiment-ids {number}`"
             )
-        return str(found.experiment_id)
+        return str(experiment.experiment_id)
     # A server chooses itself. MLflow's own choice for a database is the working directory, perhaps a copy's.
     artifacts = None if uri().startswith(("http", "databricks")) else (state_root().resolve() / "mlartifacts").as_uri()
     tags = {
@@ -284,8 +284,8 @@ def find_run(client: MlflowClient, training: str) -> Run | None:
 def open_run(client: MlflowClient, training: str) -> Run:
     """Return the run of results/config.yaml and of a training, made where it is missing."""
     with opening():
-        if found := find_run(client, training):
-            return found
+        if existing := find_run(client, training):
+            return existing
         configuration = read_yaml(CONFIG)
         run = configuration["run"]
         named = os.environ.get("DVC_EXP_NAME")
@@ -303,15 +303,17 @@ def open_run(client: MlflowClient, training: str) -> Run:
 
 def runs(client: MlflowClient, query: str = "") -> list[Run]:
     """Return the runs of all pairs that fit a query, the newest first."""
-    experiments = [each.experiment_id for each in client.search_experiments(filter_string="name LIKE 'wmt-%'")]
+    experiments = [
+        experiment.experiment_id for experiment in client.search_experiments(filter_string="name LIKE 'wmt-%'")
+    ]
     return list(client.search_runs(experiments, query, max_results=50_000)) if experiments else []
 
 
 def _listed(names: Iterable[str]) -> str:
     """Return the newest runs' names and ids for a message."""
-    found = list(names)
-    more = f", and {len(found) - LISTED} more" if len(found) > LISTED else ""
-    return f": MLflow has {', '.join(found[:LISTED]) or 'no run'}{more}"
+    runs_named = list(names)
+    more = f", and {len(runs_named) - LISTED} more" if len(runs_named) > LISTED else ""
+    return f": MLflow has {', '.join(runs_named[:LISTED]) or 'no run'}{more}"
 
 
 def fetch_artifacts(name: str, files: Sequence[str], folder: Path) -> tuple[str, list[Path]]:

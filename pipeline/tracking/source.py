@@ -64,13 +64,13 @@ def tags() -> dict[str, str]:
     for name in LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{name} {importlib.metadata.version(name)}")
-    found, address = code(), ""
+    code_tags, address = code(), ""
     with suppress(OSError):
         address = masked(git("remote", "get-url", "origin").decode().strip())
     return {
-        **found,
+        **code_tags,
         "versions": ", ".join(versions),
-        "mlflow.source.git.commit": found["commit"],
+        "mlflow.source.git.commit": code_tags["commit"],
         "mlflow.source.name": address or Path.cwd().name,
     }
 
@@ -97,15 +97,15 @@ def provenance() -> dict[str, str]:
 
     `patch` has the changes of tracked files.
     """
-    found = code()
+    code_tags = code()
     names = {
-        "commit": found["commit"][:12],
+        "commit": code_tags["commit"][:12],
         "DVC experiment": os.environ.get("DVC_EXP_NAME", ""),
         "Prefect run": os.environ.get("PREFECT__FLOW_RUN_ID", ""),
         "all runs side by side, while `make ui` runs:": server.link(read_yaml(CONFIG)["run"]["pair"]),
     }
-    if found["differing_files"] != "none":
-        names["changed or new, and not in the commit:"] = found["differing_files"]
+    if code_tags["differing_files"] != "none":
+        names["changed or new, and not in the commit:"] = code_tags["differing_files"]
     with suppress(OSError):
         names["patch"] = masked_code(difference(*CODE).decode(errors="replace"))
     return {what: name for what, name in names.items() if name}

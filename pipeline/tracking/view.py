@@ -33,8 +33,8 @@ def show(client: MlflowClient, pair: str) -> str:
     experiment = client.get_experiment_by_name(f"wmt-{pair}")
     if experiment is None or experiment.lifecycle_stage == "deleted":
         return "/"
-    found = client.search_runs([experiment.experiment_id], max_results=1000)
-    content = json.dumps(state(found, task_of(pair)))
+    runs = client.search_runs([experiment.experiment_id], max_results=1000)
+    content = json.dumps(state(runs, task_of(pair)))
     client.set_experiment_tag(experiment.experiment_id, f"mlflow.sharedViewState.{KEY}", content)
     return f"/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={KEY}"
 

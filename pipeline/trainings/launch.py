@@ -193,8 +193,8 @@ def main() -> None:
     def stop(number: int, _: object) -> None:
         # More of them would interrupt torchrun's wait for its workers: these would be killed while they save the state,
         # or its threads would never end.
-        for each in asked:
-            signal.signal(each, signal.SIG_IGN)
+        for handled in asked:
+            signal.signal(handled, signal.SIG_IGN)
         raise SignalException("asked to stop", signal.Signals(number))
 
     asked = (signal.SIGTERM, signal.SIGINT)

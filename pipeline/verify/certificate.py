@@ -94,8 +94,8 @@ def difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
     if not changed:
         return ""
     first, more = changed[0], f"; and {len(changed) - 1:,} more" if changed[1:] else ""
-    found, recorded = (str(side.get(first, "missing"))[:40] for side in (here, there))
-    return f"{first} is {found}, in the certificate {recorded}{more}"
+    actual, recorded = (str(side.get(first, "missing"))[:40] for side in (here, there))
+    return f"{first} is {actual}, in the certificate {recorded}{more}"
 
 
 def sealed(path: Path) -> Finding:

@@ -157,13 +157,15 @@ def same_parent(start: StartSettings) -> Finding:
 def chained(certificate: Certificate, folder: Path) -> Finding:
     """Check that the chain follows from itself, and has the resolved settings, the corpus and the end of the run."""
     training, links = certificate.training, certificate.training.links
-    corpus = {path: found for path, found in certificate.under([str(paths.BINNED)]).items() if path.endswith(".arrow")}
+    corpus = {
+        path: sha256 for path, sha256 in certificate.under([str(paths.BINNED)]).items() if path.endswith(".arrow")
+    }
     resolved = folder / paths.CONFIG  # The settings as they were resolved again.
     settings = load_section("training", TrainingSettings, resolved)
     job = {**identity.job_of(load_section("model", ModelSettings, resolved), settings, folder), "corpus": None}
     if (link := chain.broken(links)) is not None:
         problem = f"it breaks at update {link.update:,}: a link was changed"
-    elif other := difference(corpus, {str(paths.BINNED / name): found for name, found in training.data.items()}):
+    elif other := difference(corpus, {str(paths.BINNED / name): sha256 for name, sha256 in training.data.items()}):
         problem = f"of another corpus: {other}"
     elif other := difference(dict(flat(job)), dict(flat(training.job))):
         problem = f"of other settings: {other}"
@@ -257,12 +259,12 @@ def misstated(certificate: Certificate, root: Path) -> Iterator[str]:
             yield f"{paths.TRAINING} has {training.get(key)} as {key}, the training has {value}"
 
 
-def verdict(found: Sequence[Finding]) -> tuple[str, int]:
+def verdict(steps_found: Sequence[Finding]) -> tuple[str, int]:
     """Return a sentence on all findings, and the exit status."""
     for status, sentence, code in (
         ("differs", "not verified, these differ", 1),
         ("inconclusive", "verified, but for what is inconclusive", 2),
     ):
-        if steps := [finding.step for finding in found if finding.status == status]:
+        if steps := [finding.step for finding in steps_found if finding.status == status]:
             return f"{sentence}: {', '.join(steps)}", code
     return "verified", 0

@@ -42,17 +42,17 @@ class Training:
 
     def states(self) -> Finding:
         """Compare the saved states with the chain; take those that were changed out of `kept`."""
-        found, newest = dict(self.kept), latest_resume(self.folder / "resume")
+        saved, newest = dict(self.kept), latest_resume(self.folder / "resume")
         if newest is not None and update_of(newest) in self.by_update:
-            found[update_of(newest)] = newest
-        changed = {update: path for update, path in found.items() if not self._is_recorded(update, path)}
+            saved[update_of(newest)] = newest
+        changed = {update: path for update, path in saved.items() if not self._is_recorded(update, path)}
         self.kept = {update: path for update, path in self.kept.items() if update not in changed}
         if changed:
             told = (f"{path} is not the state after update {update:,} of the chain" for update, path in changed.items())
             return Finding("states", "differs", "; ".join(told))
         if not self.kept and self.job["training"].get("keep_states"):
             return Finding("states", "inconclusive", f"{self.folder / 'states'} keeps none: random parts cannot begin")
-        return Finding("states", "equal", f"{len(found)} in {self.folder}")
+        return Finding("states", "equal", f"{len(saved)} in {self.folder}")
 
     def _is_recorded(self, update: int, path: Path) -> bool:
         link = self.by_update[update]

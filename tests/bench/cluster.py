@@ -75,10 +75,10 @@ def run_stages(
     os.environ["WMT_EXECUTOR"] = executor
     before = cpu_seconds(nannies)
     measured = {stage: in_child(stage, folder, cores) for stage in STAGES}
-    result = {stage: float(each["seconds"]) for stage, each in measured.items()}
+    result = {stage: float(timing["seconds"]) for stage, timing in measured.items()}
     result["total"] = sum(result.values())
     # A busy machine changes the processor time less.
-    result["cpu"] = sum(each["cpu_seconds"] for each in measured.values()) + cpu_seconds(nannies) - before
+    result["cpu"] = sum(timing["cpu_seconds"] for timing in measured.values()) + cpu_seconds(nannies) - before
     return result, digests(folder / "data/tokenized") | digests(folder / "data/binned")
 
 
@@ -104,8 +104,8 @@ def measure(folder: Path, pairs: int, merges: int, rounds: int) -> dict[str, Any
             with_kill[stage] = float(in_child(stage, folder, cores)["seconds"])
             thread.join()
         made.append(digests(folder / "data/tokenized") | digests(folder / "data/binned"))
-    rates = {name: [pairs / each["total"] for each in runs] for name, runs in seconds.items()}
-    cpu = {name: statistics.median(each["cpu"] for each in runs) for name, runs in seconds.items()}
+    rates = {name: [pairs / one_run["total"] for one_run in runs] for name, runs in seconds.items()}
+    cpu = {name: statistics.median(one_run["cpu"] for one_run in runs) for name, runs in seconds.items()}
     return {
         **conditions(),
         "pairs": pairs,

@@ -33,10 +33,10 @@ def conditions() -> dict[str, Any]:
 
 def announce(name: str) -> None:
     """Print the conditions at the start of a benchmark, on standard error: standard output may be JSON."""
-    found = conditions()
+    described = conditions()
     print(
-        f"{name}: {found['processor']} ({found['vector_units']}), {found['cores']} cores, {found['threads']} threads, "
-        f"load {found['load']}",
+        f"{name}: {described['processor']} ({described['vector_units']}), {described['cores']} cores, "
+        f"{described['threads']} threads, load {described['load']}",
         file=sys.stderr,
         flush=True,
     )

@@ -33,12 +33,12 @@ class CTranslate2Engine(Engine):
     def run(self, batch: Sequence[Piece], settings: SearchSettings, nbest: int) -> list[list[Hypothesis]]:
         """The score is log_probability / |Y|^alpha, EOS counted, but not where the limit ends a translation."""
         longest = [len(piece.ids) - 1 + settings.max_extra for piece in batch]
-        found = self._search([piece.ids for piece in batch], max(longest), settings, nbest)
-        for index, (hypotheses, limit) in enumerate(zip(found, longest, strict=True)):
+        translated = self._search([piece.ids for piece in batch], max(longest), settings, nbest)
+        for index, (hypotheses, limit) in enumerate(zip(translated, longest, strict=True)):
             # CTranslate2 has one limit for a whole batch: search again where a sentence's own limit is exceeded.
             if any(len(hypothesis.ids) > limit for hypothesis in hypotheses):
-                found[index] = self._search([batch[index].ids], limit, settings, nbest)[0]
-        return found
+                translated[index] = self._search([batch[index].ids], limit, settings, nbest)[0]
+        return translated
 
     def _search(
         self, sentences: list[list[int]], limit: int, settings: SearchSettings, nbest: int
@@ -55,9 +55,9 @@ class CTranslate2Engine(Engine):
             suppress_sequences=self.specials,
             return_scores=True,
         )
-        found: list[list[Hypothesis]] = [[] for _ in results]
-        for hypotheses, result in zip(found, results, strict=True):
+        of_lines: list[list[Hypothesis]] = [[] for _ in results]
+        for hypotheses, result in zip(of_lines, results, strict=True):
             for symbols, score in zip(result.hypotheses, result.scores, strict=True):
                 ids = [self.tokens[symbol] for symbol in symbols]
                 hypotheses.append(Hypothesis(ids, score * (len(ids) + 1) ** settings.alpha, score))
-        return found
+        return of_lines

@@ -161,20 +161,20 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         settings = loaded.description.search.model_copy(update={"alpha": 0.0, "beam": beam, **bound})
         ready = {name: Translator(loaded, None, settings, engine) for name, engine in engines.items()}
         measured = timed(ready, lines, options.repeats)
-        found = {name: values.pop("found") for name, values in measured.items()}
+        by_engine = {name: values.pop("found") for name, values in measured.items()}
         report |= {f"{name}_beam{beam}": values for name, values in measured.items()}
         speed = {name: values["sentences_per_second"] for name, values in measured.items()}
         theirs = max(speed["ctranslate2_float32"], speed["ctranslate2_int8"])
         if options.map:
             report[f"{QUANTIZED}_beam{beam}_ratio_to_map"] = round(speed[QUANTIZED] / speed["ctranslate2_int8_map"], 3)
             report[f"map_agreement_beam{beam}"] = compare(
-                loaded, found["ctranslate2_int8"], found["ctranslate2_int8_map"]
+                loaded, by_engine["ctranslate2_int8"], by_engine["ctranslate2_int8_map"]
             )
         report |= {f"{name}_beam{beam}_ratio": round(speed[name] / theirs, 3) for name in (OURS, QUANTIZED)}
-        report[f"agreement_beam{beam}"] = compare(loaded, found[OURS], found["ctranslate2_float32"])
+        report[f"agreement_beam{beam}"] = compare(loaded, by_engine[OURS], by_engine["ctranslate2_float32"])
         if options.ref:
             reference = options.ref.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-            for name, translations in found.items():
+            for name, translations in by_engine.items():
                 texts = [translation.texts[0] for translation in translations]
                 score = sacrebleu.corpus_bleu(texts, [reference[: len(texts)]]).score
                 report[f"{name}_beam{beam}_bleu"] = round(score, 2)

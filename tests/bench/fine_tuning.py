@@ -74,7 +74,7 @@ def main() -> None:
         statistics[name] = line_statistics(metric(), lines, test[1])
         low, high = bootstrap.interval(statistics[name], score_of(metric()))
         print(f"{name:8} {sacrebleu(lines, test[1])[0]:.1f} ({low:.1f} to {high:.1f})", flush=True)
-    drawn = {name: bootstrap.resampled(each, score_of(metric())) for name, each in statistics.items()}
+    drawn = {name: bootstrap.resampled(of_system, score_of(metric())) for name, of_system in statistics.items()}
     gains = np.mean([drawn[f"tuned {seed}"] - drawn[f"alone {seed}"] for seed in SEEDS], axis=0)
     low, high = np.quantile(gains, (0.025, 0.975))
     print(f"gain of the parent, mean of {len(SEEDS)} seeds: {gains.mean():+.1f} ({low:+.1f} to {high:+.1f})")

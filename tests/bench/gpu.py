@@ -47,13 +47,13 @@ GRACE = 15.0
 
 def settings(case: dict[str, Any], corpus: str) -> Job:
     """The row's own training, whole: only its first updates are trained."""
-    found = training.row_settings(case["row"], "en-de")
-    found["training"] |= {"shards": case["shards"], "precision": "bfloat16", "seed": 1}
-    found["training"] |= {"deterministic": case.get("deterministic", False)}
+    chosen = training.row_settings(case["row"], "en-de")
+    chosen["training"] |= {"shards": case["shards"], "precision": "bfloat16", "seed": 1}
+    chosen["training"] |= {"deterministic": case.get("deterministic", False)}
     if case["tiny"]:
-        found["model"] |= {"N": 2, "d_model": 32, "d_ff": 64, "h": 2, "d_k": 16, "d_v": 16}
-        found["training"] |= {"tokens": 500}
-    return Job.model_validate({**found, "vocabulary": training.WMT14_VOCABULARY, "corpus": corpus})
+        chosen["model"] |= {"N": 2, "d_model": 32, "d_ff": 64, "h": 2, "d_k": 16, "d_v": 16}
+        chosen["training"] |= {"tokens": 500}
+    return Job.model_validate({**chosen, "vocabulary": training.WMT14_VOCABULARY, "corpus": corpus})
 
 
 def work(case: dict[str, Any], corpus: str) -> None:
@@ -78,15 +78,15 @@ def work(case: dict[str, Any], corpus: str) -> None:
         counted = sum(flops.training_flops(job.model, job.output_rows, update.sums) for update in feed[3:])
         sheet = hardware.on_record(trainer.conditions().device)
         peak = (sheet and sheet.bfloat16) or hardware.measure(world.device.type, 1.0, torch.bfloat16)
-        found = {"rate": updates / seconds, "share": counted / seconds / world.size / peak}
-        found |= {"hours": job.training.updates * seconds / updates / 3600, "compiled": trainer.compiled}
-        found["weights"] = digest(trainer.model.state_dict())
+        values = {"rate": updates / seconds, "share": counted / seconds / world.size / peak}
+        values |= {"hours": job.training.updates * seconds / updates / 3600, "compiled": trainer.compiled}
+        values["weights"] = digest(trainer.model.state_dict())
         if profiled is not None:
             key = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
             events = sorted(profiled.key_averages(), key=lambda event: -getattr(event, key))
-            found["kernels"] = [(event.key[:80], getattr(event, key) / 1000 / updates) for event in events[:10]]
+            values["kernels"] = [(event.key[:80], getattr(event, key) / 1000 / updates) for event in events[:10]]
         if world.main:
-            print(json.dumps(found), flush=True)
+            print(json.dumps(values), flush=True)
 
 
 def measured(case: dict[str, Any], corpus: str, until: float, *, eager: bool = False) -> dict[str, Any]:
@@ -159,15 +159,16 @@ def table(common: dict[str, Any], corpus: str, devices: int, price: float, until
     for row in ("base", "big"):
         for shards, processes, eager in dict.fromkeys(cases):
             case = {**common, "row": row, "shards": shards, "processes": processes}
-            found = measured(case, corpus, until, eager=eager)
-            mode = "compiled" if found.get("compiled", not eager) else "eager"
+            values = measured(case, corpus, until, eager=eager)
+            mode = "compiled" if values.get("compiled", not eager) else "eager"
             name = f"{row:5} {shards:6}  {processes:4}  {mode:8}"
-            if "error" in found:
-                print(f"{name}  {found['error']}", flush=True)
+            if "error" in values:
+                print(f"{name}  {values['error']}", flush=True)
                 continue
-            cost = found["hours"] * processes * price
+            cost = values["hours"] * processes * price
             print(
-                f"{name}  {found['rate']:9.2f}  {found['share']:7.1%}  {found['hours']:7.1f}  {cost:7.0f}", flush=True
+                f"{name}  {values['rate']:9.2f}  {values['share']:7.1%}  {values['hours']:7.1f}  {cost:7.0f}",
+                flush=True,
             )
 
 
@@ -181,9 +182,9 @@ def checks(common: dict[str, Any], corpus: str, devices: int, until: float) -> N
     errors = [one["error"] for one in twice if "error" in one]
     same = errors[0] if errors else "same" if twice[0]["weights"] == twice[1]["weights"] else "different"
     print(f"weights of two deterministic trainings: {same}", flush=True)
-    found = measured({**case, "processes": 1, "profile": True}, corpus, until, eager=common["tiny"])
-    print(f"kernels: {found['error']}" if "error" in found else "milliseconds of an update, by kernel")
-    for name, milliseconds in found.get("kernels", []):
+    values = measured({**case, "processes": 1, "profile": True}, corpus, until, eager=common["tiny"])
+    print(f"kernels: {values['error']}" if "error" in values else "milliseconds of an update, by kernel")
+    for name, milliseconds in values.get("kernels", []):
         print(f"{milliseconds:9.2f}  {name}")
 
 

@@ -149,17 +149,17 @@ def measure(folder: Path, pairs: int, merges: int, rounds: int) -> dict[str, Any
     folders = [folder / str(size) for size in sizes]
     for size, place in zip(sizes, folders, strict=True):
         in_child(prepare, place, size, merges, HELD_OUT)
-    found: dict[str, list[list[dict[str, float]]]] = {name: [[] for _ in sizes] for name in STEPS}
+    runs_by_step: dict[str, list[list[dict[str, float]]]] = {name: [[] for _ in sizes] for name in STEPS}
     for number in range(rounds):
         for place, index in zip(folders, range(len(sizes)), strict=True):
             for name in STEPS:
                 if name == "translate" and number == 0:
                     in_child(write_model, place)
-                found[name][index].append(in_child(step, name, place))
+                runs_by_step[name][index].append(in_child(step, name, place))
     steps = {}
-    for name, each in found.items():
-        seconds = [spread([run["seconds"] for run in runs]) for runs in each]
-        megabytes = [max(run["megabytes"] for run in runs) for runs in each]
+    for name, runs_by_size in runs_by_step.items():
+        seconds = [spread([run["seconds"] for run in runs]) for runs in runs_by_size]
+        megabytes = [max(run["megabytes"] for run in runs) for runs in runs_by_size]
         steps[name] = {
             "seconds": seconds,
             "megabytes": megabytes,

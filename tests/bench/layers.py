@@ -64,8 +64,8 @@ class Recurrent(nn.Module):
         self.lstm = nn.LSTM(D_MODEL, D_MODEL, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.lstm(x)[0]
-        return found
+        output: Tensor = self.lstm(x)[0]
+        return output
 
 
 class Convolutional(nn.Module):
@@ -76,8 +76,8 @@ class Convolutional(nn.Module):
         self.convolution = nn.Conv1d(D_MODEL, D_MODEL, K, padding=K // 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.convolution(x.transpose(1, 2))
-        return found
+        output: Tensor = self.convolution(x.transpose(1, 2))
+        return output
 
 
 def layers() -> dict[str, Layer]:
@@ -163,12 +163,12 @@ def measure(longest: int) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for name, layer in compared.items():
         values = {
-            "ms": [each[name]["median"] for each in times],
+            "ms": [timing[name]["median"] for timing in times],
             "flops": [float(multiplications(layer, n)) for n in lengths],
             "kept_bytes": [float(kept_bytes(layer, n)) for n in lengths],
         }
         exponents = {key: round(exponent(lengths, line), 2) for key, line in values.items()}
-        table[name] = values | {"spread": [each[name] for each in times], "exponents": exponents}
+        table[name] = values | {"spread": [timing[name] for timing in times], "exponents": exponents}
     ours = table["self-attention"]["ms"]
     crossings = {name: crossing(lengths, ours, row["ms"]) for name, row in table.items() if name != "self-attention"}
     return {**conditions(), "d_model": D_MODEL, "r": R, "k": K, "n": lengths, "layers": table, "faster_from": crossings}
@@ -214,7 +214,7 @@ def main() -> None:
             )
             if key == "ms":
                 for bound in ("least", "largest"):
-                    print(f"{'  ' + bound:30s}" + "".join(f"{each[bound]:9.2f}" for each in row["spread"]))
+                    print(f"{'  ' + bound:30s}" + "".join(f"{timing[bound]:9.2f}" for timing in row["spread"]))
 
 
 if __name__ == "__main__":

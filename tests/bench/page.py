@@ -81,15 +81,15 @@ def measure(path: Path) -> None:
             start = time.monotonic()
             with opened(browser, path) as shown:
                 shown.wait_for_selector("header [data-ready]")
-                found = {"top": time.monotonic() - start}
+                times = {"top": time.monotonic() - start}
                 for kind, title in VIEWS.items():
                     section = shown.locator("summary", has_text=title)
                     if section.count():
                         begin = time.monotonic()
                         section.first.click()
                         shown.wait_for_selector(f"[data-view={kind}][data-ready]")
-                        found[kind] = time.monotonic() - begin
-            named = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in found.items())
+                        times[kind] = time.monotonic() - begin
+            named = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in times.items())
             print(f"{('first', 'again')[attempt]}: {named}")
 
 

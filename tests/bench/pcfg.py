@@ -125,8 +125,8 @@ class Grammar:
 
     def tag_scores(self, word: str) -> dict[str, float]:
         """Log P(word | tag) of every tag that a word can have; all tags where its class is unknown."""
-        found = self.emission.get(word) or self.emission.get(word_class(word))
-        return found or dict.fromkeys(self.tags, -math.log(self.tags.total()))
+        scores = self.emission.get(word) or self.emission.get(word_class(word))
+        return scores or dict.fromkeys(self.tags, -math.log(self.tags.total()))
 
 
 def _binarised(label: str, children: list[str], markov: int) -> Iterator[tuple[str, str, str]]:
@@ -252,19 +252,19 @@ def main() -> None:
     gold = gold[:: max(1, len(gold) // options.limit)] if options.limit else gold
     trained = time.perf_counter()
     with ProcessPoolExecutor(options.jobs) as pool:
-        found = list(pool.map(partial(parse, grammar), [tree.words() for tree in gold], chunksize=8))
+        trees = list(pool.map(partial(parse, grammar), [tree.words() for tree in gold], chunksize=8))
     seconds = time.perf_counter() - trained
     if options.output:
-        options.output.write_text("".join(f"{tree}\n" for tree, _ in found), encoding="utf-8")
+        options.output.write_text("".join(f"{tree}\n" for tree, _ in trees), encoding="utf-8")
     # Gold tags find the punctuation, as they do for a parser that writes none.
-    scores = score_lines(map(str, gold), [str(retagged(tree, [TAG] * len(tree.words()))) for tree, _ in found])
+    scores = score_lines(map(str, gold), [str(retagged(tree, [TAG] * len(tree.words()))) for tree, _ in trees])
     report = {
         **conditions(),
         "symbols": len(grammar.symbols),
         "binary rules": len(grammar.rule),
         "training seconds": round(trained - begin, 1),
         "parsing seconds": round(seconds, 1),
-        "sentences without a derivation": sum(not derived for _, derived in found),
+        "sentences without a derivation": sum(not derived for _, derived in trees),
         "signature": scores.signature,
         "F1 interval": [round(scores.low, 2), round(scores.high, 2)],
         "all": asdict(scores.total),

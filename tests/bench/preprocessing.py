@@ -67,9 +67,9 @@ def configuration(merges: int) -> dict[str, Any]:
 def peak_memory() -> int:
     """The most bytes that this process, or any of its own that has ended, ever held in memory."""
     # Not RUSAGE_SELF: a new process starts there with what its parent had taken.
-    own = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
-    assert own
-    return max(int(own[1]), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
+    assert match
+    return max(int(match[1]), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024
 
 
 def cpu_seconds() -> float:

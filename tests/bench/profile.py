@@ -49,14 +49,14 @@ def shares(trainer: Trainer, corpus: Corpus, count: int) -> tuple[float, float, 
     feed = trainer.updates(corpus, count + 1)
     trainer.step(next(feed))  # Takes memory from the system.
     made = list(islice(feed, count))
-    with profile(activities=[ProfilerActivity.CPU]) as found:
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
         began = time.perf_counter()
         for update in made:
             trainer.step(update)
         milliseconds = 1000 * (time.perf_counter() - began) / count
     kinds = {f"{room}::{name}": kind for kind, names in KINDS.items() for name in names for room in ("aten", "mkldnn")}
     times: Counter[str] = Counter()
-    for event in found.key_averages():
+    for event in profiled.key_averages():
         times[kinds.get(event.key, "everything else")] += event.self_cpu_time_total / 1000 / count
     sums = sum((update.sums for update in made), LengthSums())
     return milliseconds, training_flops(trainer.job.model, trainer.job.vocabulary, sums) / count, times

@@ -156,20 +156,20 @@ def alone(function: Callable[..., Result], *arguments: Any) -> Result:
 def compare(a: argparse.Namespace, work: Path) -> dict[str, dict[str, Any]]:
     """Train with each precision in turn; the last round's measurements, and the spread of all."""
     vocabulary = alone(prepare, a, work / "corpus")
-    found: dict[str, list[dict[str, Any]]] = {precision: [] for precision in a.precision}
+    by_precision: dict[str, list[dict[str, Any]]] = {precision: [] for precision in a.precision}
     for number in range(a.rounds):
-        for precision, rounds in found.items():
+        for precision, rounds in by_precision.items():
             one = argparse.Namespace(**{**vars(a), "precision": precision})
             rounds.append(alone(measure, one, work / "corpus", vocabulary, work / f"{precision}-{number}"))
     return {
         precision: {
             **rounds[-1],
-            "target_tokens_per_s": spread([each["target_tokens_per_s"] for each in rounds]),
+            "target_tokens_per_s": spread([one_round["target_tokens_per_s"] for one_round in rounds]),
             "share_of_peak": {
-                name: spread([each["share_of_peak"][name] for each in rounds]) for name in rounds[-1]["peaks"]
+                name: spread([one_round["share_of_peak"][name] for one_round in rounds]) for name in rounds[-1]["peaks"]
             },
         }
-        for precision, rounds in found.items()
+        for precision, rounds in by_precision.items()
     }
 
 
@@ -179,10 +179,10 @@ def operations(trainer: Trainer, update: Update) -> int:
         with Counting() as counting:
             trainer.step(update)
         return counting.operations
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
         trainer.step(update)
         torch.cuda.synchronize()
-    return sum(event.count for event in found.key_averages() if STARTS.match(event.key))
+    return sum(event.count for event in profiled.key_averages() if STARTS.match(event.key))
 
 
 class Counting(TorchDispatchMode):

@@ -36,35 +36,39 @@ def distance(one: list[str], other: list[str]) -> int:
 
 def test_every_line_is_a_sentence_in_three_languages() -> None:
     assert len(SENTENCES) >= 25_000
-    assert [each.en for each in SENTENCES] == sorted((each.en for each in SENTENCES), key=lambda en: (en.lower(), en))
-    assert len({each.en for each in SENTENCES}) == len(SENTENCES)
-    for each in SENTENCES:
-        for text in (each.en, each.de, each.fr):
-            assert text == " ".join(text.split()), each
-            assert re.fullmatch(r"[\w',.?!:; -]+[.?!]", text), each
-        assert not re.search(r"\S[?!:;]", each.fr), f"{each}: French has a space before ? ! : ;"
-        assert not re.search(r"\s[?!:;.,]", each.en + each.de), each
+    assert [sentence.en for sentence in SENTENCES] == sorted(
+        (sentence.en for sentence in SENTENCES), key=lambda en: (en.lower(), en)
+    )
+    assert len({sentence.en for sentence in SENTENCES}) == len(SENTENCES)
+    for sentence in SENTENCES:
+        for text in (sentence.en, sentence.de, sentence.fr):
+            assert text == " ".join(text.split()), sentence
+            assert re.fullmatch(r"[\w',.?!:; -]+[.?!]", text), sentence
+        assert not re.search(r"\S[?!:;]", sentence.fr), f"{sentence}: French has a space before ? ! : ;"
+        assert not re.search(r"\s[?!:;.,]", sentence.en + sentence.de), sentence
 
 
 def test_near_duplicates_are_few() -> None:
     """Sentences that are the same but for a name or a number."""
-    alike = Counter(re.sub(f"{NAMES}|{NUMBERS}", "_", each.en) for each in SENTENCES)
+    alike = Counter(re.sub(f"{NAMES}|{NUMBERS}", "_", sentence.en) for sentence in SENTENCES)
     assert sum(count - 1 for count in alike.values()) < 0.05 * len(SENTENCES)
 
 
 def test_no_held_out_sentence_is_within_one_word_of_another() -> None:
     assert [len(SPLITS[name]) for name in ("valid", "test")] == [500, 500]
     assert sum(map(len, SPLITS.values())) == len(SENTENCES)
-    words = [(each.en, re.findall(r"[\w']+", each.en.lower())) for each in SENTENCES]
+    words = [(sentence.en, re.findall(r"[\w']+", sentence.en.lower())) for sentence in SENTENCES]
     for chosen in SPLITS["test"][:20] + SPLITS["valid"][:20]:
-        own = re.findall(r"[\w']+", chosen.en.lower())
-        near = [en for en, other in words if abs(len(own) - len(other)) < 2 and distance(own, other) < 2]
+        chosen_words = re.findall(r"[\w']+", chosen.en.lower())
+        near = [
+            en for en, other in words if abs(len(chosen_words) - len(other)) < 2 and distance(chosen_words, other) < 2
+        ]
         assert near == [chosen.en]
 
 
 def test_a_new_sentence_moves_few_others() -> None:
     more = make_sample.splits([*SENTENCES, make_sample.Sentence("My aunt sings to her plants.", "-", "-", "home")])
-    before, after = ({each.en for each in parts["test"] + parts["valid"]} for parts in (SPLITS, more))
+    before, after = ({sentence.en for sentence in parts["test"] + parts["valid"]} for parts in (SPLITS, more))
     assert len(before - after) <= 3
 
 

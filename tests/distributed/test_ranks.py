@@ -125,13 +125,13 @@ def refused(tmp_path: Path, target: ranks.Target, *given: Any, homes: Any = ()) 
 
 
 def test_processors_of_different_makers_train_with_torchs_products(tmp_path: Path, tiny_job: MakeJob) -> None:
-    found = []
+    used = []
     for libraries in (["onednn", "torch"], ["torch", "onednn"], ["onednn", "onednn"]):
         folder = tmp_path / "-".join(libraries)
         given = tiny_job(updates=1), str(folder), libraries
         assert ranks.results(2, folder, ranks.training_with_products, *given) == [True] * 2
-        found.append(read_state(folder / "resume/update-00000001").conditions.products)
-    assert found == ["torch", "torch", "onednn"]
+        used.append(read_state(folder / "resume/update-00000001").conditions.products)
+    assert used == ["torch", "torch", "onednn"]
 
 
 def test_ranks_with_different_states_do_not_train(tmp_path: Path, tiny_job: MakeJob) -> None:

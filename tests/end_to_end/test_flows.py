@@ -139,9 +139,9 @@ def test_every_stage_is_a_task_and_the_results_come_back_as_an_experiment(orches
     client = MlflowClient(f"sqlite:///{clone.folder}/work/mlflow.db")
     experiment = client.get_experiment_by_name("wmt-en-de")
     assert experiment is not None
-    (found,) = client.search_runs([experiment.experiment_id], f"tags.DVC_EXP_NAME = '{name}'")
-    assert found.info.status == "FINISHED"
-    assert found.data.metrics["bleu"] == round(metrics["bleu"], 2)
+    (mlflow_run,) = client.search_runs([experiment.experiment_id], f"tags.DVC_EXP_NAME = '{name}'")
+    assert mlflow_run.info.status == "FINISHED"
+    assert mlflow_run.data.metrics["bleu"] == round(metrics["bleu"], 2)
 
 
 @pytest.fixture(scope="module")

@@ -186,5 +186,5 @@ def test_trees_run_the_same_way_and_are_scored_by_evalb(tmp_path: Path, monkeypa
     assert "## Parses of the test set" in report
     assert "wmt parse models/average" in report
     assert wmt("parse", "models/average", "--input", "data/raw/test.tinytest.en", "--output", "trees.mrg") == 0
-    found = json.loads(printed("evalb", "data/raw/test.tinytest.tree", "trees.mrg", "--gold-tags", "--json"))
-    assert found["all"]["sentences"] == 4
+    scores = json.loads(printed("evalb", "data/raw/test.tinytest.tree", "trees.mrg", "--gold-tags", "--json"))
+    assert scores["all"]["sentences"] == 4

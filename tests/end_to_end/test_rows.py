@@ -55,7 +55,7 @@ def test_a_row_trains_an_update_and_translates_or_parses_a_sentence(name: str, c
     ids = [4, 5, 6, 7, 8, 9, EOS]
     trainer.model.eval()
     beams = SearchSettings(**{**settings["search"], "max_extra": 5})
-    found = search(trainer.model, torch.tensor([ids]), beams, VOCABULARY)[0][0]
-    (forced,) = score(trainer.model, [(ids, [*found.ids, EOS])])
-    assert found.log_probability == pytest.approx(forced.log_probability, abs=1e-3), "step by step, as at once"
-    assert len(found.ids) <= len(ids) - 1 + 5
+    hypothesis = search(trainer.model, torch.tensor([ids]), beams, VOCABULARY)[0][0]
+    (forced,) = score(trainer.model, [(ids, [*hypothesis.ids, EOS])])
+    assert hypothesis.log_probability == pytest.approx(forced.log_probability, abs=1e-3), "step by step, as at once"
+    assert len(hypothesis.ids) <= len(ids) - 1 + 5

@@ -85,7 +85,9 @@ def test_kubectl_builds_what_kubernetes_has_schemas_of(name: str, without_schema
 
 
 def test_the_example_names_every_variable_and_no_password() -> None:
-    needed = {found["name"]: found["how"] == "?" for found in VARIABLE.finditer((INFRA / "compose.yaml").read_text())}
+    needed = {
+        variable["name"]: variable["how"] == "?" for variable in VARIABLE.finditer((INFRA / "compose.yaml").read_text())
+    }
     example = re.findall(r"^#?([A-Z]\w+)=(.*)$", (INFRA / ".env.example").read_text(), re.MULTILINE)
     assert {name for name, value in example if not value} == {name for name, must in needed.items() if must}
     inside = {"WMT_BIND", "WMT_FOLDER", "S3_FOLDER", "METRICS_FOLDER", "PREFECT_FOLDER", "PREFECT_WORKER_FOLDER",
@@ -152,7 +154,7 @@ def test_the_pool_of_pods_makes_a_job() -> None:
     used = set(re.findall(r"\{\{ (\w+) \}\}", json.dumps(template["job_configuration"])))
     assert used == template["variables"]["properties"].keys()
     spec = template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
-    assert {each["imagePullPolicy"] for each in (*spec["initContainers"], *spec["containers"])} == {"Always"}
+    assert {container["imagePullPolicy"] for container in (*spec["initContainers"], *spec["containers"])} == {"Always"}
     (pod,) = spec["containers"]
     shared, volume = load("kubernetes/shared/kustomization.yaml"), load("kubernetes/shared/volume.yaml")
     assert spec["volumes"][0]["persistentVolumeClaim"]["claimName"] == volume["metadata"]["name"]
@@ -201,10 +203,10 @@ def test_the_lock_and_the_images_are_of_this_repository() -> None:
 
 def test_the_devcontainer_is_the_image_with_this_repository_in_place_of_its_copy() -> None:
     lines = (ROOT / ".devcontainer/devcontainer.json").read_text(encoding="utf-8").splitlines()
-    found = json.loads("".join(line for line in lines if not line.strip().startswith("//")))
-    assert (ROOT / ".devcontainer" / found["build"]["dockerfile"]).resolve() == INFRA / "Dockerfile"
-    assert f"WORKDIR {found['workspaceFolder']}\n" in (INFRA / "Dockerfile").read_text(encoding="utf-8")
-    assert f"target={found['workspaceFolder']}," in found["workspaceMount"]
+    settings = json.loads("".join(line for line in lines if not line.strip().startswith("//")))
+    assert (ROOT / ".devcontainer" / settings["build"]["dockerfile"]).resolve() == INFRA / "Dockerfile"
+    assert f"WORKDIR {settings['workspaceFolder']}\n" in (INFRA / "Dockerfile").read_text(encoding="utf-8")
+    assert f"target={settings['workspaceFolder']}," in settings["workspaceMount"]
 
 
 def test_files_are_checked_out_as_they_are_committed_whatever_git_is_set_to(tmp_path: Path) -> None:

@@ -27,10 +27,10 @@ def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     folder_of(tmp_path / "models/average")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"(?ms)^```python\n(from.*?|import torch.*?)^```$", (ROOT / "nmt/README.md").read_text())
-    found: dict[str, object] = {}
-    exec("".join(blocks), found)
-    assert {name for name in nmt.__all__ if name not in {*found, "Transformer", "__version__"}} == set()
-    assert isinstance(found["model"], nmt.Transformer)
+    namespace: dict[str, object] = {}
+    exec("".join(blocks), namespace)
+    assert {name for name in nmt.__all__ if name not in {*namespace, "Transformer", "__version__"}} == set()
+    assert isinstance(namespace["model"], nmt.Transformer)
     assert not list(tmp_path.glob("models/*.training"))
 
 
@@ -44,9 +44,9 @@ def test_the_defaults_are_row_base_on_one_device() -> None:
     base = rows.settings("base", "en-de")
     fixed = {"d_k": 64, "d_v": 64, "sharing": "all"}
     assert {**MODEL, **fixed} == base["model"]
-    own = {"shards": 1, "precision": "float32"}
+    differing = {"shards": 1, "precision": "float32"}
     machinery = {"arithmetic", "deterministic", "patience", "validation_sample", "verify_every", "keep_states"}
-    assert {name: value for name, value in base["training"].items() if name not in machinery} | own == TRAINING
+    assert {name: value for name, value in base["training"].items() if name not in machinery} | differing == TRAINING
 
 
 @pytest.mark.parametrize(

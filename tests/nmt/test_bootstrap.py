@@ -42,12 +42,12 @@ def test_interval_and_p_value_are_sacrebleus() -> None:
     low, high = bleu.interval(BLEU(), first, references)
     assert low == pytest.approx(one.mean - one.ci, abs=1e-4)
     assert high == pytest.approx(one.mean + one.ci, abs=1e-4)
-    found = bleu.compare(first, second, references, BLEU())
-    assert found.difference == pytest.approx(two.score - one.score)
-    assert found.p_value == pytest.approx(two.p_value, abs=1e-9)
-    assert 0.002 < found.p_value < 0.9
+    comparison = bleu.compare(first, second, references, BLEU())
+    assert comparison.difference == pytest.approx(two.score - one.score)
+    assert comparison.p_value == pytest.approx(two.p_value, abs=1e-9)
+    assert 0.002 < comparison.p_value < 0.9
     turned = bleu.compare(second, first, references, BLEU())
-    assert turned == bootstrap.Comparison(-found.difference, found.p_value)
+    assert turned == bootstrap.Comparison(-comparison.difference, comparison.p_value)
 
 
 GOLD = "(S (NP (D the) (N dog)) (VP (V sees) (NP (D a) (N man))))"
@@ -68,10 +68,12 @@ def parses(flat: int, other: int, exact: int) -> list[str]:
 def test_the_difference_of_two_parsed_files_is_that_of_their_f1() -> None:
     # Matched are 2, 3 or 4 brackets of a sentence: 320 of 400 and 340, and 370 of 400 and 380.
     baseline, system, gold = parses(30, 20, 50), parses(10, 10, 80), [GOLD] * 100
-    found = evalb.compare_systems(baseline, system, gold)
-    assert found.difference == pytest.approx(100 * (740 / 780 - 640 / 740))
-    assert found.p_value < 0.01
-    assert evalb.compare_systems(system, baseline, gold) == bootstrap.Comparison(-found.difference, found.p_value)
+    comparison = evalb.compare_systems(baseline, system, gold)
+    assert comparison.difference == pytest.approx(100 * (740 / 780 - 640 / 740))
+    assert comparison.p_value < 0.01
+    assert evalb.compare_systems(system, baseline, gold) == bootstrap.Comparison(
+        -comparison.difference, comparison.p_value
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,6 +94,6 @@ def test_the_difference_of_two_parsed_files_is_that_of_their_f1() -> None:
 def test_p_values_of_parses(
     baseline: list[str], system: list[str], difference: float | None, p_value: tuple[float, float]
 ) -> None:
-    found = evalb.compare_systems(baseline, system, [GOLD] * len(baseline))
-    assert difference is None or found.difference == pytest.approx(difference)
-    assert p_value[0] <= found.p_value <= p_value[1]
+    comparison = evalb.compare_systems(baseline, system, [GOLD] * len(baseline))
+    assert difference is None or comparison.difference == pytest.approx(difference)
+    assert p_value[0] <= comparison.p_value <= p_value[1]

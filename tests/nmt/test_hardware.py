@@ -21,7 +21,7 @@ def test_hardware_is_found_by_torchs_name() -> None:
         "Tesla V100-PCIE-16GB": "V100 PCIE",
         "NVIDIA GeForce RTX 3090 Ti": "RTX 3090 Ti",
     }
-    assert {device: found and found.name for device in names if (found := on_record(device))} == names
+    assert {device: entry and entry.name for device in names if (entry := on_record(device))} == names
     # A slice of one GPU, and a laptop's.
     for device in ("cpu", "NVIDIA A1000", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090 Laptop GPU"):
         assert on_record(device) is None
@@ -46,10 +46,10 @@ SHEETS = {
 def test_later_gpus_have_their_data_sheets_peaks() -> None:
     assert {entry.name for entry in hardware.HARDWARE} == {"K80", "K40", "M40", "P100", *SHEETS}
     for name, (float32, bfloat16) in SHEETS.items():
-        found = on_record(name)
-        assert (found.peak("float32"), found.sustained) == pytest.approx((float32 * 1e12, 0.9 * float32 * 1e12)), name
-        assert found.peak("bfloat16") == (None if bfloat16 is None else pytest.approx(bfloat16 * 1e12)), name
-        assert "0.9 of peak" in found.source
+        known = on_record(name)
+        assert (known.peak("float32"), known.sustained) == pytest.approx((float32 * 1e12, 0.9 * float32 * 1e12)), name
+        assert known.peak("bfloat16") == (None if bfloat16 is None else pytest.approx(bfloat16 * 1e12)), name
+        assert "0.9 of peak" in known.source
 
 
 def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

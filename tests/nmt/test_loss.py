@@ -35,9 +35,9 @@ def test_equals_the_distribution_written_out_and_its_gradient(eps: float) -> Non
     q.scatter_(1, labels[:, None], 1 - eps)
     expected = -(q * F.log_softmax(states @ table.T, dim=1)).sum()
     expected_gradients = torch.autograd.grad(expected / 7, [states, table])
-    found, likelihood = smoothed_cross_entropy(states, table, labels, eps)
-    gradients = torch.autograd.grad(found / 7, [states, table])
-    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    smoothed, likelihood = smoothed_cross_entropy(states, table, labels, eps)
+    gradients = torch.autograd.grad(smoothed / 7, [states, table])
+    assert smoothed.item() == pytest.approx(expected.item(), rel=1e-6)
     plain = F.cross_entropy(states @ table.T, labels, reduction="sum")
     assert likelihood.item() == pytest.approx(plain.item(), rel=1e-6)
     torch.testing.assert_close(gradients, expected_gradients, rtol=1e-5, atol=1e-4)
@@ -49,16 +49,16 @@ def test_a_few_rows_at_a_time_give_the_same_gradient(monkeypatch: pytest.MonkeyP
     torch.manual_seed(3)
     positions, vocabulary = ROWS["cpu"] + 30, 40
     states, table = (torch.randn(size, 8, requires_grad=True) for size in (positions, vocabulary))
-    labels, found = torch.randint(vocabulary, (positions,)), []
+    labels, results = torch.randint(vocabulary, (positions,)), []
     for part in (2**19, 13 * vocabulary + 1, vocabulary - 1):
         monkeypatch.setattr(loss, "PART", part)
         sums = smoothed_cross_entropy(states.to(dtype), table, labels, 0.1)
         with torch.no_grad():
             assert smoothed_cross_entropy(states.to(dtype), table, labels, 0.1) == sums
-        found.append((torch.stack(sums), *torch.autograd.grad(sums[0], [states, table])))
-    for other in found[1:]:
-        torch.testing.assert_close(other[0], found[0][0], rtol=1e-12, atol=0)
-        assert all(map(torch.equal, other[1:], found[0][1:]))
+        results.append((torch.stack(sums), *torch.autograd.grad(sums[0], [states, table])))
+    for other in results[1:]:
+        torch.testing.assert_close(other[0], results[0][0], rtol=1e-12, atol=0)
+        assert all(map(torch.equal, other[1:], results[0][1:]))
 
 
 def test_bfloat16_rounds_each_gradient_and_not_the_scale_of_all() -> None:
@@ -108,6 +108,6 @@ def test_one_of_both_gradients_alone(frozen: str) -> None:
         tensor.requires_grad_(name != frozen)
     labels = torch.tensor([0, 1, 2, 3, 4, 4])
     inputs = [tensor for name, tensor in given.items() if name != frozen]
-    found = torch.autograd.grad(smoothed_cross_entropy(given["states"], given["table"], labels, 0.0)[0], inputs)
+    gradients = torch.autograd.grad(smoothed_cross_entropy(given["states"], given["table"], labels, 0.0)[0], inputs)
     plain = F.cross_entropy(given["states"] @ given["table"].T, labels, reduction="sum")
-    torch.testing.assert_close(found, torch.autograd.grad(plain, inputs))
+    torch.testing.assert_close(gradients, torch.autograd.grad(plain, inputs))

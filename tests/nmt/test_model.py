@@ -105,9 +105,9 @@ def test_parity_with_torch_transformer(in_training: bool) -> None:
         tgt_mask=~subsequent_mask(3, torch.device("cpu")), src_key_padding_mask=src == PAD,
         memory_key_padding_mask=src == PAD,
     )  # fmt: skip
-    found = model(src, tgt)
+    states = model(src, tgt)
     real = tgt != PAD
-    assert torch.allclose(found[real], expected[real], atol=1e-12)
+    assert torch.allclose(states[real], expected[real], atol=1e-12)
 
 
 @pytest.mark.parametrize("rounded", [False, True])
@@ -172,9 +172,9 @@ def test_one_product_for_all_projections_of_an_input_is_the_same(biases: bool) -
     contexts = [(x, queries), (memory, keys)]
     expected = [module(x, context, queries, of, [None]) for context, of in contexts]
     elsewhere = x.as_subclass(Elsewhere)
-    for found, (context, of) in zip(expected, [(elsewhere, queries), (memory, keys)], strict=True):
+    for output, (context, of) in zip(expected, [(elsewhere, queries), (memory, keys)], strict=True):
         again = module(elsewhere, context, queries, of, [None]).as_subclass(Tensor)
-        torch.testing.assert_close(again, found, rtol=0, atol=1e-12)
+        torch.testing.assert_close(again, output, rtol=0, atol=1e-12)
 
 
 def test_attention_by_hand() -> None:
@@ -192,9 +192,9 @@ def test_attention_by_hand() -> None:
 def test_embeddings_are_scaled_and_placed_before_the_dropout() -> None:
     model = model_of()
     model.embedding.dropout = Scale(0.5)
-    found = model.embedding.embed(torch.tensor([5, 9]), model.embedding.positions(5)[3:])
+    embedded = model.embedding.embed(torch.tensor([5, 9]), model.embedding.positions(5)[3:])
     pe = positional_encoding(5, 16)[3:].double()
-    torch.testing.assert_close(found, 0.5 * (4 * model.embedding.table[[5, 9]] + pe))
+    torch.testing.assert_close(embedded, 0.5 * (4 * model.embedding.table[[5, 9]] + pe))
 
 
 def test_positional_encoding_follows_the_formulas() -> None:
@@ -220,8 +220,8 @@ def test_positions_at_the_edge_of_the_prepared_table(length: int) -> None:
 def test_learned_positions_are_added_row_by_row() -> None:
     embedding = model_of(positions="learned").embedding
     assert "learned" in embedding.state_dict()
-    found = embedding(pack_tensor(torch.full((2, 64), 5)))
-    torch.testing.assert_close(found[64:], embedding.learned + 4 * embedding.table[5])
+    embedded = embedding(pack_tensor(torch.full((2, 64), 5)))
+    torch.testing.assert_close(embedded[64:], embedding.learned + 4 * embedding.table[5])
     with pytest.raises(InputError, match=r"65 subwords, but model\.max_positions is 64"):
         embedding(pack_tensor(torch.full((1, 65), 5)))
 
@@ -240,11 +240,11 @@ def test_tables_have_their_own_rows_and_gradients(sharing: str, rows: list[set[i
         Transformer(SMALL, 30, 11)
     settings = ModelSettings.model_validate({**SMALL.model_dump(), "sharing": sharing})
     model = Transformer(settings, 30, None if sharing == "all" else 11).double().eval()
-    own = list(dict.fromkeys([model.embedding.table, model.target_embedding.table, model.output_table]))
-    assert [table.shape[0] for table in own] == [30, 11, 11][: len(rows)]
-    assert {*own} == {table for table in model.parameters() if table.shape[0] in {30, 11}}
+    tables = list(dict.fromkeys([model.embedding.table, model.target_embedding.table, model.output_table]))
+    assert [table.shape[0] for table in tables] == [30, 11, 11][: len(rows)]
+    assert {*tables} == {table for table in model.parameters() if table.shape[0] in {30, 11}}
     model.logits(model(ids([25, 2]), ids([1, 9])))[..., 4].sum().backward()
-    reached = [{int(row) for row in table.grad.abs().sum(1).nonzero()} for table in own if table.grad is not None]
+    reached = [{int(row) for row in table.grad.abs().sum(1).nonzero()} for table in tables if table.grad is not None]
     assert reached == rows
 
 

@@ -74,8 +74,8 @@ def test_products_are_summed_exactly_over_long_rows_too() -> None:
     torch.testing.assert_close(portable.product(left, right), (left.double() @ right.double()).float())
 
 
-def relative_errors(found: Tensor, exact: list[Decimal]) -> float:
-    return max(abs(float(Decimal(x) / y - 1)) for x, y in zip(found.tolist(), exact, strict=True))
+def relative_errors(approximate: Tensor, exact: list[Decimal]) -> float:
+    return max(abs(float(Decimal(x) / y - 1)) for x, y in zip(approximate.tolist(), exact, strict=True))
 
 
 def test_exp_and_log_are_as_accurate_as_their_format() -> None:
@@ -100,8 +100,8 @@ def test_square_roots_are_rounded_correctly() -> None:
 
 def test_sines_of_positions() -> None:
     x = torch.linspace(-2000, 2000, 4001, dtype=torch.float64)
-    for found, exact in ((portable.sine(x), x.sin()), (portable.sine(x, 1), x.cos())):
-        torch.testing.assert_close(found, exact, rtol=0, atol=3e-16)
+    for computed, exact in ((portable.sine(x), x.sin()), (portable.sine(x, 1), x.cos())):
+        torch.testing.assert_close(computed, exact, rtol=0, atol=3e-16)
     with Portable():
         cosines = x.cos()
     assert torch.equal(cosines, portable.sine(x, 1))
@@ -111,9 +111,9 @@ def gradients(kind: str, function: Callable[..., Tensor], *inputs: Tensor) -> li
     """The result and the gradients of its sum, weighted with another number for each element."""
     leaves = [x.clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
     with portable.arithmetic(kind):
-        found = function(*leaves)
-    weights = spread(*found.shape, seed=9).clamp(-1, 1)
-    return [found.detach(), *torch.autograd.grad(found, [x for x in leaves if x.is_floating_point()], weights)]
+        result = function(*leaves)
+    weights = spread(*result.shape, seed=9).clamp(-1, 1)
+    return [result.detach(), *torch.autograd.grad(result, [x for x in leaves if x.is_floating_point()], weights)]
 
 
 IDS = torch.tensor([[3, 1, 3], [0, 3, 1]])
@@ -131,8 +131,8 @@ MASKED = (8 * A).masked_fill(torch.arange(24).view(2, 3, 4) % 5 < 2, -math.inf)
     ],
 )  # fmt: skip
 def test_functions_and_gradients_are_near_torchs(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
-    ordinary, found = (gradients(kind, function, *inputs) for kind in ("ordinary", "portable"))
-    torch.testing.assert_close(found, ordinary, rtol=1e-5, atol=3e-6)
+    ordinary, exact = (gradients(kind, function, *inputs) for kind in ("ordinary", "portable"))
+    torch.testing.assert_close(exact, ordinary, rtol=1e-5, atol=3e-6)
 
 
 @pytest.mark.parametrize("needs_gradient", [True, False])
@@ -141,20 +141,20 @@ def test_the_loss_is_near_the_ordinary_one(needs_gradient: bool) -> None:
     label = torch.tensor([[0], [39], [7], [7], [1]])
     ordinary = loss.block_loss(logits.clone(), label, 0.1, needs_gradient)
     with Portable():
-        found = portable.block_loss(logits, label, 0.1, needs_gradient)
-    torch.testing.assert_close(found, ordinary, rtol=2e-6, atol=1e-7)
+        exact = portable.block_loss(logits, label, 0.1, needs_gradient)
+    torch.testing.assert_close(exact, ordinary, rtol=2e-6, atol=1e-7)
 
 
 def test_search_is_portable_in_each_of_its_threads(tmp_path: Path) -> None:
     """The log-probabilities are near torch's, and not the same bits."""
-    loaded, found = LoadedModel(folder_of(tmp_path / "model"), torch.device("cpu")), []
+    loaded, by_kind = LoadedModel(folder_of(tmp_path / "model"), torch.device("cpu")), []
     for kind in ("ordinary", "portable"):
         translations = Translator(loaded, engine=Engine(loaded, kind)).translations(["hund und katze"] * 3, 2)
-        found.append([each for translation in translations for each in translation.hypotheses])
-    ordinary, own = ([hypothesis.log_probability for hypothesis in hypotheses] for hypotheses in found)
-    assert [hypothesis.ids for hypothesis in found[0]] == [hypothesis.ids for hypothesis in found[1]]
-    assert own == pytest.approx(ordinary, rel=1e-5)
-    assert own != ordinary
+        by_kind.append([candidate for translation in translations for candidate in translation.hypotheses])
+    ordinary, exact = ([hypothesis.log_probability for hypothesis in hypotheses] for hypotheses in by_kind)
+    assert [hypothesis.ids for hypothesis in by_kind[0]] == [hypothesis.ids for hypothesis in by_kind[1]]
+    assert exact == pytest.approx(ordinary, rel=1e-5)
+    assert exact != ordinary
 
 
 def test_random_numbers_have_their_distributions() -> None:
@@ -187,15 +187,15 @@ def adams(kind: str, found_inf: float) -> list[Tensor]:
 
 @pytest.mark.parametrize("found_inf", [0.0, 1.0])
 def test_adam_is_torchs(found_inf: float) -> None:
-    ordinary, found = (adams(kind, found_inf) for kind in ("ordinary", "portable"))
-    torch.testing.assert_close(found, ordinary)
+    ordinary, exact = (adams(kind, found_inf) for kind in ("ordinary", "portable"))
+    torch.testing.assert_close(exact, ordinary)
 
 
 def test_learned_positions_are_summed_exactly_over_a_batch() -> None:
     table, gradient = torch.zeros(3, 4, requires_grad=True), spread(50, 3, 4)
     with Portable():
-        (found,) = torch.autograd.grad(torch.zeros(50, 3, 4) + table, table, gradient)
-    assert torch.equal(found, portable.exact_sum(gradient, 0).float())
+        (summed,) = torch.autograd.grad(torch.zeros(50, 3, 4) + table, table, gradient)
+    assert torch.equal(summed, portable.exact_sum(gradient, 0).float())
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])

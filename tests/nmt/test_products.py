@@ -52,19 +52,19 @@ def test_results_and_gradients_are_torchs(
     torch.testing.assert_close(y, expected.relu() if relu else expected, rtol=1e-5, atol=1e-5)
     assert len(onednn) == (shape[0] > 0)
     dy = torch.randn(100, *y.shape[:-1]).movedim(0, -1)  # As a transposed view, whose bits are a copy's, too.
-    found, plain = (torch.autograd.grad(result, given, dy) for result in (y, expected.relu() if relu else expected))
-    torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-5)
-    assert all(gradient.is_contiguous() for gradient in found)
+    ours, plain = (torch.autograd.grad(result, given, dy) for result in (y, expected.relu() if relu else expected))
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
+    assert all(gradient.is_contiguous() for gradient in ours)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 64])
 def test_fixed_weights_and_sums(onednn: list[torch.Size], rows: int) -> None:
     x, weight, bias = torch.randn(rows, 40), torch.randn(72, 40), torch.randn(72)
     for given in (bias, None):
-        found = products.Fixed(weight, given)(x)
-        torch.testing.assert_close(found, F.linear(x, weight, given), rtol=1e-5, atol=1e-5)
-    found = products.add_matmul_(torch.ones(40, 72), x.t(), x @ weight.t())
-    torch.testing.assert_close(found, 1 + x.t() @ (x @ weight.t()), rtol=1e-5, atol=1e-4)
+        result = products.Fixed(weight, given)(x)
+        torch.testing.assert_close(result, F.linear(x, weight, given), rtol=1e-5, atol=1e-5)
+    result = products.add_matmul_(torch.ones(40, 72), x.t(), x @ weight.t())
+    torch.testing.assert_close(result, 1 + x.t() @ (x @ weight.t()), rtol=1e-5, atol=1e-4)
     assert len(onednn) == 3
 
 

@@ -24,13 +24,16 @@ def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     notebook = json.loads(tour.TOUR.read_text())
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert SIZES in cells[0]
-    found: dict[str, Any] = {}
+    namespace: dict[str, Any] = {}
     with plt.rc_context({"backend": "Agg"}):
         for cell in (cells[0].replace(SIZES, "updates, pairs, tested = 2, 200, 4"), *cells[1:]):
-            exec(cell, found)
+            exec(cell, namespace)
     # Row i of cross-attention has the subword that it writes.
-    assert [label.get_text() for label in shown[1].axes[0].get_yticklabels()] == [*found["looked"].target[1:], "</s>"]
-    assert [label.get_text() for label in shown[1].axes[0].get_xticklabels()] == found["looked"].source
+    assert [label.get_text() for label in shown[1].axes[0].get_yticklabels()] == [
+        *namespace["looked"].target[1:],
+        "</s>",
+    ]
+    assert [label.get_text() for label in shown[1].axes[0].get_xticklabels()] == namespace["looked"].source
     assert "on 4 lines (nrefs:1|case:mixed|eff:no|tok:13a|" in capsys.readouterr().out
 
 

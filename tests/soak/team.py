@@ -87,8 +87,8 @@ class Team(Orchestra):
 
     def variables(self, name: str) -> dict[str, str]:
         """The environment of a service."""
-        found = {**super().environment(), **self.service(name).get("environment", {}), "PATH": programs()}
-        return {**found, "PGPORT": self.ports["POSTGRES_PORT"], "PGHOST": "127.0.0.1"}
+        values = {**super().environment(), **self.service(name).get("environment", {}), "PATH": programs()}
+        return {**values, "PGPORT": self.ports["POSTGRES_PORT"], "PGHOST": "127.0.0.1"}
 
     def environment(self) -> dict[str, str]:
         """The user's: the clients' settings, which the worker has too."""
@@ -272,6 +272,6 @@ def tree(pid: int) -> list[psutil.Process]:
 def is_listening(process: psutil.Process) -> bool:
     """Whether a process accepts connections."""
     try:
-        return any(found.status == psutil.CONN_LISTEN for found in process.net_connections("inet"))
+        return any(connection.status == psutil.CONN_LISTEN for connection in process.net_connections("inet"))
     except psutil.Error:
         return False

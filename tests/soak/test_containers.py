@@ -223,7 +223,7 @@ def test_services_that_are_killed_in_their_containers_lose_nothing(clone: Clone)
     assert state == "FINISHED"
     assert "bleu" in metrics
     assert b"BLEU" in report
-    assert all(found == sorted(set(found)) for found in steps.values()), steps
+    assert all(updates_sent == sorted(set(updates_sent)) for updates_sent in steps.values()), steps
     assert steps["valid_loss"][-1] == UPDATES
     compose(clone, "down", must=True)
     start(clone)

@@ -82,11 +82,11 @@ class Disturbed(Orchestra):
 
     def halt_mlflow(self) -> None:
         halted = [psutil.Process(pid) for pid in self.at_work("mlflow")]
-        for each in halted:
-            each.suspend()
+        for process in halted:
+            process.suspend()
         time.sleep(DOWN)
-        for each in halted:
-            each.resume()
+        for process in halted:
+            process.resume()
 
 
 def test_cancelled_killed_and_cut_off(tmp_path: Path, undisturbed: Clone) -> None:
@@ -177,10 +177,10 @@ def test_what_the_user_must_mend_is_not_tried_again_and_a_run_may_end_before_the
     assert {name: (task["state_name"], task["run_count"]) for name, task in orchestra.stages(mistaken).items()} == {
         "resolve": ("Refused", 1)
     }
-    for each, stages in ((identity, ["resolve", "download"]), (parsing, ["resolve"])):
-        run = orchestra.ended(each)
-        assert run["state_type"] == "COMPLETED", orchestra.messages(each)
-        assert list(orchestra.how(each)) == stages
+    for flow_run, stages in ((identity, ["resolve", "download"]), (parsing, ["resolve"])):
+        run = orchestra.ended(flow_run)
+        assert run["state_type"] == "COMPLETED", orchestra.messages(flow_run)
+        assert list(orchestra.how(flow_run)) == stages
         assert run["name"] in orchestra.clone.run("git", "for-each-ref", "--format=%(refname)", "refs/exps").stdout
 
 

@@ -178,12 +178,12 @@ def test_killed_at_every_call(tmp_path: Path, tiny_job: MakeJob, extended: bool)
     for number, _ in every_kill(prepared):
         folder = tmp_path / str(number)
         attempt(folder, job)
-        found = result(folder, 5)
+        outcome = result(folder, 5)
         if extended:
             # Its end at update 3 was validated, which a longer training does at its validations alone.
-            assert found["files"] == expected["files"]
+            assert outcome["files"] == expected["files"]
         else:
-            assert found == expected
+            assert outcome == expected
         shutil.rmtree(folder)
     print(f"{number} kills, one at each call")
 

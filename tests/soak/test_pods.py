@@ -70,12 +70,14 @@ def test_two_pods_train_together_and_again_after_the_first_is_evicted(tmp_path: 
 
         assert update() < UPDATES
         pods += [pod(0), pod(1)]
-        assert [each.wait(timeout=LASTING) for each in pods[2:]] == [0, 0], [log.read_text()[-3000:] for log in logs]
+        assert [process.wait(timeout=LASTING) for process in pods[2:]] == [0, 0], [
+            log.read_text()[-3000:] for log in logs
+        ]
     finally:
-        for each in pods:
-            if each.poll() is None:
-                os.killpg(each.pid, signal.SIGKILL)
-                each.wait()
+        for process in pods:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     (done,) = (shared / "work/train").glob("*/done.json")
     assert json.loads(done.read_text())["resumes"] == 1
     assert (shared / "results/metrics.json").exists()

@@ -80,16 +80,16 @@ def test_servers_that_are_killed_change_nothing(tmp_path: Path) -> None:
         client = MlflowClient(f"http://127.0.0.1:{team.mlflow}")
         experiment = client.get_experiment_by_name("wmt-en-de")
         assert experiment is not None
-        (found,) = client.search_runs([experiment.experiment_id])  # The other flow trains nothing.
-        assert found.data.tags["prefect.flow_run_id"] == identity
-        assert found.info.status == "FINISHED"
+        (mlflow_run,) = client.search_runs([experiment.experiment_id])  # The other flow trains nothing.
+        assert mlflow_run.data.tags["prefect.flow_run_id"] == identity
+        assert mlflow_run.info.status == "FINISHED"
         metrics = json.loads((clone.folder / "results/metrics.json").read_text())
-        assert found.data.metrics["bleu"] == round(metrics["bleu"], 2)
-        for key in found.data.metrics:
+        assert mlflow_run.data.metrics["bleu"] == round(metrics["bleu"], 2)
+        for key in mlflow_run.data.metrics:
             # Without times: MLflow's primary key has both, so no two points are equal in step and time.
             if not key.startswith("system/"):
-                steps = [point.step for point in client.get_metric_history(found.info.run_id, key)]
-                assert steps == sorted(set(steps)), (key, client.get_metric_history(found.info.run_id, key))
-        losses = [point.step for point in client.get_metric_history(found.info.run_id, "valid_loss")]
+                steps = [point.step for point in client.get_metric_history(mlflow_run.info.run_id, key)]
+                assert steps == sorted(set(steps)), (key, client.get_metric_history(mlflow_run.info.run_id, key))
+        losses = [point.step for point in client.get_metric_history(mlflow_run.info.run_id, "valid_loss")]
         assert losses == sorted(set(losses))
         assert losses[-1] == UPDATES

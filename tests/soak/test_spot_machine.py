@@ -128,9 +128,9 @@ def test_a_bare_clone_resumes_by_dvc_repro(tmp_path: Path) -> None:
             assert repro.poll() is None
             time.sleep(0.05)
         (stage,) = [
-            each
-            for each in psutil.Process(repro.pid).children(recursive=True)
-            if each.cmdline()[1:] == ["-m", "pipeline", "train"]
+            process
+            for process in psutil.Process(repro.pid).children(recursive=True)
+            if process.cmdline()[1:] == ["-m", "pipeline", "train"]
         ]
         repro.terminate()
         began = time.monotonic()

@@ -75,16 +75,16 @@ def test_all_real_text_has_the_same_ids_and_a_trained_model_translates_it_alike(
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "bpe.out"), trust_remote_code=True)
     translator.settings = translator.settings.changed({"beam": 1})
     source = multi30k("test2016.en")
-    found: list[list[int]] = []
+    generated: list[list[int]] = []
     for start in range(0, len(source), 100):
         batch = tokenizer(source[start : start + 100], return_tensors="pt", padding=True)
         rows = theirs.generate(**batch, num_beams=1)[:, 1:].tolist()
-        found += [[token for token in row if token not in (PAD, EOS)] for row in rows]
+        generated += [[token for token in row if token not in (PAD, EOS)] for row in rows]
     same, loaded = 0, translator.model
-    for line, translation, their in zip(source, translator.translations(source), found, strict=True):
-        own = translation.hypotheses[0].ids
+    for line, translation, their in zip(source, translator.translations(source), generated, strict=True):
+        ours = translation.hypotheses[0].ids
         # transformers has another limit of length.
-        is_cut = len(own) == len(loaded.encode(line)) - 1 + loaded.description.search.max_extra
-        same += own == (their[: len(own)] if is_cut else their)
+        is_cut = len(ours) == len(loaded.encode(line)) - 1 + loaded.description.search.max_extra
+        same += ours == (their[: len(ours)] if is_cut else their)
     print(f"{same:,} of {len(source):,} greedy translations are equal")
     assert same >= 0.995 * len(source), "two subwords are seldom equally likely within rounding"

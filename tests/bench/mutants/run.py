@@ -80,8 +80,8 @@ def operators() -> dict[str, object]:
 
     provider = OperatorProvider()
     # These two need names that are given by hand.
-    found = {name: provider[name]() for name in provider if name not in {"VariableReplacer", "VariableInserter"}}
-    return {**found, "RemoveKeywordArgument": RemoveKeywordArgument(), "RemoveStatement": RemoveStatement()}
+    by_name = {name: provider[name]() for name in provider if name not in {"VariableReplacer", "VariableInserter"}}
+    return {**by_name, "RemoveKeywordArgument": RemoveKeywordArgument(), "RemoveStatement": RemoveStatement()}
 
 
 def silent_spans(source: str) -> list[Span]:
@@ -172,11 +172,11 @@ class Change:
         An entry names a change by `module`, `before` and `after` (without `after`: every change of that text), or what
         every such change takes away by `lost`.
         """
-        own = {"module": self.mutant.module, "before": self.before, "after": self.after}
+        change = {"module": self.mutant.module, "before": self.before, "after": self.after}
         return any(
             entry["lost"] in self.before and entry["lost"] not in self.after
             if "lost" in entry
-            else all(entry.get(key, value) == value for key, value in own.items())
+            else all(entry.get(key, value) == value for key, value in change.items())
             for entry in known
         )
 
@@ -351,7 +351,9 @@ def main() -> int:
             file.write(json.dumps(record) + "\n")
             file.flush()
     verdicts = {identity: record["verdict"] for identity, record in records.items()}
-    text = report([(each, verdicts[each.mutant.key, states[each.mutant.module]]) for each in sample], left_out)
+    text = report(
+        [(mutation, verdicts[mutation.mutant.key, states[mutation.mutant.module]]) for mutation in sample], left_out
+    )
     (WORK / "report.md").write_text(text + "\n", encoding="utf-8")
     print(text)
     return 0

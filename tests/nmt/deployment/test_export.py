@@ -36,9 +36,9 @@ def test_ctranslate2_translates_alike(tmp_path: Path, change: dict[str, Any], mo
     if not change:
         text = (Path(__file__).parents[3] / "nmt/README.md").read_text(encoding="utf-8")
         (example,) = re.findall(r"^```python\n(import ctranslate2.*?)^```$", text, re.DOTALL | re.MULTILINE)
-        exec(example, found := dict[str, Any]())
+        exec(example, namespace := dict[str, Any]())
         german = next(ours.translate(["She sees a dog."]))
-        assert found["german"].startswith(german), "of random weights: up to our limit of its length"
+        assert namespace["german"].startswith(german), "of random weights: up to our limit of its length"
     assert wmt("export", str(folder), "small", "--quantization", "int8") == 0
     assert Path("small/model.bin").stat().st_size < Path("out/model.bin").stat().st_size
     small = CTranslate2Engine(Path("small"), ours.model)

@@ -55,10 +55,10 @@ def run(model: Path, tmp_path: Path, *options: str, lines: list[str] | None = No
 
 
 def test_a_line_in_a_line_out_and_empty_lines_stay(model: Path, tmp_path: Path) -> None:
-    found = run(model, tmp_path)
-    assert [not text for text in found] == [not line.strip() for line in LINES]
+    translated = run(model, tmp_path)
+    assert [not text for text in translated] == [not line.strip() for line in LINES]
     # Neither windows nor batches change order or text.
-    assert run(model, tmp_path, "--window", "2", "--batch-tokens", "20") == found
+    assert run(model, tmp_path, "--window", "2", "--batch-tokens", "20") == translated
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "model", "model.subwords", "out"]
     content = (tmp_path / "in").read_bytes()
     (tmp_path / "unended").write_bytes(content.removesuffix(b"\n"))
@@ -130,7 +130,7 @@ def test_text_that_is_not_composed_is_told(model: Path, tmp_path: Path, capsys: 
 def test_8_bit_weights_do_not_depend_on_the_batch(model: Path, tmp_path: Path) -> None:
     def scores(*options: str) -> list[float]:
         lines = [json.loads(line) for line in run(model, tmp_path, "--json", *options)]
-        return [found["score"] for line in lines for found in line["translations"]]
+        return [translation["score"] for line in lines for translation in line["translations"]]
 
     together = scores("--quantization", "int8")
     assert scores("--quantization", "int8", "--window", "1") == pytest.approx(together, abs=1e-3)
@@ -224,7 +224,7 @@ def test_another_program_gets_each_answer_at_once_and_may_stop_reading(model: Pa
 
 def words(tree: str) -> list[str]:
     """The words of a tree, or of none for an empty line."""
-    return [word for each in read_trees([tree], "the output") for word in each.words()]
+    return [word for parsed in read_trees([tree], "the output") for word in parsed.words()]
 
 
 def test_parsing_says_what_it_repaired_and_each_line_of_json_too(
@@ -244,10 +244,10 @@ def test_parsing_says_what_it_repaired_and_each_line_of_json_too(
     objects = [json.loads(line) for line in shown.out.splitlines()]
     assert [len(one["translations"]) for one in objects] == [2, 0, 2, 2, 0, 2]
     assert [one["translations"][0]["text"] if one["translations"] else "" for one in objects] == parsed
-    found = [each["repairs"] for one in objects for each in one["translations"]]
-    total = sum(map(Counter, found), Counter[str]())
+    repairs = [translation["repairs"] for one in objects for translation in one["translations"]]
+    total = sum(map(Counter, repairs), Counter[str]())
     said, kinds = shown.err.rstrip("\n").split(" trees had to be repaired: ")
-    assert said == f"parse: {sum(map(bool, found))} of 8"
+    assert said == f"parse: {sum(map(bool, repairs))} of 8"
     assert {name: int(count) for name, count in (kind.rsplit(" ", 1) for kind in kinds.split(", "))} == total
     # Standard input, and an n-best list; a parser parses by `wmt translate` too.
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "in").read_bytes())))

@@ -52,11 +52,11 @@ def sample_lines() -> list[str]:
 
 def lines() -> list[str]:
     """Lines of the sample and, where it is at hand, of real text."""
-    found = sample_lines()[:40]
+    texts = sample_lines()[:40]
     if REAL.exists():
         for name in ("multi30k/test2016.en", "newstest/newstest2013.en-de.de", "newstest/newstest2013.en-fr.fr"):
-            found += (REAL / name).read_text(encoding="utf-8").split("\n")[:400:10]
-    return found + HARD
+            texts += (REAL / name).read_text(encoding="utf-8").split("\n")[:400:10]
+    return texts + HARD
 
 
 def word_piece_folder(folder: Path, text: list[str], **own: Any) -> Path:
@@ -89,20 +89,20 @@ def check_alike(folder: Path, out: Path, texts: list[str]) -> Any:
     assert not any(loading.values()), "every weight has its place"
     ids = [loaded.encode(text) for text in texts]
     assert tokenizer(texts).input_ids == ids
-    for each in ids:
-        expected = loaded.target.detokenize(loaded.subwords.decode(each))
-        assert tokenizer.decode(each, skip_special_tokens=True) == expected
+    for row in ids:
+        expected = loaded.target.detokenize(loaded.subwords.decode(row))
+        assert tokenizer.decode(row, skip_special_tokens=True) == expected
     batch = tokenizer(texts[:12], return_tensors="pt", padding=True)
-    start, own = torch.tensor([[1, 5, 9, 6]]), loaded.transformer
+    start, our_model = torch.tensor([[1, 5, 9, 6]]), loaded.transformer
     logits = theirs(**batch, decoder_input_ids=start.expand(12, -1)).logits
     rows = loaded.subwords.used_rows
-    ours = own.logits(own(batch.input_ids, start.expand(12, -1)))[..., :rows]
+    ours = our_model.logits(our_model(batch.input_ids, start.expand(12, -1)))[..., :rows]
     torch.testing.assert_close(logits, ours, atol=1e-3, rtol=0)
     written = theirs.generate(**batch, num_beams=1, max_length=16)[:, 1:].tolist()
     greedy = Translator(loaded, settings=loaded.description.search.changed({"beam": 1})).translations(texts[:12])
-    for translation, found in zip(greedy, written, strict=True):
+    for translation, their_ids in zip(greedy, written, strict=True):
         best = translation.hypotheses[0].ids[:14]
-        assert found[: len(best)] == best
+        assert their_ids[: len(best)] == best
     return tokenizer
 
 
@@ -198,7 +198,7 @@ def test_the_model_card_has_the_scores_of_this_model_alone(tmp_path: Path, capsy
 def test_a_model_folder_of_half_the_size_translates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, half = folder_of(tmp_path / "model", d_ff=512), tmp_path / "half"
     assert wmt("export", str(folder), str(half), "--to", "nmt", "--dtype", "bfloat16") == 0
-    sizes = [(each / "model.safetensors").stat().st_size for each in (folder, half)]
+    sizes = [(model_folder / "model.safetensors").stat().st_size for model_folder in (folder, half)]
     assert sizes[1] < 0.6 * sizes[0]
     assert len({file.stat().st_mode for file in half.glob("*.*")}) == 1, "who can read one can read all"
     rounded = {name: tensor.bfloat16().float() for name, tensor in load_tensors(folder / "model.safetensors").items()}

@@ -138,9 +138,9 @@ def test_the_target_language_chooses_sacrebleus_tokenizer(tmp_path: Path, monkey
     expected = BLEU(trg_lang="zh").corpus_score(CHINESE[0], [CHINESE[1]]).score
     assert expected > 20
     paths = _write(tmp_path, hyp=CHINESE[0], ref=CHINESE[1])
-    found = json.loads(printed("bleu", *paths, "--lang", "zho_Hans", "--json"))
-    assert (found["bleu"], "|tok:zh|" in found["bleu_signature"]) == (round(expected, 9), True)
-    assert not {key for key in found if "paper_way" in key}
+    scores = json.loads(printed("bleu", *paths, "--lang", "zho_Hans", "--json"))
+    assert (scores["bleu"], "|tok:zh|" in scores["bleu_signature"]) == (round(expected, 9), True)
+    assert not {key for key in scores if "paper_way" in key}
     assert "|tok:char|" in printed("bleu", *paths, "--lang", "zh", "--tokenize", "char")
     assert "sacreBLEU has no tokenizer `x`" in refused("bleu", *paths, "--lang", "zh", "--tokenize", "x")
     # Without the segmenter of a language, chrF is the score, and the remedy is told.

@@ -63,15 +63,15 @@ def test_step_by_step_equals_all_positions_at_once(changes: dict[str, object]) -
 
 
 def test_packed_weights_decode_as_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, found = model_of().float(), []
+    model, results = model_of().float(), []
     for library in ("torch", "onednn"):
         monkeypatch.setattr(products, "chosen", library)
         decoder = Decoder(model)
         packed = sum(isinstance(module, products.Fixed) for module in decoder.model.modules())
         assert packed == (0 if library == "torch" else 2 * (6 + 5))  # Two layers a stack; five others are fused.
         assert decoder.model.embedding.table is model.embedding.table
-        found.append(step(decoder.start(SRC), torch.full((2, 1), BOS)))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+        results.append(step(decoder.start(SRC), torch.full((2, 1), BOS)))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
     assert all(isinstance(module, products.Linear) for name, module in model.named_modules() if ".W_" in name)
 
 
@@ -85,10 +85,10 @@ def test_hypotheses_share_what_came_before_and_nothing_else() -> None:
     state.step(torch.tensor([[10, 11], [12, 13]]))
     state.select_sentences(torch.tensor([1]))
     state.select_hypotheses(torch.tensor([[1, 0]]))
-    found = step(state, torch.tensor([[14, 15]]))
+    log_p = step(state, torch.tensor([[14, 15]]))
     for place, ids in enumerate(([BOS, 8, 13, 14], [BOS, 8, 12, 15])):
         expected = model.logits(model(SRC[1:, :2], torch.tensor([ids]))).log_softmax(2)[0, -1]
-        assert torch.allclose(found[0, place], expected, atol=1e-10)
+        assert torch.allclose(log_p[0, place], expected, atol=1e-10)
 
 
 def test_the_best_of_rows_are_those_of_topk() -> None:
@@ -108,9 +108,9 @@ def test_the_best_of_rows_are_those_of_topk() -> None:
 def test_an_ensemble_gives_the_mean_of_the_probabilities_in_logarithms() -> None:
     first, second = Decoder(model_of(1)), Decoder(model_of(2))
     begin = torch.full((2, 1), BOS)
-    found = step(Ensemble([first, second, second]).start(SRC), begin)
+    log_p = step(Ensemble([first, second, second]).start(SRC), begin)
     one, two = (step(decoder.start(SRC), begin).exp() for decoder in (first, second))
-    assert torch.allclose(found.exp(), (one + 2 * two) / 3, atol=1e-12)
+    assert torch.allclose(log_p.exp(), (one + 2 * two) / 3, atol=1e-12)
     unlikely = Decoder(model_of(1).float())
     unlikely.output = lambda x: x.new_zeros(*x.shape[:2], ROWS).index_fill(2, torch.tensor(7), -300.0)
     # exp(-300) is 0 in float32.
@@ -120,12 +120,12 @@ def test_an_ensemble_gives_the_mean_of_the_probabilities_in_logarithms() -> None
 def test_forced_scoring_says_what_the_search_said_and_holds_a_blocks_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     model, logits = model_of(3), Transformer.logits
     monkeypatch.setattr(forced_scoring, "_ROWS", 3)
-    found = search(model, SRC, HOW, ROWS, nbest=4)
+    nbest_lists = search(model, SRC, HOW, ROWS, nbest=4)
     sources = [[5, 6, 7, EOS], [8, EOS]]
-    pairs = [(src, [*h.ids, EOS]) for src, best in zip(sources, found, strict=True) for h in best]
-    said = [h.log_probability for best in found for h in best]
+    pairs = [(src, [*h.ids, EOS]) for src, best in zip(sources, nbest_lists, strict=True) for h in best]
+    said = [h.log_probability for best in nbest_lists for h in best]
     sizes: list[int] = []
-    monkeypatch.setattr(Transformer, "logits", lambda own, x: (sizes.append(x[..., 0].numel()), logits(own, x))[1])
+    monkeypatch.setattr(Transformer, "logits", lambda self, x: (sizes.append(x[..., 0].numel()), logits(self, x))[1])
     scored = score(model, pairs)
     assert max(sizes) == 3
     assert [one.log_probability for one in scored] == pytest.approx(said, abs=1e-9)

@@ -103,10 +103,10 @@ def agree(forward: Forward, sources: list[list[int]], settings: SearchSettings, 
     src = torch.tensor([[*source, *[PAD] * (longest - len(source))] for source in sources])
     ours = search(forward.decoder, src, settings, SUBWORDS, nbest)
     theirs = [naive(forward, source, settings, nbest) for source in sources]
-    for found, expected in zip(ours, theirs, strict=True):
-        assert [hypothesis.ids for hypothesis in found] == [ids for ids, _, _ in expected]
-        assert [hypothesis.log_probability for hypothesis in found] == pytest.approx([p for _, p, _ in expected])
-        assert [hypothesis.score for hypothesis in found] == pytest.approx([score for _, _, score in expected])
+    for hypotheses, expected in zip(ours, theirs, strict=True):
+        assert [hypothesis.ids for hypothesis in hypotheses] == [ids for ids, _, _ in expected]
+        assert [hypothesis.log_probability for hypothesis in hypotheses] == pytest.approx([p for _, p, _ in expected])
+        assert [hypothesis.score for hypothesis in hypotheses] == pytest.approx([score for _, _, score in expected])
     return theirs
 
 
@@ -126,8 +126,8 @@ def test_finds_what_the_naive_search_finds(beam: int, stop: str) -> None:
         forward, sources = example(seed)
         chance = Random(f"{seed} {beam} {stop}")
         settings = how(beam, chance.choice((0.0, 0.6, 1.0, 2.0)), chance.randrange(5), stop)
-        for source, found in zip(sources, agree(forward, sources, settings, chance.randint(1, beam)), strict=True):
-            longest += any(len(ids) == len(source) - 1 + settings.max_extra for ids, _, _ in found)
+        for source, hypotheses in zip(sources, agree(forward, sources, settings, chance.randint(1, beam)), strict=True):
+            longest += any(len(ids) == len(source) - 1 + settings.max_extra for ids, _, _ in hypotheses)
     assert longest > 3, "too few of the translations are as long as they may be"
 
 
@@ -189,9 +189,9 @@ class _ByHandState(DecodingState):
 
 def by_hand(table: Mapping[str, Mapping[str, float]], settings: SearchSettings, nbest: int = 1) -> dict[str, float]:
     """The translations of a source of one subword, best first, with their probabilities."""
-    found = search(ByHand(table), torch.tensor([[4, EOS]]), settings, SUBWORDS, nbest)[0]
-    texts = ["".join(LETTERS[token - UNK - 1] for token in one.ids) for one in found]
-    return {text: round(math.exp(one.log_probability), 9) for text, one in zip(texts, found, strict=True)}
+    hypotheses = search(ByHand(table), torch.tensor([[4, EOS]]), settings, SUBWORDS, nbest)[0]
+    texts = ["".join(LETTERS[token - UNK - 1] for token in one.ids) for one in hypotheses]
+    return {text: round(math.exp(one.log_probability), 9) for text, one in zip(texts, hypotheses, strict=True)}
 
 
 @pytest.mark.parametrize("stop", EVERY_STOP)

@@ -96,9 +96,9 @@ def test_a_search_in_another_thread_does_not_change_attention(model: Path) -> No
             pool.submit(member.encode, pack_tensor(other, member.settings.h)).result()
 
     handle = member.decoder[0].register_forward_pre_hook(search)
-    found = attention_maps.attention_of(member, source, target)
+    weights = attention_maps.attention_of(member, source, target)
     handle.remove()
-    assert all(torch.equal(found[name], expected[name]) for name in attention_maps.ATTENTIONS)
+    assert all(torch.equal(weights[name], expected[name]) for name in attention_maps.ATTENTIONS)
 
 
 def test_a_blank_line_has_no_subwords_whatever_the_tokenizer(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,15 +118,15 @@ def test_the_library_refuses_nothing_that_fits_and_splits_what_does_not(model: P
     assert len(whole.pieces(long)) == 1
     assert len(parted.pieces(long)) == 3
     alone = list(parted.translate(["the old man sees a dog.", "He did not see it.", "She sleeps well."]))
-    (found,) = parted.translations([long])
-    assert found.texts == [" ".join(alone)]
-    (best,) = found.hypotheses
+    (translation,) = parted.translations([long])
+    assert translation.texts == [" ".join(alone)]
+    (best,) = translation.hypotheses
     subwords = len(best.ids) + 3  # An EOS for each sentence.
     assert best.score == pytest.approx(best.log_probability / length_penalty(subwords, parted.settings.alpha))
     wordless = f"?! {'.' * 99}"
-    (found,) = Translator(whole.model, longest=12, split="sentences").translations([f"{wordless} {long[-16:]}"])
-    assert [piece.text for piece in found.pieces] == [wordless, "She sleeps well."]
-    assert found.texts == [f"{wordless} {alone[2]}"], "copied, as a line of its own is"
+    (translation,) = Translator(whole.model, longest=12, split="sentences").translations([f"{wordless} {long[-16:]}"])
+    assert [piece.text for piece in translation.pieces] == [wordless, "She sleeps well."]
+    assert translation.texts == [f"{wordless} {alone[2]}"], "copied, as a line of its own is"
     with pytest.raises(InputError, match=r"line 2: the line `the old .* at most 12"):
         list(parted.translate(["we do", long.replace(".", "")]))
 
@@ -141,13 +141,13 @@ def test_words_are_aligned_by_the_attention_to_all_their_subwords(parser: Path) 
         return alignment([model.transformer], piece.ids, ids).numpy()
 
     attention = model.word_attention(ids, piece.text, weights)
-    found, whole = attention(), alignment([translator.model.transformer], piece.ids, ids)[:4]
+    of_words, whole = attention(), alignment([translator.model.transformer], piece.ids, ids)[:4]
     heads = attention_maps.attention_of(translator.model.transformer, piece.ids, ids)["cross"][-1]
     assert torch.equal(whole, heads.mean(0)[:4])
     parts = len(translator.model.subwords.encode("unbelievably"))
     assert parts > 1
-    assert found[:, 0] == pytest.approx(whole[:, :parts].sum(1).numpy())
-    assert found[:, 1:] == pytest.approx(whole[:, parts:-1].numpy())
+    assert of_words[:, 0] == pytest.approx(whole[:, :parts].sum(1).numpy())
+    assert of_words[:, 1:] == pytest.approx(whole[:, parts:-1].numpy())
     assert LoadedModel(folder_of(parser.parent / "text")).word_attention([5], piece.text, weights) is None
     (piece,) = translator.pieces("the\u00a0dog sees")
     assert model.word_attention(ids, piece.text, weights) is not None, "treebanks' words have such spaces"
@@ -192,8 +192,8 @@ def test_an_ensemble_is_of_one_pair_and_vocabulary(model: Path, tmp_path: Path) 
     other = folder_of(tmp_path / "second", seed=2)
     lines = [LINES[0]] * 3
     one, two, both = (Translator(folders).translations(lines) for folders in (model, other, [str(model), other]))
-    found = [next(translations).hypotheses[0].log_probability for translations in (one, two, both)]
-    assert len(set(found)) == 3
+    log_probabilities = [next(translations).hypotheses[0].log_probability for translations in (one, two, both)]
+    assert len(set(log_probabilities)) == 3
     for strange in (folder_of(tmp_path / "french", target="fr"), folder_of(tmp_path / "upper", words=WORDS.upper())):
         with pytest.raises(
             InputError, match=r"(upper|french).* has another pair, tokenizer or vocabulary than .*model: "

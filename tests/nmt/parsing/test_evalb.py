@@ -68,8 +68,8 @@ HE = "(S (NP (PRP He)) (VP (VBD ran) (ADVP (RB away))) (. .))"
 
 
 def tree(text: str) -> Tree:
-    (found,) = read_trees([text], "test")
-    return found
+    (parsed,) = read_trees([text], "test")
+    return parsed
 
 
 def counts(gold: str, parsed: str) -> Sentence:
@@ -87,13 +87,21 @@ def test_its_own_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(evalb, "DELETED", evalb.DELETED - {"."})
     monkeypatch.setattr(evalb, "SAME_LABEL", {"TT": "T"})
     scores = evalb.read(*write(tmp_path, GOLD, PARSED))
-    for row, each in enumerate(scores.sentences, start=1):
+    for row, sentence in enumerate(scores.sentences, start=1):
         if row in SCORED:
-            found = (each.length, each.matched, each.gold, each.parsed, each.crossing, each.words, each.tags)
-            assert (found, each.error) == (SCORED[row], None), row
+            actual = (
+                sentence.length,
+                sentence.matched,
+                sentence.gold,
+                sentence.parsed,
+                sentence.crossing,
+                sentence.words,
+                sentence.tags,
+            )
+            assert (actual, sentence.error) == (SCORED[row], None), row
         else:
-            assert each.skipped == (row in SKIPPED), row
-            assert (each.error is None) == (row in SKIPPED), row
+            assert sentence.skipped == (row in SKIPPED), row
+            assert (sentence.error is None) == (row in SKIPPED), row
     for total, numbers in (
         (scores.total, (24, 5, 2, 87.76, 90.53, 89.12, 52.94, 0.06, 94.12, 100.00, 98.15)),
         (scores.short, (23, 5, 2, 81.25, 85.25, 83.20, 50.00, 0.06, 93.75, 100.00, 96.88)),
@@ -118,15 +126,15 @@ def test_its_own_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_brackets_counted_by_hand(gold: str, parsed: str, matched: tuple[int, int, int]) -> None:
-    each = counts(gold, parsed)
-    assert (each.matched, each.gold, each.parsed) == matched
+    sentence = counts(gold, parsed)
+    assert (sentence.matched, sentence.gold, sentence.parsed) == matched
 
 
 def test_sentences_with_other_words_cannot_be_scored() -> None:
-    each = counts("(S (NN dog) (, ,) (NN cat))", "(S (NN dog) (NN ,) (NN cat))")
-    assert each.error == "2 words in GOLD and 3 in PARSED, without punctuation by its tags"
-    each = counts("(S (. .))", "(S (NN dog))")
-    assert each.error == "0 words in GOLD and 1 in PARSED, without punctuation by its tags"
+    sentence = counts("(S (NN dog) (, ,) (NN cat))", "(S (NN dog) (NN ,) (NN cat))")
+    assert sentence.error == "2 words in GOLD and 3 in PARSED, without punctuation by its tags"
+    sentence = counts("(S (. .))", "(S (NN dog))")
+    assert sentence.error == "0 words in GOLD and 1 in PARSED, without punctuation by its tags"
     assert counts("(S (NN dog))", "(S (NN cat))").error == "the word `dog` in GOLD is `cat` in PARSED"
 
 
@@ -165,8 +173,8 @@ def test_the_command_names_sentences_that_cannot_be_scored_and_takes_the_gold_ta
     comma = "(S (NP (NN a)) (, ,) (VP (VB b)))"
     gold, parsed = write(tmp_path, [comma] * 2, ["(S (NP (NN a)) (NN ,) (VP (VB b)))", comma])
     for options, errors in (((), [1]), (("--gold-tags",), [])):
-        found = json.loads(printed("evalb", gold, parsed, "--json", *options))
-        assert (found["all"]["f1"], [each["line"] for each in found["errors"]]) == (100.0, errors)
+        report = json.loads(printed("evalb", gold, parsed, "--json", *options))
+        assert (report["all"]["f1"], [error["line"] for error in report["errors"]]) == (100.0, errors)
 
 
 @pytest.mark.parametrize(

@@ -142,8 +142,8 @@ def test_every_output_becomes_a_tree_with_all_words(name: Linearisation, symbols
     ],
 )
 def test_each_rule_for_malformed_output(symbols: str, expected: str, repairs: dict[str, int]) -> None:
-    tree, found = delinearise(symbols.split(), ["a", "b"], "vinyals")
-    assert (str(tree), found) == (expected, repairs)
+    tree, counted = delinearise(symbols.split(), ["a", "b"], "vinyals")
+    assert (str(tree), counted) == (expected, repairs)
 
 
 def weights(looked: str) -> NDArray[np.floating]:
@@ -165,8 +165,8 @@ def weights(looked: str) -> NDArray[np.floating]:
 )
 def test_words_are_aligned_by_attention(symbols: str, looked: str, expected: str, repairs: dict[str, int]) -> None:
     words, known = ["the", "big", "dog", "runs"], {"/S", "/NP", "/VP"}
-    found = align(symbols.split(), words, "tensor2tensor", known, lambda: weights(looked))
-    assert (" ".join(found[0]), found[1]) == (expected, repairs)
+    aligned = align(symbols.split(), words, "tensor2tensor", known, lambda: weights(looked))
+    assert (" ".join(aligned[0]), aligned[1]) == (expected, repairs)
 
 
 def test_an_output_with_as_many_words_as_the_sentence_is_left_as_it_is() -> None:
@@ -184,9 +184,9 @@ def test_the_alignment_is_the_best_of_all_in_order(seed: int, symbols: int, word
 
     choices = product([None, *range(words)], repeat=symbols)
     in_order = (c for c in choices if (taken := [w for w in c if w is not None]) == sorted(set(taken)))
-    found = _partners(gains)
-    assert [word for word in found if word is not None] == sorted({word for word in found if word is not None})
-    assert total(found) == pytest.approx(max(map(total, in_order)))
+    chosen = _partners(gains)
+    assert [word for word in chosen if word is not None] == sorted({word for word in chosen if word is not None})
+    assert total(chosen) == pytest.approx(max(map(total, in_order)))
 
 
 def test_a_very_deep_tree_is_handled() -> None:

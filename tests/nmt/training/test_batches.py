@@ -65,15 +65,18 @@ def test_an_epoch_holds_every_pair_once_on_any_number_of_ranks(
     count, shards = updates_an_epoch(corpus, tokens), 2**levels
     for epoch in range(2):
         first, last = epoch * count + 1, (epoch + 1) * count
-        found = {}
+        shards_by_update = {}
         for ranks in {shards, max(1, shards >> fewer)}:
-            each = [
+            of_ranks = [
                 list(updates(corpus, seed, tokens, shards, rank, ranks, range(first, last + 1)))
                 for rank in range(ranks)
             ]
             # Every rank knows the whole update's size, which its loss is divided by.
-            assert len({(update.number, update.sums, update.padded) for own in each for update in own}) == count
-            for parts in zip(*each, strict=True):
+            assert (
+                len({(update.number, update.sums, update.padded) for of_rank in of_ranks for update in of_rank})
+                == count
+            )
+            for parts in zip(*of_ranks, strict=True):
                 assert [part.first for part in parts] == list(range(0, shards, shards // ranks))
                 batches = [batch for part in parts for batch in part.shards]
                 assert len(batches) == shards
@@ -82,8 +85,10 @@ def test_an_epoch_holds_every_pair_once_on_any_number_of_ranks(
                 assert parts[0].padded == sum(mask.numel() for side in sides for mask in side.masks)
                 # The same shards, whatever rank has them.
                 content = [None if batch is None else batch.src.ids.tolist() for batch in batches]
-                assert found.setdefault(parts[0].number, content) == content
-        seen = Counter(id_ for content in found.values() for shard in content if shard for id_ in shard if id_ >= 10)
+                assert shards_by_update.setdefault(parts[0].number, content) == content
+        seen = Counter(
+            id_ for content in shards_by_update.values() for shard in content if shard for id_ in shard if id_ >= 10
+        )
         assert seen == Counter({10 + i: 1 for i in range(len(sizes))})
 
 
@@ -92,8 +97,8 @@ def test_an_update_is_the_same_wherever_training_starts_and_another_in_the_next_
     corpus = binned(tmp_path, numbered([(int(a), int(a) + 1) for a in rng.integers(2, 30, 200)]))
 
     def content(first: int) -> dict[int, list[Any]]:
-        found = updates(corpus, 7, 100, 4, 0, 1, range(first, 41))
-        return {update.number: [batch and batch.src.ids.tolist() for batch in update.shards] for update in found}
+        made = updates(corpus, 7, 100, 4, 0, 1, range(first, 41))
+        return {update.number: [batch and batch.src.ids.tolist() for batch in update.shards] for update in made}
 
     alone = content(1)
     assert content(25) == {number: alone[number] for number in range(25, 41)}
@@ -178,9 +183,9 @@ def test_a_cut_is_in_the_order_with_less_padding(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pairs", range(1, 9))
 def test_fewer_pairs_than_parts_leave_empty_parts(tmp_path: Path, pairs: int) -> None:
     corpus = Corpus([write_arrow(tmp_path / "a.arrow", numbered([(5, 5)] * pairs))])
-    found = cut(corpus, np.arange(pairs), 8)
-    assert sorted(map(len, found.parts)) == [0] * (8 - pairs) + [1] * pairs
-    assert found.padded == 10 * pairs
+    made = cut(corpus, np.arange(pairs), 8)
+    assert sorted(map(len, made.parts)) == [0] * (8 - pairs) + [1] * pairs
+    assert made.padded == 10 * pairs
 
 
 def test_updates_come_in_another_order_in_each_epoch_and_with_each_seed(tmp_path: Path) -> None:
@@ -210,21 +215,21 @@ def test_pairs_and_lines_are_found_over_blocks_and_files(tmp_path: Path) -> None
     sizes = [(2 + i % 5, 1 + i % 9) for i in range(40)]
     corpus = binned(tmp_path, numbered(sizes))
     assert corpus.src_lengths.dtype == np.uint16
-    found = []
+    order = []
     for first, last in pairwise(corpus.file_starts.tolist()):
         for index in range(first, last):
             source, target = (corpus.padded(side, np.array([index]))[0] for side in (0, 1))
             assert (len(source), len(target)) == (corpus.src_lengths[index], corpus.tgt_lengths[index])
-            found.append(int(source[0]) - 10)
-    assert sorted(found) == list(range(40))
-    assert [sizes[number] for number in found] == list(zip(corpus.src_lengths, corpus.tgt_lengths, strict=True))
+            order.append(int(source[0]) - 10)
+    assert sorted(order) == list(range(40))
+    assert [sizes[number] for number in order] == list(zip(corpus.src_lengths, corpus.tgt_lengths, strict=True))
     uppers = [4, 8, 99]
     by_hand = [next(i for i, upper in enumerate(uppers) if t <= upper) for t in corpus.tgt_lengths]
     bins = corpus.sort_keys(np.arange(40))
     assert [sorted(set(bins.tolist())).index(b) for b in bins] == by_hand
     assert corpus.tokens == sum(s + t for s, t in sizes)
     sums = corpus.sums(np.array([0, 1]))
-    (s0, t0), (s1, t1) = sizes[found[0]], sizes[found[1]]
+    (s0, t0), (s1, t1) = sizes[order[0]], sizes[order[1]]
     assert (sums.pairs, sums.source, sums.target) == (2, s0 + s1, t0 + t1)
     assert (sums.source_squared, sums.target_squared) == (s0 * s0 + s1 * s1, t0 * t0 + t1 * t1)
     assert sums.product == s0 * t0 + s1 * t1

@@ -26,14 +26,14 @@ def hashes(folder: Path) -> list[tuple[int, str]]:
 
 def test_checkpoints_chosen_updates_and_the_end_have_links(tmp_path: Path, tiny_job: MakeJob) -> None:
     assert run(tiny_job(updates=17, verify_every=4), tmp_path / "run")
-    found = links(tmp_path / "run")
-    assert [link.update for link in found] == [4, 5, 8, 10, 12, 15, 16, 17]
-    assert chain.broken(found) is None
+    chain_links = links(tmp_path / "run")
+    assert [link.update for link in chain_links] == [4, 5, 8, 10, 12, 15, 16, 17]
+    assert chain.broken(chain_links) is None
     for path in checkpoint.checkpoints(tmp_path / "run/checkpoints"):
-        (link,) = [link for link in found if link.update == checkpoint.update_of(path)]
+        (link,) = [link for link in chain_links if link.update == checkpoint.update_of(path)]
         assert tensors.digest(tensors.load_tensors(path)) == link.weights
     last = checkpoint.latest_resume(tmp_path / "run/resume")
-    assert chain.state_hashes(last) == (found[-1].weights, found[-1].moments)
+    assert chain.state_hashes(last) == (chain_links[-1].weights, chain_links[-1].moments)
 
 
 def test_a_stopped_training_has_the_chain_of_an_undisturbed_one(tmp_path: Path, tiny_job: MakeJob) -> None:
@@ -116,11 +116,11 @@ def test_the_hash_of_losses_covers_numbers_and_not_times() -> None:
 
 def test_a_link_that_was_changed_breaks_the_chain(tmp_path: Path, tiny_job: MakeJob) -> None:
     assert run(tiny_job(updates=15), tmp_path)
-    found = links(tmp_path)
+    chain_links = links(tmp_path)
     for key in ("weights", "moments", "losses", "link"):
-        changed = [found[0], found[1].model_copy(update={key: "0" * 64}), found[2]]
+        changed = [chain_links[0], chain_links[1].model_copy(update={key: "0" * 64}), chain_links[2]]
         assert chain.broken(changed) == changed[1]
-    assert chain.broken(found[1:]) == found[1]
+    assert chain.broken(chain_links[1:]) == chain_links[1]
     (tmp_path / "chain.jsonl").write_text('{"update": 1}\n')
     with pytest.raises(InputError, match=r"chain.jsonl holds no chain of hashes"):
         links(tmp_path)
@@ -136,7 +136,7 @@ def test_the_digest_of_tensors_covers_name_dtype_shape_and_bytes() -> None:
         {"a": torch.zeros(2, 3).to(torch.int32), "b": torch.ones(4)},
         {"a": torch.zeros(2, 3), "b": torch.nextafter(torch.ones(4), torch.zeros(4))},
     ]
-    assert len({tensors.digest(each) for each in [one, *others]}) == 5
+    assert len({tensors.digest(variant) for variant in [one, *others]}) == 5
     # A view of every second value, as it is and copied.
     assert tensors.digest({"a": torch.arange(6.0)[::2]}) == tensors.digest({"a": torch.tensor([0.0, 2.0, 4.0])})
 

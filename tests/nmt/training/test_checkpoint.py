@@ -21,8 +21,8 @@ def saved(path: Path, **tensors: torch.Tensor) -> Path:
 def test_average_by_hand_is_summed_in_float64(tmp_path: Path) -> None:
     values = [(1.0, 1e8), (2.0, 1.5), (6.0, -1e8)]
     paths = [saved(tmp_path / f"{i}.safetensors", w=torch.tensor(pair)) for i, pair in enumerate(values)]
-    found = average(paths)["w"]
-    assert (found.tolist(), found.dtype) == ([3.0, 0.5], torch.float32)
+    averaged = average(paths)["w"]
+    assert (averaged.tolist(), averaged.dtype) == ([3.0, 0.5], torch.float32)
 
 
 def test_average_refuses_what_does_not_belong_together(tmp_path: Path) -> None:

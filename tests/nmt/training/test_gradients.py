@@ -35,8 +35,8 @@ def linked_worlds(size: int) -> list[World]:
     sent: dict[tuple[int, int], Queue[Tensor]] = {pair: Queue() for pair in product(range(size), repeat=2)}
 
     class Linked(World):
-        def _swap(self, own: Tensor, received: Tensor, partner: int) -> None:
-            sent[self.rank, partner].put(own.clone())
+        def _swap(self, outgoing: Tensor, received: Tensor, partner: int) -> None:
+            sent[self.rank, partner].put(outgoing.clone())
             received.copy_(sent[partner, self.rank].get(timeout=20))
 
     return [Linked(rank, size, CPU) for rank in range(size)]
@@ -44,11 +44,11 @@ def linked_worlds(size: int) -> list[World]:
 
 def summed(shards: Shards, processes: int) -> list[list[Tensor]]:
     """Each process' gradients of all parameters."""
-    own = len(shards) // processes
+    of_process = len(shards) // processes
 
     def of_rank(world: World) -> list[Tensor]:
         gradients = Gradients([], world)
-        for shard in shards[world.rank * own : (world.rank + 1) * own]:
+        for shard in shards[world.rank * of_process : (world.rank + 1) * of_process]:
             gradients.add([torch.tensor(values) for values in shard])
         return list(gradients.total())
 
@@ -70,16 +70,16 @@ def test_any_number_of_processes_has_the_sum_of_the_tree(levels: int, sizes: lis
             values[random.random(values.size) < 0.1] = -0.0
     expected = [tree([shard[i] for shard in shards]).tobytes() for i in range(len(sizes))]
     for processes in [2**level for level in range(levels + 1)]:
-        for found in summed(shards, processes):
-            assert [gradient.numpy().tobytes() for gradient in found] == expected
+        for totals in summed(shards, processes):
+            assert [gradient.numpy().tobytes() for gradient in totals] == expected
 
 
 def test_another_order_has_another_sum_and_shapes_stay() -> None:
     """What the property above says nothing about if every order gave the same bits."""
     values = [np.float32(x) for x in (1e8, 1.0, -1e8, 1.0)]
     assert float(values[0] + values[1] + values[2] + values[3]) == 1.0
-    for found in summed([[np.full((1, 2), value), np.ones((3,))] for value in values], 2):
-        assert [gradient.tolist() for gradient in found] == [[[0.0, 0.0]], [4.0, 4.0, 4.0]]
+    for totals in summed([[np.full((1, 2), value), np.ones((3,))] for value in values], 2):
+        assert [gradient.tolist() for gradient in totals] == [[[0.0, 0.0]], [4.0, 4.0, 4.0]]
 
 
 @pytest.mark.parametrize(("shards", "most"), [(1, 1), (2, 1), (4, 2), (16, 4)])

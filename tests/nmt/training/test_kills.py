@@ -53,15 +53,15 @@ def test_a_killed_write_leaves_the_old_or_the_new(tmp_path: Path, kind: str) -> 
     seen = set()
     for number, point in every_kill(prepared):
         path = tmp_path / str(number) / "path"
-        found = read(path)
-        if found is None:
+        content_now = read(path)
+        if content_now is None:
             # Between the two renames: whatever else happens, the next writer puts the old one back.
             assert (kind, point) == ("folder", "before replace")
             with pytest.raises(RuntimeError, match="no room"), writing(path):
                 raise RuntimeError("no room")
-            found = read(path)
-        assert found in ("old", "new")
-        seen.add(found)
+            content_now = read(path)
+        assert content_now in ("old", "new")
+        seen.add(content_now)
         write(path, "newer", kind)
         assert read(path) == "newer"
         assert names(path.parent) == ["path"]
@@ -106,7 +106,7 @@ def test_a_killed_save_leaves_a_whole_state(tmp_path: Path, training: Training, 
         assert path is not None, point
         state = load_state(path, model, optimizer)
         assert state.padded == state.update == checkpoint.update_of(path)
-        moments = [moment for each in optimizer.state.values() for moment in each.values()]
+        moments = [moment for of_parameter in optimizer.state.values() for moment in of_parameter.values()]
         assert values([*model.parameters(), *moments]) == {state.update}, point
         seen.add(state.update)
         save(folder, next_update)
@@ -131,8 +131,8 @@ def test_a_killed_checkpoint_leaves_those_before_until_it_is_whole(tmp_path: Pat
     seen = set()
     for number, _ in every_kill(prepared):
         folder = tmp_path / str(number)
-        found = [checkpoint.update_of(path) for path in checkpoint.checkpoints(folder)]
-        seen.add(tuple(found))
+        kept = [checkpoint.update_of(path) for path in checkpoint.checkpoints(folder)]
+        seen.add(tuple(kept))
         for path in checkpoint.checkpoints(folder):
             assert values(tensors.load_tensors(path).values()) == {checkpoint.update_of(path)}
         save(folder, 3)

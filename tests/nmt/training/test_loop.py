@@ -166,7 +166,7 @@ def test_a_damaged_state_is_told_and_the_newest_whole_one_resumed(
     assert f"{path} is damaged and removed" in told
     assert "resuming after update 8 of 12" in told
     assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "run"))
-    assert [each.name for each in (tmp_path / "run/resume").iterdir()] == ["update-00000012"]
+    assert [saved.name for saved in (tmp_path / "run/resume").iterdir()] == ["update-00000012"]
 
 
 def test_without_a_whole_state_nothing_is_lost(tmp_path: Path, tiny_job: MakeJob) -> None:

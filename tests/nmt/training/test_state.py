@@ -147,8 +147,8 @@ def test_unknown_missing_and_wrong_keys_are_refused(tmp_path: Path, text: str, c
     absent = r"absent/state.json cannot be resumed from \(.*: remove .*absent to start"
     with pytest.raises(InputError, match=absent):
         read_state(tmp_path / "absent")
-    before, found, after = content.rpartition(text)
-    assert found
+    before, matched, after = content.rpartition(text)
+    assert matched
     (tmp_path / "state.json").write_text(before + changed + after, encoding="latin-1")
     with pytest.raises(InputError) as caught:
         read_state(tmp_path)

@@ -113,7 +113,7 @@ def test_validation_is_the_plain_loss_of_each_pair_without_dropout(tiny_job: Mak
     trainer.step(an_update(trainer))
     valid = Corpus([Path(trainer.job.corpus) / "valid.arrow"])
     with dropouts_watched(trainer) as seen:
-        found = trainer.validate(valid)
+        loss = trainer.validate(valid)
     assert seen
     assert all(given is result or torch.equal(given, result) for _, given, result in seen)
     total, tokens = 0.0, 0
@@ -123,7 +123,7 @@ def test_validation_is_the_plain_loss_of_each_pair_without_dropout(tiny_job: Mak
         logits = trainer.model.logits(trainer.model(src[None], tgt_in[None]))[0]
         total += F.cross_entropy(logits, tgt, reduction="sum").item()
         tokens += len(tgt)
-    assert found == pytest.approx(total / tokens, rel=1e-5)
+    assert loss == pytest.approx(total / tokens, rel=1e-5)
     # The next update has its dropout again.
     with dropouts_watched(trainer) as seen:
         trainer.step(an_update(trainer, 2))
@@ -137,9 +137,9 @@ def test_examples_have_no_special_in_them(tiny_job: MakeJob, monkeypatch: pytest
     order = [UNK, BOS, PAD, 9, EOS]
 
     def logits(states: torch.Tensor) -> torch.Tensor:
-        found = torch.zeros(len(states), 16)
-        found[:, order] = torch.arange(len(order), 0, -1.0)
-        return found
+        scores = torch.zeros(len(states), 16)
+        scores[:, order] = torch.arange(len(order), 0, -1.0)
+        return scores
 
     monkeypatch.setattr(one.model, "logits", logits)
     examples = one.translate_examples(Corpus([Path(job.corpus) / "valid.arrow"]))
@@ -316,8 +316,8 @@ def test_a_report_is_of_the_updates_since_the_last(tiny_job: MakeJob) -> None:
     assert (interval.updates, interval.sums) == (3, sums)
     for name in ("loss", "nll", "norm"):
         assert getattr(interval, name) == pytest.approx(sum(getattr(one, name) for one in singly))
-    found = interval_record(together.job, together.measured.state, interval)
-    assert found["gradient_norm"] == pytest.approx(interval.norm / 3)
+    record = interval_record(together.job, together.measured.state, interval)
+    assert record["gradient_norm"] == pytest.approx(interval.norm / 3)
     empty = together.measured.take_interval()
     assert empty == Interval().model_copy(update={"seconds": empty.seconds})
 

@@ -61,8 +61,8 @@ def test_every_row_resolves(updates: int, asked: Callable[..., Plan], monkeypatc
 
 
 def test_overrides_of_params_hold_for_all_runs_under_the_budget(asked: Callable[..., Plan]) -> None:
-    own = {"training": {"tokens": 400, "updates": 7}, "search": None, "model": {}}
-    shared = asked(pair="en-de", overrides=own).overrides
+    given = {"training": {"tokens": 400, "updates": 7}, "search": None, "model": {}}
+    shared = asked(pair="en-de", overrides=given).overrides
     assert shared["training"].items() >= {("tokens", 400), ("warmup_steps", 400), ("learning_rate_scale", 0.5)}
     assert shared["training"].items() >= {("updates", 10), ("checkpoint_every", 2)}
     assert shared["subwords"] == {"merges": 4000}
@@ -133,11 +133,11 @@ def test_each_job_has_gpus_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, jobs: int, shown: list[str]
 ) -> None:
     names = {PLAN.name(row, 1): (row, 1) for row in ("base", "A-h1", "A-h4", "A-h16")}
-    both, found = threading.Barrier(jobs), list[str]()
+    both, devices = threading.Barrier(jobs), list[str]()
 
     def run(copy: Path, command: list[str], log: object, tick: object, **variables: str) -> int:
         both.wait(60)  # So many work at the same time.
-        found.append(variables.get("CUDA_VISIBLE_DEVICES", ""))
+        devices.append(variables.get("CUDA_VISIBLE_DEVICES", ""))
         both.wait(60)
         return 0
 
@@ -146,7 +146,7 @@ def test_each_job_has_gpus_of_its_own(
     monkeypatch.setattr(copies, "run", run)
     monkeypatch.setattr(copies, "save", lambda *_: None)
     ablation.run_all(PLAN, names, (), jobs)
-    assert [sorted(found[at : at + jobs]) for at in range(0, 4, jobs)] == [shown] * (4 // jobs)
+    assert [sorted(devices[at : at + jobs]) for at in range(0, 4, jobs)] == [shown] * (4 // jobs)
 
 
 def test_a_name_tells_settings_and_text_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_the_report_is_of_different_runs(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(ablation, "OUT", tmp_path / "out")
     monkeypatch.setattr(ablation, "finished", lambda commit: {})
-    monkeypatch.setattr(ablation, "results", lambda found, names: names)
+    monkeypatch.setattr(ablation, "results", lambda experiments, names: names)
     monkeypatch.setattr(ablation, "run_all", lambda plan, names, known, jobs: None)
     monkeypatch.setattr(ablation, "markdown", lambda caption, measured: f"{len(measured)} runs")
     assert printed("ablation", "--rows", "base", "--seeds", "1", "--seeds", "2", "--seeds", "1") == "2 runs\n"

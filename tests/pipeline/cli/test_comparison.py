@@ -200,9 +200,9 @@ def test_parses_are_compared_by_f1_with_a_paired_bootstrap(make: Make, tmp_path:
 
 
 def test_the_verdict_names_what_matters_first_and_counts_the_rest() -> None:
-    found = Comparison(difference=-0.04, p_value=0.5)
+    gain = Comparison(difference=-0.04, p_value=0.5)
     keys = ("averaging.last", "model.N", "run.seed", "training.checkpoint_every", "training.eps_ls", "training.updates")
     changed = [(key, "1", "2") for key in keys]
-    said = comparison.verdict("name", changed, found, "BLEU")
+    said = comparison.verdict("name", changed, gain, "BLEU")
     ordered = ", ".join(f"{key} 2 instead of 1" for key in ("updates", "N", "eps_ls", "last"))
     assert said == f"{ordered}, and 1 more: +0.0 BLEU (p = 0.500, over sentences, not over seeds)"

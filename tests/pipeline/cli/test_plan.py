@@ -125,10 +125,10 @@ def test_nothing_would_run_after_a_finished_run_and_every_stage_before_the_first
 
 def test_a_training_value_reruns_training_and_what_follows(finished: None) -> None:
     override(training={"updates": 7})
-    found = runs()
-    assert (found["resolve"], found["train"]) == ("changed: overrides", "changed: training")
-    assert found.keys() >= {"train", "average", "decode", "score", "certify", "attention", "report"}
-    assert not found.keys() & {"download", "tokenize", "learn_subwords", "binarize"}
+    reasons = runs()
+    assert (reasons["resolve"], reasons["train"]) == ("changed: overrides", "changed: training")
+    assert reasons.keys() >= {"train", "average", "decode", "score", "certify", "attention", "report"}
+    assert not reasons.keys() & {"download", "tokenize", "learn_subwords", "binarize"}
 
 
 def test_code_of_search_reruns_decoding_and_what_follows(finished: None) -> None:
@@ -136,15 +136,15 @@ def test_code_of_search_reruns_decoding_and_what_follows(finished: None) -> None
     shutil.rmtree("models")
     path = Path("dvc.yaml")
     path.write_text(path.read_text().replace("python -m pipeline score", "python -m pipeline score --again"))
-    found = runs()
-    assert found.items() >= {
+    reasons = runs()
+    assert reasons.items() >= {
         ("decode", "changed: nmt/inference"),
         ("score", "changed: the command"),
         ("attention", "changed: nmt/inference"),
         ("certify", "follows decode, score"),
     }
-    assert found["report"].startswith("follows attention, certify, decode, score")
-    assert not found.keys() & {"binarize", "train", "average"}
+    assert reasons["report"].startswith("follows attention, certify, decode, score")
+    assert not reasons.keys() & {"binarize", "train", "average"}
 
 
 def test_adding_a_corpus_leaves_the_download_of_another_up_to_date(finished: None) -> None:
@@ -159,9 +159,9 @@ def test_the_version_of_sacrebleu_decides_scores_and_their_certificate_alone(fin
     upgraded = asked.model_copy(update={"versions": asked.versions.model_copy(update={"sacrebleu": "0.0.1"})})
     assert runs(upgraded) == {}, "DVC does not see that a library changed"
     Path("params.yaml").write_text(json.dumps({**resolution.read_params(), "overrides": {"model": None}}))
-    found = runs(upgraded)
-    assert found.keys() >= {"resolve", "score", "certify", "report"}
-    assert not found.keys() & {"binarize", "train", "average", "decode", "attention"}
+    reasons = runs(upgraded)
+    assert reasons.keys() >= {"resolve", "score", "certify", "report"}
+    assert not reasons.keys() & {"binarize", "train", "average", "decode", "attention"}
 
 
 def test_outside_a_repository_dvc_has_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,14 +258,14 @@ def test_add_takes_no_name_that_is_taken(texts: list[str]) -> None:
 
 def test_files_of_ones_own_are_not_deleted_by_force(texts: list[str]) -> None:
     """Catalogs of treebanks tell their users to put files into data/local."""
-    own = Path("data/local/mine/train.en")
-    own.parent.mkdir(parents=True)
-    own.write_bytes(Path("elsewhere/train.en").read_bytes())
-    given = [word.replace("elsewhere/train.en", str(own)) for word in texts]
+    users_file = Path("data/local/mine/train.en")
+    users_file.parent.mkdir(parents=True)
+    users_file.write_bytes(Path("elsewhere/train.en").read_bytes())
+    given = [word.replace("elsewhere/train.en", str(users_file)) for word in texts]
     said = "data/local/mine/train.en is a file, not a link to one, and --force would delete it: move it elsewhere"
     assert said in refused("catalog", *given, "--force")
-    assert own.read_bytes() == Path("elsewhere/train.en").read_bytes()
-    assert not own.is_symlink()
+    assert users_file.read_bytes() == Path("elsewhere/train.en").read_bytes()
+    assert not users_file.is_symlink()
 
 
 @pytest.mark.parametrize(

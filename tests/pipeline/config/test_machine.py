@@ -149,13 +149,13 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [(None, ["GPU-1a", "GPU-2b"]), ("1", ["GPU-2b"]), ("GPU-1", ["GPU-1a"]), ("", []), ("0, 1", ["GPU-1a", "GPU-2b"])],
 )
 def test_gpus_are_those_that_cuda_shows(
-    nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, found: list[str]
+    nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: list[str]
 ) -> None:
     nvidia_smi.write_text("#!/bin/sh\necho 'GPU-1a, A100, 40960 MiB'; echo 'GPU-2b, H100 80GB, 81559 MiB'\n")
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [gpu.id for gpu in machine.gpus()] == found
-    if found[1:]:
+    assert [gpu.id for gpu in machine.gpus()] == expected
+    if expected[1:]:
         assert machine.gpus()[1] == machine.Gpu("GPU-2b", "H100 80GB", "81559 MiB")
 
 

@@ -256,14 +256,14 @@ def test_a_local_file_without_a_checksum_in_the_catalog_is_known_by_its_bytes(re
     content["pairs"]["en-de"]["train"][0]["source"] = {"path": "train.en", "lines": 1}
     catalog.write_text(yaml.safe_dump(content))
     Path("params.yaml").write_text(yaml.safe_dump(PARAMS))
-    found = set()
+    written = set()
     for text in ("a\n", "b\n"):
         Path("train.en").write_text(text)
         resolve.run()
         side = yaml.safe_load(CONFIG.read_text())["data"]["train"][0]["source"]
         assert side["sha256"] == sha256(text.encode()).hexdigest()
-        found.add(CONFIG.read_bytes())
-    assert len(found) == 2
+        written.add(CONFIG.read_bytes())
+    assert len(written) == 2
 
 
 @pytest.mark.parametrize(

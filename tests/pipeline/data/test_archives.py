@@ -40,8 +40,8 @@ def test_only_the_wanted_members_of_a_tar_in_its_order(tmp_path: Path, mode: str
     content = [("x/b.de", TEXT), ("other", b"no"), ("./x/a.en", b"A" * 3_000_000), (long, TEXT)]
     path = tar(tmp_path / "a", *content, mode=mode)
     assert is_archive(path)
-    found = list(read(path, "x/a.en", "x/b.de", long).items())
-    assert found == [("x/b.de", TEXT), ("x/a.en", b"A" * 3_000_000), (long, TEXT)]
+    members_read = list(read(path, "x/a.en", "x/b.de", long).items())
+    assert members_read == [("x/b.de", TEXT), ("x/a.en", b"A" * 3_000_000), (long, TEXT)]
     assert [name for name, _ in members(path, ["x/a.en", "x/b.de"])] == ["x/b.de", "x/a.en"], "left unread"
 
 
@@ -51,8 +51,8 @@ def test_zip_gz_and_sgm(tmp_path: Path) -> None:
     content = [("x/a.gz", parts), ("b.sgm", sgm), ("b.sgm.gz", gzip.compress(sgm)), ("other", b"no")]
     for path in (zipped(tmp_path / "a.zip", *content), tar(tmp_path / "a.tgz", *content)):
         assert is_archive(path)
-        found = read(path, "x/a.gz", "b.sgm", "b.sgm.gz")
-        assert found == {"x/a.gz": TEXT, "b.sgm": b"A & B\nC\n", "b.sgm.gz": b"A & B\nC\n"}
+        members_read = read(path, "x/a.gz", "b.sgm", "b.sgm.gz")
+        assert members_read == {"x/a.gz": TEXT, "b.sgm": b"A & B\nC\n", "b.sgm.gz": b"A & B\nC\n"}
 
 
 def test_a_tar_that_ends_with_a_zip_is_a_tar(tmp_path: Path) -> None:
@@ -103,10 +103,10 @@ def test_what_is_cut_is_read_or_told(tmp_path_factory: pytest.TempPathFactory, k
     whole = (zipped(path, *content) if kind == "zip" else tar(path, *content, mode=kind)).read_bytes()
     path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
     try:
-        found = read(path, "a", "b.gz")
+        members_read = read(path, "a", "b.gz")
     except (InputError, *BROKEN):
         return
-    assert found == {"a": content[0][1], "b.gz": TEXT * 20}
+    assert members_read == {"a": content[0][1], "b.gz": TEXT * 20}
 
 
 def test_segments() -> None:

@@ -353,5 +353,5 @@ def test_without_a_sha256_it_has_the_md5_or_is_at_least_an_archive(server: Serve
 def test_two_runs_side_by_side_fetch_once(server: Server, tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as threads:
         both = [threads.submit(obtain, tmp_path, archive(server.url)) for _ in range(2)]
-        assert [each.result() for each in both] == [CONTENT] * 2
+        assert [future.result() for future in both] == [CONTENT] * 2
     assert len(server.requests) == 1

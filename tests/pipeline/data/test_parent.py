@@ -40,13 +40,15 @@ def resolved(start: object = "parent", **overrides: dict[str, Any]) -> Configura
 
 
 def test_parents_are_known_by_their_weights_and_give_subwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = resolved()
+    configuration = resolved()
     weights = sha256(Path("parent", WEIGHTS).read_bytes()).hexdigest()
-    assert found.training.start_from == StartSettings(folder="parent", weights=weights)
-    assert found.subwords == SubwordSettings(kind="bpe", merges=60, vocabulary=None, multiple_of=8)
-    assert resolution.name(found.model_dump()) == "start_from=parent · sample-sample-s1"
+    assert configuration.training.start_from == StartSettings(folder="parent", weights=weights)
+    assert configuration.subwords == SubwordSettings(kind="bpe", merges=60, vocabulary=None, multiple_of=8)
+    assert resolution.name(configuration.model_dump()) == "start_from=parent · sample-sample-s1"
     start = {"training.start_from.folder": "parent", "training.start_from.weights": weights}
-    assert resolution.changed(found.model_dump()) == start, "not the parent's subwords, which may not be overridden"
+    assert resolution.changed(configuration.model_dump()) == start, (
+        "not the parent's subwords, which may not be overridden"
+    )
     # Dropout and the first weights of a new model decide no shape.
     assert resolved(model={"P_drop": 0.3, "initialisation": "glorot"})
     # A queued experiment runs in a copy of the repository.
@@ -54,14 +56,14 @@ def test_parents_are_known_by_their_weights_and_give_subwords(tmp_path: Path, mo
     (tmp_path / "copy/data/catalog").symlink_to(ROOT / "data/catalog")
     monkeypatch.chdir("copy")
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    assert resolved().training == found.training
+    assert resolved().training == configuration.training
 
 
 def test_the_folder_of_a_run_stands_for_its_average() -> None:
     shutil.copytree("parent", Path("run") / AVERAGE)
-    found = resolved("run").training.start_from
-    assert found is not None
-    assert (found.folder, parent_folder.find(found)) == ("run", Path("run") / AVERAGE)
+    start = resolved("run").training.start_from
+    assert start is not None
+    assert (start.folder, parent_folder.find(start)) == ("run", Path("run") / AVERAGE)
 
 
 @pytest.mark.parametrize(

@@ -30,21 +30,21 @@ def test_every_pair_has_a_flow_and_every_deployment_one_of_them(flow: Any) -> No
     from prefect.utilities.callables import get_call_parameters
     from prefect.utilities.importtools import import_object
 
-    assert [each.name for each in flow.FLOWS] == ["wmt", "wmt-en-de", "wmt-en-fr", "parse-en"]
+    assert [one_flow.name for one_flow in flow.FLOWS] == ["wmt", "wmt-en-de", "wmt-en-fr", "parse-en"]
     text = (ROOT / "infra/prefect.yaml").read_text().replace("# schedules:", "schedules:")
     deployments = yaml.safe_load(text)["deployments"]
-    for each, deployment in zip(flow.FLOWS, deployments, strict=True):
-        assert deployment["name"] == each.name
-        assert import_object(deployment["entrypoint"]) is each
-        assert deployment["entrypoint"] == f"{each.fn.__module__}.{each.fn.__name__}"
-        assert list(each.parameters.properties) == ["pair", "row", "corpus", "seed", "overrides", "target", "force"]
-        assert all("description" in parameter for parameter in each.parameters.properties.values())
+    for one_flow, deployment in zip(flow.FLOWS, deployments, strict=True):
+        assert deployment["name"] == one_flow.name
+        assert import_object(deployment["entrypoint"]) is one_flow
+        assert deployment["entrypoint"] == f"{one_flow.fn.__module__}.{one_flow.fn.__name__}"
+        assert list(one_flow.parameters.properties) == ["pair", "row", "corpus", "seed", "overrides", "target", "force"]
+        assert all("description" in parameter for parameter in one_flow.parameters.properties.values())
         (schedule,) = deployment["schedules"]
-        each.validate_parameters(get_call_parameters(each.fn, (), schedule["parameters"]))
+        one_flow.validate_parameters(get_call_parameters(one_flow.fn, (), schedule["parameters"]))
 
 
 def test_the_form_offers_the_rows_corpora_and_stages_of_the_pair_and_has_defaults(flow: Any) -> None:
-    translates, parses = (each.parameters.properties for each in (flow.wmt_en_fr, flow.parse_en))
+    translates, parses = (one_flow.parameters.properties for one_flow in (flow.wmt_en_fr, flow.parse_en))
     assert {"base", "big", "C-N2", "sample"} < set(translates["row"]["enum"])
     assert {"parse-wsj", "parse-semi", "parse-small", "parse-sample"} <= set(parses["row"]["enum"])
     assert not set(translates["row"]["enum"]) & set(parses["row"]["enum"])

@@ -30,7 +30,7 @@ def test_a_short_name_is_written_out(typed: str, meant: str) -> None:
     from pipeline.flows import flow, prefect_plugin  # Prefect takes a second, which collecting tests need not.
 
     assert prefect_plugin.long_names(["prefect", *typed.split()]) == ["prefect", *meant.split()]
-    assert tuple(each.name for each in flow.FLOWS) == prefect_plugin.NAMES
+    assert tuple(one_flow.name for one_flow in flow.FLOWS) == prefect_plugin.NAMES
 
 
 def hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str | None, command: str) -> Any:

@@ -24,11 +24,11 @@ def lines(count: int = 3003) -> list[Line]:
     """Lines of which the first are hostile; the scores fall with the number."""
     chosen = random.Random(1)
     words = ["man", "dog", "house", "sees", "old"]
-    found = [Line(text, text, text[::-1], 0.0) for text in HOSTILE]
+    made = [Line(text, text, text[::-1], 0.0) for text in HOSTILE]
     for number in range(len(HOSTILE), count):
         reference = " ".join(chosen.choices(words, k=12))
-        found.append(Line(f"source {number}", reference, reference.replace("dog", "cat"), 100 - number / 100))
-    return found
+        made.append(Line(f"source {number}", reference, reference.replace("dog", "cat"), 100 - number / 100))
+    return made
 
 
 def attention_file(path: Path, layers: int = 2, heads: int = 4) -> Path:
@@ -63,8 +63,8 @@ def learned(folder: Path) -> View:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
+    with chromium() as started:
+        yield started
 
 
 @pytest.fixture(scope="module")

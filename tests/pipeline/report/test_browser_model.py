@@ -59,8 +59,8 @@ def sentences(count: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
+    with chromium() as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +74,12 @@ def scripts(browser: Browser) -> Page:
 
 def dequantized(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The weights that the page computes with: matrices rounded to 8 bits, vectors as they are."""
-    found = dict(weights)
+    rounded = dict(weights)
     for name, tensor in weights.items():
         if tensor.dim() == 2:
             steps, scales = browser_model.quantize(tensor)
-            found[name] = torch.from_numpy(steps.astype(np.float32) * scales[:, None])
-    return found
+            rounded[name] = torch.from_numpy(steps.astype(np.float32) * scales[:, None])
+    return rounded
 
 
 @contextmanager
@@ -98,8 +98,8 @@ def computed(shown: Page, lines: list[str], button: str) -> list[str]:
     shown.get_by_role("button", name=button).click()
     output = shown.locator(".translation[data-lines]")
     output.wait_for(timeout=4 * PATIENCE)
-    found: list[str] = json.loads(output.get_attribute("data-lines") or "")
-    return found
+    texts: list[str] = json.loads(output.get_attribute("data-lines") or "")
+    return texts
 
 
 def learned(kind: str, *symbols: str) -> subwords.Subwords:
@@ -118,8 +118,8 @@ def test_tokenizer_and_detokenizer_are_moses(scripts: Page, language: Any, token
     lines = [*UNICODE, *sentences(100)]
     expected = [ours.tokenize(line) for line in lines]
     program = "([tables, lines]) => { const run = makeTokenizer(tables); return lines.map(run); }"
-    found = scripts.evaluate(program, [browser_model.tokenizer_tables(language, settings), lines])
-    assert found == expected
+    tokenized = scripts.evaluate(program, [browser_model.tokenizer_tables(language, settings), lines])
+    assert tokenized == expected
     program = program.replace("makeTokenizer", "makeDetokenizer")
     detokenized = scripts.evaluate(program, [browser_model.detokenizer_tables(language, settings), expected])
     assert detokenized == [ours.detokenize(line) for line in expected]
@@ -139,9 +139,9 @@ def test_subwords_are_encoded_and_decoded_as_by_nmt(scripts: Page, kind: str, sy
     make = "makeBytePairs" if kind == "bpe" else "makeWordPieces"
     both = "lines.map((line) => [of.encode(line), of.decode(of.encode(line))])"
     program = f"([tables, lines]) => {{ const of = {make}(tables); return {both}; }}"
-    found = scripts.evaluate(program, [browser_model.subword_tables(ours), lines])
+    in_page = scripts.evaluate(program, [browser_model.subword_tables(ours), lines])
     expected = [(ids := ours.encode(line), ours.decode(ids)) for line in lines]
-    assert [tuple(each) for each in found] == expected
+    assert [tuple(both_ways) for both_ways in in_page] == expected
     chance = random.Random(4)
     outputs = [chance.choices(range(ours.used_rows), k=chance.randrange(5)) for _ in range(500)]
     program = f"([tables, outputs]) => {{ const of = {make}(tables); return outputs.map((ids) => of.decode(ids)); }}"
@@ -210,8 +210,8 @@ def test_any_output_becomes_the_tree_that_nmt_makes_of_it(scripts: Page, name: L
     settings = TokenizerSettings(tokenizer=name, normalize_punctuation=False, aggressive_hyphens=False)
     source, target = codec.tokenizers("en", "tree", settings, known)
     assert source.tokenize("a (b)  c\u2003d\x1ce") == scripts.evaluate("makeWords()('a (b)  c\u2003d\x1ce')")
-    each = "pairs.map(([line, source]) => run(line, source))"
-    program = f"([name, known, pairs]) => {{ const run = makeTrees(name, known); return {each}; }}"
+    over_pairs = "pairs.map(([line, source]) => run(line, source))"
+    program = f"([name, known, pairs]) => {{ const run = makeTrees(name, known); return {over_pairs}; }}"
     assert scripts.evaluate(program, [name, known, pairs]) == [target.detokenize(*pair) for pair in pairs]
     _, of_joint = codec.tokenizers("en", "tree", settings)
     assert scripts.evaluate(program, [name, None, pairs]) == [of_joint.detokenize(*pair) for pair in pairs]

@@ -45,19 +45,19 @@ def attention(layers: int, heads: int, words: int) -> Attention:
 
 
 def test_weights_are_kept_to_half_a_255th(tmp_path: Path) -> None:
-    found = [attention(2, 3, 4), attention(2, 3, 5)]
-    write_quantized(found, tmp_path / "sentences.npz")
+    maps = [attention(2, 3, 4), attention(2, 3, 5)]
+    write_quantized(maps, tmp_path / "sentences.npz")
     with np.load(tmp_path / "sentences.npz", allow_pickle=False) as arrays:
-        assert arrays["source.1"].tolist() == found[1].source
+        assert arrays["source.1"].tolist() == maps[1].source
         kept = torch.from_numpy(arrays["cross.1"]).float() / 255
-    assert (kept - found[1].weights["cross"]).abs().max() <= 0.5 / 255 + 1e-6
+    assert (kept - maps[1].weights["cross"]).abs().max() <= 0.5 / 255 + 1e-6
 
 
 def test_rows_of_a_picture_have_the_words_that_they_write() -> None:
     shapes = {name: torch.ones(1, 1, 2, 3 if name == "cross" else 2) for name in ("decoder", "cross")}
-    found = Attention(["a", "b", "</s>"], ["<s>", "c"], shapes)
+    looked = Attention(["a", "b", "</s>"], ["<s>", "c"], shapes)
     for name, keys in (("cross", ["a", "b", "</s>"]), ("decoder", ["<s>", "c"])):
-        words = re.findall(r"<!-- (\S+) -->", html.unescape(draw_lines(found, name, 0).decode()))
+        words = re.findall(r"<!-- (\S+) -->", html.unescape(draw_lines(looked, name, 0).decode()))
         assert words == ["c", "</s>", *keys]
 
 

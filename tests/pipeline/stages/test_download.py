@@ -176,10 +176,10 @@ def test_texts_that_are_none_are_refused(changes: dict[str, bytes | None], messa
 
 @pytest.mark.parametrize("kind", ["md5", "sha256"])
 def test_a_plain_text_with_another_checksum_is_refused(kind: str) -> None:
-    data, found = packed(), hashlib.new(kind, b"R&D\na\n").hexdigest()
-    data["test"]["source"][kind] = wrong = "ab" * (len(found) // 2)
+    data, checksum = packed(), hashlib.new(kind, b"R&D\na\n").hexdigest()
+    data["test"]["source"][kind] = wrong = "ab" * (len(checksum) // 2)
     where = r"^test\.en\.sgm of the archive all"
-    refused(data, f"{where} has the {kind} {found} as plain text, not the catalog's {wrong}$")
+    refused(data, f"{where} has the {kind} {checksum} as plain text, not the catalog's {wrong}$")
 
 
 @pytest.mark.parametrize(

@@ -87,9 +87,9 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def encodings(content: Any, axis: str) -> list[dict[str, Any]]:
     """Every definition of an axis, wherever it stands in a specification."""
     if isinstance(content, dict):
-        own = [content["encoding"][axis]] if axis in content.get("encoding", {}) else []
-        return own + [found for value in content.values() for found in encodings(value, axis)]
-    return [found for value in content for found in encodings(value, axis)] if isinstance(content, list) else []
+        direct = [content["encoding"][axis]] if axis in content.get("encoding", {}) else []
+        return direct + [encoding for value in content.values() for encoding in encodings(value, axis)]
+    return [encoding for value in content for encoding in encodings(value, axis)] if isinstance(content, list) else []
 
 
 def test_every_plot_has_a_point_for_every_record(shown: dict[str, Any]) -> None:

@@ -70,7 +70,7 @@ def _stages_before(row: str, pair: str, overrides: dict[str, Any], sets: tuple[s
     _write(paths.CURVES, f"{header}\n1,9.1,9.0,1e-7,1,50000,0.1\n2,8.1,8.0,2e-7,1,51000,0.1\n")
     _write(paths.VALIDATION, "update,valid_loss,valid_ppl\n2,7.5,1808.0\n")
     outputs = ({"update": update, "outputs": {"1": [40, 5, 6]}} for update in (2, 4))
-    _write(paths.VALIDATION_OUTPUTS, "".join(json.dumps(each) + "\n" for each in outputs))
+    _write(paths.VALIDATION_OUTPUTS, "".join(json.dumps(record) + "\n" for record in outputs))
     binned = {"pairs": 4_500_000, "dropped": {"too long": 12}, "histogram": {"8": 1234}}
     _write(paths.BINNED_STATS, json.dumps(binned))
     source, target = pair.split("-")
@@ -257,8 +257,8 @@ def test_the_papers_corpora_are_no_differences(corpus: str, pair: str, row: str)
 
 
 def test_what_is_overridden_on_the_papers_corpus_is_a_difference() -> None:
-    found = _differences("wmt14", "en-de", "base", subwords={"vocabulary": 36_000}, model={"N": 3})
-    assert found == {"subwords.vocabulary": ("37000", "36000"), "model.N": ("6", "3")}
+    differing = _differences("wmt14", "en-de", "base", subwords={"vocabulary": 36_000}, model={"N": 3})
+    assert differing == {"subwords.vocabulary": ("37000", "36000"), "model.N": ("6", "3")}
     merges = _differences("wmt14", "en-de", "base", subwords={"merges": 40_000})
     assert merges == {"subwords.merges": ("32000", "40000")}
     pieces = _differences("wmt16-t2t", "en-de", "base", subwords={"kind": "wordpieces", "vocabulary": 32_000})
@@ -332,8 +332,8 @@ def test_groups_are_named_after_the_score_of_the_run(base: tuple[str, str]) -> N
 
 def test_the_best_of_equal_lines_are_the_longest_and_lines_without_a_score_are_left_out() -> None:
     scored = [("aa", 50.0), ("b", 100.0), ("ccc", 100.0), ("dd", None), ("e", 0.0), ("ff", 60.0), ("gg", 70.0)]
-    found = sentences.extremes([sentences.Line(text, text, text, score) for text, score in scored], "chrF")
-    assert [row[0] for row in found.rows] == ["3", "2", "7", "5", "1", "6"]
+    table = sentences.extremes([sentences.Line(text, text, text, score) for text, score in scored], "chrF")
+    assert [row[0] for row in table.rows] == ["3", "2", "7", "5", "1", "6"]
     assert [row[0] for row in sentences.extremes([sentences.Line("a", "a", "a", 1.0)], "chrF").rows] == ["1"]
 
 

@@ -176,14 +176,14 @@ def test_trees_are_scored_by_evalb_and_malformed_ones_reported() -> None:
     gold = ["(S (NP (PRP He)) (VP (VBD ran)) (. .))", "(NP (DT the) (NN dog))"]
     parsed = ["(S (NP (XX He)) (VP (XX ran)) (XX .))", "(S (XX the) (XX dog))"]
     Path("results/translations/exam.tree.repairs.json").write_text('{"trees": 2, "malformed trees": 1}')
-    found = _f1(gold, parsed)
-    assert (found["f1"], found["f1_complete_match"], found["f1_malformed"]) == (75.0, 50.0, 0.5)
-    assert (found["valid_f1"], found["valid_f1_malformed"]) == (75.0, 0.0)
-    assert found["f1_signature"] == "evalb|rules:COLLINS|tags:gold|unscored:excluded|cutoff:40|version:1"
-    assert found["f1_set"] == "exam, 2 lines"
+    values = _f1(gold, parsed)
+    assert (values["f1"], values["f1_complete_match"], values["f1_malformed"]) == (75.0, 50.0, 0.5)
+    assert (values["valid_f1"], values["valid_f1_malformed"]) == (75.0, 0.0)
+    assert values["f1_signature"] == "evalb|rules:COLLINS|tags:gold|unscored:excluded|cutoff:40|version:1"
+    assert values["f1_set"] == "exam, 2 lines"
 
 
 def test_the_gold_tags_say_what_is_punctuation() -> None:
     """A parser that writes tags, and takes a comma for a noun, loses nothing by that."""
-    found = _f1(["(S (NP (PRP He)) (, ,) (VP (VBD ran)))"], ["(S (NP (PRP He)) (NN ,) (VP (VBD ran)))"])
-    assert (found["f1"], found["f1_not_scored"]) == (100.0, 0)
+    values = _f1(["(S (NP (PRP He)) (, ,) (VP (VBD ran)))"], ["(S (NP (PRP He)) (NN ,) (VP (VBD ran)))"])
+    assert (values["f1"], values["f1_not_scored"]) == (100.0, 0)

@@ -158,7 +158,7 @@ def test_another_configuration_or_training_is_another_run(root: Path, monkeypatc
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "0a1b")
     publish.finish("report")
     runs = recorded(root)
-    assert [(each.info.run_name, each.data.metrics["bleu"]) for each in runs] == [
+    assert [(recorded_run.info.run_name, recorded_run.data.metrics["bleu"]) for recorded_run in runs] == [
         ("P_drop=0.2 · base-wmt14-s1", 1.0),
         ("P_drop=0.2 · base-wmt14-s1", 2.0),
         ("P_drop=0.2 · big-wmt14-s1 bold-run", 2.0),

@@ -16,9 +16,9 @@ PAPERS, DEV = "newstest2013", "0" * 64
 def tagged(number: int, **tags: str) -> Any:
     from mlflow.entities.model_registry import ModelVersion  # It takes a second, which collecting need not.
 
-    found = ModelVersion(name="wmt-en-de", version=str(number), creation_timestamp=0)
-    found.tags.update(tags)
-    return found
+    model_version = ModelVersion(name="wmt-en-de", version=str(number), creation_timestamp=0)
+    model_version.tags.update(tags)
+    return model_version
 
 
 def version(number: int, bleu: float, references: str, test_bleu: float = 0.0) -> Any:
@@ -39,7 +39,7 @@ def version(number: int, bleu: float, references: str, test_bleu: float = 0.0) -
     ids=["not the test set's", "of equals the first", "newstest2013 before others", "the last run's set", "its own"],
 )
 def test_the_best_has_the_highest_score_on_one_validation_set(versions: Any, valid_set: str, best: str) -> None:
-    assert registry.best([version(*each) for each in versions], TRANSLATION, valid_set) == best
+    assert registry.best([version(*fields) for fields in versions], TRANSLATION, valid_set) == best
 
 
 def test_versions_that_others_made_do_not_take_part() -> None:

@@ -131,12 +131,12 @@ def test_mlflow_answers_only_the_owner_and_its_own_pages(address: str, root: Pat
         os.chown(others, 65534, 65534)
         command = [sys.executable, "-c", STRANGER, address, str(others)]
         environment = {**os.environ, "SECRETS": str(owners)}
-        found = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+        result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
     finally:
         shutil.rmtree(others)
-    assert "private" not in found
+    assert "private" not in result
     assert not (owners / "authorized_keys").exists()
-    assert found.split() == ["401"] * 6
+    assert result.split() == ["401"] * 6
 
 
 def test_a_message_has_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +163,8 @@ def test_what_a_run_in_a_copy_records_outlives_the_copy(
     shutil.rmtree(copy)
     monkeypatch.chdir(tmp_path)
     with connected((tmp_path if given else root) / ("own.db" if given else "mlflow.db")) as client:
-        found = client.get_run(run.info.run_id)
-    kept = Path(found.info.artifact_uri.removeprefix("file://")) / "file"
+        stored = client.get_run(run.info.run_id)
+    kept = Path(stored.info.artifact_uri.removeprefix("file://")) / "file"
     assert kept.read_text() == "kept"
     assert kept.is_relative_to(tmp_path / "work/mlartifacts")
 
@@ -228,8 +228,8 @@ def test_the_first_page_compares_runs(root: Path, address: str) -> None:
         page.wait_for_selector("[col-id='metrics.`bleu`'] >> text=89.2")
         headers = page.locator("[role=columnheader][col-id*='.`']")
         headers.nth(9).wait_for()
-        found = headers.evaluate_all("(all) => all.map((one) => one.getAttribute('col-id'))")
-        assert {name for name in found if not name.startswith("attributes.")} == {
+        columns = headers.evaluate_all("(all) => all.map((one) => one.getAttribute('col-id'))")
+        assert {name for name in columns if not name.startswith("attributes.")} == {
             *("metrics.`bleu`", "metrics.`valid_ppl`", "params.`corpus`", "params.`row`", "params.`seed`"),
             *("params.`settings.model.N`", "params.`updates`", "tags.`train_flops_counted`", "tags.`train_hours`"),
         }, "h is the same in both runs"

@@ -38,8 +38,8 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def here(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [machine.Gpu(f"GPU-{number}", "H100", "81559 MiB") for number in range(gpus)]
-    monkeypatch.setattr(machine, "gpus", lambda: found)
+    installed = [machine.Gpu(f"GPU-{number}", "H100", "81559 MiB") for number in range(gpus)]
+    monkeypatch.setattr(machine, "gpus", lambda: installed)
 
 
 @pytest.mark.parametrize(
@@ -105,16 +105,16 @@ def test_torchrun_meets_over_a_file_on_one_node_and_over_the_network_on_several(
     command = launch.command(3, job)
     assert command == [sys.executable, "-m", "pipeline.trainings.launch", "nmt.training.loop", "3", str(job)]
     scratch = tmp_path / "scratch"
-    each = ["--log-dir", os.devnull, "--signals-to-handle", "SIGHUP,SIGQUIT", "--nproc-per-node", "3"]
-    each += ["-m", "nmt.training.loop", str(job), str(os.getpid())]
+    common = ["--log-dir", os.devnull, "--signals-to-handle", "SIGHUP,SIGQUIT", "--nproc-per-node", "3"]
+    common += ["-m", "nmt.training.loop", str(job), str(os.getpid())]
     meeting = f"--nnodes 1:1 --rdzv-backend c10d --rdzv-endpoint {scratch}/rendezvous --rdzv-id 0123-4567 --rdzv-conf"
     alone = f"{meeting} store_type=file,keep_alive_interval=600 --local-addr 127.0.0.1".split()
-    assert launch.arguments("nmt.training.loop", "3", str(job), scratch) == [*alone, *each]
+    assert launch.arguments("nmt.training.loop", "3", str(job), scratch) == [*alone, *common]
     monkeypatch.setenv("WMT_NODES", "1:2")
     monkeypatch.setenv("WMT_RENDEZVOUS", "first:29400")
     meeting = "--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint first:29400 --rdzv-id 0123-4567 --rdzv-conf"
     several = f"{meeting} join_timeout=600 --max-restarts 100".split()
-    assert launch.arguments("nmt.training.loop", "3", str(job), scratch) == [*several, *each]
+    assert launch.arguments("nmt.training.loop", "3", str(job), scratch) == [*several, *common]
 
 
 def test_processes_share_the_cores_and_stay_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -297,9 +297,9 @@ def test_a_store_that_cannot_be_used_is_one_sentence_without_credentials(
     s3: Store, make: Make, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], sentence: str
 ) -> None:
     use(s3, monkeypatch, **{"WMT_STATE": f"s3://{BUCKET}/x", **variables})
-    with pytest.raises(OSError, match=rf"//.* cannot be used \({sentence}.*check the addr") as found:
+    with pytest.raises(OSError, match=rf"//.* cannot be used \({sentence}.*check the addr") as caught:
         sync.launch_with_store(make("here"), lambda: None)
-    text = str(found.value)
+    text = str(caught.value)
     assert "\n" not in text
     assert SECRET not in text
     assert "of-mine" not in text
@@ -340,7 +340,7 @@ def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_
 
     def losses(folder: Path) -> list[tuple[Any, ...]]:
         records = read_history(folder / "history.jsonl")
-        return [(each["update"], each.get("loss"), each.get("valid_loss")) for each in records]
+        return [(record["update"], record.get("loss"), record.get("valid_loss")) for record in records]
 
     def stopped_training(job: Path, _: Any) -> int:
         with monkeypatch.context() as patch:
@@ -359,7 +359,7 @@ def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_
     assert same(final_weights(there), final_weights(undisturbed))
     expected = [path.name for path in checkpoint.checkpoints(undisturbed / "checkpoints")]
     assert len(expected) == 3
-    for name in (*(f"checkpoints/{each}" for each in expected), f"resume/update-00000040/{MOMENTS}"):
+    for name in (*(f"checkpoints/{weights_file}" for weights_file in expected), f"resume/update-00000040/{MOMENTS}"):
         assert (undisturbed / name).read_bytes() == (there / name).read_bytes(), name
     # A third machine gets the finished training.
     assert sync.launch_with_store(third, lambda: None) == 0

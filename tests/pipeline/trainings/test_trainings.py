@@ -217,7 +217,7 @@ def test_checkpoints_summary_and_curves_are_handed_on(
     if not same_disk:
         monkeypatch.setattr(os, "link", MagicMock(side_effect=OSError(errno.EXDEV, "Invalid cross-device link")))
     write_outputs(finished, Path())
-    found = outputs()
+    written = outputs()
     weights = {path.name: path.read_text() for path in paths.CHECKPOINTS.iterdir()}
     assert weights == {
         "update-00000006.safetensors": "checkpoints/update-00000006.safetensors",
@@ -226,15 +226,15 @@ def test_checkpoints_summary_and_curves_are_handed_on(
     }
     source = finished / "resume/update-00000012/model.safetensors"
     assert (paths.CHECKPOINTS / "last.safetensors").samefile(source) == same_disk
-    assert found["training.csv"] == "update,loss\n6,3.0\n12,2.5\n"
-    assert found["validation.csv"] == "update,valid_loss,valid_ppl\n12,2.0,7.4\n"
-    assert found["validation.jsonl"] == '{"update": 12, "outputs": {"3": [5, 6]}}\n'
-    chain = json.loads(found["chain.json"])
+    assert written["training.csv"] == "update,loss\n6,3.0\n12,2.5\n"
+    assert written["validation.csv"] == "update,valid_loss,valid_ppl\n12,2.0,7.4\n"
+    assert written["validation.jsonl"] == '{"update": 12, "outputs": {"3": [5, 6]}}\n'
+    chain = json.loads(written["chain.json"])
     assert (chain["state"], chain["code"], chain["data"]) == ("abc-def", "def", {})
     assert "corpus" not in chain["job"]
     assert [link["update"] for link in chain["links"]] == [6, 12]
     gpu = "NVIDIA H100 80GB HBM3"
-    assert json.loads(found["training.json"])["flops_sustained"] == {gpu: hardware.sustained(gpu)}
+    assert json.loads(written["training.json"])["flops_sustained"] == {gpu: hardware.sustained(gpu)}
 
 
 def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: Path) -> None:

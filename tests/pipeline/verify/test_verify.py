@@ -66,12 +66,12 @@ def verify(*options: object) -> tuple[int, Found, str]:
     with contextlib.redirect_stdout(io.StringIO()) as output:
         status = wmt("verify", *options)
     lines = [line for line in output.getvalue().splitlines() if not line.startswith("resuming after")]
-    found = [re.fullmatch(r"(.{14}) (.{12}) (.*)", line) for line in lines[:-1]]
-    return status, {match[1].strip(): (match[2].strip(), match[3]) for match in found if match}, lines[-1]
+    matches = [re.fullmatch(r"(.{14}) (.{12}) (.*)", line) for line in lines[:-1]]
+    return status, {match[1].strip(): (match[2].strip(), match[3]) for match in matches if match}, lines[-1]
 
 
-def those(found: Found, status: str) -> list[str]:
-    return [step for step, (how, _) in found.items() if how == status]
+def those(findings: Found, status: str) -> list[str]:
+    return [step for step, (how, _) in findings.items() if how == status]
 
 
 def recorded() -> Training:
@@ -86,12 +86,12 @@ def intervals(*named: str, share: float = 0.01) -> Finding:
 
 def test_an_honest_run_passes(run: Path) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and ".git" not in path.parts}
-    status, found, last = verify("--share", 1)
-    assert {step: how for step, (how, _) in found.items()} == {
+    status, findings, last = verify("--share", 1)
+    assert {step: how for step, (how, _) in findings.items()} == {
         step: "equal" if step in BY_HASH else "recomputed" for step in STEPS
     }
-    assert (list(found), status, last) == (STEPS, 0, "verified")
-    assert found["intervals"][1] == "24 of 24 updates trained again (100.0%: 0 to 8, 8 to 16, 16 to 24)"
+    assert (list(findings), status, last) == (STEPS, 0, "verified")
+    assert findings["intervals"][1] == "24 of 24 updates trained again (100.0%: 0 to 8, 8 to 16, 16 to 24)"
     assert {path: path.read_bytes() for path in before} == before
     assert not list(Path("work").glob(".*"))
 
@@ -124,9 +124,9 @@ def test_a_training_that_was_changed_on_its_way_passes(run: Path) -> None:
     after_training()
     links = json.loads(paths.CHAIN.read_text())["links"]
     assert [(link["update"], link["validate_every"]) for link in links[3:6]] == [(8, 3), (9, 3), (10, 5)]
-    status, found, last = verify("--share", 1)
-    assert (status, last) == (0, "verified"), found
-    assert found["intervals"][1].startswith("18 of 18 updates")
+    status, findings, last = verify("--share", 1)
+    assert (status, last) == (0, "verified"), findings
+    assert findings["intervals"][1].startswith("18 of 18 updates")
 
 
 def test_a_training_that_ended_by_patience_passes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +136,8 @@ def test_a_training_that_ended_by_patience_passes(run: Path, monkeypatch: pytest
     training()
     after_training()
     assert json.loads(paths.CHAIN.read_text())["links"][-1]["update"] == 18
-    status, found, last = verify("--share", 1)
-    assert (status, last) == (0, "verified"), found
+    status, findings, last = verify("--share", 1)
+    assert (status, last) == (0, "verified"), findings
 
 
 def test_which_updates_are_trained_again(run: Path) -> None:
@@ -248,18 +248,18 @@ AFTER_THE_RUN: dict[str, list[Callable[[], object]]] = {
 
 
 def test_a_change_in_each_step_is_named_beside_the_others(run: Path) -> None:
-    for tamper in (each for tampers in AFTER_THE_RUN.values() for each in tampers):
+    for tamper in (change for tampers in AFTER_THE_RUN.values() for change in tampers):
         tamper()
-    status, found, last = verify()
+    status, findings, last = verify()
     changed = [step for step in STEPS if step in AFTER_THE_RUN]
-    assert (status, list(found), last) == (1, STEPS, f"not verified, these differ: {', '.join(changed)}")
-    assert those(found, "differs") == changed
-    assert found["resolve"][1].startswith("training.eps_ls is 0.2, in the certificate 0.1")
-    assert re.match(r"models/checkpoints/last.safetensors is \w{40}, in the certificate \w{40}", found["train"][1])
-    assert found["tokenize"][1].startswith("data/tokenized/more is ")
-    assert re.findall(r"update-0+(\d+) is not the state", found["states"][1]) == ["8", "16", "24"]
+    assert (status, list(findings), last) == (1, STEPS, f"not verified, these differ: {', '.join(changed)}")
+    assert those(findings, "differs") == changed
+    assert findings["resolve"][1].startswith("training.eps_ls is 0.2, in the certificate 0.1")
+    assert re.match(r"models/checkpoints/last.safetensors is \w{40}, in the certificate \w{40}", findings["train"][1])
+    assert findings["tokenize"][1].startswith("data/tokenized/more is ")
+    assert re.findall(r"update-0+(\d+) is not the state", findings["states"][1]) == ["8", "16", "24"]
     for step in ("train", "average", "score"):
-        assert f"; and {len(AFTER_THE_RUN[step]) - 1} more" in found[step][1], "each of its files"
+        assert f"; and {len(AFTER_THE_RUN[step]) - 1} more" in findings[step][1], "each of its files"
 
 
 def rename_test_set() -> None:
@@ -325,8 +325,8 @@ def test_changes_that_were_certified_are_named(
     for tamper in tampers:
         tamper()
     run_stages("certify")
-    status, found, _ = verify()
-    assert (status, those(found, "differs")) == (1, steps), found
+    status, findings, _ = verify()
+    assert (status, those(findings, "differs")) == (1, steps), findings
 
 
 @pytest.mark.parametrize(
@@ -361,21 +361,21 @@ def test_what_training_left_does_not_contradict_the_chain(
 ) -> None:
     assert list(check.contradictions(certificate.load(paths.CERTIFICATE))) == []
     tamper()
-    found = list(check.contradictions(certificate.load(paths.CERTIFICATE)))
-    assert len(found) == len(contradictions), found
-    assert all(re.match(*pair) for pair in zip(contradictions, found, strict=True)), found
+    problems = list(check.contradictions(certificate.load(paths.CERTIFICATE)))
+    assert len(problems) == len(contradictions), problems
+    assert all(re.match(*pair) for pair in zip(contradictions, problems, strict=True)), problems
 
 
 def test_forged_links_are_found_where_they_are_trained_again(run: Path) -> None:
     """And without the states to begin there, nothing is shown."""
     forge(lambda link: link.update(weights="0" * 64) if link["update"] == 10 else None)
-    found = intervals("8:12")
-    assert (found.status, found.detail) == ("differs", "weights part between updates 8 and 10")
+    finding = intervals("8:12")
+    assert (finding.status, finding.detail) == ("differs", "weights part between updates 8 and 10")
     free_states()
     assert recorded().states().status == "inconclusive"
-    found = intervals()
-    assert found.status == "inconclusive"
-    assert found.detail.startswith("2 of 24 updates trained again (8.3%: 0 to 2); no state is kept here")
+    finding = intervals()
+    assert finding.status == "inconclusive"
+    assert finding.detail.startswith("2 of 24 updates trained again (8.3%: 0 to 2); no state is kept here")
 
 
 def test_a_forged_loss_is_found_whatever_its_link_says(run: Path) -> None:
@@ -408,12 +408,14 @@ def test_a_training_that_starts_from_another_model_passes_and_its_parent_is_name
     start = {"folder": str(parent), "weights": weights}
     loaded = certificate.load(paths.CERTIFICATE)
     assert loaded.settings["training"]["start_from"] == loaded.training.job["training"]["start_from"] == start
-    status, found, _ = verify("--share", 1)
-    assert (status, found["parent"]) == (0, ("equal", f"{parent}, whose own training is not checked: {weights}")), found
-    assert found["intervals"][1].startswith("12 of 12 updates")
+    status, findings, _ = verify("--share", 1)
+    assert (status, findings["parent"]) == (0, ("equal", f"{parent}, whose own training is not checked: {weights}")), (
+        findings
+    )
+    assert findings["intervals"][1].startswith("12 of 12 updates")
     parent.rename("../moved")
-    status, found, _ = verify("--share", 1)
-    assert (status, found["parent"][0]) == (2, "inconclusive")
+    status, findings, _ = verify("--share", 1)
+    assert (status, findings["parent"][0]) == (2, "inconclusive")
 
 
 def test_a_certificate_has_nothing_more(run: Path) -> None:
@@ -460,17 +462,17 @@ def test_another_learning_rate_for_ten_updates_is_found(run: Path) -> None:
     with faster(9, 18):
         training()
     after_training()
-    status, found, last = verify("--updates", "8:24")
+    status, findings, last = verify("--updates", "8:24")
     assert (status, last) == (1, "not verified, these differ: intervals")
-    assert found["intervals"][1] == "weights, moments, losses part between updates 8 and 10"
+    assert findings["intervals"][1] == "weights, moments, losses part between updates 8 and 10"
 
 
 def test_other_bits_of_a_gpu_without_a_fixed_order_are_no_difference(run: Path) -> None:
     forge(lambda link: link["conditions"].update(device="NVIDIA H100", deterministic=False))
     with faster(1, 24):
-        found = intervals("0:2")
-    assert (found.status, "device was NVIDIA H100, here cpu" in found.detail) == ("inconclusive", True)
-    assert found.detail.endswith("GPUs add in no fixed order: it shows nothing")
+        finding = intervals("0:2")
+    assert (finding.status, "device was NVIDIA H100, here cpu" in finding.detail) == ("inconclusive", True)
+    assert finding.detail.endswith("GPUs add in no fixed order: it shows nothing")
 
 
 def leave_certificate_alone(*others: str) -> None:
@@ -482,15 +484,15 @@ def leave_certificate_alone(*others: str) -> None:
 def test_a_certificate_alone_is_checked_from_the_corpus_on(run: Path) -> None:
     resealed(lambda content: content["measured"].update(valid_ppl=1.0))
     leave_certificate_alone("work")
-    status, found, last = verify("--certificate", "theirs.json")
+    status, findings, last = verify("--certificate", "theirs.json")
     absent = ["intervals", "train", "average", "decode", "score"]
-    assert (status, those(found, "inconclusive")) == (2, absent), found
-    assert [found[step][0] for step in (*DATA, "chain")] == ["recomputed"] * 5
-    assert found["average"][1].endswith("is not here")
+    assert (status, those(findings, "inconclusive")) == (2, absent), findings
+    assert [findings[step][0] for step in (*DATA, "chain")] == ["recomputed"] * 5
+    assert findings["average"][1].endswith("is not here")
     assert last == f"verified, but for what is inconclusive: {', '.join(absent)}"
-    status, found, _ = verify("--certificate", "theirs.json", "--share", 1)
-    assert (status, those(found, "differs")) == (1, ["train", "score"]), found
-    assert found["train"][1].startswith("results/training.json is ")
+    status, findings, _ = verify("--certificate", "theirs.json", "--share", 1)
+    assert (status, those(findings, "differs")) == (1, ["train", "score"]), findings
+    assert findings["train"][1].startswith("results/training.json is ")
 
 
 def test_a_portable_run_is_made_again_from_its_certificate(run: Path) -> None:
@@ -503,9 +505,9 @@ def test_a_portable_run_is_made_again_from_its_certificate(run: Path) -> None:
     shutil.copytree(ROOT / "nmt", "nmt", ignore=shutil.ignore_patterns("__pycache__"))
     edit(Path("nmt/training/trainer.py"), lambda text: f"{text}BETTER = 1\n")
     commit()
-    status, found, last = verify("--certificate", "theirs.json", "--share", 1)
-    assert (status, last, found["code"][0]) == (0, "verified", "noted"), found
-    assert {how for how, _ in found.values()} == {"recomputed", "noted"}
+    status, findings, last = verify("--certificate", "theirs.json", "--share", 1)
+    assert (status, last, findings["code"][0]) == (0, "verified", "noted"), findings
+    assert {how for how, _ in findings.values()} == {"recomputed", "noted"}
 
 
 def test_archives_without_a_checksum_are_no_root(run: Path, tmp_path: Path) -> None:
@@ -552,8 +554,8 @@ def test_a_chain_of_another_training_is_named(
     run: Path, change: Callable[[dict[str, Any]], object], detail: str
 ) -> None:
     resealed(lambda content: change(content["training"]))
-    found = check.chained(certificate.load(paths.CERTIFICATE), run)
-    assert (found.status, found.detail[: len(detail)]) == ("differs", detail)
+    finding = check.chained(certificate.load(paths.CERTIFICATE), run)
+    assert (finding.status, finding.detail[: len(detail)]) == ("differs", detail)
 
 
 REFUSED: list[tuple[Callable[[], object], str, str]] = [
@@ -594,9 +596,9 @@ def test_a_failed_training_is_no_traceback(run: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("pipeline.trainings.launch.torchrun", torchrun)
     forge(lambda link: link["conditions"].update(threads=link["update"]))
-    found = check.tried("intervals", intervals, "8:9")
+    finding = check.tried("intervals", intervals, "8:9")
     why = "ChildProcessError: a training process failed: a bug of 10 threads; its output is above"
-    assert (found.status, found.detail) == ("inconclusive", why)
+    assert (finding.status, finding.detail) == ("inconclusive", why)
 
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
