@@ -137,6 +137,8 @@ def findings(path: Path, updates: Sequence[str], share: float) -> Iterator[Findi
             else:
                 yield tried("intervals", training.retrained, folder / paths.BINNED, named, share, folder)
                 yield tried(name, trained_again, certificate, again)
+    if path == paths.CERTIFICATE and Path("dvc.lock").exists():
+        yield tried("dvc.lock", locked)
 
 
 def tried(step: str, check: Callable[..., Finding], *arguments: object) -> Finding:
@@ -212,6 +214,21 @@ def trained_again(certificate: Certificate, again: Remake) -> Finding:
     return Finding(
         "train", "recomputed", f"{len(made)} files, the last weights {certificate.training.links[-1].weights}"
     )
+
+
+def locked() -> Finding:
+    """Compare the files of every stage, also the report's, with their hashes in dvc.lock."""
+    from dvc.repo import Repo
+
+    with Repo() as repo:
+        changed = {name: why for name, why in repo.status().items() if name in graph.stages()}
+    entries = [entry for why in changed.values() for entry in why if isinstance(entry, dict)]
+    outs = (f"{path} is {how}" for entry in entries for path, how in entry.get("changed outs", {}).items())
+    if told := "; ".join(sorted(outs)):
+        return Finding("dvc.lock", "differs", told)
+    if changed:
+        return Finding("dvc.lock", "inconclusive", f"it was changed, or what these stages read: {', '.join(changed)}")
+    return Finding("dvc.lock", "equal", "the files of every stage, the report's too, have the hashes in it")
 
 
 def contradictions(certificate: Certificate) -> Iterator[str]:

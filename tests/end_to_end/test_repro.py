@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 from clones import STAGES, Clone
 from command_line import printed, wmt
 from orchestra import until
@@ -24,6 +25,7 @@ from tracked import connected
 
 from pipeline.tracking.publish import SIZES
 from pipeline.trainings import launch
+from pipeline.verify import check
 
 TEXTS = ("train.tinytrain", "valid.tinyvalid", "test.tinytest")
 pytestmark = pytest.mark.timeout(600)
@@ -56,6 +58,22 @@ def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
     }  # fmt: skip
     lines = (finished.folder / "results/translations/tinytest.average.de").read_bytes().count(b"\n")
     assert lines == (finished.folder / "data/raw/test.tinytest.en").read_bytes().count(b"\n") == 4
+
+
+def test_an_edited_report_or_lock_is_named(finished: Clone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = shutil.copytree(finished.folder, tmp_path / "copy", symlinks=True)
+    monkeypatch.chdir(folder)
+    assert check.locked().status == "equal"
+    for name in ("results/report.html", "results/report.md"):
+        text = (folder / name).read_text()
+        (folder / name).unlink()
+        (folder / name).write_text(text.replace("BLEU", "BLUE"))
+    found = check.locked()
+    assert (found.status, found.detail) == ("differs", "results/report.html is modified; results/report.md is modified")
+    lock = yaml.safe_load(Path("dvc.lock").read_text())
+    lock["stages"]["resolve"]["outs"][0]["md5"] = "0" * 32
+    Path("dvc.lock").write_text(yaml.safe_dump(lock))
+    assert "results/config.yaml is not in cache" in check.locked().detail
 
 
 def test_mlflow_holds_the_run_as_the_files_do(finished: Clone) -> None:

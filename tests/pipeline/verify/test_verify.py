@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -416,6 +417,26 @@ def test_a_training_that_starts_from_another_model_passes_and_its_parent_is_name
     parent.rename("../moved")
     status, findings, _ = verify("--share", 1)
     assert (status, findings["parent"][0]) == (2, "inconclusive")
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        ({}, ("equal", "the files of every stage, the report's too, have the hashes in it")),
+        ({"report": [{"changed outs": {"results/report.html": "modified"}}]}, ("differs", "results/report.html is m")),
+        ({"report": ["changed command"]}, ("inconclusive", "it was changed, or what these stages read: report")),
+    ],
+)
+def test_what_is_not_as_dvc_locked_it_is_named(
+    run: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], found: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(check.graph, "upstream", lambda *_: ["certify"])  # the steps before are of other tests
+    repository = contextlib.nullcontext(SimpleNamespace(status=lambda: changed))
+    monkeypatch.setattr("dvc.repo.Repo", lambda: repository)
+    assert [each.step for each in check.findings(paths.CERTIFICATE, (), 0.01)] == ["certificate", "code"]
+    Path("dvc.lock").touch()
+    *_, last = check.findings(paths.CERTIFICATE, (), 0.01)
+    assert (last.step, last.status, last.detail[: len(found[1])]) == ("dvc.lock", *found)
 
 
 def test_a_certificate_has_nothing_more(run: Path) -> None:
