@@ -52,7 +52,7 @@ ROWS = {"sample": ("en-de", "sample"), "parse-sample": ("en-tree", "sample-trees
 def corpus(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A copy of the repository with the binned sample of a row and a job of 4 shards."""
     clone, (pair, corpus) = Clone(tmp_path / "clone"), ROWS[request.param]
-    overrides = {"training": {"arithmetic": "portable", "shards": 4}}
+    overrides = {"training": {"arithmetic": "portable", "precision": "float32", "shards": 4}}
     params = {"row": request.param, "pair": pair, "corpus": corpus, "seed": 1, "overrides": overrides}
     (clone.folder / "params.yaml").write_text(yaml.safe_dump(params))
     for stage in ("resolve", "download", "tokenize", "learn_subwords", "binarize"):

@@ -518,7 +518,7 @@ def test_a_certificate_alone_is_checked_from_the_corpus_on(run: Path) -> None:
 
 def test_a_portable_run_is_made_again_from_its_certificate(run: Path) -> None:
     """By other code, which comes to the same bits; from the first update on, though states are kept here."""
-    override("training", arithmetic="portable")
+    override("training", arithmetic="portable", precision="float32")
     training()
     after_training()
     leave_certificate_alone()
