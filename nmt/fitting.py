@@ -92,8 +92,9 @@ def fit(  # noqa: PLR0913 - settings, by name
     languages = languages or ((described.source, described.target) if described else ("en", "de"))
     begun = _start(parent) if parent else None
     words, pieces = _chosen(
-        pairs, languages, described.tokenizer.model_dump() if described else tokenizer, subwords, merges
-    )
+        () if described else pairs,  # The parent's tokenizer stays, whatever it does to this text.
+        languages, described.tokenizer.model_dump() if described else tokenizer, subwords, merges,
+    )  # fmt: skip
     tokenised = [_tokenised(both, languages, words) for both in (pairs, valid)]
     vocabulary, start = begun or (_learned(tokenised[0], pieces), {})
     defaults = described.model.model_dump() if described else MODEL

@@ -84,7 +84,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             d_states[len(labels) :] = 0
         d_table: Tensor | None = None
         rows, on_cpu = ROWS.get(states.device.type, ROWS["cpu"]), states.is_cpu
-        # On CPUs the rows without labels take part in the products: they give them few shapes (see `packing.pack`).
+        # On CPUs the rows without labels take part in the products, which have fewer shapes with them (`packing.pack`).
         last = len(states) if on_cpu else len(labels)
         for start in range(0, len(labels), rows):
             block, label = states[start : min(start + rows, last)], labels[start : start + rows, None]
@@ -98,7 +98,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             smoothed += block_smoothed
             negative_log_likelihood += block_likelihood
             if d_states is not None and gradient is not None:
-                d_states[start : start + rows] = matmul(gradient, weights)
+                d_states[start : start + len(gradient)] = matmul(gradient, weights)
                 # The table's gradient takes 76 MB for the paper's vocabulary: no zeros are written and read first.
                 if d_table is None:
                     d_table = matmul(gradient.T, block).to(table.dtype)

@@ -19,6 +19,8 @@ from nmt.ids import PAD
 
 STEPS = 16
 """`pack` rounds up to one of so many numbers of rows between a power of two and the next."""
+MOST = 64
+"""It adds fewer rows than this."""
 
 
 class _Pad(torch.autograd.Function):
@@ -110,7 +112,7 @@ def pack(blocks: Sequence[Int[np.ndarray, "_sentences _longest"]], heads: int = 
         ids.append(block[sentence, column])
         columns.append(column)
         tokens, before = tokens + len(sentence), before + heads * block.size
-    step = max(1, (1 << tokens.bit_length() - 1) // STEPS) if rounded else 1
+    step = min(MOST, max(1, (1 << tokens.bit_length() - 1) // STEPS)) if rounded else 1
     added = np.zeros(-tokens % step, dtype=np.int64)
     ids.append(added + PAD)
     columns.append(added)

@@ -18,8 +18,8 @@ from nmt.common.cpu import cpuinfo
 from nmt.common.shapes import Float
 
 for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-    # oneDNN and torch keep code for each number of rows: with their 1,024
-    # entries, memory grows by 1.5 GB. They read this at the first product.
+    # oneDNN and torch keep code for each number of rows: with their 1,024 entries, memory grows by 1.5 GB. They read
+    # this at the first product.
     os.environ.setdefault(_cache, "256")
 
 Library = Literal["torch", "onednn"]

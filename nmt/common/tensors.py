@@ -21,7 +21,11 @@ WEIGHTS = "model.safetensors"
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors to a safetensors file. Not by `save_file`: it hides the number of an error, and who may read."""
-    path.write_bytes(save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
+    try:
+        path.write_bytes(save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
+    except OSError as error:
+        error.filename = str(path)  # A failed `write` has none.
+        raise
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

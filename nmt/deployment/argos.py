@@ -44,10 +44,11 @@ def export(
     """
     own, learned = load_description(folder), subwords.load(folder / "subwords").settings
     tokenizer = own.tokenizer
-    if learned.kind != "wordpieces" or tokenizer.tokenizer != "none" or tokenizer.normalize_punctuation:
+    changed = tokenizer.normalize_punctuation or tokenizer.compose
+    if learned.kind != "wordpieces" or tokenizer.tokenizer != "none" or changed:
         raise InputError(
             f"{folder} has subwords `{learned.kind}` of text by the tokenizer `{tokenizer.tokenizer}`, and Argos "
-            "Translate raw word pieces alone: train with subwords.kind wordpieces and preparation.tokenizer.tokenizer "
+            "Translate raw word pieces alone, neither normalised nor composed: train with subwords.kind wordpieces and preparation.tokenizer.tokenizer "
             "none, or export --to ctranslate2"
         )
     source, target = code(own.source), code(own.target)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import distributed
@@ -17,6 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # documente
 from nmt.errors import InputError
 
 LOOPBACK = "127.0.0.1"
+Value = TypeVar("Value")
 TIMEOUT = timedelta(minutes=10)
 """A rank that waits longer than this for another rank fails."""
 
@@ -95,6 +96,13 @@ class World:
 
     def same(self, value: int) -> bool:
         return self.minimum(value) == -self.minimum(-value)
+
+    def gather(self, value: Value) -> list[Value]:
+        """Return the values of all ranks, in their order."""
+        values = [value] * self.size
+        if self.size > 1:
+            distributed.all_gather_object(values, value, group=self.control)
+        return values
 
     def barrier(self) -> None:
         if self.size > 1:

@@ -168,7 +168,7 @@ class Attempt:
         with arithmetic(settings.arithmetic):
             loss = trainer.validate(valid)
             outputs = {"outputs": trainer.translate_examples(valid)} if trainer.world.main else {}
-            if trainer.world.main and settings.validation_sample:
+            if settings.validation_sample:
                 outputs["sample"] = trainer.translate_sample(valid)
         trainer.measured.state.valid_loss = loss
         if trainer.update % settings.validate_every == 0:  # The others are those of ends, after which it may go on.

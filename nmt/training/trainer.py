@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -172,7 +173,7 @@ class Trainer:
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
-            source, target = len(shard.src.ids), len(shard.labels)
+            source, target = int((shard.src.ids != PAD).sum()), len(shard.labels)
             raise InputError(
                 f"a shard of {source:,} source and {target:,} target subwords does not "
                 "fit into this device's memory: raise training.shards, which "
@@ -216,16 +217,19 @@ class Trainer:
         return self.translate(corpus, pairs, int(corpus.tgt_lengths[pairs].max()))
 
     def translate_sample(self, corpus: Corpus) -> dict[int, list[int]]:
-        """Return those of `validation_sample` pairs, of at most 1.2 of the source's subwords and 10, as in fairseq."""
+        """Return greedy translations of `validation_sample` pairs, on all ranks; each translates some of them.
+
+        They have at most 1.2 times the source's subwords and 10, as in fairseq.
+        """
         pairs = np.unique(np.linspace(0, len(corpus) - 1, self.settings.validation_sample).astype(int))
         pairs = pairs[np.argsort(corpus.src_lengths[pairs], kind="stable")]
         found: dict[int, list[int]] = {}
-        for first in range(0, len(pairs), SAMPLE_BATCH):
+        for first in range(self.world.rank * SAMPLE_BATCH, len(pairs), self.world.size * SAMPLE_BATCH):
             batch = pairs[first : first + SAMPLE_BATCH]
             longest = [int(length) * 6 // 5 + 10 for length in corpus.src_lengths[batch]]
             written = self.translate(corpus, batch, longest[-1])
             found |= {pair: ids[:most] for (pair, ids), most in zip(written.items(), longest, strict=True)}
-        return found
+        return dict(sorted(chain.from_iterable(part.items() for part in self.world.gather(found))))
 
     @torch.no_grad()
     def translate(self, corpus: Corpus, pairs: NDArray[np.integer], longest: int) -> dict[int, list[int]]:

@@ -47,7 +47,7 @@ class Commands(TyperGroup):
             if not (without_memory or isinstance(error, OSError | InputError)):
                 raise
             sentence = without_memory or str(error)
-            if isinstance(error, OSError) and error.strerror:
+            if not without_memory and isinstance(error, OSError) and error.strerror:
                 sentence = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
             print(printable(f"{ctx.invoked_subcommand}: {sentence}"), file=sys.stderr)
             raise typer.Exit(1) from error

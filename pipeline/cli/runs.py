@@ -217,8 +217,16 @@ def _compared(name: str, folder: Path) -> list[Compared]:
     read_json(scores, task_in(metrics).key)
     name = f"{resolution.name(configuration)} (here)" if name == HERE else name
     settings, written = dict(flat(configuration)), sentences.read(lines)
+    general = {key: value for key, value in metrics.items() if not key.startswith(("bleu", "chrf", "f1"))}
     return [
-        Compared(name, settings, metrics | own, [line for line in written if line.set == key], validation, report)
+        Compared(
+            name,
+            settings,
+            general | own if own else metrics,
+            [line for line in written if line.set == key],
+            validation,
+            report,
+        )
         for key, own in {"": {}, **metrics.get("sets", {})}.items()
     ]
 

@@ -25,7 +25,7 @@ from pipeline.config.sections import SECTIONS, VersionSettings
 from pipeline.config.settings import Configuration
 
 Layer = tuple[str, Mapping[str, Any]]  # the origin of values, for messages, and the values: section -> key -> value
-OVERRIDABLE = (*SECTIONS, "attention", "scoring")
+OVERRIDABLE = (*SECTIONS, "attention")
 OF_CORPUS = ("preparation.", "subwords.")  # what the keys of settings begin with that a catalog may set
 
 

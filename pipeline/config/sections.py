@@ -15,7 +15,7 @@ from pipeline.config.paths import CONFIG
 
 Section = TypeVar("Section", bound=Settings)
 
-SECTIONS = ("preparation", "subwords", "binning", "model", "training", "averaging", "search")
+SECTIONS = ("preparation", "subwords", "binning", "model", "training", "averaging", "search", "scoring")
 """The sections that rows.yaml sets and that decide results."""
 
 

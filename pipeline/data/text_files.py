@@ -94,14 +94,24 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 def _only_file(path: Path, _mode: str) -> IO[bytes]:
     packed = zipfile.ZipFile(path)
-    if len(names := [name for name in packed.namelist() if not name.endswith("/")]) != 1:
+    if (
+        len(
+            names := [name for name in packed.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
+        )
+        != 1
+    ):
         raise InputError(f"{path} holds {len(names)} files: give one that holds a single text")
     return packed.open(names[0])
 
 
 def _lines(path: Path) -> Iterator[bytes]:
     with _opened(path) as stream:
-        yield from stream
+        # The rest of an over-long line, which may be the whole file, is not kept.
+        while line := stream.readline(5 * LONGEST):
+            rest = line
+            while rest and not rest.endswith(b"\n"):
+                rest = stream.readline(5 * LONGEST)
+            yield line
 
 
 def _units(path: Path, languages: tuple[str, str]) -> Iterator[Pair | Bad]:
@@ -119,17 +129,20 @@ def _units(path: Path, languages: tuple[str, str]) -> Iterator[Pair | Bad]:
             for _, unit in etree.iterparse(stream, tag="{*}tu", resolve_entities=False, remove_comments=True):
                 texts: dict[str, str] = {}
                 for version in unit.iterchildren("{*}tuv"):
-                    tag = (version.get(_LANGUAGE) or version.get("lang") or "").lower()
+                    tag = (version.get(_LANGUAGE) or version.get("lang") or "").replace("_", "-").lower()
                     known.add(tag)
                     etree.strip_elements(version, *_CODES, with_tail=False)
                     text = " ".join("".join(part for seg in version.iter("{*}seg") for part in seg.itertext()).split())
                     for code in wanted:
                         if tag == code or tag.startswith(f"{code}-"):
                             texts.setdefault(code, text)
+                torn = next(unit.iter(etree.Entity), None)
                 while unit.getprevious() is not None:  # Free what was read.
                     del unit.getparent()[0]
                 unit.clear()
-                if len(texts) == 2:
+                if torn is not None:
+                    yield Bad("entity", f"has the entity {torn.text}, which is not expanded")
+                elif len(texts) == 2:
                     found += 1
                     yield _pair([texts[code].encode() for code in wanted])
                 else:

@@ -58,6 +58,9 @@ def add(
     """
     catalog, folder = _free(name, pair, force)
     output_file(catalog, *chain(*paths.values()))
+    for path in chain(*paths.values()):
+        if path.resolve().is_relative_to(folder.resolve()):
+            raise InputError(f"{path} is of the catalog that --force replaces: give a copy of it from elsewhere")
     texts = {role: _texts(role, given, pair) for role, given in paths.items() if given}
     lacking = [role for role in HELD_OUT if role not in texts]
     trees = sides(pair)[1] == TREE
@@ -241,7 +244,7 @@ def _hold_out(placed: Placed, folder: Path, pair: str, count: int, kept: Mapping
         )
         for path, new in zip(both, rest, strict=True):
             new.replace(path)
-    _say(f"{count:,} pairs held out for {' and '.join(best)}, {total:,} left out that share a side with one")
+    _say(f"{count:,} pairs held out for each of {' and '.join(best)}, {total:,} left out that share a side with one")
 
 
 def _held_out_before(folder: Path, pair: str, roles: Iterable[str]) -> dict[str, tuple[str, Pair]]:

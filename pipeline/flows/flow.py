@@ -50,7 +50,7 @@ EXAMPLE = '{"training": {"updates": 200, "checkpoint_every": 10}}'
 def of_params() -> str:
     """Return the overrides of params.yaml, into which those of a run are merged, as the form shows them."""
     with chdir(ROOT), suppress(InputError):  # The run itself reports an invalid params.yaml.
-        return json.dumps(resolution.read_params().get("overrides") or {})
+        return json.dumps(resolution.read_params().get("overrides") or {}, default=str)
     return "{}"
 
 

@@ -20,7 +20,8 @@ from pipeline.report.page import Bars, Block, Heading, Paragraph, Table, Tiles
 CAUSES = ("run.row", "training.updates", "model.", "training.", "run.corpus", "preparation.", "subwords.", "binning.",
           "averaging.", "search.", "run.seed")  # fmt: skip
 """What the keys of settings begin with, by how much they explain a difference."""
-NO_CAUSES = {f"training.{key}" for key in ("seed", "checkpoint_every", "resume_minutes", "verify_every", "keep_states")}
+KEPT = ("seed", "checkpoint_every", "resume_minutes", "verify_every", "keep_states", "validation_sample")
+NO_CAUSES = {f"training.{key}" for key in KEPT}
 """The seed of `run.seed`, and what only says what is kept of a training."""
 NAMED = 4  # settings that the verdict names
 PHRASES = 8  # n-grams that are listed as won, and as lost
@@ -63,7 +64,10 @@ def set_of(run: Compared) -> str:
 def difference(first: Compared, second: Compared) -> Comparison:
     """Return by how much the second run is better on the lines that both translated."""
     baseline, system = ([line.output for line in run.lines] for run in (first, second))
-    return scorer(second.languages[1], second.configuration.get("scoring.tokenize")).compare(
+    tokenizers = [run.configuration.get("scoring.tokenize") for run in (first, second)]
+    if tokenizers[0] != tokenizers[1]:
+        raise InputError(f"the runs were scored with scoring.tokenize {tokenizers[0]} and {tokenizers[1]}: set one")
+    return scorer(second.languages[1], tokenizers[1]).compare(
         baseline, system, [line.reference for line in first.lines], second.languages[1]
     )
 

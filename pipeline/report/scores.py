@@ -154,7 +154,7 @@ def sets(metrics: Mapping[str, Any]) -> list[Block]:
     """Return the scores of all test sets side by side, where there are several."""
     measures = [measure for measure in task_in(metrics).measures if measure[1] in metrics and "valid" not in measure[1]]
     rows = [
-        (own[f"{task_in(own).key}_set"], *(_cell(own, key, form) for _, key, form in measures))
+        (own[f"{task_in(own).key}_set"], *(_cell(own, key, form) if key in own else "" for _, key, form in measures))
         for own in (metrics, *metrics.get("sets", {}).values())
     ]
     table = Table(("test set", *(name for name, *_ in measures)), rows)

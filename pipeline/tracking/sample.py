@@ -12,7 +12,7 @@ from nmt.task import TRANSLATION, task_of
 from nmt.text.settings import PreparationSettings
 from pipeline.config.corpora import DataSettings
 from pipeline.config.paths import RAW, SUBWORDS
-from pipeline.config.sections import load_section
+from pipeline.config.sections import ScoringSettings, load_section
 
 BLEU, CHRF = "valid_bleu_greedy", "valid_chrf_greedy"
 """Keys of the scores. `valid_bleu` and `valid_chrf` are those of the whole set, by beam search, at the end."""
@@ -41,6 +41,7 @@ def scored(records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, float]]:
 
         tokenizer = load_section("preparation", PreparationSettings).tokenizer
         codec = Codec(SUBWORDS, data.source, data.target, tokenizer)
+        tokenize = load_section("scoring", ScoringSettings).tokenize
         source, target = (
             list(read_lines(RAW / f"valid.{data.valid.name}.{code}")) for code in (data.source, data.target)
         )
@@ -50,7 +51,7 @@ def scored(records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, float]]:
                 [codec.write(written, source[line]) for line, written in ids.items()],
                 [target[line] for line in ids],
             )
-            scores = {BLEU: bleu.sacrebleu(*texts, data.target)[0], CHRF: bleu.chrf(*texts)[0]}
+            scores = {BLEU: bleu.sacrebleu(*texts, data.target, tokenize)[0], CHRF: bleu.chrf(*texts)[0]}
             yield {"update": record["update"], "seconds": record.get("seconds", 0.0), **scores}
     except (ImportError, OSError, IndexError, InputError) as error:  # IndexError: the text is another one.
         report(str(error))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from nmt.task import Task, task_of
+from nmt.task import CHRF, TRANSLATION, Task, task_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -34,7 +34,10 @@ def show(client: MlflowClient, pair: str) -> str:
     if experiment is None or experiment.lifecycle_stage == "deleted":
         return "/"
     runs = client.search_runs([experiment.experiment_id], max_results=1000)
-    content = json.dumps(state(runs, task_of(pair)))
+    by, metrics = task_of(pair), {key for run in runs for key in run.data.metrics}
+    if by is TRANSLATION and CHRF.key in metrics and by.key not in metrics:
+        by = CHRF
+    content = json.dumps(state(runs, by))
     client.set_experiment_tag(experiment.experiment_id, f"mlflow.sharedViewState.{KEY}", content)
     return f"/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={KEY}"
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nmt.flops import LengthSums, parameters, training_flops
+from nmt.model_settings import ModelSettings
+from nmt.training.settings import TrainingSettings
 from pipeline.config.corpora import other_direction
 from pipeline.config.paths import BINNED_STATS, read_json
 from pipeline.config.settings import Configuration
@@ -49,13 +51,25 @@ def corpus_size(configuration: Configuration, prepared: bool) -> CorpusSize:
     symbols = SYMBOLS if subwords.target == "closed" else None
     if pairs := KNOWN_PAIRS.get((run.corpus, min(run.pair, other_direction(run.pair)))):
         return CorpusSize(pairs, SUBWORDS, vocabulary, "known", symbols)
-    local = [Path(text.source.path) for text in configuration.data.train if text.source.path is not None]
-    bytes_ = sum(path.stat().st_size for path in local if path.exists())
+    local = [(Path(text.source.path), text.weight) for text in configuration.data.train if text.source.path is not None]
+    bytes_ = sum(weight * path.stat().st_size for path, weight in local if path.exists())
     used = {text.source.archive for text in configuration.data.train}
     packed = sum(archive.bytes or 0 for archive in configuration.data.archives if archive.name in used)
     # An archive contains both sides.
     pairs = max(1, (bytes_ + packed * COMPRESSION // 2) // LINE)
     return CorpusSize(pairs, SUBWORDS, vocabulary, "guessed from the bytes of its archives and files", symbols)
+
+
+def process_memory(
+    model: ModelSettings, training: TrainingSettings, rows: tuple[int, int | None], subwords: float = SUBWORDS
+) -> int:
+    """Return the bytes of memory of a process that trains; `rows`: of both embeddings; `subwords`: of a sentence."""
+    weights = 4 * parameters(model, *rows)
+    layer = 26 * model.d_model + 4 * model.d_ff + int(6 * model.h * subwords)
+    activations = training.tokens // training.shards * (model.N * layer + 4 * model.d_model) * 4
+    # Weights, two moments, and gradients: a process that has all shards keeps as many sums as the tree has levels.
+    gradients = max(1, training.shards.bit_length() - 1)
+    return RESERVE + (3 + gradients) * weights + activations
 
 
 def needs(configuration: Configuration, corpus: CorpusSize) -> tuple[dict[str, int], int, int]:
@@ -72,14 +86,10 @@ def needs(configuration: Configuration, corpus: CorpusSize) -> tuple[dict[str, i
         "train": weights * (training.keep_checkpoints + 3 * (training.keep_states + 2)),
         "average": 2 * weights,
     }
-    layer = 26 * model.d_model + 4 * model.d_ff + int(6 * model.h * corpus.subwords)
-    activations = training.tokens // training.shards * (model.N * layer + 4 * model.d_model) * 4
     tokens = training.updates * training.tokens
     squared = int(tokens * corpus.subwords * SPREAD)
     lengths = LengthSums(int(tokens / corpus.subwords), tokens, tokens, squared, squared, squared)
-    # Weights, two moments, and gradients: a process that has all shards keeps as many sums as the tree has levels.
-    gradients = max(1, training.shards.bit_length() - 1)
-    memory = RESERVE + (3 + gradients) * weights + activations
+    memory = process_memory(model, training, (corpus.vocabulary, corpus.target_vocabulary), corpus.subwords)
     return disk, memory, training_flops(model, corpus.output_rows, lengths)
 
 

@@ -11,16 +11,17 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from nmt.common.files import read_yaml, scratch_folder
 from nmt.common.processes import KILLED, OUT_OF_MEMORY, UNRECORDED, UNUSABLE, end, start
 from nmt.errors import InputError
 from nmt.flops import parameters
 from nmt.model_settings import ModelSettings
+from nmt.training.settings import TrainingSettings
 from pipeline.config import machine
+from pipeline.trainings.cost import process_memory
 
 INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # loopback
 GRACE = 45.0  # seconds between SIGTERM and SIGKILL: time to save the state
@@ -31,13 +32,13 @@ RENDEZVOUS = "rendezvous"  # file in the folder of a training of several nodes: 
 KEEP_ALIVE = 600  # seconds between a single node's heartbeats: each makes torchrun's rendezvous file longer
 
 
-def processes(shards: int, weights: int = 0) -> int:
+def processes(shards: int, needed: int = 0, threads: int = 1) -> int:
     """Return `$WMT_PROCESSES`, by default one process per GPU or core; `shards` are divided among them.
 
     Where the shards cannot be divided among all GPUs, fewer are used, and a line says so. On CPUs two processes of one
     thread are faster than one process of two threads, which wait for each other at every operation: a sixth on idle
-    cores and more beside other programs. There may be fewer than cores: `weights`, in bytes, are in each process, and
-    with OMP_NUM_THREADS set there is one.
+    cores and more beside other programs. There may be fewer than cores: each process has `threads` and needs `needed`
+    bytes of memory, several nodes share the shards, and with OMP_NUM_THREADS set there is one.
     """
     # Imported here because it imports torch.
     from nmt.training.distributed import check_processes, most_processes
@@ -51,22 +52,17 @@ def processes(shards: int, weights: int = 0) -> int:
             )
         check_processes(int(requested), shards)
         return int(requested)
-    cores = 1 if "OMP_NUM_THREADS" in os.environ else machine.available_cores()
-    count = most_processes(gpus or max(1, min(cores, machine.memory() // max(1, 2 * weights))), shards)
+    cores = 1 if "OMP_NUM_THREADS" in os.environ else machine.available_cores() // max(1, threads)
+    of_cpu = min(cores, machine.memory() // max(1, needed), shards // nodes()[1])
+    count = most_processes(gpus or max(1, of_cpu), shards)
     if count < gpus:
         print(f"training uses {count} of {gpus} GPUs: training.shards is {shards}, and the processes must divide it")
     return count
 
 
-def weights(job: Mapping[str, Any]) -> int:
-    """Return the bytes of weights, their gradients and both of Adam's moments, in float32."""
-    sizes = (job["vocabulary"], job.get("target_vocabulary"))
-    return 4 * 4 * parameters(ModelSettings.model_validate(job["model"]), *sizes)
-
-
-def check_memory(needed: int, count: int) -> None:
-    """Raise InputError if what `weights` returns exceeds the memory of the device, which processes of a CPU share."""
-    needed *= 1 if machine.gpus() else count
+def check_memory(weights: int, count: int) -> None:
+    """Raise InputError if the weights, their gradients and both moments alone exceed the memory of the device."""
+    needed = 4 * 4 * weights * (1 if machine.gpus() else count)  # float32
     if needed > (memory := machine.memory()):
         raise InputError(
             f"weights, gradients and Adam's moments of this model take {needed / 2**30:,.1f} GiB, but the device has "
@@ -159,8 +155,11 @@ def torchrun(job: Path, watch: Callable[[], None], threads: int = 0) -> int:
     if (kept := sorted(job.glob("states/update-*"))) and not any(job.glob("resume/update-*")):
         print(f"train: {kept[-1]}, a kept state, is resumed: resume/ has none; to begin anew, remove {job}", flush=True)
     settings = read_yaml(job / "job.yaml")
-    count = processes(settings["training"]["shards"], weights(settings))
-    check_memory(weights(settings), count)
+    model = ModelSettings.model_validate(settings["model"])
+    training = TrainingSettings.model_validate(settings["training"])
+    rows = settings["vocabulary"], settings.get("target_vocabulary")
+    count = processes(training.shards, process_memory(model, training, rows), threads)
+    check_memory(parameters(model, *rows), count)
     variables = environment(count) | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
     kills, process = machine.memory_kills(), start(command(count, job), env=variables)
     try:

@@ -43,6 +43,22 @@ def test_equals_the_distribution_written_out_and_its_gradient(eps: float) -> Non
     torch.testing.assert_close(gradients, expected_gradients, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_positions_without_a_label_are_left_out(device: str) -> None:
+    """As those that batches add; on meta as on a GPU, where they take no part in the products."""
+    torch.manual_seed(0)
+    states, table, labels = torch.randn(32, 8), torch.randn(11, 8), torch.randint(11, (30,))
+    found, expected = [], []
+    for given, gradients in ((states, found), (states[:30], expected)):
+        inputs = [given.to(device).requires_grad_(), table.to(device).requires_grad_()]
+        gradients += torch.autograd.grad(smoothed_cross_entropy(*inputs, labels.to(device), 0.1)[0], inputs)
+    assert [gradient.shape for gradient in found] == [(32, 8), (11, 8)]
+    if device == "cpu":
+        assert not found[0][30:].any()
+        for gradient, one in zip(found, expected, strict=True):
+            torch.testing.assert_close(gradient[:30], one, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_few_rows_at_a_time_give_the_same_gradient(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """To the bit; 13 rows at a time, and one where a row has more logits than a part."""
