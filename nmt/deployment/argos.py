@@ -48,8 +48,8 @@ def export(
     if learned.kind != "wordpieces" or tokenizer.tokenizer != "none" or changed:
         raise InputError(
             f"{folder} has subwords `{learned.kind}` of text by the tokenizer `{tokenizer.tokenizer}`, and Argos "
-            "Translate raw word pieces alone, neither normalised nor composed: train with subwords.kind wordpieces and preparation.tokenizer.tokenizer "
-            "none, or export --to ctranslate2"
+            "Translate raw word pieces alone, not normalised or composed: train with subwords.kind wordpieces and "
+            "preparation.tokenizer.tokenizer none, or export --to ctranslate2"
         )
     source, target = code(own.source), code(own.target)
     names = {f"{side}_name": NAMES.get(language, language) for side, language in (("from", source), ("to", target))}

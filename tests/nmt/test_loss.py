@@ -48,10 +48,12 @@ def test_positions_without_a_label_are_left_out(device: str) -> None:
     """As those that batches add; on meta as on a GPU, where they take no part in the products."""
     torch.manual_seed(0)
     states, table, labels = torch.randn(32, 8), torch.randn(11, 8), torch.randint(11, (30,))
-    found, expected = [], []
-    for given, gradients in ((states, found), (states[:30], expected)):
+
+    def gradients(given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         inputs = [given.to(device).requires_grad_(), table.to(device).requires_grad_()]
-        gradients += torch.autograd.grad(smoothed_cross_entropy(*inputs, labels.to(device), 0.1)[0], inputs)
+        return torch.autograd.grad(smoothed_cross_entropy(*inputs, labels.to(device), 0.1)[0], inputs)
+
+    found, expected = gradients(states), gradients(states[:30])
     assert [gradient.shape for gradient in found] == [(32, 8), (11, 8)]
     if device == "cpu":
         assert not found[0][30:].any()
