@@ -290,15 +290,16 @@ def _doubts(placed: Placed, languages: tuple[str, str]) -> Iterator[str]:
                 yield f"{count:,} of the {pairs:,} pairs for --{role} have {what}"
     for side, language in enumerate(languages):
         held = {
-            role: {line for both in placed[role] for line in read_lines(both[side]) if line.strip()}
+            both[side].stem.replace(".", " ", 1): {line for line in read_lines(both[side]) if line.strip()}
             for role in HELD_OUT
+            for both in placed[role]
         }
         training = chain.from_iterable(read_lines(both[side]) for both in placed["train"])
         equals, near = _repeated(set().union(*held.values()), training, language)
-        for role, lines in held.items():
+        for text, lines in held.items():
             if (lines & equals) or (lines & near):
                 yield (
-                    f"{len(lines & equals):,} of {len(lines):,} different lines for --{role} in {language} are also in "
+                    f"{len(lines & equals):,} of {len(lines):,} different lines for --{text} in {language} are also in "
                     f"the training text, and {len(lines & near):,} more share over half of their {GRAM}-grams with a "
                     "line of it"
                 )
