@@ -61,7 +61,7 @@ def test_every_command_of_a_teams_day(tmp_path: Path) -> None:
     clone = Clone(tmp_path / "clone")
     orchestra = Orchestra(clone, tmp_path / "home")
     write_text(clone.folder)
-    clone.params(overrides={**SHRUNKEN, "subwords": {"vocabulary": 150}})
+    clone.params(overrides={**SHRUNKEN, "subwords": {"vocabulary": 300}})
     *first, export, serve, package, schedule = day()
     said = "".join(shell(clone, clone.environment(), command) for command in first)
     for reason in ("not UTF-8", "not two columns", "one-sided"):
@@ -90,7 +90,7 @@ def test_every_command_of_a_teams_day(tmp_path: Path) -> None:
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
-    assert translated == shell(clone, clone.environment(), "echo the old man | wmt translate models/average").rstrip("\n")
+    assert f"{translated}\n" == shell(clone, clone.environment(), "echo the old man | wmt translate models/average")
 
     shell(clone, clone.environment(), package)
     with zipfile.ZipFile(clone.folder / "de_en.argosmodel") as archive:
@@ -98,6 +98,7 @@ def test_every_command_of_a_teams_day(tmp_path: Path) -> None:
 
     with orchestra.serving():
         shell(clone, orchestra.environment(), schedule)
-        (run,) = until(lambda: orchestra.call("flow_runs/filter", {"sort": "EXPECTED_START_TIME_ASC", "limit": 1}), "a run")
+        earliest = {"sort": "EXPECTED_START_TIME_ASC", "limit": 1}
+        (run,) = until(lambda: orchestra.call("flow_runs/filter", earliest), "a scheduled run")
         assert orchestra.ended(run["id"])["state_type"] == "COMPLETED", orchestra.messages(run["id"])
         assert orchestra.how(run["id"])["train"] == "Cached"

@@ -484,9 +484,7 @@ def test_held_out_pairs_are_in_no_training_and_stay(repository: Path, capsys: py
     assert (len(written("valid")), written("test")) == (5, [("na shledanou", "goodbye")])
 
 
-def test_bad_lines_hold_out_and_two_test_sets_go_together(
-    repository: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_lines_hold_out_and_two_test_sets_go_together(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("a.tsv").write_bytes(b"alone\nno \xff\tbad\n" + numbered(0, 50).encode() * 2)
     Path("news.tsv").write_text("nová\tnew\n")
     Path("own.tsv").write_text("věta\tother 7\nvěta\tunseen\n")
