@@ -20,21 +20,17 @@ from nmt.common.files import output_file, sha256_of, write_text, writing
 from nmt.errors import InputError
 from nmt.parsing.trees import read_trees
 from nmt.text.parallel_text import is_blank, parallel, read_lines
-from nmt.text.scripts import tokens
 from pipeline.config.corpora import TREE, DataSettings, MemberSettings, sides, valid_pair
 from pipeline.config.paths import CATALOGS, LOCAL
 from pipeline.data import text_files
+from pipeline.data.doubts import HELD_OUT, Placed, doubts
 from pipeline.data.text_files import Bad, Files, Pair
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 MADE = "made"
 """The folder, inside a catalog's, of plain copies; all else there is a link."""
-HELD_OUT = ("valid", "test")
 NAMED = 3  # bad lines that a refusal names
-GRAM = 8  # words, or characters in languages without spaces
 INSERT = "INSERT OR IGNORE INTO pairs VALUES (?)"
-Placed = dict[str, list[list[Path]]]
-"""Both sides of each text, by role."""
 
 
 class Changes(NamedTuple):
@@ -73,7 +69,7 @@ def add(
         placed = _place(temporary, texts, pair, changes)
         if lacking:
             _hold_out(placed, temporary / MADE, pair, changes.holdout or 0, _held_out_before(folder, pair, lacking))
-        for doubt in () if trees else _doubts(placed, sides(pair)):
+        for doubt in () if trees else doubts(placed, sides(pair)):
             _say(doubt)
         described = {role: [_described(name, both, temporary, folder) for both in placed[role]] for role in placed}
         content = {role: found if role == "train" or found[1:] else found[0] for role, found in described.items()}
@@ -278,58 +274,6 @@ def _number(text: str) -> int:
 
 def _say(note: str) -> None:
     print(f"catalog: {note}", file=sys.stderr)
-
-
-def _doubts(placed: Placed, languages: tuple[str, str]) -> Iterator[str]:
-    """Yield what is doubtful in parallel texts: pairs without text or translation, held-out lines in training, too."""
-    for role, texts in placed.items():
-        pairs = empty = equal = 0
-        for source, target in chain.from_iterable(parallel(*both) for both in texts):
-            pairs += 1
-            empty += not (source.strip() and target.strip())
-            equal += source == target != ""
-        for count, what in ((empty, "an empty side"), (equal, "equal sides")):
-            if 2 * count > pairs:
-                yield f"{count:,} of the {pairs:,} pairs for --{role} have {what}"
-    for side, language in enumerate(languages):
-        held = {
-            role: {line for both in placed[role] for line in read_lines(both[side]) if line.strip()}
-            for role in HELD_OUT
-        }
-        training = chain.from_iterable(read_lines(both[side]) for both in placed["train"])
-        equals, near = _repeated(set().union(*held.values()), training, language)
-        for role, lines in held.items():
-            if (lines & equals) or (lines & near):
-                yield (
-                    f"{len(lines & equals):,} of {len(lines):,} different lines for --{role} in {language} are also in "
-                    f"the training text, and {len(lines & near):,} more share over half of their {GRAM}-grams with a "
-                    "line of it"
-                )
-
-
-def _repeated(held: set[str], training: Iterable[str], language: str) -> tuple[set[str], set[str]]:
-    """Return the held-out lines that are in the training text, and those nearly so; memory grows with them alone.
-
-    A near one has more than half of its different 8-grams, in any case of letters, in one training line.
-    """
-
-    def grams(line: str) -> set[tuple[str, ...]]:
-        words = tokens(line.casefold(), language)
-        return set(zip(*(words[at:] for at in range(GRAM)), strict=False))
-
-    sizes, having = dict[str, int](), dict[tuple[str, ...], list[str]]()
-    for line in held:
-        found = grams(line)
-        sizes[line] = len(found)
-        for gram in found:
-            having.setdefault(gram, []).append(line)
-    equal, near = set[str](), set[str]()
-    for line in training:
-        if line in held:
-            equal.add(line)
-        shared = Counter(each for gram in grams(line) for each in having.get(gram, ()))
-        near.update(each for each, count in shared.items() if 2 * count > sizes[each])
-    return equal, near - equal
 
 
 def identified(data: DataSettings) -> DataSettings:

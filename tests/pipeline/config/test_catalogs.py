@@ -484,6 +484,22 @@ def test_held_out_pairs_are_in_no_training_and_stay(repository: Path, capsys: py
     assert (len(written("valid")), written("test")) == (5, [("na shledanou", "goodbye")])
 
 
+def test_bad_lines_hold_out_and_two_test_sets_go_together(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.tsv").write_bytes(b"alone\nno \xff\tbad\n" + numbered(0, 50).encode() * 2)
+    Path("news.tsv").write_text("nová\tnew\n")
+    Path("own.tsv").write_text("věta\tother 7\nvěta\tunseen\n")
+    tests = "--test news.tsv --test own.tsv"
+    assert wmt(*add("--train", "a.tsv", "--skip-bad", "--dedup", "--holdout", "5", held_out=tests)) == 0
+    told = capsys.readouterr().err
+    assert "5 pairs held out for valid, " in told
+    for left_out in ("1 left out, not UTF-8;", "1 left out, not two columns;", "100 left out, repeated;"):
+        assert f"catalog: {left_out}" in told
+    assert "catalog: 1 of 2 different lines for --test own in en are also in the training text" in told
+    assert "--test news" not in told
+    data = catalogs.data_settings(catalogs.load("mine"), "cs-en")
+    assert [text.name for text in (data.valid, *data.test)] == ["mine-valid", "news", "own"]
+
+
 def test_repeated_pairs_go_and_near_duplicates_are_told(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [f"w{n}" for n in range(16)]  # nine 8-grams; a change at 12 leaves five, at 11 four
     twelve, eleven = ([*words[:at], "x", *words[at + 1 :]] for at in (12, 11))
