@@ -10,19 +10,23 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from nmt.common.files import output_file, writing
-from nmt.errors import InputError
+from nmt.errors import InputError, printable
 from nmt.inference.loading import LoadedModel
 from nmt.inference.options import TranslationOptions
 from nmt.inference.quantization import quantize
 from nmt.inference.translator import Translation, Translator
+from nmt.text import words
 from nmt.text.parallel_text import composed, read_stream
 from nmt.text.sentences import split_sentences
+
+NAMED = 8  # words that the training text does not have, at the end of a translation
 
 
 def translate(options: TranslationOptions) -> None:
@@ -88,15 +92,26 @@ def _outputs(translator: Translator, options: TranslationOptions) -> Iterator[st
         if sys.stderr.isatty() and options.window > 1:
             lines = iter(track(lines, "reading lines", console=Console(stderr=True), transient=True))
         found = translator.translations(lines, options.nbest, options.batch_tokens, options.window)
-        joined = 0
+        joined, unseen = 0, dict[str, None]()
+        seen = words.load(folder / "subwords" for folder in options.models)
         for number, translation in enumerate(found, start=1):
             if options.split == "long" and len(translation.pieces) == 1 and not translator.model.writes_trees:
                 joined += len(split_sentences(translation.source, translator.description.source)) > 1
+            if seen is not None:
+                unseen |= dict.fromkeys(words.unseen(translator.model.source.tokenize(translation.source), seen))
             yield format_output(translator, translation, number, options)
         if joined:
             print(
                 f"{options.command}: {joined:,} lines have several sentences, of which a model may translate the first "
                 "alone: give --split sentences",
+                file=sys.stderr,
+            )
+        if seen is not None and unseen:
+            known = "in" if len(seen) < words.MOST else f"among the {words.MOST:,} most frequent words of"
+            named = ", ".join([*islice(unseen, NAMED), *(["..."] if len(unseen) > NAMED else [])])
+            print(
+                f"{options.command}: {len(unseen):,} different words are not {known} the training text, so the model "
+                f"guesses them: {printable(named)}",
                 file=sys.stderr,
             )
 

@@ -15,10 +15,14 @@ def code(language: str) -> str:
     return CODES.get(base, base)
 
 
+def has_spaces(language: str) -> bool:
+    return code(language) not in _WITHOUT_SPACES
+
+
 def tokens(text: str, language: str) -> list[str]:
     """Return what spaces separate or, in a language without spaces between words, the characters."""
     words = text.split()
-    return list("".join(words)) if code(language) in _WITHOUT_SPACES else words
+    return words if has_spaces(language) else list("".join(words))
 
 
 def length(text: str, language: str) -> int:

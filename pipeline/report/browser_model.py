@@ -12,14 +12,13 @@ import numpy as np
 from nmt import codec
 from nmt.inference.options import LONGEST
 from nmt.task import task_of
-from nmt.text import scripts
+from nmt.text import scripts, words
 from nmt.text.moses import Rules, normalizing
 from nmt.text.sentences import SENTENCE_END, abbreviations
 from nmt.text.settings import TokenizerSettings
 from nmt.text.subwords import BytePairs, Subwords, WordPieces
 from pipeline.config.paths import FIGURES
 from pipeline.report.page import Block, Paragraph, View
-from pipeline.report.sentences import SEEN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,10 +132,10 @@ def subword_tables(vocabulary: Subwords) -> dict[str, Any]:
     return tables
 
 
-def section(folder: Path, examples: Sequence[str], seen: Sequence[str]) -> list[Block]:
+def section(folder: Path, examples: Sequence[str]) -> list[Block]:
     """Return the box in which one translates or parses; for a large model, also how to do so without the page.
 
-    `examples` are sentences to begin with; words that are not `seen`, those of the training text, are marked.
+    `examples` are sentences to begin with. Words that the training text does not have are marked.
     """
     # Imported here: importing torch takes a second.
     from nmt.common.tensors import WEIGHTS, load_tensors
@@ -162,8 +161,8 @@ def section(folder: Path, examples: Sequence[str], seen: Sequence[str]) -> list[
         "detokenizer": detokenizer_tables(description.target, description.tokenizer),
         "longest": longest,
         "examples": list(examples),
-        "seen": list(seen),
-        "most": SEEN,
+        "seen": None if (seen := words.load([folder / "subwords"])) is None else sorted(seen),
+        "most": words.MOST,
         "abbreviations": sorted(abbreviations(description.source)),
         "sentenceEnd": SENTENCE_END.pattern.replace(r"\"", '"').replace(r"\w", r"[\p{L}\p{N}_]"),
         "between": "" if scripts.code(description.target) in scripts.SENTENCES_JOINED else " ",

@@ -18,7 +18,6 @@ from pipeline.report.page import Table, View
 
 EXAMPLES = 5  # sentences to begin with in the page's box
 EXTREMES = 3  # best lines, and worst ones, at the top of the report
-SEEN = 50_000  # words of the training text that the page knows, the most frequent ones
 FREQUENCIES = (0, 1, 4, 9, 99, 999)
 """The most occurrences in the training text of each group of words; more frequent ones are the last group."""
 BLOCK = 1 << 24  # characters of the training text that are counted at a time

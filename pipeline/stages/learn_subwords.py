@@ -11,6 +11,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from nmt import codec
+from nmt.text import words
 from nmt.text.parallel_text import Block, read_blocks
 from nmt.text.settings import SubwordSettings
 from nmt.training.settings import TrainingSettings
@@ -40,21 +41,26 @@ def count_words(paths: Iterable[Path], pool: Executor) -> Counter[str]:
 
 
 def run() -> None:
-    """Write data/subwords."""
+    """Write data/subwords, with the words of the source."""
     data = load_section("data", DataSettings)
     settings = load_section("subwords", SubwordSettings)
     check_versions("subword_nmt", "sentencepiece")
-    if (start := load_section("training", TrainingSettings).start_from) is not None:
-        ours, theirs = codec.load(parent_folder.find(start) / SUBWORDS.name)
+    start = load_section("training", TrainingSettings).start_from
+    paths = [TOKENIZED / f"train.{language}" for language in (data.source, data.target)[: 1 if start else 2]]
+    with executor(sum(path.stat().st_size for path in paths)) as pool:
+        source, *others = (count_words([path], pool) for path in paths)
+    if start is not None:
+        parent = parent_folder.find(start) / SUBWORDS.name
+        ours, theirs = codec.load(parent)
         codec.save(SUBWORDS, ours, None if theirs is ours else theirs)
+        words.save(SUBWORDS, source, data.source, parent)
         print(f"{ours.used_rows:,} subwords of {start.folder}, {ours.size:,} with padding")
         return
-    paths = [TOKENIZED / f"train.{language}" for language in (data.source, data.target)]
-    with executor(sum(path.stat().st_size for path in paths)) as pool:
-        source, target = (count_words([path], pool) for path in paths)
+    [target] = others
     learned, symbols = codec.learn(source, target, settings)
     codec.save(SUBWORDS, learned, symbols)
-    words = len(source if symbols else source.keys() | target.keys())
-    print(f"{learned.used_rows:,} subwords, {learned.size:,} with padding, from {words:,} different words")
+    words.save(SUBWORDS, source, data.source, None)
+    count = len(source if symbols else source.keys() | target.keys())
+    print(f"{learned.used_rows:,} subwords, {learned.size:,} with padding, from {count:,} different words")
     if symbols is not None:
         print(f"{symbols.used_rows:,} symbols of the target, {symbols.size:,} with padding")

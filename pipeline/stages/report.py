@@ -28,11 +28,10 @@ def blocks(lines: Sequence[sentences.Line], names: Mapping[str, str]) -> list[Bl
     metrics = read_json(paths.SCORES) | scores.identities(data.model_dump(), read_json(paths.SCORES))
     metrics |= {"conditions": next((link.get("conditions") for link in certificate["training"]["links"][-1:]), None)}
     tokenize = load_section("scoring", sections.ScoringSettings).tokenize
-    source, target = (sentences.word_counts(paths.TOKENIZED / f"train.{side}") for side in (data.source, data.target))
     codec = Codec(
         paths.AVERAGE / "subwords", data.source, data.target, load_section("preparation", PreparationSettings).tokenizer
     )
-    seen = [word for word, _ in source.most_common(sentences.SEEN)]
+    target = sentences.word_counts(paths.TOKENIZED / f"train.{data.target}")
     start, description = configuration["training"].get("start_from"), catalogs.load(chosen.corpus).description
     parent = start and f"{start['folder']} (weights {str(start.get('weights'))[:12]})"
     unlike, output = chapters.differences(chosen, configuration), task_of(data.target).output
@@ -40,7 +39,7 @@ def blocks(lines: Sequence[sentences.Line], names: Mapping[str, str]) -> list[Bl
     return [
         Heading(scores.title(chosen), 1),
         Paragraph(scores.lead(resolution.name(named), chosen, metrics, description, parent)),
-        *browser_model.section(paths.AVERAGE, sentences.examples(lines), seen),
+        *browser_model.section(paths.AVERAGE, sentences.examples(lines)),
         scores.headline(chosen, data, metrics, papers),
         Paragraph(f"The {sentences.EXTREMES} best and the {sentences.EXTREMES} worst lines of the test set:"),
         sentences.extremes(lines, task_of(data.target).of_line),

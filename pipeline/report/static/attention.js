@@ -107,7 +107,7 @@ function attentionView(root, { layers, heads, languages, pointed = () => {} }) {
         pinned = !(pinned && active.side === side && active.index === index);
         activate({ side, index });
       };
-      const unseen = pair().unseen?.has(text) && (side === "keys" ? chosen.kind !== "decoder" : chosen.kind === "encoder");
+      const unseen = bareWords(text).some((word) => pair().unseen?.has(word)) && (side === "keys" ? chosen.kind !== "decoder" : chosen.kind === "encoder");
       return [element("button", { type: "button", class: unseen ? "word unseen" : "word", onpointerenter: point, onfocus: point, onclick: pin }, text), " "];
     }));
   }

@@ -9,6 +9,8 @@ const END = "</w>";
 const UNDERSCORE = "\u2581"; // sentencepiece's symbol for a space
 
 const split = (text) => text.replace(SPACE_RUN, " ").split(" ").filter(Boolean);
+/** Return the words of a tokenised line without punctuation at their ends, as nmt/text/words.py does. */
+const bareWords = (text) => split(text).map((word) => word.replace(/^[\p{P}\p{S}\p{C}]+|[\p{P}\p{S}\p{C}]+$/gu, "")).filter(Boolean);
 const substitute = (rules, text) => rules.reduce((changed, [pattern, replacement]) => changed.replace(pattern, replacement), text);
 const escaped = (code) => `\\u{${code.toString(16)}}`;
 /** Return the inside of a character class for ranges of code points. */

@@ -15,8 +15,8 @@ views.translate = (root, content, blob) => {
   const tokenize = parses ? makeWords() : makeTokenizer(tokenizer);
   const detokenize = parses ? makeTrees(tokenizer.tokenizer, targetSymbols?.symbols.slice(0, targetSymbols.usedRows)) : makeDetokenizer(detokenizer);
   const text = (ids, source) => detokenize(written.decode(ids), source);
-  const [seen, shortened] = [new Set(content.seen), new Set(content.abbreviations)];
-  unseenIn = (line) => split(tokenize(line)).filter((word) => !seen.has(word));
+  const [seen, shortened] = [new Set(content.seen ?? []), new Set(content.abbreviations)];
+  unseenIn = (line) => (content.seen ? bareWords(tokenize(line)).filter((word) => !seen.has(word)) : []);
   const sentenceEnd = new RegExp(content.sentenceEnd, "gu");
   const worded = (text) => parses || /[\p{L}\p{M}\p{N}_]/u.test(text); // a text without words is its own translation
   const sentencesOf = (line) => (parses ? [line] : splitSentences(line, sentenceEnd, shortened));

@@ -180,6 +180,25 @@ def test_sentences_of_a_line_are_told_or_translated_by_themselves(
     )
 
 
+def test_words_without_training_text_are_named_once_at_the_end(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(model, tmp_path / "model")
+    run(folder, tmp_path, lines=["a cat"])
+    assert capsys.readouterr().err == "", "which words are known is not known"
+    (folder / "subwords" / "words.txt").write_text("dog\nShe\nsees\na\n")
+    run(folder, tmp_path, lines=['She sees a "dog".', "...", "", "dog"])
+    assert capsys.readouterr().err == ""
+    lines = ["She sees a (cat) cat, cat-dog", " ".join(f"w{n}" for n in range(9)), "x\u202ey"]
+    run(folder, tmp_path, "--json", lines=lines)
+    said = "translate: 13 different words are not in the training text, so the model guesses them: cat, cat-dog, "
+    assert capsys.readouterr().err == f"{said}w0, w1, w2, w3, w4, w5, ...\n"
+    run(folder, tmp_path, lines=lines[2:])
+    assert capsys.readouterr().err.endswith("guesses them: x, y\n")
+    assert wmt("translate", folder, model, "--input", write(tmp_path / "in", lines)) == 0
+    assert capsys.readouterr().err == "", "the other model of an ensemble may know them"
+
+
 def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_opened(tmp_path: Path) -> None:
     text = write(tmp_path / "in", LINES)
     (tmp_path / "link").symlink_to(text)

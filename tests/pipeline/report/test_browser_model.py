@@ -27,7 +27,7 @@ from nmt.inference.translator import Translator
 from nmt.model import Transformer
 from nmt.parsing.delinearisation import delinearise
 from nmt.parsing.trees import LINEARISATIONS, TAG, Linearisation, escape, linearise, read_trees
-from nmt.text import subwords
+from nmt.text import subwords, words
 from nmt.text.settings import SubwordSettings, TokenizerSettings
 from pipeline.report import browser_model, comparison, page
 from pipeline.report import sentences as sentences_view
@@ -85,7 +85,8 @@ def dequantized(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @contextmanager
 def model_page(browser: Browser, path: Path, folder: Path, example: str) -> Iterator[Page]:
     """A page in which one uses the model of a folder."""
-    blocks = [Heading("Model", 1), *browser_model.section(folder, [example], ["dog"])]
+    (folder / "subwords" / words.FILE).write_text("dog\n")
+    blocks = [Heading("Model", 1), *browser_model.section(folder, [example])]
     path.write_text(page.html(blocks), encoding="utf-8")
     with opened(browser, path) as shown:
         open_sections(shown)
@@ -120,6 +121,8 @@ def test_tokenizer_and_detokenizer_are_moses(scripts: Page, language: Any, token
     program = "([tables, lines]) => { const run = makeTokenizer(tables); return lines.map(run); }"
     tokenized = scripts.evaluate(program, [browser_model.tokenizer_tables(language, settings), lines])
     assert tokenized == expected
+    in_page = scripts.evaluate("(lines) => lines.map((line) => bareWords(line))", expected)
+    assert in_page == [words.unseen(line, set()) for line in expected]
     program = program.replace("makeTokenizer", "makeDetokenizer")
     detokenized = scripts.evaluate(program, [browser_model.detokenizer_tables(language, settings), expected])
     assert detokenized == [ours.detokenize(line) for line in expected]
@@ -187,8 +190,8 @@ def test_the_page_translates_as_wmt_translate(browser: Browser, tmp_path: Path, 
         assert len(set(expected)) > 20, "the model tells lines apart"
         # Attention and likeliest subwords are those of the last line.
         ids = loaded.encode(lines[-1])
-        words = shown.locator("p.keys .word").all_text_contents()
-        assert "".join(words) == re.sub(r"@@|\u2581", "", "".join(loaded.subwords.symbols(ids)))
+        keys = shown.locator("p.keys .word").all_text_contents()
+        assert "".join(keys) == re.sub(r"@@|\u2581", "", "".join(loaded.subwords.symbols(ids)))
         model = loaded.transformer
         logits = model.logits(model(torch.tensor([ids]), torch.tensor([[BOS]])))[0, 0].log_softmax(-1)
         logits[[PAD, BOS, UNK]] = -torch.inf
@@ -266,7 +269,7 @@ def test_two_parsers_side_by_side_with_hostile_words(browser: Browser, tmp_path:
     gold, flat = [f"(S (NP {words}))" for words in leaves], [f"(S {words})" for words in leaves]
     first, second = (compared(HOSTILE[n], trees, gold, sources, tmp_path) for n, trees in enumerate((flat, gold)))
     blocks = comparison.blocks(first, second, comparison.difference(first, second))
-    model = browser_model.section(parser_of(tmp_path / "model", "vinyals", sharing="output"), HOSTILE[:1], [])
+    model = browser_model.section(parser_of(tmp_path / "model", "vinyals", sharing="output"), HOSTILE[:1])
     path = tmp_path / "page.html"
     path.write_text(page.html([*blocks, Heading("Model"), *model]), encoding="utf-8")
     with opened(browser, path, color_scheme="dark", viewport={"width": 390, "height": 844}, bypass_csp=True) as shown:
@@ -316,11 +319,20 @@ def test_too_long_lines_and_unknown_words_are_named_and_nothing_hostile_runs(bro
         assert shown.locator(".asked .hint").text_content() == "Type a sentence."
 
 
+def test_punctuation_is_no_part_of_a_word_of_raw_text(browser: Browser, tmp_path: Path) -> None:
+    with model_page(browser, tmp_path / "page.html", other_model(tmp_path / "model"), "dog") as shown:
+        computed(shown, ["(dog, dog!) Mary's.. $ dog"], "Translate")
+        assert shown.locator(".asked strong").text_content() == "Not in the training text: Mary's. "
+        assert shown.locator(".unseen").all_text_contents() == ["Mary's.."]
+
+
 def test_words_without_training_text_are_marked_where_it_learned(browser: Browser, tmp_path: Path) -> None:
     line = {"line": 1, "source": "a dog", "reference": "b"}
     steps = [{"update": 1, "loss": 1.0, "outputs": ["b"]}]
     learned = View("learning", "learning", {"title": "t", "languages": ["en", "de"], "lines": [line], "steps": steps})
-    model = browser_model.section(folder_of(tmp_path / "model"), ["dog"], ["dog"])
+    folder = folder_of(tmp_path / "model")
+    (folder / "subwords" / words.FILE).write_text("dog\n")
+    model = browser_model.section(folder, ["dog"])
     (tmp_path / "page.html").write_text(page.html([Heading("M", 1), *model, Heading("L"), learned]), encoding="utf-8")
     with opened(browser, tmp_path / "page.html") as shown:
         open_sections(shown)
@@ -341,7 +353,7 @@ def test_one_watches_it_write_and_runs_a_line_of_the_test_set(browser: Browser, 
 
     folder, path = folder_of(tmp_path / "model", seed=2), tmp_path / "page.html"
     lines = [Line(text, text, text, 1.0) for text in ("the old man", "a dog")]
-    blocks = [Heading("Model", 1), *browser_model.section(folder, ["a dog"], []), Heading("Lines")]
+    blocks = [Heading("Model", 1), *browser_model.section(folder, ["a dog"]), Heading("Lines")]
     path.write_text(page.html([*blocks, sentences_view.view({"translation": lines}, "en", "de")]), encoding="utf-8")
     with opened(browser, path, bypass_csp=True) as shown:
         open_sections(shown)
@@ -370,9 +382,9 @@ def test_a_large_model_is_in_a_file_beside_the_page(
 ) -> None:
     folder = tmp_path / "model"
     folder_of(folder) if pair == "en-de" else parser_of(folder, "vinyals", sharing="output")
-    [inside] = browser_model.section(folder, ["the dog"], [])
+    [inside] = browser_model.section(folder, ["the dog"])
     monkeypatch.setattr(browser_model, "LARGEST", 1000)
-    beside, why = browser_model.section(folder, ["the dog"], [])
+    beside, why = browser_model.section(folder, ["the dog"])
     assert isinstance(inside, View)
     assert isinstance(beside, View)
     assert isinstance(why, Paragraph)

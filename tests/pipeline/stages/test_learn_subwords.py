@@ -34,7 +34,10 @@ WORD_PIECES = {"kind": "wordpieces", "merges": None, "vocabulary": 300, "multipl
 
 @pytest.mark.parametrize(
     ("settings", "files"),
-    [(BPE, {"subwords.yaml", "codes.bpe", "vocabulary.txt"}), (WORD_PIECES, {"subwords.yaml", "wordpieces.model"})],
+    [
+        (BPE, {"subwords.yaml", "codes.bpe", "vocabulary.txt", "words.txt"}),
+        (WORD_PIECES, {"subwords.yaml", "wordpieces.model", "words.txt"}),
+    ],
 )
 def test_writes_a_folder_that_encodes_both_sides(
     here: Path, settings: dict[str, Any], files: set[str], capsys: pytest.CaptureFixture[str]
@@ -44,6 +47,7 @@ def test_writes_a_folder_that_encodes_both_sides(
     learn_subwords.run()
     assert sorted(path.name for path in Path("data").iterdir()) == ["subwords", "tokenized"]
     assert {path.name for path in learn_subwords.SUBWORDS.iterdir()} == files
+    assert (learn_subwords.SUBWORDS / "words.txt").read_text().split()[:4] == ["lower", "new", "and", "are"]
     subwords = load(learn_subwords.SUBWORDS)
     assert f"from {len(set(' '.join(SOURCE + TARGET).split())):,} different words" in capsys.readouterr().out
     for line in ("the lower house", "das niedrigste neue Haus"):
