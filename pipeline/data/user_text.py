@@ -166,6 +166,8 @@ def _place(folder: Path, texts: Mapping[str, Sequence[Files]], pair: str, change
             repeats = seen if role == "train" and changes.dedup else None
             lines = iter(()) if trees else _good(files, languages, changes.skip_bad, repeats)
             changed = changes.skip_bad or (role == "train" and any(changes))
+            # A catalog's own copies do not outlive it: a link to one would dangle after --force.
+            changed |= not trees and any(LOCAL.resolve() in file.resolve().parents for file in files)
             if changed or len(files) == 1 or any(file.suffix in text_files.PACKED for file in files):
                 both = [folder / MADE / f"{stem}.{language}" for language in languages]
                 _write(both, lines)
