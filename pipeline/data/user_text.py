@@ -54,9 +54,6 @@ def add(
     """
     catalog, folder = _free(name, pair, force)
     output_file(catalog, *chain(*paths.values()))
-    for path in chain(*paths.values()):
-        if path.resolve().is_relative_to(folder.resolve()):
-            raise InputError(f"{path} is of the catalog that --force replaces: give a copy of it from elsewhere")
     texts = {role: _texts(role, given, pair) for role, given in paths.items() if given}
     lacking = [role for role in HELD_OUT if role not in texts]
     trees = sides(pair)[1] == TREE
@@ -165,6 +162,8 @@ def _place(folder: Path, texts: Mapping[str, Sequence[Files]], pair: str, change
             repeats = seen if role == "train" and changes.dedup else None
             lines = iter(()) if trees else _good(files, languages, changes.skip_bad, repeats)
             changed = changes.skip_bad or (role == "train" and any(changes))
+            # A catalog's own copies do not outlive it: a link to one would dangle after --force.
+            changed |= not trees and any(LOCAL.resolve() in file.resolve().parents for file in files)
             if changed or len(files) == 1 or any(file.suffix in text_files.PACKED for file in files):
                 both = [folder / MADE / f"{stem}.{language}" for language in languages]
                 _write(both, lines)

@@ -500,6 +500,18 @@ def test_bad_lines_hold_out_and_two_test_sets_go_together(repository: Path, caps
     assert [text.name for text in (data.valid, *data.test)] == ["mine-valid", "news", "own"]
 
 
+def test_copies_of_a_catalog_may_be_added_to_it_and_to_others(repository: Path) -> None:
+    Path("b.tsv").write_text("dům\thouse\npes\tdog\n")
+    assert wmt(*add("--train", "b.tsv")) == 0
+    copies = ["--train", "data/local/mine/made/train.cs", "data/local/mine/made/train.en"]
+    other = add(*copies)
+    other[2] = "other"
+    assert wmt(*other) == 0
+    assert wmt(*add(*copies, "--force")) == 0
+    assert wmt(*add("--train", "v.tsv", "--force")) == 0
+    assert written("train", "other") == [("dům", "house"), ("pes", "dog")]
+
+
 def test_repeated_pairs_go_and_near_duplicates_are_told(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [f"w{n}" for n in range(16)]  # nine 8-grams; a change at 12 leaves five, at 11 four
     twelve, eleven = ([*words[:at], "x", *words[at + 1 :]] for at in (12, 11))
