@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from nmt.inference.model_folder import ModelDescription, load_description, save_
 from nmt.inference.settings import SearchSettings
 from nmt.inference.translator import Translator
 from nmt.model_settings import FREE
+from nmt.schema import LANGUAGE
 from nmt.text.moses import MOST_CHANGED, SAMPLE, Moses
 from nmt.text.settings import SubwordSettings, TokenizerSettings, one_size
 from nmt.text.subwords import Subwords
@@ -90,6 +92,10 @@ def fit(  # noqa: PLR0913 - settings, by name
     if described and (tokenizer or subwords):
         raise InputError("with start_from, tokenizer and subwords are the parent's: leave both out")
     languages = languages or ((described.source, described.target) if described else ("en", "de"))
+    if len(languages) != 2 or not all(re.fullmatch(LANGUAGE, str(language)) for language in languages):
+        raise InputError(f"languages is {languages!r}: give two ISO 639 codes, as ('en', 'de')")
+    for both in (pairs, valid):
+        _check_text(both)
     begun = _start(parent) if parent else None
     words, pieces = _chosen(
         () if described else pairs,  # The parent's tokenizer stays, whatever it does to this text.
@@ -186,13 +192,18 @@ def _learned(tokenised: Sequence[Sequence[str]], settings: SubwordSettings) -> S
     return codec.learn(source, target, settings)[0]
 
 
-def _tokenised(pairs: Pairs, languages: tuple[str, str], settings: TokenizerSettings) -> list[list[str]]:
+def _check_text(pairs: Pairs) -> None:
     if len(pairs) != 2:
         raise InputError(f"`pairs` and `valid` are two lists, of sentences and of translations: one has {len(pairs):,}")
     if isinstance(pairs[0], str) or isinstance(pairs[1], str):
         raise InputError("`pairs` and `valid` are two lists of sentences: one has a string in place of a list")
     if len(pairs[0]) != len(pairs[1]):
         raise InputError(f"{len(pairs[0]):,} sentences have {len(pairs[1]):,} translations: give one for each")
+    if wrong := [line for side in pairs for line in side if not isinstance(line, str)]:
+        raise InputError(f"`pairs` and `valid` hold strings, but one sentence is {wrong[0]!r}: leave its pair out")
+
+
+def _tokenised(pairs: Pairs, languages: tuple[str, str], settings: TokenizerSettings) -> list[list[str]]:
     sides = zip(codec.tokenizers(*languages, settings), pairs, strict=True)
     return [[tokenizer.tokenize(line) for line in lines] for tokenizer, lines in sides]
 

@@ -68,12 +68,14 @@ def corpus_score(metric: Metric, hypotheses: Sequence[str], references: Sequence
 def metric(lang: str = "", tokenize: str | None = None, *, lowercase: bool = False) -> BLEU:
     """Return sacreBLEU's BLEU with its tokenizer of a target language, or with the one that `tokenize` names.
 
-    Raises InputError for another name, and where a language's tokenizer needs a library that is missing.
+    Raises InputError for another name, and where a tokenizer needs a library or a file that is missing.
     """
     if tokenize not in (None, *BLEU.TOKENIZERS):
         raise InputError(f"sacreBLEU has no tokenizer `{tokenize}`; it has {', '.join(BLEU.TOKENIZERS)}")
     try:
         return BLEU(tokenize=tokenize, trg_lang="" if tokenize else code(lang), lowercase=lowercase)
+    except OSError as error:
+        raise InputError(f"the tokenizer `{tokenize}` fetches a file ({error}): go online, or name another") from error
     except RuntimeError as error:
         extra = (tokenize or code(lang))[:2]
         raise InputError(f"BLEU of `{lang}` needs a segmenter: pip install 'wmt-transformer[{extra}]'") from error

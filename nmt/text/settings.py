@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -44,6 +45,8 @@ def one_size(base: Mapping[str, Any], differences: Mapping[str, Any]) -> dict[st
 
 
 Symbol = Annotated[str, Field(pattern=r"^[^\s\u2581]+$")]
+RESERVED = r"<(pad|s|/s|unk|0x[0-9A-F]{2})>"
+"""Rows that word pieces have already: in a text, a symbol `</s>` would be the end of a sentence."""
 
 
 class SubwordSettings(Settings):
@@ -73,6 +76,10 @@ class SubwordSettings(Settings):
             raise ValueError("word pieces are sized by vocabulary, not by merges")
         if self.kind == "bpe" and (given := sorted(self.of_word_pieces)):
             raise ValueError(f"{given[0]} is a setting of word pieces, and kind is bpe: remove it")
+        symbols = self.user_defined_symbols
+        for symbol in symbols:
+            if re.fullmatch(RESERVED, symbol) or symbols.count(symbol) > 1:
+                raise ValueError(f"user_defined_symbols has `{symbol}` twice, or it is word pieces' own: rename it")
         return self
 
     @property

@@ -171,6 +171,10 @@ TREES = {"row": "parse-sample", "pair": "en-tree"}
             FRENCH | over("subwords", user_defined_symbols=["a b"]),
             "subwords.user_defined_symbols.0 is 'a b'; string sh",
         ),
+        *(
+            (FRENCH | over("subwords", user_defined_symbols=symbols), "twice, or it is word pieces' own: rename it")
+            for symbols in (["</s>"], ["<0x41>"], ["<2de>", "<2de>"])
+        ),
         (over("scoring", tokenize="14a"), "overrides: scoring.tokenize is '14a'; input should be '13a', 'intl'"),
         (
             over("training", checkpoint_every=20001),
