@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import subprocess
+import time
 import zipfile
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def write_text(folder: Path) -> None:
 
 def shell(clone: Clone, environment: dict[str, str], command: str) -> str:
     """What a command that ends well says."""
+    print(f"{time.strftime('%X')} {command}", flush=True)
     words = ["bash", "-c", command]
     done = subprocess.run(words, cwd=clone.folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}: {done.stdout + done.stderr}"
