@@ -183,7 +183,7 @@ def test_sentences_of_a_line_are_told_or_translated_by_themselves(
 def test_words_without_training_text_are_named_once_at_the_end(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = shutil.copytree(model, tmp_path / "model")
+    folder = shutil.copytree(model, tmp_path / "known")
     run(folder, tmp_path, lines=["a cat"])
     assert capsys.readouterr().err == "", "which words are known is not known"
     (folder / "subwords" / "words.txt").write_text("dog\nShe\nsees\na\n")
