@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
+import tempfile
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -63,7 +64,10 @@ def add(
         raise InputError("--holdout, --skip-bad and --dedup are for pairs of languages: divide the treebank")
     with writing(folder) as temporary:
         temporary.mkdir()
-        placed = _place(temporary, texts, pair, changes)
+        try:
+            placed = _place(temporary, texts, pair, changes)
+        except sqlite3.Error as error:
+            raise InputError(f"--dedup keeps its notes in {tempfile.gettempdir()}, and {error}: free space") from error
         if lacking:
             _hold_out(placed, temporary / MADE, pair, changes.holdout or 0, _held_out_before(folder, pair, lacking))
         for doubt in () if trees else doubts(placed, sides(pair)):
