@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-import tempfile
 import sys
+import tempfile
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
