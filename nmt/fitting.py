@@ -92,7 +92,9 @@ def fit(  # noqa: PLR0913 - settings, by name
     if described and (tokenizer or subwords):
         raise InputError("with start_from, tokenizer and subwords are the parent's: leave both out")
     languages = languages or ((described.source, described.target) if described else ("en", "de"))
-    if len(languages) != 2 or not all(re.fullmatch(LANGUAGE, str(language)) for language in languages):
+    if not described and (
+        len(languages) != 2 or not all(re.fullmatch(LANGUAGE, str(language)) for language in languages)
+    ):
         raise InputError(f"languages is {languages!r}: give two ISO 639 codes, as ('en', 'de')")
     for both in (pairs, valid):
         _check_text(both)

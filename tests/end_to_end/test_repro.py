@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
-    subwords = {"codes.bpe", "subwords.yaml", "vocabulary.txt"}
+    subwords = {"codes.bpe", "subwords.yaml", "vocabulary.txt", "words.txt"}
     folders = {f"models/{name}" for name in ("average", "last")}
     binned = finished.files("data/binned")
     assert {"data/binned/stats.json", "data/binned/valid.arrow"} < binned
@@ -159,7 +159,7 @@ def test_french_is_translated_with_word_pieces(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     prepare(pair="en-fr", subwords={"vocabulary": 300})
     run_stages(*STAGES[STAGES.index("train") :])
-    assert {path.name for path in Path("data/subwords").iterdir()} == {"subwords.yaml", "wordpieces.model"}
+    assert {path.name for path in Path("data/subwords").iterdir()} == {"subwords.yaml", "wordpieces.model", "words.txt"}
     assert len(Path("results/translations/tinytest.average.fr").read_text().splitlines()) == 4
     assert "| 38.1 |" not in Path("results/report.md").read_text(), "the paper scored other text"
 

@@ -72,8 +72,6 @@ def test_the_defaults_are_row_base_on_one_device() -> None:
             {"model": TINY | {"positions": "learned", "max_positions": 32}},
             "model.max_positions is 32, but a sentence's translation may have 50 subwords more: raise it to at",
         ),
-        ({"pairs": ([None], ["x"])}, "hold strings, but one sentence is None: leave its pair out"),
-        ({"languages": "en-de"}, "languages is 'en-de': give two ISO 639 codes, as ('en', 'de')"),
         ({"languages": ("english", "german")}, "languages is ('english', 'german'): give two"),
         ({"folder": "there"}, "there exists: give the name of a new folder"),
     ],

@@ -399,8 +399,10 @@ def test_texts_are_two_files_a_tsv_or_a_tmx_packed_or_not(repository: Path, caps
         *add(*arguments)
     )
     assert wmt(*add(*arguments, "--skip-bad")) == 0
-    assert "catalog: 1 left out, one-sided; the first: c.tmx, unit 3, has no cs" in capsys.readouterr().err
-    given = [("jedna\r", "one"), ("dům", "house"), ("pes", "dog"), ("dva & tři nohy", "two legs"), ("x", "&a;x&f;")]
+    told = capsys.readouterr().err
+    assert "catalog: 1 left out, one-sided; the first: c.tmx, unit 3, has no cs" in told
+    assert "catalog: 1 left out, entity; the first: c.tmx, unit 2, has the entity &a;, which is not expanded" in told
+    given = [("jedna\r", "one"), ("dům", "house"), ("pes", "dog"), ("dva & tři nohy", "two legs")]
     assert written("train") == given
     assert written("test") == [("na shledanou", "goodbye")]
     assert [text.name for text in catalogs.load("mine").pairs["cs-en"].train] == [f"mine-train-{n}" for n in (1, 2, 3)]
@@ -462,7 +464,7 @@ def test_held_out_pairs_are_in_no_training_and_stay(repository: Path, capsys: py
     Path("a.tsv").write_text(numbered(0, 200))
     arguments = ["--train", "a.tsv", "--holdout"]
     assert wmt(*add(*arguments, "20", held_out="")) == 0
-    assert "catalog: 20 pairs held out for valid and test, " in capsys.readouterr().err
+    assert "catalog: 20 pairs held out for each of valid and test, " in capsys.readouterr().err
     first = {role: written(role) for role in ("train", "valid", "test")}
     assert [len(set(pairs)) for pairs in first.values()][1:] == [20, 20]
     for side in (0, 1):
@@ -491,7 +493,7 @@ def test_bad_lines_hold_out_and_two_test_sets_go_together(repository: Path, caps
     tests = "--test news.tsv --test own.tsv"
     assert wmt(*add("--train", "a.tsv", "--skip-bad", "--dedup", "--holdout", "5", held_out=tests)) == 0
     told = capsys.readouterr().err
-    assert "5 pairs held out for valid, " in told
+    assert "5 pairs held out for each of valid, " in told
     for left_out in ("1 left out, not UTF-8;", "1 left out, not two columns;", "100 left out, repeated;"):
         assert f"catalog: {left_out}" in told
     assert "catalog: 1 of 2 different lines for --test own in en are also in the training text" in told

@@ -145,7 +145,7 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("visible", "found"),
+    ("visible", "expected"),
     [(None, ["GPU-1a", "GPU-2b"]), ("1", ["GPU-2b"]), ("GPU-1", ["GPU-1a"]), ("", []), ("0, 1", ["GPU-1a", "GPU-2b"])],
 )
 def test_gpus_are_those_that_cuda_shows(

@@ -33,7 +33,9 @@ def texts(root: Path) -> list[dict[str, Any]]:
     """A repository with a validation set; records of its lines 3 and 2, written badly, then well."""
     filters = {"min_tokens": 1, "max_tokens": 80, "max_ratio": None, "drop_identical": False}
     data = data_section("t", valid="news13", test="news14")
-    configure({"data": data, "preparation": {"tokenizer": TOKENIZER, "filters": filters}})
+    configure(
+        {"data": data, "preparation": {"tokenizer": TOKENIZER, "filters": filters}, "scoring": {"tokenize": None}}
+    )
     folder_of(Path("model"))
     Path("data/raw").mkdir(parents=True)
     Path("model.subwords").rename("data/subwords")

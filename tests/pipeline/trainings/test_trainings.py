@@ -72,6 +72,7 @@ def test_every_setting_names_the_state_or_is_listed_as_changing_no_weight(reposi
     # The parent is named by the hash of its weights, the corpus by those of its files (another test).
     # A training can be extended; the others say what is written when.
     exempt = {"folder", "updates", "resume_minutes", "validate_every", "verify_every", "keep_states"}
+    exempt.add("validation_sample")  # What is only looked at.
     before, seen = identity.folder_of(job), set[str]()
     for section, name in leaves(job):
         if name == "corpus":

@@ -402,8 +402,10 @@ def test_a_training_that_starts_from_another_model_passes_and_its_parent_is_name
     override("training", start_from=str(parent), updates=12, keep_states=0)
     edit(paths.TOKENIZED / "train.en", lambda text: text.replace("e", "a"))
     run_stages("learn_subwords", "binarize")
-    assert certify.hashes([paths.SUBWORDS], Path()) == subwords, "learned from another text"
-    run_stages("tokenize", "binarize")
+    now = certify.hashes([paths.SUBWORDS], Path())
+    assert now.pop("data/subwords/words.txt") != subwords.pop("data/subwords/words.txt"), "of both texts"
+    assert now == subwords, "learned from another text"
+    run_stages("tokenize", "learn_subwords", "binarize")
     training()
     after_training()
     start = {"folder": str(parent), "weights": weights}
