@@ -240,10 +240,7 @@ def score_systems(
         if with_ter:
             report["ter"], report["ter_signature"] = ter(lines, references)
         if reports:
-            headline_metric = (
-                metric(lang, tokenize, lowercase=lowercase) if "bleu" in report else CHRF(lowercase=lowercase)
-            )
-            report |= vars(compare(systems[0], lines, references, headline_metric))
+            report |= vars(compare(systems[0], lines, references, headline(lang, tokenize, lowercase=lowercase)))
         reports.append(report)
     return reports
 

@@ -58,15 +58,8 @@ def find(references: Sequence[str], target: str, source: str = "") -> KnownSet |
     """Return the known set of these references; without a `source`, of any direction with the target."""
     sha256, pair = digest(references), f"{source}-{target}"
     size = len(references), sum(len(re.findall(r"[^\s()]\)", line)) for line in references)
-    right = (
-        candidate
-        for candidate in known_sets()
-        if candidate.pair == pair or (not source and candidate.pair.endswith(pair))
-    )
-    return next(
-        (candidate for candidate in right if candidate.sha256 == sha256 or (candidate.lines, candidate.words) == size),
-        None,
-    )
+    right = (one for one in known_sets() if one.pair == pair or (not source and one.pair.endswith(pair)))
+    return next((one for one in right if one.sha256 == sha256 or (one.lines, one.words) == size), None)
 
 
 def identity(references: Sequence[str], target: str, source: str) -> str:
@@ -76,6 +69,4 @@ def identity(references: Sequence[str], target: str, source: str) -> str:
 
 
 def named(name: str, pair: str | None = None) -> KnownSet | None:
-    return next(
-        (candidate for candidate in known_sets() if candidate.name == name and pair in (None, candidate.pair)), None
-    )
+    return next((one for one in known_sets() if one.name == name and pair in (None, one.pair)), None)

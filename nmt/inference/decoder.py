@@ -52,9 +52,7 @@ class Decoder:
         layers = [cast("DecoderLayer", layer) for layer in model.decoder]
         self.layers = [_Layer(layer, product) for layer in layers]
         attentions = [layer.cross_attention for layer in layers]
-        self.keys_values = _fused(
-            [part for attention_layer in attentions for part in (attention_layer.W_K, attention_layer.W_V)], product
-        )
+        self.keys_values = _fused([part for cross in attentions for part in (cross.W_K, cross.W_V)], product)
         """The projections of the memory to keys and values of all layers, as one matrix."""
         self.output = product(model.output_table, None)
 
@@ -65,11 +63,11 @@ class Decoder:
 
     def read(self, src: Int[Tensor, "batch src"]) -> list[Tensor]:
         """Return keys and values of the memory, in turn, for each layer: [batch, h, src, d]."""
-        attention_layer = self.layers[0].layer.cross_attention
-        sizes = [attention_layer.W_K.out_features, attention_layer.W_V.out_features] * len(self.layers)
-        packed = pack_tensor(src, attention_layer.h)
+        cross = self.layers[0].layer.cross_attention
+        sizes = [cross.W_K.out_features, cross.W_V.out_features] * len(self.layers)
+        packed = pack_tensor(src, cross.h)
         projected = self.keys_values(self.model.encode(packed))
-        return [packed.pad(part.contiguous(), attention_layer.h)[0] for part in projected.split(sizes, dim=1)]
+        return [packed.pad(part, cross.h)[0] for part in projected.split(sizes, dim=1)]
 
 
 def _with_fixed_weights(model: Transformer) -> Transformer:

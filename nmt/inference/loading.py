@@ -39,13 +39,8 @@ class LoadedModel(Codec):
     def check_shares_vocabulary(self, other: LoadedModel) -> None:
         """Raise InputError if another model reads or writes other ids: the two can make no ensemble."""
         compared = [
-            (
-                own.source,
-                own.target,
-                own.tokenizer,
-                *(vocabulary.symbols(range(vocabulary.size)) for vocabulary in vocabularies),
-            )
-            for own, vocabularies in ((m.description, (m.subwords, m.target_subwords)) for m in (self, other))
+            (of.source, of.target, of.tokenizer, *(rows.symbols(range(rows.size)) for rows in vocabularies))
+            for of, vocabularies in ((m.description, (m.subwords, m.target_subwords)) for m in (self, other))
         ]
         if compared[0] != compared[1]:
             raise InputError(

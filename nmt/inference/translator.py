@@ -83,17 +83,8 @@ class Translator:
         self.longest, self.split = longest, split
         self.skipped: list[str] | None = None
         """Where it is a list, lines that are too long are empty, and their messages are put here."""
-        settings_of = [each.description.model for each in models]
-        positions = min(
-            [
-                math.inf,
-                *(
-                    model_settings.max_positions
-                    for model_settings in settings_of
-                    if model_settings.positions == "learned"
-                ),
-            ]
-        )
+        sizes = [member.description.model for member in models]
+        positions = min([math.inf, *(size.max_positions for size in sizes if size.positions == "learned")])
         self.room = positions - self.settings.max_extra - 1
         """The most subwords that every model has positions for."""
         if self.room < 1:

@@ -168,8 +168,9 @@ class Attempt:
         with arithmetic(settings.arithmetic):
             loss = trainer.validate(valid)
             outputs = {"outputs": trainer.translate_examples(valid)} if trainer.world.main else {}
-            if settings.validation_sample:
-                outputs["sample"] = trainer.translate_sample(valid)
+            sample = trainer.translate_sample(valid) if settings.validation_sample else {}
+        if settings.validation_sample:  # Portable arithmetic has no operations that send objects.
+            outputs["sample"] = dict(sorted(pair for part in trainer.world.gather(sample) for pair in part.items()))
         trainer.measured.state.valid_loss = loss
         if trainer.update % settings.validate_every == 0:  # The others are those of ends, after which it may go on.
             trainer.measured.add_validation(loss)

@@ -90,10 +90,16 @@ def test_any_number_of_processes_trains_the_same_bits(tmp_path: Path, tiny_job: 
 
 
 def test_portable_arithmetic_has_the_same_bits_on_two_processes(tmp_path: Path, tiny_job: MakeJob) -> None:
-    job = tiny_job(arithmetic="portable", updates=8)
+    """The validation sample is the same, too, of which each process translates a part."""
+    job = tiny_job(arithmetic="portable", updates=8, validate_every=8, validation_sample=3)
     for size in (1, 2):
         trained(job, tmp_path / str(size), size)
     assert result(tmp_path / "1") == result(tmp_path / "2")
+    one, two = (
+        [r["sample"] for r in read_history(tmp_path / size / "history.jsonl") if "sample" in r] for size in "12"
+    )
+    assert one == two
+    assert len(one[0]) == 3
 
 
 @pytest.mark.parametrize("size", [2, 4])
