@@ -9,18 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmt.common.shapes import Bool, Float, Int
+from nmt import fused
+from nmt.common.shapes import Float, Int
 from nmt.errors import InputError
+from nmt.fused import DROPOUT_STEPS, random_integers
 from nmt.ids import PAD
 from nmt.model_settings import ModelSettings
 from nmt.packing import Packed, pack_tensor
-from nmt.products import Linear, linear
+from nmt.products import Linear, fuses, linear, linears
 
 LAYER_NORM_EPSILON = 1e-6
 """From tensor2tensor; the paper gives no value."""
-DROPOUT_STEPS = 65_536
-"""Dropout on a CPU draws 16-bit integers, which rounds probabilities to multiples of 1 / DROPOUT_STEPS."""
-Mask = Bool[Tensor, "..."] | Float[Tensor, "..."] | None
 
 
 # Section 3.1: encoder and decoder stacks.
@@ -56,7 +55,7 @@ class DecoderLayer(nn.Module):
         memory: Float[Tensor, "src d_model"],
         tgt: Packed,
         src: Packed,
-        tgt_masks: list[Bool[Tensor, "_longest _longest"]],
+        tgt_masks: list[Float[Tensor, "_longest _longest"]],
     ) -> Float[Tensor, "tgt d_model"]:
         x = self.add_norms[0](x, self.self_attention(x, x, tgt, tgt, tgt_masks))
         x = self.add_norms[1](x, self.cross_attention(x, memory, tgt, src, src.masks))
@@ -74,6 +73,8 @@ class AddNorm(nn.Module):
     def forward(
         self, x: Float[Tensor, "*positions d_model"], sublayer: Float[Tensor, "*positions d_model"]
     ) -> Float[Tensor, "*positions d_model"]:
+        if fuses(x):
+            return fused.add_norm(x, sublayer, self.norm, self.dropout.probability if self.training else 0.0)
         return self.norm(x + self.dropout(sublayer))
 
 
@@ -81,15 +82,19 @@ class AddNorm(nn.Module):
 
 
 def attention_weights(
-    Q: Float[Tensor, "batch h query d_k"], K: Float[Tensor, "batch h key d_k"], mask: Mask, *, scaled: bool = False
+    Q: Float[Tensor, "batch h query d_k"],
+    K: Float[Tensor, "batch h key d_k"],
+    mask: Tensor | None,
+    *,
+    scaled: bool = False,
 ) -> Float[Tensor, "batch h query key"]:
     """Return softmax(QK^T / sqrt(d_k)). `scaled`: Q is already divided by sqrt(d_k).
 
-    A boolean mask is True where a query may attend; scores elsewhere become -inf. A mask of numbers is added.
+    The mask is added to the scores: 0 where a query may attend, else -inf.
     """
     scores = (Q if scaled else Q / math.sqrt(Q.shape[-1])) @ K.transpose(-2, -1)
     if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores.add_(mask)
+        scores = scores.add_(mask)
     return scores.softmax(dim=-1)
 
 
@@ -97,7 +102,7 @@ def attention(
     Q: Float[Tensor, "batch h query d_k"],
     K: Float[Tensor, "batch h key d_k"],
     V: Float[Tensor, "batch h key d_v"],
-    mask: Mask,
+    mask: Tensor | None,
     dropout: nn.Module | None = None,
     *,
     scaled: bool = False,
@@ -129,32 +134,24 @@ class MultiHeadAttention(nn.Module):
         context: Float[Tensor, "key d_model"],
         queries: Packed,
         keys: Packed,
-        masks: Sequence[Mask],
+        masks: Sequence[Tensor],
     ) -> Float[Tensor, "query d_model"]:
         """Attend with queries from `x` to keys and values from `context`: the memory, or `x` in self-attention.
 
         Each sentence attends to the sentence of the same number; `masks` has one mask for each block.
         """
-        if x.is_cpu:
-            Q, K, V = self.W_Q(x), self.W_K(context), self.W_V(context)
-        # The same as one product for each input: GPUs are faster with few large ones, CPUs are not.
-        elif context is x:
-            Q, K, V = self.project(x, self.W_Q, self.W_K, self.W_V)
-        else:
-            (Q,), (K, V) = self.project(x, self.W_Q), self.project(context, self.W_K, self.W_V)
-        if Q.dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu"):
-            Q, K, V = Q.float(), K.float(), V.float()  # products as small as attention's are slow in bfloat16 there
-        with torch.autocast("cpu", enabled=False):
-            blocks = zip(queries.pad(Q, self.h), keys.pad(K, self.h), keys.pad(V, self.h), masks, strict=True)
-            heads = queries.unpad([attention(*block, self.dropout) for block in blocks])
+        Q, K, V = self.project(x, context)
+        if fuses(Q) and not (self.training and self.dropout.probability):
+            return self.W_O(fused.attend(Q, K, V, queries, keys, masks, self.h))
+        blocks = zip(queries.pad(Q, self.h), keys.pad(K, self.h), keys.pad(V, self.h), masks, strict=True)
+        heads = queries.unpad([attention(*block, self.dropout) for block in blocks])
         return self.W_O(heads)
 
-    def project(self, x: Float[Tensor, "length d_model"], *parts: nn.Linear) -> tuple[Tensor, ...]:
-        """Return x W + b of each part, by one product."""
-        weight, bias = torch.cat([part.weight for part in parts]), None
-        if parts[0].bias is not None:
-            bias = torch.cat([part.bias for part in parts])
-        return F.linear(x, weight, bias).split([part.out_features for part in parts], dim=1)
+    def project(self, x: Float[Tensor, "query d_model"], context: Float[Tensor, "key d_model"]) -> Sequence[Tensor]:
+        """Return x W_Q, context W_K and context W_V."""
+        if context is x:
+            return linears(x, (self.W_Q, self.W_K, self.W_V))
+        return *linears(x, (self.W_Q,)), *linears(context, (self.W_K, self.W_V))
 
     def split_heads(self, x: Float[Tensor, "batch length heads"]) -> Float[Tensor, "batch h length d"]:
         return x.unflatten(2, (self.h, -1)).transpose(1, 2)
@@ -235,10 +232,7 @@ class Embedding(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Dropout (5.4). On a CPU the mask is drawn as 16-bit integers, four from each 64-bit draw, for speed.
-
-    This rounds the probability to a multiple of 1/65,536.
-    """
+    """Dropout (5.4). On a CPU, the probability is rounded to a multiple of 1/65,536."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
@@ -249,11 +243,9 @@ class Dropout(nn.Module):
             return x
         if not x.is_cpu:
             return F.dropout(x, self.probability)
-        # The full range: the default would leave the sign bit of every fourth 16-bit integer 0.
-        drawn = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-        dropped = round(self.probability * DROPOUT_STEPS)
-        keep = (drawn.view(torch.int16)[: x.numel()] >= dropped - DROPOUT_STEPS // 2).view(x.shape)
-        return x * (keep.to(x.dtype) * (DROPOUT_STEPS / (DROPOUT_STEPS - dropped)))
+        steps = round(self.probability * DROPOUT_STEPS)
+        keep = random_integers(x) >= steps - DROPOUT_STEPS // 2
+        return x * (keep.to(x.dtype) * (DROPOUT_STEPS / (DROPOUT_STEPS - steps)))
 
 
 class Transformer(nn.Module):
@@ -325,9 +317,10 @@ class Transformer(nn.Module):
         return linear(states, self.output_table)
 
 
-def subsequent_mask(length: int, device: torch.device) -> Bool[Tensor, "length length"]:
-    """Return a mask that is True where a query (row) may attend: at its own and at earlier positions (3.2.3)."""
-    return torch.ones(length, length, dtype=torch.bool, device=device).tril()
+def subsequent_mask(length: int, device: torch.device) -> Float[Tensor, "length length"]:
+    """Return a mask with which a query (row) attends to its own and to earlier positions (3.2.3)."""
+    earlier = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return torch.zeros(length, length, device=device).masked_fill(~earlier, -math.inf)
 
 
 def initialise(model: Transformer) -> None:

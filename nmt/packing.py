@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmt.common.shapes import Bool, Float, Int
+from nmt.common.shapes import Float, Int
 from nmt.ids import PAD
 
 STEPS = 16
@@ -24,32 +24,29 @@ MOST = 64
 
 
 class _Pad(torch.autograd.Function):
-    """Heads of packed rows in the places of padded ones; the padding's are copies of any."""
+    """`Packed.spread`. Padding receives no gradient: as a key it has no weight, as a query it is left out."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, packed: Packed) -> Tensor:
+    def forward(ctx: Any, x: Tensor, packed: Packed, heads: int) -> Tensor:
         ctx.packed = packed
-        return x.reshape(len(x) * packed.heads, -1).index_select(0, packed.padded)
+        return packed.spread(x, heads)
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
-        # Padding receives no gradient: as a key it has no weight, as a query it is left out.
-        return upstream[0].index_select(0, ctx.packed.places).view(len(ctx.packed.ids), -1), None
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.packed.gather(upstream[0]), None, None
 
 
 class _Unpad(torch.autograd.Function):
-    """The inverse of `_Pad`."""
+    """`Packed.gather`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, packed: Packed) -> Tensor:
         ctx.packed = packed
-        return x.index_select(0, packed.places).view(len(packed.ids), -1)
+        return packed.gather(x)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
-        packed = ctx.packed
-        dy = upstream[0].reshape(len(packed.places), -1)
-        return dy.new_zeros(len(packed.padded), dy.shape[1]).index_copy_(0, packed.places, dy), None
+        return ctx.packed.scatter(upstream[0]), None
 
 
 @dataclass(frozen=True)
@@ -65,25 +62,40 @@ class Packed:
     one of no meaning."""
     places: Int[Tensor, "rows_heads"]
     """For each row and head, its place in `padded`: the last one of the rows that `pack` adds."""
-    masks: list[Bool[Tensor, "_sentences 1 1 _longest"]]
-    """Of each block, True at its tokens."""
+    masks: list[Float[Tensor, "_sentences 1 1 _longest"]]
+    """Of each block, for the scores of its tokens as keys: 0, and -inf at padding."""
     heads: int
 
     def pad(self, x: Float[Tensor, "rows heads_d"], heads: int) -> list[Tensor]:
         """Return each block's tokens as [sentences, heads, longest, d]; those of padding have any values."""
-        if heads != self.heads:
-            raise ValueError(f"the sentences are packed for {self.heads} heads, not {heads}")
-        sizes = [heads * mask.numel() for mask in self.masks]
-        *blocks, _ = _Pad.apply(x, self).split([*sizes, 1])
-        return [
-            block.view(len(mask), heads, mask.shape[-1], -1) for block, mask in zip(blocks, self.masks, strict=True)
-        ]
+        blocks: list[Tensor] = self.blocks(_Pad.apply(x, self, heads))
+        return [block.unflatten(0, (-1, heads)) for block in blocks]
 
     def unpad(self, blocks: Sequence[Float[Tensor, "_sentences heads _longest d"]]) -> Float[Tensor, "rows heads_d"]:
         """Return the tokens' rows, the heads one after the other; the rows that `pack` added are 0."""
         zeros = blocks[0].new_zeros(1, blocks[0].shape[3])
         rows: Tensor = _Unpad.apply(torch.cat([*(block.flatten(0, 2) for block in blocks), zeros]), self)
         return rows
+
+    def blocks(self, x: Float[Tensor, "padded_heads d"]) -> list[Float[Tensor, "_sentences_heads _longest d"]]:
+        """Return the part of each block."""
+        *parts, _ = x.split([*(self.heads * mask.numel() for mask in self.masks), 1])
+        return [part.view(-1, mask.shape[3], x.shape[1]) for part, mask in zip(parts, self.masks, strict=True)]
+
+    def spread(self, x: Float[Tensor, "rows heads_d"], heads: int) -> Float[Tensor, "padded_heads d"]:
+        """Return the heads of rows in the places of all blocks; the padding's are copies of any."""
+        if heads != self.heads:
+            raise ValueError(f"the sentences are packed for {self.heads} heads, not {heads}")
+        return x.reshape(len(x) * self.heads, -1).index_select(0, self.padded)
+
+    def gather(self, x: Float[Tensor, "padded_heads d"]) -> Float[Tensor, "rows heads_d"]:
+        """Return the heads of the tokens, and the last of `x` in the rows that `pack` added."""
+        return x.index_select(0, self.places).view(len(self.ids), -1)
+
+    def scatter(self, x: Float[Tensor, "rows heads_d"]) -> Float[Tensor, "padded_heads d"]:
+        """Return the heads of rows in the places of all blocks, and 0 in the padding's."""
+        heads = x.reshape(len(self.places), -1)
+        return heads.new_zeros(len(self.padded), heads.shape[1]).index_copy_(0, self.places, heads)
 
     def to(self, device: torch.device) -> Packed:
         """Copy to a device without blocking the host."""
@@ -119,7 +131,9 @@ def pack(blocks: Sequence[Int[np.ndarray, "_sentences _longest"]], heads: int = 
     padded.append(np.zeros(1, dtype=np.int64))
     places.append(np.full(heads * len(added), before))
     parts = [torch.from_numpy(np.concatenate(part)) for part in (ids, columns, padded, places)]
-    masks = [torch.from_numpy(block != PAD)[:, None, None, :] for block in blocks]
+    masks = [
+        torch.from_numpy(np.where(block == PAD, -np.inf, 0.0).astype(np.float32))[:, None, None] for block in blocks
+    ]
     return Packed(parts[0], parts[1], parts[2], parts[3], masks, heads)
 
 

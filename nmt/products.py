@@ -7,12 +7,14 @@ instructions, and torch has it, too.
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from collections.abc import MutableMapping, Sequence
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import has_torch_function
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from nmt.common.cpu import cpuinfo
 from nmt.common.shapes import Float
@@ -40,6 +42,14 @@ chosen: Library = fastest()
 """This process'. Torch's whatever it is: in other precisions than float32, on other devices, in portable arithmetic."""
 
 
+def fuses(x: Tensor) -> bool:
+    """Return whether gradients are computed here and in `nmt.fused`: on CPUs, where autograd's calls cost much.
+
+    Not in portable arithmetic, which replaces torch's functions.
+    """
+    return x.is_cpu and x.dtype in {torch.float32, torch.bfloat16} and not has_torch_function((x,))
+
+
 def by_onednn(x: Tensor) -> bool:
     # Portable arithmetic replaces torch's functions. Under autocast products are oneDNN's already, in bfloat16.
     ours = chosen == "onednn" and x.is_cpu and x.dtype == torch.float32 and x.numel() > 0
@@ -51,33 +61,83 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "
     return product
 
 
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-        y = _onednn(x, weight, bias, "relu" if relu else "none")
-        ctx.save_for_backward(x, weight, y if relu else None)
-        return y
+class _Linears(torch.autograd.Function):
+    """x W^T + b for each W and b, or max(0, x W^T + b); under autocast in its type."""
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None]:
-        x, weight, y = ctx.saved_tensors
-        dy = upstream[0].contiguous()
-        if y is not None:
-            dy = torch.ops.aten.threshold_backward(dy, y, 0)
-        rows = dy.flatten(0, -2)
-        dx = _onednn(dy, weight.t()) if ctx.needs_input_grad[0] else None
-        return dx, matmul(rows.t(), x.flatten(0, -2)), rows.sum(0) if ctx.needs_input_grad[2] else None, None
+    def forward(ctx: Any, x: Tensor, relu: bool, *parts: Tensor | None) -> tuple[Tensor, ...]:
+        ctx.dtype = x.dtype
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+        x, parts = operand(x, dtype), tuple(part if part is None else operand(part, dtype) for part in parts)
+        ys = tuple(_product(x, cast("Tensor", W), b, relu) for W, b in zip(parts[::2], parts[1::2], strict=True))
+        ctx.save_for_backward(x, *parts[::2], *(ys if relu else ()))
+        return ys
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        x, *saved = ctx.saved_tensors
+        weights, ys = saved[: len(upstream)], saved[len(upstream) :]
+        dx: Tensor | None = None
+        gradients: list[Tensor | None] = []
+        for number, (dy, W) in enumerate(zip(upstream, weights, strict=True)):
+            rows = dy.flatten(0, -2).contiguous()
+            if ys:
+                rows = torch.ops.aten.threshold_backward(rows, ys[number].flatten(0, -2), 0)
+            if ctx.needs_input_grad[0]:
+                part = matmul(rows, W).view_as(x)
+                dx = part.to(ctx.dtype) if dx is None else dx.add_(part)
+            gradients.append(matmul(rows.t(), x.flatten(0, -2)).float())
+            gradients.append(rows.sum(0).float() if ctx.needs_input_grad[3 + 2 * number] else None)
+        return dx, None, *gradients
+
+
+def _product(x: Tensor, W: Tensor, b: Tensor | None, relu: bool) -> Tensor:
+    if by_onednn(x):
+        return _onednn(x, W, b, "relu" if relu else "none")
+    y = F.linear(x, W, b)
+    return torch.relu_(y) if relu else y
+
+
+def operand(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `x` with numbers of this type; of a parameter the same copy until it changes."""
+    if x.dtype == dtype or not isinstance(x, nn.Parameter):
+        return x.to(dtype)
+    version, copy = _copies.get(x, (-1, x))
+    if version != x._version:
+        copy = x.detach().to(dtype)
+        _copies[x] = x._version, copy
+    return copy
+
+
+_copies: MutableMapping[Tensor, tuple[int, Tensor]] = WeakTensorKeyDictionary()
+"""Parameters' copies in bfloat16, and of which version they are."""
 
 
 def linear(
     x: Float[Tensor, "*rows in"], weight: Float[Tensor, "out in"], bias: Tensor | None = None, *, relu: bool = False
 ) -> Float[Tensor, "*rows out"]:
     """Return x W^T + b, or max(0, x W^T + b)."""
-    if by_onednn(x):
-        result: Tensor = _Linear.apply(x, weight, bias, relu)
-        return result
+    if fuses(x):
+        ys: tuple[Tensor, ...] = _Linears.apply(x, relu, weight, bias)
+        return ys[0]
     y = F.linear(x, weight, bias)
     return F.relu(y) if relu else y
+
+
+def linears(x: Float[Tensor, "*rows in"], parts: Sequence[nn.Module]) -> Sequence[Float[Tensor, "*rows _out"]]:
+    """Return what layers of one kind give for `x`."""
+    layers = [part for part in parts if isinstance(part, Linear)]
+    if layers and fuses(x):
+        tensors = (tensor for layer in layers for tensor in (layer.weight, layer.bias))
+        ys: tuple[Tensor, ...] = _Linears.apply(x, False, *tensors)
+        return ys
+    if layers and not x.is_cpu:
+        # One product: GPUs are faster with few large ones, CPUs are not.
+        weight, bias = torch.cat([layer.weight for layer in layers]), None
+        if layers[0].bias is not None:
+            bias = torch.cat([layer.bias for layer in layers])
+        return list(F.linear(x, weight, bias).split([layer.out_features for layer in layers], dim=-1))
+    return [part(x) for part in parts]
 
 
 def matmul(left: Float[Tensor, "rows terms"], right: Float[Tensor, "terms columns"]) -> Float[Tensor, "rows columns"]:

@@ -102,7 +102,7 @@ def test_parity_with_torch_transformer(in_training: bool) -> None:
     (source,), (target,) = (packed.pad(model.embedding(packed), 1) for packed in (pack_tensor(src), pack_tensor(tgt)))
     expected = twin(
         source[:, 0], target[:, 0],
-        tgt_mask=~subsequent_mask(3, torch.device("cpu")), src_key_padding_mask=src == PAD,
+        tgt_mask=subsequent_mask(3, torch.device("cpu")) < 0, src_key_padding_mask=src == PAD,
         memory_key_padding_mask=src == PAD,
     )  # fmt: skip
     states = model(src, tgt)
@@ -156,7 +156,7 @@ def test_attention_of_every_shape_equals_heads_one_by_one(changes: dict[str, obj
         heads.append(weights @ v)
     expected = module.W_O(torch.cat(heads, dim=1))
     queries, keys = (pack_tensor(torch.full((1, length), 5), module.h) for length in (3, 5))
-    assert torch.allclose(module(x, memory, queries, keys, [None]), expected, atol=1e-12)
+    assert torch.allclose(module(x, memory, queries, keys, keys.masks), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("biases", [True, False])
@@ -170,10 +170,10 @@ def test_one_product_for_all_projections_of_an_input_is_the_same(biases: bool) -
     x, memory = torch.randn(6, 16, dtype=torch.float64), torch.randn(10, 16, dtype=torch.float64)
     queries, keys = (pack_tensor(torch.full((2, length), 5), module.h) for length in (3, 5))
     contexts = [(x, queries), (memory, keys)]
-    expected = [module(x, context, queries, of, [None]) for context, of in contexts]
+    expected = [module(x, context, queries, of, of.masks) for context, of in contexts]
     elsewhere = x.as_subclass(Elsewhere)
     for output, (context, of) in zip(expected, [(elsewhere, queries), (memory, keys)], strict=True):
-        again = module(elsewhere, context, queries, of, [None]).as_subclass(Tensor)
+        again = module(elsewhere, context, queries, of, of.masks).as_subclass(Tensor)
         torch.testing.assert_close(again, output, rtol=0, atol=1e-12)
 
 
@@ -183,7 +183,7 @@ def test_attention_by_hand() -> None:
     K = torch.tensor([[math.log(3), 9.0, 9.0, 9.0], [0.0, 9.0, 9.0, 9.0]]).view(1, 1, 2, 4)
     V = torch.tensor([[4.0, 0.0, 8.0], [0.0, 4.0, 8.0]]).view(1, 1, 2, 3)
     torch.testing.assert_close(attention(Q, K, V, None).flatten(), torch.tensor([3.0, 1.0, 8.0]))
-    mask = torch.tensor([False, True])
+    mask = torch.tensor([-torch.inf, 0.0])
     torch.testing.assert_close(attention(Q, K, V, mask).flatten(), torch.tensor([0.0, 4.0, 8.0]))
     # A dropout stands between the softmax and the product with V.
     torch.testing.assert_close(attention(Q, K, V, mask, Scale(0.5)).flatten(), torch.tensor([0.0, 2.0, 4.0]))
@@ -344,12 +344,12 @@ def test_packed_blocks_by_hand() -> None:
     packed = pack([ids([5, 2], [7]).numpy(), np.array([[BOS, 2, 3, PAD]])])
     assert packed.ids.tolist() == [5, 2, 7, BOS, 2, 3]
     assert packed.positions.tolist() == [0, 1, 0, 0, 1, 2]
-    assert [mask.flatten().tolist() for mask in packed.masks] == [[True, True, True, False], [True, True, True, False]]
+    assert [mask.flatten().tolist() for mask in packed.masks] == [[0.0, 0.0, 0.0, -math.inf]] * 2
     one, other = packed.pad(torch.arange(6.0)[:, None], 1)
     assert one[:, 0, :, 0].tolist()[0] == [0.0, 1.0]
     assert (one[1, 0, 0].item(), other[0, 0, :3, 0].tolist()) == (2.0, [3.0, 4.0, 5.0])
     assert packed.unpad([one, other]).flatten().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-    assert subsequent_mask(2, torch.device("cpu")).tolist() == [[True, False], [True, True]]
+    assert subsequent_mask(2, torch.device("cpu")).tolist() == [[0.0, -math.inf], [0.0, 0.0]]
 
 
 def test_packed_heads_by_hand() -> None:

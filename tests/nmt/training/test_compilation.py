@@ -33,9 +33,10 @@ import json, sys
 from pathlib import Path
 import torch
 from torch._dynamo.utils import counters
-from nmt import model
-gpus = Path(model.__file__).read_text().replace("x.is_cpu", "False")
-exec(compile(gpus, model.__file__, "exec"), vars(model))
+from nmt import model, products
+for module in (products, model):
+    gpus = Path(module.__file__).read_text().replace("x.is_cpu", "False")
+    exec(compile(gpus, module.__file__, "exec"), vars(module))
 from nmt.training.settings import Job
 from nmt.loss import block_loss
 from test_compilation import losses_of

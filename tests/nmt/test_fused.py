@@ -1,0 +1,73 @@
+"""What CPUs compute in few calls against the model as it is written, with its gradients by autograd."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from model_folders import model_settings
+from torch import Tensor
+
+from nmt import fused, model, products
+from nmt.ids import BOS
+from nmt.loss import smoothed_cross_entropy
+from nmt.model import Transformer
+from nmt.packing import pack
+
+SETTINGS = model_settings(N=2, d_model=32, d_ff=48, h=4, d_k=8, d_v=12, P_drop=0.3)
+LENGTHS = (3, 9), (fused.FEW + 4,), (1, fused.FEW - 1)
+"""Of the sentences of each block: softmax has another way for few keys."""
+
+
+def loss_and_gradients(transformer: Transformer, precision: str) -> tuple[Tensor, dict[str, Tensor]]:
+    random = np.random.default_rng(1)
+
+    def block(lengths: tuple[int, ...], first: int | None = None) -> np.ndarray:
+        rows = np.zeros((len(lengths), max(lengths)), dtype=np.int64)
+        for row, length in zip(rows, lengths, strict=True):
+            row[:length] = random.integers(5, 60, length)
+            row[0] = first or row[0]
+        return rows
+
+    src = pack([block(lengths) for lengths in LENGTHS], 4, rounded=True)
+    tgt_in = pack([block(lengths[::-1], BOS) for lengths in LENGTHS], 4, rounded=True)
+    labels = tgt_in.ids[tgt_in.ids != 0]
+    torch.manual_seed(2)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+        states = transformer.states(src, tgt_in)
+    loss, _ = smoothed_cross_entropy(states, transformer.output_table, labels, 0.1)
+    names, parameters = zip(*transformer.named_parameters(), strict=True)
+    return loss.detach(), dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.08)])
+@pytest.mark.parametrize("changes", [{}, {"P_drop": 0.0, "projection_biases": False}])
+def test_the_model_and_its_gradients_are_the_same(
+    precision: str, tolerance: float, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same dropouts; of one sentence with one key, and of rows that were added, as well."""
+    torch.manual_seed(1)
+    transformer = Transformer(SETTINGS.model_copy(update=changes), 64).train()
+    loss, gradients = loss_and_gradients(transformer, precision)
+    for module in (model, products):
+        monkeypatch.setattr(module, "fuses", lambda x: False)
+    expected, plain = loss_and_gradients(transformer, precision)
+    assert loss.item() == pytest.approx(expected.item(), rel=tolerance / 10)
+    for name, gradient in gradients.items():
+        assert gradient.dtype == torch.float32
+        if not name.endswith("W_K.bias"):  # The same for all keys, it changes no softmax.
+            assert (gradient - plain[name]).norm() <= tolerance * plain[name].norm(), name
+
+
+def test_large_scores_do_not_overflow() -> None:
+    scores = torch.tensor([[1e4, 1e4 - 1, -torch.inf], [-1e4, -torch.inf, -1e4]])
+    torch.testing.assert_close(fused.softmax_(scores.clone()), scores.softmax(-1))
+
+
+def test_a_parameter_is_copied_once_until_it_changes() -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    first = products.operand(parameter, torch.bfloat16)
+    assert products.operand(parameter, torch.bfloat16) is first
+    with torch.no_grad():
+        parameter += 1
+    assert products.operand(parameter, torch.bfloat16).tolist() == [2.0, 2.0, 2.0]
