@@ -36,9 +36,8 @@ class _AddNorm(Function):
         steps, drawn, ctx.dtype = round(P_drop * DROPOUT_STEPS), None, sublayer.dtype
         ctx.last_dropped, ctx.scale = steps - DROPOUT_STEPS // 2 - 1, DROPOUT_STEPS / (DROPOUT_STEPS - steps)
         if steps:
-            # Numbers, because torch has no vector code for booleans.
-            drawn = random_integers(sublayer).float()
-            sublayer = torch.ops.aten.threshold_backward(sublayer.float(), drawn, ctx.last_dropped)
+            drawn = random_integers(sublayer)
+            sublayer = _dropped(sublayer.float(), drawn, ctx.last_dropped)
         total = torch.add(x, sublayer, alpha=ctx.scale)
         y, mean, rstd = torch.native_layer_norm(total, [len(weight)], weight, bias, epsilon)
         ctx.save_for_backward(total, mean, rstd, weight, bias, drawn)
@@ -52,8 +51,14 @@ class _AddNorm(Function):
         )
         d_sublayer = d_total
         if drawn is not None:
-            d_sublayer = torch.ops.aten.threshold_backward(d_total, drawn, ctx.last_dropped).mul_(ctx.scale)
+            d_sublayer = _dropped(d_total, drawn, ctx.last_dropped).mul_(ctx.scale)
         return d_total, d_sublayer.to(ctx.dtype), d_weight, d_bias, None, None
+
+
+def _dropped(x: Tensor, drawn: Tensor, last: int) -> Tensor:
+    """Return `x`, and 0 where `drawn` is at most `last`; torch has no vector code for masks of booleans."""
+    kept: Tensor = torch.ops.aten.threshold_backward(x, drawn.float(), last)
+    return kept
 
 
 def add_norm(

@@ -110,7 +110,7 @@ def check_alike(folder: Path, out: Path, texts: list[str]) -> Any:
 def test_transformers_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", [*sys.path])  # The tokenizer adds its archive, where processes of later tests look.
+    monkeypatch.setattr(sys, "path", [*sys.path])  # The tokenizer adds its archive.
     texts, out = lines(), tmp_path / "out"
     folder = folder_of(tmp_path / "model", words=" ".join(texts[:60]))
     assert wmt("export", str(folder), str(out), "--to", "transformers") == 0
