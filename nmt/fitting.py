@@ -81,10 +81,14 @@ def fit(  # noqa: PLR0913 - settings, by name
     is wrong, `tokenizer` chooses Moses for text that it does not restore, or the model to start from is none, is a
     parser or has other sizes.
     """
-    folder = Path(folder)
+    try:
+        folder = Path(folder).resolve()
+        str(folder).encode()  # pyarrow opens no other path
+        if folder.exists():
+            raise InputError(f"{folder} exists: give the name of a new folder")
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"{str(folder)[:200]!r} cannot name a folder ({error}): give another name") from error
     work = folder.with_name(f"{folder.name}.training")
-    if folder.exists():
-        raise InputError(f"{folder} exists: give the name of a new folder")
     if "start_from" in (training or {}):
         raise InputError("training.start_from is the pipeline's: `fit` itself has the argument start_from")
     parent = None if start_from is None else Path(start_from)
@@ -203,6 +207,8 @@ def _check_text(pairs: Pairs) -> None:
         raise InputError(f"{len(pairs[0]):,} sentences have {len(pairs[1]):,} translations: give one for each")
     if wrong := [line for side in pairs for line in side if not isinstance(line, str)]:
         raise InputError(f"`pairs` and `valid` hold strings, but one sentence is {wrong[0]!r}: leave its pair out")
+    if torn := next((line for side in pairs for line in side if re.search("[\ud800-\udfff]", line)), None):
+        raise InputError(f"a sentence is no text of Unicode, {torn[:200]!r}, as of undecoded bytes: leave its pair out")
 
 
 def _tokenised(pairs: Pairs, languages: tuple[str, str], settings: TokenizerSettings) -> list[list[str]]:

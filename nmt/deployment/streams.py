@@ -102,16 +102,17 @@ def _outputs(translator: Translator, options: TranslationOptions) -> Iterator[st
             yield format_output(translator, translation, number, options)
         if joined:
             print(
-                f"{options.command}: {joined:,} lines have several sentences, of which a model may translate the first "
-                "alone: give --split sentences",
+                f"{options.command}: {joined:,} {'line has' if joined == 1 else 'lines have'} several sentences, of "
+                "which a model may translate the first alone: give --split sentences",
                 file=sys.stderr,
             )
         if seen is not None and unseen:
             known = "in" if len(seen) < words.MOST else f"among the {words.MOST:,} most frequent words of"
+            are, them = ("word is", "it") if len(unseen) == 1 else ("different words are", "them")
             named = ", ".join([*islice(unseen, NAMED), *(["..."] if len(unseen) > NAMED else [])])
             print(
-                f"{options.command}: {len(unseen):,} different words are not {known} the training text, so the model "
-                f"guesses them: {printable(named)}",
+                f"{options.command}: {len(unseen):,} {are} not {known} the training text, so the model guesses "
+                f"{them}: {printable(named)}",
                 file=sys.stderr,
             )
 

@@ -41,6 +41,11 @@ def holds_both(path: Path) -> bool:
     return unpacked(path).suffix in (".tsv", ".tmx")
 
 
+def of_windows(path: Path) -> bool:
+    r"""Return whether the lines of a file, by its first one, end in \r\n: `pairs` leaves the \r at their ends out."""
+    return next(_lines(path), b"").endswith(b"\r\n")
+
+
 def pairs(files: Files, languages: tuple[str, str]) -> Iterator[Pair | Bad]:
     """Yield a parallel text; memory does not grow with it.
 
@@ -70,7 +75,7 @@ def _pair(lines: Sequence[bytes]) -> Pair | Bad:
     texts = []
     for side, line in enumerate(lines):
         try:
-            text = line.decode().removesuffix("\n").removeprefix("\ufeff")
+            text = line.decode().removesuffix("\n").removesuffix("\r").removeprefix("\ufeff")
         except UnicodeDecodeError as error:
             return Bad("not UTF-8", f"has the byte {line[error.start]:#04x}, which is not valid UTF-8", side)
         if "\0" in text:

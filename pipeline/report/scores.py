@@ -74,7 +74,8 @@ def papers_name(run: RunSettings, unlike: bool) -> str:
 def conditions(metrics: Mapping[str, Any]) -> str:
     """Return what decides the last digits on a CPU, in brackets, where it is known."""
     known = metrics.get("conditions") or {}
-    text = f" ({known.get('processor')}, {known.get('threads')} threads, torch {known.get('torch')})"
+    threads = "1 thread" if known.get("threads") == 1 else f"{known.get('threads')} threads"
+    text = f" ({known.get('processor')}, {threads}, torch {known.get('torch')})"
     return text if known.get("processor") else ""
 
 

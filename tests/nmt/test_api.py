@@ -74,6 +74,12 @@ def test_the_defaults_are_row_base_on_one_device() -> None:
         ),
         ({"languages": ("english", "german")}, "languages is ('english', 'german'): give two"),
         ({"folder": "there"}, "there exists: give the name of a new folder"),
+        ({"folder": ""}, "exists: give the name of a new folder"),
+        ({"folder": "there/.."}, "exists: give the name of a new folder"),
+        ({"folder": "m" * 300}, "cannot name a folder ([Errno 36] File name too long"),
+        ({"folder": "m\udcff"}, r"m\udcff' cannot name a folder ('utf-8' codec"),
+        ({"folder": "m\ud800"}, r"m\ud800' cannot name a folder ('utf-8' codec"),
+        ({"valid": (["a"], ["x\udcff y"])}, r"a sentence is no text of Unicode, 'x\udcff y', as of undecoded bytes"),
     ],
 )
 def test_a_wrong_call_gets_a_sentence(

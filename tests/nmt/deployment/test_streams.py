@@ -195,6 +195,8 @@ def test_words_without_training_text_are_named_once_at_the_end(
     assert capsys.readouterr().err == f"{said}w0, w1, w2, w3, w4, w5, ...\n"
     run(folder, tmp_path, lines=lines[2:])
     assert capsys.readouterr().err.endswith("guesses them: x, y\n")
+    run(folder, tmp_path, lines=["a cat", "cat"])
+    assert capsys.readouterr().err == "translate: 1 word is not in the training text, so the model guesses it: cat\n"
     assert wmt("translate", folder, model, "--input", write(tmp_path / "in", lines)) == 0
     assert capsys.readouterr().err == "", "the other model of an ensemble may know them"
 

@@ -402,10 +402,17 @@ def test_texts_are_two_files_a_tsv_or_a_tmx_packed_or_not(repository: Path, caps
     told = capsys.readouterr().err
     assert "catalog: 1 left out, one-sided; the first: c.tmx, unit 3, has no cs" in told
     assert "catalog: 1 left out, entity; the first: c.tmx, unit 2, has the entity &a;, which is not expanded" in told
-    given = [("jedna\r", "one"), ("dům", "house"), ("pes", "dog"), ("dva & tři nohy", "two legs")]
+    given = [("jedna", "one"), ("dům", "house"), ("pes", "dog"), ("dva & tři nohy", "two legs")]
     assert written("train") == given
     assert written("test") == [("na shledanou", "goodbye")]
     assert [text.name for text in catalogs.load("mine").pairs["cs-en"].train] == [f"mine-train-{n}" for n in (1, 2, 3)]
+
+
+def test_plain_files_with_line_ends_of_windows_are_copied_without(repository: Path) -> None:
+    Path("a.cs").write_bytes("dům\rčíslo\r\npes\r\n".encode())
+    Path("a.en").write_bytes(b"house number\ndog\n")
+    assert wmt(*add("--train", "a.cs", "a.en")) == 0
+    assert written("train") == [("dům\rčíslo", "house number"), ("pes", "dog")]
 
 
 def test_bad_lines_are_named_or_left_out_and_counted(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -427,6 +427,9 @@ def test_a_cpu_is_named_with_what_decides_digits(base: tuple[str, str]) -> None:
     link = {"update": 500, "conditions": conditions}
     _write(paths.CERTIFICATE, json.dumps({**CERTIFICATE, "training": {"links": [link]}}))
     assert "in 12 hours on a CPU (AMD EPYC, 2 threads, torch 2.13.0+cpu): BLEU" in _written()[0]
+    conditions["threads"] = 1
+    _write(paths.CERTIFICATE, json.dumps({**CERTIFICATE, "training": {"links": [link]}}))
+    assert "(AMD EPYC, 1 thread, torch" in _written()[0]
     assert "Tesla P100 (" not in base[0]
 
 
