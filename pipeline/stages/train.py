@@ -41,6 +41,8 @@ def run(
             start.copy_parent(state, training.start_from)
         # With a store, a finished training may not have been uploaded yet.
         if state_store() is not None or not (state / "done.json").exists():
+            folder.check_whole(state)
             with follow(state), progress(training.updates) as display:
                 folder.launch_and_watch(state, launch, display.show)
+        folder.check_whole(state)
         write_outputs(state, Path())

@@ -17,8 +17,9 @@ from filelock import FileLock, Timeout
 
 from nmt.common.files import FULL_DISK, read_yaml, write_text
 from nmt.common.processes import KILLED, OUT_OF_MEMORY, UNRECORDED, UNUSABLE, Interrupted
+from nmt.common.tensors import digest, load_tensors
 from nmt.errors import InputError
-from nmt.training import checkpoint, history
+from nmt.training import chain, checkpoint, history
 from pipeline.config.paths import read_json
 
 Launch = Callable[[Path, Callable[[], None]], int]
@@ -47,6 +48,25 @@ def write_job(state: Path, job: Mapping[str, Any]) -> None:
     if not same or not checkpoint.trained(state):
         (state / "done.json").unlink(missing_ok=True)
     write_text(path, yaml.safe_dump(dict(job), sort_keys=False))
+
+
+def check_whole(state: Path) -> None:
+    """Raise InputError where the chain of hashes or a checkpoint was damaged since it was written."""
+    path, trained = state / history.CHAIN, checkpoint.trained(state)
+    links = chain.read_chain(path)
+    if (broken := chain.broken(links)) is not None:
+        raise InputError(
+            f"{path} was damaged in the link of update {broken.update:,}: remove it to go on with hashes of what follows "
+            f"alone, or {state} to train again"
+        )
+    hashes, first = {link.update: link.weights for link in links}, links[0].update if links else 0
+    for kept in checkpoint.checkpoints(state / "checkpoints") if path.exists() else ():
+        update = checkpoint.update_of(kept)
+        if first <= update <= trained and hashes.get(update) != digest(load_tensors(kept)):
+            raise InputError(
+                f"{kept} does not have the weights that {path.name} there recorded, so one of both was damaged: remove "
+                f"the checkpoint to average without it, or {state} to train again"
+            )
 
 
 def launch_and_watch(state: Path, launch: Launch, show: Show) -> None:

@@ -353,8 +353,9 @@ def test_add_refuses_what_is_no_pair_or_no_name(texts: list[str]) -> None:
     for pair in ("en-german", "en-en", "tree-en", "en"):
         wrong = refused("catalog", *(text.replace("en-de", pair) for text in texts))
         assert wrong.startswith(f"catalog: --pair is `{pair}`: a pair is two different ISO 639 codes, as `de-en`")
-    given = [text.replace("mine", "../mine") for text in texts]
-    assert "`../mine` cannot name a catalog" in refused("catalog", *given)
+    for name in ("../mine", "null", "007"):
+        given = [text.replace("mine", name) for text in texts]
+        assert f"`{name}` cannot name a catalog" in refused("catalog", *given)
     assert nothing_written()
 
 

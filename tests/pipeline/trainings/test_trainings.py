@@ -13,16 +13,20 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import torch
 import yaml
+from trainings import CONDITIONS
 
 from nmt import hardware
+from nmt.common import tensors
 from nmt.common.processes import Interrupted
 from nmt.errors import InputError
-from nmt.training.settings import Job
+from nmt.training import chain
+from nmt.training.settings import Job, TrainingSettings
 from pipeline.config import paths
 from pipeline.stages import train
 from pipeline.trainings import identity
-from pipeline.trainings.folder import launch_and_watch, locked, write_job
+from pipeline.trainings.folder import check_whole, launch_and_watch, locked, write_job
 from pipeline.trainings.outputs import write_outputs
 
 Folder = Callable[..., Path]
@@ -132,7 +136,7 @@ def test_across_code_the_exact_state_comes_first_and_then_the_furthest(
 
 
 @pytest.fixture
-def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: MakeJob) -> Path:
     """The state of a finished training, with what a kill may have left, in an empty repository."""
     monkeypatch.chdir(tmp_path)
     state = tmp_path / "work/train/abc-def"
@@ -145,7 +149,7 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "checkpoints/notes",
     ):
         (state / name).parent.mkdir(parents=True, exist_ok=True)
-        (state / name).write_text(name)
+        tensors.save_tensors(state / name, {name: torch.zeros(1)})
     done = {"updates": 12, "device": "cpu", "loss": 9.0, "device_seconds": {"NVIDIA H100 80GB HBM3": 10.0}}
     (state / "done.json").write_text(json.dumps(done))
     records = [
@@ -155,7 +159,10 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         {"update": 12, "loss": 2.5},
     ]
     (state / "job.yaml").write_text(yaml.safe_dump(job(updates=12)))
-    write_lines(state / "chain.jsonl", [{"update": 6, "link": "a"}, {"update": 12, "link": "b"}])
+    settings = TrainingSettings.model_validate(tiny_job(updates=12)["training"])
+    for number in (6, 12):
+        weights = {f"checkpoints/update-{number:08d}.safetensors": torch.zeros(1)}
+        chain.add_link(state, settings, number, [weights, {}], CONDITIONS)
     write_lines(state / "history.jsonl", records)
     with (state / "history.jsonl").open("a") as file:
         file.write('{"upd')
@@ -219,7 +226,7 @@ def test_checkpoints_summary_and_curves_are_handed_on(
         monkeypatch.setattr(os, "link", MagicMock(side_effect=OSError(errno.EXDEV, "Invalid cross-device link")))
     write_outputs(finished, Path())
     written = outputs()
-    weights = {path.name: path.read_text() for path in paths.CHECKPOINTS.iterdir()}
+    weights = {path.name: next(iter(tensors.load_tensors(path))) for path in paths.CHECKPOINTS.iterdir()}
     assert weights == {
         "update-00000006.safetensors": "checkpoints/update-00000006.safetensors",
         "update-00000012.safetensors": "checkpoints/update-00000012.safetensors",
@@ -230,12 +237,38 @@ def test_checkpoints_summary_and_curves_are_handed_on(
     assert written["training.csv"] == "update,loss\n6,3.0\n12,2.5\n"
     assert written["validation.csv"] == "update,valid_loss,valid_ppl\n12,2.0,7.4\n"
     assert written["validation.jsonl"] == '{"update": 12, "outputs": {"3": [5, 6]}}\n'
-    chain = json.loads(written["chain.json"])
-    assert (chain["state"], chain["code"], chain["data"]) == ("abc-def", "def", {})
-    assert "corpus" not in chain["job"]
-    assert [link["update"] for link in chain["links"]] == [6, 12]
+    recorded = json.loads(written["chain.json"])
+    assert (recorded["state"], recorded["code"], recorded["data"]) == ("abc-def", "def", {})
+    assert "corpus" not in recorded["job"]
+    assert [link["update"] for link in recorded["links"]] == [6, 12]
     gpu = "NVIDIA H100 80GB HBM3"
     assert json.loads(written["training.json"])["flops_sustained"] == {gpu: hardware.sustained(gpu)}
+
+
+@pytest.mark.parametrize(
+    ("line", "old", "new", "sentence"),
+    [
+        (1, '"weights": "', '"weights": "f', "chain.jsonl was damaged in the link of update 12: remove it to go on"),
+        (0, "{", "[", "00000006.safetensors does not have the weights that chain.jsonl there recorded, so one of both"),
+        (None, "", "", "00000012.safetensors does not have the weights that chain.jsonl"),
+    ],
+)
+def test_a_damaged_chain_or_checkpoint_is_told(
+    finished: Path, line: int | None, old: str, new: str, sentence: str
+) -> None:
+    check_whole(finished)
+    path = finished / "chain.jsonl"
+    if line is None:
+        tensors.save_tensors(finished / "checkpoints/update-00000012.safetensors", {"a": torch.ones(1)})
+    else:
+        lines = path.read_text().splitlines(keepends=True)
+        lines[line] = lines[line].replace(old, new, 1)
+        path.write_text("".join(lines))
+    with pytest.raises(InputError, match=sentence):
+        check_whole(finished)
+    if line:
+        path.unlink()
+        check_whole(finished)
 
 
 def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: Path) -> None:
