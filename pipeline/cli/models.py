@@ -238,6 +238,7 @@ def export(
     """
     if out.exists():
         raise typer.BadParameter(f"{out} exists and will not be replaced: give another folder", param_hint="OUT")
+    from nmt import codec
     from nmt.deployment import argos, transformers_export
     from nmt.deployment import export as exporting
     from nmt.inference import model_folder
@@ -249,6 +250,7 @@ def export(
     elif to == "argos":
         argos.export(model, out, dtype, _run_of(model))
     else:
+        codec.load(model / "subwords")  # `convert` copies them as they are.
         model_folder.convert(model, out, dtype)
 
 

@@ -18,7 +18,7 @@ from humanize import naturalsize
 from nmt.common.cpu import processor
 from nmt.errors import InputError
 from nmt.flops import parameters
-from pipeline.cli.repository import running_stage
+from pipeline.cli.repository import check_lock, running_stage
 from pipeline.config import graph, machine, resolution
 from pipeline.config.paths import CONFIG
 from pipeline.config.settings import Configuration
@@ -55,6 +55,7 @@ def stages_to_run(configuration: Configuration) -> dict[str, str]:
     from dvc.repo import Repo
 
     declared, reasons = graph.stages(), dict[str, str]()
+    check_lock()
     try:
         with Repo() as repo, TemporaryDirectory() as folder:
             recorded = {stage.addressing: stage for stage in repo.index.stages}

@@ -15,6 +15,12 @@ def check_folder() -> None:
             raise InputError(f"{path} is not in {Path.cwd()}: run this in the repository's root")
 
 
+def check_lock() -> None:
+    """Raise InputError where git left conflict markers in dvc.lock, of which DVC says that it is no YAML."""
+    if Path("dvc.lock").exists() and "<<<<<<< " in Path("dvc.lock").read_text(encoding="utf-8"):
+        raise InputError("dvc.lock has conflict markers: `git checkout --ours dvc.lock`, then `dvc repro`")
+
+
 def running_stage() -> str | None:
     """Return the stage that a process of this machine runs in this folder, by the stages' status files. Linux only."""
     for path in status_file("*").parent.glob("*.json"):

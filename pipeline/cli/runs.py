@@ -17,7 +17,7 @@ from nmt.common.files import output_file, read_yaml, write_text, writing
 from nmt.common.processes import is_held
 from nmt.errors import InputError
 from nmt.task import task_in
-from pipeline.cli.repository import check_folder, running_stage
+from pipeline.cli.repository import check_folder, check_lock, running_stage
 from pipeline.config import resolution, wording
 from pipeline.config.locks import mend_locks
 from pipeline.config.paths import (
@@ -109,8 +109,7 @@ def _up_to_date() -> bool:
     from dvc.exceptions import DvcException, NotDvcRepoError
     from dvc.repo import Repo
 
-    if Path("dvc.lock").exists() and "<<<<<<< " in Path("dvc.lock").read_text(encoding="utf-8"):
-        raise InputError("dvc.lock has conflict markers: `git checkout --ours dvc.lock`, then `dvc repro`")
+    check_lock()
     try:
         with Repo() as repo:
             return not repo.status()

@@ -171,6 +171,15 @@ def test_outside_a_repository_dvc_has_no_record(tmp_path: Path, monkeypatch: pyt
         plan.stages_to_run(asked)
 
 
+def test_conflict_markers_in_the_lock_file_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = configuration("base")
+    monkeypatch.chdir(tmp_path)
+    Path("dvc.yaml").write_text("stages: {}")
+    Path("dvc.lock").write_text("<<<<<<< HEAD\n")
+    with pytest.raises(InputError, match=r"^dvc.lock has conflict markers: "):
+        plan.stages_to_run(base)
+
+
 def test_a_parser_is_counted_with_its_own_table_of_symbols(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = configuration("parse-sample", "en-tree", "sample-trees")
     assert cost.corpus_size(asked, prepared=False).target_vocabulary == 128
