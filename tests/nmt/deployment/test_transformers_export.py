@@ -206,3 +206,7 @@ def test_a_model_folder_of_half_the_size_translates(tmp_path: Path, capsys: pyte
     torch.testing.assert_close(dict(load(half).state_dict()), rounded, rtol=0, atol=0)
     assert wmt("export", str(folder), str(tmp_path / "int8"), "--to", "nmt", "--dtype", "int8") == 1
     assert "for CTranslate2 alone" in capsys.readouterr().err
+    (half / "subwords/subwords.yaml").write_text("")
+    assert wmt("export", str(half), str(tmp_path / "copy"), "--to", "nmt") == 1
+    assert "half/subwords holds no usable subwords" in capsys.readouterr().err
+    assert not (tmp_path / "copy").exists()
