@@ -81,13 +81,7 @@ def fit(  # noqa: PLR0913 - settings, by name
     is wrong, `tokenizer` chooses Moses for text that it does not restore, or the model to start from is none, is a
     parser or has other sizes.
     """
-    try:
-        folder = Path(folder).resolve()
-        str(folder).encode()  # pyarrow opens no other path
-        if folder.exists():
-            raise InputError(f"{folder} exists: give the name of a new folder")
-    except (OSError, UnicodeError) as error:
-        raise InputError(f"{str(folder)[:200]!r} cannot name a folder ({error}): give another name") from error
+    folder = _new(folder)
     work = folder.with_name(f"{folder.name}.training")
     if "start_from" in (training or {}):
         raise InputError("training.start_from is the pipeline's: `fit` itself has the argument start_from")
@@ -134,6 +128,19 @@ def fit(  # noqa: PLR0913 - settings, by name
     save_model(folder, weights, description, work / "subwords")
     shutil.rmtree(work)
     return Translator(folder)
+
+
+def _new(folder: str | Path) -> Path:
+    """Return the path of a folder, links followed; raise InputError where it exists, or none can have its name."""
+    try:
+        path = Path(folder).resolve()
+        str(path).encode()  # pyarrow opens no other path
+        exists = path.exists()
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"{str(folder)[:200]!r} cannot name a folder ({error}): give another name") from error
+    if exists:
+        raise InputError(f"{path} exists: give the name of a new folder")
+    return path
 
 
 def _made_of(job: Job, *content: object) -> str:

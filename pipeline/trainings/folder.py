@@ -43,8 +43,10 @@ def write_job(state: Path, job: Mapping[str, Any]) -> None:
     path = state / "job.yaml"
     for name in ("interrupted", "failed.json"):
         (state / name).unlink(missing_ok=True)
-    # In other copies of the repository the same corpus has another path.
-    same = path.exists() and {**read_yaml(path), "corpus": ""} == {**job, "corpus": ""}
+    same = False
+    with contextlib.suppress(FileNotFoundError, InputError, TypeError):  # It is not there, or was damaged.
+        # In other copies of the repository the same corpus has another path.
+        same = {**read_yaml(path), "corpus": ""} == {**job, "corpus": ""}
     if not same or not checkpoint.trained(state):
         (state / "done.json").unlink(missing_ok=True)
     write_text(path, yaml.safe_dump(dict(job), sort_keys=False))
@@ -56,8 +58,8 @@ def check_whole(state: Path) -> None:
     links = chain.read_chain(path)
     if (broken := chain.broken(links)) is not None:
         raise InputError(
-            f"{path} was damaged in the link of update {broken.update:,}: remove it to go on with hashes of what follows "
-            f"alone, or {state} to train again"
+            f"{path} was damaged in the link of update {broken.update:,}: remove it to go on with hashes of what "
+            f"follows alone, or {state} to train again"
         )
     hashes, first = {link.update: link.weights for link in links}, links[0].update if links else 0
     for kept in checkpoint.checkpoints(state / "checkpoints") if path.exists() else ():

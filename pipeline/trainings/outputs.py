@@ -31,7 +31,7 @@ def write_outputs(state: Path, root: Path) -> None:
             link_or_copy(path, temporary / path.name)
         last = state / f"resume/update-{checkpoint.trained(state):08d}"
         link_or_copy(last / WEIGHTS, temporary / "last.safetensors")
-    summary = read_json(state / "done.json")
+    summary = read_json(state / "done.json", remedy="remove it, then `dvc repro`")
     # The speed of an unknown device is measured, which is possible only for the device of this machine.
     devices = {name: name if hardware.on_record(name) else summary["device"] for name in summary["device_seconds"]}
     sustained = {name: hardware.sustained(device) for name, device in devices.items()}

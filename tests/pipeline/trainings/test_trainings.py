@@ -269,6 +269,9 @@ def test_a_damaged_chain_or_checkpoint_is_told(
     if line:
         path.unlink()
         check_whole(finished)
+    (finished / "done.json").write_text('{"up')
+    with pytest.raises(InputError, match=r"done.json cannot be read .*: remove it, then `dvc repro`"):
+        write_outputs(finished, Path())
 
 
 def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: Path) -> None:
@@ -286,6 +289,9 @@ def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: 
     assert attempt(), "the same job"
     assert attempt(corpus="there"), "the same job elsewhere"
     assert not attempt(updates=11)
+    for damaged in ("", "a: ["):
+        (tmp_path / "job.yaml").write_text(damaged)
+        assert not attempt(updates=11)
     shutil.rmtree(tmp_path / "resume")
     assert not attempt(updates=11), "without its weights a training is not finished"
 
