@@ -13,7 +13,6 @@ from clones import ROOT
 from orchestra import until
 
 from nmt.common import processes
-from nmt.training.history import read_history
 from pipeline.trainings import launch
 
 Start = Callable[[Path, int], subprocess.Popen[bytes]]
@@ -72,4 +71,6 @@ def listening(processes: list[psutil.Process]) -> set[tuple[str, int]]:
 
 
 def reached(folder: Path) -> int:
+    from nmt.training.history import read_history  # It imports torch, as each of test_blocks.py's workers would.
+
     return max((int(record["update"]) for record in read_history(folder / "history.jsonl")), default=0)
