@@ -48,17 +48,19 @@ LOGIN = {"MLFLOW_TRACKING_USERNAME": "wmt", "MLFLOW_TRACKING_PASSWORD": "secret"
 OWNER = {"Authorization": f"Basic {base64.b64encode(b'wmt:secret').decode()}"}
 
 
-@pytest.fixture
-def address(root: Path) -> Iterator[str]:
-    """MLflow's server as `make ui` starts it."""
-    port = free_port()
-    origins = {"MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{port},http://localhost:{port}"}
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[tuple[str, Path]]:
+    """The address of MLflow's server as `make ui` starts it, and its state root."""
+    port, state_root = free_port(), tmp_path_factory.mktemp("served")
+    shutil.copyfile(store, state_root / "mlflow.db")
+    address = f"http://127.0.0.1:{port}"
     variables = {
         **os.environ,
         **LOGIN,
-        **origins,
+        "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": f"{address},http://localhost:{port}",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "PYTHONPATH": str(ROOT),
+        "WMT_STATE": str(state_root),
     }
     options = f"--host 127.0.0.1 --port {port} --log-level warning --factory pipeline.tracking.server:mlflow_app"
     with subprocess.Popen([sys.executable, "-m", "uvicorn", *options.split()], env=variables) as process:
@@ -66,13 +68,13 @@ def address(root: Path) -> Iterator[str]:
         def answers() -> bool:
             assert process.poll() is None
             try:
-                return httpx.get(f"http://127.0.0.1:{port}/health", headers=OWNER).is_success
+                return httpx.get(f"{address}/health", headers=OWNER).is_success
             except httpx.TransportError:
                 return False
 
         try:
             until(answers, "MLflow", every=0.2)
-            yield f"http://127.0.0.1:{port}"
+            yield address, state_root
         finally:
             process.kill()
 
@@ -106,8 +108,9 @@ call("/ajax-api/3.0/mlflow/assistant/config")
 """
 
 
-def test_mlflow_answers_only_the_owner_and_its_own_pages(address: str, root: Path, tmp_path: Path) -> None:
+def test_mlflow_answers_only_the_owner_and_its_own_pages(served: tuple[str, Path], tmp_path: Path) -> None:
     """Another user would read files by an experiment whose artifacts are their folder, with a link to the owner's."""
+    address, state_root = served
 
     def status(**headers: str) -> int:
         search = f"{address}/api/2.0/mlflow/experiments/search"
@@ -118,7 +121,7 @@ def test_mlflow_answers_only_the_owner_and_its_own_pages(address: str, root: Pat
     assert status() == status(Authorization="Basic d210OndybW9uZw==") == 401
     for origin in ("http://localhost:8888", "http://127.0.0.1:8888", "null", "http://evil.example"):
         assert status(**OWNER, Origin=origin) == 403
-    kept = [stat.S_IMODE((root / name).stat().st_mode) for name in ("mlflow.db", "mlartifacts")]
+    kept = [stat.S_IMODE((state_root / name).stat().st_mode) for name in ("mlflow.db", "mlartifacts")]
     assert kept == [0o600, 0o700]
     if os.getuid() != 0:
         pytest.skip("not tried as a second user: only root can become one")
@@ -203,9 +206,10 @@ def test_a_deleted_experiment_and_tables_of_another_version_are_told_with_the_co
     assert f"then run `mlflow db upgrade sqlite:///{old}`" in refused("publish")
 
 
-def test_the_first_page_compares_runs(root: Path, address: str) -> None:
-    with connected(root / "mlflow.db") as client:
-        experiment = client.create_experiment("wmt-en-de", (root / "mlartifacts").as_uri())
+def test_the_first_page_compares_runs(served: tuple[str, Path]) -> None:
+    address, state_root = served
+    with connected(state_root / "mlflow.db") as client:
+        experiment = client.create_experiment("wmt-en-de", (state_root / "mlartifacts").as_uri())
         for name, bleu in (("lower", 22.1), ("higher", 89.2)):
             run = client.create_run(experiment, run_name=name).info.run_id
             for key, value in {"row": "sample", "corpus": "sample", "seed": "2", "updates": name}.items():
