@@ -155,20 +155,15 @@ def test_a_finished_run_is_pushed_pulled_and_compared(finished: Clone, tmp_path:
     assert difference["results/metrics.json"]["valid_bleu"]["new"] == metrics["valid_bleu"]
 
 
-def test_french_is_translated_with_word_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    prepare(pair="en-fr", subwords={"vocabulary": 300})
-    run_stages(*STAGES[STAGES.index("train") :])
-    assert {path.name for path in Path("data/subwords").iterdir()} == {"subwords.yaml", "wordpieces.model", "words.txt"}
-    assert len(Path("results/translations/tinytest.average.fr").read_text().splitlines()) == 4
-    assert "| 38.1 |" not in Path("results/report.md").read_text(), "the paper scored other text"
-
-
-def test_two_test_sets_from_the_catalog_to_the_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_french_with_word_pieces_and_two_test_sets_from_the_catalog_to_the_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(launch, "torchrun", train_here)
     prepare(pair="en-fr", further=True, subwords={"vocabulary": 300}, training={**OVERRIDES["training"], "updates": 20})
     run_stages(*STAGES[STAGES.index("train") :])
+    assert {path.name for path in Path("data/subwords").iterdir()} == {"subwords.yaml", "wordpieces.model", "words.txt"}
+    assert len(Path("results/translations/tinytest.average.fr").read_text().splitlines()) == 4
     further = Path("results/translations/tinymedical.average.fr")
     assert len(further.read_text().splitlines()) == len(Path("data/raw/test.tinymedical.fr").read_text().splitlines())
     metrics = json.loads(Path("results/scores.json").read_text())
@@ -176,6 +171,7 @@ def test_two_test_sets_from_the_catalog_to_the_certificate(tmp_path: Path, monke
     found = json.loads(printed("bleu", further, "data/raw/test.tinymedical.fr", "--lang", "fr", "--json"))
     assert metrics["sets"]["tinymedical"]["bleu"] == pytest.approx(found["bleu"])
     report = Path("results/report.md").read_text()
+    assert "| 38.1 |" not in report, "the paper scored other text"
     assert "\n| tinytest, 4 lines | " in report
     assert "\n| tinymedical, 4 lines | " in report
     assert "tinymedical, 4 lines; sacreBLEU" in printed("summary")
