@@ -198,21 +198,33 @@ def test_learned_positions_are_summed_exactly_over_a_batch() -> None:
     assert torch.equal(summed, portable.exact_sum(gradient, 0).float())
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_a_training_has_the_same_bits_everywhere(tmp_path: Path, tiny_job: MakeJob, positions: str) -> None:
+TRAININGS = """
+import sys
+from nmt.training import loop
+for folder in sys.argv[1:]:
+    sys.argv = ["loop", folder]
+    loop.main()
+"""
+
+
+def test_a_training_has_the_same_bits_everywhere(tmp_path: Path, tiny_job: MakeJob) -> None:
     """Stopped and resumed with two threads and other instructions. Two processes: tests/distributed/test_ranks.py."""
-    job = tiny_job(arithmetic="portable", updates=8, verify_every=2, resume_minutes=9.0)
-    job["model"]["positions"] = positions
-    assert run(job, tmp_path / "here")
-    expected = [link.link for link in read_chain(tmp_path / "here/chain.jsonl")]
-    assert len(expected) == 5
-    stopped(job, tmp_path / "there", 3)
-    (tmp_path / "there/job.yaml").write_text(yaml.safe_dump(job))
+    expected, resumed = [], [tmp_path / "sinusoidal", tmp_path / "learned"]
+    for there in resumed:
+        job = tiny_job(arithmetic="portable", updates=6, verify_every=2, resume_minutes=9.0)
+        job["model"]["positions"] = there.name
+        here = tmp_path / f"{there.name}-here"
+        assert run(job, here)
+        expected.append([link.link for link in read_chain(here / "chain.jsonl")])
+        stopped(job, there, 3)
+        (there / "job.yaml").write_text(yaml.safe_dump(job))
+    assert list(map(len, expected)) == [4, 4]
     others = {"OMP_NUM_THREADS": "2", "ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
-    command = [sys.executable, "-m", "nmt.training.loop", str(tmp_path / "there")]
+    command = [sys.executable, "-c", TRAININGS, *map(str, resumed)]
     output = subprocess.run(command, env=os.environ | others, stdout=subprocess.PIPE, text=True, check=True).stdout
-    assert "weights will be bit-identical to an undisturbed run's: with training.arithmetic portable" in output
-    assert [link.link for link in read_chain(tmp_path / "there/chain.jsonl")] == expected
+    said = "weights will be bit-identical to an undisturbed run's: with training.arithmetic portable"
+    assert output.count(said) == 2
+    assert [[link.link for link in read_chain(there / "chain.jsonl")] for there in resumed] == expected
 
 
 def test_the_learning_rate_is_eq_3(tiny_job: MakeJob) -> None:
