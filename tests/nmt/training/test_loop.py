@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -146,27 +147,28 @@ def test_a_rank_that_only_lost_its_peers_names_no_failure(tmp_path: Path, monkey
         assert (tmp_path / "failed.json").exists() is not lost
 
 
-@pytest.mark.parametrize("damage", ["byte", "cut", "gone"])
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
 def test_a_damaged_state_is_told_and_the_newest_whole_one_resumed(
-    tmp_path: Path, tiny_job: MakeJob, name: str, damage: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tiny_job: MakeJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = tiny_job(updates=12, keep_states=2, verify_every=4)
     assert run(job, tmp_path / "whole")
-    stopped(job, tmp_path / "run", 10)
-    (path,) = (tmp_path / "run/resume").iterdir()
-    content = bytearray((path / name).read_bytes())
-    content[-3] ^= 1
-    (path / name).unlink()
-    if damage != "gone":
-        (path / name).write_bytes(content if damage == "byte" else content[:-9])
-    capsys.readouterr()
-    assert run(job, tmp_path / "run")
-    told = capsys.readouterr().out
-    assert f"{path} is damaged and removed" in told
-    assert "resuming after update 8 of 12" in told
-    assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "run"))
-    assert [saved.name for saved in (tmp_path / "run/resume").iterdir()] == ["update-00000012"]
+    stopped(job, tmp_path / "stopped", 10)
+    names, damages = ("model.safetensors", "optimizer.safetensors", "state.json"), ("byte", "cut", "gone")
+    for name, damage in product(names, damages):
+        folder = shutil.copytree(tmp_path / "stopped", tmp_path / f"{name}-{damage}")
+        (path,) = (folder / "resume").iterdir()
+        content = bytearray((path / name).read_bytes())
+        content[-3] ^= 1
+        (path / name).unlink()
+        if damage != "gone":
+            (path / name).write_bytes(content if damage == "byte" else content[:-9])
+        capsys.readouterr()
+        assert run(job, folder)
+        told = capsys.readouterr().out
+        assert f"{path} is damaged and removed" in told
+        assert "resuming after update 8 of 12" in told
+        assert same(final_weights(tmp_path / "whole"), final_weights(folder))
+        assert [saved.name for saved in (folder / "resume").iterdir()] == ["update-00000012"]
 
 
 def test_without_a_whole_state_nothing_is_lost(tmp_path: Path, tiny_job: MakeJob) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,15 +49,14 @@ def test_it_ends_at_the_same_update_however_often_it_is_stopped(tmp_path: Path, 
     assert whole[-1][0] == 20
 
 
-@pytest.mark.parametrize("more", [{}, {"patience": 4}])
-def test_with_more_patience_it_goes_on_as_if_it_had_not_ended(
-    tmp_path: Path, job: MakeJob, more: dict[str, int]
-) -> None:
+def test_with_more_patience_it_goes_on_as_if_it_had_not_ended(tmp_path: Path, job: MakeJob) -> None:
     assert run(job(updates=30), tmp_path / "whole")
-    assert run(job(updates=18, patience=3), tmp_path / "extended")
-    assert ended(tmp_path / "extended") == 18, "its last validation is not one of validate_every"
-    assert run(job(updates=30, patience=3), tmp_path / "extended")
-    assert ended(tmp_path / "extended") == 20
-    assert run(job(updates=30, **more), tmp_path / "extended")
-    assert ended(tmp_path / "extended") == 30
-    assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "extended"))
+    assert run(job(updates=18, patience=3), tmp_path / "without")
+    assert ended(tmp_path / "without") == 18, "its last validation is not one of validate_every"
+    assert run(job(updates=30, patience=3), tmp_path / "without")
+    assert ended(tmp_path / "without") == 20
+    shutil.copytree(tmp_path / "without", tmp_path / "more")
+    for name, patience in (("without", {}), ("more", {"patience": 4})):
+        assert run(job(updates=30, **patience), tmp_path / name)
+        assert ended(tmp_path / name) == 30
+        assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / name))
