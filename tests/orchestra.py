@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -136,13 +135,6 @@ class Orchestra:
                 running.append(process.pid)
         return running
 
-    def send(self, number: int, *words: str) -> None:
-        """Send a signal to the processes of this clone that have all `words` in their command."""
-        receivers = self.at_work(*words)
-        assert receivers
-        for pid in receivers:
-            os.kill(pid, number)
-
     def login(self) -> Json:
         """The settings of Prefect's clients, as the services publish them."""
         return json.loads((self.clone.folder / "work/prefect/login.json").read_text())
@@ -215,17 +207,10 @@ class Orchestra:
         """What the button in Prefect's pages does."""
         self.call(f"flow_runs/{identity}/set_state", {"state": {"type": "CANCELLING"}})
 
-    def on_disk(self, identity: str) -> tuple[str, str]:
-        """The type and the message of a run's state, from what the server left on disk."""
-        with contextlib.closing(sqlite3.connect(self.clone.folder / "work/prefect/prefect.db")) as connection:
-            joined = "flow_run_state state JOIN flow_run run ON state_id = state.id"
-            query = f"SELECT state_type, message FROM {joined} WHERE replace(run.id, '-', '') = ?"
-            return connection.execute(query, [identity.replace("-", "")]).fetchone()
-
-    def trained(self, updates: int, states: set[Path] = frozenset()) -> Path | None:
-        """The folder of a training, none of `states`, that has come to that many updates."""
+    def trained(self, updates: int) -> Path | None:
+        """The folder of a training that has come to that many updates."""
         for history in (self.clone.folder / "work/train").glob("*/history.jsonl"):
             lines = history.read_bytes().split(b"\n")[:-1]
-            if history.parent not in states and lines and json.loads(lines[-1])["update"] >= updates:
+            if lines and json.loads(lines[-1])["update"] >= updates:
                 return history.parent
         return None

@@ -1,8 +1,8 @@
 """The flows with a real Prefect server, worker and MLflow, as `make serve` starts them: who may use them, a run on a
-tiny corpus, disturbed ones, and what is left when the servers end.
+tiny corpus, one that is cancelled, and what is left when the servers end.
 
-All tests share the servers and go on with each other's runs. Trainings have no end where one is disturbed, so that no
-disturbance comes too late; those of tests/soak end, with the right bits.
+All tests share the servers. The training that is cancelled has no end, so that this does not come too late; those of
+tests/soak end, with the right bits.
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ from __future__ import annotations
 import base64
 import json
 import re
-import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import psutil
@@ -144,51 +141,26 @@ def test_every_stage_is_a_task_and_the_results_come_back_as_an_experiment(orches
     assert mlflow_run.data.metrics["bleu"] == round(metrics["bleu"], 2)
 
 
-@pytest.fixture(scope="module")
-def runs(orchestra: Orchestra) -> list[str]:
-    """Two runs, the one that trains first. Its training stands still after some updates: it would use a core."""
-    settings = {"row": "sample", "corpus": "tiny", "target": "train", "overrides": ENDLESS}
-    both = [orchestra.deploy(seed=seed, **settings) for seed in (1, 2)]
-    orchestra.send(signal.SIGSTOP, TRAINER, until(lambda: orchestra.trained(9), "updates of a training").name)
-    until(lambda: all("train: requesting a slot of cpu-" in orchestra.messages(run) for run in both), "both trainings")
-    until(lambda: any("Running stage 'train'" in orchestra.messages(run) for run in both), "a training")
-    return sorted(both, key=lambda run: "Running stage 'train'" not in orchestra.messages(run))
-
-
-@pytest.fixture(scope="module")
-def state(orchestra: Orchestra, runs: list[str]) -> Path:
-    """The folder of the training that begins first."""
-    return until(lambda: orchestra.trained(9), "updates of the first training")
-
-
-def test_of_two_runs_one_waits_until_the_other_is_cancelled(orchestra: Orchestra, runs: list[str], state: Path) -> None:
-    assert [orchestra.run(run)["state_type"] for run in runs] == ["RUNNING", "RUNNING"]
+def slots(orchestra: Orchestra) -> tuple[int, int]:
+    """The limit of this machine's device, and how many slots are taken."""
     limits = orchestra.call("v2/concurrency_limits/filter", {})
     (limit,) = (limit for limit in limits if limit["name"].startswith("cpu-"))
-    assert (limit["limit"], limit["active_slots"]) == (1, 1)
-    assert [path for path in state.parent.iterdir() if not (path / "done.json").exists()] == [state]
-    assert "Running stage 'train'" not in orchestra.messages(runs[1])
+    return limit["limit"], limit["active_slots"]
+
+
+def test_a_cancelled_run_stops_its_training_and_a_killed_worker_ends_all(orchestra: Orchestra, first: str) -> None:
+    """Runs that wait for each other, and the report of one whose worker is killed: tests/soak/test_flows.py."""
+    run = orchestra.deploy(row="sample", corpus="tiny", target="train", overrides=ENDLESS)
+    state = until(lambda: orchestra.trained(5), "updates of a training")
     how = [("resolve", "Ran"), *((stage, "Cached") for stage in STAGES[1 : STAGES.index("train")])]
-    assert list(orchestra.how(runs[1]).items()) == how, "waiting is no time of the task"
-    before = set(state.parent.iterdir())
-    orchestra.send(signal.SIGCONT, TRAINER, state.name)
-    orchestra.cancel(runs[0])
-    assert orchestra.ended(runs[0])["state_type"] == "CANCELLED"
+    assert list(orchestra.how(run).items()) == [*how, ("train", "Running")]
+    assert slots(orchestra) == (1, 1)
+    orchestra.cancel(run)
+    assert orchestra.ended(run)["state_type"] == "CANCELLED"
     until((state / "interrupted").exists, "the end of the cancelled training")
     until(lambda: not orchestra.at_work(TRAINER, state.name), "the end of its processes")
-    until(lambda: orchestra.trained(5, before), "the other training")
-
-
-def test_a_killed_worker_ends_all_once_its_run_reported(orchestra: Orchestra, runs: list[str], state: Path) -> None:
-    (other,) = (path for path in state.parent.iterdir() if path != state and not (path / "done.json").exists())
-    since = time.time()
-    history = other / "history.jsonl"
-    until(lambda: history.exists() and history.stat().st_mtime > since, "updates of the second training")
+    until(lambda: slots(orchestra) == (1, 0), "the slot of the cancelled training")
     assert orchestra.ends(orchestra.process, psutil.Process(orchestra.worker()).kill) == 1
-    assert (other / "interrupted").exists()
-    kind, message = orchestra.on_disk(runs[1])
-    # The flow reported it: its process was not killed.
-    assert (kind, message) == ("CRASHED", "Execution was aborted by a termination signal.")
     said = orchestra.log.read_text().strip().split("\n")[-1]
     assert said == "serve: the worker ended with status 137: its output is above, and all others end too"
     assert not (orchestra.clone.folder / "work/prefect/login.json").exists()
