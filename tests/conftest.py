@@ -43,8 +43,11 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("deterministic")
 
-FIRST = ("end_to_end/test_flows.py", "end_to_end/test_repro.py", "distributed/test_nodes.py")
-"""The files that take minutes, most of which they wait. Whatever comes late among them, all others would wait for it.
+FIRST = (
+    *("end_to_end/test_flows.py", "end_to_end/test_repro.py", "distributed/test_nodes.py"),
+    *("pipeline/verify/test_verify.py", "distributed/test_ranks.py"),
+)
+"""The files that take longest, of which many wait. Whatever comes late among them, all others would wait for it.
 
 A process of pytest-xdist is given its next file when two tests of a file are left: what follows a file of one or two
 tests is run by the same process.
