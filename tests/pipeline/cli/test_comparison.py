@@ -7,11 +7,11 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from browser import PATIENCE, chromium, open_sections, opened
+from browser import PATIENCE, open_sections, opened
 from command_line import printed, refused
 
 from nmt.bootstrap import Comparison
@@ -21,6 +21,9 @@ from pipeline.tracking import server
 
 REFERENCES = [f"der Mann {number} sieht einen alten Hund im Garten" for number in range(60)]
 SCORES = {"bleu_low": 1.0, "bleu_high": 99.0, "bleu_set": "test, 60 lines", "valid_ppl": 5.0}
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
 Make = Callable[..., None]
 
 
@@ -41,15 +44,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(server, "fetch_artifacts", fetch)
 
     def made(
-        name: str,
-        wrong: int,
-        seed: int,
-        prefix: str = "",
-        parsed: list[Line] | None = None,
-        N: int = 2,
-        target: str = "tree",
-        **scores: Any,
-    ) -> None:
+        name: str, wrong: int, seed: int, prefix: str = "", parsed: list[Line] | None = None, N: int = 2,
+        target: str = "tree", **scores: Any,
+    ) -> None:  # fmt: skip
         folder = tmp_path / "made" / name
         folder.mkdir(parents=True)
         run = {"row": "sample", "pair": "en-de", "corpus": "mine", "seed": seed}
@@ -68,7 +65,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     return made
 
 
-def test_two_runs_are_compared_line_by_line(make: Make, tmp_path: Path) -> None:
+def test_two_runs_are_compared_line_by_line(make: Make, browser: Browser, tmp_path: Path) -> None:
     make("one", wrong=40, seed=1)
     make("two", wrong=0, seed=2, N=3, bleu=95.0)
     said = printed("compare", "one", "two", "--output", "pages/compared.html")
@@ -77,7 +74,7 @@ def test_two_runs_are_compared_line_by_line(make: Make, tmp_path: Path) -> None:
     # The bars' lengths are shares of the longest.
     assert (tmp_path / "pages/compared.html").read_text(encoding="utf-8").count('<rect width="100.0%"') == 1
     verdict = f"N 3 instead of 2, seed 2 instead of 1: +{float(said.split('+')[1].split()[0]):.1f}"
-    with chromium() as browser, opened(browser, tmp_path / "pages/compared.html") as shown:
+    with opened(browser, tmp_path / "pages/compared.html") as shown:
         open_sections(shown)
         rows = shown.locator(".lines > li")
         assert rows.first.locator("mark").all_text_contents() == ["<b>"], "the largest gain comes first"
@@ -102,7 +99,7 @@ def test_two_runs_are_compared_line_by_line(make: Make, tmp_path: Path) -> None:
         assert all(phrase.endswith("+40") for phrase in phrases), "none is lost"
         scores = shown.locator("details", has_text="Scores").locator("tbody").first.locator("tr").all_text_contents()
         assert {"bleu9095", "valid_ppl55"} <= set(scores)
-    with chromium() as browser, opened(browser, tmp_path / "pages/compared-2.html") as shown:
+    with opened(browser, tmp_path / "pages/compared-2.html") as shown:
         assert shown.title() == "two"
 
 
@@ -113,29 +110,15 @@ def test_each_test_set_that_both_have_is_compared(make: Make, tmp_path: Path) ->
     )
     worse = [line._replace(output="nichts", score=0.0) for line in news]
     own = {"bleu_low": 1.0, "bleu_high": 99.0}
-    make(
-        "parent",
-        wrong=0,
-        seed=1,
-        parsed=[*news, *(line._replace(output="nichts", set="medical") for line in medical)],
-        target="de",
-        bleu=100.0,
-        sets={"medical": {**own, "bleu": 0.5, "bleu_set": "medical, 60 lines"}},
-    )
+    parsed = [*news, *(line._replace(output="nichts", set="medical") for line in medical)]
+    sets = {"medical": {**own, "bleu": 0.5, "bleu_set": "medical, 60 lines"}}
+    make("parent", wrong=0, seed=1, parsed=parsed, target="de", bleu=100.0, sets=sets)
     other = [Line("else", "else", "else", 100.0, "else")]
-    make(
-        "child",
-        wrong=0,
-        seed=1,
-        parsed=[*medical, *other, *(line._replace(set="news") for line in worse)],
-        target="de",
-        bleu=99.0,
-        bleu_set="medical, 60 lines",
-        sets={
-            "else": {**own, "bleu": 7.0, "bleu_set": "else, 1 lines"},
-            "news": {**own, "bleu": 3.5, "bleu_set": "news, 60 lines"},
-        },
-    )
+    parsed = [*medical, *other, *(line._replace(set="news") for line in worse)]
+    sets = {"else": {**own, "bleu": 7.0, "bleu_set": "else, 1 lines"}}
+    sets["news"] = {**own, "bleu": 3.5, "bleu_set": "news, 60 lines"}
+    scores = {"bleu": 99.0, "bleu_set": "medical, 60 lines", "sets": sets}
+    make("child", wrong=0, seed=1, parsed=parsed, target="de", **scores)
     said = printed("compare", "parent", "child").splitlines()
     assert said[0].startswith("child-id against parent-id: +")
     assert [line.rpartition(", p")[0].rpartition(", ")[0] for line in said[1:3]] == [
@@ -177,7 +160,7 @@ def test_what_is_no_file_or_an_input_is_not_replaced_by_the_page(make: Make) -> 
     assert (Path("link").is_symlink(), Path("pipe").is_fifo()) == (True, True)
 
 
-def test_parses_are_compared_by_f1_with_a_paired_bootstrap(make: Make, tmp_path: Path) -> None:
+def test_parses_are_compared_by_f1_with_a_paired_bootstrap(make: Make, browser: Browser, tmp_path: Path) -> None:
     gold = "(S (NP (D the) (N dog)) (VP (V sees) (NP (D a) (N man))))"
     flat = "(S (NP (D the) (N dog)) (V sees) (D a) (N man))"
     scores = {"f1_low": 1.0, "f1_high": 99.0, "f1_set": "trees, 60 lines"}
@@ -187,7 +170,7 @@ def test_parses_are_compared_by_f1_with_a_paired_bootstrap(make: Make, tmp_path:
         make(name, wrong=wrong, seed=1, parsed=lines, f1=f1, **scores)
     # Of 60 * 4 gold brackets, 40 * 2 + 20 * 4 of as many parsed ones match: F1 is 2 * 160 / (240 + 160).
     assert "+20.00 F1, p = 0.001 (paired bootstrap)\n" in printed("compare", "one", "two")
-    with chromium() as browser, opened(browser, tmp_path / "results/comparison.html") as shown:
+    with opened(browser, tmp_path / "results/comparison.html") as shown:
         open_sections(shown)
         assert shown.locator("h2", has_text="Parses side by side").count() == 1
         assert shown.get_by_text("missing in the parse").count() == 1

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from browser import HOSTILE, chromium, findings, open_sections, opened
+from browser import HOSTILE, findings, open_sections, opened
 
 from pipeline.report import figures, page, sentences
 from pipeline.report.page import Bars, Block, Bullets, Figure, Heading, Paragraph, Table, Tiles, View
@@ -59,12 +58,6 @@ def learned(folder: Path) -> View:
     records = [{"update": update, "outputs": {"1": list(map(ord, text))}} for update, text in written]
     losses = [(10.0, 5.0), (20.0, 3.0), (30.0, 1.0)]
     return figures.learning(records, losses, sides, ["en", "de"], lambda ids, _: "".join(map(chr, ids)))
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from browser import HOSTILE, PATIENCE, chromium, findings, open_sections, opened
+from browser import HOSTILE, PATIENCE, findings, open_sections, opened
 from command_line import wmt
 from model_folders import TREES, WORDS, folder_of, parser_of
 
@@ -55,12 +55,6 @@ UNICODE = [
 def sentences(count: int) -> list[str]:
     chosen = random.Random(3)
     return [" ".join(chosen.choices(VOCABULARY, k=chosen.randrange(1, 9))) for _ in range(count)]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
