@@ -171,9 +171,7 @@ def test_a_rank_that_runs_out_of_memory_ends_all_and_its_sentence_is_kept(tmp_pa
     assert len(losses(tmp_path)) == 2
     told = json.loads((tmp_path / "failed.json").read_text())
     assert told["state"] == "refused"
-    assert re.fullmatch(
-        r"a shard of \d+ source and \d+ target subwords does not fit into this device's memory: raise .*", told["error"]
-    )
+    assert re.fullmatch(r"a shard of \d+ source and \d+ target subwords does not fit into .*: raise .*", told["error"])
     of_each = [(tmp_path / f"rank-{rank}.log").read_text() for rank in range(2)]
     assert [f"train: {told['error']}" in text for text in of_each] == [False, True]
     assert "gloo" in of_each[0], "the other rank ends because it lost this one"

@@ -130,10 +130,9 @@ def test_both_ways_to_train_on_kubernetes_have_the_same_pod() -> None:
         assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for container in (*pod.get("initContainers", ()), *pod["containers"]):
-            assert container["securityContext"] == {
-                "allowPrivilegeEscalation": False,
-                "capabilities": {"drop": ["ALL"]},
-            }
+            capabilities = {"drop": ["ALL"]}
+            allowed = {"allowPrivilegeEscalation": False, "capabilities": capabilities}
+            assert container["securityContext"] == allowed
     assert pods[0].pop("subdomain") == "wmt"
     policies = [one["spec"]["podFailurePolicy"]["rules"] for one in (job, node["template"])]
     assert policies[0] == policies[1]
@@ -211,14 +210,6 @@ def test_the_devcontainer_is_the_image_with_this_repository_in_place_of_its_copy
 
 def test_files_are_checked_out_as_they_are_committed_whatever_git_is_set_to(tmp_path: Path) -> None:
     """With CRLF scripts would not start, and stages would have other hashes."""
-    command = [
-        "git",
-        "-c",
-        "core.autocrlf=true",
-        "checkout-index",
-        f"--prefix={tmp_path}/",
-        "params.yaml",
-        "infra/recover",
-    ]
-    subprocess.run(command, cwd=ROOT, check=True)
+    words = f"git -c core.autocrlf=true checkout-index --prefix={tmp_path}/ params.yaml infra/recover"
+    subprocess.run(words.split(), cwd=ROOT, check=True)
     assert b"\r" not in (tmp_path / "params.yaml").read_bytes() + (tmp_path / "infra/recover").read_bytes()

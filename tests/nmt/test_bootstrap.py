@@ -19,9 +19,7 @@ def texts(errors: float, seed: int) -> tuple[list[str], list[str]]:
     """Translations of which a share of the words is wrong, and references."""
     chance, mistakes = random.Random(1), random.Random(seed)
     references = [" ".join(chance.choices(WORDS, k=12)) for _ in range(150)]
-    changed = [
-        " ".join("wrong" if mistakes.random() < errors else word for word in line.split()) for line in references
-    ]
+    changed = [" ".join("no" if mistakes.random() < errors else word for word in line.split()) for line in references]
     return changed, references
 
 

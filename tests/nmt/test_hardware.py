@@ -71,8 +71,5 @@ def test_sustained_is_on_record_or_measured(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_processes_share_a_cpu_but_no_gpu() -> None:
-    assert [hardware.devices("cpu", 2), hardware.devices("NVIDIA H200", 1), hardware.devices("NVIDIA H200", 8)] == [
-        1,
-        1,
-        8,
-    ]
+    several = (("cpu", 2), ("NVIDIA H200", 1), ("NVIDIA H200", 8))
+    assert [hardware.devices(*each) for each in several] == [1, 1, 8]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,7 @@ SCORED = dict.fromkeys((1, 15, 18, 19, 21, 23), (4, 4, 4, 4, 0, 4, 4)) | {
     22: (44, 34, 34, 34, 0, 44, 44),
     24: (5, 4, 4, 4, 0, 4, 4),
 }
+COUNTED = attrgetter("length", "matched", "gold", "parsed", "crossing", "words", "tags")
 SKIPPED = {11, 14}
 HE = "(S (NP (PRP He)) (VP (VBD ran) (ADVP (RB away))) (. .))"
 
@@ -89,15 +91,7 @@ def test_its_own_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     scores = evalb.read(*write(tmp_path, GOLD, PARSED))
     for row, sentence in enumerate(scores.sentences, start=1):
         if row in SCORED:
-            actual = (
-                sentence.length,
-                sentence.matched,
-                sentence.gold,
-                sentence.parsed,
-                sentence.crossing,
-                sentence.words,
-                sentence.tags,
-            )
+            actual = COUNTED(sentence)
             assert (actual, sentence.error) == (SCORED[row], None), row
         else:
             assert sentence.skipped == (row in SKIPPED), row

@@ -72,9 +72,7 @@ def test_every_help_holds_an_example_that_is_right(names: tuple[str, ...]) -> No
         COMMANDS[path].make_context(path[-1], arguments)
 
 
-@pytest.mark.parametrize(
-    ("words", "completed"), [("wmt tr", "translate"), ("wmt export model out --to t", "transformers")]
-)
+@pytest.mark.parametrize(("words", "completed"), [("wmt tr", "translate"), ("wmt export m out --to t", "transformers")])
 def test_a_shell_completes_commands_and_values(
     words: str, completed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -272,11 +272,7 @@ def test_files_of_ones_own_are_not_deleted_by_force(texts: list[str]) -> None:
     ("file", "content", "message"),
     [
         ("train.de", b"one\n", "elsewhere/train.en has 2 lines and elsewhere/train.de has 1"),
-        (
-            "valid.en",
-            b"good\nb\xff\n",
-            "elsewhere/valid.en, line 2, has the byte 0xff, which is not valid UTF-8: correct",
-        ),
+        ("valid.en", b"good\nb\xff\n", "elsewhere/valid.en, line 2, has the byte 0xff, which is not valid UTF-8"),
         ("test.en", None, "elsewhere/test.en, for --test, is no file"),
         ("train.en", b"a\nb\0c\n", "elsewhere/train.en, line 2, holds a NUL byte"),
         ("test.de", b"x" * 1_000_001 + b"\nb\n", "elsewhere/test.de, line 1, has 1,000,001 characters: correct"),
@@ -295,10 +291,7 @@ def test_add_refuses_what_is_no_parallel_text(texts: list[str], file: str, conte
     [
         ({"valid.en": b"\n \n"}, "2 of the 2 pairs for --valid have an empty side"),
         ({"train.en": b"a\nb\nc\n", "train.de": b"a\nb\nd\n"}, "2 of the 3 pairs for --train have equal sides"),
-        (
-            {"test.de": b"\ntrain\n"},
-            "1 of 1 different lines for --test in de are also in the training text, and 0 more",
-        ),
+        ({"test.de": b"\ntrain\n"}, "1 of 1 different lines for --test in de are also in the training text, and 0"),
         ({"valid.en": b"a\nand\n", "train.en": b"and\na\n"}, "2 of 2 different lines for --valid in en are also in"),
     ],
 )
@@ -396,9 +389,7 @@ def test_texts_are_two_files_a_tsv_or_a_tmx_packed_or_not(repository: Path, caps
     Path("b.tsv.xz").write_bytes(lzma.compress("dům\thouse\r\npes\tdog\n".encode()))
     Path("c.tmx").write_text(TMX)
     arguments = ["--train", "a.cs.gz", "a.en.zip", "--train", "b.tsv.xz", "--train", "c.tmx"]
-    assert "c.tmx, unit 3, has no cs: correct such lines, or leave them out with --skip-bad" in refused(
-        *add(*arguments)
-    )
+    assert "c.tmx, unit 3, has no cs: correct such lines, or leave them out with --skip" in refused(*add(*arguments))
     assert wmt(*add(*arguments, "--skip-bad")) == 0
     told = capsys.readouterr().err
     assert "catalog: 1 left out, one-sided; the first: c.tmx, unit 3, has no cs" in told
@@ -533,9 +524,7 @@ def test_repeated_pairs_go_and_near_duplicates_are_told(repository: Path, capsys
     assert wmt(*add(*arguments, held_out="--valid v.tsv --test exam.tsv")) == 0
     told = capsys.readouterr().err
     assert "catalog: 1 left out, repeated; the first: c.tsv, line 1, has a pair that was there before" in told
-    assert (
-        "catalog: 0 of 1 different lines for --test in en are also in the training text, and 1 more share over" in told
-    )
+    assert "catalog: 0 of 1 different lines for --test in en are also in the training text, and 1 more" in told
     assert written("train")[3:] == [("a", "b"), ("a", "c"), ("a", "d")]
     Path("near.tsv").write_text(f"s\t{' '.join(eleven)}\n")
     assert wmt(*add(*arguments, "--force", held_out="--valid v.tsv --test exam.tsv")) == 0

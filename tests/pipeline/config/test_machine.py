@@ -63,12 +63,7 @@ def test_cores_are_those_that_the_process_may_use_or_all(monkeypatch: pytest.Mon
     ("groups", "limits", "cores", "gigabytes"),
     [
         ("0::/", {"cpu.max": "150000 100000", "memory.max": "1500000000"}, 1, 1.5),  # a container of version 2
-        (
-            "0::/job/step",
-            {"job/cpu.max": "max 100000", "job/step/memory.max": "max", "job/memory.max": "2000000000"},
-            7,
-            2,
-        ),
+        ("0::/job/1", {"job/cpu.max": "max 100000", "job/1/memory.max": "max", "job/memory.max": "2000000000"}, 7, 2),
         ("0::/job", {"job/cpu.max": "350000 100000", "cpu.max": "250000 100000"}, 2, None),
         ("0::/", {"cpu.max": "50000 100000"}, 1, None),
         (

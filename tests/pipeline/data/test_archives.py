@@ -115,12 +115,8 @@ def test_segments() -> None:
         b'<seg id="2"> AT&amp;T &lt;b&gt; &quot;x&quot; &apos;&#233;&#x2019; R&D &amp;lt; &nosuch; &lt5 </seg>\n'
         b'<SEG ID="3">two\r\nlines\n and  \t\ra return</SEG><seg></seg>\n<segment>none</segment></p></DOC></srcset>'
     )
-    assert segments(content, "a.sgm") == [
-        "Title",
-        'AT&T <b> "x" \'é\u2019 R&D &lt; &nosuch; &lt5',
-        "two lines and \ra return",
-        "",
-    ]
+    second = 'AT&T <b> "x" \'é\u2019 R&D &lt; &nosuch; &lt5'
+    assert segments(content, "a.sgm") == ["Title", second, "two lines and \ra return", ""]
     assert segments(b"<seg>&eacute; &#xD800; &#x10000;</seg>", "a.sgm") == ["\xe9 \ufffd \U00010000"]
 
 

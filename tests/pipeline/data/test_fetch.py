@@ -312,12 +312,7 @@ def test_every_address_is_named_where_none_gives(
 
 @pytest.mark.parametrize(
     ("url", "proxy"),
-    [
-        ("http://host:80a/file.tgz", ""),
-        ("http://a..b/file.tgz", ""),
-        ("http://a/b", "foo://x"),
-        ("http://a/b", "socks5://x"),
-    ],
+    [("http://host:80a/f", ""), ("http://a..b/file.tgz", ""), ("http://a/b", "foo://x"), ("http://a/b", "socks5://x")],
 )
 def test_a_wrong_address_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, proxy: str) -> None:
     monkeypatch.setenv("http_proxy", proxy)

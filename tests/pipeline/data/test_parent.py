@@ -46,9 +46,7 @@ def test_parents_are_known_by_their_weights_and_give_subwords(tmp_path: Path, mo
     assert configuration.subwords == SubwordSettings(kind="bpe", merges=60, vocabulary=None, multiple_of=8)
     assert resolution.name(configuration.model_dump()) == "start_from=parent · sample-sample-s1"
     start = {"training.start_from.folder": "parent", "training.start_from.weights": weights}
-    assert resolution.changed(configuration.model_dump()) == start, (
-        "not the parent's subwords, which may not be overridden"
-    )
+    assert resolution.changed(configuration.model_dump()) == start, "without the parent's subwords"
     # Dropout and the first weights of a new model decide no shape.
     assert resolved(model={"P_drop": 0.3, "initialisation": "glorot"})
     # A queued experiment runs in a copy of the repository.

@@ -104,10 +104,7 @@ def test_a_text_is_there_as_often_as_its_weight_says(here: Path, capsys: pytest.
     configure(data, preparation=PREPARATION.model_dump())
     tokenize.run()
     assert list(read_lines(tokenize.TOKENIZED / "train.en"))[:4] == ["The house , it 's new ."] * 3 + ["Is it here ?"]
-    assert list(read_lines(tokenize.TOKENIZED / "train.de")) == ["Das Haus ist neu ."] * 3 + [
-        "Istes hier ?",
-        "Gültig eins .",
-    ]
+    assert list(read_lines(tokenize.TOKENIZED / "train.de"))[:4] == ["Das Haus ist neu ."] * 3 + ["Istes hier ?"]
     assert capsys.readouterr().out == once.replace("1: identical)", "1: identical), 3 times")
 
 
@@ -198,7 +195,5 @@ def test_bad_text_is_refused_and_leaves_nothing(here: Path, changes: dict[str, b
 def test_moses_is_refused_where_text_does_not_come_back(here: Path) -> None:
     configure({**data_section("news"), "target": "th"}, preparation=PREPARATION.model_dump())
     Path("data/raw/train.news.th").write_text("บนโต๊ะคือโคมไฟ\nนาฬิกามีมือสองข้าง\nx\ny\n")
-    with pytest.raises(
-        InputError, match=r"change 50% of the lines in th .*: set preparation.tokenizer.tokenizer to no"
-    ):
+    with pytest.raises(InputError, match=r"change 50% of the lines in th .*: set preparation.tokenizer.tokenizer"):
         tokenize.run()

@@ -43,9 +43,7 @@ def texts(root: Path) -> list[dict[str, Any]]:
     codec = Codec(Path("data/subwords"), "en", "de", TokenizerSettings(**TOKENIZER))
     ids = [codec.encode(line)[:-1] for line in LINES]
     bad, well = {"2": ids[0], "1": ids[0]}, {"2": ids[2], "1": ids[1]}
-    return [
-        {"update": update, "seconds": 1.5, "outputs": {}, "sample": each} for update, each in ((10, bad), (20, well))
-    ]
+    return [{"update": update, "seconds": 1.5, "outputs": {}, "sample": ids} for update, ids in ((10, bad), (20, well))]
 
 
 def test_a_line_is_compared_with_its_own_reference(texts: list[dict[str, Any]]) -> None:
@@ -65,9 +63,7 @@ def test_without_the_libraries_or_the_text_there_is_no_curve_and_one_line_says_s
         patch.setitem(sys.modules, "sacrebleu.metrics.bleu", None)
         for _ in range(2):
             assert not list(sample.scored(texts))
-    assert capsys.readouterr().err.startswith(
-        "tracking: no BLEU of the validation sample: import of sacrebleu.metrics."
-    )
+    assert capsys.readouterr().err.startswith("tracking: no BLEU of the validation sample: import of sacrebleu")
     Path("data/raw/valid.news13.de").unlink()
     assert not list(sample.scored(texts))
     assert capsys.readouterr().err.count("\n") == 1
