@@ -58,7 +58,8 @@ def splits(sentences: Iterable[Sentence]) -> dict[str, list[Sentence]]:
     near = Counter(form for sentence in ordered for form in set(neighbourhood(sentence.en)))
     apart = [sentence for sentence in ordered if all(near[form] == 1 for form in set(neighbourhood(sentence.en)))]
     held_out = apart[: 2 * HELD_OUT]
-    train = [sentence for sentence in ordered if sentence not in set(held_out)]
+    chosen = set(held_out)
+    train = [sentence for sentence in ordered if sentence not in chosen]
     return {"train": train, "valid": held_out[1::2], "test": held_out[::2]}
 
 
