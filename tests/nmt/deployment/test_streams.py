@@ -175,7 +175,7 @@ def test_sentences_of_a_line_are_told_or_translated_by_themselves(
     shown = capsys.readouterr()
     assert (shown.out.splitlines(), shown.err) == ([" ".join(alone), *alone], "")
     assert wmt("translate", model, "--input", text) == 0
-    assert capsys.readouterr().err.startswith("translate: 1 lines have several sentences, of which a model may")
+    assert capsys.readouterr().err.startswith("translate: 1 line has several sentences, of which a model may")
 
 
 def test_words_without_training_text_are_named_once_at_the_end(
