@@ -136,7 +136,8 @@ def _new(folder: str | Path) -> Path:
         path = Path(folder).resolve()
         str(path).encode()  # pyarrow opens no other path
         exists = path.exists()
-    except (OSError, UnicodeError) as error:
+        path.with_name(f"{path.name}.training").exists()  # as long a name as it has while it trains
+    except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"{str(folder)[:200]!r} cannot name a folder ({error}): give another name") from error
     if exists:
         raise InputError(f"{path} exists: give the name of a new folder")

@@ -1,6 +1,7 @@
-"""Two parts of a layer on CPUs in few calls, forward and backward: what `nmt.model` says, without autograd in between.
+"""Attention, and LayerNorm(x + Dropout(y)), on CPUs: each one step for autograd, with the gradients written out.
 
-Most products of short sentences take less time than autograd does around them.
+`nmt.model` has both as the paper writes them. Between the small products of short sentences, autograd's own work takes
+longer than the products.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from nmt.packing import Packed
 
 DROPOUT_STEPS = 65_536
 """Dropout on a CPU draws 16-bit integers, which rounds probabilities to multiples of 1 / DROPOUT_STEPS."""
-FEW = 16
+VECTOR = 16
 """Float32 numbers of a vector register with AVX-512."""
 
 
@@ -73,7 +74,7 @@ def add_norm(
 
 
 class _Attention(Function):
-    """softmax(QK^T / sqrt(d_k)) V, Eq. 1; in float32, because products as small are slow in bfloat16."""
+    """softmax(QK^T / sqrt(d_k)) V, Eq. 1; computed in float32, because products as small are slow in bfloat16."""
 
     @staticmethod
     def forward(
@@ -83,7 +84,7 @@ class _Attention(Function):
         q, k, v = (side.spread(x, heads).float() for side, x in ((queries, Q), (keys, K), (keys, V)))
         ctx.scale = q.shape[1] ** -0.5
         q.mul_(ctx.scale)
-        o, all_weights = _empty(queries, v.shape[1]), []
+        o, all_weights = _empty(q, v.shape[1]), []
         parts = zip(queries.blocks(q), keys.blocks(k), keys.blocks(v), queries.blocks(o), masks, strict=True)
         for q_block, k_block, v_block, o_block, mask in parts:  # [sentences * h, length, d]
             scores = torch.bmm(q_block, k_block.mT)
@@ -98,7 +99,7 @@ class _Attention(Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, *all_weights = ctx.saved_tensors
         queries, keys = ctx.queries, ctx.keys
-        dq, dk, dv = _empty(queries, q.shape[1]), _empty(keys, k.shape[1]), _empty(keys, v.shape[1])
+        dq, dk, dv = (_empty(x, x.shape[1]) for x in (q, k, v))
         of_queries = (queries.blocks(x) for x in (q, queries.scatter(upstream[0].float()), dq))
         of_keys = (keys.blocks(x) for x in (k, v, dk, dv))
         parts = zip(all_weights, *of_queries, *of_keys, strict=True)
@@ -114,23 +115,23 @@ class _Attention(Function):
 
 def softmax_(scores: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows keys"]:
     """Return the softmax over the last dimension, in the memory of `scores`: torch has no vector code for few keys."""
-    if scores.shape[-1] >= FEW:
+    if scores.shape[-1] >= VECTOR:
         return torch.softmax(scores, -1)
     scores.sub_(scores.amax(-1, keepdim=True)).exp_()
     return scores.div_(scores.sum(-1, keepdim=True))
 
 
 def _softmax_backward_(d_weights: Tensor, weights: Tensor) -> Tensor:
-    if weights.shape[-1] >= FEW:
+    if weights.shape[-1] >= VECTOR:
         d_scores: Tensor = torch.ops.aten._softmax_backward_data(d_weights, weights, -1, torch.float32)
         return d_scores
     products = d_weights.mul_(weights)
     return products.addcmul_(weights, products.sum(-1, keepdim=True), value=-1)
 
 
-def _empty(side: Packed, d: int) -> Float[Tensor, "padded_heads d"]:
-    """Room for the blocks of a side; 0 in the rows that `pack` added."""
-    empty = torch.empty(len(side.padded), d)
+def _empty(like: Float[Tensor, "padded_heads _"], d: int) -> Float[Tensor, "padded_heads d"]:
+    """Room for the blocks of a side; 0 in its last row, which stands for the rows that `pack` added."""
+    empty = like.new_empty(len(like), d)
     empty[-1] = 0
     return empty
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nmt.common.shapes import Float, Int
-from nmt.products import add_matmul_, matmul, operand
+from nmt.products import add_matmul_, matmul
 
 ROWS = {"cpu": 2048, "cuda": 4096}
 """Positions per block of logits: enough to keep additions to the table's gradient, and kernels on GPUs, few. For the
@@ -75,7 +75,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, states: Tensor, table: Tensor, labels: Tensor, eps_ls: float, grad_enabled: bool, one_block: BlockLoss
     ) -> tuple[Tensor, Tensor]:
-        weights = operand(table, states.dtype)
+        weights = table.to(states.dtype)
         needs_gradient = grad_enabled and (ctx.needs_input_grad[0] or ctx.needs_input_grad[1])
         smoothed = torch.zeros((), dtype=torch.float64, device=states.device)
         negative_log_likelihood = torch.zeros_like(smoothed)

@@ -143,8 +143,11 @@ class MultiHeadAttention(nn.Module):
         Q, K, V = self.project(x, context)
         if fuses(Q) and not (self.training and self.dropout.probability):
             return self.W_O(fused.attend(Q, K, V, queries, keys, masks, self.h))
-        blocks = zip(queries.pad(Q, self.h), keys.pad(K, self.h), keys.pad(V, self.h), masks, strict=True)
-        heads = queries.unpad([attention(*block, self.dropout) for block in blocks])
+        if Q.dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu"):
+            Q, K, V = Q.float(), K.float(), V.float()  # products as small as attention's are slow in bfloat16 there
+        with torch.autocast("cpu", enabled=False):
+            blocks = zip(queries.pad(Q, self.h), keys.pad(K, self.h), keys.pad(V, self.h), masks, strict=True)
+            heads = queries.unpad([attention(*block, self.dropout) for block in blocks])
         return self.W_O(heads)
 
     def project(self, x: Float[Tensor, "query d_model"], context: Float[Tensor, "key d_model"]) -> Sequence[Tensor]:

@@ -83,7 +83,7 @@ class Packed:
         return [part.view(-1, mask.shape[3], x.shape[1]) for part, mask in zip(parts, self.masks, strict=True)]
 
     def spread(self, x: Float[Tensor, "rows heads_d"], heads: int) -> Float[Tensor, "padded_heads d"]:
-        """Return the heads of rows in the places of all blocks; the padding's are copies of any."""
+        """Return the heads of rows in the places of all blocks; those of padding have any values."""
         if heads != self.heads:
             raise ValueError(f"the sentences are packed for {self.heads} heads, not {heads}")
         return x.reshape(len(x) * self.heads, -1).index_select(0, self.padded)

@@ -1,4 +1,4 @@
-"""Products of matrices on CPUs: oneDNN's where they are faster than torch's own, which are MKL's.
+"""Linear layers. On CPUs: oneDNN's products where they are faster than torch's own, which are MKL's.
 
 MKL chooses its code by the processor's maker and runs code for AVX2 on others' than Intel's. oneDNN goes by the
 instructions, and torch has it, too.
@@ -7,14 +7,13 @@ instructions, and torch has it, too.
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import has_torch_function
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from nmt.common.cpu import cpuinfo
 from nmt.common.shapes import Float
@@ -43,11 +42,12 @@ chosen: Library = fastest()
 
 
 def fuses(x: Tensor) -> bool:
-    """Return whether gradients are computed here and in `nmt.fused`: on CPUs, where autograd's calls cost much.
+    """Return whether gradients are computed here and in `nmt.fused`: on CPUs, in float32 and under autocast.
 
     Not in portable arithmetic, which replaces torch's functions.
     """
-    return x.is_cpu and x.dtype in {torch.float32, torch.bfloat16} and not has_torch_function((x,))
+    known = x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu"))
+    return x.is_cpu and known and not has_torch_function((x,))
 
 
 def by_onednn(x: Tensor) -> bool:
@@ -67,8 +67,9 @@ class _Linears(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, relu: bool, *parts: Tensor | None) -> tuple[Tensor, ...]:
         ctx.dtype = x.dtype
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
-        x, parts = operand(x, dtype), tuple(part if part is None else operand(part, dtype) for part in parts)
+        if torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+            x, parts = x.to(dtype), tuple(part if part is None else part.to(dtype) for part in parts)
         ys = tuple(_product(x, cast("Tensor", W), b, relu) for W, b in zip(parts[::2], parts[1::2], strict=True))
         ctx.save_for_backward(x, *parts[::2], *(ys if relu else ()))
         return ys
@@ -98,21 +99,6 @@ def _product(x: Tensor, W: Tensor, b: Tensor | None, relu: bool) -> Tensor:
     return torch.relu_(y) if relu else y
 
 
-def operand(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `x` with numbers of this type; of a parameter the same copy until it changes."""
-    if x.dtype == dtype or not isinstance(x, nn.Parameter):
-        return x.to(dtype)
-    version, copy = _copies.get(x, (-1, x))
-    if version != x._version:
-        copy = x.detach().to(dtype)
-        _copies[x] = x._version, copy
-    return copy
-
-
-_copies: MutableMapping[Tensor, tuple[int, Tensor]] = WeakTensorKeyDictionary()
-"""Parameters' copies in bfloat16, and of which version they are."""
-
-
 def linear(
     x: Float[Tensor, "*rows in"], weight: Float[Tensor, "out in"], bias: Tensor | None = None, *, relu: bool = False
 ) -> Float[Tensor, "*rows out"]:
@@ -125,14 +111,16 @@ def linear(
 
 
 def linears(x: Float[Tensor, "*rows in"], parts: Sequence[nn.Module]) -> Sequence[Float[Tensor, "*rows _out"]]:
-    """Return what layers of one kind give for `x`."""
+    """Return what each layer gives for `x`; on GPUs by one product."""
     layers = [part for part in parts if isinstance(part, Linear)]
-    if layers and fuses(x):
+    if len(layers) < len(parts):  # Search has others in their place.
+        return [part(x) for part in parts]
+    if fuses(x):
         tensors = (tensor for layer in layers for tensor in (layer.weight, layer.bias))
         ys: tuple[Tensor, ...] = _Linears.apply(x, False, *tensors)
         return ys
-    if layers and not x.is_cpu:
-        # One product: GPUs are faster with few large ones, CPUs are not.
+    if not x.is_cpu:
+        # They are faster with few large products, CPUs are not.
         weight, bias = torch.cat([layer.weight for layer in layers]), None
         if layers[0].bias is not None:
             bias = torch.cat([layer.bias for layer in layers])

@@ -152,7 +152,6 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(update.number, self.job.model.d_model, self.settings)
         self.optimizer.step()
-        torch.autograd.graph.increment_version(self.parameters)  # which the fused step does not
         self.measured.add_update(update, losses, norm)
 
     def _backward(

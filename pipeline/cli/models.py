@@ -250,6 +250,7 @@ def export(
     elif to == "argos":
         argos.export(model, out, dtype, _run_of(model))
     else:
+        model_folder.load_description(model)
         codec.load(model / "subwords")  # `convert` copies them as they are.
         model_folder.convert(model, out, dtype)
 

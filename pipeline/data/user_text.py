@@ -92,8 +92,9 @@ def _free(name: str, pair: str, force: bool) -> tuple[Path, Path]:
         valid_pair(pair)
     except ValueError as error:
         raise InputError(f"--pair is `{pair}`: {error}") from error
-    if not re.fullmatch(NAME, name) or yaml.safe_load(name) != name:
-        raise InputError(f"`{name}` cannot name a catalog: take letters, digits, `.`, `_` and `-`, no number or null")
+    # Not what YAML reads as something else, such as `null`, `yes` or a date.
+    if not re.fullmatch(NAME, name) or yaml.safe_dump(name).startswith("'"):
+        raise InputError(f"`{name}` cannot name a catalog: take a word of letters, digits, `.`, `_` and `-`")
     catalog, folder = CATALOGS / f"{name}.yaml", LOCAL / name
     for path in (catalog, folder):
         if path.exists() and not force:

@@ -54,20 +54,22 @@ def write_job(state: Path, job: Mapping[str, Any]) -> None:
 
 def check_whole(state: Path) -> None:
     """Raise InputError where the chain of hashes or a checkpoint was damaged since it was written."""
-    path, trained = state / history.CHAIN, checkpoint.trained(state)
+    path = state / history.CHAIN
     links = chain.read_chain(path)
-    if (broken := chain.broken(links)) is not None:
-        raise InputError(
-            f"{path} was damaged in the link of update {broken.update:,}: remove it to go on with hashes of what "
-            f"follows alone, or {state} to train again"
-        )
-    hashes, first = {link.update: link.weights for link in links}, links[0].update if links else 0
-    for kept in checkpoint.checkpoints(state / "checkpoints") if path.exists() else ():
-        update = checkpoint.update_of(kept)
-        if first <= update <= trained and hashes.get(update) != digest(load_tensors(kept)):
+    # A kill may leave a last line without its end.
+    lines = path.read_bytes().count(b"\n") if path.exists() else 0
+    if len(links) < lines or chain.broken(links) is not None:
+        raise InputError(f"{path}, the chain of hashes, was damaged: bring it back, or remove {state} to train again")
+    hashes = {link.update: link.weights for link in links}
+    for kept in checkpoint.checkpoints(state / "checkpoints"):
+        try:
+            damaged = hashes.get(checkpoint.update_of(kept)) not in {None, digest(load_tensors(kept))}
+        except InputError:
+            damaged = True
+        if damaged:
             raise InputError(
-                f"{kept} does not have the weights that {path.name} there recorded, so one of both was damaged: remove "
-                f"the checkpoint to average without it, or {state} to train again"
+                f"{kept} was damaged: it does not have the weights that {path.name} recorded. Remove it to average "
+                f"without it, or {state} to train again"
             )
 
 

@@ -73,6 +73,8 @@ def test_the_defaults_are_row_base_on_one_device() -> None:
         ({"folder": "there"}, "there exists: give the name of a new folder"),
         ({"folder": ""}, "exists: give the name of a new folder"),
         ({"folder": "there/.."}, "exists: give the name of a new folder"),
+        ({"folder": "m" * 250}, "cannot name a folder ([Errno 36] File name too long"),
+        ({"folder": "m\0"}, "cannot name a folder (embedded null byte"),
         ({"folder": "m" * 300}, "cannot name a folder ([Errno 36] File name too long"),
         ({"folder": "m\udcff"}, r"m\udcff' cannot name a folder ('utf-8' codec"),
         ({"folder": "m\ud800"}, r"m\ud800' cannot name a folder ('utf-8' codec"),

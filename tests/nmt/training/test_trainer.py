@@ -62,14 +62,6 @@ def test_the_optimizer_steps_as_adam_is_written(tiny_job: MakeJob) -> None:
             torch.testing.assert_close(parameter.double(), before[i] - step, rtol=0, atol=1e-6)
 
 
-def test_an_update_multiplies_by_the_weights_of_the_one_before(tiny_job: MakeJob) -> None:
-    """Weights are copied to bfloat16 once for each update."""
-    trainer = trainer_of(tiny_job(precision="bfloat16"))
-    trainer.step(an_update(trainer))
-    for parameter in trainer.parameters:
-        assert torch.equal(products.operand(parameter, torch.bfloat16), parameter.bfloat16())
-
-
 @contextmanager
 def dropouts_watched(trainer: Trainer) -> Iterator[list[tuple[str, Tensor, Tensor]]]:
     """The name, input and output of each dropout that a pass goes through."""

@@ -346,7 +346,7 @@ def test_add_refuses_what_is_no_pair_or_no_name(texts: list[str]) -> None:
     for pair in ("en-german", "en-en", "tree-en", "en"):
         wrong = refused("catalog", *(text.replace("en-de", pair) for text in texts))
         assert wrong.startswith(f"catalog: --pair is `{pair}`: a pair is two different ISO 639 codes, as `de-en`")
-    for name in ("../mine", "null", "007"):
+    for name in ("../mine", "null", "007", "yes", "2024-02-30"):
         given = [text.replace("mine", name) for text in texts]
         assert f"`{name}` cannot name a catalog" in refused("catalog", *given)
     assert nothing_written()

@@ -248,26 +248,32 @@ def test_checkpoints_summary_and_curves_are_handed_on(
 @pytest.mark.parametrize(
     ("line", "old", "new", "sentence"),
     [
-        (1, '"weights": "', '"weights": "f', "chain.jsonl was damaged in the link of update 12: remove it to go on"),
-        (0, "{", "[", "00000006.safetensors does not have the weights that chain.jsonl there recorded, so one of both"),
-        (None, "", "", "00000012.safetensors does not have the weights that chain.jsonl"),
+        (1, '"weights": "', '"weights": "f', "chain.jsonl, the chain of hashes, was damaged: bring it back, or remove"),
+        (0, "{", "[", "chain.jsonl, the chain of hashes, was damaged"),
+        (None, b"", b"", "00000012.safetensors was damaged: it does not have the weights that chain.jsonl recorded"),
+        (None, b"whole", b"", "00000012.safetensors was damaged"),
     ],
 )
 def test_a_damaged_chain_or_checkpoint_is_told(
-    finished: Path, line: int | None, old: str, new: str, sentence: str
+    finished: Path, line: int | None, old: Any, new: Any, sentence: str
 ) -> None:
     check_whole(finished)
     path = finished / "chain.jsonl"
+    before = path.read_text()
     if line is None:
-        tensors.save_tensors(finished / "checkpoints/update-00000012.safetensors", {"a": torch.ones(1)})
+        kept = finished / "checkpoints/update-00000012.safetensors"
+        tensors.save_tensors(kept, {"a": torch.ones(1)})
+        if old:
+            kept.write_bytes(new)
     else:
         lines = path.read_text().splitlines(keepends=True)
         lines[line] = lines[line].replace(old, new, 1)
         path.write_text("".join(lines))
     with pytest.raises(InputError, match=sentence):
         check_whole(finished)
-    if line:
-        path.unlink()
+    if line is not None:
+        # As a kill leaves it.
+        path.write_text(f"{before}{{")
         check_whole(finished)
     (finished / "done.json").write_text('{"up')
     with pytest.raises(InputError, match=r"done.json cannot be read .*: remove it, then `dvc repro`"):
