@@ -120,7 +120,7 @@ def linears(x: Float[Tensor, "*rows in"], parts: Sequence[nn.Module]) -> Sequenc
         ys: tuple[Tensor, ...] = _Linears.apply(x, False, *tensors)
         return ys
     if not x.is_cpu:
-        # They are faster with few large products, CPUs are not.
+        # GPUs are faster with few large products, CPUs are not.
         weight, bias = torch.cat([layer.weight for layer in layers]), None
         if layers[0].bias is not None:
             bias = torch.cat([layer.bias for layer in layers])
