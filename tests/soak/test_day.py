@@ -65,7 +65,12 @@ def test_every_command_of_a_teams_day(tmp_path: Path) -> None:
     write_text(clone.folder)
     clone.params(overrides={**SHRUNKEN, "subwords": {"vocabulary": 300}})
     *first, export, serve, package, schedule = day()
-    said = "".join(shell(clone, clone.environment(), command) for command in first)
+    said = ""
+    for command in first:
+        if command.startswith("dvc exp run -n tuned"):  # Few words make no 8,000 pieces; a parent has its own.
+            params = clone.folder / "params.yaml"
+            params.write_text(re.sub(r"(?m)^  subwords:\n(    .*\n)+", "", params.read_text()))
+        said += shell(clone, clone.environment(), command)
     for reason in ("not UTF-8", "not two columns", "one-sided"):
         assert f"catalog: 1 left out, {reason}" in said
     assert "5 pairs held out for valid" in said
