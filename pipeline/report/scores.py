@@ -88,11 +88,12 @@ def lead(name: str, run: RunSettings, metrics: Mapping[str, Any], text: str, par
     """Return the report in one sentence, and what the text is; `parent` is the model that a fine-tuned one is from."""
     by = task_in(metrics)
     score, _ = score_and_interval(metrics, by.key)
+    other = "" if comparable(metrics) else ", not the paper's test set"
     return (
         f"Run {name}: a Transformer with {metrics['params'] / 1e6:.1f} million parameters, "
         f"{f'fine-tuned from {parent}' if parent else 'trained from raw text'} in "
         f"{duration(metrics['train_seconds'])} on {hardware(metrics)}: {by.title} {score} on "
-        f"{metrics[f'{by.key}_set']}, {run.pair}. Text: {text}."
+        f"{metrics[f'{by.key}_set']}, {run.pair}{other}. Text: {text}."
     )
 
 

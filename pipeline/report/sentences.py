@@ -76,9 +76,10 @@ def view(systems: Mapping[str, Sequence[Line]], source: str, target: str) -> Vie
 
 
 def examples(lines: Sequence[Line]) -> list[str]:
-    """Return a few sources of ordinary length, from all parts of the test set."""
-    short = [line.source for line in lines if 5 <= len(line.source.split()) <= 12] or [line.source for line in lines]
-    return short[:: max(1, len(short) // EXAMPLES)][:EXAMPLES]
+    """Return a few sources of ordinary length, from all parts of the test set; the best translated first."""
+    short = [line for line in lines if 5 <= len(line.source.split()) <= 12] or list(lines)
+    chosen = short[:: max(1, len(short) // EXAMPLES)][:EXAMPLES]
+    return [line.source for line in sorted(chosen, key=lambda line: -(line.score or 0.0))]
 
 
 def extremes(lines: Sequence[Line], metric: str) -> Table:

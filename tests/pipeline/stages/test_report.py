@@ -214,6 +214,7 @@ def test_scores_of_other_sets_are_not_in_table_2() -> None:
     _stages_before("sample", "en-fr", {}, ("dev", "held-out"))
     markdown, _ = _written()
     assert "this run's are of dev, 3000 lines, and held-out, 3003 lines. That is other text" in markdown
+    assert "held-out, 3003 lines, en-fr, not the paper's test set. Text:" in markdown
     assert "27.3" not in markdown
     assert "| measure | set and model | this run |" in markdown
     assert "BLEU below the paper's" not in markdown
@@ -347,6 +348,8 @@ def test_examples_come_from_all_parts_of_the_test_set() -> None:
     lines = [sentences.Line(f"{n} " * (6 if n % 2 else 20), "", "", 0.0) for n in range(100)]
     assert [source.split()[0] for source in sentences.examples(lines)] == ["1", "21", "41", "61", "81"]
     assert sentences.examples(lines[:1]) == [lines[0].source]
+    lines[61] = lines[61]._replace(score=9.0)
+    assert [source.split()[0] for source in sentences.examples(lines)] == ["61", "1", "21", "41", "81"]
 
 
 def test_lines_are_kept_with_their_scores_and_grouped() -> None:
