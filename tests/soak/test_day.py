@@ -73,7 +73,7 @@ def test_every_command_of_a_teams_day(tmp_path: Path) -> None:
         said += shell(clone, clone.environment(), command)
     for reason in ("not UTF-8", "not two columns", "one-sided"):
         assert f"catalog: 1 left out, {reason}" in said
-    assert "5 pairs held out for valid" in said
+    assert "5 pairs held out for each of valid" in said
     for name in ("captions", "everyday"):
         assert re.search(rf"^  {name}: .* to .*, p = ", said, flags=re.MULTILINE)
     config = yaml.safe_load((clone.folder / "results/config.yaml").read_text())
