@@ -75,9 +75,9 @@ def test_every_command_of_a_teams_day(tmp_path: Path) -> None:
         assert f"catalog: 1 left out, {reason}" in said
     assert "5 pairs held out for each of valid" in said
     for name in ("captions", "everyday"):
-        assert re.search(rf"^  {name}: .* to .*, p = ", said, flags=re.MULTILINE)
+        assert re.search(rf"^  {name}, \d lines: .* to .*, p = ", said, flags=re.MULTILINE)
     config = yaml.safe_load((clone.folder / "results/config.yaml").read_text())
-    assert (config["training"]["start_from"], config["training"]["updates"]) == ("data/local/general", 12)
+    assert (config["training"]["start_from"]["folder"], config["training"]["updates"]) == ("data/local/general", 12)
 
     served = f"{export}\nexec {serve}"
     log = tmp_path / "mlflow.log"
