@@ -321,7 +321,7 @@ class Transformer(nn.Module):
 
 
 def subsequent_mask(length: int, device: torch.device) -> Float[Tensor, "length length"]:
-    """Return a mask with which a query (row) attends to its own and to earlier positions (3.2.3)."""
+    """Return a mask that lets a query (row) attend to its own and to earlier positions (3.2.3): 0 there, else -inf."""
     earlier = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     return torch.zeros(length, length, device=device).masked_fill(~earlier, -math.inf)
 
