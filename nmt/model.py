@@ -351,13 +351,13 @@ def initialise(model: Transformer) -> None:
 
 def initialise_layer(layer: EncoderLayer | DecoderLayer, kind: str) -> None:
     """Draw what the programs draw differently: smaller ranges than Glorot's, with which attention learns faster."""
-    own, cross = layer.self_attention, getattr(layer, "cross_attention", None)
+    self_attention, cross_attention = layer.self_attention, getattr(layer, "cross_attention", None)
     if kind == "tensor2tensor":
-        draw_together(own.W_Q, own.W_K, own.W_V)
-        if cross is not None:
-            draw_together(cross.W_K, cross.W_V)
+        draw_together(self_attention.W_Q, self_attention.W_K, self_attention.W_V)
+        if cross_attention is not None:
+            draw_together(cross_attention.W_K, cross_attention.W_V)
     elif kind == "fairseq":
-        for attention in (own, cross) if cross is not None else (own,):
+        for attention in (self_attention, cross_attention) if cross_attention is not None else (self_attention,):
             for W in (attention.W_Q, attention.W_K, attention.W_V):
                 nn.init.xavier_uniform_(W.weight, gain=math.sqrt(0.5))
                 draw_bias(W)

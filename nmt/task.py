@@ -98,4 +98,6 @@ def task_in(metrics: Container[str]) -> Task:
 
 def of_sets(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the scores of the further test sets by the names that DVC and MLflow show, as `bleu.medical`."""
-    return {f"{task_in(own).key}.{name}": own[task_in(own).key] for name, own in metrics.get("sets", {}).items()}
+    return {
+        f"{task_in(scores).key}.{name}": scores[task_in(scores).key] for name, scores in metrics.get("sets", {}).items()
+    }

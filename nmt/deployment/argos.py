@@ -42,8 +42,8 @@ def export(
 
     Raises InputError for a model that does not read and write raw word pieces, and as the export to CTranslate2 does.
     """
-    own, learned = load_description(folder), subwords.load(folder / "subwords").settings
-    tokenizer = own.tokenizer
+    description, learned = load_description(folder), subwords.load(folder / "subwords").settings
+    tokenizer = description.tokenizer
     changed = tokenizer.normalize_punctuation or tokenizer.compose
     if learned.kind != "wordpieces" or tokenizer.tokenizer != "none" or changed:
         raise InputError(
@@ -51,7 +51,7 @@ def export(
             "Translate raw word pieces alone, not normalised or composed: train with subwords.kind wordpieces and "
             "preparation.tokenizer.tokenizer none, or export --to ctranslate2"
         )
-    source, target = code(own.source), code(own.target)
+    source, target = code(description.source), code(description.target)
     names = {f"{side}_name": NAMES.get(language, language) for side, language in (("from", source), ("to", target))}
     codes = {"from_code": source, "to_code": target}
     text = f"sacreBLEU {run['bleu']:.1f} on {run['bleu_set']}." if run and "bleu" in run else ""
@@ -61,7 +61,7 @@ def export(
         ctranslate2_export.export(folder, package / "model", quantization, ends_source=True)
         shutil.copyfile(folder / "subwords/wordpieces.model", package / "sentencepiece.model")
         write_json(package / "metadata.json", {"package_version": VERSION, "argos_version": "1.11", **codes, **names})
-        origin = {key: own.origin.get(key, "unknown") for key in ("row", "corpus", "seed", "weights")}
+        origin = {key: description.origin.get(key, "unknown") for key in ("row", "corpus", "seed", "weights")}
         (package / "README.md").write_text(_README.format_map({**origin, **names, "scores": text}), encoding="utf-8")
         with writing(out) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
             for path in sorted(package.rglob("*")):

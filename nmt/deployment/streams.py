@@ -91,10 +91,10 @@ def _outputs(translator: Translator, options: TranslationOptions) -> Iterator[st
         lines = lines if translator.description.tokenizer.compose else composed(lines, name)
         if sys.stderr.isatty() and options.window > 1:
             lines = iter(track(lines, "reading lines", console=Console(stderr=True), transient=True))
-        found = translator.translations(lines, options.nbest, options.batch_tokens, options.window)
+        translations = translator.translations(lines, options.nbest, options.batch_tokens, options.window)
         joined, unseen = 0, dict[str, None]()
         seen = words.load(folder / "subwords" for folder in options.models)
-        for number, translation in enumerate(found, start=1):
+        for number, translation in enumerate(translations, start=1):
             if options.split == "long" and len(translation.pieces) == 1 and not translator.model.writes_trees:
                 joined += len(split_sentences(translation.source, translator.description.source)) > 1
             if seen is not None:

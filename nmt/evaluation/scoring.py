@@ -45,12 +45,12 @@ class Scorer(NamedTuple):
 
 def scorer(target: str, tokenize: str | None = None) -> Scorer:
     """Return the functions for a target; `tokenize` names sacreBLEU's tokenizer."""
-    found = _SCORERS[task_of(target)]
+    functions_of_task = _SCORERS[task_of(target)]
     if tokenize is None or task_of(target) is PARSING:
-        return found
+        return functions_of_task
     names = ("scores", "of_set", "compare", "by_length")
-    functions: dict[str, Any] = {name: partial(getattr(found, name), tokenize=tokenize) for name in names}
-    return found._replace(**functions)
+    functions: dict[str, Any] = {name: partial(getattr(functions_of_task, name), tokenize=tokenize) for name in names}
+    return functions_of_task._replace(**functions)
 
 
 def ranges(bounds: Sequence[int]) -> list[str]:

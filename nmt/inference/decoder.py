@@ -85,10 +85,12 @@ class _Layer:
     """A decoder layer with the three projections of its self-attention as one matrix."""
 
     def __init__(self, layer: DecoderLayer, product: _MakeProduct) -> None:
-        self.layer, own = layer, layer.self_attention
-        parts: list[_Linear] = [own.W_Q, own.W_K, own.W_V]
+        self.layer, self_attention = layer, layer.self_attention
+        parts: list[_Linear] = [self_attention.W_Q, self_attention.W_K, self_attention.W_V]
         # The rows of W_Q are divided by sqrt(d_k) here, so that queries need not be at every step.
-        self.qkv = _fused(parts, product, [1 / math.sqrt(own.W_Q.out_features // own.h), 1.0, 1.0])
+        self.qkv = _fused(
+            parts, product, [1 / math.sqrt(self_attention.W_Q.out_features // self_attention.h), 1.0, 1.0]
+        )
         self.sizes = [part.out_features for part in parts]
 
 
@@ -150,15 +152,17 @@ class DecodingState:
         nodes: list[Tensor],
         cross: tuple[Tensor, Tensor],
     ) -> Float[Tensor, "batch hypotheses d_model"]:
-        layer, own, other = projected.layer, projected.layer.self_attention, projected.layer.cross_attention
+        layer = projected.layer
+        self_attention, cross_attention = layer.self_attention, layer.cross_attention
         parts = projected.qkv(x).split(projected.sizes, dim=2)
-        Q, *new = (own.split_heads(part) for part in parts)
+        Q, *new = (self_attention.split_heads(part) for part in parts)
         end = self.mask.shape[2]
         nodes[:] = [_append(old, end - x.shape[1], part) for old, part in zip(nodes, new, strict=True)]
         K, V = (part[:, :, :end] for part in nodes)
-        x = layer.add_norms[0](x, own.W_O(own.join_heads(attention(Q, K, V, self.mask[:, None], scaled=True))))
-        heads = attention(other.split_heads(other.W_Q(x)), *cross, self.src_mask)
-        x = layer.add_norms[1](x, other.W_O(other.join_heads(heads)))
+        heads = attention(Q, K, V, self.mask[:, None], scaled=True)
+        x = layer.add_norms[0](x, self_attention.W_O(self_attention.join_heads(heads)))
+        heads = attention(cross_attention.split_heads(cross_attention.W_Q(x)), *cross, self.src_mask)
+        x = layer.add_norms[1](x, cross_attention.W_O(cross_attention.join_heads(heads)))
         return cast("Tensor", layer.add_norms[2](x, layer.feed_forward(x)))
 
     @torch.inference_mode()

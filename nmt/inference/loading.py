@@ -23,16 +23,16 @@ class LoadedModel(Codec):
         """Raises InputError if the folder is incomplete, or its parts do not fit together."""
         self.folder = folder
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.description = own = load_description(folder)
-        super().__init__(folder / "subwords", own.source, own.target, own.tokenizer)
-        rows = (own.vocabulary, own.target_vocabulary or own.vocabulary)
+        self.description = description = load_description(folder)
+        super().__init__(folder / "subwords", description.source, description.target, description.tokenizer)
+        rows = (description.vocabulary, description.target_vocabulary or description.vocabulary)
         sizes = (self.subwords.size, self.target_subwords.size)
         if rows != sizes:
             raise InputError(
                 f"{folder}: the model has {max(rows)} rows, its subwords {max(sizes)}: "
                 "the folder was put together of two models"
             )
-        self.transformer = load_model(folder, own).to(self.device)
+        self.transformer = load_model(folder, description).to(self.device)
         for parameter in self.transformer.parameters():  # `to` would round the table of positions, which is a buffer.
             parameter.data = parameter.data.to(getattr(torch, precision))
 

@@ -63,7 +63,7 @@ class Translator:
         """
         on = None if device is None else torch.device(device)
         given = [folders] if isinstance(folders, str | Path | LoadedModel) else folders
-        models = [each if isinstance(each, LoadedModel) else LoadedModel(Path(each), on) for each in given]
+        models = [folder if isinstance(folder, LoadedModel) else LoadedModel(Path(folder), on) for folder in given]
         self.model, *others = models
         for other in others:
             self.model.check_shares_vocabulary(other)
@@ -78,7 +78,7 @@ class Translator:
                 "give a beam of at most that"
             )
         self.engine = engine or Engine(self.model, others=others)
-        self.alignment = lru_cache(64)(partial(alignment, [each.transformer for each in models]))
+        self.alignment = lru_cache(64)(partial(alignment, [model.transformer for model in models]))
         """`alignment` of tuples; a tree's repair and --json ask for the same one."""
         self.longest, self.split = longest, split
         self.skipped: list[str] | None = None

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import yaml
@@ -34,7 +35,7 @@ _CONTINUES = "@@"
 _VERSION = "#version: 0.2"
 _CACHED = 1 << 18  # words
 _LONGEST = 4192
-"""Bytes of a word above which sentencepiece leaves it out, in silence."""
+"""Bytes of a word above which sentencepiece leaves it out, in silence; it is learned from in parts."""
 
 
 class Subwords(ABC):
@@ -51,6 +52,13 @@ class Subwords(ABC):
     @abstractmethod
     def encode(self, line: str) -> list[int]:
         """Return the ids of a tokenised line, without EOS."""
+
+    def sample(self, line: str, dropout: float, seed: int) -> list[int]:
+        """Return the ids of a segmentation drawn with BPE-dropout; that of `encode` where nothing is merged.
+
+        `seed`: from 0 to 2^32 - 1; with `line` and `dropout`, it decides the result.
+        """
+        return self.encode(line)
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
@@ -98,16 +106,21 @@ class BytePairs(Subwords):
             ids += self._word(word)
         return ids
 
+    def sample(self, line: str, dropout: float, seed: int) -> list[int]:
+        random = Random(seed)  # noqa: S311
+        pieces = (self._merges.sample(word, dropout, random) for word in line.split(" ") if word)
+        return [token for of_word in pieces for token in self._rows(of_word)]
+
     def decode(self, ids: Iterable[int]) -> str:
         return "".join([self._texts[token] for token in ids]).removesuffix(" ")
 
     def _ids_of(self, word: str) -> list[int]:
-        if not word:
-            return []
-        pieces = self._merges.split(word)
+        return self._rows(self._merges.split(word)) if word else []
+
+    def _rows(self, pieces: list[str]) -> list[int]:
         known = self._ids
         # A piece that occurs in the training text only within longer pieces has no row.
-        if len(word) > 1 and not all(piece in known for piece in pieces):
+        if not all(piece in known for piece in pieces):
             pieces = self._merges.split_unknown(pieces, known)
         return [known.get(piece, UNK) for piece in pieces]
 
@@ -187,6 +200,13 @@ class WordPieces(Subwords):
         ids: list[int] = self._processor.encode(line)
         return ids
 
+    def sample(self, line: str, dropout: float, seed: int) -> list[int]:
+        from sentencepiece import set_random_generator_seed
+
+        set_random_generator_seed(seed)
+        ids: list[int] = self._processor.encode(line, enable_sampling=True, alpha=dropout, nbest_size=-1)
+        return ids
+
     def decode(self, ids: Iterable[int]) -> str:
         """Return the line of these ids; bytes that are not UTF-8 become U+FFFD."""
         tokens = [token for token in ids if len(SPECIALS) <= token < self.used_rows]
@@ -203,13 +223,6 @@ class WordPieces(Subwords):
         (folder / "wordpieces.model").write_bytes(self._model)
 
 
-def _parts(word: str) -> Sequence[str]:
-    """Return a word, or parts of one that is too long for sentencepiece: a line of a script without spaces."""
-    if len(word.encode()) <= _LONGEST:
-        return (word,)
-    return [word[at : at + _LONGEST // 4] for at in range(0, len(word), _LONGEST // 4)]  # at most 4 bytes a character
-
-
 def _learn_word_pieces(counts: Mapping[str, int], settings: SubwordSettings) -> WordPieces:
     from sentencepiece import SentencePieceTrainer
 
@@ -217,7 +230,7 @@ def _learn_word_pieces(counts: Mapping[str, int], settings: SubwordSettings) -> 
     try:
         SentencePieceTrainer.train(
             # Pieces never cross a space, so words and their counts suffice, and take far less memory than the text.
-            sentence_iterator=(f"{part}\t{count}" for word, count in sorted(counts.items()) for part in _parts(word)),
+            sentence_iterator=(f"{word}\t{count}" for word, count in sorted(counts.items())),
             input_format="tsv",
             model_writer=model,
             model_type="bpe",
@@ -243,6 +256,22 @@ def _learn_word_pieces(counts: Mapping[str, int], settings: SubwordSettings) -> 
     return WordPieces(model.getvalue(), settings)
 
 
+def _in_parts(counts: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the counts with parts in place of the longest words, such as lines of a script without spaces.
+
+    Sentencepiece leaves these out, and the time of learning merges grows with the square of a word's length.
+    """
+    long = [word for word in counts if len(word) > _LONGEST // 4 and len(word.encode()) > _LONGEST]
+    if not long:
+        return counts
+    parts = Counter(counts)
+    for word in long:
+        count = parts.pop(word)
+        for at in range(0, len(word), _LONGEST // 4):  # A character has at most 4 bytes.
+            parts[word[at : at + _LONGEST // 4]] += count
+    return parts
+
+
 def learn(counts: Mapping[str, int], settings: SubwordSettings) -> Subwords:
     """Learn a joint vocabulary from the counts of the words on both sides of the training text, in any order.
 
@@ -252,6 +281,7 @@ def learn(counts: Mapping[str, int], settings: SubwordSettings) -> Subwords:
     """
     if not counts:
         raise InputError("the training text has no words to learn subwords from: give a corpus that has some")
+    counts = _in_parts(counts)
     return _learn_byte_pairs(counts, settings) if settings.kind == "bpe" else _learn_word_pieces(counts, settings)
 
 

@@ -222,13 +222,13 @@ class Trainer:
         """
         pairs = np.unique(np.linspace(0, len(corpus) - 1, self.settings.validation_sample).astype(int))
         pairs = pairs[np.argsort(corpus.src_lengths[pairs], kind="stable")]
-        found: dict[int, list[int]] = {}
+        translations: dict[int, list[int]] = {}
         for first in range(self.world.rank * SAMPLE_BATCH, len(pairs), self.world.size * SAMPLE_BATCH):
             batch = pairs[first : first + SAMPLE_BATCH]
             longest = [int(length) * 6 // 5 + 10 for length in corpus.src_lengths[batch]]
             written = self.translate(corpus, batch, longest[-1])
-            found |= {pair: ids[:most] for (pair, ids), most in zip(written.items(), longest, strict=True)}
-        return found
+            translations |= {pair: ids[:most] for (pair, ids), most in zip(written.items(), longest, strict=True)}
+        return translations
 
     @torch.no_grad()
     def translate(self, corpus: Corpus, pairs: NDArray[np.integer], longest: int) -> dict[int, list[int]]:

@@ -74,8 +74,10 @@ def finished(commit: str) -> dict[str, Any]:
             shown = repo.experiments.show(revs=commit)
     except DvcException as error:
         raise InputError(f"`dvc exp show` failed: {error}") from error
-    found = [experiment for revision in shown for experiment in revision.experiments or ()]
-    return {str(one.name): one[0].data for one in found if one.executor is None or one.executor.state == "success"}
+    experiments = [experiment for revision in shown for experiment in revision.experiments or ()]
+    return {
+        str(one.name): one[0].data for one in experiments if one.executor is None or one.executor.state == "success"
+    }
 
 
 def run_all(plan: Plan, names: Names, known: Collection[str], jobs: int) -> None:

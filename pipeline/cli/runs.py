@@ -180,9 +180,9 @@ def compare(
     target = output_file(output, CONFIG, SCORES, SENTENCES, VALIDATION)
     with tempfile.TemporaryDirectory() as folder:
         sets = (_compared(name, Path(folder, str(number))) for number, name in enumerate((first, second)))
-        found = [(*pair, comparison.difference(*pair)) for pair in comparison.shared(*sets)]
-        one, other, gain = found[0]
-        rows = [comparison.by_set(*each) for each in found] if "sets" in {**one.metrics, **other.metrics} else []
+        compared = [(*pair, comparison.difference(*pair)) for pair in comparison.shared(*sets)]
+        one, other, gain = compared[0]
+        rows = [comparison.by_set(*result) for result in compared] if "sets" in {**one.metrics, **other.metrics} else []
         reports = []
         for number, run in enumerate((one, other), start=1):
             if run.report.exists():
@@ -221,12 +221,12 @@ def _compared(name: str, folder: Path) -> list[Compared]:
         Compared(
             name,
             settings,
-            general | own if own else metrics,
+            general | of_set if of_set else metrics,
             [line for line in written if line.set == key],
             validation,
             report,
         )
-        for key, own in {"": {}, **metrics.get("sets", {})}.items()
+        for key, of_set in {"": {}, **metrics.get("sets", {})}.items()
     ]
 
 

@@ -66,12 +66,17 @@ class Services:
     """MLflow and Prefect, and perhaps a worker, on the state root."""
 
     def __init__(self, root: Path) -> None:
-        mlflow, prefect = (f"127.0.0.1:{free_port(*each)}" for each in (("MLFLOW_PORT", 5000), ("PREFECT_PORT", 4200)))
+        mlflow, prefect = (
+            f"127.0.0.1:{free_port(*default)}" for default in (("MLFLOW_PORT", 5000), ("PREFECT_PORT", 4200))
+        )
         self.mlflow, self.prefect = f"http://{mlflow}", f"http://{prefect}"
         self.password = f"wmt:{secrets.token_urlsafe(16)}"
         user, _, password = self.password.partition(":")
         # Pages may be opened by either name of this machine.
-        origins = {each: f"http://{each},http://{each.replace('127.0.0.1', 'localhost')}" for each in (mlflow, prefect)}
+        origins = {
+            address: f"http://{address},http://{address.replace('127.0.0.1', 'localhost')}"
+            for address in (mlflow, prefect)
+        }
         self.login = {"PREFECT_API_URL": f"{self.prefect}/api", "PREFECT_API_AUTH_STRING": self.password}
         self.environment = {
             **os.environ,

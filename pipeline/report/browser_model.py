@@ -127,8 +127,8 @@ def subword_tables(vocabulary: Subwords) -> dict[str, Any]:
     if isinstance(vocabulary, BytePairs):
         return {"kind": "bpe", "codes": [f"{first} {second}" for first, second in vocabulary.codes], **tables}
     if isinstance(vocabulary, WordPieces):
-        own = sorted(vocabulary.settings.user_defined_symbols, key=len, reverse=True)
-        return {"kind": "wordpieces", "scores": vocabulary.scores(), "whole": own, **tables}
+        whole = sorted(vocabulary.settings.user_defined_symbols, key=len, reverse=True)
+        return {"kind": "wordpieces", "scores": vocabulary.scores(), "whole": whole, **tables}
     return tables
 
 

@@ -51,8 +51,8 @@ def shared(first: Sequence[Compared], second: Sequence[Compared]) -> list[tuple[
     def text(run: Compared) -> tuple[object, ...]:
         return run.languages, [(line.source, line.reference) for line in run.lines]
 
-    if found := [(one, other) for other in second for one in first if text(one) == text(other)]:
-        return found
+    if pairs := [(one, other) for other in second for one in first if text(one) == text(other)]:
+        return pairs
     names = " and ".join(f"{run.name}: {set_of(run)}" for run in (first[0], second[0]))
     raise InputError(f"the runs were scored on different lines ({names}): compare two runs of one test set")
 
@@ -72,10 +72,10 @@ def difference(first: Compared, second: Compared) -> Comparison:
     )
 
 
-def by_set(first: Compared, second: Compared, found: Comparison) -> tuple[str, ...]:
+def by_set(first: Compared, second: Compared, comparison: Comparison) -> tuple[str, ...]:
     """Return a shared set's name, the score of each run, the difference and its p as text."""
     values = (f"{run.metrics[task_in(run.metrics).key]:.2f}" for run in (first, second))
-    return set_of(second), *values, signed(found.difference, 2), f"{found.p_value:.3f}"
+    return set_of(second), *values, signed(comparison.difference, 2), f"{comparison.p_value:.3f}"
 
 
 def verdict(name: str, changed: Sequence[Sequence[str]], gain: Comparison, title: str) -> str:

@@ -146,8 +146,8 @@ def html(blocks: Sequence[Block]) -> str:
     title = next((block.text for block in blocks if isinstance(block, Heading)), "Report")
     style, style_source = _inline("page.css")
     script, script_source = _inline(*(f"{name}.js" for name in SCRIPTS))
-    own = " 'self' file:" if any(isinstance(block, View) and block.beside for block in blocks) else ""
-    sources = f"img-src data:; style-src {style_source}; script-src {script_source}{own}"
+    view_source = " 'self' file:" if any(isinstance(block, View) and block.beside for block in blocks) else ""
+    sources = f"img-src data:; style-src {style_source}; script-src {script_source}{view_source}"
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
     head: list[Block] = []  # What stands before the first heading of level 2.
     parts: list[tuple[Heading, list[Block]]] = []

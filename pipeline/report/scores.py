@@ -156,8 +156,11 @@ def sets(metrics: Mapping[str, Any]) -> list[Block]:
     """Return the scores of all test sets side by side, where there are several."""
     measures = [measure for measure in task_in(metrics).measures if measure[1] in metrics and "valid" not in measure[1]]
     rows = [
-        (own[f"{task_in(own).key}_set"], *(_cell(own, key, form) if key in own else "" for _, key, form in measures))
-        for own in (metrics, *metrics.get("sets", {}).values())
+        (
+            of_set[f"{task_in(of_set).key}_set"],
+            *(_cell(of_set, key, form) if key in of_set else "" for _, key, form in measures),
+        )
+        for of_set in (metrics, *metrics.get("sets", {}).values())
     ]
     table = Table(("test set", *(name for name, *_ in measures)), rows)
     return [Heading("Test sets"), table] if rows[1:] else []

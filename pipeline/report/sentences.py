@@ -47,8 +47,8 @@ def scored(source: Path, reference: Path, output: Path, target: str, of: str = "
 
 def write(lines: Iterable[Line], path: Path) -> None:
     """Write a JSON object a line; the first test set's have no `set`."""
-    objects = ({key: value for key, value in line._asdict().items() if (key, value) != ("set", "")} for line in lines)
-    write_text(path, "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in objects))
+    rows = ({key: value for key, value in line._asdict().items() if (key, value) != ("set", "")} for line in lines)
+    write_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in rows))
 
 
 def read(path: Path) -> list[Line]:

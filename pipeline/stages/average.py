@@ -26,13 +26,13 @@ from pipeline.config.sections import AveragingSettings, load_section
 def best(paths: list[Path], count: int) -> list[Path]:
     """Return the checkpoints with the best validation perplexity, oldest first; raise InputError where none has any."""
     losses = {int(row["update"]): row["valid_loss"] for row in read_table(VALIDATION)}
-    found = [path for path in paths if math.isfinite(losses.get(checkpoint.update_of(path), math.inf))]
-    if not found:
+    validated = [path for path in paths if math.isfinite(losses.get(checkpoint.update_of(path), math.inf))]
+    if not validated:
         raise InputError(
             f"averaging.best is {count}, but at no checkpoint that training left was there a validation: set "
             "training.validate_every to a divisor of training.checkpoint_every, or averaging.best to null"
         )
-    return sorted(sorted(found, key=lambda path: losses[checkpoint.update_of(path)])[:count])
+    return sorted(sorted(validated, key=lambda path: losses[checkpoint.update_of(path)])[:count])
 
 
 def run() -> None:

@@ -64,6 +64,6 @@ def run() -> None:
         **cost(training),
     }
     if others:
-        values["sets"] = {each.name: by.of_set(each, data.target) for each in others}
+        values["sets"] = {test_set.name: by.of_set(test_set, data.target) for test_set in others}
     write_json(SCORES, values)
     write_json(METRICS, {**{key: values[key] for key in COMPARED if key in values}, **of_sets(values)})

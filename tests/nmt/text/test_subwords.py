@@ -71,6 +71,16 @@ def test_training_text_comes_back_without_unknowns(subwords: Subwords) -> None:
         assert subwords.decode(ids) == line
 
 
+@pytest.mark.parametrize("dropout", [0.2, 0.9])
+def test_samples_give_back_the_text_and_follow_from_the_seed(subwords: Subwords, dropout: float) -> None:
+    text = " ".join(COUNTS)
+    samples = [subwords.sample(text, dropout, seed) for seed in (0, 1, 2**32 - 1, 1)]
+    assert all(subwords.decode(ids) == text for ids in samples)
+    assert samples[1] == samples[3], "another sample between the two changes nothing"
+    assert samples[0] != samples[1] != samples[2]
+    assert len(samples[0]) > len(subwords.encode(text))
+
+
 @given(words=st.lists(st.text(st.sampled_from(sorted(set("".join(COUNTS)))), min_size=1)))
 @settings(max_examples=200, deadline=None)
 def test_byte_pairs_give_back_any_line_of_known_characters(byte_pairs: Subwords, words: list[str]) -> None:
@@ -227,9 +237,17 @@ def test_a_users_symbols_and_digits_stay_as_set(tmp_path: Path) -> None:
     assert "2026" in "".join(plain.symbols(plain.encode("2026")))
 
 
-def test_words_longer_than_sentencepiece_takes_are_learnt_from() -> None:
+def test_words_longer_than_sentencepiece_takes_are_learnt_from_in_parts() -> None:
     made = learn({"漢字" * 3000: 1, "a" * 4000: 1}, pieces(275))
     assert {"漢字", "aa"} < set(made.symbols(range(made.used_rows)))
+    # The time of learning merges grows with the square of a word's length.
+    long, longer = "ab漢" * 838, "zy" * 3000
+    whole = learn({long: 1, longer: 3}, bpe(merges=20))
+    parts = learn({long: 1, "zy" * 524: 15, "zy" * 380: 3}, bpe(merges=20))
+    assert whole.symbols(range(whole.size)) == parts.symbols(range(parts.size))
+
+
+def test_word_pieces_settings_are_refused_with_bpe() -> None:
     with pytest.raises(ValueError, match="split_digits is a setting of word pieces, and kind is bpe: remove it"):
         SubwordSettings(kind="bpe", merges=3, vocabulary=None, multiple_of=8, split_digits=True)
 
