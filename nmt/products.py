@@ -113,13 +113,12 @@ def linear(
 def linears(x: Float[Tensor, "*rows in"], parts: Sequence[nn.Module]) -> Sequence[Float[Tensor, "*rows _out"]]:
     """Return what each layer gives for `x`; on GPUs by one product."""
     layers = [part for part in parts if isinstance(part, Linear)]
-    if len(layers) < len(parts):  # Search has others in their place.
-        return [part(x) for part in parts]
-    if fuses(x):
+    known = len(layers) == len(parts)  # Search has others in their place.
+    if known and fuses(x):
         tensors = (tensor for layer in layers for tensor in (layer.weight, layer.bias))
         ys: tuple[Tensor, ...] = _Linears.apply(x, False, *tensors)
         return ys
-    if not x.is_cpu:
+    if known and not x.is_cpu:
         # GPUs are faster with few large products, CPUs are not.
         weight, bias = torch.cat([layer.weight for layer in layers]), None
         if layers[0].bias is not None:
