@@ -35,13 +35,14 @@ def model_settings(**changes: Any) -> ModelSettings:
 
 
 def folder_of(
-    folder: Path, seed: int = 1, target: str = "de", words: str = WORDS, pieces: int | None = None, **model: Any
-) -> Path:
-    """A model folder with BPE of Moses' tokens, or so many word pieces of raw text."""
-    torch.manual_seed(seed)
+    folder: Path, seed: int = 1, target: str = "de", words: str = WORDS, pieces: int | None = None,
+    symbols: tuple[str, ...] = (), **model: Any,
+) -> Path:  # fmt: skip
+    """A model folder with BPE of Moses' tokens, or so many word pieces of raw text and `symbols`."""
     settings = SubwordSettings(kind="bpe", merges=60, vocabulary=None, multiple_of=8)
     if pieces:
-        settings = SubwordSettings(kind="wordpieces", merges=None, vocabulary=pieces, multiple_of=8)
+        sizes = {"merges": None, "vocabulary": pieces, "multiple_of": 8}
+        settings = SubwordSettings.model_validate({"kind": "wordpieces", "user_defined_symbols": symbols, **sizes})
     learned = subwords.learn(dict.fromkeys(words.split(), 3), settings)
     learned.save(folder.parent / f"{folder.name}.subwords")
     description = ModelDescription(
@@ -55,9 +56,16 @@ def folder_of(
         search=SearchSettings(beam=4, alpha=0.6, max_extra=10, stop="exact"),
         origin={},
     )
-    built = Transformer(description.model, learned.size)
+    return save(folder, seed, description, learned.size)
+
+
+def save(folder: Path, seed: int, description: ModelDescription, *rows: int) -> Path:
+    """Save a model with random weights, and the subwords beside it."""
+    torch.manual_seed(seed)
+    built = Transformer(description.model, *rows)
     with torch.no_grad():
-        built.embedding.table.mul_(3.0)
+        for table in {built.target_embedding.table, built.output_table}:
+            table.mul_(3.0)
     save_model(folder, built.state_dict(), description, folder.parent / f"{folder.name}.subwords")
     return folder
 
@@ -76,11 +84,4 @@ def parser_of(folder: Path, linearisation: Linearisation, seed: int = 3, **model
         "target_vocabulary": target.size,
         "tokenizer": base.tokenizer.model_copy(update={"tokenizer": linearisation}),
     }
-    description = base.model_copy(update=changed)
-    torch.manual_seed(seed)
-    built = Transformer(description.model, source.size, target.size)
-    with torch.no_grad():
-        for table in {built.target_embedding.table, built.output_table}:
-            table.mul_(3.0)
-    save_model(folder, built.state_dict(), description, folder.parent / f"{folder.name}.subwords")
-    return folder
+    return save(folder, seed, base.model_copy(update=changed), source.size, target.size)

@@ -1,12 +1,11 @@
-"""Trainings of one process, inside the tests': run, stopped after an update, with gradients that are not finite."""
+"""Trainings of one process, inside the tests': run, stopped after an update."""
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,9 @@ import torch
 
 from nmt.common import tensors
 from nmt.training import checkpoint, state
+from nmt.training.chain import read_chain
 from nmt.training.distributed import World
+from nmt.training.history import read_history
 from nmt.training.loop import train
 from nmt.training.settings import Job
 from nmt.training.trainer import Trainer
@@ -63,14 +64,14 @@ def stopped(job: dict[str, Any], folder: Path, *numbers: int, seconds: float = 0
             assert not run(job, folder)
 
 
-def infinite_gradients(patch: pytest.MonkeyPatch, updates: Container[int]) -> None:
-    losses = Trainer.losses
+def logged(folder: Path, key: str) -> list[Any]:
+    """The values of a key in a training's history, by update."""
+    return [record[key] for record in read_history(folder / "history.jsonl") if key in record]
 
-    def infinite(self: Trainer, batch: Any, eps_ls: float) -> tuple[torch.Tensor, torch.Tensor]:
-        smoothed, likelihood = losses(self, batch, eps_ls)
-        return (smoothed * math.inf if self.update + 1 in updates else smoothed), likelihood
 
-    patch.setattr(Trainer, "losses", infinite)
+def hashes(folder: Path) -> list[tuple[int, str]]:
+    """The chain of a training: updates and their links."""
+    return [(link.update, link.link) for link in read_chain(folder / "chain.jsonl")]
 
 
 def final_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import tarfile
 from collections import Counter
@@ -11,16 +10,12 @@ from typing import Any
 
 import pytest
 
+from data.sample import make_sample
+
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "data/sample"
 NAMES = r"\b(Tom|Mary|Anna|Paul|John|Smith|Brown|Boston|Berlin|Paris|Germany|France|Japan|Australia)\b|\d+"
 NUMBERS = r"\b(two|three|four|five|six|seven|eight|nine|ten|twelve|twenty|thirty|fifty|hundred)\b"
-
-specification = importlib.util.spec_from_file_location("make_sample", SAMPLE / "make_sample.py")
-assert specification is not None
-assert specification.loader is not None
-make_sample = importlib.util.module_from_spec(specification)
-specification.loader.exec_module(make_sample)
 
 
 @pytest.fixture(scope="module")

@@ -71,12 +71,9 @@ def test_the_defaults_are_row_base_on_one_device() -> None:
         ),
         ({"languages": ("english", "german")}, "languages is ('english', 'german'): give two"),
         ({"folder": "there"}, "there exists: give the name of a new folder"),
-        ({"folder": ""}, "exists: give the name of a new folder"),
         ({"folder": "there/.."}, "exists: give the name of a new folder"),
-        ({"folder": "m" * 250}, "cannot name a folder ([Errno 36] File name too long"),
         ({"folder": "m\0"}, "cannot name a folder (embedded null byte"),
-        ({"folder": "m" * 300}, "cannot name a folder ([Errno 36] File name too long"),
-        ({"folder": "m\udcff"}, r"m\udcff' cannot name a folder ('utf-8' codec"),
+        ({"folder": "m" * 250}, "cannot name a folder ([Errno 36] File name too long"),
         ({"folder": "m\ud800"}, r"m\ud800' cannot name a folder ('utf-8' codec"),
         ({"valid": (["a"], ["x\udcff y"])}, r"a sentence is no text of Unicode, 'x\udcff y', as of undecoded bytes"),
     ],
@@ -101,17 +98,11 @@ def test_fit_takes_the_tokenizer_and_subwords_of_the_pipeline(tmp_path: Path) ->
     made = nmt.fit(**call, folder=tmp_path / "raw", subwords={"vocabulary": 300, "split_digits": True})
     assert made.description.tokenizer.tokenizer == "none"
     assert (made.model.subwords.settings.kind, made.model.subwords.settings.split_digits) == ("wordpieces", True)
+    tagged = {"merges": None, "vocabulary": 300, "kind": "wordpieces", "user_defined_symbols": ["<2d>"]}
     for given, message in (
         ({"tokenizer": {"tokenizer": "moses"}}, "Moses' tokenizer does not restore this text: set tokenizer.tokenizer"),
         ({"tokenizer": {"tokenizer": "vinyals"}}, "`fit` trains no parser"),
-        ({"subwords": {"vocabulary": 0}}, "vocabulary is 0; input should be greater"),
-        (
-            {
-                "pairs": PAIRS,
-                "subwords": {"merges": None, "vocabulary": 300, "kind": "wordpieces", "user_defined_symbols": ["<2d>"]},
-            },
-            "would tear",
-        ),
+        ({"pairs": PAIRS, "subwords": tagged}, "would tear"),
         ({"start_from": tmp_path / "raw", "subwords": {"vocabulary": 300}}, "with start_from, tokenizer and subwords"),
     ):
         with pytest.raises(InputError, match=re.escape(message)):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -11,17 +9,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nmt import loss, products
 from nmt.loss import ROWS, smoothed_cross_entropy
-
-
-def test_hand_worked_case() -> None:
-    """V = 4, eps 0.3: the target distribution is 0.7 on the label, 0.1 on each other."""
-    # The rows' logits are log(1/2), log(1/4), log(1/8), log(1/8): probabilities as they stand.
-    table = torch.tensor([[0.5], [0.25], [0.125], [0.125]]).log().double()
-    states = torch.ones(1, 1, dtype=torch.float64)
-    smoothed, likelihood = smoothed_cross_entropy(states, table, torch.tensor([1]), 0.3)
-    by_hand = 0.7 * math.log(4) + 0.1 * (math.log(2) + math.log(8) + math.log(8))
-    assert smoothed.item() == pytest.approx(by_hand, abs=1e-6)
-    assert likelihood.item() == pytest.approx(math.log(4), abs=1e-6)
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.1])

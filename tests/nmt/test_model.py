@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from nmt import packing
 from nmt.errors import InputError
-from nmt.ids import BOS, PAD
-from nmt.model import Dropout, Transformer, attention, positional_encoding, subsequent_mask
+from nmt.ids import PAD
+from nmt.model import Dropout, Transformer, positional_encoding, subsequent_mask
 from nmt.model_settings import ModelSettings
 from nmt.packing import pack, pack_tensor
 
@@ -153,7 +153,8 @@ def test_attention_of_every_shape_equals_heads_one_by_one(changes: dict[str, obj
         weights = torch.stack(
             [torch.softmax(torch.stack([q[a] @ k[b] / math.sqrt(d_k) for b in range(5)]), 0) for a in range(3)]
         )
-        heads.append(weights @ v)
+        heads.append(0.5 * weights @ v)
+    module.dropout = Scale(0.5)  # Between the softmax and the product with V.
     expected = module.W_O(torch.cat(heads, dim=1))
     queries, keys = (pack_tensor(torch.full((1, length), 5), module.h) for length in (3, 5))
     assert torch.allclose(module(x, memory, queries, keys, keys.masks), expected, atol=1e-12)
@@ -177,26 +178,6 @@ def test_one_product_for_all_projections_of_an_input_is_the_same(biases: bool) -
         torch.testing.assert_close(again, output, rtol=0, atol=1e-12)
 
 
-def test_attention_by_hand() -> None:
-    """d_k = 4, scores 2 log 3 / sqrt(4) and 0: weights 3/4 and 1/4; with the first key masked, 0 and 1."""
-    Q = torch.tensor([2.0, 0.0, 0.0, 0.0]).view(1, 1, 1, 4)
-    K = torch.tensor([[math.log(3), 9.0, 9.0, 9.0], [0.0, 9.0, 9.0, 9.0]]).view(1, 1, 2, 4)
-    V = torch.tensor([[4.0, 0.0, 8.0], [0.0, 4.0, 8.0]]).view(1, 1, 2, 3)
-    torch.testing.assert_close(attention(Q, K, V, None).flatten(), torch.tensor([3.0, 1.0, 8.0]))
-    mask = torch.tensor([-torch.inf, 0.0])
-    torch.testing.assert_close(attention(Q, K, V, mask).flatten(), torch.tensor([0.0, 4.0, 8.0]))
-    # A dropout stands between the softmax and the product with V.
-    torch.testing.assert_close(attention(Q, K, V, mask, Scale(0.5)).flatten(), torch.tensor([0.0, 2.0, 4.0]))
-
-
-def test_embeddings_are_scaled_and_placed_before_the_dropout() -> None:
-    model = model_of()
-    model.embedding.dropout = Scale(0.5)
-    embedded = model.embedding.embed(torch.tensor([5, 9]), model.embedding.positions(5)[3:])
-    pe = positional_encoding(5, 16)[3:].double()
-    torch.testing.assert_close(embedded, 0.5 * (4 * model.embedding.table[[5, 9]] + pe))
-
-
 def test_positional_encoding_follows_the_formulas() -> None:
     pe = positional_encoding(50, 8)
     for position, i in [(0, 0), (3, 1), (49, 3)]:
@@ -207,11 +188,13 @@ def test_positional_encoding_follows_the_formulas() -> None:
     assert torch.equal(halves[:, 4:], pe[:, 1::2])
 
 
-@pytest.mark.parametrize("length", [511, 512, 513])
-def test_positions_at_the_edge_of_the_prepared_table(length: int) -> None:
-    embedding = model_of(position_layout="halves").embedding
-    expected = positional_encoding(length, 16, "halves")[-1].double() + 4 * embedding.table[5]
-    assert torch.allclose(embedding(pack_tensor(torch.full((1, length), 5)))[-1], expected, atol=1e-6)
+@pytest.mark.parametrize(("length", "layout"), [(512, "halves"), (513, "halves"), (513, "interleaved")])
+def test_embeddings_are_scaled_and_placed_before_the_dropout(length: int, layout: str) -> None:
+    """Also at the edge of the prepared table of positions."""
+    embedding = model_of(position_layout=layout).embedding
+    embedding.dropout = Scale(0.5)
+    expected = positional_encoding(length, 16, layout)[-1].double() + 4 * embedding.table[5]
+    assert torch.allclose(embedding(pack_tensor(torch.full((1, length), 5)))[-1], 0.5 * expected, atol=1e-6)
     assert embedding.pe.shape == ((512 if length <= 512 else 2 * length), 16)
     assert embedding.pe.dtype == torch.float64
     assert list(embedding.state_dict()) == ["table"]
@@ -339,29 +322,6 @@ def test_first_embeddings_and_norms() -> None:
     assert learned.mean().item() == pytest.approx(0.0, abs=0.01)
 
 
-def test_packed_blocks_by_hand() -> None:
-    """Tokens in order, without padding; BOS, EOS and UNK are tokens like others."""
-    packed = pack([ids([5, 2], [7]).numpy(), np.array([[BOS, 2, 3, PAD]])])
-    assert packed.ids.tolist() == [5, 2, 7, BOS, 2, 3]
-    assert packed.positions.tolist() == [0, 1, 0, 0, 1, 2]
-    assert [mask.flatten().tolist() for mask in packed.masks] == [[0.0, 0.0, 0.0, -math.inf]] * 2
-    one, other = packed.pad(torch.arange(6.0)[:, None], 1)
-    assert one[:, 0, :, 0].tolist()[0] == [0.0, 1.0]
-    assert (one[1, 0, 0].item(), other[0, 0, :3, 0].tolist()) == (2.0, [3.0, 4.0, 5.0])
-    assert packed.unpad([one, other]).flatten().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-    assert subsequent_mask(2, torch.device("cpu")).tolist() == [[0.0, -math.inf], [0.0, 0.0]]
-
-
-def test_packed_heads_by_hand() -> None:
-    packed = pack([ids([5, 2], [7]).numpy()], 2)
-    (block,) = packed.pad(torch.tensor([[1.0, -1.0], [2.0, -2.0], [3.0, -3.0]]), 2)
-    assert block[0, :, :, 0].tolist() == [[1.0, 2.0], [-1.0, -2.0]]
-    assert block[1, :, 0, 0].tolist() == [3.0, -3.0]
-    assert packed.unpad([block]).tolist() == [[1.0, -1.0], [2.0, -2.0], [3.0, -3.0]]
-    with pytest.raises(ValueError, match="packed for 2 heads, not 1"):
-        packed.pad(torch.zeros(3, 2), 1)
-
-
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (16, 16), (33, 34), (1000, 1024), (1025, 1088), (3100, 3136)])
 def test_rows_of_a_batch_are_rounded_up_by_at_most_a_sixteenth(tokens: int, rows: int) -> None:
     packed = pack([np.full((1, tokens), 7)], 2, rounded=True)
@@ -369,9 +329,5 @@ def test_rows_of_a_batch_are_rounded_up_by_at_most_a_sixteenth(tokens: int, rows
     assert (packed.ids[tokens:] == PAD).all()
     (block,) = packed.pad(torch.ones(rows, 6), 2)
     assert packed.unpad([block]).sum().item() == 6 * tokens, "the rows that were added are 0"
-
-
-def test_logits_are_the_product_with_the_table() -> None:
-    model = model_of()
-    states = torch.randn(2, 16, dtype=torch.float64)
-    torch.testing.assert_close(model.logits(states), states @ model.embedding.table.T)
+    with pytest.raises(ValueError, match="packed for 2 heads, not 1"):
+        packed.pad(torch.zeros(rows, 2), 1)

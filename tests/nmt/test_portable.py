@@ -17,7 +17,7 @@ import yaml
 from model_folders import folder_of
 from torch import Tensor
 from torch.nn import functional as F
-from trainings import MakeJob, run, stopped
+from trainings import MakeJob, hashes, run, stopped
 
 from nmt import loss, portable
 from nmt.errors import InputError
@@ -25,9 +25,7 @@ from nmt.inference.engine import Engine
 from nmt.inference.loading import LoadedModel
 from nmt.inference.translator import Translator
 from nmt.portable import Portable
-from nmt.training.chain import read_chain
 from nmt.training.distributed import World
-from nmt.training.schedule import learning_rate
 from nmt.training.settings import Job
 from nmt.training.trainer import Trainer
 
@@ -215,7 +213,7 @@ def test_a_training_has_the_same_bits_everywhere(tmp_path: Path, tiny_job: MakeJ
         job["model"]["positions"] = there.name
         here = tmp_path / f"{there.name}-here"
         assert run(job, here)
-        expected.append([link.link for link in read_chain(here / "chain.jsonl")])
+        expected.append(hashes(here))
         stopped(job, there, 3)
         (there / "job.yaml").write_text(yaml.safe_dump(job))
     assert list(map(len, expected)) == [4, 4]
@@ -224,15 +222,7 @@ def test_a_training_has_the_same_bits_everywhere(tmp_path: Path, tiny_job: MakeJ
     output = subprocess.run(command, env=os.environ | others, stdout=subprocess.PIPE, text=True, check=True).stdout
     said = "weights will be bit-identical to an undisturbed run's: with training.arithmetic portable"
     assert output.count(said) == 2
-    assert [[link.link for link in read_chain(there / "chain.jsonl")] for there in resumed] == expected
-
-
-def test_the_learning_rate_is_eq_3(tiny_job: MakeJob) -> None:
-    settings = Job.model_validate(tiny_job(warmup_steps=20, learning_rate_scale=0.7)).training
-    portable_settings = settings.model_copy(update={"arithmetic": "portable"})
-    for update in (1, 7, 20, 21, 5000):
-        expected = pytest.approx(learning_rate(update, 48, settings), rel=1e-14)
-        assert learning_rate(update, 48, portable_settings) == expected
+    assert [*map(hashes, resumed)] == expected
 
 
 def test_a_gpu_is_refused(tiny_job: MakeJob) -> None:

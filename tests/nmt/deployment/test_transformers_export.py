@@ -16,16 +16,13 @@ from command_line import wmt
 from model_folders import WORDS, folder_of
 
 from nmt.common.files import sha256_of
-from nmt.common.tensors import load_tensors
+from nmt.common.tensors import load_tensors, save_tensors
 from nmt.deployment import transformers_export
 from nmt.errors import InputError
 from nmt.ids import PAD, UNK
 from nmt.inference.loading import LoadedModel
-from nmt.inference.model_folder import load, load_description, save_model
+from nmt.inference.model_folder import load, load_description
 from nmt.inference.translator import Translator
-from nmt.model import Transformer
-from nmt.text import subwords
-from nmt.text.settings import SubwordSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 REAL = ROOT.parent / "shared/real"
@@ -59,23 +56,15 @@ def lines() -> list[str]:
     return texts + HARD
 
 
-def word_piece_folder(folder: Path, text: list[str], **own: Any) -> Path:
+def word_piece_folder(folder: Path, text: list[str], symbols: tuple[str, ...] = ()) -> Path:
     """A model folder with random weights and word pieces of raw text, as row `sample` has them for en-fr."""
-    counts = dict.fromkeys((word for line in text for word in line.split()), 2)
-    settings = SubwordSettings(kind="wordpieces", merges=None, vocabulary=600, multiple_of=8, **own)
-    learned = subwords.learn(counts, settings)
-    learned.save(folder.parent / "pieces")
-    base = load_description(folder_of(folder.parent / "base", d_ff=24, projection_biases=False))
-    words = base.tokenizer.model_copy(update={"tokenizer": "none"})
-    description = base.model_copy(update={"vocabulary": learned.size, "tokenizer": words})
-    torch.manual_seed(5)
-    built = Transformer(description.model, learned.size)
-    with torch.no_grad():
-        table = built.embedding.table.mul_(3.0)
-        # One of the two is the likeliest subword everywhere, and neither may be written.
-        table[PAD] = -10 * table[UNK]
-        table[UNK] *= 10
-    save_model(folder, built.state_dict(), description, folder.parent / "pieces")
+    folder_of(folder, words=" ".join(text), pieces=600, symbols=symbols, d_ff=24, projection_biases=False)
+    weights = load_tensors(folder / "model.safetensors")
+    table = weights["embedding.table"]
+    # One of the two is the likeliest subword everywhere, and neither may be written.
+    table[PAD] = -10 * table[UNK]
+    table[UNK] *= 10
+    save_tensors(folder / "model.safetensors", weights)
     return folder
 
 
@@ -131,7 +120,7 @@ def test_transformers_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyP
     transformers_export.export(pieces, tmp_path / "standard")
     assert not list((tmp_path / "standard").glob("*.py")), "no code is needed"
     check_alike(pieces, tmp_path / "standard", texts)
-    tagged = word_piece_folder(tmp_path / "tagged", texts[:60], user_defined_symbols=("<2de>",))
+    tagged = word_piece_folder(tmp_path / "tagged", texts[:60], ("<2de>",))
     transformers_export.export(tagged, tmp_path / "with-tags")
     check_alike(tagged, tmp_path / "with-tags", ["<2de> the house", *texts[:12]])
     halves = folder_of(tmp_path / "halves", position_layout="halves")

@@ -111,11 +111,6 @@ def test_pieces_that_training_never_shows_are_taken_apart() -> None:
     assert made.symbols(made.encode("aa aab aac")) == ["a@@", "a", "aab", "a@@", "a@@", "<unk>"]
 
 
-def test_most_frequent_come_first() -> None:
-    made = learn({"x": 5, "y": 7, "z": 5}, bpe(merges=3))
-    assert made.symbols(range(4, made.used_rows)) == ["y", "x", "z", "x@@", "y@@", "z@@"]
-
-
 @pytest.mark.parametrize("largest", [150, 300, 500])
 def test_vocabulary_size_is_met_from_below(largest: int) -> None:
     chance = random.Random(1)

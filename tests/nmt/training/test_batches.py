@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -21,14 +20,13 @@ from trainings import write_arrow
 
 from nmt.errors import InputError
 from nmt.flops import LengthSums
-from nmt.ids import BOS, EOS
+from nmt.ids import EOS
 from nmt.training.batches import (
     AHEAD,
     Corpus,
     Update,
     ahead,
     cut,
-    make_batch,
     plan_epoch,
     train_files,
     updates,
@@ -92,17 +90,17 @@ def test_an_epoch_holds_every_pair_once_on_any_number_of_ranks(
         assert seen == Counter({10 + i: 1 for i in range(len(sizes))})
 
 
-def test_an_update_is_the_same_wherever_training_starts_and_another_in_the_next_epoch(tmp_path: Path) -> None:
+def test_an_update_depends_on_epoch_and_seed_and_not_on_where_training_starts(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     corpus = binned(tmp_path, numbered([(int(a), int(a) + 1) for a in rng.integers(2, 30, 200)]))
 
-    def content(first: int) -> dict[int, list[Any]]:
-        made = updates(corpus, 7, 100, 4, 0, 1, range(first, 41))
+    def content(first: int, seed: int = 7) -> dict[int, list[Any]]:
+        made = updates(corpus, seed, 100, 4, 0, 1, range(first, 41))
         return {update.number: [batch and batch.src.ids.tolist() for batch in update.shards] for update in made}
 
     alone = content(1)
     assert content(25) == {number: alone[number] for number in range(25, 41)}
-    assert alone[1] != alone[1 + updates_an_epoch(corpus, 100)]
+    assert alone[1] not in (alone[1 + updates_an_epoch(corpus, 100)], content(1, seed=8)[1])
 
 
 def binned_as_configured(folder: Path, lengths_: Sequence[NDArray[np.int64]], longest: int) -> Corpus:
@@ -152,27 +150,6 @@ def test_padding_on_lengths_of_sentences_and_trees(tmp_path: Path, tokens: int, 
     assert padding < most
 
 
-def test_make_batch_packs_and_shifts(tmp_path: Path) -> None:
-    corpus = Corpus([write_arrow(tmp_path / "a.arrow", [([7, 8, EOS], [9, EOS]), ([7, EOS], [4, 5, 6, EOS])])])
-    batch = make_batch(corpus, [np.array([0, 1])])
-    assert batch.src.ids.dtype == torch.int64
-    assert batch.src.ids.tolist() == [7, 8, EOS, 7, EOS]
-    assert batch.tgt_in.ids.tolist() == [BOS, 9, BOS, 4, 5, 6]
-    assert batch.labels.tolist() == [9, EOS, 4, 5, 6, EOS]
-    assert (batch.src.masks[0].shape, batch.tgt_in.masks[0].shape) == ((2, 1, 1, 3), (2, 1, 1, 4))
-    apart = make_batch(corpus, [np.array([0]), np.array([1])])
-    assert torch.equal(apart.src.ids, batch.src.ids)
-    assert [mask.shape[-1] for mask in apart.tgt_in.masks] == [2, 4]
-
-
-def test_a_cut_has_equally_many_subwords_in_each_part(tmp_path: Path) -> None:
-    corpus = Corpus([write_arrow(tmp_path / "a.arrow", numbered([(50, 50), *[(5, 5)] * 20, (50, 50)]))])
-    made = cut(corpus, np.arange(22), 2)
-    assert sorted(made.parts[0].tolist()) == list(range(1, 21))
-    assert sorted(made.parts[1].tolist()) == [0, 21]
-    assert made.padded == 400
-
-
 def test_a_cut_is_in_the_order_with_less_padding(tmp_path: Path) -> None:
     """Sources differ little, targets much: sorted by target, halves have 4 * (51 + 3) and 4 * (51 + 20) positions."""
     lengths_ = [(50, 3), (50, 20), (50, 3), (50, 20), (51, 3), (51, 20), (51, 3), (51, 20)]
@@ -186,16 +163,6 @@ def test_fewer_pairs_than_parts_leave_empty_parts(tmp_path: Path, pairs: int) ->
     made = cut(corpus, np.arange(pairs), 8)
     assert sorted(map(len, made.parts)) == [0] * (8 - pairs) + [1] * pairs
     assert made.padded == 10 * pairs
-
-
-def test_updates_come_in_another_order_in_each_epoch_and_with_each_seed(tmp_path: Path) -> None:
-    corpus = binned(tmp_path, numbered([(2 + i % 29, 3) for i in range(300)]))
-    plans = [plan_epoch(corpus, seed, epoch, 100) for seed, epoch in [(1, 0), (1, 1), (2, 0), (1, 0)]]
-    means = [[corpus.src_lengths[pairs].mean() for pairs in plan] for plan in plans]
-    for order in means:
-        assert order != sorted(order)
-        assert order != sorted(order, reverse=True)
-    assert [other == means[0] for other in means[1:]] == [False, False, True]
 
 
 def test_every_update_has_pairs_of_all_lengths(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from trainings import MakeJob, run, stopped
+from trainings import MakeJob, hashes, run, stopped
 
 from nmt.common import tensors
 from nmt.errors import InputError
@@ -18,10 +18,6 @@ from nmt.training.settings import TrainingSettings
 
 def links(folder: Path) -> list[chain.Link]:
     return chain.read_chain(folder / "chain.jsonl")
-
-
-def hashes(folder: Path) -> list[tuple[int, str]]:
-    return [(link.update, link.link) for link in links(folder)]
 
 
 def test_checkpoints_chosen_updates_and_the_end_have_links(tmp_path: Path, tiny_job: MakeJob) -> None:
@@ -36,42 +32,8 @@ def test_checkpoints_chosen_updates_and_the_end_have_links(tmp_path: Path, tiny_
     assert chain.state_hashes(last) == (chain_links[-1].weights, chain_links[-1].moments)
 
 
-def test_a_stopped_training_has_the_chain_of_an_undisturbed_one(tmp_path: Path, tiny_job: MakeJob) -> None:
-    job = tiny_job(updates=20, verify_every=3, keep_states=2)
-    assert run(job, tmp_path / "undisturbed")
-    stopped(job, tmp_path / "disturbed", 6, 11)
-    # A kill, after a state was saved: the links and kept states that came later go.
-    lost = tmp_path / "disturbed/states/update-00000015"
-    shutil.copytree(tmp_path / "undisturbed/states/update-00000009", lost)
-    for name in ("chain.jsonl", "history.jsonl"):
-        shutil.copyfile(tmp_path / "undisturbed" / name, tmp_path / "disturbed" / name)
-    assert run(job, tmp_path / "disturbed")
-    assert hashes(tmp_path / "undisturbed") == hashes(tmp_path / "disturbed")
-    assert list(chain.kept_states(tmp_path / "disturbed")) == [9, 18]
-    assert not lost.exists()
-
-
-def test_kept_states_start_the_training_again(tmp_path: Path, tiny_job: MakeJob) -> None:
-    """From each of them, up to the next link, it gives the same link."""
-    job = tiny_job(updates=18, verify_every=4, keep_states=2)
-    assert run(job, tmp_path / "run")
-    recorded = links(tmp_path / "run")
-    kept = chain.kept_states(tmp_path / "run")
-    assert list(kept) == [8, 16]
-    for update, path in kept.items():
-        again = tmp_path / f"again-{update}"
-        chain.copy_state(path, again / "resume" / path.name)
-        before = [link for link in recorded if link.update <= update]
-        (again / "chain.jsonl").write_text("".join(link.model_dump_json() + "\n" for link in before))
-        (again / "last_update").write_text(str(update + 2))
-        assert run(job, again)
-        assert links(again)[: len(before) + 1] == recorded[: len(before) + 1]
-        # Shared with the run by hard links, and still whole there.
-        assert chain.state_hashes(path) == (before[-1].weights, before[-1].moments)
-
-
-def test_a_state_kept_within_an_interval_of_the_history_starts_it_again(tmp_path: Path, tiny_job: MakeJob) -> None:
-    """After it come a report of updates before and after it, and a link that hashes this report."""
+def test_a_kept_state_starts_the_training_again(tmp_path: Path, tiny_job: MakeJob) -> None:
+    """Within an interval: then come a report of updates before and after it, and a link that hashes this report."""
 
     def trained(name: str, keep_states: int) -> list[tuple[int, str]]:
         (tmp_path / name).mkdir(exist_ok=True)
@@ -85,7 +47,9 @@ def test_a_state_kept_within_an_interval_of_the_history_starts_it_again(tmp_path
     (kept,) = chain.kept_states(tmp_path / "run").values()
     chain.copy_state(kept, tmp_path / "again/resume" / kept.name)
     shutil.copyfile(tmp_path / "run/chain.jsonl", tmp_path / "again/chain.jsonl")
+    (whole,) = (link for link in links(tmp_path / "run") if link.update == 10)
     assert trained("again", 0) == hashes(tmp_path / "run")
+    assert chain.state_hashes(kept) == (whole.weights, whole.moments), "shared by hard links, and still whole"
     assert state.read_state(kept).interval.updates == 1
 
 

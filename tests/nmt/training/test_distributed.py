@@ -1,29 +1,16 @@
-"""One process alone, and errors that only say that another is gone. Several processes: tests/distributed."""
+"""How many processes train, and errors that only say that another is gone. Several processes: tests/distributed."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from torch import distributed
+from trainings import MakeJob
 
 from nmt.errors import InputError
 from nmt.training.distributed import World, check_processes, join_world, most_processes, peer_is_lost
-
-
-def test_a_process_alone_agrees_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with join_world(shards=4) as world:
-        assert world == World(0, 1, torch.device("cpu"), None)
-        assert world.main
-        values = torch.tensor([1.0, 2.0])
-        assert world.sum(values) is values
-        assert (world.any(True), world.any(False), world.minimum(-3), world.same(4)) == (True, False, -3, True)
-        world.tree_sum(values)
-        assert values.tolist() == [1.0, 2.0]
-        world.barrier()
-    assert not World(1, 2, torch.device("cpu")).main
+from nmt.training.settings import Job
+from nmt.training.trainer import Trainer
 
 
 @pytest.mark.parametrize(
@@ -36,6 +23,11 @@ def test_most_processes_are_a_power_of_two_and_at_most_the_shards(available: int
         rule = rf"^{available} processes cannot train together: .*; use {count} processes"
         with pytest.raises(InputError, match=rule):
             check_processes(available, shards)
+
+
+def test_processes_that_cannot_share_the_shards_do_not_train(tiny_job: MakeJob) -> None:
+    with pytest.raises(InputError, match=r"^2 processes cannot train together: training\.shards is 1"):
+        Trainer(Job.model_validate(tiny_job(shards=1)), World(0, 2, torch.device("cpu")))
 
 
 def test_processes_too_many_are_spare_and_join_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

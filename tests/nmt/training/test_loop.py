@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import fcntl
 import json
@@ -23,7 +24,7 @@ import pytest
 import torch
 import yaml
 from torch import distributed
-from trainings import ALONE, CONDITIONS, MakeJob, final_weights, infinite_gradients, run, same, stopped, write_arrow
+from trainings import ALONE, CONDITIONS, MakeJob, final_weights, logged, run, same, stopped, write_arrow
 
 from nmt import products
 from nmt.common import tensors
@@ -33,11 +34,12 @@ from nmt.flops import LengthSums, parameters, training_flops
 from nmt.model_settings import ModelSettings
 from nmt.training import checkpoint, loop, state
 from nmt.training.batches import Corpus, train_files, updates
+from nmt.training.chain import read_chain
 from nmt.training.distributed import World
 from nmt.training.history import read_history
 from nmt.training.loop import stand_by, stop_on_signals
 from nmt.training.settings import Job
-from nmt.training.trainer import Trainer, random_seed
+from nmt.training.trainer import Trainer
 
 GPU = {"device": "NVIDIA H100", "processor": "", "threads": 0, "deterministic": False}
 
@@ -46,12 +48,10 @@ def test_it_learns_to_copy(tmp_path: Path, tiny_job: MakeJob) -> None:
     job = tiny_job(updates=220, validate_every=220, tokens=200, warmup_steps=60, learning_rate_scale=0.5, shards=1)
     job["model"].update(d_model=32, d_k=16, d_v=16)
     assert run(job, tmp_path / "run")
-    records = read_history(tmp_path / "run/history.jsonl")
-    losses = [r["valid_loss"] for r in records if "valid_loss" in r]
     # A guess among twelve words and the end has a loss of about 2.5 nats, the mean of the source's words one of 1.7.
-    assert losses[-1] < 0.5
+    assert logged(tmp_path / "run", "valid_loss")[-1] < 0.5
     corpus = Corpus([Path(job["corpus"]) / "valid.arrow"])
-    outputs: Any = next(r["outputs"] for r in records if "outputs" in r)
+    (outputs,) = logged(tmp_path / "run", "outputs")
     targets = [corpus.padded(1, np.array([int(pair)]))[0, :-1].tolist() for pair in outputs]
     assert sum(map(operator.eq, outputs.values(), targets)) >= len(targets) - 1 > 3
 
@@ -59,16 +59,12 @@ def test_it_learns_to_copy(tmp_path: Path, tiny_job: MakeJob) -> None:
 def test_translations_change_no_weight(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tiny_job(updates=4, validate_every=2, validation_sample=5, verify_every=1)
     assert run(job, tmp_path / "with")
-    records: list[Any] = read_history(tmp_path / "with/history.jsonl")
-    assert [len(record["sample"]) for record in records if "outputs" in record] == [5, 5]
+    assert [*map(len, logged(tmp_path / "with", "sample"))] == [5, 5]
     monkeypatch.setattr(Trainer, "translate_examples", lambda *_: {})
     assert run(tiny_job(updates=4, validate_every=2, verify_every=1), tmp_path / "without")
     assert same(final_weights(tmp_path / "with"), final_weights(tmp_path / "without"))
-    records = read_history(tmp_path / "without/history.jsonl")
-    assert [record["outputs"] for record in records if "outputs" in record] == [{}, {}]
-    assert not any("sample" in record for record in records)
-    with_sample, without = (read_history(tmp_path / name / "chain.jsonl") for name in ("with", "without"))
-    assert [link["link"] for link in with_sample] == [link["link"] for link in without]
+    assert (logged(tmp_path / "without", "outputs"), logged(tmp_path / "without", "sample")) == ([{}, {}], [])
+    assert read_chain(tmp_path / "with/chain.jsonl") == read_chain(tmp_path / "without/chain.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -96,55 +92,23 @@ def test_a_stop_changes_no_bit(tmp_path: Path, tiny_job: MakeJob, changes: dict[
     curves = [[[record.get(key) for key in measured] for record in history] for history in histories]
     assert curves[0][0][0] == (2 if changes["updates"] == 200 else 1)
     assert curves[0] == curves[1]
-
-
-def test_a_finished_training_can_be_extended(tmp_path: Path, tiny_job: MakeJob) -> None:
-    assert run(tiny_job(updates=12), tmp_path / "whole")
-    assert run(tiny_job(updates=7), tmp_path / "extended")
-    (tmp_path / "extended/failed.json").touch()  # of a round of torchrun's before this one
-    assert run(tiny_job(updates=12), tmp_path / "extended")
-    assert not (tmp_path / "extended/failed.json").exists()
-    assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "extended"))
+    chains = [read_chain(tmp_path / name / "chain.jsonl") for name in ("undisturbed", "disturbed")]
+    assert chains[0] == chains[1]
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    infinite_gradients(monkeypatch, {4})
+    """Neither weights nor moments, and it counts as diverged: an infinite norm as one that is no number."""
     job = Job.model_validate(tiny_job())
-    corpus = Corpus(train_files(Path(job.corpus)))
-    one = Trainer(job, ALONE)
-    for update in updates(corpus, 1, 120, job.training.shards, 0, 1, range(1, 6), job.model.h):
-        before = {name: tensor.clone() for name, tensor in one.model.state_dict().items()}
-        moments = one.optimizer.state.get(one.parameters[0], {}).get("exp_avg", torch.zeros(())).clone()
-        one.step(update)
-        assert same(before, one.model.state_dict()) == (update.number == 4)
-        if update.number == 4:
-            assert torch.equal(one.optimizer.state[one.parameters[0]]["exp_avg"], moments)
-    assert all(torch.isfinite(tensor).all() for tensor in one.model.state_dict().values())
-
-
-def test_an_infinite_norm_is_an_overflow_as_nan_is(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job.model_validate(tiny_job())
-    corpus = Corpus(train_files(Path(job.corpus)))
-    for value in (math.inf, math.nan):
-        monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda _, value=value: torch.tensor(value))
-        one = Trainer(job, ALONE)
-        before = {name: tensor.clone() for name, tensor in one.model.state_dict().items()}
-        for update in updates(corpus, 1, 120, job.training.shards, 0, 1, range(1, 2), job.model.h):
-            one.step(update)
-        assert same(before, one.model.state_dict())
-        one.measured.collect()
-        state = one.measured.state
-        assert (state.interval.skipped, state.interval.norm, state.last_finite) == (1, 0, 0), "it counts as diverged"
-
-
-def test_a_rank_that_only_lost_its_peers_names_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rank that failed does, and where none did, the training resumes."""
-    monkeypatch.setattr(loop.os, "_exit", sys.exit)
-    for lost in (True, False):
-        monkeypatch.setattr(loop, "peer_is_lost", lambda _, lost=lost: lost)
-        with pytest.raises(SystemExit, match="1"):
-            loop.fail(tmp_path, RuntimeError("connection closed by peer"))
-        assert (tmp_path / "failed.json").exists() is not lost
+    trainer = Trainer(job, ALONE)
+    norms = iter([torch.tensor(norm) for norm in (1.0, math.inf, 3.0, math.nan)])
+    monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda _: next(norms))
+    for update in trainer.updates(Corpus(train_files(Path(job.corpus))), 4):
+        before = copy.deepcopy([trainer.model.state_dict(), state.moments(trainer.model, trainer.optimizer)])
+        trainer.step(update)
+        after = [trainer.model.state_dict(), state.moments(trainer.model, trainer.optimizer)]
+        assert [*map(same, before, after)] == [update.number in {2, 4}] * 2
+    interval = trainer.measured.take_interval()
+    assert (interval.skipped, interval.norm, trainer.measured.state.last_finite) == (2, 4.0, 3)
 
 
 def test_a_damaged_state_is_told_and_the_newest_whole_one_resumed(
@@ -194,17 +158,22 @@ def test_a_state_is_not_written_twice(tmp_path: Path, tiny_job: MakeJob, monkeyp
 
 
 def test_what_was_measured_after_the_state_is_measured_again(tmp_path: Path, tiny_job: MakeJob) -> None:
-    """As after a kill between two saves, or before the first one: later records and checkpoints go."""
+    """As after a kill between two saves, or before the first one: later records, checkpoints and kept states go."""
     folder = tmp_path / "run"
     stopped(tiny_job(), folder, 10)
     assert checkpoint.trained(folder) == 10
-    later = folder / "checkpoints/update-00000011.safetensors"
+    later, kept = folder / "checkpoints/update-00000011.safetensors", folder / "states/update-00000011"
     shutil.copy(folder / "checkpoints/update-00000010.safetensors", later)
+    shutil.copytree(folder / "resume/update-00000010", kept)
+    with (folder / "chain.jsonl").open("a") as file:
+        file.write(read_chain(folder / "chain.jsonl")[-1].model_copy(update={"update": 11}).model_dump_json() + "\n")
     with (folder / "history.jsonl").open("a") as file:
         file.write("".join(f'{{"update": {update}, "seconds": 50.0, "late": 1}}\n' for update in (10, 11)))
         file.write('\0\0\0{"update": 12, "seconds": 51.0}\n{"update": 13, "seco')
     stopped(tiny_job(), folder, 11)
     assert not later.exists()
+    assert not kept.exists()
+    assert [link.update for link in read_chain(folder / "chain.jsonl")] == [5, 10]
     assert (folder / "checkpoints/update-00000010.safetensors").exists()
     assert [record["update"] for record in read_history(folder / "history.jsonl") if "late" in record] == [10]
     assert all(record["seconds"] > 50 for record in read_history(folder / "history.jsonl") if record["update"] > 10)
@@ -269,21 +238,15 @@ def test_the_processes_of_a_training_hold_its_folder_and_die_with_torchrun(
     assert bound == [signal.SIGKILL, 77], "torchrun may have been killed before"
 
 
-def test_a_failing_rank_says_why_and_ends(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without leaving the others. With NCCL leaving is collective: it would wait for ranks that wait for this one."""
+def test_a_rank_leaves_its_group_at_the_end(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after an error: tests/distributed/test_ranks.py."""
     order: list[str] = []
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     for name in ("init_process_group", "destroy_process_group"):
         monkeypatch.setattr(distributed, name, lambda *_, name=name, **__: order.append(name))
-    job = tiny_job()
-    job["training"]["shards"] = 2
-    assert end_of_main(monkeypatch, tmp_path, job, lambda *_: True) is None
+    assert end_of_main(monkeypatch, tmp_path, tiny_job(shards=2), lambda *_: True) is None
     assert order == ["init_process_group", "destroy_process_group"]
-    with monkeypatch.context() as patch:
-        assert end_of_main(patch, tmp_path, job, Mock(side_effect=AssertionError("a bug"))) == 1
-    assert order[2:] == ["init_process_group"]
-    assert json.loads((tmp_path / "failed.json").read_text()) == {"state": "failed", "error": "AssertionError: a bug"}
 
 
 def test_what_the_user_must_mend_is_told_and_kept(
@@ -379,7 +342,13 @@ def test_a_training_that_diverges_is_ended_however_often_it_stops(
     tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = tiny_job(updates=400, shards=1, validate_every=400, checkpoint_every=400, resume_minutes=10.0)
-    infinite_gradients(monkeypatch, {*range(7, 400)} - {19})
+    losses, finite = Trainer.losses, {*range(1, 7), 19}
+
+    def infinite(self: Trainer, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        smoothed, likelihood = losses(self, *given)
+        return (smoothed if self.update + 1 in finite else smoothed * math.inf), likelihood
+
+    monkeypatch.setattr(Trainer, "losses", infinite)
     stopped(job, tmp_path / "run", 9, 59, 60)
     with pytest.raises(InputError, match="the 101 updates up to 120 were not finite: the training has diverged"):
         run(job, tmp_path / "run")
@@ -469,12 +438,13 @@ def test_the_summary_says_what_was_trained(tmp_path: Path, tiny_job: MakeJob) ->
     assert run(job, tmp_path)
     done = json.loads((tmp_path / "done.json").read_text())
     (tmp_path / "done.json").unlink()
+    (tmp_path / "failed.json").touch()  # of a round of torchrun's before this one
     assert run(job, tmp_path)
+    assert not (tmp_path / "failed.json").exists()
     again = json.loads((tmp_path / "done.json").read_text())
     assert (done["resumes"], again["resumes"]) == (0, 1)
     assert all(again[key] == done[key] for key in ("valid_loss", "padding", "pairs"))
-    recorded = [record["valid_loss"] for record in read_history(tmp_path / "history.jsonl") if "valid_loss" in record]
-    assert done["valid_loss"] == recorded[-1]
+    assert done["valid_loss"] == logged(tmp_path, "valid_loss")[-1]
     model = ModelSettings.model_validate(job["model"])
     assert done["updates"] == 9
     assert done["params"] == parameters(model, 16)
@@ -484,9 +454,3 @@ def test_the_summary_says_what_was_trained(tmp_path: Path, tiny_job: MakeJob) ->
     assert done["flops_counted"] == training_flops(model, 16, total)
     assert done["valid_ppl"] > 1
     assert 0 <= done["padding"] < 0.5
-
-
-def test_streams_of_random_numbers_are_distinct() -> None:
-    seeds = {random_seed(s, u, n) for s in range(3) for u in range(50) for n in range(16)}
-    assert len(seeds) == 3 * 50 * 16
-    assert all(0 <= seed < 2**63 for seed in seeds)
