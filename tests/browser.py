@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 OPTIONS = [
@@ -67,10 +67,15 @@ def opened(browser: Browser, path: Path, **options: Any) -> Iterator[Page]:
     assert not problems, problems
 
 
+def expect(locator: Locator) -> Any:
+    """Playwright's assertions, which wait; importing them takes as long as it does to import a browser's driver."""
+    from playwright.sync_api import expect as assertions
+
+    return assertions(locator)
+
+
 def open_sections(page: Page) -> None:
     """Open all sections and wait until their views are built."""
-    from playwright.sync_api import expect
-
     page.evaluate("document.querySelectorAll('details').forEach((section) => { section.open = true; })")
     expect(page.locator("[data-ready]")).to_have_count(page.locator("[data-view]").count(), timeout=PATIENCE)
 

@@ -25,6 +25,13 @@ def printed(*arguments: object) -> str:
     return output.getvalue()
 
 
+def warned(*arguments: object) -> str:
+    """Run a command that ends well; returns its warnings."""
+    with contextlib.redirect_stderr(io.StringIO()) as error:
+        assert wmt(*arguments) == 0
+    return error.getvalue()
+
+
 def refused(*arguments: object) -> str:
     """Run a command that ends with an error; returns its sentence."""
     with contextlib.redirect_stderr(io.StringIO()) as error:

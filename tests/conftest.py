@@ -84,6 +84,13 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, in which the test works."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def copy_corpus(tmp_path: Path) -> Path:
     """A binned corpus whose targets repeat their sources: a task that a tiny model learns."""
     from trainings import write_arrow  # It imports torch, which takes seconds that other tests need not.

@@ -7,7 +7,7 @@ import errno
 import io
 import os
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -37,6 +37,15 @@ def configure(data: dict[str, Any], versions: Mapping[str, str] | None = None, *
     config = {"data": data, **sections, "versions": {**installed, **(versions or {})}}
     Path("results").mkdir(exist_ok=True)
     Path("results/config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+
+
+def write_sides(stem: Path, pairs: Sequence[tuple[str, str]]) -> tuple[Path, Path]:
+    """Write the sides of pairs to <stem>.en and <stem>.de; return these paths."""
+    paths = Path(f"{stem}.en"), Path(f"{stem}.de")
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    for side, path in enumerate(paths):
+        path.write_bytes("".join(f"{pair[side]}\n" for pair in pairs).encode())
+    return paths
 
 
 def check_full_disk(run: Callable[[], None]) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gzip
 import hashlib
-import http.server
 import io
 import tarfile
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -79,14 +76,3 @@ def _packed(member: str, lines: list[str]) -> bytes:
         lines = [f'<{tag} setid="newstest2014" srclang="any">', '<doc docid="1">', *segments, "</doc>", f"</{tag}>"]
     content = "".join(f"{line}\n" for line in lines).encode()
     return gzip.compress(content, mtime=0) if member.endswith(".gz") else content
-
-
-@contextlib.contextmanager
-def serving(folder: Path, handler: type[http.server.SimpleHTTPRequestHandler]) -> Iterator[str]:
-    """Serve a folder on loopback; yields its address."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder))) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-        server.shutdown()
-        thread.join()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,3 +16,11 @@ def browser() -> Iterator[Browser]:
     """Not of the session: while it runs, no test can start an event loop."""
     with chromium() as started:
         yield started
+
+
+@pytest.fixture
+def empty_repository(here: Path) -> Path:
+    """A folder that commands take for the repository."""
+    (here / "data/catalog").mkdir(parents=True)
+    (here / "dvc.yaml").touch()
+    return here

@@ -5,6 +5,8 @@ Minutes long. The mirror holds the text of the embedded sample.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import http.server
 import os
@@ -23,7 +25,7 @@ from typing import ClassVar
 
 import pytest
 import yaml
-from mirror import Lines, data, serving, write
+from mirror import Lines, data, write
 
 from pipeline.config.corpora import Pair
 
@@ -32,6 +34,17 @@ KILLS = 10
 SLICE, PAUSE = 4096, 0.02
 """Bytes sent at once and seconds between: slow enough for a kill to meet every archive."""
 pytestmark = pytest.mark.timeout(1800)
+
+
+@contextlib.contextmanager
+def serving(folder: Path, handler: type[http.server.SimpleHTTPRequestHandler]) -> Iterator[str]:
+    """Serve a folder on loopback; yields its address."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+        thread.join()
 
 
 class Hostile(http.server.SimpleHTTPRequestHandler):
