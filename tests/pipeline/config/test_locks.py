@@ -11,11 +11,11 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
+from command_line import refused, wmt
 from dvc.fs import localfs
 from dvc.lock import LockError
 from dvc.rwlock import RWLockFileCorruptedError, RWLockFileFormatError, rwlock
 
-from pipeline.cli.app import main
 from pipeline.config.locks import mend_locks
 
 ELSEWHERE = f'{{"write": {{"/a/out": {{"pid": {os.getppid()}, "cmd": "dvc repro"}}}}}}'
@@ -23,12 +23,9 @@ ELSEWHERE = f'{{"write": {{"/a/out": {{"pid": {os.getppid()}, "cmd": "dvc repro"
 
 
 @pytest.fixture
-def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data/catalog").mkdir(parents=True)
-    (tmp_path / "dvc.yaml").touch()
-    (tmp_path / ".dvc/tmp").mkdir(parents=True)
-    return tmp_path / ".dvc/tmp/rwlock"
+def locks(empty_repository: Path) -> Path:
+    (empty_repository / ".dvc/tmp").mkdir(parents=True)
+    return empty_repository / ".dvc/tmp/rwlock"
 
 
 def dvc_works() -> None:
@@ -37,24 +34,17 @@ def dvc_works() -> None:
 
 
 @pytest.mark.parametrize("left", ["", '{"write": {"/a/o', "[1]", '{"write": {"/a/out": {}}}', ELSEWHERE])
-def test_what_a_killed_dvc_left_is_removed(locks: Path, left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_dvc_left_is_removed(locks: Path, left: str) -> None:
     locks.write_text(left)
     with pytest.raises((RWLockFileCorruptedError, RWLockFileFormatError, LockError)):
         dvc_works()
-    monkeypatch.setattr("sys.argv", ["wmt", "unlock"])
-    with pytest.raises(SystemExit, match="0"):
-        main()
+    assert wmt("unlock") == 0
     dvc_works()
 
 
-def test_a_read_only_disk_is_one_sentence_before_dvc_fails(
-    locks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_read_only_disk_is_one_sentence_before_dvc_fails(locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    monkeypatch.setattr("sys.argv", ["wmt", "unlock"])
-    with pytest.raises(SystemExit, match="1"):
-        main()
-    assert capsys.readouterr().err.startswith(f"unlock: {Path.cwd()} is read-only, ")
+    assert refused("unlock").startswith(f"unlock: {Path.cwd()} is read-only, ")
 
 
 def test_what_dvc_holds_stays(locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:

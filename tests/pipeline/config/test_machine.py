@@ -35,9 +35,7 @@ def described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("flags", "precision"),
     [("", "float32"), (" avx512_bf16 avx512_vnni", "bfloat16"), (" amx_bf16", "bfloat16"), (" avx512_vnni", "float32")],
 )
-def test_rows_for_cpus_multiply_in_what_the_processor_is_fastest_in(
-    described: Path, flags: str, precision: str
-) -> None:
+def test_rows_for_cpus_multiply_in_the_fastest_precision(described: Path, flags: str, precision: str) -> None:
     assert machine.fastest_precision() == "float32", "without a description"
     described.write_text(EPYC.format(flags))
     assert cpu.processor() == "AMD EPYC 9R14"
@@ -49,8 +47,15 @@ def test_rows_for_cpus_multiply_in_what_the_processor_is_fastest_in(
     assert resolution.resolve(asked).training.precision == "float32"
 
 
-def test_cores_are_those_that_the_process_may_use_or_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "CGROUP", Path("without groups"))
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the control groups; the file `cgroup` beside it says which are this process'."""
+    monkeypatch.setattr(machine, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path / "groups")
+    return tmp_path / "groups"
+
+
+def test_cores_are_those_that_the_process_may_use_or_all(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {2, 5, 7}, raising=False)
     assert machine.available_cores() == 3
     monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
@@ -59,73 +64,60 @@ def test_cores_are_those_that_the_process_may_use_or_all(monkeypatch: pytest.Mon
         assert machine.available_cores() == cores
 
 
+DOCKER = "12:memory:/docker/1a\n4:cpu,cpuacct:/docker/1a\n1:name=systemd:/docker/1a\n0::/system.slice"
+
+
+def version_1(memory: int, quota: int) -> dict[str, str]:
+    """The limits of control groups of version 1."""
+    cpu = {"cpu,cpuacct/cpu.cfs_quota_us": str(quota), "cpu,cpuacct/cpu.cfs_period_us": "100000"}
+    return {"memory/memory.limit_in_bytes": str(memory), **cpu}
+
+
 @pytest.mark.parametrize(
-    ("groups", "limits", "cores", "gigabytes"),
+    ("own", "limits", "cores", "gigabytes"),
     [
         ("0::/", {"cpu.max": "150000 100000", "memory.max": "1500000000"}, 1, 1.5),  # a container of version 2
         ("0::/job/1", {"job/cpu.max": "max 100000", "job/1/memory.max": "max", "job/memory.max": "2000000000"}, 7, 2),
         ("0::/job", {"job/cpu.max": "350000 100000", "cpu.max": "250000 100000"}, 2, None),
         ("0::/", {"cpu.max": "50000 100000"}, 1, None),
-        (
-            "12:memory:/docker/1a\n4:cpu,cpuacct:/docker/1a\n1:name=systemd:/docker/1a\n0::/system.slice",
-            {
-                "memory/memory.limit_in_bytes": "3000000000",
-                "cpu,cpuacct/cpu.cfs_quota_us": "400000",
-                "cpu,cpuacct/cpu.cfs_period_us": "100000",
-            },
-            4,
-            3,
-        ),
-        (
-            "12:memory:/\n4:cpu,cpuacct:/",
-            {
-                "memory/memory.limit_in_bytes": str(2**63 - 4096),
-                "cpu,cpuacct/cpu.cfs_quota_us": "-1",
-                "cpu,cpuacct/cpu.cfs_period_us": "100000",
-            },
-            7,
-            None,
-        ),
+        (DOCKER, version_1(memory=3_000_000_000, quota=400_000), 4, 3),
+        ("12:memory:/\n4:cpu,cpuacct:/", version_1(memory=2**63 - 4096, quota=-1), 7, None),  # without limits
         (None, {}, 7, None),
     ],
 )
 def test_the_limits_of_a_container_are_those_of_the_machine(
-    tmp_path: Path, groups: str | None, limits: dict[str, str], cores: int, gigabytes: float | None,
+    groups: Path, own: str | None, limits: dict[str, str], cores: int, gigabytes: float | None,
     monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(machine, "CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr(machine, "CGROUPS", tmp_path / "groups")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(7)), raising=False)
     monkeypatch.setattr(machine, "gpus", list)
-    if groups is not None:
-        (tmp_path / "cgroup").write_text(f"{groups}\n")
+    if own is not None:
+        machine.CGROUP.write_text(f"{own}\n")
     for name, limit in limits.items():
-        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "groups" / name).write_text(f"{limit}\n")
+        (groups / name).parent.mkdir(parents=True, exist_ok=True)
+        (groups / name).write_text(f"{limit}\n")
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert machine.available_cores() == cores
     assert machine.memory() == (physical if gigabytes is None else int(gigabytes * 1e9))
 
 
 @pytest.mark.parametrize(
-    ("group", "name", "content", "count"),
+    ("own", "name", "content", "count"),
     [
         ("0::/job", "job/memory.events", "low 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 1", 2),
         ("4:memory:/job", "memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5", 5),
         ("4:memory:/job", "memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0", None),  # an old kernel
     ],
 )
-def test_processes_killed_for_memory_are_those_of_this_group(
-    tmp_path: Path, group: str, name: str, content: str, count: int | None, monkeypatch: pytest.MonkeyPatch
+def test_memory_kills_are_those_of_this_group(
+    groups: Path, own: str, name: str, content: str, count: int | None
 ) -> None:
-    monkeypatch.setattr(machine, "CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr(machine, "CGROUPS", tmp_path / "groups")
-    (tmp_path / "cgroup").write_text(f"{group}\n")
-    (tmp_path / "groups" / name).parent.mkdir(parents=True)
-    (tmp_path / "groups" / name).write_text(content)
-    (tmp_path / "groups" / name).parents[1].joinpath(Path(name).name).write_text("oom_kill 99")  # of others, too
+    machine.CGROUP.write_text(f"{own}\n")
+    (groups / name).parent.mkdir(parents=True)
+    (groups / name).write_text(content)
+    (groups / name).parents[1].joinpath(Path(name).name).write_text("oom_kill 99")  # of others, too
     assert machine.memory_kills() == count
-    (tmp_path / "cgroup").unlink()
+    machine.CGROUP.unlink()
     assert machine.memory_kills() is None
 
 
@@ -169,9 +161,7 @@ def test_precision_and_memory_are_those_of_the_gpus_that_train(
 
 
 @pytest.mark.parametrize("script", ["exec sleep 600", "exit 9", "echo No devices were found"])
-def test_without_an_answer_of_the_driver_there_is_no_gpu(
-    nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch, script: str
-) -> None:
+def test_without_an_answer_there_is_no_gpu(nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     nvidia_smi.write_text(f"#!/bin/sh\n{script}\n")
     monkeypatch.setattr(machine, "NVIDIA_SMI_TIMEOUT", 0.5)
     started = time.monotonic()
