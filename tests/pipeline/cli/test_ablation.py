@@ -38,11 +38,10 @@ def test_rows_are_scaled_together() -> None:
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plan]:
+def asked(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plan]:
     """The plan of an ablation for the content of params.yaml."""
     monkeypatch.setattr(copies, "commit", lambda folder: "c")
     monkeypatch.setattr(source, "difference", lambda *paths: b"")
-    monkeypatch.chdir(tmp_path)
 
     def asked(updates: int = 10, **params: Any) -> Plan:
         Path("params.yaml").write_text(json.dumps({"row": "base", "corpus": "sample", "seed": 1, **params}))
@@ -83,18 +82,20 @@ def test_wrong_settings_are_refused_before_the_first_run(
         assert f"Invalid value for '{name}'" in capsys.readouterr().err
 
 
+NAMES = {PLAN.name(row, 1): (row, 1) for row in ("base", "A-h1", "A-h4", "A-h16")}
+
+
 @pytest.mark.parametrize("fails", ["repro", "save"])
 def test_missing_runs_work_in_copies_of_the_beginning_and_a_failure_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fails: str
 ) -> None:
-    names = {PLAN.name(row, 1): (row, 1) for row in ("base", "A-h1", "A-h4", "A-h16")}
     done, failing = PLAN.name("A-h4", 1), PLAN.name("A-h16", 1)
-    missing = [name for name in names if name != done]
+    missing = [name for name in NAMES if name != done]
     events = []
 
     @contextlib.contextmanager
     def made(original: Path, name: str, changes: dict[str, Any]) -> Iterator[Path]:
-        assert changes == PLAN.params(*names[name])
+        assert changes == PLAN.params(*NAMES[name])
         events.append(("made", name))
         try:
             yield tmp_path / name
@@ -117,7 +118,7 @@ def test_missing_runs_work_in_copies_of_the_beginning_and_a_failure_says_why(
     monkeypatch.setattr(copies, "run", run)
     monkeypatch.setattr(copies, "save", save)
     with pytest.raises(InputError, match=f"^{failing} failed: fix the cause"):
-        ablation.run_all(PLAN, names, {done}, jobs=1)
+        ablation.run_all(PLAN, NAMES, {done}, jobs=1)
     assert capsys.readouterr() == ("3 runs of 4 to do\n1 of 3 runs, 0 minutes\n2 of 3 runs, 0 minutes\n", "the cause\n")
     assert events[:3] == [("made", name) for name in missing]
     assert [name for what, name in events if what == "run"] == missing
@@ -132,7 +133,6 @@ def test_missing_runs_work_in_copies_of_the_beginning_and_a_failure_says_why(
 def test_each_job_has_gpus_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, jobs: int, shown: list[str]
 ) -> None:
-    names = {PLAN.name(row, 1): (row, 1) for row in ("base", "A-h1", "A-h4", "A-h16")}
     both, devices = threading.Barrier(jobs), list[str]()
 
     def run(copy: Path, command: list[str], log: object, tick: object, **variables: str) -> int:
@@ -145,7 +145,7 @@ def test_each_job_has_gpus_of_its_own(
     monkeypatch.setattr(copies, "made", lambda _, name, __: contextlib.nullcontext(tmp_path / name))
     monkeypatch.setattr(copies, "run", run)
     monkeypatch.setattr(copies, "save", lambda *_: None)
-    ablation.run_all(PLAN, names, (), jobs)
+    ablation.run_all(PLAN, NAMES, (), jobs)
     assert [sorted(devices[at : at + jobs]) for at in range(0, 4, jobs)] == [shown] * (4 // jobs)
 
 
@@ -180,10 +180,7 @@ def test_the_report_is_of_different_runs(tmp_path: Path, monkeypatch: pytest.Mon
         ("en-en", "{}", "pair is 'en-en'; a pair is two different ISO 639 codes"),
     ],
 )
-def test_params_that_change_or_score_every_row_otherwise_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: str, overrides: str, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_params_that_change_every_row_are_refused(here: Path, pair: str, overrides: str, message: str) -> None:
     Path("params.yaml").write_text(f"row: base\npair: {pair}\ncorpus: sample\nseed: 1\noverrides: {overrides}\n")
     assert f"params.yaml: {message}" in refused("ablation")
 

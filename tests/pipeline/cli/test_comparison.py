@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from browser import PATIENCE, open_sections, opened
+from browser import HOSTILE, PATIENCE, findings, open_sections, opened
 from command_line import printed, refused
 
 from nmt.bootstrap import Comparison
@@ -28,18 +28,15 @@ Make = Callable[..., None]
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+def make(empty_repository: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Make a run, whose full name ends with `-id`.
 
     `wrong` of its lines are translated wrongly; `parsed` are its lines in place of translations.
     """
-    monkeypatch.chdir(tmp_path)
-    for name in ("data/catalog", "results"):
-        Path(name).mkdir(parents=True)
-    Path("dvc.yaml").touch()
+    Path("results").mkdir()
 
     def fetch(name: str, files: Sequence[str], folder: Path) -> tuple[str, list[Path]]:
-        return f"{name}-id", [tmp_path / "made" / name / file for file in files]
+        return f"{name}-id", [empty_repository / "made" / name / file for file in files]
 
     monkeypatch.setattr(server, "fetch_artifacts", fetch)
 
@@ -47,10 +44,11 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         name: str, wrong: int, seed: int, prefix: str = "", parsed: list[Line] | None = None, N: int = 2,
         target: str = "tree", **scores: Any,
     ) -> None:  # fmt: skip
-        folder = tmp_path / "made" / name
+        folder = empty_repository / "made" / name
         folder.mkdir(parents=True)
         run = {"row": "sample", "pair": "en-de", "corpus": "mine", "seed": seed}
         config = {"run": run, "data": {"source": "en", "target": target if parsed else "de"}, "model": {"N": N}}
+        config[HOSTILE[3]] = {"hostile": name} if parsed else {}
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         (folder / "scores.json").write_text(json.dumps({"bleu": 90.0, **SCORES, **scores}))
         (folder / "validation.csv").write_text("update,valid_loss,valid_ppl\n2,7.5,1808.0\n4,6.5,665.1\n")
@@ -86,10 +84,8 @@ def test_two_runs_are_compared_line_by_line(make: Make, browser: Browser, tmp_pa
         shown.get_by_role("combobox", name="Lines").select_option("differ")
         shown.get_by_text("40 of 60 lines").wait_for(timeout=PATIENCE)
         first_screen = shown.locator("header")
-        assert (
-            first_screen.locator("p").first.text_content()
-            == f"{verdict} BLEU (p = 0.001, over sentences, not over seeds)"
-        )
+        said = first_screen.locator("p").first.text_content() or ""
+        assert said == f"{verdict} BLEU (p = 0.001, over sentences, not over seeds)"
         assert first_screen.get_by_text("40 lines are better, 0 are worse, 20 score the same.").is_visible()
         tables = [table.locator("tbody tr").all_text_contents() for table in first_screen.locator("table").all()]
         assert tables[:2] == [["compared-1.htmlone-id", "compared-2.htmltwo-id"], ["model.N23", "run.seed12"]]
@@ -170,8 +166,14 @@ def test_parses_are_compared_by_f1_with_a_paired_bootstrap(make: Make, browser: 
         make(name, wrong=wrong, seed=1, parsed=lines, f1=f1, **scores)
     # Of 60 * 4 gold brackets, 40 * 2 + 20 * 4 of as many parsed ones match: F1 is 2 * 160 / (240 + 160).
     assert "+20.00 F1, p = 0.001 (paired bootstrap)\n" in printed("compare", "one", "two")
-    with opened(browser, tmp_path / "results/comparison.html") as shown:
+    phone: Any = {"color_scheme": "dark", "viewport": {"width": 390, "height": 844}}
+    with opened(browser, tmp_path / "results/comparison.html", **phone, bypass_csp=True) as shown:
         open_sections(shown)
+        assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        header = shown.get_by_role("columnheader", name="sentences")
+        rows = "const text = new Range(); text.selectNode(cell.firstChild); return text.getClientRects().length;"
+        assert header.evaluate(f"(cell) => {{ {rows} }}") == 1, "a word is not broken where the table can scroll"
+        assert findings(shown) == []
         assert shown.locator("h2", has_text="Parses side by side").count() == 1
         assert shown.get_by_text("missing in the parse").count() == 1
         assert shown.locator("[lang=tree]").count() == 0, "which names no language"

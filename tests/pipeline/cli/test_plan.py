@@ -30,7 +30,8 @@ def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def configuration(row: str, pair: str = "en-de", corpus: str = "wmt14") -> Configuration:
-    return resolution.resolve({"row": row, "pair": pair, "corpus": corpus, "seed": 1, "overrides": {}})
+    with contextlib.chdir(ROOT):
+        return resolution.resolve({"row": row, "pair": pair, "corpus": corpus, "seed": 1, "overrides": {}})
 
 
 def test_base_on_wmt14_is_what_the_paper_says_it_is() -> None:
@@ -58,13 +59,17 @@ def test_more_of_everything_needs_more() -> None:
     assert cost.needs(fewer, corpus)[1] > small
 
 
+def counted(folder: Path, monkeypatch: pytest.MonkeyPatch, **numbers: int) -> None:
+    """Let the stage binarize have counted these."""
+    (folder / "stats.json").write_text(json.dumps(numbers))
+    monkeypatch.setattr(cost, "BINNED_STATS", folder / "stats.json")
+
+
 def test_a_prepared_corpus_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stats = tmp_path / "stats.json"
-    stats.write_text(json.dumps({"pairs": 100, "target_tokens": 1500, "vocabulary": 640}))
-    monkeypatch.setattr(cost, "BINNED_STATS", stats)
+    counted(tmp_path, monkeypatch, pairs=100, target_tokens=1500, vocabulary=640)
     sample = configuration("sample", corpus="sample")
-    counted = cost.corpus_size(sample, prepared=True)
-    assert (counted.pairs, counted.subwords, counted.vocabulary) == (100, 15.0, 640)
+    corpus = cost.corpus_size(sample, prepared=True)
+    assert (corpus.pairs, corpus.subwords, corpus.vocabulary) == (100, 15.0, 640)
     guess = cost.corpus_size(sample, prepared=False)
     assert guess.origin.startswith("guessed")
     assert 8_000 < guess.pairs < 72_000
@@ -78,7 +83,6 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         stages = graph.stages().values()
         deps = [path for stage in stages for path in map(Path, stage.deps) if path.parts[0] in {"nmt", "pipeline"}]
         code = {str(file) for path in deps for file in (path.rglob("*.py") if path.is_dir() else [path])}
-        asked = resolution.text(configuration("sample", corpus="sample"))
     for name in ("dvc.yaml", "params.yaml", ".dvc/config", "pipeline/config/rows.yaml", *code):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, folder / name)
@@ -90,7 +94,7 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         if not (folder / path).exists():
             (folder / path).write_text(path)
-    (folder / CONFIG).write_text(asked)
+    (folder / CONFIG).write_text(resolution.text(configuration("sample", corpus="sample")))
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
     with contextlib.chdir(folder), Repo() as repo:
         repo.commit(force=True)
@@ -109,10 +113,6 @@ def runs(asked: Configuration | None = None) -> dict[str, str]:
     return {name: reason for name, reason in plan.stages_to_run(asked).items() if reason}
 
 
-def override(**sections: dict[str, object]) -> None:
-    Path("params.yaml").write_text(json.dumps({**resolution.read_params(), "overrides": sections}))
-
-
 def test_nothing_would_run_after_a_finished_run_and_every_stage_before_the_first(finished: None) -> None:
     assert "epsilon: 1e-09" in Path("dvc.lock").read_text(), "DVC's way to write it, which PyYAML takes for text"
     assert runs() == {}
@@ -124,7 +124,8 @@ def test_nothing_would_run_after_a_finished_run_and_every_stage_before_the_first
 
 
 def test_a_training_value_reruns_training_and_what_follows(finished: None) -> None:
-    override(training={"updates": 7})
+    changed = {**resolution.read_params(), "overrides": {"training": {"updates": 7}}}
+    Path("params.yaml").write_text(json.dumps(changed))
     reasons = runs()
     assert (reasons["resolve"], reasons["train"]) == ("changed: overrides", "changed: training")
     assert reasons.keys() >= {"train", "average", "decode", "score", "certify", "attention", "report"}
@@ -164,29 +165,20 @@ def test_the_version_of_sacrebleu_decides_scores_and_their_certificate_alone(fin
     assert not reasons.keys() & {"binarize", "train", "average", "decode", "attention"}
 
 
-def test_outside_a_repository_dvc_has_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_dvc_cannot_say_is_refused(here: Path) -> None:
     asked = configuration("sample", corpus="sample")
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="DVC cannot say what changed"):
         plan.stages_to_run(asked)
-
-
-def test_conflict_markers_in_the_lock_file_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = configuration("base")
-    monkeypatch.chdir(tmp_path)
     Path("dvc.yaml").write_text("stages: {}")
     Path("dvc.lock").write_text("<<<<<<< HEAD\n")
     with pytest.raises(InputError, match=r"^dvc.lock has conflict markers: "):
-        plan.stages_to_run(base)
+        plan.stages_to_run(asked)
 
 
-def test_a_parser_is_counted_with_its_own_table_of_symbols(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_parser_is_counted_with_its_own_table_of_symbols(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = configuration("parse-sample", "en-tree", "sample-trees")
     assert cost.corpus_size(asked, prepared=False).target_vocabulary == 128
-    monkeypatch.chdir(tmp_path)
-    Path("data/binned").mkdir(parents=True)
-    stats = {"pairs": 10, "target_tokens": 500, "vocabulary": 2048, "target_vocabulary": 64}
-    Path("data/binned/stats.json").write_text(json.dumps(stats))
+    counted(tmp_path, monkeypatch, pairs=10, target_tokens=500, vocabulary=2048, target_vocabulary=64)
     corpus = cost.corpus_size(asked, prepared=True)
     assert cost.needs(asked, corpus)[0]["average"] == 2 * 4 * flops.parameters(asked.model, 2048, 64)
     assert cost.measured_rate(asked, corpus, seconds=0.1) > 1e8
