@@ -154,10 +154,6 @@ def test_a_stage_declares_the_sections_and_keys_that_it_reads_and_the_versions_t
     assert set(checked) == {key.removeprefix("versions.") for key in keys if key.startswith("versions.")}
 
 
-def test_a_stage_is_run_by_its_name() -> None:
-    assert [stage["cmd"] for stage in STAGES.values()] == [f"python -m pipeline {name}" for name in STAGES]
-
-
 def test_what_the_stages_make_is_ignored_by_git(tmp_path: Path) -> None:
     git(tmp_path, "init", "--quiet")
     shutil.copyfile(ROOT / ".gitignore", tmp_path / ".gitignore")

@@ -21,6 +21,7 @@ import pytest
 from browser import chromium
 from clones import STAGES, TINY, Clone, write_tiny_corpus
 from orchestra import Orchestra, until
+from tracked import recorded
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -131,12 +132,7 @@ def test_every_stage_is_a_task_and_the_results_come_back_as_an_experiment(orches
     assert applied.returncode == 0, applied.stderr
     metrics = json.loads((clone.folder / "results/metrics.json").read_text())
     assert f" {metrics['bleu']:.1f} (" in orchestra.artifacts(first)["wmt-en-de-sample-bleu"]["data"]
-    from mlflow import MlflowClient  # It takes a second, which each of pytest's processes would spend on collecting.
-
-    client = MlflowClient(f"sqlite:///{clone.folder}/work/mlflow.db")
-    experiment = client.get_experiment_by_name("wmt-en-de")
-    assert experiment is not None
-    (mlflow_run,) = client.search_runs([experiment.experiment_id], f"tags.DVC_EXP_NAME = '{name}'")
+    (mlflow_run,) = (run for run in recorded(clone.folder / "work") if run.data.tags.get("DVC_EXP_NAME") == name)
     assert mlflow_run.info.status == "FINISHED"
     assert mlflow_run.data.metrics["bleu"] == round(metrics["bleu"], 2)
 

@@ -22,12 +22,6 @@ def square(number: int) -> int:
     return number * number
 
 
-def refuse(number: int) -> int:
-    if number == 3:
-        raise ValueError("three")
-    return number
-
-
 def die(number: int) -> int:
     os.kill(os.getpid(), signal.SIGKILL)
     return number
@@ -51,13 +45,6 @@ def test_results_come_in_order_from_at_most_so_many_ahead() -> None:
         results.append(result)
         assert pool.submitted - len(results) < 4
     assert results == [number * number for number in range(50)]
-
-
-def test_an_error_is_raised_where_it_stands() -> None:
-    results = map_in_order(ThreadPoolExecutor(1), refuse, range(9))
-    assert [next(results) for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(ValueError, match="three"):
-        next(results)
 
 
 def test_processes_give_what_one_process_gives_and_tell_of_death(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,27 +5,23 @@ import os
 import pickle
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from data_stages import configure, data_section
+from data_stages import configure, data_section, write_sides
 
 from nmt.errors import InputError
 from nmt.text.parallel_text import Block, read_blocks
+from pipeline.config import rows
 from pipeline.data import blocks
 from pipeline.data.blocks import executor, map_in_order
 from pipeline.stages import tokenize
 
 pytestmark = pytest.mark.timeout(600)
 ON_LOOPBACK = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "silence_logs": 50}
-PREPARATION = {
-    "tokenizer": {"tokenizer": "moses", "normalize_punctuation": True, "aggressive_hyphens": False},
-    "filters": {"min_tokens": 1, "max_tokens": 80, "max_ratio": 9.0, "drop_identical": False},
-}
+PREPARATION = rows.settings("sample", "en-de")["preparation"]
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +33,11 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture
-def here(tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(here: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty repository whose executor is the cluster."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(blocks, "_SMALL", 0)
     monkeypatch.setenv("WMT_EXECUTOR", cluster.scheduler_address.replace("tcp", "dask"))
-    return tmp_path
-
-
-def count(number: int) -> tuple[int, int]:
-    time.sleep(0.01)
-    return number, os.getpid()
+    return here
 
 
 def refuse(number: int) -> int:
@@ -59,19 +49,10 @@ def kill(number: int) -> int:
     return number
 
 
-def kill_once(marks: Path, number: int) -> int:
-    if number == 5 and not (marks / "killed").exists():
-        (marks / "killed").touch()
-        kill(number)
-    return number
-
-
 def test_the_same_bytes_as_from_one_process(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenize.RAW.mkdir(parents=True)
+    pairs = [(f"Number {n}, it's {n % 7} - {n}.", f"Zahl {n}, das ist {n}." * (n % 5)) for n in range(99)]
     for name in ("train.web", "valid.dev", "test.exam"):
-        for side, word in (("en", "Number"), ("de", "Zahl")):
-            lines = (f"{word} {n}, it's {n % 7} - {n}.\n" for n in range(99))
-            (tokenize.RAW / f"{name}.{side}").write_text("".join(lines))
+        write_sides(tokenize.RAW / name, pairs)
     configure(data_section("web"), preparation=PREPARATION)
     with monkeypatch.context() as patch:
         patch.delenv("WMT_EXECUTOR")
@@ -82,14 +63,6 @@ def test_the_same_bytes_as_from_one_process(here: Path, monkeypatch: pytest.Monk
     tokenize.run()
     assert {path.name: path.read_bytes() for path in tokenize.TOKENIZED.iterdir()} == alone
     assert json.loads(alone["stats.json"])["pairs"] == 99
-
-
-def test_a_killed_worker_costs_its_block_only(here: Path) -> None:
-    with executor() as pool:
-        workers = {process for _, process in map_in_order(pool, count, range(20))}
-        assert len(workers) == 2
-        assert os.getpid() not in workers
-        assert list(map_in_order(pool, partial(kill_once, here), range(40))) == list(range(40))
 
 
 def test_errors_come_back_and_a_block_that_kills_its_workers_ends_the_stage(
@@ -157,5 +130,5 @@ def test_a_scheduler_that_is_lost_is_one_sentence(here: Path, monkeypatch: pytes
             end = threading.Timer(1.0, without_workers.close)
             end.start()
             with pytest.raises(OSError, match="the Dask scheduler was lost: start it and run again"):
-                list(map_in_order(pool, count, [1]))
+                list(map_in_order(pool, abs, [1]))
             end.join()

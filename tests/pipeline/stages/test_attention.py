@@ -9,22 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data_stages import write_sides
 
 from nmt.errors import InputError
 from nmt.inference.attention_maps import Attention, draw_lines, write_quantized
 from pipeline.stages.attention import FIGURES, choose_pairs
 
 
-def pairs(tmp_path: Path, sources: list[str], targets: list[str] | None = None) -> tuple[Path, Path]:
-    paths = tmp_path / "valid.en", tmp_path / "valid.de"
-    for path, lines in zip(paths, (sources, targets or ["ein Satz"] * len(sources)), strict=True):
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return paths
-
-
 def test_the_papers_sentences_come_first_then_those_of_a_readable_length(tmp_path: Path) -> None:
     long, short, fitting = "word " * 30, "one word", [f"a sentence of six words {n}" for n in range(3)]
-    files = pairs(tmp_path, [long, "", short, *fitting, FIGURES[1], " ", FIGURES[0]])
+    sources = [long, "", short, *fitting, FIGURES[1], " ", FIGURES[0]]
+    files = write_sides(tmp_path / "valid", [(source, "ein Satz") for source in sources])
     chosen = [source for source, _ in choose_pairs(*files, 5)]
     assert chosen == [*FIGURES, *fitting]
     assert [source for source, _ in choose_pairs(*files, 100)] == [*FIGURES, *fitting, short, long]
@@ -32,10 +27,10 @@ def test_the_papers_sentences_come_first_then_those_of_a_readable_length(tmp_pat
 
 def test_a_source_without_text_is_never_chosen(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no line with text"):
-        choose_pairs(*pairs(tmp_path, ["", "  "]), 2)
+        choose_pairs(*write_sides(tmp_path / "valid", [("", "leer"), ("  ", "leer")]), 2)
     # A pair without a target is the last resort.
-    files = pairs(tmp_path, ["a sentence of six words here", "short"], ["", "kurz"])
-    assert choose_pairs(*files, 2) == [("short", "kurz"), ("a sentence of six words here", "")]
+    both = [("a sentence of six words here", ""), ("short", "kurz")]
+    assert choose_pairs(*write_sides(tmp_path / "valid", both), 2) == both[::-1]
 
 
 def attention(layers: int, heads: int, words: int) -> Attention:

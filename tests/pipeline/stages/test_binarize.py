@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from data_stages import ONE_THREAD, check_full_disk, configure, data_section
+from data_stages import ONE_THREAD, check_full_disk, configure, data_section, write_sides
 
 from nmt.errors import InputError
 from nmt.ids import EOS
-from nmt.text.parallel_text import read_lines
 from nmt.text.settings import BinningSettings, SubwordSettings
 from nmt.text.subwords import Subwords, learn
 from pipeline.data import blocks
@@ -29,14 +28,6 @@ ROWS = tuple[list[int], list[int], int]
 @pytest.fixture(scope="module")
 def subwords() -> Subwords:
     return learn(Counter(WORDS * 3), SubwordSettings(kind="bpe", merges=25, vocabulary=None, multiple_of=8))
-
-
-def write_pairs(name: str, pairs: list[tuple[str, str]]) -> tuple[Path, Path]:
-    paths = binarize.TOKENIZED / f"{name}.en", binarize.TOKENIZED / f"{name}.de"
-    paths[0].parent.mkdir(parents=True, exist_ok=True)
-    for side, path in enumerate(paths):
-        path.write_bytes("".join(pair[side] + "\n" for pair in pairs).encode())
-    return paths
 
 
 def read_rows(path: Path) -> list[ROWS]:
@@ -56,14 +47,13 @@ def sentences(count: int, longest: int) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subwords: Subwords) -> Path:
+def here(here: Path, subwords: Subwords) -> Path:
     """A folder with tokenised text, subwords and a resolved configuration."""
-    monkeypatch.chdir(tmp_path)
-    write_pairs("train", sentences(300, 16))
-    write_pairs("valid", [("the house ☃", "das Haus"), ("", "neu " * 50), ("low", "niedrig")])
+    write_sides(binarize.TOKENIZED / "train", sentences(300, 16))
+    write_sides(binarize.TOKENIZED / "valid", [("the house ☃", "das Haus"), ("", "neu " * 50), ("low", "niedrig")])
     subwords.save(binarize.SUBWORDS)
     configure(data_section("x"), binning=BINNING.model_dump())
-    return tmp_path
+    return here
 
 
 def test_bins_grow_by_one_at_least_and_end_at_the_longest() -> None:
@@ -95,14 +85,12 @@ def test_writes_and_counts(here: Path, subwords: Subwords) -> None:
     assert stats["source_tokens"] == sum(len(src) for src, _, _ in rows)
     assert stats["target_tokens"] == sum(len(tgt) for _, tgt, _ in rows)
     assert stats["vocabulary"] == subwords.size
-    valid = sum(
-        len(subwords.encode(line)) for side in ("en", "de") for line in read_lines(Path(f"data/tokenized/valid.{side}"))
-    )
+    rows = read_rows(binarize.BINNED / "valid.arrow")
+    valid = sum(len(src) + len(tgt) - 2 for src, tgt, _ in rows)
     assert stats["out_of_vocabulary"] == {"train": 0.0, "valid": pytest.approx(1 / valid)}
     assert stats["valid"]["pairs"] == 3
     keys = "pairs source_tokens target_tokens dropped vocabulary out_of_vocabulary histogram valid"
     assert list(stats) == keys.split()
-    rows = read_rows(binarize.BINNED / "valid.arrow")
     assert [line for _, _, line in rows] == [0, 1, 2], "no pair is filtered"
     assert rows[1] == ([EOS], [*subwords.encode("neu " * 50), EOS], 1)
     assert len(rows[1][1]) > BINNING.max_length
@@ -158,20 +146,18 @@ def test_ids_are_as_wide_as_the_vocabulary_needs(tmp_path: Path, multiple_of: in
 
 
 def test_nothing_kept_is_refused_and_leaves_nothing(here: Path) -> None:
-    write_pairs("train", [("low " * 40, "neu")])
+    write_sides(binarize.TOKENIZED / "train", [("low " * 40, "neu")])
     with pytest.raises(InputError, match=r"each of the 1 training pairs has more than 30 subwords .* raise it"):
         binarize.run()
     assert sorted(path.name for path in Path("data").iterdir()) == ["subwords", "tokenized"]
 
 
-def test_characters_that_the_subwords_lack_are_warned_of_and_refused(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_pairs("train", [*sentences(15, 9), ("the ☃ ☃ я", "neu ☃")])
+def test_characters_without_subwords_are_warned_of_and_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_sides(binarize.TOKENIZED / "train", [*sentences(15, 9), ("the ☃ ☃ я", "neu ☃")])
     binarize.run()
     assert "% of the training subwords are <unk>: the parent's lack ☃ я" in capsys.readouterr().err
     stats = (binarize.BINNED / "stats.json").read_text()
-    write_pairs("train", [("я я я ☃", "the house")])
+    write_sides(binarize.TOKENIZED / "train", [("я я я ☃", "the house")])
     with pytest.raises(InputError, match=r"are <unk>: the parent's lack я ☃: start from a parent that has them"):
         binarize.run()
     assert (binarize.BINNED / "stats.json").read_text() == stats

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
-import http.server
 import json
 import re
 import shutil
@@ -19,11 +19,12 @@ from typing import Any
 
 import pytest
 from data_stages import check_full_disk, configure
-from mirror import data, serving, tarball, write
+from mirror import data, tarball, write
 
+from nmt.common.files import sha256_of
 from nmt.errors import InputError
 from pipeline.config import catalogs
-from pipeline.config.corpora import Pair
+from pipeline.config.corpora import DataSettings, Pair
 from pipeline.data import fetch
 from pipeline.stages import download
 
@@ -41,10 +42,8 @@ TEXTS = {
 
 
 @pytest.fixture(autouse=True)
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def repository(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "ATTEMPTS", 1)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def packed(texts: Mapping[str, bytes] = TEXTS, md5: str | None = None, **changes: Any) -> dict[str, Any]:
@@ -139,22 +138,11 @@ def refused(data: dict[str, Any], message: str) -> None:
     assert not list(Path("data").glob(".raw*")) if Path("data").exists() else True
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"c\n", "has the sha256 .* it was edited; add it again with `wmt catalog add"),
-        (b"b\xff\n", "line 1: the byte 0xff at offset 1 is not valid UTF-8"),
-        (None, "is missing: restore it, or add it again"),
-    ],
-)
-def test_local_files_that_are_not_as_added_are_refused(content: bytes | None, message: str) -> None:
+def test_local_files_that_are_not_as_added_are_refused() -> None:
     data = packed()
-    data["test"] = local("test", (b"a\n", b"b\xff\n"))
-    path = Path("data/local/x/test.de")
-    path.unlink()
-    if content is not None:
-        path.write_bytes(content)
-    refused(data, rf"^data/local/x/test\.de,? {message}")
+    data["test"] = local("test", (b"a\n", b"b\n"))
+    Path("data/local/x/test.de").write_bytes(b"c\n")
+    refused(data, r"^data/local/x/test\.de has the sha256 .* it was edited; add it again with `wmt catalog add")
 
 
 @pytest.mark.parametrize(
@@ -248,41 +236,40 @@ def test_a_mirror_of_wmt14(tmp_path: Path, pair: Pair, corpora: list[str]) -> No
             assert any("\r" in line for line in written) == (name == "news-commentary-v9")
 
 
+def shipped(name: str, pair: Pair) -> tuple[list[str], dict[str, Any]]:
+    """The pairs of a catalog of this repository, and the section `data` of one of them."""
+    with contextlib.chdir(ROOT):
+        catalog = catalogs.load(name)
+        return sorted(catalog.pairs), catalogs.data_settings(catalog, pair).model_dump()
+
+
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=needs_real)])
-def test_multi30k_comes_by_one_command(real: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each address of the catalog has one packed file; here they are served from loopback."""
-    monkeypatch.chdir(ROOT)
-    catalog = catalogs.load("multi30k")
-    assert sorted(catalog.pairs) == ["cs-en", "de-en", "en-cs", "en-de", "en-fr", "fr-en"]
-    content = catalogs.data_settings(catalog, "cs-en").model_dump()
-    monkeypatch.chdir(tmp_path)
-    (served := tmp_path / "served").mkdir()
-    with serving(served, http.server.SimpleHTTPRequestHandler) as address:
-        for archive in content["archives"]:
-            name = archive["urls"][0].rpartition("/")[2]
-            archive["urls"] = [address + name]
-            if real and (REAL / name).exists():  # with the catalog's own checksum
-                shutil.copy(REAL / name, served)
-                continue
-            plain = REAL / name.removesuffix(".gz").replace("val.", "valid.").replace("_2016_flickr", "2016")
-            packed = gzip.compress(plain.read_bytes() if real else b"a\n")
-            (served / name).write_bytes(packed)
-            archive |= {"bytes": len(packed), "sha256": hashlib.sha256(packed).hexdigest()}
-        configure(content)
-        download.run()
-    pairs = json.loads(Path("data/raw/stats.json").read_text())["pairs"]
-    assert list(pairs.values()) == ([29_000, 1014, 1000] if real else [1, 1, 1])
+def test_multi30k_comes_by_one_command(real: bool) -> None:
+    """Each address of the catalog has one packed file."""
+    pairs, content = shipped("multi30k", "cs-en")
+    assert pairs == ["cs-en", "de-en", "en-cs", "en-de", "en-fr", "fr-en"]
+    for archive in content["archives"]:
+        name = archive["urls"][0].rpartition("/")[2]
+        archive["urls"] = [f"file:{name}"]
+        if real and (REAL / name).exists():  # with the catalog's own checksum
+            shutil.copy(REAL / name, name)
+            continue
+        plain = REAL / name.removesuffix(".gz").replace("val.", "valid.").replace("_2016_flickr", "2016")
+        packed = gzip.compress(plain.read_bytes() if real else b"a\n")
+        Path(name).write_bytes(packed)
+        archive |= {"bytes": len(packed), "sha256": hashlib.sha256(packed).hexdigest()}
+    configure(content)
+    download.run()
+    counted = json.loads(Path("data/raw/stats.json").read_text())["pairs"]
+    assert list(counted.values()) == ([29_000, 1014, 1000] if real else [1, 1, 1])
 
 
-def test_iwslt14_comes_from_fairseqs_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here an archive in miniature, with the original's members, served from loopback; its checksum is not known."""
-    monkeypatch.chdir(ROOT)
-    catalog = catalogs.load("iwslt14")
-    assert sorted(catalog.pairs) == ["de-en", "en-de"]
-    content = catalogs.data_settings(catalog, "en-de").model_dump()
+def test_iwslt14_comes_from_fairseqs_archive() -> None:
+    """Here an archive in miniature, with the original's members; its checksum is not known."""
+    pairs, content = shipped("iwslt14", "en-de")
+    assert pairs == ["de-en", "en-de"]
     archive = content["archives"][0]
     assert (archive["bytes"], archive["sha256"], archive["md5"]) == (19_982_877, None, None)
-    monkeypatch.chdir(tmp_path)
     members = {}
     for language in ("de", "en"):
         about = f"<url>http://ted/{language}</url>\n<keywords>talks, talkid</keywords>\n<talkid>7</talkid>\n"
@@ -291,17 +278,79 @@ def test_iwslt14_comes_from_fairseqs_archive(tmp_path: Path, monkeypatch: pytest
         for name in ("dev2010", "tst2012"):
             seg = f'<description>no</description>\n<seg id="1"> {name} &amp; {language} </seg>\n'
             members[f"de-en/IWSLT14.TED.{name}.de-en.{language}.xml"] = seg.encode()
-    packed = tarball(members)
-    (served := tmp_path / "served").mkdir()
-    (served / "de-en.tgz").write_bytes(packed)
     for text, lines in ((content["train"][0], 4), (content["valid"], 1), (content["test"], 1)):
         assert text["source"]["lines"] == text["target"]["lines"] > 800
         text["source"]["lines"] = text["target"]["lines"] = lines
-    with serving(served, http.server.SimpleHTTPRequestHandler) as address:
-        archive |= {"urls": [f"{address}de-en.tgz"], "bytes": len(packed)}
-        configure(content)
-        download.run()
+    Path("de-en.tgz").write_bytes(tarball(members))
+    archive |= {"urls": ["file:de-en.tgz"], "bytes": Path("de-en.tgz").stat().st_size}
+    configure(content)
+    download.run()
     raw = {path.name: path.read_text() for path in Path("data/raw").iterdir()}
     assert raw["train.ted.en"] == "T en\nD en\n\nA url.\n"
     assert raw["valid.dev2010.de"] == "dev2010 & de\n"
     assert raw["test.tst2012.en"] == "tst2012 & en\n"
+
+
+# Treebanks.
+
+BANK = "( (S (NP-SBJ (NNP Ann)) (VP (VBZ runs) (NP (-NONE- *))) (. .)) )\n(S (NP (-NONE- *)))\n(TOP (NP (NN dog)))\n"
+
+
+def treebank(member: dict[str, Any], target: dict[str, Any] | None = None) -> DataSettings:
+    text = {"source": member, "target": target or member}
+    texts = {"train": [{"name": "t", **text}], "valid": {"name": "v", **text}, "test": {"name": "e", **text}}
+    archive = {"name": "a.tgz", "urls": ["http://h/a.tgz"], "licence": "", "source": ""}
+    checks = {"bytes": None, "sha256": None, "md5": None}
+    return DataSettings.model_validate({"source": "en", "target": "tree", "archives": [{**archive, **checks}], **texts})
+
+
+@pytest.fixture
+def bank(tmp_path: Path) -> Path:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "bank.mrg").write_text(BANK, encoding="utf-8")
+    return tmp_path / "bank.mrg"
+
+
+def test_words_and_normalised_trees_stand_line_by_line(tmp_path: Path, bank: Path) -> None:
+    (tmp_path / "a.tgz").write_bytes(tarball({"x/bank.ptb": bank.read_bytes()}))
+    raw = tmp_path / "raw"
+    settings = treebank({"archive": "a.tgz", "member": "x/bank.ptb"})
+    stats = download.unpack(settings, {"a.tgz": tmp_path / "a.tgz"}, raw)
+    assert stats["pairs"] == {"train.t": 2, "valid.v": 2, "test.e": 2}
+    assert stats["removed"]["train.t"] == {
+        "traces": 2,
+        "constituents of traces alone": 3,
+        "function tags": 1,
+        "outer labels": 1,
+        "trees of traces alone": 1,
+    }
+    trees = (raw / "valid.v.tree").read_text(encoding="utf-8")
+    assert trees == "(S (NP (NNP Ann)) (VP (VBZ runs)) (. .))\n(NP (NN dog))\n"
+    assert (raw / "test.e.en").read_text(encoding="utf-8") == "Ann runs .\ndog\n"
+    assert stats["files"]["test.e.en"]["bytes"] == (raw / "test.e.en").stat().st_size
+    assert json.dumps(stats)
+
+
+@pytest.mark.parametrize("checked", ["by its lines", "by lines and sha256", "by sha256 and lines"])
+def test_a_local_treebank_is_held_to_its_number_of_trees(tmp_path: Path, bank: Path, checked: str) -> None:
+    """It is one file, whatever checks its two sides have."""
+    sha256 = {"path": str(bank), "sha256": sha256_of(bank)}
+
+    def settings(lines: int) -> DataSettings:
+        counted = {"path": str(bank), "lines": lines}
+        pairs = {"by lines and sha256": (counted, sha256), "by sha256 and lines": (sha256, counted)}
+        return treebank(*pairs.get(checked, (counted,)))
+
+    assert download.unpack(settings(2), {}, tmp_path / "raw")["pairs"]["train.t"] == 2
+    assert (tmp_path / "raw/train.t.en").read_text(encoding="utf-8") == "Ann runs .\ndog\n"
+    with pytest.raises(InputError, match=r"bank.mrg has 2 segments where the catalog says 39,832: make it again"):
+        download.unpack(settings(39_832), {}, tmp_path / "raw")
+    bank.unlink()
+    with pytest.raises(InputError, match=r"bank.mrg is missing: "):
+        download.unpack(settings(2), {}, tmp_path / "raw")
+
+
+def test_a_mistake_in_a_treebank_names_file_and_line(tmp_path: Path, bank: Path) -> None:
+    bank.write_text(BANK + "(S (NN dog)\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"bank.mrg, line 4: the tree that begins on line 4 lacks 1 of its closing"):
+        download.unpack(treebank({"path": str(bank), "lines": 2}), {}, tmp_path / "raw")

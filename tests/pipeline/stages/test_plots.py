@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -34,17 +35,12 @@ def history() -> list[dict[str, float]]:
     return records
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def table(path: Path) -> list[dict[str, str]]:
     header, *rows = (line.split(",") for line in path.read_text(encoding="utf-8").splitlines())
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
-def test_tables_hold_a_number_in_every_cell(tmp_path: Path) -> None:
+def test_tables_hold_a_number_in_every_cell(here: Path) -> None:
     write_curves(history(), Path())
     measured, validated = table(paths.CURVES), table(paths.VALIDATION)
     assert b"\r" not in paths.CURVES.read_bytes() + paths.VALIDATION.read_bytes()
@@ -56,7 +52,7 @@ def test_tables_hold_a_number_in_every_cell(tmp_path: Path) -> None:
     assert validated[1] == {"update": "50", "valid_loss": "7.75", "valid_ppl": str(2.0**7.75), "seconds": "50"}
 
 
-def test_utilisation_has_a_column_where_every_interval_has_it(tmp_path: Path) -> None:
+def test_utilisation_has_a_column_where_every_interval_has_it(here: Path) -> None:
     """A training may move to a device whose peak is not on record."""
     records = [{**record, "utilisation": 0.25} if "loss" in record else record for record in history()]
     write_curves(records, Path())
@@ -73,8 +69,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     shutil.copyfile(ROOT / "dvc.yaml", folder / "dvc.yaml")
     shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache", "config.local"))
     (folder / ".dvc/config.local").write_text("[core]\n    no_scm = true\n", encoding="utf-8")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.chdir(folder)
+    with contextlib.chdir(folder):
         write_curves(history(), Path())
     command = [sys.executable, "-m", "dvc", "plots", "show", "--json"]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
