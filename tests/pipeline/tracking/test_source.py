@@ -9,15 +9,12 @@ from tracked import connected
 from pipeline.tracking import source
 
 
-def test_new_files_differ_and_a_patch_is_equal_whatever_git_is_set_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_new_files_differ_and_a_patch_is_equal_whatever_git_is_set_to(here: Path) -> None:
     assert source.code() == {"commit": "unknown", "differing_files": "unknown: git names no commit here"}
     for name, content in (("kept.py", b"a\n"), ("table", bytes(9)), ("params.yaml", b"a\n"), (".gitignore", b"work\n")):
         Path(name).write_bytes(content)
     commit()
-    git(tmp_path, "remote", "add", "origin", "https://me:secret@example.org/name")
+    git(here, "remote", "add", "origin", "https://me:secret@example.org/name")
     tags = source.tags()
     assert tags["differing_files"] == "none"
     assert tags["mlflow.source.name"] == "https://***@example.org/name"
@@ -31,8 +28,8 @@ def test_new_files_differ_and_a_patch_is_equal_whatever_git_is_set_to(
     patch = source.difference(*source.CODE)
     assert b"GIT binary patch" in patch
     assert b"params.yaml" not in patch
-    git(tmp_path, "config", "diff.noprefix", "true")
-    git(tmp_path, "config", "diff.external", "echo")
+    git(here, "config", "diff.noprefix", "true")
+    git(here, "config", "diff.external", "echo")
     assert source.difference(*source.CODE) == patch
 
 
