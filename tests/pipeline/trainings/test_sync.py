@@ -9,11 +9,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import fsspec
-import jaxtyping
 import pytest
-import torch
 import yaml
 from agents import wait_for
 from fsspec.implementations.dirfs import DirFileSystem
@@ -23,7 +22,6 @@ from trainings import MakeJob, final_weights, run, same, stop_after
 from nmt.common.processes import Interrupted
 from nmt.errors import InputError
 from nmt.training import checkpoint
-from nmt.training.history import read_history
 from nmt.training.state import MOMENTS
 from pipeline.trainings import launch, sync
 
@@ -86,14 +84,6 @@ def content(folder: Path, *parts: str) -> dict[str, str]:
     return {name: path.read_text() for name, path in files.items() if name.startswith(parts or "")}
 
 
-def test_without_a_store_it_is_the_launch(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WMT_STATE", "/a/folder")
-    monkeypatch.setattr(launch, "torchrun", lambda job, watch: 7)
-    folder = make("here")
-    assert sync.launch_with_store(folder, lambda: None) == 7
-    assert {path.name for path in folder.iterdir()} == {"job.yaml"}
-
-
 def test_a_bare_machine_gets_all_that_resuming_needs(store: sync.StateStore, make: Make) -> None:
     here, there = make("here"), make("there")
     for update in (5, 10, 15):
@@ -135,6 +125,9 @@ def test_the_next_machine_goes_on_where_this_one_was(url: str, make: Make, monke
     assert sync.StateStore(url, f"{NAME}-20").newest()[0] == 30
     sync.launch_with_store(make("longer", updates=200), lambda: None)
     assert seen == [0, 30, 0, 60]
+    monkeypatch.setenv("WMT_STATE", "/a/folder")
+    monkeypatch.setattr(launch, "torchrun", lambda job, watch: 7)
+    assert sync.launch_with_store(make("without a store"), lambda: None) == 7
 
 
 def test_old_states_are_deleted_and_what_did_not_change_is_uploaded_once(
@@ -151,9 +144,7 @@ def test_old_states_are_deleted_and_what_did_not_change_is_uploaded_once(
     assert {*store.files.find("")} == {*kept, "newest.json"}
 
 
-def test_until_its_marker_is_there_a_state_is_not(
-    store: sync.StateStore, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_needs_its_marker(store: sync.StateStore, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed at any of the uploads, the store has the state before."""
     here = make("here")
     save(here, 5)
@@ -194,9 +185,7 @@ def test_a_marker_that_names_other_files_is_refused(
     assert {path.name for path in there.iterdir()} == {"job.yaml"}
 
 
-def test_a_kill_while_a_state_is_fetched_leaves_none_or_all(
-    store: sync.StateStore, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_fetch_leaves_none_or_all(store: sync.StateStore, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     here = make("here")
     save(here, 5)
     store.push(here)
@@ -233,37 +222,28 @@ def test_a_state_that_is_being_replaced_is_not_uploaded(
 def test_a_store_that_fails_stops_nothing(
     url: str, make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    works, failed, put = True, 0, DirFileSystem.put_file
-
-    def put_file(*given: Any) -> None:
-        nonlocal failed
-        if not works:
-            failed += 1
-            raise ValueError(f"signed with {SECRET}")
-        put(*given)
+    store, here, works = sync.StateStore(url, NAME), make("here"), DirFileSystem.put_file
+    fails = Mock(side_effect=ValueError(f"signed with {SECRET}"))
 
     def training(job: Path) -> None:
-        nonlocal works
         save(job, 10)
         wait_for(lambda: store.newest()[0] == 10)
-        works = False
+        monkeypatch.setattr(DirFileSystem, "put_file", fails)
         save(job, 20)
-        wait_for(lambda: failed > 2)
+        wait_for(lambda: fails.call_count > 2)
         save(job, 30)
-        works = True
+        monkeypatch.setattr(DirFileSystem, "put_file", works)
         wait_for(lambda: store.newest()[0] == 30)
-        works = False
+        monkeypatch.setattr(DirFileSystem, "put_file", fails)
         save(job, 40)
 
-    monkeypatch.setattr(DirFileSystem, "put_file", put_file)
-    store, here = sync.StateStore(url, NAME), make("here")
     train_by(training, monkeypatch)
     assert sync.launch_with_store(here, lambda: None) == 0
     away = "train: the store fails (ValueError); training goes on, and uploading is tried again"
     said = capsys.readouterr().err.splitlines()
     assert said[:-1] == [away, away], "one warning each time it begins to fail"
     assert "the last state is on this machine only: `dvc repro --force --single-item train` here uploads" in said[-1]
-    works = True
+    monkeypatch.setattr(DirFileSystem, "put_file", works)
     (here / "done.json").touch()
     train_by(lambda job: pytest.fail("it is finished"), monkeypatch)
     assert sync.launch_with_store(here, lambda: None) == 0
@@ -306,9 +286,7 @@ def test_a_store_that_cannot_be_used_is_one_sentence_without_credentials(
 
 
 @pytest.mark.parametrize("url", ["s3://key:secret@bucket/x", "s3://bucket?token=secret"])
-def test_credentials_in_the_url_are_refused_and_not_repeated(
-    make: Make, monkeypatch: pytest.MonkeyPatch, url: str
-) -> None:
+def test_credentials_in_urls_are_refused_not_repeated(make: Make, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("WMT_STATE", url)
     with pytest.raises(InputError, match="without credentials") as refused:
         sync.launch_with_store(make("here"), lambda: None)
@@ -317,13 +295,7 @@ def test_credentials_in_the_url_are_refused_and_not_repeated(
 
 def train_here(job: Path) -> int:
     """Train the job in a folder as torchrun's only process does, in this process: importing torch takes seconds."""
-    torch.set_flush_denormal(True)
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        return 0 if run(yaml.safe_load((job / "job.yaml").read_text()), job) else 1
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
-        torch.set_flush_denormal(False)
+    return 0 if run(yaml.safe_load((job / "job.yaml").read_text()), job) else 1
 
 
 def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_bits(
@@ -337,10 +309,6 @@ def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_
         (folder / "job.yaml").write_text(yaml.safe_dump(job))
     url = f"s3://{BUCKET}/some/prefix"
     use(s3, monkeypatch, WMT_STATE=url)
-
-    def losses(folder: Path) -> list[tuple[Any, ...]]:
-        records = read_history(folder / "history.jsonl")
-        return [(record["update"], record.get("loss"), record.get("valid_loss")) for record in records]
 
     def stopped_training(job: Path, _: Any) -> int:
         with monkeypatch.context() as patch:
@@ -364,5 +332,4 @@ def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_
     # A third machine gets the finished training.
     assert sync.launch_with_store(third, lambda: None) == 0
     assert same(final_weights(third), final_weights(undisturbed))
-    assert losses(third) == losses(undisturbed)
     assert {"done.json", "chain.jsonl"} <= {path.name for path in third.iterdir()}

@@ -15,7 +15,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 import yaml
-from trainings import CONDITIONS
+from trainings import CONDITIONS, MakeJob
 
 from nmt import hardware
 from nmt.common import tensors
@@ -30,13 +30,11 @@ from pipeline.trainings.folder import check_whole, launch_and_watch, locked, wri
 from pipeline.trainings.outputs import write_outputs
 
 Folder = Callable[..., Path]
-MakeJob = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def repository(here: Path) -> None:
     """An empty repository of one binned file."""
-    monkeypatch.chdir(tmp_path)
     for name in ("nmt/code.py", "pipeline/config/paths.py", "pipeline/trainings/start.py"):
         Path(name).parent.mkdir(parents=True)
         Path(name).write_text("1")
@@ -118,9 +116,7 @@ def test_more_updates_go_on_and_a_shorter_training_leaves_the_longer_one_alone(f
     assert folder(updates=100_000) == state
 
 
-def test_across_code_the_exact_state_comes_first_and_then_the_furthest(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_across_code_the_exact_state_precedes_the_furthest(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     first = folder()
     came_to(first, 20)
     Path("nmt/code.py").write_text("2")
@@ -136,10 +132,9 @@ def test_across_code_the_exact_state_comes_first_and_then_the_furthest(
 
 
 @pytest.fixture
-def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: MakeJob) -> Path:
+def finished(here: Path, tiny_job: MakeJob) -> Path:
     """The state of a finished training, with what a kill may have left, in an empty repository."""
-    monkeypatch.chdir(tmp_path)
-    state = tmp_path / "work/train/abc-def"
+    state = here / "work/train/abc-def"
     for name in (
         "resume/update-00000009/model.safetensors",
         "resume/update-00000012/model.safetensors",
@@ -245,36 +240,23 @@ def test_checkpoints_summary_and_curves_are_handed_on(
     assert json.loads(written["training.json"])["flops_sustained"] == {gpu: hardware.sustained(gpu)}
 
 
-@pytest.mark.parametrize(
-    ("line", "old", "new", "sentence"),
-    [
-        (1, '"weights": "', '"weights": "f', "chain.jsonl, the chain of hashes, was damaged: bring it back, or remove"),
-        (0, "{", "[", "chain.jsonl, the chain of hashes, was damaged"),
-        (None, b"", b"", "00000012.safetensors was damaged: it does not have the weights that chain.jsonl recorded"),
-        (None, b"whole", b"", "00000012.safetensors was damaged"),
-    ],
-)
-def test_a_damaged_chain_or_checkpoint_is_told(
-    finished: Path, line: int | None, old: Any, new: Any, sentence: str
-) -> None:
+def test_a_damaged_chain_or_checkpoint_is_told(finished: Path) -> None:
     check_whole(finished)
     path = finished / "chain.jsonl"
     before = path.read_text()
-    if line is None:
-        kept = finished / "checkpoints/update-00000012.safetensors"
-        tensors.save_tensors(kept, {"a": torch.ones(1)})
-        if old:
-            kept.write_bytes(new)
-    else:
-        lines = path.read_text().splitlines(keepends=True)
-        lines[line] = lines[line].replace(old, new, 1)
-        path.write_text("".join(lines))
-    with pytest.raises(InputError, match=sentence):
-        check_whole(finished)
-    if line is not None:
-        # As a kill leaves it.
-        path.write_text(f"{before}{{")
-        check_whole(finished)
+    first, second = before.splitlines(keepends=True)
+    for damaged in (first + second.replace('"weights": "', '"weights": "f'), f"[{before[1:]}"):
+        path.write_text(damaged)
+        with pytest.raises(InputError, match="the chain of hashes, was damaged: bring it back"):
+            check_whole(finished)
+    path.write_text(f"{before}{{")  # As a kill leaves it.
+    check_whole(finished)
+    kept = finished / "checkpoints/update-00000012.safetensors"
+    tensors.save_tensors(kept, {"a": torch.ones(1)})
+    for content, sentence in ((kept.read_bytes(), "it does not have the weights that chain.jsonl recorded"), (b"", "")):
+        kept.write_bytes(content)
+        with pytest.raises(InputError, match=f"00000012.safetensors was damaged: {sentence}"):
+            check_whole(finished)
     (finished / "done.json").write_text('{"up')
     with pytest.raises(InputError, match=r"done.json cannot be read .*: remove it, then `dvc repro`"):
         write_outputs(finished, Path())
@@ -325,12 +307,7 @@ FAILED = {"failed.json": '{"state": "failed", "error": "a bug"}'}
         ({}, 1, Interrupted, "a training process was lost"),
         ({}, 137, Interrupted, "a training process was killed by signal 9, probably because memory ran out"),
         ({}, -9, Interrupted, "a training process was killed by signal 9, probably because memory ran out"),
-        (
-            {},
-            71,
-            Interrupted,
-            "a training process was killed by signal 9: memory ran out, by its control group's count",
-        ),
+        ({}, 71, Interrupted, "a training process was killed by signal 9: memory ran out, by its control group.*"),
         ({}, 72, Interrupted, "a training process was killed by signal 9"),
         ({}, 139, Interrupted, "a training process was killed by signal 11"),
         ({}, 143, Interrupted, "torchrun was asked to stop"),
