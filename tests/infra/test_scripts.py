@@ -16,38 +16,30 @@ from stores import BUCKET, rclone
 from pipeline import __main__ as runner
 
 INFRA = ROOT / "infra"
-PIPELINE = """
-import os, pathlib, shutil, signal, sys, time
-def end(state):
-    status = pathlib.Path(".dvc/tmp/status")
-    status.mkdir(parents=True)
-    shutil.copyfile(os.environ["TMPDIR"] / status / f"{state}.json", status / "train.json")
-    sys.exit(1)
-signal.signal(signal.SIGTERM, lambda *_: end("interrupted"))
-state = os.environ["STATE"]
-if state != "interrupted":
-    end(state)
-print("training", flush=True)
-while True:
-    time.sleep(0.1)
+DVC = """
+end() { mkdir -p .dvc/tmp/status; cp "$TMPDIR/.dvc/tmp/status/$1.json" .dvc/tmp/status/train.json; exit 1; }
+trap 'end interrupted' TERM
+[[ $STATE = interrupted ]] || end $STATE
+echo training
+while :; do sleep 0.1; done
 """
 """A stand-in for `dvc`, whose last stage ends with the status $STATE."""
 
 
-def stand_in(folder: Path, name: str, body: str) -> None:
-    """A program in `folder` that notes its name and arguments in `calls` of its working folder, then runs `body`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    program = folder / name
+def stand_in(name: str, body: str = "") -> None:
+    """A program that notes its name and arguments in `calls` of its working folder, then runs `body`."""
+    program = Path(".venv/bin", name)
     program.write_text(f"#!/bin/bash\necho {name} $* >> calls\n{body}\n")
     program.chmod(0o755)
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder whose programs come first."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path / '.venv/bin'}:{os.environ['PATH']}")
-    return tmp_path
+def here(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder whose programs come first; `wmt` is one that does nothing."""
+    (here / ".venv/bin").mkdir(parents=True)
+    stand_in("wmt")
+    monkeypatch.setenv("PATH", f"{here / '.venv/bin'}:{os.environ['PATH']}")
+    return here
 
 
 def run(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -64,12 +56,11 @@ def submit(
 ) -> subprocess.CompletedProcess[str]:
     """Run the job's script as the first of `nodes` nodes would; `node` is what Slurm says of that node."""
     (here / "dvc.yaml").touch()
-    programs = here / ".venv/bin"
-    stand_in(programs, "scontrol", f'[ "$2" = node ] && echo "{node}" || seq --format=n%g 9')
-    for name, body in (("squeue", squeue), ("dvc", dvc), ("wmt", "")):
-        stand_in(programs, name, body)
+    stand_in("scontrol", f'[ "$2" = node ] && echo "{node}" || seq --format=n%g 9')
+    stand_in("squeue", squeue)
+    stand_in("dvc", dvc)
     # What follows the options.
-    stand_in(programs, "srun", 'while [[ $1 = -* ]]; do shift; done\nexec "$@"')
+    stand_in("srun", 'while [[ $1 = -* ]]; do shift; done\nexec "$@"')
     job = {"SLURM_SUBMIT_DIR": str(here), "SLURM_JOB_NODELIST": "n[1-9]", "SLURM_JOB_ID": "7"}
     return run(INFRA / "slurm/train.sbatch", **job, SLURM_JOB_NUM_NODES=str(nodes), **variables)
 
@@ -118,8 +109,7 @@ def test_scripts_mend_the_locks_of_dvc_before_it_works(script: str) -> None:
 
 
 def test_a_store_that_takes_nothing_ends_a_recovery_before_the_long_stages(here: Path) -> None:
-    stand_in(here / ".venv/bin", "wmt", "")
-    stand_in(here / ".venv/bin", "dvc", '[[ $1 != @(fetch|push) ]] || { echo "$1: no bucket" >&2; exit 255; }')
+    stand_in("dvc", '[[ $1 != @(fetch|push) ]] || { echo "$1: no bucket" >&2; exit 255; }')
     result = run(INFRA / "recover", "s3://bucket/dvc")
     assert (result.returncode, result.stderr.splitlines()[-1]) == (1, "push: no bucket")
     assert [call for call in calls() if " repro" in call] == ["dvc repro --pull --allow-missing resolve"]
@@ -127,8 +117,7 @@ def test_a_store_that_takes_nothing_ends_a_recovery_before_the_long_stages(here:
 
 
 def test_a_recovery_pushes_what_is_finished_before_training(here: Path) -> None:
-    for name in ("dvc", "wmt"):
-        stand_in(here / ".venv/bin", name, "")
+    stand_in("dvc")
     assert run(INFRA / "recover", "s3://bucket/dvc").returncode == 0
     order = [call.split()[-1] for call in calls() if " repro" in call or " push" in call]
     assert order == ["resolve", "--run-cache", "binarize", "--run-cache", "--pull", "--run-cache"]
@@ -160,8 +149,7 @@ def test_recover_names_both_causes_of_a_403(here: Path, call: str, done: str) ->
     """With a `dvc` that prints what DVC prints; what it fetches on a first machine is an error as well."""
     said = f"ERROR: unexpected error - {FORBIDDEN} when calling the HeadObject operation: Forbidden"
     refused = f'[ $1 != {call} ] || {{ echo "{said}" >&2; exit 255; }}'
-    stand_in(here / ".venv/bin", "wmt", "")
-    stand_in(here / ".venv/bin", "dvc", f"{refused}\n[ $1 != fetch ]")
+    stand_in("dvc", f"{refused}\n[ $1 != fetch ]")
     result = run(INFRA / "recover", "s3://bucket/folder")
     assert result.returncode == 1
     cause = "recover: s3://bucket/folder answers 403: the key or the secret is wrong, or this machine's clock, which is"
@@ -175,9 +163,7 @@ def test_a_pod_tells_a_mistake_of_the_users_from_what_may_succeed_later(here: Pa
     image, shared = here / "image", here / "shared/work"
     runner.report_status(state, state, "the reason")
     image.mkdir()
-    (here / "dvc.py").write_text(PIPELINE)
-    stand_in(here / ".venv/bin", "wmt", "")
-    stand_in(here / ".venv/bin", "dvc", f"exec {sys.executable} {here / 'dvc.py'}")
+    stand_in("dvc", DVC)
     (image / "infra").symlink_to(INFRA)
     commit(image)
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "WMT_STATE": str(shared), "STATE": state, "TMPDIR": str(here)}

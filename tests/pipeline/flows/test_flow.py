@@ -57,10 +57,6 @@ def test_the_form_offers_the_rows_corpora_and_stages_of_the_pair_and_has_default
     assert defaults == ["en-tree", "parse-sample", "sample-trees", 1, {}, "report", False]
 
 
-def test_a_stage_is_tried_four_times(flow: Any) -> None:
-    assert (flow.run_stage.retries, flow.run_stage.retry_delay_seconds) == (3, [10.0, 60.0, 300.0])
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -145,6 +141,7 @@ def test_a_stages_state_is_what_it_reported_in_this_attempt(
     state = task.fn(tmp_path, "train", force=True)
     assert (state.type.value, state.name, state.message) == expected
     assert task.retry_condition_fn(task, None, state) is (state.name != "Refused")
+    assert (task.retries, task.retry_delay_seconds) == (3, [10.0, 60.0, 300.0])
 
 
 def test_nothing_interrupts_the_report_of_a_flow_whose_worker_was_killed(flow: Any) -> None:

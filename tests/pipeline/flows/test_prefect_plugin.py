@@ -44,9 +44,7 @@ def hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str | None, comma
     return prefect_plugin.setup_environment(ctx=HookContext("3", url, logging.getLogger))
 
 
-def test_commands_find_the_server_that_answers_and_another_one_gets_no_password(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_commands_find_the_server_and_others_get_no_password(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}/api"
         settings = {"PREFECT_API_URL": address, "PREFECT_API_AUTH_STRING": "wmt:secret"}

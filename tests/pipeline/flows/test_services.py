@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -21,11 +22,12 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The state root, in which nothing is left of a start that is refused."""
     for name, value in (("WMT_STATE", tmp_path), ("MLFLOW_PORT", free_port()), ("PREFECT_PORT", free_port())):
         monkeypatch.setenv(name, str(value))
-    return tmp_path
+    yield tmp_path
+    assert not (tmp_path / services.LOGIN).exists()
 
 
 @pytest.mark.parametrize("port", ["taken", "http"])
@@ -35,7 +37,6 @@ def test_ports_that_cannot_be_used(state: Path, port: str, monkeypatch: pytest.M
         monkeypatch.setenv("PREFECT_PORT", port)
         with pytest.raises(InputError, match=f"^PREFECT_PORT is {port}, which is no free port: end the program that"):
             services.serve(worker=True)
-    assert not (state / services.LOGIN).exists()
 
 
 def test_a_second_start_on_the_same_state(state: Path) -> None:
@@ -44,7 +45,6 @@ def test_a_second_start_on_the_same_state(state: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(InputError, match=f"^`make serve` or `make ui` runs already on {state}: end it first$"):
             services.serve(worker=True)
-    assert not (state / services.LOGIN).exists()
 
 
 WORKER = """

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from browser import HOSTILE, findings, open_sections, opened
+from browser import HOSTILE, expect, findings, open_sections, opened
 
 from pipeline.report import figures, page, sentences
 from pipeline.report.page import Bars, Block, Bullets, Figure, Heading, Paragraph, Table, Tiles, View
 from pipeline.report.sentences import Line
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 
 def lines(count: int = 3003) -> list[Line]:
@@ -88,6 +89,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture
+def shown(browser: Browser, report: Path) -> Iterator[Page]:
+    """That page as one opens it."""
+    with opened(browser, report) as opened_page:
+        yield opened_page
+
+
 @pytest.mark.parametrize(("scheme", "size"), [("light", (390, 844)), ("dark", (1280, 900))], ids=["phone", "desktop"])
 def test_hostile_text_is_shown_as_it_is_and_axe_finds_nothing(
     browser: Browser, report: Path, scheme: Any, size: tuple[int, int]
@@ -103,130 +111,121 @@ def test_hostile_text_is_shown_as_it_is_and_axe_finds_nothing(
         assert findings(shown) == []
 
 
-def test_lines_are_found_ordered_and_marked(browser: Browser, report: Path) -> None:
-    from playwright.sync_api import expect
-
-    with opened(browser, report) as shown:
-        open_sections(shown)
-        section = shown.locator("[data-view=translations]")
-        rows, search = section.locator(".lines > li"), section.get_by_role("searchbox")
-        assert rows.count() <= 200, "lines are added as one scrolls"
-        for text in HOSTILE[:4]:
-            search.fill(text)
-            expect(rows).to_have_count(1)
-            expect(rows.locator("dd").first).to_have_text(text)
-        search.fill("SOURCE 300")
-        expect(section.get_by_text("4 of 3,003 lines")).to_be_visible()
-        assert "line 3003" in (rows.first.text_content() or "")
-        section.get_by_role("combobox", name="Order").select_option("best")
-        assert "line 301" in (rows.first.text_content() or "")
-        marks = rows.first.locator("mark").all_text_contents()
-        assert set(marks) <= {"cat", "cat cat", "cat cat cat"}
-        assert marks
-        section.get_by_role("combobox", name="Lines").select_option("exact")
-        search.fill("")
-        equal = sum(line.output == line.reference for line in lines())
-        expect(section.get_by_text(f"{equal:,} of 3,003 lines")).to_be_visible()
+def test_lines_are_found_ordered_and_marked(shown: Page) -> None:
+    open_sections(shown)
+    section = shown.locator("[data-view=translations]")
+    rows, search = section.locator(".lines > li"), section.get_by_role("searchbox")
+    assert rows.count() <= 200, "lines are added as one scrolls"
+    for text in HOSTILE[:4]:
+        search.fill(text)
+        expect(rows).to_have_count(1)
+        expect(rows.locator("dd").first).to_have_text(text)
+    search.fill("SOURCE 300")
+    expect(section.get_by_text("4 of 3,003 lines")).to_be_visible()
+    assert "line 3003" in (rows.first.text_content() or "")
+    section.get_by_role("combobox", name="Order").select_option("best")
+    assert "line 301" in (rows.first.text_content() or "")
+    marks = rows.first.locator("mark").all_text_contents()
+    assert set(marks) <= {"cat", "cat cat", "cat cat cat"}
+    assert marks
+    section.get_by_role("combobox", name="Lines").select_option("exact")
+    search.fill("")
+    equal = sum(line.output == line.reference for line in lines())
+    expect(section.get_by_text(f"{equal:,} of 3,003 lines")).to_be_visible()
 
 
-def test_every_line_can_be_scrolled_to(browser: Browser, report: Path) -> None:
-    with opened(browser, report) as shown:
-        shown.locator("summary", has_text="Translations").click()
-        shown.locator("[data-view=translations]").get_by_role("combobox", name="Order").select_option("set")
-        # At once as lines are added, as a key that is held down does.
-        shown.evaluate("""() => {
-            const listing = document.querySelector(".listing");
-            const scroll = () => { listing.scrollTop = 1e6; };
-            new MutationObserver(scroll).observe(document.querySelector(".lines"), { childList: true });
-            scroll();
-        }""")
-        shown.wait_for_selector(".lines > li:nth-child(300)")
+def test_every_line_can_be_scrolled_to(shown: Page) -> None:
+    shown.locator("summary", has_text="Translations").click()
+    shown.locator("[data-view=translations]").get_by_role("combobox", name="Order").select_option("set")
+    # At once as lines are added, as a key that is held down does.
+    shown.evaluate("""() => {
+        const listing = document.querySelector(".listing");
+        const scroll = () => { listing.scrollTop = 1e6; };
+        new MutationObserver(scroll).observe(document.querySelector(".lines"), { childList: true });
+        scroll();
+    }""")
+    shown.wait_for_selector(".lines > li:nth-child(300)")
 
 
-def test_attention_is_that_of_the_arrays(browser: Browser, report: Path) -> None:
-    with opened(browser, report) as shown:
-        open_sections(shown)
-        view = shown.locator("[data-view=attention]")
-        said, queries = view.locator(".hint[aria-live]"), view.locator("p.queries .word")
-        keys = view.locator("p.keys .word")
-        assert view.locator("option").nth(0).text_content() == "the dog"
-        assert queries.all_text_contents() == ["Hund", "</s>"], "a row has the word it writes"
-        assert keys.all_text_contents() == ["the", "dog", "</s>"], "subwords are joined"
-        assert said.text_content() == "Hund looks at the 1.00 (layer 2, head 1)", "the head that tells words apart"
-        view.locator(".expert summary").click()
-        view.get_by_role("button", name="layer 1, head 2").click()
-        assert said.text_content() == "Hund looks at </s> 1.00 (layer 1, head 2)"
-        assert view.locator(".attention line").count() == 1
-        view.get_by_role("button", name="layer 2, head 2").click()
-        assert said.text_content() == "Hund looks at dog 1.00 (layer 2, head 2)", "the sum over a word's subwords"
-        view.get_by_role("button", name="layer 1, head 2").click()
-        keys.last.click()
-        queries.first.hover()
-        assert said.text_content() == "</s> is looked at by Hund 1.00, </s> 1.00 (layer 1, head 2)", "it is pinned"
-        keys.last.click()
-        queries.last.hover()
-        assert (said.text_content() or "").startswith("</s> looks at")
-        view.get_by_role("combobox", name="Attention").select_option("decoder")
-        assert queries.all_text_contents() == ["Hund", "</s>"]
-        assert keys.all_text_contents() == ["<s>", "Hund"]
-        view.get_by_role("combobox", name="Attention").select_option("encoder")
-        assert queries.all_text_contents() == ["the", "dog", "</s>"]
-        view.get_by_role("combobox", name="Sentence").select_option("1")
-        assert keys.all_text_contents() == HOSTILE[:4]
+def test_attention_is_that_of_the_arrays(shown: Page) -> None:
+    open_sections(shown)
+    view = shown.locator("[data-view=attention]")
+    said, queries = view.locator(".hint[aria-live]"), view.locator("p.queries .word")
+    keys = view.locator("p.keys .word")
+    assert view.locator("option").nth(0).text_content() == "the dog"
+    assert queries.all_text_contents() == ["Hund", "</s>"], "a row has the word it writes"
+    assert keys.all_text_contents() == ["the", "dog", "</s>"], "subwords are joined"
+    assert said.text_content() == "Hund looks at the 1.00 (layer 2, head 1)", "the head that tells words apart"
+    view.locator(".expert summary").click()
+    view.get_by_role("button", name="layer 1, head 2").click()
+    assert said.text_content() == "Hund looks at </s> 1.00 (layer 1, head 2)"
+    assert view.locator(".attention line").count() == 1
+    view.get_by_role("button", name="layer 2, head 2").click()
+    assert said.text_content() == "Hund looks at dog 1.00 (layer 2, head 2)", "the sum over a word's subwords"
+    view.get_by_role("button", name="layer 1, head 2").click()
+    keys.last.click()
+    queries.first.hover()
+    assert said.text_content() == "</s> is looked at by Hund 1.00, </s> 1.00 (layer 1, head 2)", "it is pinned"
+    keys.last.click()
+    queries.last.hover()
+    assert (said.text_content() or "").startswith("</s> looks at")
+    view.get_by_role("combobox", name="Attention").select_option("decoder")
+    assert queries.all_text_contents() == ["Hund", "</s>"]
+    assert keys.all_text_contents() == ["<s>", "Hund"]
+    view.get_by_role("combobox", name="Attention").select_option("encoder")
+    assert queries.all_text_contents() == ["the", "dog", "</s>"]
+    view.get_by_role("combobox", name="Sentence").select_option("1")
+    assert keys.all_text_contents() == HOSTILE[:4]
 
 
-def test_one_slides_through_the_training(browser: Browser, report: Path) -> None:
-    from playwright.sync_api import expect
-
-    with opened(browser, report) as shown:
-        open_sections(shown)
-        view = shown.locator("[data-view=learning]")
-        texts, slider = view.locator("dd"), view.get_by_role("slider")
-        assert texts.all_text_contents() == [HOSTILE[1], HOSTILE[0], "a b c"]
-        slider.press("ArrowRight")
-        assert texts.nth(1).text_content() == "a x c"
-        assert view.locator("mark").all_text_contents() == ["x"]
-        assert view.locator("p.hint").text_content() == "After update 20: loss 3.000, perplexity 20.1."
-        assert (view.locator(".legend").text_content() or "").startswith("update 20")
-        view.get_by_role("button", name="Watch it learn").click()
-        expect(texts.nth(1)).to_have_text("a b c")
-        expect(view.get_by_role("button", name="Watch it learn")).to_be_visible()
+def test_one_slides_through_the_training(shown: Page) -> None:
+    open_sections(shown)
+    view = shown.locator("[data-view=learning]")
+    texts, slider = view.locator("dd"), view.get_by_role("slider")
+    assert texts.all_text_contents() == [HOSTILE[1], HOSTILE[0], "a b c"]
+    slider.press("ArrowRight")
+    assert texts.nth(1).text_content() == "a x c"
+    assert view.locator("mark").all_text_contents() == ["x"]
+    assert view.locator("p.hint").text_content() == "After update 20: loss 3.000, perplexity 20.1."
+    assert (view.locator(".legend").text_content() or "").startswith("update 20")
+    view.get_by_role("button", name="Watch it learn").click()
+    expect(texts.nth(1)).to_have_text("a b c")
+    expect(view.get_by_role("button", name="Watch it learn")).to_be_visible()
 
 
-def test_a_chart_is_read_and_zoomed_by_mouse_and_keyboard(browser: Browser, report: Path) -> None:
-    with opened(browser, report) as shown:
-        shown.wait_for_selector("header [data-ready]")
-        chart = shown.locator("header .chart")
-        drawing, legend = chart.locator("svg"), chart.locator(".legend")
-        drawing.focus()
+def test_a_chart_is_read_and_zoomed_by_mouse_and_keyboard(shown: Page) -> None:
+    shown.wait_for_selector("header [data-ready]")
+    chart = shown.locator("header .chart")
+    drawing, legend = chart.locator("svg"), chart.locator(".legend")
+    drawing.focus()
+    drawing.press("ArrowRight")
+    assert (legend.text_content() or "").startswith("update 0training 9")
+    drawing.press("ArrowRight")
+    assert "update 1training 4.5" in (legend.text_content() or "")
+    reset = chart.get_by_role("button", name="Whole range")
+    assert not reset.is_visible()
+    box: Any = drawing.bounding_box()
+    middle = box["y"] + box["height"] / 2
+    shown.mouse.move(box["x"] + box["width"] / 2, middle)
+    shown.mouse.down()
+    shown.mouse.move(box["x"] + box["width"] * 0.8, middle)
+    shown.mouse.up()
+    assert reset.is_visible()
+    # The curve of 9 / (n + 1) no longer reaches 2.
+    labels = chart.locator("svg text").all_text_contents()
+    assert max(float(label) for label in labels if label.replace(".", "").isdigit() and float(label) < 10) < 3
+    for _ in range(3):
         drawing.press("ArrowRight")
-        assert (legend.text_content() or "").startswith("update 0training 9")
-        drawing.press("ArrowRight")
-        assert "update 1training 4.5" in (legend.text_content() or "")
-        reset = chart.get_by_role("button", name="Whole range")
-        assert not reset.is_visible()
-        box: Any = drawing.bounding_box()
-        middle = box["y"] + box["height"] / 2
-        shown.mouse.move(box["x"] + box["width"] / 2, middle)
-        shown.mouse.down()
-        shown.mouse.move(box["x"] + box["width"] * 0.8, middle)
-        shown.mouse.up()
-        assert reset.is_visible()
-        # The curve of 9 / (n + 1) no longer reaches 2.
-        labels = chart.locator("svg text").all_text_contents()
-        assert max(float(label) for label in labels if label.replace(".", "").isdigit() and float(label) < 10) < 3
-        for _ in range(3):
-            drawing.press("ArrowRight")
-        read = int((legend.text_content() or "").split("training")[0].removeprefix("update "))
-        assert 70 < read < 81, "the keys read what is shown, of which the right end is under the cursor"
-        # Held down, plus ends at the finest step; with a modifier the keys are the browser's.
-        for _ in range(60):
-            drawing.press("+")
-        assert chart.locator("svg text").count() < 30
-        drawing.press("Control+-")
-        assert reset.is_visible()
-        drawing.press("Escape")
-        assert not reset.is_visible()
+    read = int((legend.text_content() or "").split("training")[0].removeprefix("update "))
+    assert 70 < read < 81, "the keys read what is shown, of which the right end is under the cursor"
+    # Held down, plus ends at the finest step; with a modifier the keys are the browser's.
+    for _ in range(60):
+        drawing.press("+")
+    assert chart.locator("svg text").count() < 30
+    drawing.press("Control+-")
+    assert reset.is_visible()
+    drawing.press("Escape")
+    assert not reset.is_visible()
 
 
 def test_a_chart_names_the_ends_of_its_axes_and_draws_single_points(browser: Browser, tmp_path: Path) -> None:
@@ -244,32 +243,28 @@ def test_a_chart_names_the_ends_of_its_axes_and_draws_single_points(browser: Bro
         assert shown.locator(".chart").last.locator("circle").count() == 1
 
 
-def test_a_link_opens_its_section_at_the_top_and_a_line_has_an_address(browser: Browser, report: Path) -> None:
-    from playwright.sync_api import expect
-
-    with opened(browser, report) as shown:
-        shown.get_by_role("link", name="Attention").click()
-        shown.wait_for_selector("[data-view=attention][data-ready]")
-        assert shown.locator("details[id][open]").count() == 1
-        shown.wait_for_function("document.querySelector('details[id][open]').getBoundingClientRect().top < 1")
-        shown.evaluate("location.hash = 'line=158'")
-        expect(shown.locator(".lines > li")).to_have_count(1)
-        assert shown.locator(".lines > li a").get_attribute("href") == "#line=158"
-        expect(shown.locator(".lines dd").first).to_have_text("source 157")
-        shown.evaluate("location.hash = 'line=99999'")
-        expect(shown.get_by_text("The set has no line 99999: it has 3,003.")).to_be_visible()
+def test_a_link_opens_its_section_at_the_top_and_a_line_has_an_address(shown: Page) -> None:
+    shown.get_by_role("link", name="Attention").click()
+    shown.wait_for_selector("[data-view=attention][data-ready]")
+    assert shown.locator("details[id][open]").count() == 1
+    shown.wait_for_function("document.querySelector('details[id][open]').getBoundingClientRect().top < 1")
+    shown.evaluate("location.hash = 'line=158'")
+    expect(shown.locator(".lines > li")).to_have_count(1)
+    assert shown.locator(".lines > li a").get_attribute("href") == "#line=158"
+    expect(shown.locator(".lines dd").first).to_have_text("source 157")
+    shown.evaluate("location.hash = 'line=99999'")
+    expect(shown.get_by_text("The set has no line 99999: it has 3,003.")).to_be_visible()
 
 
-def test_everything_is_printed(browser: Browser, report: Path) -> None:
-    with opened(browser, report) as shown:
-        shown.emulate_media(media="print")
-        shown.evaluate("dispatchEvent(new Event('beforeprint'))")
-        assert shown.locator("details[id]:not([open])").count() == 0
-        assert shown.locator("[data-view=translations] td").nth(3).is_visible(), "what pages without JavaScript have"
-        shown.evaluate("dispatchEvent(new Event('afterprint'))")
-        assert shown.locator("details[id][open]").count() == 0
-        shown.locator("summary", has_text="Translations").click()
-        shown.wait_for_selector(".lines > li")
+def test_everything_is_printed(shown: Page) -> None:
+    shown.emulate_media(media="print")
+    shown.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert shown.locator("details[id]:not([open])").count() == 0
+    assert shown.locator("[data-view=translations] td").nth(3).is_visible(), "what pages without JavaScript have"
+    shown.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert shown.locator("details[id][open]").count() == 0
+    shown.locator("summary", has_text="Translations").click()
+    shown.wait_for_selector(".lines > li")
 
 
 def test_it_works_in_a_frame_that_may_only_run_scripts(browser: Browser, report: Path, tmp_path: Path) -> None:

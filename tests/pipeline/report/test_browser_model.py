@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from browser import HOSTILE, PATIENCE, findings, open_sections, opened
+from browser import HOSTILE, PATIENCE, expect, findings, open_sections, opened
 from command_line import wmt
 from model_folders import TREES, WORDS, folder_of, parser_of
 
@@ -29,7 +29,7 @@ from nmt.parsing.delinearisation import delinearise
 from nmt.parsing.trees import LINEARISATIONS, TAG, Linearisation, escape, linearise, read_trees
 from nmt.text import subwords, words
 from nmt.text.settings import SubwordSettings, TokenizerSettings
-from pipeline.report import browser_model, comparison, page
+from pipeline.report import browser_model, page
 from pipeline.report import sentences as sentences_view
 from pipeline.report.page import Heading, Paragraph, View
 from pipeline.report.sentences import Line
@@ -77,8 +77,9 @@ def dequantized(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def model_page(browser: Browser, path: Path, folder: Path, example: str) -> Iterator[Page]:
+def model_page(browser: Browser, folder: Path, example: str = "dog") -> Iterator[Page]:
     """A page in which one uses the model of a folder."""
+    path = folder.with_name("page.html")
     (folder / "subwords" / words.FILE).write_text("dog\n")
     blocks = [Heading("Model", 1), *browser_model.section(folder, [example])]
     path.write_text(page.html(blocks), encoding="utf-8")
@@ -179,7 +180,7 @@ def test_the_page_translates_as_wmt_translate(browser: Browser, tmp_path: Path, 
         settings = loaded.description.search.changed({"alpha": 0.0})
         without = Translator(loaded, settings=settings, split="sentences").translate(lines)
         assert sum(one != other for one, other in zip(expected, without, strict=True)) > 50
-    with model_page(browser, tmp_path / "page.html", folder, lines[0]) as shown:
+    with model_page(browser, folder, lines[0]) as shown:
         assert computed(shown, lines, "Translate") == expected
         assert len(set(expected)) > 20, "the model tells lines apart"
         # Attention and likeliest subwords are those of the last line.
@@ -233,7 +234,7 @@ def test_the_page_parses_as_wmt_parse(
     assert len(expected) == 50
     assert len({re.sub(r"[^() ]+\)", ")", tree) for tree in expected}) > 15, "the model tells sentences apart"
     assert sum("(S " in tree for tree in expected) > 10
-    with model_page(browser, tmp_path / "page.html", folder, lines[0]) as shown:
+    with model_page(browser, folder, lines[0]) as shown:
         assert computed(shown, lines, "Parse") == expected
         shown.locator("textarea").fill(lines[0])
         shown.get_by_role("button", name="Parse").click()
@@ -246,50 +247,19 @@ def test_the_page_parses_as_wmt_parse(
         assert set(queries.all_text_contents()[:-1]) <= set(symbols)
 
 
-def compared(name: str, outputs: list[str], gold: list[str], sources: list[str], folder: Path) -> comparison.Compared:
-    """A finished run of a parser, with hostile text in its settings, too."""
-    metrics = {"f1": 50.0, "f1_low": 40.0, "f1_high": 60.0, "f1_set": HOSTILE[2]}
-    (folder / "validation.csv").write_text("update,valid_loss\n1,2.0\n2,1.0\n")
-    lines = [Line(*fields, 50.0) for fields in zip(sources, gold, outputs, strict=True)]
-    configuration = {"data.source": "en", "data.target": "tree", HOSTILE[3]: name}
-    return comparison.Compared(name, configuration, metrics, lines, folder / "validation.csv", folder / "report.html")
-
-
-def test_two_parsers_side_by_side_with_hostile_words(browser: Browser, tmp_path: Path) -> None:
-    from playwright.sync_api import expect
-
-    sources = [" ".join(text.split()) for text in HOSTILE]
-    leaves = [" ".join(f"(NN {escape(word)})" for word in text.split()) for text in sources]
-    gold, flat = [f"(S (NP {words}))" for words in leaves], [f"(S {words})" for words in leaves]
-    first, second = (compared(HOSTILE[n], trees, gold, sources, tmp_path) for n, trees in enumerate((flat, gold)))
-    blocks = comparison.blocks(first, second, comparison.difference(first, second))
-    model = browser_model.section(parser_of(tmp_path / "model", "vinyals", sharing="output"), HOSTILE[:1])
-    path = tmp_path / "page.html"
-    path.write_text(page.html([*blocks, Heading("Model"), *model]), encoding="utf-8")
-    with opened(browser, path, color_scheme="dark", viewport={"width": 390, "height": 844}, bypass_csp=True) as shown:
-        open_sections(shown)
-        assert shown.locator("h1").text_content() == f"{HOSTILE[1]} against {HOSTILE[0]}"
-        section = shown.locator("[data-view=translations]")
-        section.get_by_role("searchbox").fill(sources[1])
-        row = section.locator(".lines > li")
-        expect(row).to_have_count(1)
-        assert all(tree in (row.text_content() or "") for tree in (gold[1], flat[1]))
-        area, short = shown.locator("textarea"), [text for text in sources if len(text) < 100]
-        assert area.input_value() == HOSTILE[0]
+def test_hostile_words_are_parsed(browser: Browser, tmp_path: Path) -> None:
+    folder = parser_of(tmp_path / "model", "vinyals", sharing="output")
+    with model_page(browser, folder, HOSTILE[0]) as shown:
+        assert shown.locator("textarea").input_value() == HOSTILE[0]
+        short = [" ".join(text.split()) for text in HOSTILE if len(text) < 100]
         parsed = computed(shown, short, "Parse")
-        assert len(parsed) == len(short)
         assert all(escape(word) in tree for text, tree in zip(short, parsed, strict=True) for word in text.split())
         shown.locator("p.queries .word").first.wait_for()
-        assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        header = shown.get_by_role("columnheader", name="sentences")
-        rows = "const text = new Range(); text.selectNode(cell.firstChild); return text.getClientRects().length;"
-        assert header.evaluate(f"(cell) => {{ {rows} }}") == 1, "a word is not broken where the table can scroll"
-        assert findings(shown) == []
 
 
 def test_too_long_lines_and_unknown_words_are_named_and_nothing_hostile_runs(browser: Browser, tmp_path: Path) -> None:
     hostile = "</textarea><img src=x onerror=alert(1)>"
-    with model_page(browser, tmp_path / "page.html", folder_of(tmp_path / "model"), hostile) as shown:
+    with model_page(browser, folder_of(tmp_path / "model"), hostile) as shown:
         assert shown.locator("textarea").input_value() == hostile
         assert shown.locator(".looked").is_visible(), "the example is translated without a click"
         alone = computed(shown, ["the dog"], "Translate")
@@ -314,7 +284,7 @@ def test_too_long_lines_and_unknown_words_are_named_and_nothing_hostile_runs(bro
 
 
 def test_punctuation_is_no_part_of_a_word_of_raw_text(browser: Browser, tmp_path: Path) -> None:
-    with model_page(browser, tmp_path / "page.html", other_model(tmp_path / "model"), "dog") as shown:
+    with model_page(browser, other_model(tmp_path / "model"), "dog") as shown:
         computed(shown, ["(dog, dog!) Mary's.. $ dog"], "Translate")
         assert shown.locator(".asked strong").text_content() == "Not in the training text: Mary's. "
         assert shown.locator(".unseen").all_text_contents() == ["Mary's.."]
@@ -334,7 +304,7 @@ def test_words_without_training_text_are_marked_where_it_learned(browser: Browse
 
 
 def test_a_line_is_translated_sentence_by_sentence(browser: Browser, tmp_path: Path) -> None:
-    with model_page(browser, tmp_path / "page.html", folder_of(tmp_path / "model"), "the dog") as shown:
+    with model_page(browser, folder_of(tmp_path / "model"), "the dog") as shown:
         sentences = ["The dog.", "A dog of Mr. Dog!", "Dog?"]
         alone = computed(shown, sentences, "Translate")
         assert computed(shown, [" ".join(sentences)], "Translate") == [" ".join(alone)]
@@ -343,8 +313,6 @@ def test_a_line_is_translated_sentence_by_sentence(browser: Browser, tmp_path: P
 
 
 def test_one_watches_it_write_and_runs_a_line_of_the_test_set(browser: Browser, tmp_path: Path) -> None:
-    from playwright.sync_api import expect
-
     folder, path = folder_of(tmp_path / "model", seed=2), tmp_path / "page.html"
     lines = [Line(text, text, text, 1.0) for text in ("the old man", "a dog")]
     blocks = [Heading("Model", 1), *browser_model.section(folder, ["a dog"]), Heading("Lines")]

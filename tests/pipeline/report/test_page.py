@@ -81,12 +81,6 @@ def test_addresses_are_no_links_on_github_either(address: str) -> None:
     assert list(texts(read(markdown), set())) == [f"See {address}."]
 
 
-def test_numbers_and_ordinary_sentences_stay_as_they_are() -> None:
-    text = "27.3 (26.5 to 28.1), newstest2014/full; it's the paper's way: 3.3e+18 - 8 x P100"
-    markdown = page.markdown([Table(("a",), [(text,)])], "figures")
-    assert f"| {text} |" in markdown
-
-
 def test_make_pages_puts_the_page_and_the_file_beside_it_into_a_folder(tmp_path: Path) -> None:
     shutil.copyfile(Path(__file__).parents[3] / "Makefile", tmp_path / "Makefile")
     (tmp_path / "results/figures").mkdir(parents=True)
