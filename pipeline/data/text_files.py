@@ -42,8 +42,8 @@ def holds_both(path: Path) -> bool:
 
 
 def of_windows(path: Path) -> bool:
-    r"""Return whether the lines of a file, by its first one, end in \r\n: `pairs` leaves the \r at their ends out."""
-    return next(_lines(path), b"").endswith(b"\r\n")
+    r"""Return whether a line of a plain file ends in \r\n: `pairs` leaves the \r at their ends out."""
+    return any(line.endswith(b"\r\n") for line in _lines(path))
 
 
 def pairs(files: Files, languages: tuple[str, str]) -> Iterator[Pair | Bad]:

@@ -169,8 +169,8 @@ def _place(folder: Path, texts: Mapping[str, Sequence[Files]], pair: str, change
             changed = changes.skip_bad or (role == "train" and any(changes))
             # A catalog's own copies do not outlive it: a link to one would dangle after --force.
             changed |= not trees and any(LOCAL.resolve() in file.resolve().parents for file in files)
-            changed |= not trees and any(map(text_files.of_windows, files))
-            if changed or len(files) == 1 or any(file.suffix in text_files.PACKED for file in files):
+            changed |= len(files) == 1 or any(file.suffix in text_files.PACKED for file in files)
+            if changed or (not trees and any(map(text_files.of_windows, files))):
                 both = [folder / MADE / f"{stem}.{language}" for language in languages]
                 _write(both, lines)
             else:

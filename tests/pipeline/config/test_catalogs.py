@@ -368,6 +368,9 @@ def test_plain_files_with_line_ends_of_windows_are_copied_without() -> None:
     Path("a.en").write_bytes(b"house number\ndog\n")
     assert wmt(*add("--train", "a.cs", "a.en")) == 0
     assert written("train") == [("dům\rčíslo", "house number"), ("pes", "dog")]
+    Path("a.cs").write_bytes("dům\npes\r\n".encode())  # as where files were joined
+    assert wmt(*add("--train", "a.cs", "a.en"), "--force") == 0
+    assert written("train") == [("dům", "house number"), ("pes", "dog")]
 
 
 def test_bad_lines_are_named_or_left_out_and_counted() -> None:
