@@ -6,7 +6,7 @@ Its state is in a folder outside DVC's outputs, which DVC deletes before a run: 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,11 @@ def run(
         if training.start_from is not None:
             start.copy_parent(state, training.start_from)
         # With a store, a finished training may not have been uploaded yet.
-        if state_store() is not None or not (state / "done.json").exists():
+        with ExitStack() as around:
+            if state_store() is not None or not (state / "done.json").exists():
+                folder.check_whole(state)
+                around.enter_context(follow(state))  # until all is handed on: it tells how the stage ended
+                with progress(training.updates) as display:
+                    folder.launch_and_watch(state, launch, display.show)
             folder.check_whole(state)
-            with follow(state), progress(training.updates) as display:
-                folder.launch_and_watch(state, launch, display.show)
-        folder.check_whole(state)
-        write_outputs(state, Path())
+            write_outputs(state, Path())

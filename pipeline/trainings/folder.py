@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from nmt.common.processes import KILLED, OUT_OF_MEMORY, UNRECORDED, UNUSABLE, In
 from nmt.common.tensors import digest, load_tensors
 from nmt.errors import InputError
 from nmt.training import chain, checkpoint, history
+from nmt.training.state import is_whole
 from pipeline.config.paths import read_json
 
 Launch = Callable[[Path, Callable[[], None]], int]
@@ -47,19 +48,23 @@ def write_job(state: Path, job: Mapping[str, Any]) -> None:
     with contextlib.suppress(FileNotFoundError, InputError, TypeError):  # It is not there, or was damaged.
         # In other copies of the repository the same corpus has another path.
         same = {**read_yaml(path), "corpus": ""} == {**job, "corpus": ""}
-    if not same or not checkpoint.trained(state):
+    newest = checkpoint.latest_resume(state / "resume")
+    if not same or newest is None or not is_whole(newest):  # Of a damaged state nothing is handed on.
         (state / "done.json").unlink(missing_ok=True)
     write_text(path, yaml.safe_dump(dict(job), sort_keys=False))
 
 
 def check_whole(state: Path) -> None:
-    """Raise InputError where the chain of hashes or a checkpoint was damaged since it was written."""
+    """Raise InputError where the chain of hashes, a loss or a checkpoint was damaged since it was written."""
     path = state / history.CHAIN
     links = chain.read_chain(path)
     # A kill may leave a last line without its end.
     lines = path.read_bytes().count(b"\n") if path.exists() else 0
     if len(links) < lines or chain.broken(links) is not None:
         raise InputError(f"{path}, the chain of hashes, was damaged: bring it back, or remove {state} to train again")
+    if _losses_damaged(state, links):
+        what = f"its losses are not those that {path.name} recorded: bring it back, or remove {state} to train again"
+        raise InputError(f"{state / history.HISTORY} was damaged: {what}")
     hashes = {link.update: link.weights for link in links}
     for kept in checkpoint.checkpoints(state / "checkpoints"):
         try:
@@ -71,6 +76,20 @@ def check_whole(state: Path) -> None:
                 f"{kept} was damaged: it does not have the weights that {path.name} recorded. Remove it to average "
                 f"without it, or {state} to train again"
             )
+
+
+def _losses_damaged(state: Path, links: Sequence[chain.Link]) -> bool:
+    """Return whether losses of the history, up to the saved state, are not those of the links; or a time is missing."""
+    records, saved = history.read_history(state / history.HISTORY), checkpoint.trained(state)
+    spans = zip([0, *(link.update for link in links)], links, strict=False)
+    try:
+        return not all(record["seconds"] >= 0 for record in records) or any(
+            chain.losses_hash(records, before, link.update) != link.losses
+            for before, link in spans
+            if link.update <= saved
+        )
+    except (KeyError, TypeError, ValueError):
+        return True
 
 
 def launch_and_watch(state: Path, launch: Launch, show: Show) -> None:

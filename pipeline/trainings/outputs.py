@@ -11,8 +11,9 @@ from nmt import hardware
 from nmt.common.files import link_or_copy, read_yaml, write_json, write_text, writing
 from nmt.common.tensors import WEIGHTS
 from nmt.training import checkpoint, history
+from nmt.training.settings import Job
+from nmt.training.state import read_state
 from pipeline.config import paths
-from pipeline.config.paths import read_json
 from pipeline.trainings.identity import data_hashes
 
 COLUMNS = (
@@ -31,7 +32,9 @@ def write_outputs(state: Path, root: Path) -> None:
             link_or_copy(path, temporary / path.name)
         last = state / f"resume/update-{checkpoint.trained(state):08d}"
         link_or_copy(last / WEIGHTS, temporary / "last.safetensors")
-    summary = read_json(state / "done.json", remedy="remove it, then `dvc repro`")
+    job = read_yaml(state / "job.yaml")
+    # What done.json has, too: but the state's files have hashes.
+    summary = history.summary(Job.model_validate(job), read_state(last))
     # The speed of an unknown device is measured, which is possible only for the device of this machine.
     devices = {name: name if hardware.on_record(name) else summary["device"] for name in summary["device_seconds"]}
     sustained = {name: hardware.sustained(device) for name, device in devices.items()}
@@ -41,7 +44,6 @@ def write_outputs(state: Path, root: Path) -> None:
     kept = ("update", "outputs", "sample")
     examples = ({key: each[key] for key in kept if key in each} for each in records if "outputs" in each)
     write_text(root / paths.VALIDATION_OUTPUTS, "".join(json.dumps(each) + "\n" for each in examples))
-    job = read_yaml(state / "job.yaml")
     data = data_hashes(Path(job.pop("corpus")))  # In other copies of the repository it has another path.
     decided_by = {"state": state.name, "job": job, "data": data, "code": state.name.split("-")[1]}
     write_json(root / paths.CHAIN, {**decided_by, "links": history.read_history(state / history.CHAIN)})

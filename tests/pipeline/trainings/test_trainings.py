@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -23,6 +23,7 @@ from nmt.common.processes import Interrupted
 from nmt.errors import InputError
 from nmt.training import chain
 from nmt.training.settings import Job, TrainingSettings
+from nmt.training.state import TrainState
 from pipeline.config import paths
 from pipeline.stages import train
 from pipeline.trainings import identity
@@ -145,20 +146,25 @@ def finished(here: Path, tiny_job: MakeJob) -> Path:
     ):
         (state / name).parent.mkdir(parents=True, exist_ok=True)
         tensors.save_tensors(state / name, {name: torch.zeros(1)})
-    done = {"updates": 12, "device": "cpu", "loss": 9.0, "device_seconds": {"NVIDIA H100 80GB HBM3": 10.0}}
-    (state / "done.json").write_text(json.dumps(done))
+    (state / "done.json").touch()
+    gpu = {"NVIDIA H100 80GB HBM3": 10.0}
+    saved = TrainState(
+        update=12, updates=12, validate_every=12, processes=1, seconds=9.0, device_seconds=gpu, conditions=CONDITIONS
+    )
+    (state / "resume/update-00000012/state.json").write_text(saved.model_dump_json())
+    each = {"nll": 2.0, "ppl": 7.4, "learning_rate": 0.1, "gradient_norm": 1.0}
     records = [
-        {"update": 6, "loss": 3.0, "seconds": 1.0},
-        {"update": 12, "valid_loss": 2.0, "valid_ppl": 7.4},
-        {"update": 12, "seconds": 1.5, "outputs": {"3": [5, 6]}},
-        {"update": 12, "loss": 2.5},
+        {"update": 6, "loss": 3.0, "seconds": 1.0, "utilisation": 0.5, **each},  # of a GPU, then of an unknown device
+        {"update": 12, "valid_loss": 2.0, "valid_ppl": 7.4, "seconds": 1.25},
+        {"update": 12, "seconds": 1.5, "outputs": {"3": [5, 6]}, "sample": {"1": [7]}},
+        {"update": 12, "loss": 2.5, "seconds": 1.75, **each},
     ]
-    (state / "job.yaml").write_text(yaml.safe_dump(job(updates=12)))
+    (state / "job.yaml").write_text(yaml.safe_dump({**tiny_job(updates=12), "corpus": "here"}))
+    write_lines(state / "history.jsonl", records)
     settings = TrainingSettings.model_validate(tiny_job(updates=12)["training"])
     for number in (6, 12):
         weights = {f"checkpoints/update-{number:08d}.safetensors": torch.zeros(1)}
         chain.add_link(state, settings, number, [weights, {}], CONDITIONS)
-    write_lines(state / "history.jsonl", records)
     with (state / "history.jsonl").open("a") as file:
         file.write('{"upd')
     return state
@@ -192,8 +198,8 @@ def test_after_an_edit_of_shared_code_a_finished_training_ends_at_once(
         shutil.copytree(finished, state, dirs_exist_ok=True, ignore=lambda *_: ["job.yaml"])
         return 0
 
-    def run() -> dict[str, str]:
-        train.run(torchrun, lambda updates: asked.append(updates) or MagicMock(), nullcontext)
+    def run(follow: Any = nullcontext) -> dict[str, str]:
+        train.run(torchrun, lambda updates: asked.append(updates) or MagicMock(), follow)
         return outputs()
 
     before = run()
@@ -211,6 +217,22 @@ def test_after_an_edit_of_shared_code_a_finished_training_ends_at_once(
         Path(name).write_text("2")
         run()
     assert len(asked) == 8
+    # What fails after the training is told, too.
+    Path("nmt/code.py").write_text("3")
+    ended = list[str]()
+
+    @contextmanager
+    def follow(_: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            ended.append(str(error))
+            raise
+
+    monkeypatch.setattr(train, "write_outputs", MagicMock(side_effect=OSError(errno.ENOSPC, "No room")))
+    with pytest.raises(OSError, match="No room"):
+        run(follow)
+    assert len(ended) == 1
 
 
 @pytest.mark.parametrize("same_disk", [True, False])
@@ -229,15 +251,19 @@ def test_checkpoints_summary_and_curves_are_handed_on(
     }
     source = finished / "resume/update-00000012/model.safetensors"
     assert (paths.CHECKPOINTS / "last.safetensors").samefile(source) == same_disk
-    assert written["training.csv"] == "update,loss\n6,3.0\n12,2.5\n"
-    assert written["validation.csv"] == "update,valid_loss,valid_ppl\n12,2.0,7.4\n"
-    assert written["validation.jsonl"] == '{"update": 12, "outputs": {"3": [5, 6]}}\n'
+    table = [line.rpartition(",")[0] for line in written["training.csv"].splitlines()]
+    assert table[0] == "update,loss,nll,ppl,learning_rate,gradient_norm"
+    assert table[1:] == ["6,3.0,2.0,7.4,0.1,1.0", "12,2.5,2.0,7.4,0.1,1.0"]
+    assert written["validation.csv"] == "update,valid_loss,valid_ppl,seconds\n12,2.0,7.4,1.25\n"
+    assert written["validation.jsonl"] == '{"update": 12, "outputs": {"3": [5, 6]}, "sample": {"1": [7]}}\n'
     recorded = json.loads(written["chain.json"])
     assert (recorded["state"], recorded["code"], recorded["data"]) == ("abc-def", "def", {})
     assert "corpus" not in recorded["job"]
     assert [link["update"] for link in recorded["links"]] == [6, 12]
     gpu = "NVIDIA H100 80GB HBM3"
-    assert json.loads(written["training.json"])["flops_sustained"] == {gpu: hardware.sustained(gpu)}
+    summary = json.loads(written["training.json"])
+    assert summary["flops_sustained"] == {gpu: hardware.sustained(gpu)}
+    assert (summary["updates"], summary["train_seconds"]) == (12, 9.0), "of the saved state"
 
 
 def test_a_damaged_chain_or_checkpoint_is_told(finished: Path) -> None:
@@ -257,9 +283,36 @@ def test_a_damaged_chain_or_checkpoint_is_told(finished: Path) -> None:
         kept.write_bytes(content)
         with pytest.raises(InputError, match=f"00000012.safetensors was damaged: {sentence}"):
             check_whole(finished)
-    (finished / "done.json").write_text('{"up')
-    with pytest.raises(InputError, match=r"done.json cannot be read .*: remove it, then `dvc repro`"):
-        write_outputs(finished, Path())
+
+
+@pytest.mark.parametrize(
+    ("number", "old", "new"),
+    [
+        (0, "3.0", "3.5"),  # each a bit or a few
+        (0, '"update": 6', '"update": 7'),
+        (0, '"nll"', '"nlm"'),
+        (1, "7.4", "7.5"),
+        (1, '"valid_loss"', '"walid_loss"'),
+        (2, '"seconds"', '"secondz"'),
+        (3, "{", "["),
+        (3, "\n", "*"),
+    ],
+)
+def test_a_damaged_loss_is_told(finished: Path, number: int, old: str, new: str) -> None:
+    path = finished / "history.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    lines[number] = lines[number].replace(old, new, 1)
+    path.write_text("".join(lines))
+    with pytest.raises(InputError, match=r"history.jsonl was damaged: its losses are not those that chain.jsonl rec"):
+        check_whole(finished)
+
+
+def test_losses_after_the_saved_state_may_be_lost(finished: Path) -> None:
+    """As in a power failure: they are measured again."""
+    shutil.rmtree(finished / "resume/update-00000012")
+    path = finished / "history.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:1]))
+    check_whole(finished)
 
 
 def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: Path) -> None:
@@ -280,6 +333,10 @@ def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: 
     for damaged in ("", "a: ["):
         (tmp_path / "job.yaml").write_text(damaged)
         assert not attempt(updates=11)
+    hashes = tmp_path / "resume/update-00000003/sha256.json"
+    for content, whole in (("{}", True), ('{"sha256.json": "0"}', False)):
+        hashes.write_text(content)
+        assert attempt(updates=11) == whole, "of a damaged state nothing is handed on"
     shutil.rmtree(tmp_path / "resume")
     assert not attempt(updates=11), "without its weights a training is not finished"
 
