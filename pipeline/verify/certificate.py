@@ -14,7 +14,7 @@ from nmt.errors import InputError, explain
 from nmt.training.chain import Link
 from nmt.training.settings import Job
 from pipeline.config import catalogs, graph
-from pipeline.config.paths import CATALOGS, read_json
+from pipeline.config.paths import LOCAL, read_json
 from pipeline.config.rows import flat
 from pipeline.stages import certify
 from pipeline.tracking.source import git
@@ -43,7 +43,7 @@ def _valid_job(job: dict[str, Any]) -> dict[str, Any]:
     return job
 
 
-class ChainOfRun(BaseModel):
+class ChainOfRun(BaseModel, extra="forbid"):
     """The content of results/chain.json: what decided the weights, and the hashes of the training."""
 
     state: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
@@ -117,12 +117,10 @@ def code(certificate: Certificate) -> Finding:
             return Finding("code", "differs", told)
     recorded = ((name, was, version(name)) for name, was in certificate.versions.items() if name != "python")
     others = [f"{name} was {was}, here {now}" for name, was, now in recorded if was != now]
-    stages = graph.stages()
-    read = {path for stage in stages.values() for path in stage.deps if not graph.made_by(path, stages)}
-    # Other catalogs decide nothing.
-    read = read - {str(CATALOGS)} | set(map(str, catalogs.files(certificate.settings["run"]["corpus"])))
+    # All code: `wmt verify` itself is of many modules. Other catalogs decide nothing.
+    read = map(str, (LOCAL, *catalogs.files(certificate.settings["run"]["corpus"])))
     try:
-        changed = git("status", "--porcelain", "--", "dvc.yaml", "pipeline/verify", *sorted(read)).decode()
+        changed = git("status", "--porcelain", "--", "dvc.yaml", "wmt.py", "nmt", "pipeline", *read).decode()
     except OSError:
         changed = "?? the code"
     detail = "; ".join([told, *others])

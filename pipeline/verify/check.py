@@ -6,7 +6,7 @@ import importlib
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from pipeline.verify.certificate import Certificate, Finding, difference
 from pipeline.verify.replay import Training
 
 HERE = Path()
+COUNTED = ("pairs", "source_tokens", "target_tokens", "padding", "flops_counted")  # only by a whole training
 
 
 class Remake:
@@ -202,9 +203,10 @@ def trained_again(certificate: Certificate, again: Remake) -> Finding:
     root, summary = again.folder, again.folder / paths.TRAINING
     if not summary.exists():
         return Finding("train", "inconclusive", "nothing that training made is here")
+    counted = {key: read_json(summary)[key] for key in COUNTED}
     summary.unlink()
     write_json(summary, certificate.measured)
-    problem = next(misstated(certificate, root), None)
+    problem = next(misstated(certificate, root, counted), None)
     made, recorded = (
         {path: hashed for path, hashed in files.items() if Path(path) not in timed}
         for files in (again.hashes("train", root), again.recorded["train"])
@@ -233,7 +235,8 @@ def locked() -> Finding:
 
 def contradictions(certificate: Certificate) -> Iterator[str]:
     """Yield where the training's outputs contradict the chain."""
-    links = certificate.training.links
+    links, outs = certificate.training.links, graph.stages()["train"].outs
+    yield from (f"{out} is missing" for out in outs if not certificate.under([out]))
     if read_json(paths.CHAIN) != certificate.training.model_dump():
         yield f"{paths.CHAIN} has another chain than the certificate"
     validations = paths.read_table(paths.VALIDATION)
@@ -257,11 +260,12 @@ def contradictions(certificate: Certificate) -> Iterator[str]:
             yield f"the checkpoint of update {update:,} is missing, so others were averaged"
 
 
-def misstated(certificate: Certificate, root: Path) -> Iterator[str]:
-    """Yield which numbers of training.json, in the repository `root`, are not those of the training."""
+def misstated(certificate: Certificate, root: Path, counted: Mapping[str, Any] | None = None) -> Iterator[str]:
+    """Yield which numbers of training.json in the repository `root` are not those of the training, or of `counted`."""
     link, validations = certificate.training.links[-1], paths.read_table(root / paths.VALIDATION)
     job, training = Job.model_validate({**certificate.training.job, "corpus": ""}), read_json(root / paths.TRAINING)
     known = {
+        **(counted or {}),
         "updates": link.update,
         "params": flops.parameters(job.model, job.vocabulary, job.target_vocabulary),
         "vocabulary": job.vocabulary,

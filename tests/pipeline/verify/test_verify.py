@@ -132,7 +132,8 @@ def test_a_training_that_was_changed_on_its_way_passes(run: Path) -> None:
 
 def test_a_training_that_ended_by_patience_passes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree("work")
-    monkeypatch.setattr(trainer.Trainer, "validate", lambda self, _: float(self.update))
+    # No better, and then worse.
+    monkeypatch.setattr(trainer.Trainer, "validate", lambda self, _: float(max(12, self.update)))
     override("training", patience=2)
     training()
     after_training()
@@ -149,7 +150,7 @@ def test_which_updates_are_trained_again(run: Path) -> None:
     for folder in ("states", "resume"):
         (state(8).parents[1] / folder / "update-x").touch()
     assert recorded().states().status == "equal"
-    assert [recorded().named(text) for text in ("9:11", "1:2")] == [(8, 12), (0, 2)]
+    assert [recorded().named(text) for text in ("9:11", "1:2", "8:9")] == [(8, 12), (0, 2), (8, 10)]
     assert intervals("9:11", "1:2").detail == "6 of 24 updates trained again (25.0%: 8 to 12, 0 to 2)"
     free_states()
     assert recorded().choose(1) == [(0, 24)]
@@ -342,6 +343,13 @@ def test_changes_that_were_certified_are_named(
             lambda: shutil.copy(paths.CHECKPOINTS / "last.safetensors", paths.CHECKPOINTS / "mine.safetensors"),
             ["models/checkpoints/mine.safetensors does not have the weights"],
         ),
+        (
+            lambda: (
+                resealed(lambda content: content["files"].pop(str(paths.VALIDATION_OUTPUTS))),
+                paths.VALIDATION_OUTPUTS.unlink(),
+            ),
+            ["results/validation.jsonl is missing"],
+        ),
         (edit_loss, [r"\S+ or validation.csv was edited within updates 4 to 6"]),
         (
             lambda: edit(paths.VALIDATION, lambda text: f"{text}{text.splitlines()[-1].replace('24,', '25,', 1)}\n"),
@@ -444,7 +452,10 @@ def test_what_is_not_as_dvc_locked_it_is_named(
 def test_a_certificate_has_nothing_more(run: Path) -> None:
     resealed(lambda content: content["files"].update({"results/mine": "0"}))
     assert certificate.sealed(paths.CERTIFICATE).detail == "no stage makes results/mine"
-    resealed(lambda content: content.update(mine=1))
+    resealed(lambda content: content["training"].update(mine=1))
+    with pytest.raises(InputError, match="is no certificate"):
+        certificate.load(paths.CERTIFICATE)
+    resealed(lambda content: content["training"].pop("mine") and content.update(mine=1))
     with pytest.raises(InputError, match="is no certificate"):
         certificate.load(paths.CERTIFICATE)
 
@@ -504,8 +515,28 @@ def leave_certificate_alone(*others: str) -> None:
         shutil.rmtree(path)
 
 
-def test_a_certificate_alone_is_checked_from_the_corpus_on(run: Path) -> None:
-    resealed(lambda content: content["measured"].update(valid_ppl=1.0))
+@pytest.mark.parametrize(
+    ("tamper", "steps", "detail"),
+    [
+        (
+            lambda: resealed(lambda content: content["measured"].update(valid_ppl=1.0)),
+            ["train", "score"],
+            "results/training.json is ",
+        ),
+        (
+            lambda: (
+                write_json(paths.TRAINING, {**json.loads(paths.TRAINING.read_text()), "pairs": 1}),
+                run_stages("certify"),
+            ),
+            ["train"],
+            "results/training.json has 1 as pairs, the training has ",
+        ),
+    ],
+)
+def test_a_certificate_alone_is_checked_from_the_corpus_on(
+    run: Path, tamper: Callable[[], object], steps: list[str], detail: str
+) -> None:
+    tamper()
     leave_certificate_alone("work")
     status, findings, last = verify("--certificate", "theirs.json")
     absent = ["intervals", "train", "average", "decode", "score"]
@@ -514,8 +545,8 @@ def test_a_certificate_alone_is_checked_from_the_corpus_on(run: Path) -> None:
     assert findings["average"][1].endswith("is not here")
     assert last == f"verified, but for what is inconclusive: {', '.join(absent)}"
     status, findings, _ = verify("--certificate", "theirs.json", "--share", 1)
-    assert (status, those(findings, "differs")) == (1, ["train", "score"]), findings
-    assert findings["train"][1].startswith("results/training.json is ")
+    assert (status, those(findings, "differs")) == (1, steps), findings
+    assert findings["train"][1].startswith(detail)
 
 
 def test_a_portable_run_is_made_again_from_its_certificate(run: Path) -> None:
@@ -545,11 +576,19 @@ def test_archives_without_a_checksum_are_no_root(run: Path, tmp_path: Path) -> N
     assert again.run("download") == Finding("download", "inconclusive", "no checksum of tiny was published")
 
 
+def test_nothing_is_made_again_of_what_was_changed(run: Path, tmp_path: Path) -> None:
+    (folder := tmp_path / "scratch").mkdir()
+    replaced(paths.CHECKPOINTS / "last.safetensors", one_bit)
+    again = check.Remake(certificate.load(paths.CERTIFICATE), folder)
+    here = again.take("train")
+    assert [path for path in here if not (folder / path).exists()] == ["models/checkpoints/last.safetensors"]
+
+
 def test_verifys_own_code_must_be_committed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(certificate, "git", lambda *words: asked.extend(words) or b"")
     certificate.code(certificate.load(paths.CERTIFICATE))
-    assert {"dvc.yaml", "pipeline/verify", "pipeline/stages/train.py", "data/catalog/tiny.yaml"} <= {*asked}
+    assert {"dvc.yaml", "wmt.py", "nmt", "pipeline", "data/catalog/tiny.yaml"} <= {*asked}
 
 
 def test_the_catalogs_of_a_run_and_no_others_must_be_committed(run: Path) -> None:
