@@ -164,6 +164,7 @@ def test_lower_case_is_scored_by_name(tmp_path: Path) -> None:
     lowercased = printed("bleu", *paths, "--lang", "cs", "--lowercase")
     assert "100.00 lower-cased Moses tokens" in lowercased
     assert "|case:lc|eff:no|tok:13a|" in lowercased, "sacreBLEU, too"
+    assert "chrF 100.00" in lowercased
 
 
 def test_the_measure_of_multi30k_is_on_lower_cased_moses_tokens_of_plain_punctuation(

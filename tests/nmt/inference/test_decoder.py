@@ -109,7 +109,8 @@ def test_forced_scoring_says_what_the_search_said_and_holds_a_blocks_logits(monk
     scored = score(model, pairs)
     assert max(sizes) == 3
     assert [one.log_probability for one in scored] == pytest.approx(said, abs=1e-9)
-    assert scored[0].perplexity == pytest.approx(math.exp(-said[0] / len(pairs[0][1])))
+    per_subword = [math.exp(-each / len(target)) for each, (_, target) in zip(said, pairs, strict=True)]
+    assert [one.perplexity for one in scored] == pytest.approx(per_subword)
 
 
 def test_probabilities_of_a_bfloat16_model_are_float32() -> None:

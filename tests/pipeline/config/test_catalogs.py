@@ -425,11 +425,12 @@ def numbered(first: int, last: int) -> str:
 
 
 def test_held_out_pairs_are_in_no_training_and_stay() -> None:
-    Path("a.tsv").write_text(numbered(0, 200))
+    Path("a.tsv").write_text(numbered(0, 200) + "".join(f"prázdná {n}\t \n" for n in range(400)))
     arguments = ["--train", "a.tsv", "--holdout"]
     assert "catalog: 20 pairs held out for each of valid and test, " in warned(*add(*arguments, "20", held_out=""))
     first = {role: written(role) for role in ("train", "valid", "test")}
     assert [len(set(pairs)) for pairs in first.values()][1:] == [20, 20]
+    assert all(target.strip() for role in ("valid", "test") for _, target in first[role])
     for side in (0, 1):
         held = {pair[side] for role in ("valid", "test") for pair in first[role]}
         assert held.isdisjoint(pair[side] for pair in first["train"])
@@ -452,7 +453,7 @@ def test_held_out_pairs_are_in_no_training_and_stay() -> None:
 def test_bad_lines_hold_out_and_two_test_sets_go_together() -> None:
     Path("a.tsv").write_bytes(b"alone\nno \xff\tbad\n" + numbered(0, 50).encode() * 2)
     Path("news.tsv").write_text("nová\tnew\n")
-    Path("own.tsv").write_text("věta\tother 7\nvěta\tunseen\n")
+    Path("own.tsv").write_text("věta\tother 7\nvěta\tunseen\nvěta\tunseen\n")
     tests = "--test news.tsv --test own.tsv"
     told = warned(*add("--train", "a.tsv", "--skip-bad", "--dedup", "--holdout", "5", held_out=tests))
     assert "5 pairs held out for each of valid, " in told
@@ -462,6 +463,7 @@ def test_bad_lines_hold_out_and_two_test_sets_go_together() -> None:
     assert "--test news" not in told
     data = catalogs.data_settings(catalogs.load("mine"), "cs-en")
     assert [text.name for text in (data.valid, *data.test)] == ["mine-valid", "news", "own"]
+    assert len(written("test")) == 4, "a test set keeps what it repeats"
 
 
 def test_copies_of_a_catalog_may_be_added_to_it_and_to_others() -> None:

@@ -123,6 +123,10 @@ def test_a_run_that_no_process_trains_is_killed_for_the_next_publication(root: P
     assert status(root) == ["RUNNING"], "a process is at it"
     assert printed("publish") == "P_drop=0.2 · base-wmt14-s1: killed\n"
     assert status(root) == ["KILLED"]
+    with connected(root / "mlflow.db") as client:
+        server.open_run(client, "of-another-machine")
+    assert printed("publish").startswith("nothing to publish: ")
+    assert status(root) == ["KILLED", "RUNNING"]
 
 
 def test_a_server_that_is_down_is_told_once_and_delays_nothing(

@@ -123,8 +123,9 @@ def test_the_next_machine_goes_on_where_this_one_was(url: str, make: Make, monke
     sync.launch_with_store(make("shorter", updates=20), lambda: None)
     assert sync.StateStore(url, NAME).newest()[0] == 60
     assert sync.StateStore(url, f"{NAME}-20").newest()[0] == 30
-    sync.launch_with_store(make("longer", updates=200), lambda: None)
-    assert seen == [0, 30, 0, 60]
+    for name, updates in (("longer", 200), ("as long", 90)):
+        sync.launch_with_store(make(name, updates=updates), lambda: None)
+    assert seen == [0, 30, 0, 60, 90]
     monkeypatch.setenv("WMT_STATE", "/a/folder")
     monkeypatch.setattr(launch, "torchrun", lambda job, watch: 7)
     assert sync.launch_with_store(make("without a store"), lambda: None) == 7
