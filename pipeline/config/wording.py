@@ -40,11 +40,11 @@ def duration(seconds: float) -> str:
 def read_scores(path: Path = SCORES, *keys: str) -> dict[str, Any]:
     """Return the content of results/scores.json; raise InputError where a number that is told is none, as by hand."""
     scores = read_json(path, *keys)
-    for own in (scores, *dict(scores.get("sets", {})).values()):
-        key = task_in(own).key
+    for of_set in (scores, *dict(scores.get("sets", {})).values()):
+        key = task_in(of_set).key
         for name in (key, f"{key}_low", f"{key}_high", "train_seconds", *keys):
-            if not isinstance(own.get(name, 0), int | float):
-                raise InputError(f"{path} has {own[name]!r} as {name}, no number: run `dvc repro` to make it again")
+            if not isinstance(of_set.get(name, 0), int | float):
+                raise InputError(f"{path} has {of_set[name]!r} as {name}, no number: run `dvc repro` to make it again")
     return scores
 
 
