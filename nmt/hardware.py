@@ -57,10 +57,15 @@ def on_record(device: str) -> Hardware | None:
 def sustained(device: str) -> float:
     """Return the sustained single precision of a device as torch names it, or `cpu`: on record or measured here.
 
-    The paper's estimate of the cost is this times the seconds and the number of devices.
+    The paper's estimate of the cost is this times the seconds and the number of devices. A GPU that is not on record
+    is taken for this machine's, or for its CPU if it has none.
     """
+    import torch
+
     known = on_record(device)
-    return known.sustained if known is not None else measure("cpu" if device == "cpu" else "cuda")
+    if known is not None:
+        return known.sustained
+    return measure("cpu" if device == "cpu" or not torch.cuda.is_available() else "cuda")
 
 
 def devices(device: str, processes: int) -> int:

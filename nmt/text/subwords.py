@@ -107,9 +107,11 @@ class BytePairs(Subwords):
         return ids
 
     def sample(self, line: str, dropout: float, seed: int) -> list[int]:
-        random = Random(seed)  # noqa: S311
-        pieces = (self._merges.sample(word, dropout, random) for word in line.split(" ") if word)
-        return [token for of_word in pieces for token in self._rows(of_word)]
+        random, ids = Random(seed), list[int]()  # noqa: S311
+        for word in filter(None, line.split(" ")):
+            # The time of a sample grows with the square of a word's length.
+            ids += self._rows(self._merges.sample(word, dropout, random)) if len(word) < _LONGEST else self._word(word)
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         return "".join([self._texts[token] for token in ids]).removesuffix(" ")
@@ -203,7 +205,7 @@ class WordPieces(Subwords):
     def sample(self, line: str, dropout: float, seed: int) -> list[int]:
         from sentencepiece import set_random_generator_seed
 
-        set_random_generator_seed(seed)
+        set_random_generator_seed(seed % (2**32 - 1))  # The last one means none.
         ids: list[int] = self._processor.encode(line, enable_sampling=True, alpha=dropout, nbest_size=-1)
         return ids
 

@@ -40,7 +40,10 @@ def duration(seconds: float) -> str:
 def read_scores(path: Path = SCORES, *keys: str) -> dict[str, Any]:
     """Return the content of results/scores.json; raise InputError where a number that is told is none, as by hand."""
     scores = read_json(path, *keys)
-    for of_set in (scores, *dict(scores.get("sets", {})).values()):
+    sets = scores.get("sets", {})
+    if not isinstance(sets, dict) or not all(isinstance(of_set, dict) for of_set in sets.values()):
+        raise InputError(f"{path} has sets that are no test sets: run `dvc repro` to make it again")
+    for of_set in (scores, *sets.values()):
         key = task_in(of_set).key
         for name in (key, f"{key}_low", f"{key}_high", "train_seconds", *keys):
             if not isinstance(of_set.get(name, 0), int | float):

@@ -146,8 +146,9 @@ def binarize(
     name = str(folder / "train.{upper:05d}.arrow")
     train = write_bins(sides["train"], encode_training, name, pool, settings.samples)
     if not train["pairs"]:
+        pairs = train["too_long"] // settings.samples
         raise InputError(
-            f"each of the {train['too_long']:,} training pairs has more than {settings.max_length} subwords on a side, "
+            f"each of the {pairs:,} training pairs has more than {settings.max_length} subwords on a side, "
             f"binning.max_length: raise it"
         )
     valid = write_bins(sides["valid"], partial(encode_block, (), 0.0), str(folder / "valid.arrow"), pool)

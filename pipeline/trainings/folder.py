@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import signal
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -48,9 +49,11 @@ def write_job(state: Path, job: Mapping[str, Any]) -> None:
     with contextlib.suppress(FileNotFoundError, InputError, TypeError):  # It is not there, or was damaged.
         # In other copies of the repository the same corpus has another path.
         same = {**read_yaml(path), "corpus": ""} == {**job, "corpus": ""}
-    newest = checkpoint.latest_resume(state / "resume")
-    if not same or newest is None or not is_whole(newest):  # Of a damaged state nothing is handed on.
-        (state / "done.json").unlink(missing_ok=True)
+    done, newest = state / "done.json", checkpoint.latest_resume(state / "resume")
+    if done.exists() and (
+        not same or newest is None or not is_whole(newest)
+    ):  # Of a damaged state nothing is handed on.
+        done.unlink()
     write_text(path, yaml.safe_dump(dict(job), sort_keys=False))
 
 
@@ -81,11 +84,13 @@ def check_whole(state: Path) -> None:
 def _losses_damaged(state: Path, links: Sequence[chain.Link]) -> bool:
     """Return whether losses of the history, up to the saved state, are not those of the links; or a time is missing."""
     records, saved = history.read_history(state / history.HISTORY), checkpoint.trained(state)
-    spans = zip([0, *(link.update for link in links)], links, strict=False)
+    ends, of_links = [link.update for link in links], [list[Any]() for _ in (*links, None)]
     try:
+        for record in records:
+            of_links[bisect_left(ends, record["update"])].append(record)
         return not all(record["seconds"] >= 0 for record in records) or any(
-            chain.losses_hash(records, before, link.update) != link.losses
-            for before, link in spans
+            chain.losses_hash(of_link, 0, link.update) != link.losses
+            for of_link, link in zip(of_links, links, strict=False)
             if link.update <= saved
         )
     except (KeyError, TypeError, ValueError):

@@ -33,7 +33,7 @@ def write_outputs(state: Path, root: Path) -> None:
         last = state / f"resume/update-{checkpoint.trained(state):08d}"
         link_or_copy(last / WEIGHTS, temporary / "last.safetensors")
     job = read_yaml(state / "job.yaml")
-    # What done.json has, too: but the state's files have hashes.
+    # done.json says the same, but has no hash.
     summary = history.summary(Job.model_validate(job), read_state(last))
     # The speed of an unknown device is measured, which is possible only for the device of this machine.
     devices = {name: name if hardware.on_record(name) else summary["device"] for name in summary["device_seconds"]}

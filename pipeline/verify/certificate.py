@@ -24,6 +24,8 @@ Status = Literal["recomputed", "equal", "noted", "differs", "inconclusive"]
 """recomputed: made again, same bytes; equal: same hash; noted: other code, perhaps the same bits; differs: changed;
 inconclusive: nothing to compare with."""
 HELP = "name a results/certificate.json"
+DOCUMENTS = (":!*/README.md", ":!*.ipynb")
+"""As git leaves them out. Jupyter changes the tour when it is opened."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +119,12 @@ def code(certificate: Certificate) -> Finding:
             return Finding("code", "differs", told)
     recorded = ((name, was, version(name)) for name, was in certificate.versions.items() if name != "python")
     others = [f"{name} was {was}, here {now}" for name, was, now in recorded if was != now]
-    # All code: `wmt verify` itself is of many modules. Other catalogs decide nothing.
+    # All code: `wmt verify` itself is of many modules. Other catalogs decide nothing, nor do documents.
     read = map(str, (LOCAL, *catalogs.files(certificate.settings["run"]["corpus"])))
     try:
-        changed = git("status", "--porcelain", "--", "dvc.yaml", "wmt.py", "nmt", "pipeline", *read).decode()
+        changed = git(
+            "status", "--porcelain", "--", "dvc.yaml", "wmt.py", "nmt", "pipeline", *read, *DOCUMENTS
+        ).decode()
     except OSError:
         changed = "?? the code"
     detail = "; ".join([told, *others])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from nmt import hardware, products
@@ -67,7 +68,9 @@ def test_sustained_is_on_record_or_measured(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(hardware, "measure", lambda kind: {"cpu": 1.0, "cuda": 2.0}[kind])
     assert hardware.sustained("NVIDIA A100-SXM4-80GB") == pytest.approx(0.9 * 19.5e12)
     assert hardware.sustained("cpu") == 1.0
-    assert hardware.sustained("Unheard-of GPU") == 2.0
+    for is_here, speed in ((True, 2.0), (False, 1.0)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda is_here=is_here: is_here)
+        assert hardware.sustained("Unheard-of GPU") == speed
 
 
 def test_processes_share_a_cpu_but_no_gpu() -> None:

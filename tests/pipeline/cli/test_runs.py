@@ -57,6 +57,8 @@ def test_text_for_a_number_is_named(name: str, forged: object) -> None:
     assert refused("summary") == sentence
     write({**SCORES, "sets": {"medical": {**SCORES, name: forged}}})
     assert refused("summary") == sentence
+    write({**SCORES, "sets": forged})
+    assert "has sets that are no test sets: run `dvc repro`" in refused("summary")
 
 
 def test_it_says_that_a_newer_run_is_going_on() -> None:

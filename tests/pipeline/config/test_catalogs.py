@@ -99,6 +99,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
         (changed("pairs.en-de.train.0.sorce", {}), "`pairs.en-de.train.0.sorce`; did you mean `source`"),
         (changed("pairs.en-DE", {}), "pairs.en-DE is 'en-DE'; a pair is two different ISO 639 codes, as `de-en`"),
         (changed("description", None), "`description` is missing: add it$"),
+        (changed("archives.news.licence", None), "`archives.news.licence` is missing: add it$"),
         (changed("archives.news.sha256", "abc"), "archives.news.sha256 is 'abc'; string should match pattern"),
         (changed("archives.news.bytes", 0), "archives.news.bytes is 0; input should be greater than or equal to 1"),
         (changed("archives.news.urls", ["ftp://x/y"]), "urls.0 is 'ftp://x/y'; string should match pattern"),
