@@ -4,6 +4,7 @@ import base64
 import os
 import shutil
 import sqlite3
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -78,22 +79,67 @@ def served(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[tu
             process.kill()
 
 
-def test_mlflow_answers_nothing_without_the_password(served: tuple[str, Path]) -> None:
-    """Another user would read files by an experiment whose artifacts are their folder, with a link to the owner's.
+STRANGER = """
+import json, os, sys, urllib.error, urllib.request
+address, folder = sys.argv[1:]
 
-    Its answers to other pages are tested in tests/end_to_end/test_flows.py.
-    """
-    address, _ = served
-    api = f"{address}/ajax-api/2.0/mlflow"
-    answers = [
-        httpx.get(f"{address}/health"),
-        httpx.post(f"{api}/experiments/create", json={"name": "x", "artifact_location": "file:///tmp/x"}),
-        httpx.post(f"{api}/runs/create", json={"experiment_id": "0"}),
-        httpx.get(f"{address}/get-artifact?path=id_rsa&run_uuid=0"),
-        httpx.post(f"{api}/upload-artifact?run_uuid=0&path=authorized_keys", content=b"mine"),
-        httpx.get(f"{address}/ajax-api/3.0/mlflow/assistant/config"),
-    ]
-    assert [answer.status_code for answer in answers] == [401] * 6
+def call(path, body=None):
+    content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    request = urllib.request.Request(address + path, content, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
+            return answer.read()
+    except urllib.error.HTTPError as error:
+        print(error.code)
+        return b""
+
+call("/health")  # Imports what it needs, which the other user may not read.
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+api = "/ajax-api/2.0/mlflow/"
+made = json.loads(call(api + "experiments/create", {"name": "x", "artifact_location": "file://" + folder}) or "{}")
+run = json.loads(call(api + "runs/create", {"experiment_id": made.get("experiment_id", "0")}) or "{}")
+run_id = run["run"]["info"]["run_id"] if run else "0"
+if run:
+    os.mkdir(f"{folder}/{run_id}")
+    os.symlink(os.environ["SECRETS"], f"{folder}/{run_id}/artifacts")
+print(call(f"/get-artifact?path=id_rsa&run_uuid={run_id}").decode())
+call(f"{api}upload-artifact?run_uuid={run_id}&path=authorized_keys", b"mine")
+call("/ajax-api/3.0/mlflow/assistant/config")
+"""
+
+
+def test_mlflow_answers_only_the_owner_and_its_own_pages(served: tuple[str, Path], tmp_path: Path) -> None:
+    """Another user would read files by an experiment whose artifacts are their folder, with a link to the owner's."""
+    address, state_root = served
+
+    def status(**headers: str) -> int:
+        search = f"{address}/api/2.0/mlflow/experiments/search"
+        return httpx.post(search, json={"max_results": 1}, headers=headers).status_code
+
+    assert status(**OWNER) == 200
+    assert status(**OWNER, Origin=address.replace("127.0.0.1", "localhost")) == 200
+    assert status() == status(Authorization="Basic d210OndybW9uZw==") == 401
+    for origin in ("http://localhost:8888", "http://127.0.0.1:8888", "null", "http://evil.example"):
+        assert status(**OWNER, Origin=origin) == 403
+    kept = [stat.S_IMODE((state_root / name).stat().st_mode) for name in ("mlflow.db", "mlartifacts")]
+    assert kept == [0o600, 0o700]
+    if os.getuid() != 0:
+        pytest.skip("not tried as a second user: only root can become one")
+    owners, others = tmp_path / "owners", Path(f"/tmp/stranger-{os.getpid()}")
+    owners.mkdir()
+    (owners / "id_rsa").write_text("private")
+    (owners / "id_rsa").chmod(0o600)
+    others.mkdir()
+    try:
+        os.chown(others, 65534, 65534)
+        command = [sys.executable, "-c", STRANGER, address, str(others)]
+        environment = {**os.environ, "SECRETS": str(owners)}
+        result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    finally:
+        shutil.rmtree(others)
+    assert "private" not in result
+    assert not (owners / "authorized_keys").exists()
+    assert result.split() == ["401"] * 6
 
 
 @pytest.mark.parametrize("given", ["sqlite:///{original}/own.db", "sqlite:///own.db", "", "a link"])
