@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
-from random import Random
 
 Pair = tuple[str, str]
 Word = tuple[str, ...]
@@ -193,15 +192,6 @@ class Merges:
         pieces[-1] = pieces[-1].removesuffix(_END)
         return [piece + INSIDE for piece in pieces[:-1]] + pieces[-1:]
 
-    def sample(self, word: str, dropout: float, random: Random) -> list[str]:
-        """Return pieces as `split` does, where every step leaves out each pair with probability `dropout`."""
-        symbols = [*word[:-1], word[-1] + _END]
-        ranks = [self._ranks.get(pair, _NEVER) for pair in pairwise(symbols)]
-        draw = random.random
-        while left := [(rank, at) for at, rank in enumerate(ranks) if rank != _NEVER and draw() >= dropout]:
-            self._join(symbols, ranks, min(left)[1])
-        return [symbol + INSIDE for symbol in symbols[:-1]] + [symbols[-1].removesuffix(_END)]
-
     def split_unknown(self, pieces: Iterable[str], known: Mapping[str, int]) -> list[str]:
         """Undo merges of the pieces of a word that are not `known`, down to single characters."""
         from subword_nmt import apply_bpe
@@ -215,24 +205,23 @@ class Merges:
         if len(word) > _LONG:
             return self._symbols_of_long(word)
         symbols = [*word[:-1], word[-1] + _END]
-        ranks = [self._ranks.get(pair, _NEVER) for pair in pairwise(symbols)]
+        rank_of = self._ranks.get
+        ranks = [rank_of(pair, _NEVER) for pair in pairwise(symbols)]
         while ranks and (rank := min(ranks)) != _NEVER:
             first, second = self._pairs[rank]
             if ranks.count(rank) > 1:
                 symbols = list(_merged(tuple(symbols), first, second, first + second))
-                ranks = [self._ranks.get(pair, _NEVER) for pair in pairwise(symbols)]
+                ranks = [rank_of(pair, _NEVER) for pair in pairwise(symbols)]
                 continue
-            self._join(symbols, ranks, ranks.index(rank))
+            at = ranks.index(rank)
+            joined = first + second
+            symbols[at : at + 2] = [joined]
+            del ranks[at]
+            if at:
+                ranks[at - 1] = rank_of((symbols[at - 1], joined), _NEVER)
+            if at < len(ranks):
+                ranks[at] = rank_of((joined, symbols[at + 1]), _NEVER)
         return symbols
-
-    def _join(self, symbols: list[str], ranks: list[int], at: int) -> None:
-        """Join the symbols `at` and after, and set the ranks of the pairs that this makes."""
-        symbols[at : at + 2] = [joined := symbols[at] + symbols[at + 1]]
-        del ranks[at]
-        if at:
-            ranks[at - 1] = self._ranks.get((symbols[at - 1], joined), _NEVER)
-        if at < len(ranks):
-            ranks[at] = self._ranks.get((joined, symbols[at + 1]), _NEVER)
 
     def _symbols_of_long(self, word: str) -> list[str]:
         """Do the same in time n log n, with the places of pairs in a heap; a merged symbol leaves an empty one."""

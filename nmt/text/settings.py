@@ -93,13 +93,3 @@ class BinningSettings(Settings):
     """Training pairs with more subwords than this on a side, EOS included, are dropped."""
     growth: Annotated[float, Field(gt=1.0)]
     """The upper length of each bin divided by that of the bin before."""
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0, exclude_if=lambda value: not value)] = 0.0
-    """BPE-dropout (Provilkov et al. 2020), of training pairs alone: the share of merges that each step leaves out."""
-    samples: Annotated[Count, Field(exclude_if=lambda value: value == 1)] = 1
-    """How many segmentations an epoch has of each training pair; above 1 only with dropout."""
-
-    @model_validator(mode="after")
-    def _samples_differ(self) -> BinningSettings:
-        if self.samples > 1 and not self.dropout:
-            raise ValueError("samples above 1 would be equal: set dropout, or samples to 1")
-        return self

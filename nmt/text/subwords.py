@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import yaml
@@ -52,13 +51,6 @@ class Subwords(ABC):
     @abstractmethod
     def encode(self, line: str) -> list[int]:
         """Return the ids of a tokenised line, without EOS."""
-
-    def sample(self, line: str, dropout: float, seed: int) -> list[int]:
-        """Return the ids of a segmentation drawn with BPE-dropout; that of `encode` where nothing is merged.
-
-        `seed`: from 0 to 2^32 - 1; with `line` and `dropout`, it decides the result.
-        """
-        return self.encode(line)
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
@@ -106,23 +98,16 @@ class BytePairs(Subwords):
             ids += self._word(word)
         return ids
 
-    def sample(self, line: str, dropout: float, seed: int) -> list[int]:
-        random, ids = Random(seed), list[int]()  # noqa: S311
-        for word in filter(None, line.split(" ")):
-            # The time of a sample grows with the square of a word's length.
-            ids += self._rows(self._merges.sample(word, dropout, random)) if len(word) < _LONGEST else self._word(word)
-        return ids
-
     def decode(self, ids: Iterable[int]) -> str:
         return "".join([self._texts[token] for token in ids]).removesuffix(" ")
 
     def _ids_of(self, word: str) -> list[int]:
-        return self._rows(self._merges.split(word)) if word else []
-
-    def _rows(self, pieces: list[str]) -> list[int]:
+        if not word:
+            return []
+        pieces = self._merges.split(word)
         known = self._ids
         # A piece that occurs in the training text only within longer pieces has no row.
-        if not all(piece in known for piece in pieces):
+        if len(word) > 1 and not all(piece in known for piece in pieces):
             pieces = self._merges.split_unknown(pieces, known)
         return [known.get(piece, UNK) for piece in pieces]
 
@@ -200,13 +185,6 @@ class WordPieces(Subwords):
 
     def encode(self, line: str) -> list[int]:
         ids: list[int] = self._processor.encode(line)
-        return ids
-
-    def sample(self, line: str, dropout: float, seed: int) -> list[int]:
-        from sentencepiece import set_random_generator_seed
-
-        set_random_generator_seed(seed % (2**32 - 1))  # The last one means none.
-        ids: list[int] = self._processor.encode(line, enable_sampling=True, alpha=dropout, nbest_size=-1)
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -109,8 +109,8 @@ def report(measure: bool) -> bool:
     where, processes = "of each GPU" if gpus else "in this machine", launch.processes(training.shards, needed)
     short = [" NOT ENOUGH" if most < least else "" for least, most in ((written, free), (needed, memory))]
     print(f"  disk            {size(written)} are written, {size(free)} are free{short[0]}")
-    number = "" if gpus or processes == 1 else f" ({processes} do)"
-    print(f"  memory          {size(needed)} for a process that trains{number}, {size(memory)} {where}{short[1]}")
+    each = "the process that trains" if gpus or processes == 1 else f"each of the {processes} processes that train"
+    print(f"  memory          {size(needed)} for {each}, {size(memory)} {where}{short[1]}")
     if len(gpus) == 1 < training.shards:
         gain = "is faster where it fits in memory (by estimate twice for base), and is another training"
         print(f"  shards          {training.shards} on one GPU: training.shards=1 {gain}")

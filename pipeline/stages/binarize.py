@@ -17,7 +17,6 @@ from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import pyarrow as pa
 
@@ -49,11 +48,6 @@ def bin_uppers(settings: BinningSettings) -> list[int]:
     return uppers
 
 
-def seed(sample: int, line: int, side: int) -> int:
-    """Return the seed of the segmentation that dropout draws for a side of a pair."""
-    return crc32(f"{sample} {line} {side}".encode())
-
-
 Encoded = tuple[dict[int, pa.RecordBatch], Counter[str]]
 """A block of pairs as ids, by upper length. The counts pairs, source_tokens, target_tokens (EOS included), too_long,
 unknown (UNK on both sides) and the pairs of each bin, by upper length."""
@@ -65,23 +59,14 @@ def _vocabularies(folder: Path, _version: str) -> tuple[Subwords, Subwords]:
     return codec.load(folder)
 
 
-def encode(
-    folder: Path, version: str, uppers: Sequence[int], dropout: float, work: tuple[int, tuple[Block, Block]]
-) -> Encoded:
-    """Encode a block of pairs and sort it into bins; without uppers every pair is kept, under 0. Runs in a worker.
-
-    `work`: the number of the sample, from 0, and the blocks of both sides.
-    """
-    sample, blocks = work
+def encode(folder: Path, version: str, uppers: Sequence[int], blocks: tuple[Block, Block]) -> Encoded:
+    """Encode a block of pairs and sort it into bins; without uppers every pair is kept, under 0. Runs in a worker."""
     vocabularies = _vocabularies(folder, version)
     ids = pa.list_(pa.uint16() if max(side.size for side in vocabularies) < 2**16 else pa.uint32())
     rows: dict[int, list[tuple[list[int], list[int], int]]] = {}
     counts: Counter[str] = Counter()
     for line, pair in enumerate(zip(blocks[0].lines(), blocks[1].lines(), strict=True), start=blocks[0].first):
-        source, target = (
-            [*(vocabulary.sample(text, dropout, seed(sample, line, side)) if dropout else vocabulary.encode(text)), EOS]
-            for side, (vocabulary, text) in enumerate(zip(vocabularies, pair, strict=True))
-        )
+        source, target = ([*vocabulary.encode(text), EOS] for vocabulary, text in zip(vocabularies, pair, strict=True))
         upper = 0
         if uppers:
             if max(len(source), len(target)) > uppers[-1]:
@@ -101,13 +86,9 @@ def encode(
 
 
 def write_bins(
-    sides: tuple[Path, Path],
-    encode_block: Callable[[tuple[int, tuple[Block, Block]]], Encoded],
-    name: str,
-    pool: Executor,
-    samples: int = 1,
+    sides: tuple[Path, Path], encode_block: Callable[[tuple[Block, Block]], Encoded], name: str, pool: Executor
 ) -> Counter[str]:
-    """Encode a parallel text, `samples` times, into the files `name` (with `{upper}`); return its counts.
+    """Encode a parallel text into the files `name` (with `{upper}`); return its counts.
 
     What a record batch holds follows from the blocks alone, so the bytes are the same for any pool.
     """
@@ -115,8 +96,7 @@ def write_bins(
     files: dict[int, Any] = {}
     pending: dict[int, list[pa.RecordBatch]] = {}
     with ExitStack() as stack:
-        work = ((sample, blocks) for sample in range(samples) for blocks in read_parallel_blocks(*sides, PAIRS))
-        for batches, of_block in map_in_order(pool, encode_block, work):
+        for batches, of_block in map_in_order(pool, encode_block, read_parallel_blocks(*sides, PAIRS)):
             counts.update(of_block)
             for upper, batch in batches.items():
                 if upper not in files:
@@ -142,16 +122,13 @@ def binarize(
     version = " ".join(sha256_of(path) for path in sorted(vocabulary.rglob("*")) if path.is_file())
     uppers = bin_uppers(settings)
     encode_block = partial(encode, vocabulary.resolve(), version)
-    encode_training = partial(encode_block, uppers, settings.dropout)
-    name = str(folder / "train.{upper:05d}.arrow")
-    train = write_bins(sides["train"], encode_training, name, pool, settings.samples)
+    train = write_bins(sides["train"], partial(encode_block, uppers), str(folder / "train.{upper:05d}.arrow"), pool)
     if not train["pairs"]:
-        pairs = train["too_long"] // settings.samples
         raise InputError(
-            f"each of the {pairs:,} training pairs has more than {settings.max_length} subwords on a side, "
+            f"each of the {train['too_long']:,} training pairs has more than {settings.max_length} subwords on a side, "
             f"binning.max_length: raise it"
         )
-    valid = write_bins(sides["valid"], partial(encode_block, (), 0.0), str(folder / "valid.arrow"), pool)
+    valid = write_bins(sides["valid"], partial(encode_block, ()), str(folder / "valid.arrow"), pool)
     return {
         **{name: train[name] for name in SIZES},
         "dropped": {"too_long": train["too_long"]},

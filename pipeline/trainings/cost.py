@@ -81,7 +81,7 @@ def needs(configuration: Configuration, corpus: CorpusSize) -> tuple[dict[str, i
     disk = {
         "download": sum(archive.bytes or 0 for archive in configuration.data.archives) + text,
         "tokenize": int(1.1 * text),
-        "binarize": int(configuration.binning.samples * corpus.pairs * (2 * corpus.subwords * id_bytes + 16)),
+        "binarize": int(corpus.pairs * (2 * corpus.subwords * id_bytes + 16)),
         # The checkpoints, and weights and both moments of the kept states, the last and the one being written.
         "train": weights * (training.keep_checkpoints + 3 * (training.keep_states + 2)),
         "average": 2 * weights,

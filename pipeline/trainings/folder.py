@@ -50,9 +50,8 @@ def write_job(state: Path, job: Mapping[str, Any]) -> None:
         # In other copies of the repository the same corpus has another path.
         same = {**read_yaml(path), "corpus": ""} == {**job, "corpus": ""}
     done, newest = state / "done.json", checkpoint.latest_resume(state / "resume")
-    if done.exists() and (
-        not same or newest is None or not is_whole(newest)
-    ):  # Of a damaged state nothing is handed on.
+    # Of a damaged state nothing is handed on.
+    if done.exists() and not (same and newest is not None and is_whole(newest)):
         done.unlink()
     write_text(path, yaml.safe_dump(dict(job), sort_keys=False))
 

@@ -76,22 +76,6 @@ def test_splits_words_as_subword_nmt_does(counts: dict[str, int], words: list[st
             assert [piece.removesuffix(INSIDE) for piece in taken] == list(apart)
 
 
-def test_dropout_draws_as_subword_nmt_does() -> None:
-    """The two draw in different orders, so their shares of segmentations are compared, of words with many."""
-    counts = syllables(300, 1)
-    merges = learn_merges(counts, 150)
-    ranks = {pair: rank for rank, pair in reversed(list(enumerate(merges)))}
-    random.seed(1)  # subword-nmt draws from the module's own.
-    chance = random.Random(2)
-    for word in [word for word in counts if len(set(word)) == len(word) > 5][:5]:
-        own, their = Counter[str](), Counter[str]()
-        for _ in range(4000):
-            own[" ".join(Merges(merges).sample(word, 0.3, chance)).replace(INSIDE, "@@")] += 1
-            their["@@ ".join(encode(word, ranks, {}, None, "@@", (0, 2), {}, dropout=0.3))] += 1
-        assert len(own) > 3, word
-        assert (own - their).total() < 0.06 * own.total(), (own, their)
-
-
 @given(
     st.dictionaries(WORD, st.integers(1, 9), min_size=1, max_size=20),
     st.randoms(),

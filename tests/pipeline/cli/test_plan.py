@@ -193,6 +193,7 @@ def test_disk_is_summed_over_the_stages_that_would_run_and_memory_is_that_of_the
     monkeypatch.setattr(plan, "running_stage", lambda: "tokenize")
     settings = resolution.resolve({**resolution.read_params(), "overrides": {"training": {"shards": 2}}})
     monkeypatch.setattr(resolution, "resolve", lambda _: settings)
+    monkeypatch.setattr(plan.launch, "processes", lambda *_: 2)
     for free, memory, gpus in ((4 * 2**20, 2**20, 0), (4 * 2**20 - 1, 2**20, 1), (4 * 2**20, 2**20 - 1, 2)):
         monkeypatch.setattr(machine, "memory", lambda memory=memory: memory)
         monkeypatch.setattr(machine, "gpus", lambda gpus=gpus: [None] * gpus)
@@ -202,6 +203,7 @@ def test_disk_is_summed_over_the_stages_that_would_run_and_memory_is_that_of_the
         output = capsys.readouterr().out
         assert "A run is going on in this folder, at its stage tokenize;" in output
         assert "4.0 MiB are written, 4.0 MiB are free" in output
+        assert f"1.0 MiB for {'the process that trains' if gpus else 'each of the 2 processes that train'}," in output
         sentences = ("NOT ENOUGH", "in this machine", "of each GPU", "2 on one GPU: training.shards=1 is faster")
         assert tuple(one in output for one in sentences) == (not enough, not gpus, gpus > 0, gpus == 1)
 

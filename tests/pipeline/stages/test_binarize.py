@@ -113,24 +113,6 @@ def test_same_bytes_for_any_number_of_workers(here: Path, monkeypatch: pytest.Mo
     assert {path.name: path.read_bytes() for path in binarize.BINNED.iterdir()} == alone
 
 
-def test_dropout_segments_each_training_pair_anew_for_every_sample(here: Path, subwords: Subwords) -> None:
-    binarize.run()
-    [valid, *_], plain = binarize.BINNED.glob("valid.*"), (binarize.BINNED / "valid.arrow").read_bytes()
-    configure(data_section("x"), binning={"max_length": 90, "growth": 1.3, "dropout": 0.5, "samples": 3})
-    binarize.run()
-    assert valid.read_bytes() == plain, "validation pairs have no dropout"
-    text = [(binarize.TOKENIZED / f"train.{language}").read_text().split("\n") for language in ("en", "de")]
-    drawn: dict[int, list[tuple[list[int], list[int]]]] = {}
-    for path in binarize.BINNED.glob("train.*"):
-        for src, tgt, line in read_rows(path):
-            assert [subwords.decode(ids[:-1]) for ids in (src, tgt)] == [side[line] for side in text]
-            drawn.setdefault(line, []).append((src, tgt))
-    stats = json.loads((binarize.BINNED / "stats.json").read_text())
-    assert stats["pairs"] == 3 * 300 == sum(map(len, drawn.values()))
-    long = [pairs for line, pairs in drawn.items() if len(text[0][line]) > 20]
-    assert sum(pairs[0] != pairs[1] != pairs[2] for pairs in long) > 0.9 * len(long)
-
-
 @pytest.mark.parametrize(("multiple_of", "kind"), [(65_535, pa.uint16()), (65_536, pa.uint32())])
 def test_ids_are_as_wide_as_the_vocabulary_needs(tmp_path: Path, multiple_of: int, kind: pa.DataType) -> None:
     made = learn({"low": 2}, SubwordSettings(kind="bpe", merges=1, vocabulary=None, multiple_of=multiple_of))
