@@ -43,7 +43,7 @@ HARDWARE = (
 """The paper's four GPUs, and later ones."""
 
 
-def on_record(device: str) -> Hardware | None:
+def data_sheet(device: str) -> Hardware | None:
     """Return the entry for a device as torch names it (`NVIDIA H100 80GB HBM3`), or None.
 
     MIG slices and laptop GPUs return None: their names contain a faster card's name.
@@ -62,7 +62,7 @@ def sustained(device: str) -> float:
     """
     import torch
 
-    known = on_record(device)
+    known = data_sheet(device)
     if known is not None:
         return known.sustained
     return measure("cpu" if device == "cpu" or not torch.cuda.is_available() else "cuda")

@@ -16,7 +16,7 @@ from nmt.fused import DROPOUT_STEPS, random_integers
 from nmt.ids import PAD
 from nmt.model_settings import ModelSettings
 from nmt.packing import Packed, pack_tensor
-from nmt.products import Linear, fuses, linear, linears
+from nmt.products import Linear, has_own_backward, linear, linears
 
 LAYER_NORM_EPSILON = 1e-6
 """From tensor2tensor; the paper gives no value."""
@@ -73,7 +73,7 @@ class AddNorm(nn.Module):
     def forward(
         self, x: Float[Tensor, "*positions d_model"], sublayer: Float[Tensor, "*positions d_model"]
     ) -> Float[Tensor, "*positions d_model"]:
-        if fuses(x):
+        if has_own_backward(x):
             return fused.add_norm(x, sublayer, self.norm, self.dropout.probability if self.training else 0.0)
         return self.norm(x + self.dropout(sublayer))
 
@@ -141,7 +141,7 @@ class MultiHeadAttention(nn.Module):
         Each sentence attends to the sentence of the same number; `masks` has one mask for each block.
         """
         Q, K, V = self.project(x, context)
-        if fuses(Q) and not (self.training and self.dropout.probability):
+        if has_own_backward(Q) and not (self.training and self.dropout.probability):
             return self.W_O(fused.attend(Q, K, V, queries, keys, masks, self.h))
         if Q.dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu"):
             Q, K, V = Q.float(), K.float(), V.float()  # products as small as attention's are slow in bfloat16 there

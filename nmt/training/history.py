@@ -39,7 +39,7 @@ def interval_record(job: Job, state: TrainState, interval: Interval) -> Record:
         "tokens_per_second": tokens / interval.seconds,
         "flops_per_second": done / interval.seconds,
     }
-    known = hardware.on_record(device)
+    known = hardware.data_sheet(device)
     if known is not None and (peak := known.peak(job.training.precision)) is not None:
         devices = hardware.devices(device, state.processes)
         values["utilisation"] = done / (interval.seconds * devices * peak)

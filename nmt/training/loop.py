@@ -76,7 +76,7 @@ class Attempt:
         world.barrier()
         if not world.main:
             return
-        self.take_in_place_of(damaged, path)
+        self.replace_damaged(damaged, path)
         # All ranks have started again, so an earlier failure no longer counts.
         (self.folder / "failed.json").unlink(missing_ok=True)
         # Later checkpoints, records and links will be made again.
@@ -97,7 +97,7 @@ class Attempt:
             self.keep_state()
         self.print_resume(loaded)
 
-    def take_in_place_of(self, damaged: Sequence[Path], path: Path | None) -> None:
+    def replace_damaged(self, damaged: Sequence[Path], path: Path | None) -> None:
         """Remove damaged states; save the kept one that is resumed in their place as the newest."""
         for state_folder in damaged:
             print(
@@ -284,8 +284,8 @@ def newest_whole(folder: Path) -> tuple[Path | None, list[Path]]:
 def choose_products(saved: Path | None, world: World) -> None:
     """Choose the library of a CPU's products: a resumed training's own, and torch's where a process lacks the other."""
     fastest = products.fastest()
-    wanted = fastest if saved is None else state.read_state(saved).conditions.products
-    products.chosen = "torch" if world.any("torch" in (fastest, wanted)) else wanted
+    requested = fastest if saved is None else state.read_state(saved).conditions.products
+    products.chosen = "torch" if world.any("torch" in (fastest, requested)) else requested
 
 
 def stand_by(folder: Path, world: World) -> bool:

@@ -138,7 +138,7 @@ def test_a_training_resumes_and_is_of_its_own_text(tmp_path: Path, monkeypatch: 
         patch.setattr("nmt.fitting.save_model", Mock(side_effect=OSError("no room")))
         with pytest.raises(OSError, match="no room"):
             nmt.fit(PAIRS, **call)
-    assert checkpoint.trained(models / "mine.training") == 3
+    assert checkpoint.last_saved_update(models / "mine.training") == 3
     for changed in ({"pairs": (PAIRS[1], PAIRS[0])}, {"merges": 2}, {"languages": ("de", "en")}):
         with pytest.raises(InputError, match="training of other text or settings"):
             nmt.fit(**{"pairs": PAIRS, **call, **changed})

@@ -88,7 +88,7 @@ RELU = ["encoder.0.feed_forward", "decoder.0.feed_forward"]
 def test_dropout_acts_in_training_wherever_section_5_4_and_the_settings_say(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model, "fuses", lambda x: False)  # test_fused.py: the other way is the same.
+    monkeypatch.setattr(model, "has_own_backward", lambda x: False)  # test_fused.py: the other way is the same.
     shares, zeros = {"P_drop": 0.3, "attention_dropout": 0.2, "relu_dropout": 0.4}, dict[str, list[Tensor]]()
     trainer = trainer_of(tiny_job(shards=1), **shares)
     update = an_update(trainer)
