@@ -57,8 +57,8 @@ def data_sheet(device: str) -> Hardware | None:
 def sustained(device: str) -> float:
     """Return the sustained single precision of a device as torch names it, or `cpu`: on record or measured here.
 
-    The paper's estimate of the cost is this times the seconds and the number of devices. A GPU that is not on record
-    is taken for this machine's, or for its CPU if it has none.
+    The paper's estimate of the cost is this times the seconds and the number of devices. A GPU without a data
+    sheet is measured on this machine's GPU or, without one, its CPU.
     """
     import torch
 

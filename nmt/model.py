@@ -229,9 +229,10 @@ class Embedding(nn.Module):
                     "split the sentence, or train with more learned positions"
                 )
             return self.learned[:length]
-        if length > len(self.pe):
-            self.pe = positional_encoding(2 * length, self.settings.d_model, self.settings.position_layout).to(self.pe)
-        return self.pe[:length]
+        pe = self.pe  # Another thread may replace it.
+        if length > len(pe):
+            self.pe = pe = positional_encoding(2 * length, self.settings.d_model, self.settings.position_layout).to(pe)
+        return pe[:length]
 
 
 class Dropout(nn.Module):
@@ -257,7 +258,7 @@ class Transformer(nn.Module):
     def __init__(self, settings: ModelSettings, vocabulary: int, target_vocabulary: int | None = None) -> None:
         """`target_vocabulary`: rows of the target's tables if they are not the source's `vocabulary`.
 
-        Raises InputError where one table should have both.
+        Raises InputError if `sharing` is all and the sizes differ.
         """
         super().__init__()
         if settings.sharing == "all" and target_vocabulary not in (None, vocabulary):

@@ -30,15 +30,15 @@ Library = Literal["torch", "onednn"]
 def fastest() -> Library:
     """Return the library for this machine: oneDNN on x86 processors that are not Intel's.
 
-    By the maker: a measurement beside other programs comes out one way today and the other way tomorrow, and the bits
-    of the weights with it.
+    Chosen by vendor, not by measurement: timings vary between runs, and the choice changes the bits of the weights.
     """
     exists = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     return "onednn" if exists and cpuinfo("vendor_id") not in {"", "GenuineIntel"} else "torch"
 
 
 chosen: Library = fastest()
-"""This process'. Torch's whatever it is: in other precisions than float32, on other devices, in portable arithmetic."""
+"""The library of this process. Other precisions than float32, other devices and portable arithmetic use torch's
+products regardless."""
 
 
 def has_own_backward(x: Tensor) -> bool:

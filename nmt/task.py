@@ -1,4 +1,4 @@
-"""The two tasks, translating and parsing: what fits them, and the words for what is made and scored."""
+"""The two tasks, translation and parsing: their settings, scores and wording."""
 
 from __future__ import annotations
 

@@ -27,28 +27,33 @@ class LoadedModel(Codec):
         super().__init__(folder / "subwords", description.source, description.target, description.tokenizer)
         rows = (description.vocabulary, description.target_vocabulary or description.vocabulary)
         sizes = (self.subwords.size, self.target_subwords.size)
-        if rows != sizes:
-            raise InputError(
-                f"{folder}: the model has {max(rows)} rows, its subwords {max(sizes)}: "
-                "the folder was put together of two models"
-            )
+        for count, size in zip(rows, sizes, strict=True):
+            if count != size:
+                raise InputError(
+                    f"{folder}: the model has {count} rows, its subwords {size}: "
+                    "the folder was put together of two models"
+                )
         self.transformer = load_model(folder, description).to(self.device)
         for parameter in self.transformer.parameters():  # `to` would round the table of positions, which is a buffer.
             parameter.data = parameter.data.to(getattr(torch, precision))
 
     def check_shares_vocabulary(self, other: LoadedModel) -> None:
         """Raise InputError if another model reads or writes other ids: the two can make no ensemble."""
-        compared = [
-            (of.source, of.target, of.tokenizer, *(rows.symbols(range(rows.size)) for rows in vocabularies))
-            for of, vocabularies in ((m.description, (m.subwords, m.target_subwords)) for m in (self, other))
-        ]
-        if compared[0] != compared[1]:
+        if self._identity() != other._identity():
             raise InputError(
                 f"{other.folder} has another pair, tokenizer or vocabulary than {self.folder}: "
                 "models of one ensemble share all three"
             )
 
+    def _identity(self) -> tuple[object, ...]:
+        of, symbols = (
+            self.description,
+            [rows.symbols(range(rows.size)) for rows in (self.subwords, self.target_subwords)],
+        )
+        return of.source, of.target, of.tokenizer, symbols
+
 
 def padded(sentences: Sequence[Sequence[int]], device: torch.device) -> Int[Tensor, "batch longest"]:
+    """Return the ids of sentences as one tensor, with PAD at the end; raise ValueError without sentences."""
     longest = max(len(ids) for ids in sentences)
     return torch.tensor([[*ids, *[PAD] * (longest - len(ids))] for ids in sentences], device=device)

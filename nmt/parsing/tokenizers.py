@@ -38,11 +38,11 @@ class TreeTokenizer:
         """`symbols`: those of a closed vocabulary: they tell what opens a constituent where its end is missing."""
         self.scheme, self.symbols = scheme, frozenset(symbols)
 
-    def tokenize(self, line: str) -> str:
-        """Return the symbols of the tree; raises InputError where the line is no tree."""
-        trees = list(read_trees([line], "the target"))
+    def tokenize(self, line: str, number: int = 1) -> str:
+        """Return the symbols of the tree in line `number`; raise InputError if it is no tree."""
+        trees = list(read_trees([line], "the target", number))
         if len(trees) > 1:
-            raise InputError(f"a line of the target holds {len(trees)} trees: write one a line")
+            raise InputError(f"line {number} of the target holds {len(trees)} trees: write one a line")
         return " ".join(linearise(trees[0], self.scheme)) if trees else ""
 
     def detokenize(

@@ -32,7 +32,7 @@ def interval_record(job: Job, state: TrainState, interval: Interval) -> Record:
     values: Record = {
         "loss": interval.loss / tokens,
         "nll": interval.nll / tokens,
-        "gradient_norm": interval.norm / interval.updates,
+        "gradient_norm": interval.norm / max(1, interval.updates - interval.skipped),
         "tokens": float(tokens),
         "ppl": perplexity(interval.nll / tokens),
         "learning_rate": learning_rate(state.update, job.model.d_model, job.training),

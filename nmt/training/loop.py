@@ -71,7 +71,7 @@ class Attempt:
         if not world.same(trainer.update):
             # Network file systems show new files late: a restart finds them.
             raise RuntimeError(
-                f"this rank would resume after update {trainer.update:,}, but another rank after another"
+                f"this rank would resume after update {trainer.update:,}, but another rank at a different one"
             )
         world.barrier()
         if not world.main:
@@ -172,7 +172,8 @@ class Attempt:
         if settings.validation_sample:  # Portable arithmetic has no operations that send objects.
             outputs["sample"] = dict(sorted(pair for part in trainer.world.gather(sample) for pair in part.items()))
         trainer.measured.state.valid_loss = loss
-        if trainer.update % settings.validate_every == 0:  # The others are those of ends, after which it may go on.
+        # Validations at the end of a run do not count for `patience`: the run may be extended.
+        if trainer.update % settings.validate_every == 0:
             trainer.measured.add_validation(loss)
         self.log({"valid_loss": loss, "valid_ppl": history.perplexity(loss)})
         self.log(outputs)
@@ -350,7 +351,7 @@ def main() -> None:
     `failed.json` if this worker itself failed. A worker that only lost its peers writes none.
     """
     if len(sys.argv) not in {2, 3}:
-        sys.exit("usage: python -m nmt.training.loop JOB [TORCHRUN]")
+        sys.exit("usage: python -m nmt.training.loop FOLDER [TORCHRUN]")
     # If torchrun is killed with SIGKILL, its workers would otherwise live on and occupy the devices. It may have been
     # killed already, while this one was importing.
     die_with_parent(signal.SIGKILL, *map(int, sys.argv[2:]))

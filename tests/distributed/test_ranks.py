@@ -133,7 +133,7 @@ def test_ranks_with_different_states_do_not_train(tmp_path: Path, tiny_job: Make
     with ranks.ranks(2, tmp_path, ranks.training, tiny_job(updates=9), ".", homes=homes) as processes:
         assert ranks.finished(processes) == [1, 1]
     for home, update in zip(homes, (4, 5), strict=True):
-        told = f"RuntimeError: this rank would resume after update {update}, but another rank after another"
+        told = f"RuntimeError: this rank would resume after update {update}, but another rank at a different one"
         assert told in ranks.output(tmp_path)
         assert len(logged(home, "loss")) == update
 

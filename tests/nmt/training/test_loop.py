@@ -256,7 +256,7 @@ def test_what_the_user_must_mend_is_told_and_kept(
     assert json.loads((tmp_path / "failed.json").read_text()) == {"state": "refused", "error": "mend this"}
     assert capsys.readouterr().err == "train: mend this\n"
     monkeypatch.setattr(sys, "argv", ["loop"])
-    with pytest.raises(SystemExit, match="usage: python -m nmt"):
+    with pytest.raises(SystemExit, match=r"usage: python -m nmt.training.loop FOLDER"):
         loop.main()
 
 

@@ -160,6 +160,16 @@ def test_a_sample_is_spread_over_the_validation_set_and_translated_in_batches(
     assert trainer.translate_sample(corpus) == {}
 
 
+def test_a_sample_has_no_more_subwords_than_learned_positions(
+    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.2 times a source's subwords plus 10 are more than `max_positions`, which holds the source alone."""
+    trainer = trainer_of(tiny_job(validation_sample=5), positions="learned", max_positions=12)
+    monkeypatch.setattr("nmt.training.trainer.EOS", 99)  # Never written.
+    samples = trainer.translate_sample(Corpus([Path(trainer.job.corpus) / "valid.arrow"]))
+    assert {len(ids) for ids in samples.values()} == {12}
+
+
 def test_validation_computes_no_gradient(tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The products of a forward pass are a third of an update's."""
     monkeypatch.setattr(products, "chosen", "torch")  # It counts no others.
