@@ -86,9 +86,8 @@ class Codec:
 
     def encode_target(self, line: str, number: int = 1) -> list[int]:
         """Return the ids of a raw target line as `encode` does; raise InputError, with its number, if it is no tree."""
-        tokenize = self.target.tokenize
-        if isinstance(self.target, TreeTokenizer):
-            tokenize = partial(self.target.tokenize, number=number)
+        target = self.target
+        tokenize = partial(target.tokenize, number=number) if isinstance(target, TreeTokenizer) else target.tokenize
         return _encode(line, tokenize, self.target_subwords)
 
     def write(

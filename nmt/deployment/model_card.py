@@ -31,15 +31,13 @@ def card(description: ModelDescription, run: Mapping[str, Any] | None, *, has_co
     scores = "Scores: not available when this folder was written."
     if run:
         key, title = ("bleu", "sacreBLEU") if "bleu" in run else ("chrf", "chrF")
-        score, low, high, signature, set_name = (
-            run[f"{key}{end}"] for end in ("", "_low", "_high", "_signature", "_set")
-        )
+        score, low, high, signature, tested = (run[key + end] for end in ("", "_low", "_high", "_signature", "_set"))
         metric = {"type": key, "value": round(score, 2), "name": f"{title} {signature}"}
-        dataset = {"type": str(origin["corpus"]), "name": set_name}
+        dataset = {"type": str(origin["corpus"]), "name": tested}
         result = {"task": {"type": "translation"}, "dataset": dataset, "metrics": [metric]}
         metadata["model-index"] = [{"name": name, "results": [result]}]
         scores = (
-            f"Scores: {title} {score:.1f} (95% interval {low:.1f} to {high:.1f}) on {set_name}:\n`{signature}`.\n"
+            f"Scores: {title} {score:.1f} (95% interval {low:.1f} to {high:.1f}) on {tested}:\n`{signature}`.\n"
             f"The run's certificate: `{run['certificate']}`."
         )
     template = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")

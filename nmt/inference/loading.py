@@ -27,12 +27,11 @@ class LoadedModel(Codec):
         super().__init__(folder / "subwords", description.source, description.target, description.tokenizer)
         rows = (description.vocabulary, description.target_vocabulary or description.vocabulary)
         sizes = (self.subwords.size, self.target_subwords.size)
-        for count, size in zip(rows, sizes, strict=True):
-            if count != size:
-                raise InputError(
-                    f"{folder}: the model has {count} rows, its subwords {size}: "
-                    "the folder was put together of two models"
-                )
+        if rows != sizes:
+            raise InputError(
+                f"{folder}: the model has {rows[0]} and {rows[1]} rows for source and target, its subwords {sizes[0]} "
+                f"and {sizes[1]}: the folder was put together of two models"
+            )
         self.transformer = load_model(folder, description).to(self.device)
         for parameter in self.transformer.parameters():  # `to` would round the table of positions, which is a buffer.
             parameter.data = parameter.data.to(getattr(torch, precision))
@@ -46,11 +45,8 @@ class LoadedModel(Codec):
             )
 
     def _identity(self) -> tuple[object, ...]:
-        of, symbols = (
-            self.description,
-            [rows.symbols(range(rows.size)) for rows in (self.subwords, self.target_subwords)],
-        )
-        return of.source, of.target, of.tokenizer, symbols
+        symbols = [rows.symbols(range(rows.size)) for rows in (self.subwords, self.target_subwords)]
+        return self.description.source, self.description.target, self.description.tokenizer, symbols
 
 
 def padded(sentences: Sequence[Sequence[int]], device: torch.device) -> Int[Tensor, "batch longest"]:

@@ -204,7 +204,9 @@ def test_an_ensemble_is_of_one_pair_and_vocabulary(model: Path, tmp_path: Path) 
 def test_subwords_of_another_parser_are_told_with_both_numbers(parser: Path) -> None:
     config = parser / "config.yaml"
     config.write_text(config.read_text().replace("target_vocabulary: 64", "target_vocabulary: 32"))
-    with pytest.raises(InputError, match="the model has 32 rows, its subwords 64: the folder was put together"):
+    with pytest.raises(
+        InputError, match="the model has 64 and 32 rows for source and target, its subwords 64 and 64: the"
+    ):
         LoadedModel(parser)
 
 
