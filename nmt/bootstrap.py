@@ -32,18 +32,21 @@ class Comparison:
 def resampled(statistics: NDArray[np.int64], score: Score) -> NDArray[np.float64]:
     """Return the scores of SAMPLES resamples of line statistics, [lines, k]; systems with as many lines share draws."""
     lines = len(statistics)
-    drawn = np.random.default_rng(SEED).choice(lines, size=(SAMPLES, lines))
-    return np.array([score(np.bincount(sample, minlength=lines) @ statistics) for sample in drawn])
+    generator = np.random.default_rng(SEED)
+    samples = (generator.choice(lines, size=lines) for _ in range(SAMPLES))
+    return np.array([score(np.bincount(sample, minlength=lines) @ statistics) for sample in samples])
 
 
 def interval(statistics: NDArray[np.int64], score: Score) -> tuple[float, float]:
-    """Return the 95% interval of a score: the mean of the resamples, less and plus half of their central range."""
+    """Return the 95% interval of a score: the mean of the resampled scores, plus and minus half the
+    width of their central 95%."""
     scores = np.sort(resampled(statistics, score))
     half = (scores[SAMPLES - SAMPLES // 40 - 1] - scores[SAMPLES // 40]) / 2
     return float(scores.mean() - half), float(scores.mean() + half)
 
 
 def compare(baseline: NDArray[np.int64], system: NDArray[np.int64], score: Score) -> Comparison:
+    """Compare two systems on the same lines, whose statistics are [lines, k], by paired bootstrap resampling."""
     difference = score(system.sum(0)) - score(baseline.sum(0))
     apart = np.abs(resampled(system, score) - resampled(baseline, score))
     if not difference or np.ptp(apart) < 1e-9:  # Equal systems, one line or lines all alike: nothing can be said.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ TARGET = "target"
 def tokenizers(
     source: str, target: str, settings: TokenizerSettings, symbols: Collection[str] = ()
 ) -> tuple[Moses | WordTokenizer, Moses | TreeTokenizer]:
-    """Return the tokenizers of both languages, of raw lines to tokens with one space between, and back.
+    """Return the tokenizers of source and target. They turn raw lines into tokens separated by one space, and back.
 
     `symbols`: those of a closed target vocabulary, for detokenising."""
     if settings.tokenizer in LINEARISATIONS:
@@ -67,7 +68,7 @@ def load(folder: Path) -> tuple[Subwords, Subwords]:
 
 
 class Codec:
-    """What lies between raw lines and ids, by a folder of subwords."""
+    """Encode raw lines to ids and decode ids to raw lines, with a folder of subwords."""
 
     def __init__(self, folder: Path, source: str, target: str, settings: TokenizerSettings) -> None:
         """Raises InputError as `load` does."""
@@ -83,8 +84,11 @@ class Codec:
         """Return the subword ids of a raw source line, EOS last; none for a line without text."""
         return _encode(line, self.source.tokenize, self.subwords)
 
-    def encode_target(self, line: str) -> list[int]:
-        return _encode(line, self.target.tokenize, self.target_subwords)
+    def encode_target(self, line: str, number: int = 1) -> list[int]:
+        """Return the ids of a raw target line as `encode` does; raise InputError, with its number, if it is no tree."""
+        target = self.target
+        tokenize = partial(target.tokenize, number=number) if isinstance(target, TreeTokenizer) else target.tokenize
+        return _encode(line, tokenize, self.target_subwords)
 
     def write(
         self, ids: Sequence[int], line: str, weights: Attention | None = None, repairs: Counter[str] | None = None

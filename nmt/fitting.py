@@ -71,15 +71,15 @@ def fit(  # noqa: PLR0913 - settings, by name
 ) -> Translator:
     """Train on one device, write the average of the last checkpoints as the model folder `folder`, and open it.
 
-    `model` and `training` change values of MODEL and TRAINING; `languages` are English and German by default.
-    `tokenizer` changes values of TOKENIZER, and `subwords` those of joint BPE with `merges` or, with tokenizer `none`,
-    of WORD_PIECES: keys as in the pipeline. Without `tokenizer`, text that Moses does not restore gets `none`. Pairs
-    with an empty side or more than LONGEST subwords on one are left out.
-    `start_from` names a model folder: training starts from its weights, with its languages, tokenizer, subwords and
-    sizes. The folder `<folder>.training` holds the training until its end: the same call resumes it. Raises InputError
-    where `folder` exists, the sides of `pairs` or `valid` differ in length, all of their pairs are left out, a setting
-    is wrong, `tokenizer` chooses Moses for text that it does not restore, or the model to start from is none, is a
-    parser or has other sizes.
+    `languages`, two ISO 639 codes, are English and German by default. `model` and `training` change values of MODEL,
+    which is row base, and of TRAINING; `tokenizer` and `subwords` take keys as in the pipeline. By default, text that
+    Moses restores gets its tokens (TOKENIZER) and joint BPE with `merges`, other text 32,000 word pieces (WORD_PIECES).
+    Pairs with an empty side, or more than 256 subwords (LONGEST) on one, are dropped.
+    `start_from`, a model folder, gives first weights, languages, tokenizer, subwords and sizes. `<folder>.training`
+    holds the training until its end: after a kill, the same call resumes it. Raises InputError if `folder` exists or
+    `<folder>.training` is of other text or settings, the lists of `pairs` or `valid` differ in length, all of their
+    pairs are dropped, a setting is wrong, Moses is chosen for text that it does not restore, or the model to start from
+    is missing, is a parser or has other sizes.
     """
     folder = _new(folder)
     work = folder.with_name(f"{folder.name}.training")
@@ -87,16 +87,15 @@ def fit(  # noqa: PLR0913 - settings, by name
         raise InputError("training.start_from is the pipeline's: `fit` itself has the argument start_from")
     parent = None if start_from is None else Path(start_from)
     described = None if parent is None else load_description(parent)
-    if described and (tokenizer or subwords):
-        raise InputError("with start_from, tokenizer and subwords are the parent's: leave both out")
-    languages = languages or ((described.source, described.target) if described else ("en", "de"))
-    if not described and (
-        len(languages) != 2 or not all(re.fullmatch(LANGUAGE, str(language)) for language in languages)
-    ):
+    begun = None if parent is None else _start(parent)
+    pair = (described.source, described.target) if described else ("en", "de")
+    languages = languages or pair
+    if described and (tokenizer or subwords or tuple(languages) != pair):
+        raise InputError("with start_from, languages, tokenizer and subwords are the parent's: leave them out")
+    if len(languages) != 2 or not all(re.fullmatch(LANGUAGE, str(language)) for language in languages):
         raise InputError(f"languages is {languages!r}: give two ISO 639 codes, as ('en', 'de')")
     for both in (pairs, valid):
         _check_text(both)
-    begun = _start(parent) if parent else None
     words, pieces = _chosen(
         () if described else pairs,  # The parent's tokenizer stays, whatever it does to this text.
         languages, described.tokenizer.model_dump() if described else tokenizer, subwords, merges,
@@ -109,23 +108,12 @@ def fit(  # noqa: PLR0913 - settings, by name
         raise InputError(f"{parent} cannot be started from: {'; '.join(differences)}")
     batches = [_encoded(*argument, vocabulary) for argument in zip(("pairs", "valid"), tokenised, strict=True)]
     made_of = _made_of(job, languages, tokenised, vocabulary.symbols(range(vocabulary.used_rows)))
-    known = work / "made_of"
-    if work.exists() and not (known.exists() and known.read_text(encoding="utf-8") == made_of):
-        raise InputError(f"{work} holds a training of other text or settings: name another folder, or remove that one")
-    work.mkdir(parents=True, exist_ok=True)
-    known.write_text(made_of, encoding="utf-8")
-    vocabulary.save(work / "subwords")
-    if parent:
-        shutil.copyfile(parent / WEIGHTS, work / START)
-    for name, batch in zip(("train.00000", "valid"), batches, strict=True):
-        with pa.ipc.new_file(work / f"{name}.arrow", batch.schema) as file:
-            file.write_batch(batch)
-    weights = _trained(job, work)
+    _fill(work, made_of, vocabulary, batches, parent)
     description = ModelDescription(
         source=languages[0], target=languages[1], vocabulary=vocabulary.size, tokenizer=words, model=job.model,
         search=SEARCH, origin={"made by": "nmt.fit", "updates": job.training.updates},
     )  # fmt: skip
-    save_model(folder, weights, description, work / "subwords")
+    save_model(folder, _trained(job, work), description, work / "subwords")
     shutil.rmtree(work)
     return Translator(folder)
 
@@ -150,15 +138,40 @@ def _made_of(job: Job, *content: object) -> str:
     return hashlib.sha256(repr((settings, *content)).encode()).hexdigest()
 
 
+def _fill(
+    work: Path, made_of: str, vocabulary: Subwords, batches: Sequence[pa.RecordBatch], parent: Path | None
+) -> None:
+    """Write what a training reads into its folder; raise InputError if that is of other text or settings."""
+    known = work / "made_of"
+    if work.exists() and not (known.exists() and known.read_text(encoding="utf-8") == made_of):
+        raise InputError(f"{work} holds a training of other text or settings: name another folder, or remove that one")
+    work.mkdir(parents=True, exist_ok=True)
+    known.write_text(made_of, encoding="utf-8")
+    vocabulary.save(work / "subwords")
+    if parent:
+        shutil.copyfile(parent / WEIGHTS, work / START)
+    for name, batch in zip(("train.00000", "valid"), batches, strict=True):
+        with pa.ipc.new_file(work / f"{name}.arrow", batch.schema) as file:
+            file.write_batch(batch)
+
+
 def _trained(job: Job, work: Path) -> dict[str, torch.Tensor]:
-    """Train in the folder `work`; return the average of the checkpoints or, without any, the last weights."""
+    """Train in the folder `work`; return the average of the checkpoints or, without any, the last weights.
+
+    Removes the folder after an error before the first saved state.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_flush_denormal(job.training.arithmetic == "ordinary")  # Tiny moments of Adam are slow numbers.
     try:
-        if not train(job, work, World(0, 1, device)):
-            raise KeyboardInterrupt
+        finished = train(job, work, World(0, 1, device))
+    except Exception:
+        if checkpoint.latest_resume(work / "resume") is None:
+            shutil.rmtree(work)  # There is nothing to resume: a call with mended settings begins anew.
+        raise
     finally:
         torch.set_flush_denormal(False)
+    if not finished:
+        raise KeyboardInterrupt
     paths, newest = checkpoint.checkpoints(work / "checkpoints"), checkpoint.latest_resume(work / "resume")
     return checkpoint.average(paths) if paths or newest is None else load_tensors(newest / WEIGHTS)
 
@@ -246,10 +259,11 @@ def _explained() -> Iterator[None]:
 
 
 def _job(model: dict[str, Any], training: dict[str, Any], rows: int, corpus: Path) -> Job:
-    width = model["d_model"] // max(1, model["h"])
-    model = {"d_k": width, "d_v": width, **model}
+    given = {"training": training, "vocabulary": rows, "corpus": str(corpus)}
     with _explained():
-        job = Job.model_validate({"model": model, "training": training, "vocabulary": rows, "corpus": str(corpus)})
+        sizes = Job.model_validate({"model": {"d_k": 1, "d_v": 1, **model}, **given}).model
+        width = sizes.d_model // sizes.h
+        job = Job.model_validate({"model": {"d_k": width, "d_v": width, **model}, **given})
     if job.model.positions == "learned" and job.model.max_positions < (needed := SEARCH.max_extra + 2):
         raise InputError(
             f"model.max_positions is {job.model.max_positions}, but a sentence's translation may have "

@@ -114,7 +114,7 @@ class _Attention(Function):
 
 
 def softmax_(scores: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows keys"]:
-    """Return the softmax over the last dimension, in the memory of `scores`: torch has no vector code for few keys."""
+    """Return the softmax over the last dimension; may overwrite `scores`. torch has no vector code for few keys."""
     if scores.shape[-1] >= VECTOR:
         return torch.softmax(scores, -1)
     scores.sub_(scores.amax(-1, keepdim=True)).exp_()

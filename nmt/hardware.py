@@ -43,7 +43,7 @@ HARDWARE = (
 """The paper's four GPUs, and later ones."""
 
 
-def on_record(device: str) -> Hardware | None:
+def data_sheet(device: str) -> Hardware | None:
     """Return the entry for a device as torch names it (`NVIDIA H100 80GB HBM3`), or None.
 
     MIG slices and laptop GPUs return None: their names contain a faster card's name.
@@ -57,12 +57,12 @@ def on_record(device: str) -> Hardware | None:
 def sustained(device: str) -> float:
     """Return the sustained single precision of a device as torch names it, or `cpu`: on record or measured here.
 
-    The paper's estimate of the cost is this times the seconds and the number of devices. A GPU that is not on record
-    is taken for this machine's, or for its CPU if it has none.
+    The paper's estimate of the cost is this times the seconds and the number of devices. A GPU without a data
+    sheet is measured on this machine's GPU or, without one, its CPU.
     """
     import torch
 
-    known = on_record(device)
+    known = data_sheet(device)
     if known is not None:
         return known.sustained
     return measure("cpu" if device == "cpu" or not torch.cuda.is_available() else "cuda")

@@ -12,8 +12,8 @@ from nmt.common.shapes import Float, Int
 from nmt.products import add_matmul_, matmul
 
 ROWS = {"cpu": 2048, "cuda": 4096}
-"""Positions per block of logits: enough to keep additions to the table's gradient, and kernels on GPUs, few. For the
-paper's vocabulary a block takes about 0.3 GB on a CPU and 1.2 GB on a GPU."""
+"""Positions per block of logits. Larger blocks need fewer additions to the table's gradient and launch fewer GPU
+kernels. For the paper's vocabulary a block takes about 0.3 GB on a CPU and 1.2 GB on a GPU."""
 
 PART = 2**19
 """On a CPU, logits whose loss is computed together: few enough that its caches keep them from one operation to the
@@ -84,7 +84,8 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             d_states[len(labels) :] = 0
         d_table: Tensor | None = None
         rows, on_cpu = ROWS.get(states.device.type, ROWS["cpu"]), states.is_cpu
-        # On CPUs the rows without labels take part in the products, which have fewer shapes with them (`packing.pack`).
+        # On CPUs the products include the rows without labels: `packing.pack` rounds the number of rows so that oneDNN
+        # compiles few shapes.
         last = len(states) if on_cpu else len(labels)
         for start in range(0, len(labels), rows):
             block, label = states[start : min(start + rows, last)], labels[start : start + rows, None]

@@ -16,7 +16,7 @@ from nmt.fused import DROPOUT_STEPS, random_integers
 from nmt.ids import PAD
 from nmt.model_settings import ModelSettings
 from nmt.packing import Packed, pack_tensor
-from nmt.products import Linear, fuses, linear, linears
+from nmt.products import Linear, has_own_backward, linear, linears
 
 LAYER_NORM_EPSILON = 1e-6
 """From tensor2tensor; the paper gives no value."""
@@ -73,7 +73,7 @@ class AddNorm(nn.Module):
     def forward(
         self, x: Float[Tensor, "*positions d_model"], sublayer: Float[Tensor, "*positions d_model"]
     ) -> Float[Tensor, "*positions d_model"]:
-        if fuses(x):
+        if has_own_backward(x):
             return fused.add_norm(x, sublayer, self.norm, self.dropout.probability if self.training else 0.0)
         return self.norm(x + self.dropout(sublayer))
 
@@ -141,7 +141,7 @@ class MultiHeadAttention(nn.Module):
         Each sentence attends to the sentence of the same number; `masks` has one mask for each block.
         """
         Q, K, V = self.project(x, context)
-        if fuses(Q) and not (self.training and self.dropout.probability):
+        if has_own_backward(Q) and not (self.training and self.dropout.probability):
             return self.W_O(fused.attend(Q, K, V, queries, keys, masks, self.h))
         if Q.dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu"):
             Q, K, V = Q.float(), K.float(), V.float()  # products as small as attention's are slow in bfloat16 there
@@ -229,9 +229,10 @@ class Embedding(nn.Module):
                     "split the sentence, or train with more learned positions"
                 )
             return self.learned[:length]
-        if length > len(self.pe):
-            self.pe = positional_encoding(2 * length, self.settings.d_model, self.settings.position_layout).to(self.pe)
-        return self.pe[:length]
+        pe = self.pe  # Another thread may replace it.
+        if length > len(pe):
+            self.pe = pe = positional_encoding(2 * length, self.settings.d_model, self.settings.position_layout).to(pe)
+        return pe[:length]
 
 
 class Dropout(nn.Module):
@@ -257,7 +258,7 @@ class Transformer(nn.Module):
     def __init__(self, settings: ModelSettings, vocabulary: int, target_vocabulary: int | None = None) -> None:
         """`target_vocabulary`: rows of the target's tables if they are not the source's `vocabulary`.
 
-        Raises InputError where one table should have both.
+        Raises InputError if `sharing` is all and the sizes differ.
         """
         super().__init__()
         if settings.sharing == "all" and target_vocabulary not in (None, vocabulary):

@@ -20,7 +20,7 @@ from nmt.ids import PAD
 STEPS = 16
 """`pack` rounds up to one of so many numbers of rows between a power of two and the next."""
 MOST = 64
-"""It adds fewer rows than this."""
+"""`pack` adds fewer rows than this."""
 
 
 class _Pad(torch.autograd.Function):
@@ -58,10 +58,10 @@ class Packed:
     positions: Int[Tensor, "rows"]
     """Of each token in its sentence, from 0."""
     padded: Int[Tensor, "padded_heads"]
-    """For each row of `pad`'s blocks, one after the other: the number of its token, times `heads`, plus its head; then
-    one of no meaning."""
+    """For each row of `pad`'s blocks, `token * heads + head`; 0 to heads - 1 for padding; then one extra entry, 0, for
+    the rows that `pack` added."""
     places: Int[Tensor, "rows_heads"]
-    """For each row and head, its place in `padded`: the last one of the rows that `pack` adds."""
+    """For each row and head, its index in `padded`; for the rows that `pack` added, the last index."""
     masks: list[Float[Tensor, "_sentences 1 1 _longest"]]
     """Of each block, for the scores of its tokens as keys: 0, and -inf at padding."""
     heads: int

@@ -342,7 +342,9 @@ class Portable(TorchFunctionMode):
     ) -> Any:
         name = getattr(func, "__name__", "")
         if name not in EXACT and (torch.is_grad_enabled() or name not in WITHOUT_GRADIENTS):
-            raise NotImplementedError(f"{name} may give other bits elsewhere: give it a place in nmt/portable.py")
+            raise NotImplementedError(
+                f"{name} may give other bits elsewhere: add it to OWN, EXACT or WITHOUT_GRADIENTS in nmt/portable.py"
+            )
         return OWN.get(name, func)(*args, **(kwargs or {}))
 
 

@@ -30,18 +30,18 @@ Library = Literal["torch", "onednn"]
 def fastest() -> Library:
     """Return the library for this machine: oneDNN on x86 processors that are not Intel's.
 
-    By the maker: a measurement beside other programs comes out one way today and the other way tomorrow, and the bits
-    of the weights with it.
+    Chosen by vendor, not by measurement: timings vary between runs, and the choice changes the bits of the weights.
     """
     exists = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     return "onednn" if exists and cpuinfo("vendor_id") not in {"", "GenuineIntel"} else "torch"
 
 
 chosen: Library = fastest()
-"""This process'. Torch's whatever it is: in other precisions than float32, on other devices, in portable arithmetic."""
+"""The library of this process. Other precisions than float32, other devices and portable arithmetic use torch's
+products regardless."""
 
 
-def fuses(x: Tensor) -> bool:
+def has_own_backward(x: Tensor) -> bool:
     """Return whether gradients are computed here and in `nmt.fused`: on CPUs, in float32 and under autocast.
 
     Not in portable arithmetic, which replaces torch's functions.
@@ -103,7 +103,7 @@ def linear(
     x: Float[Tensor, "*rows in"], weight: Float[Tensor, "out in"], bias: Tensor | None = None, *, relu: bool = False
 ) -> Float[Tensor, "*rows out"]:
     """Return x W^T + b, or max(0, x W^T + b)."""
-    if fuses(x):
+    if has_own_backward(x):
         ys: tuple[Tensor, ...] = _Linears.apply(x, relu, weight, bias)
         return ys[0]
     y = F.linear(x, weight, bias)
@@ -114,7 +114,7 @@ def linears(x: Float[Tensor, "*rows in"], parts: Sequence[nn.Module]) -> Sequenc
     """Return what each layer gives for `x`; on GPUs by one product."""
     layers = [part for part in parts if isinstance(part, Linear)]
     known = len(layers) == len(parts)  # Search has others in their place.
-    if known and fuses(x):
+    if known and has_own_backward(x):
         tensors = (tensor for layer in layers for tensor in (layer.weight, layer.bias))
         ys: tuple[Tensor, ...] = _Linears.apply(x, False, *tensors)
         return ys

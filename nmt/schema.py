@@ -20,7 +20,7 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _truth_values_are_no_numbers(cls, value: Any, info: Any) -> Any:
+    def _refuse_booleans(cls, value: Any, info: Any) -> Any:
         """Pydantic takes them as 1 and 0."""
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
             raise ValueError("It should not be true or false")

@@ -1,4 +1,4 @@
-"""The two tasks, translating and parsing: what fits them, and the words for what is made and scored."""
+"""The two tasks, translation and parsing: their settings, scores and wording."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Task(NamedTuple):
     of_line: str  # the name of a single line's score
 
 
-_OF_TREES = (
+_TREE_MEASURES = (
     ("F1 (95% interval)", "", ".2f"),
     ("F1, at most 40 words", "_at_most_40_words", ".2f"),
     ("recall", "_recall", ".2f"),
@@ -67,7 +67,7 @@ PARSING = Task(
     papers_key="f1",
     numbers=("f1", "valid_f1", "f1_malformed", "valid_ppl"),
     measures=(
-        *((what, f"{key}{end}", form) for key in ("f1", "valid_f1") for what, end, form in _OF_TREES),
+        *((what, f"{key}{end}", form) for key in ("f1", "valid_f1") for what, end, form in _TREE_MEASURES),
         ("perplexity a symbol", "valid_ppl", ".4f"),
     ),
     verb="parse",
@@ -96,7 +96,7 @@ def task_in(metrics: Container[str]) -> Task:
     return PARSING if PARSING.key in metrics else CHRF if "chrf_low" in metrics else TRANSLATION
 
 
-def of_sets(metrics: Mapping[str, Any]) -> dict[str, float]:
+def further_scores(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the scores of the further test sets by the names that DVC and MLflow show, as `bleu.medical`."""
     return {
         f"{task_in(scores).key}.{name}": scores[task_in(scores).key] for name, scores in metrics.get("sets", {}).items()

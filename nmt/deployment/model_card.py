@@ -28,15 +28,17 @@ def card(description: ModelDescription, run: Mapping[str, Any] | None, *, has_co
     licence = "apache-2.0" if run and run["licences"] == ["Apache-2.0"] else "other"
     metadata: dict[str, Any] = {"language": [description.source, description.target], "license": licence}
     metadata |= {"library_name": "transformers", "pipeline_tag": "translation"}
-    scores = "Scores: none were at hand when this folder was written."
+    scores = "Scores: not available when this folder was written."
     if run:
-        metric = {"type": "bleu", "value": round(run["bleu"], 2), "name": f"sacreBLEU {run['bleu_signature']}"}
-        dataset = {"type": str(origin["corpus"]), "name": run["bleu_set"]}
+        key, title = ("bleu", "sacreBLEU") if "bleu" in run else ("chrf", "chrF")
+        score, low, high, signature, tested = (run[key + end] for end in ("", "_low", "_high", "_signature", "_set"))
+        metric = {"type": key, "value": round(score, 2), "name": f"{title} {signature}"}
+        dataset = {"type": str(origin["corpus"]), "name": tested}
         result = {"task": {"type": "translation"}, "dataset": dataset, "metrics": [metric]}
         metadata["model-index"] = [{"name": name, "results": [result]}]
         scores = (
-            f"Scores: sacreBLEU {run['bleu']:.1f} (95% interval {run['bleu_low']:.1f} to {run['bleu_high']:.1f}) on "
-            f"{run['bleu_set']}:\n`{run['bleu_signature']}`.\nThe run's certificate: `{run['certificate']}`."
+            f"Scores: {title} {score:.1f} (95% interval {low:.1f} to {high:.1f}) on {tested}:\n`{signature}`.\n"
+            f"The run's certificate: `{run['certificate']}`."
         )
     template = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
     return template.format_map(

@@ -21,6 +21,7 @@ from nmt.errors import InputError, printable
 from nmt.inference.loading import LoadedModel
 from nmt.inference.options import TranslationOptions
 from nmt.inference.quantization import quantize
+from nmt.inference.search import Hypothesis
 from nmt.inference.translator import Translation, Translator
 from nmt.text import words
 from nmt.text.parallel_text import composed, read_stream
@@ -118,6 +119,7 @@ def _outputs(translator: Translator, options: TranslationOptions) -> Iterator[st
 
 
 def format_output(translator: Translator, translation: Translation, number: int, options: TranslationOptions) -> str:
+    """Return the output of line `number`, counted from 1: its translation, its n-best list or a JSON object."""
     if options.json:
         return json.dumps(_json_object(translator, translation, number), ensure_ascii=False) + "\n"
     if options.nbest == 1:
@@ -131,7 +133,8 @@ def _json_object(translator: Translator, translation: Translation, number: int) 
     """Return a line's translations for --json: scores, subwords, repairs, attention."""
     model = translator.model
     translations: list[dict[str, Any]] = []
-    for text, one in zip(translation.texts, translation.hypotheses, strict=False):
+    copied = [Hypothesis([], 0.0, 0.0)] if translation.texts[0] else []
+    for text, one in zip(translation.texts, translation.hypotheses or copied, strict=False):
         scores = {"score": one.score, "log_probability": one.log_probability}
         translations.append({"text": text, **scores, "subwords": model.target_subwords.symbols(one.ids)})
     if model.writes_trees:

@@ -23,7 +23,7 @@ from nmt.deployment.model_card import card
 from nmt.errors import InputError
 from nmt.ids import BOS, EOS, PAD, UNK
 from nmt.inference.loading import LoadedModel
-from nmt.inference.model_folder import cast
+from nmt.inference.model_folder import to_dtype
 from nmt.inference.options import Quantization
 from nmt.model import Transformer
 from nmt.text.subwords import SPECIALS, Subwords, WordPieces
@@ -55,7 +55,7 @@ def export(folder: Path, out: Path, dtype: Quantization = "float32", run: Mappin
     if settings.positions == "learned":
         raise InputError("MarianMT cannot represent a model with learned positions: translate with `wmt translate`")
     check_symbols(folder, subwords)
-    weights = cast(_weights(model.transformer, subwords.used_rows), dtype)
+    weights = to_dtype(_weights(model.transformer, subwords.used_rows), dtype)
     sizes = {"layers": settings.N, "attention_heads": settings.h, "ffn_dim": settings.d_ff}
     config = {
         "architectures": ["MarianMTModel"], "model_type": "marian", "dtype": dtype, **_TOKENS,

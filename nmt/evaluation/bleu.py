@@ -26,7 +26,7 @@ from nmt.evaluation import known_sets
 from nmt.schema import LANGUAGE
 from nmt.text import parallel_text
 from nmt.text.moses import Moses
-from nmt.text.scripts import code
+from nmt.text.scripts import code, has_spaces
 from nmt.text.settings import TokenizerSettings
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ def read_lines(path: Path) -> list[str]:
 
 
 def _check(hypotheses: Sequence[str], references: Sequence[str], names: Sequence[object] = ("output", "set")) -> None:
+    if isinstance(hypotheses, str) or isinstance(references, str):
+        raise InputError("two lists of lines are needed, not strings: give [line]")
     if len(hypotheses) != len(references):
         raise InputError(
             f"{names[0]} has {len(hypotheses)} lines, {names[1]} has {len(references)}: "
@@ -68,17 +70,22 @@ def corpus_score(metric: Metric, hypotheses: Sequence[str], references: Sequence
 def metric(lang: str = "", tokenize: str | None = None, *, lowercase: bool = False) -> BLEU:
     """Return sacreBLEU's BLEU with its tokenizer of a target language, or with the one that `tokenize` names.
 
-    Raises InputError for another name, and where a tokenizer needs a library or a file that is missing.
+    Raises InputError for another name, for a language without spaces that sacreBLEU cannot split, and if a tokenizer
+    needs a library or a file that is missing.
     """
     if tokenize not in (None, *BLEU.TOKENIZERS):
         raise InputError(f"sacreBLEU has no tokenizer `{tokenize}`; it has {', '.join(BLEU.TOKENIZERS)}")
+    if not (tokenize or has_spaces(lang) or code(lang) in BLEU._TOKENIZER_MAP):
+        raise InputError(f"sacreBLEU cannot split `{lang}` into words: set its tokenizer to char or flores200")
     try:
         return BLEU(tokenize=tokenize, trg_lang="" if tokenize else code(lang), lowercase=lowercase)
     except OSError as error:
         raise InputError(f"the tokenizer `{tokenize}` fetches a file ({error}): go online, or name another") from error
     except RuntimeError as error:
         extra = (tokenize or code(lang))[:2]
-        raise InputError(f"BLEU of `{lang}` needs a segmenter: pip install 'wmt-transformer[{extra}]'") from error
+        raise InputError(
+            f"BLEU of `{tokenize or lang}` needs a segmenter: pip install 'wmt-transformer[{extra}]'"
+        ) from error
 
 
 def headline(lang: str, tokenize: str | None = None, *, lowercase: bool = False) -> BLEU | CHRF:
@@ -97,7 +104,8 @@ def sacrebleu(
 ) -> tuple[float, str]:
     """Return cased sacreBLEU of detokenised lines in percent, and its signature.
 
-    `lang`, the target's code, or `tokenize` chooses sacreBLEU's tokenizer; without, it is 13a. Raises as `metric` does.
+    `lang`, the target's code, or `tokenize` chooses sacreBLEU's tokenizer; without, it is 13a. Raises
+    InputError as `metric` does, and unless there is one translation for each reference.
     """
     return corpus_score(metric(lang, tokenize), hypotheses, references)
 

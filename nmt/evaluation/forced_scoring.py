@@ -71,18 +71,19 @@ def _log_probabilities(
 
 
 def score_lines(model: LoadedModel, pairs: Iterable[tuple[str, str]], batch_tokens: int = 4096) -> Iterator[Scored]:
-    """Score each raw translation of a raw source, in order.
+    """Score each pair of a raw source and its raw translation, in order: log-probabilities in nats.
 
-    An empty translation is EOS alone, and of an empty source nothing. Raises InputError if only a source has no text,
-    after the scores of the lines before.
+    A batch has about `batch_tokens` subwords of the longer side, padding included. An empty translation is EOS alone,
+    and of an empty source nothing. Raises InputError if only a source has no text or a target is no tree, after the
+    scores of the lines before.
     """
 
     def encoded() -> Iterator[tuple[list[int], list[int]]]:
         for number, (src, tgt) in enumerate(pairs, start=1):
-            ids, target = model.encode(src), model.encode_target(tgt)
+            ids, target = model.encode(src), model.encode_target(tgt, number)
             if target and not ids:
                 raise InputError(f"line {number}: the source has no text to translate: leave it out")
-            yield ids, target or [EOS][: len(ids)]
+            yield ids, target or ([EOS] if ids else [])
 
     for window, failure in windows(encoded(), WINDOW):
         scored: dict[int, Scored] = {}

@@ -45,12 +45,12 @@ class Scorer(NamedTuple):
 
 def scorer(target: str, tokenize: str | None = None) -> Scorer:
     """Return the functions for a target; `tokenize` names sacreBLEU's tokenizer."""
-    functions_of_task = _SCORERS[task_of(target)]
+    task_scorer = _SCORERS[task_of(target)]
     if tokenize is None or task_of(target) is PARSING:
-        return functions_of_task
+        return task_scorer
     names = ("scores", "of_set", "compare", "by_length")
-    functions: dict[str, Any] = {name: partial(getattr(functions_of_task, name), tokenize=tokenize) for name in names}
-    return functions_of_task._replace(**functions)
+    functions: dict[str, Any] = {name: partial(getattr(task_scorer, name), tokenize=tokenize) for name in names}
+    return task_scorer._replace(**functions)
 
 
 def ranges(bounds: Sequence[int]) -> list[str]:

@@ -32,7 +32,7 @@ class Attention:
     target: list[str]
     """Input of the decoder, BOS first: its queries. Query i predicts subword i + 1; the last query predicts EOS."""
     weights: dict[str, Float[Tensor, "N h query key"]]
-    """By name; each row sums to one."""
+    """By name (`encoder`, `decoder`, `cross`); each row sums to one."""
 
 
 def attention(model: LoadedModel, source: str, target: str) -> Attention:
@@ -51,8 +51,10 @@ def write_files(looked: Attention, folder: Path) -> None:
     arrays |= {name: weights.numpy() for name, weights in looked.weights.items()}
     np.savez_compressed(folder / "attention.npz", **arrays)
     for name in ATTENTIONS:
-        # The layer whose heads tell words apart: for each key, EOS apart, some query that looks at it.
-        layer = int(looked.weights[name][..., :-1].amax(2).mean((1, 2)).argmax())
+        # The layer whose heads tell words apart: for each word among the keys, some query that looks at it.
+        # The decoder's keys begin with BOS, the others end with EOS.
+        words = slice(1, None) if name == "decoder" else slice(-1)
+        layer = int(looked.weights[name][..., words].amax(2).mean((1, 2)).argmax())
         (folder / f"{name}-layer-{layer + 1}.svg").write_bytes(draw_lines(looked, name, layer))
 
 

@@ -26,8 +26,6 @@ from nmt.products import Fixed, by_onednn
 
 _Linear = nn.Linear | Int8Linear
 _MakeProduct = Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]]
-_POSITIONS = 2048
-"""Positions that are computed beforehand."""
 _ENCODED = 1024
 """Source positions that a CPU encodes together: few enough for its cache to hold what a layer writes."""
 _ROOM = 16
@@ -44,10 +42,6 @@ class Decoder:
     @torch.no_grad()
     def __init__(self, model: Transformer) -> None:
         self.model = model = _with_fixed_weights(model)
-        if model.settings.positions == "sinusoidal":
-            # Enlarges the table of positions now: several threads must not do it at the same time.
-            for embedding in (model.embedding, model.target_embedding):
-                embedding.positions(_POSITIONS)
         product = Int8Linear if is_quantized(model) else Fixed
         layers = [cast("DecoderLayer", layer) for layer in model.decoder]
         self.layers = [_Layer(layer, product) for layer in layers]

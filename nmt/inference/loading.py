@@ -29,8 +29,8 @@ class LoadedModel(Codec):
         sizes = (self.subwords.size, self.target_subwords.size)
         if rows != sizes:
             raise InputError(
-                f"{folder}: the model has {max(rows)} rows, its subwords {max(sizes)}: "
-                "the folder was put together of two models"
+                f"{folder}: the model has {rows[0]} and {rows[1]} rows for source and target, its subwords {sizes[0]} "
+                f"and {sizes[1]}: the folder was put together of two models"
             )
         self.transformer = load_model(folder, description).to(self.device)
         for parameter in self.transformer.parameters():  # `to` would round the table of positions, which is a buffer.
@@ -38,17 +38,18 @@ class LoadedModel(Codec):
 
     def check_shares_vocabulary(self, other: LoadedModel) -> None:
         """Raise InputError if another model reads or writes other ids: the two can make no ensemble."""
-        compared = [
-            (of.source, of.target, of.tokenizer, *(rows.symbols(range(rows.size)) for rows in vocabularies))
-            for of, vocabularies in ((m.description, (m.subwords, m.target_subwords)) for m in (self, other))
-        ]
-        if compared[0] != compared[1]:
+        if self._identity() != other._identity():
             raise InputError(
                 f"{other.folder} has another pair, tokenizer or vocabulary than {self.folder}: "
                 "models of one ensemble share all three"
             )
 
+    def _identity(self) -> tuple[object, ...]:
+        symbols = [rows.symbols(range(rows.size)) for rows in (self.subwords, self.target_subwords)]
+        return self.description.source, self.description.target, self.description.tokenizer, symbols
+
 
 def padded(sentences: Sequence[Sequence[int]], device: torch.device) -> Int[Tensor, "batch longest"]:
+    """Return the ids of sentences as one tensor, with PAD at the end; raise ValueError without sentences."""
     longest = max(len(ids) for ids in sentences)
     return torch.tensor([[*ids, *[PAD] * (longest - len(ids))] for ids in sentences], device=device)

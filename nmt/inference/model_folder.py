@@ -46,7 +46,7 @@ def save_model(folder: Path, weights: Mapping[str, Tensor], description: ModelDe
         shutil.copytree(subwords, temporary / "subwords")
 
 
-def cast(weights: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
+def to_dtype(weights: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
     """Return the weights as numbers of another type; raise InputError for integers, which need scales."""
     if "int" in dtype:
         raise InputError(f"--dtype is {dtype}, which is for CTranslate2 alone: give float32, bfloat16 or float16")
@@ -56,7 +56,7 @@ def cast(weights: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
 def convert(folder: Path, out: Path, dtype: str) -> None:
     """Write the model folder `out`: that of `folder` with weights of another type, for less space on disk."""
     description = load_description(folder)
-    weights = cast(load_model(folder, description).state_dict(), dtype)
+    weights = to_dtype(load_model(folder, description).state_dict(), dtype)
     save_model(out, weights, description, folder / "subwords")
 
 

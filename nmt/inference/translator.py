@@ -50,20 +50,24 @@ class Translator:
         device: str | torch.device | None = None,
         settings: SearchSettings | None = None,
         engine: Engine | None = None,
-        longest: int | None = None,
+        longest: float | None = None,
         split: Split = "long",
     ) -> None:
-        """Take at most `longest` subwords of a source; longer lines, or all, are split at sentence ends.
+        """Open the models on `device`: by default a GPU or, without one, the CPU.
 
-        Of a line of several sentences that is not split, a model may translate the first alone: it was trained on lines
-        of one.
+        `settings`: of the search, by default the first folder's. `engine`: another translator's, for the same models.
+        Lines of more than `longest` subwords are split at sentence ends; with `split="sentences"` all lines are. Of a
+        line of several sentences that is not split, a model may translate the first alone: it was trained on lines of
+        one. Lines to parse are never split: several trees are no tree of the line.
 
-        Lines to parse are never split: several trees are no tree of the line. Raises InputError if a folder
-        is incomplete or has another vocabulary than the first, or the beam is wider than the vocabulary.
+        Raises InputError without folders, if a folder is incomplete or has another vocabulary than the first, and if
+        the beam is wider than the vocabulary or `max_extra` leaves no learned position for a source.
         """
         on = None if device is None else torch.device(device)
         given = [folders] if isinstance(folders, str | Path | LoadedModel) else folders
         models = [folder if isinstance(folder, LoadedModel) else LoadedModel(Path(folder), on) for folder in given]
+        if not models:
+            raise InputError("no model folder is given: give at least one")
         self.model, *others = models
         for other in others:
             self.model.check_shares_vocabulary(other)
@@ -80,20 +84,19 @@ class Translator:
         self.engine = engine or Engine(self.model, others=others)
         self.alignment = lru_cache(64)(partial(alignment, [model.transformer for model in models]))
         """`alignment` of tuples; a tree's repair and --json ask for the same one."""
-        self.longest, self.split = longest, split
+        self.split = split
         self.skipped: list[str] | None = None
-        """Where it is a list, lines that are too long are empty, and their messages are put here."""
+        """If it is a list, lines that are too long are empty, and their messages are put here."""
         sizes = [member.description.model for member in models]
         positions = min([math.inf, *(size.max_positions for size in sizes if size.positions == "learned")])
-        self.room = positions - self.settings.max_extra - 1
-        """The most subwords that every model has positions for."""
-        if self.room < 1:
+        room = positions - self.settings.max_extra - 1
+        if room < 1:
             raise InputError(
                 f"the search's max_extra is {self.settings.max_extra:,}, but the model has {positions:,} positions: "
                 f"give --max-extra at most {positions - 2:,}"
             )
-        if self.room < math.inf:
-            self.longest = int(min(self.room, longest or self.room))
+        self.longest = min(longest or math.inf, room)
+        """The most subwords of a source: of `longest`, and of those that every model has positions for."""
 
     def translate(self, lines: Iterable[str]) -> Iterator[str]:
         """Yield the best translation of each line, in order; an empty line for a line without text.
@@ -122,30 +125,28 @@ class Translator:
 
         Raises InputError if one of these is too long: nothing is cut off.
         """
-        ids = self.model.encode(line)
-        if not ids or (not self.model.writes_trees and not _WORDS.search(line)):
+        whole = Piece(self.model.encode(line), line)
+        if not whole.ids or not (self.model.writes_trees or _WORDS.search(line)):
             return []
-        whole = self.longest is None or len(ids) - 1 <= self.longest
-        if whole and (self.split == "long" or self.model.writes_trees):
-            return [Piece(ids, line)]
-        sentences = [line] if self.model.writes_trees else split_sentences(line, self.description.source)
-        worded = [self.model.writes_trees or _WORDS.search(sentence) for sentence in sentences]
-        encoded = [self.model.encode(text) if words else [] for text, words in zip(sentences, worded, strict=True)]
-        for sentence, ids in zip(sentences, encoded, strict=True):
-            if self.longest is not None and (length := len(ids) - 1) > self.longest:
-                subject = "its sentence" if len(sentences) > 1 else "the line"
+        pieces = [whole]
+        if not self.model.writes_trees and (self.split == "sentences" or len(whole.ids) - 1 > self.longest):
+            sentences = split_sentences(line, self.description.source)
+            pieces = [Piece(self.model.encode(text) if _WORDS.search(text) else [], text) for text in sentences]
+        for piece in pieces:
+            if (length := len(piece.ids) - 1) > self.longest:
+                subject = "its sentence" if len(pieces) > 1 else "the line"
                 rule = "translated at once: put its sentences on lines of their own"
                 if self.model.writes_trees:
                     rule = f"parsed at once: give --longest {length}, or leave it out"
                 problem = (
-                    f"line {number + 1}: {subject} `{sentence[:40]}...` has {length:,} subwords, and at most "
+                    f"line {number + 1}: {subject} `{piece.text[:40]}...` has {length:,} subwords, and at most "
                     f"{self.longest:,} are {rule}"
                 )
                 if self.skipped is None:
                     raise InputError(problem)
                 self.skipped.append(problem)
                 return []
-        return [Piece(ids, text) for text, ids in zip(sentences, encoded, strict=True) if ids or not is_blank(text)]
+        return [piece for piece in pieces if piece.ids or not is_blank(piece.text)]
 
     def _decode(self, ids: list[int], piece: Piece) -> tuple[str, Counter[str]]:
         """Return the raw text of a hypothesis, and what had to be repaired in it to make a tree."""

@@ -12,8 +12,8 @@
 7. `constituent without words`: it is left out.
 8. `not one tree`: several, or none, become the children of one node TOP, which EVALB does not count.
 
-Where the model's attention is at hand, `align` comes before these rules: it finds the words that the output has too
-many or lacks, so that 4 and 6 do not shift the words after them.
+If the model's attention is given, `align` runs before these rules: it finds the words that the output has too many or
+lacks, so that 4 and 6 do not shift the words after them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ LEAST = 1e-3
 """Added to every weight of attention before its logarithm: the worst match costs 6.9 nats."""
 
 
-def _read_symbol(symbol: str, name: Linearisation, known: Collection[str]) -> tuple[str, str]:
+def _read_symbol(symbol: str, scheme: Linearisation, known: Collection[str]) -> tuple[str, str]:
     """Return an action and a label. The action is `(`, `)`, `word`, or empty for an unknown symbol."""
-    if name == "tensor2tensor":
+    if scheme == "tensor2tensor":
         if escape(symbol) != symbol:
             return "", symbol
         if symbol.startswith("/") and len(symbol) > 1:
@@ -129,7 +129,7 @@ def _partners(gains: NDArray[np.floating]) -> list[int | None]:
 def align(
     symbols: Sequence[str],
     words: Sequence[str],
-    name: Linearisation,
+    scheme: Linearisation,
     vocabulary: Collection[str],
     attention: Callable[[], NDArray[np.floating]],
 ) -> tuple[list[str], Counter[str]]:
@@ -140,7 +140,7 @@ def align(
     word without a symbol becomes XX. `vocabulary` as in `delinearise`.
     """
     known = vocabulary or frozenset(symbols)
-    rows = [row for row, symbol in enumerate(symbols) if _read_symbol(symbol, name, known)[0] == "word"]
+    rows = [row for row, symbol in enumerate(symbols) if _read_symbol(symbol, scheme, known)[0] == "word"]
     repairs: Counter[str] = Counter()
     if len(rows) == len(words):
         return list(symbols), repairs
@@ -161,7 +161,7 @@ def align(
 
 
 def delinearise(
-    symbols: Sequence[str], words: Sequence[str], name: Linearisation, vocabulary: Collection[str] = ()
+    symbols: Sequence[str], words: Sequence[str], scheme: Linearisation, vocabulary: Collection[str] = ()
 ) -> tuple[Tree, Counter[str]]:
     """Return the tree of a model's output over the sentence's words, and how often each rule was needed, by its name.
 
@@ -174,7 +174,7 @@ def delinearise(
     known = vocabulary or frozenset(symbols)
     builder = _Builder(words)
     for symbol in symbols:
-        does, label = _read_symbol(symbol, name, known)
+        does, label = _read_symbol(symbol, scheme, known)
         if does == "(":
             builder.levels.append((label, []))
         elif does == ")":

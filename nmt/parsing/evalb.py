@@ -252,6 +252,7 @@ def score_lines(
 
 
 def read(gold: Path, parsed: Path, gold_tags: bool = False) -> Scores:
+    """Return the scores of a file of parsed trees against one of gold trees; arguments and errors as `score_lines`."""
     return score_lines(read_lines(gold), read_lines(parsed), gold_tags, (str(gold), str(parsed)))
 
 

@@ -34,16 +34,16 @@ class WordTokenizer:
 class TreeTokenizer:
     """A tree in Penn bracketing on one line, linearised without its words. Any linearisation becomes a tree."""
 
-    def __init__(self, name: Linearisation, symbols: Collection[str] = ()) -> None:
+    def __init__(self, scheme: Linearisation, symbols: Collection[str] = ()) -> None:
         """`symbols`: those of a closed vocabulary: they tell what opens a constituent where its end is missing."""
-        self.name, self.symbols = name, frozenset(symbols)
+        self.scheme, self.symbols = scheme, frozenset(symbols)
 
-    def tokenize(self, line: str) -> str:
-        """Return the symbols of the tree; raises InputError where the line is no tree."""
-        trees = list(read_trees([line], "the target"))
+    def tokenize(self, line: str, number: int = 1) -> str:
+        """Return the symbols of the tree in line `number`; raise InputError if it is no tree."""
+        trees = list(read_trees([line], "the target", number))
         if len(trees) > 1:
-            raise InputError(f"a line of the target holds {len(trees)} trees: write one a line")
-        return " ".join(linearise(trees[0], self.name)) if trees else ""
+            raise InputError(f"line {number} of the target holds {len(trees)} trees: write one a line")
+        return " ".join(linearise(trees[0], self.scheme)) if trees else ""
 
     def detokenize(
         self, line: str, source: str, attention: Attention | None = None, repairs: Counter[str] | None = None
@@ -54,8 +54,8 @@ class TreeTokenizer:
             return ""
         aligned: Counter[str] = Counter()
         if attention is not None:
-            symbols, aligned = align(symbols, words, self.name, self.symbols, attention)
-        tree, repaired = delinearise(symbols, words, self.name, self.symbols)
+            symbols, aligned = align(symbols, words, self.scheme, self.symbols, attention)
+        tree, repaired = delinearise(symbols, words, self.scheme, self.symbols)
         if repairs is not None:
             repairs.update(aligned + repaired)
         return str(tree)

@@ -130,9 +130,10 @@ def read_trees(lines: Iterable[str], name: str, first: int = 1) -> Iterator[Tree
                 if (tree := _add(token, number, stack)) is not None:
                     yield tree
         _check_all_closed(stack)
+    except InputError:
+        raise  # The lines' own errors, such as invalid UTF-8, name their file and line already.
     except ValueError as error:
-        # The lines' own errors, such as invalid UTF-8, name their file and line already.
-        raise error if isinstance(error, InputError) else InputError(f"{name}, line {number}: {error}") from error
+        raise InputError(f"{name}, line {number}: {error}") from error
 
 
 def bare(label: str) -> str:
@@ -170,13 +171,13 @@ def normalise(tree: Tree, removed: Counter[str]) -> Tree | None:
     return top
 
 
-def linearise(tree: Tree, name: Linearisation) -> list[str]:
+def linearise(tree: Tree, scheme: Linearisation) -> list[str]:
     """Return the symbols of a normalised tree, without its words."""
-    opening, end = ("(", ")") if name == "vinyals" else ("", "/")
+    opening, end = ("(", ")") if scheme == "vinyals" else ("", "/")
     symbols = []
     for node, closing in tree.walk():
         if node.word is not None:
-            symbols.append(TAG if name == "vinyals" else node.label)
+            symbols.append(TAG if scheme == "vinyals" else node.label)
         else:
             symbols.append((end if closing else opening) + node.label)
     return symbols

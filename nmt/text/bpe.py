@@ -24,7 +24,7 @@ _END = "</w>"
 _LEAST = 2
 """The lowest frequency of a pair that is merged."""
 _LONG = 50
-"""Characters from which on the places of pairs are worth a heap."""
+"""Words of more characters than this are merged with a heap of pairs."""
 _NEVER = sys.maxsize
 """The rank of a pair that is not merged."""
 

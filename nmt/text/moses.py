@@ -81,14 +81,10 @@ class Moses:
         self._before_dots: Rules = [tokenizer.PAD_NOT_ISALNUM]
         if settings.aggressive_hyphens:
             self._before_dots.append(tokenizer.AGGRESSIVE_HYPHEN_SPLIT)
-        if language == "en":
-            apostrophes = tokenizer.ENGLISH_SPECIFIC_APOSTROPHE
-        elif language in ("fr", "it"):
-            apostrophes = tokenizer.FR_IT_SPECIFIC_APOSTROPHE
-        else:
-            apostrophes = [tokenizer.NON_SPECIFIC_APOSTROPHE]
+        apostrophes = dict.fromkeys(("fr", "it"), tokenizer.FR_IT_SPECIFIC_APOSTROPHE)
+        apostrophes["en"] = tokenizer.ENGLISH_SPECIFIC_APOSTROPHE
         commas = [tokenizer.COMMA_SEPARATE_1, tokenizer.COMMA_SEPARATE_2, tokenizer.COMMA_SEPARATE_3]
-        self._after_dots: Rules = [*commas, *apostrophes]
+        self._after_dots: Rules = [*commas, *apostrophes.get(language, [tokenizer.NON_SPECIFIC_APOSTROPHE])]
         # sacremoses searches lists, and builds sets of the whole alphabet, at each full stop; sets are faster.
         self._letters = frozenset(tokenizer.IsAlpha)
         self._lower = frozenset(tokenizer.IsLower)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 CODES = {"zho": "zh", "cmn": "zh", "jpn": "ja", "kor": "ko", "tha": "th", "khm": "km", "lao": "lo", "mya": "my"}
 """Codes of three letters, by which text is named too, and those of two."""
-_WITHOUT_SPACES = {"zh", "ja", "th", "km", "lo", "my"}
-SENTENCES_JOINED = {"zh", "ja"}
+_WITHOUT_SPACES = {"zh", "ja", "th", "km", "lo", "my", "yue", "wuu"}
+SENTENCES_JOINED = {"zh", "ja", "yue", "wuu"}
 """Languages without a space between sentences."""
 
 

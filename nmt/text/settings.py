@@ -74,7 +74,7 @@ class SubwordSettings(Settings):
             raise ValueError("give either merges or vocabulary, and leave the other null")
         if self.kind == "wordpieces" and self.vocabulary is None:
             raise ValueError("word pieces are sized by vocabulary, not by merges")
-        if self.kind == "bpe" and (given := sorted(self.of_word_pieces)):
+        if self.kind == "bpe" and (given := sorted(self.sentencepiece_options)):
             raise ValueError(f"{given[0]} is a setting of word pieces, and kind is bpe: remove it")
         symbols = self.user_defined_symbols
         for symbol in symbols:
@@ -83,7 +83,7 @@ class SubwordSettings(Settings):
         return self
 
     @property
-    def of_word_pieces(self) -> dict[str, Any]:
+    def sentencepiece_options(self) -> dict[str, Any]:
         """Return the settings of sentencepiece that are not its defaults, by its names."""
         return self.model_dump(mode="json", include={"character_coverage", "split_digits", "user_defined_symbols"})
 

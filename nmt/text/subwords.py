@@ -226,7 +226,7 @@ def _learn_word_pieces(counts: Mapping[str, int], settings: SubwordSettings) -> 
             byte_fallback=True,
             num_threads=1,
             minloglevel=2,
-            **settings.of_word_pieces,  # Its model would note a default that is given.
+            **settings.sentencepiece_options,  # Its model would note a default that is given.
         )
     except RuntimeError as error:
         raise InputError(

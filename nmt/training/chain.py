@@ -1,9 +1,9 @@
 """A chain of hashes over a training, and the states kept to train parts of it again.
 
 `chain.jsonl` holds a link for every `training.verify_every` updates, every checkpoint and the last update. A link
-hashes weights, optimizer moments and the losses recorded since the link before it, together with that link's hash. So
-whoever trains the updates between two links again, from a kept state, can compare the result to the bit, and no link
-can be changed without changing all later ones.
+hashes weights, optimizer moments and the losses recorded since the link before it, together with that link's hash.
+Anyone can train the updates between two links again, from a kept state, and compare the result to the bit. Changing one
+link changes all later ones.
 """
 
 from __future__ import annotations

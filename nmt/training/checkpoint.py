@@ -48,7 +48,7 @@ def latest_resume(folder: Path) -> Path | None:
     return max(folder.glob("update-" + "[0-9]" * 8), default=None)
 
 
-def trained(folder: Path) -> int:
+def last_saved_update(folder: Path) -> int:
     """Return the update of the newest saved state of the training in `folder`, or 0."""
     newest = latest_resume(folder / "resume")
     return update_of(newest) if newest else 0

@@ -32,14 +32,14 @@ def interval_record(job: Job, state: TrainState, interval: Interval) -> Record:
     values: Record = {
         "loss": interval.loss / tokens,
         "nll": interval.nll / tokens,
-        "gradient_norm": interval.norm / interval.updates,
+        "gradient_norm": interval.norm / max(1, interval.updates - interval.skipped),
         "tokens": float(tokens),
         "ppl": perplexity(interval.nll / tokens),
         "learning_rate": learning_rate(state.update, job.model.d_model, job.training),
         "tokens_per_second": tokens / interval.seconds,
         "flops_per_second": done / interval.seconds,
     }
-    known = hardware.on_record(device)
+    known = hardware.data_sheet(device)
     if known is not None and (peak := known.peak(job.training.precision)) is not None:
         devices = hardware.devices(device, state.processes)
         values["utilisation"] = done / (interval.seconds * devices * peak)

@@ -71,12 +71,12 @@ class Attempt:
         if not world.same(trainer.update):
             # Network file systems show new files late: a restart finds them.
             raise RuntimeError(
-                f"this rank would resume after update {trainer.update:,}, but another rank after another"
+                f"this rank would resume after update {trainer.update:,}, but another rank at a different one"
             )
         world.barrier()
         if not world.main:
             return
-        self.take_in_place_of(damaged, path)
+        self.replace_damaged(damaged, path)
         # All ranks have started again, so an earlier failure no longer counts.
         (self.folder / "failed.json").unlink(missing_ok=True)
         # Later checkpoints, records and links will be made again.
@@ -97,7 +97,7 @@ class Attempt:
             self.keep_state()
         self.print_resume(loaded)
 
-    def take_in_place_of(self, damaged: Sequence[Path], path: Path | None) -> None:
+    def replace_damaged(self, damaged: Sequence[Path], path: Path | None) -> None:
         """Remove damaged states; save the kept one that is resumed in their place as the newest."""
         for state_folder in damaged:
             print(
@@ -172,7 +172,8 @@ class Attempt:
         if settings.validation_sample:  # Portable arithmetic has no operations that send objects.
             outputs["sample"] = dict(sorted(pair for part in trainer.world.gather(sample) for pair in part.items()))
         trainer.measured.state.valid_loss = loss
-        if trainer.update % settings.validate_every == 0:  # The others are those of ends, after which it may go on.
+        # Validations at the end of a run do not count for `patience`: the run may be extended.
+        if trainer.update % settings.validate_every == 0:
             trainer.measured.add_validation(loss)
         self.log({"valid_loss": loss, "valid_ppl": history.perplexity(loss)})
         self.log(outputs)
@@ -284,8 +285,8 @@ def newest_whole(folder: Path) -> tuple[Path | None, list[Path]]:
 def choose_products(saved: Path | None, world: World) -> None:
     """Choose the library of a CPU's products: a resumed training's own, and torch's where a process lacks the other."""
     fastest = products.fastest()
-    wanted = fastest if saved is None else state.read_state(saved).conditions.products
-    products.chosen = "torch" if world.any("torch" in (fastest, wanted)) else wanted
+    requested = fastest if saved is None else state.read_state(saved).conditions.products
+    products.chosen = "torch" if world.any("torch" in (fastest, requested)) else requested
 
 
 def stand_by(folder: Path, world: World) -> bool:
@@ -350,7 +351,7 @@ def main() -> None:
     `failed.json` if this worker itself failed. A worker that only lost its peers writes none.
     """
     if len(sys.argv) not in {2, 3}:
-        sys.exit("usage: python -m nmt.training.loop JOB [TORCHRUN]")
+        sys.exit("usage: python -m nmt.training.loop FOLDER [TORCHRUN]")
     # If torchrun is killed with SIGKILL, its workers would otherwise live on and occupy the devices. It may have been
     # killed already, while this one was importing.
     die_with_parent(signal.SIGKILL, *map(int, sys.argv[2:]))

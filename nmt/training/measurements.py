@@ -80,7 +80,7 @@ class Measurements:
             )
 
     def add_validation(self, loss: float) -> None:
-        """Count how long there has been no better loss; NaN is none."""
+        """Update the best validation loss and the number of validations since; NaN is never better."""
         better = loss < self.state.best_loss
         self.state.best_loss = loss if better else self.state.best_loss
         self.state.validations_since_best = 0 if better else self.state.validations_since_best + 1

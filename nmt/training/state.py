@@ -47,7 +47,7 @@ class ResumeConditions(_Saved):
     deterministic: bool
     torch: str
     products: Library = "torch"
-    """The library of a CPU's products in float32; a resumed training keeps it where it is there."""
+    """The library of a CPU's products in float32; a resumed training uses the same one if it is available."""
     portable: bool = False
     """Whether arithmetic is portable: then the other conditions may differ."""
 
@@ -67,7 +67,7 @@ class Interval(_Saved):
     nll: float = 0.0
     """Negative log-likelihood, in nats."""
     norm: float = 0.0
-    """Gradient norms; those that are not finite count as 0."""
+    """Sum of the finite gradient norms."""
     updates: int = 0
     sums: LengthSums = LengthSums()
     skipped: int = 0

@@ -218,7 +218,7 @@ class Trainer:
     def translate_sample(self, corpus: Corpus) -> dict[int, list[int]]:
         """Return this rank's share of the greedy translations of `validation_sample` pairs.
 
-        They have at most 1.2 times the source's subwords and 10, as in fairseq.
+        They have at most 1.2 times the source's subwords plus 10, as in fairseq.
         """
         pairs = np.unique(np.linspace(0, len(corpus) - 1, self.settings.validation_sample).astype(int))
         pairs = pairs[np.argsort(corpus.src_lengths[pairs], kind="stable")]
@@ -234,6 +234,8 @@ class Trainer:
     def translate(self, corpus: Corpus, pairs: NDArray[np.integer], longest: int) -> dict[int, list[int]]:
         """Return greedy translations of the sources of `pairs`, of at most `longest` subwords, by the pair's index."""
         self.model.eval()
+        if self.job.model.positions == "learned":
+            longest = min(longest, self.job.model.max_positions)
         src = torch.from_numpy(corpus.padded(0, pairs)).to(self.world.device)
         ids = torch.full((len(src), 1), BOS, device=self.world.device)
         # Every step is one subword longer: too few steps to be worth a compilation.

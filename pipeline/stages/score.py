@@ -8,7 +8,7 @@ from typing import Any
 from nmt import hardware
 from nmt.common.files import write_json
 from nmt.evaluation.scoring import Output, scorer
-from nmt.task import of_sets
+from nmt.task import further_scores
 from pipeline.config.corpora import DataSettings
 from pipeline.config.paths import AVERAGE, AVERAGING, LAST, METRICS, RAW, SCORES, TRAINING, TRANSLATIONS, read_json
 from pipeline.config.sections import ScoringSettings, check_versions, load_section
@@ -29,8 +29,8 @@ def cost(training: Mapping[str, Any]) -> dict[str, Any]:
     seconds, device = float(training["train_seconds"]), str(training["device"])
     devices = hardware.devices(device, int(training["processes"]))
     times, sustained = training["device_seconds"], training["flops_sustained"]
-    known, counted = hardware.on_record(device), float(training["flops_counted"])
-    peaks = [processor and processor.peak(str(training["precision"])) for processor in map(hardware.on_record, times)]
+    known, counted = hardware.data_sheet(device), float(training["flops_counted"])
+    peaks = [processor and processor.peak(str(training["precision"])) for processor in map(hardware.data_sheet, times)]
     possible = sum(time * peak for time, peak in zip(times.values(), peaks, strict=True) if peak)
     return {
         "train_seconds": seconds,
@@ -66,4 +66,4 @@ def run() -> None:
     if others:
         values["sets"] = {test_set.name: by.of_set(test_set, data.target) for test_set in others}
     write_json(SCORES, values)
-    write_json(METRICS, {**{key: values[key] for key in COMPARED if key in values}, **of_sets(values)})
+    write_json(METRICS, {**{key: values[key] for key in COMPARED if key in values}, **further_scores(values)})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nmt.common.files import read_yaml
 from nmt.common.processes import is_held
-from nmt.task import of_sets, task_in
+from nmt.task import further_scores, task_in
 from nmt.text.parallel_text import read_lines
 from pipeline.config import graph, paths
 from pipeline.config.paths import CHAIN, CONFIG, CURVES, SCORES, VALIDATION, read_json, read_table, state_root
@@ -107,7 +107,7 @@ def describe(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
     params |= {key: scores[key] for key in SIZES if key in scores}
     known = client.get_run(run).data
     rated = task_in(scores).key, f"valid_{task_in(scores).key}", "bleu_lowercased_moses"
-    numbers = {key: scores[key] for key in rated if key in scores} | of_sets(scores)
+    numbers = {key: scores[key] for key in rated if key in scores} | further_scores(scores)
     numbers = {key: round(float(value), 2) for key, value in numbers.items()}
     # Compared as text, because nan != nan.
     new = [key for key in numbers if str(numbers[key]) != str(known.metrics.get(key))]

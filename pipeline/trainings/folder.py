@@ -82,7 +82,7 @@ def check_whole(state: Path) -> None:
 
 def _losses_damaged(state: Path, links: Sequence[chain.Link]) -> bool:
     """Return whether losses of the history, up to the saved state, are not those of the links; or a time is missing."""
-    records, saved = history.read_history(state / history.HISTORY), checkpoint.trained(state)
+    records, saved = history.read_history(state / history.HISTORY), checkpoint.last_saved_update(state)
     ends, of_links = [link.update for link in links], [list[Any]() for _ in (*links, None)]
     try:
         for record in records:

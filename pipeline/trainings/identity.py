@@ -59,12 +59,12 @@ def folder_of(job: Mapping[str, Any]) -> Path:
     inputs, code = _digest({**sizes, "training": training, "data": data_hashes(Path(job["corpus"]))}), code_digest(job)
     root = state_root() / "train"
     chosen = root / f"{inputs}-{code}"
-    if os.environ.get("WMT_RESUME_ACROSS_CODE") == "1" and not checkpoint.trained(chosen):
-        older = [path for path in root.glob(f"{inputs}-{'?' * len(code)}") if checkpoint.trained(path)]
+    if os.environ.get("WMT_RESUME_ACROSS_CODE") == "1" and not checkpoint.last_saved_update(chosen):
+        older = [path for path in root.glob(f"{inputs}-{'?' * len(code)}") if checkpoint.last_saved_update(path)]
         if older:
-            chosen = max(older, key=checkpoint.trained)
+            chosen = max(older, key=checkpoint.last_saved_update)
             print(f"train: resuming {chosen.name}, which was trained with other code (WMT_RESUME_ACROSS_CODE=1)")
-    updates, trained = job["training"]["updates"], checkpoint.trained(chosen)
+    updates, trained = job["training"]["updates"], checkpoint.last_saved_update(chosen)
     if trained > updates:
         # Updates cannot be undone, and the user may still need the longer training.
         print(f"train: {chosen.name} is at update {trained:,} already: a training of {updates:,} starts beside it")

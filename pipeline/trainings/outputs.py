@@ -30,13 +30,13 @@ def write_outputs(state: Path, root: Path) -> None:
         temporary.mkdir()
         for path in checkpoint.checkpoints(state / "checkpoints"):
             link_or_copy(path, temporary / path.name)
-        last = state / f"resume/update-{checkpoint.trained(state):08d}"
+        last = state / f"resume/update-{checkpoint.last_saved_update(state):08d}"
         link_or_copy(last / WEIGHTS, temporary / "last.safetensors")
     job = read_yaml(state / "job.yaml")
     # done.json says the same, but has no hash.
     summary = history.summary(Job.model_validate(job), read_state(last))
     # The speed of an unknown device is measured, which is possible only for the device of this machine.
-    devices = {name: name if hardware.on_record(name) else summary["device"] for name in summary["device_seconds"]}
+    devices = {name: name if hardware.data_sheet(name) else summary["device"] for name in summary["device_seconds"]}
     sustained = {name: hardware.sustained(device) for name, device in devices.items()}
     write_json(root / paths.TRAINING, {**summary, "flops_sustained": sustained})
     records = history.read_history(state / history.HISTORY)

@@ -85,7 +85,7 @@ class StateStore:
         Return its update, 0 if there is none or training has just replaced it.
         """
         stored, earlier = self.newest()
-        state, update = checkpoint.latest_resume(job / "resume"), checkpoint.trained(job)
+        state, update = checkpoint.latest_resume(job / "resume"), checkpoint.last_saved_update(job)
         if state is None or update == stored:
             return stored
         weights = [path for path in checkpoint.checkpoints(job / "checkpoints") if checkpoint.update_of(path) <= update]
@@ -114,7 +114,7 @@ class StateStore:
     def pull(self, job: Path) -> int:
         """Bring folder `job` to the store's state if that is newer than its own; return its update, else 0."""
         update, names = self.newest()
-        if update <= checkpoint.trained(job):
+        if update <= checkpoint.last_saved_update(job):
             return 0
         with scratch_folder(job / "sync") as scratch:
             self.files.get(names, [str(scratch / name) for name in names])
@@ -138,7 +138,7 @@ def _uploading(store: StateStore, job: Path) -> Iterator[None]:
         last = False
         while not last:
             last = ended.wait(RETRY if failing else POLL)
-            if uploaded != checkpoint.trained(job):
+            if uploaded != checkpoint.last_saved_update(job):
                 try:
                     uploaded, failing = store.push(job), False
                 except Exception as error:
@@ -153,7 +153,7 @@ def _uploading(store: StateStore, job: Path) -> Iterator[None]:
     finally:
         ended.set()
         thread.join(LAST_UPLOAD)
-        if uploaded != checkpoint.trained(job):
+        if uploaded != checkpoint.last_saved_update(job):
             _warn("the last state is on this machine only: `dvc repro --force --single-item train` here uploads it")
 
 

@@ -76,7 +76,7 @@ def work(case: dict[str, Any], corpus: str) -> None:
             wait()
             seconds = time.perf_counter() - started
         counted = sum(flops.training_flops(job.model, job.output_rows, update.sums) for update in feed[3:])
-        sheet = hardware.on_record(trainer.conditions().device)
+        sheet = hardware.data_sheet(trainer.conditions().device)
         peak = (sheet and sheet.bfloat16) or hardware.measure(world.device.type, 1.0, torch.bfloat16)
         values = {"rate": updates / seconds, "share": counted / seconds / world.size / peak}
         values |= {"hours": job.training.updates * seconds / updates / 3600, "compiled": trainer.compiled}

@@ -252,7 +252,7 @@ def measure(a: argparse.Namespace, corpus: Path, vocabulary: int, state: Path) -
     rate = statistics.median(rates[1:])
     counted = done["flops_counted"] / done["target_tokens"] * rate
     devices = hardware.devices(done["device"], done["processes"])
-    sheet = hardware.on_record(done["device"])
+    sheet = hardware.data_sheet(done["device"])
     sheet_peak = sheet and sheet.peak(a.precision)
     return {
         "target_tokens_per_s": round(rate), "intervals": [round(r) for r in rates],

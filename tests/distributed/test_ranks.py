@@ -72,12 +72,12 @@ def test_any_number_of_processes_trains_the_same_bits(tmp_path: Path, tiny_job: 
     job["training"]["resume_minutes"] = 1e-6  # a state after every update
     folder, choice = tmp_path / "disturbed", Random(precision)
     for size, number in [(2, signal.SIGKILL), (4, signal.SIGKILL), (1, signal.SIGTERM), (4, signal.SIGTERM)]:
-        update, rank = checkpoint.trained(folder) + choice.randrange(2, 8), choice.randrange(size)
+        update, rank = checkpoint.last_saved_update(folder) + choice.randrange(2, 8), choice.randrange(size)
         given, store = (job, str(folder), update, rank, number), f"store-{update}"
         with ranks.ranks(size, folder, ranks.disturbed_training, *given, store=store) as processes:
             ends = ranks.finished(processes)
         assert ends[rank] == (-signal.SIGKILL if number == signal.SIGKILL else 0)
-        assert 0 < checkpoint.trained(folder) < 30
+        assert 0 < checkpoint.last_saved_update(folder) < 30
     trained(job, folder, 2, store="last")
     assert result(folder) == expected
     assert json.loads((folder / "done.json").read_text())["resumes"] == 4
@@ -133,7 +133,7 @@ def test_ranks_with_different_states_do_not_train(tmp_path: Path, tiny_job: Make
     with ranks.ranks(2, tmp_path, ranks.training, tiny_job(updates=9), ".", homes=homes) as processes:
         assert ranks.finished(processes) == [1, 1]
     for home, update in zip(homes, (4, 5), strict=True):
-        told = f"RuntimeError: this rank would resume after update {update}, but another rank after another"
+        told = f"RuntimeError: this rank would resume after update {update}, but another rank at a different one"
         assert told in ranks.output(tmp_path)
         assert len(logged(home, "loss")) == update
 

@@ -56,6 +56,8 @@ def test_the_defaults_are_row_base_on_one_device() -> None:
         ({"pairs": (["a", ""], ["", "x"])}, "no pair of `pairs` has text on both sides and at most 256 subwords"),
         ({"valid": ([], [])}, "no pair of `valid` has text on both sides and at most 256 subwords on each"),
         ({"merges": 0}, "merges is 0; input should be greater than or equal to 1: change it"),
+        ({"model": TINY | {"d_model": None}}, "model.d_model is None; input should be a valid integer: change it"),
+        ({"model": TINY | {"h": None}}, "model.h is None; input should be a valid integer: change it"),
         ({"model": TINY | {"h": 0}}, "model.h is 0; input should be greater than or equal to 1: change it"),
         ({"training": {"epochs": 3}}, "training.epochs is 3; extra"),
         (
@@ -103,7 +105,14 @@ def test_fit_takes_the_tokenizer_and_subwords_of_the_pipeline(tmp_path: Path) ->
         ({"tokenizer": {"tokenizer": "moses"}}, "Moses' tokenizer does not restore this text: set tokenizer.tokenizer"),
         ({"tokenizer": {"tokenizer": "vinyals"}}, "`fit` trains no parser"),
         ({"pairs": PAIRS, "subwords": tagged}, "would tear"),
-        ({"start_from": tmp_path / "raw", "subwords": {"vocabulary": 300}}, "with start_from, tokenizer and subwords"),
+        (
+            {"start_from": tmp_path / "raw", "subwords": {"vocabulary": 300}},
+            "with start_from, languages, tokenizer and",
+        ),
+        (
+            {"start_from": tmp_path / "raw", "languages": ("de", "en")},
+            "with start_from, languages, tokenizer and subwords",
+        ),
     ):
         with pytest.raises(InputError, match=re.escape(message)):
             nmt.fit(**call | {"folder": tmp_path / "other"} | given)
@@ -138,7 +147,7 @@ def test_a_training_resumes_and_is_of_its_own_text(tmp_path: Path, monkeypatch: 
         patch.setattr("nmt.fitting.save_model", Mock(side_effect=OSError("no room")))
         with pytest.raises(OSError, match="no room"):
             nmt.fit(PAIRS, **call)
-    assert checkpoint.trained(models / "mine.training") == 3
+    assert checkpoint.last_saved_update(models / "mine.training") == 3
     for changed in ({"pairs": (PAIRS[1], PAIRS[0])}, {"merges": 2}, {"languages": ("de", "en")}):
         with pytest.raises(InputError, match="training of other text or settings"):
             nmt.fit(**{"pairs": PAIRS, **call, **changed})
@@ -146,6 +155,11 @@ def test_a_training_resumes_and_is_of_its_own_text(tmp_path: Path, monkeypatch: 
     with pytest.raises(InputError, match="training of other text or settings"):
         nmt.fit(PAIRS, **call)
     (tmp_path / "made_of").rename(models / "mine.training/made_of")
+    # Where an error ended a training before its first saved state, the mended call begins anew.
+    long, learned = (["ab " * 60], ["x"]), TINY | {"positions": "learned", "max_positions": 52}
+    with pytest.raises(InputError, match=r"but model.max_positions is 52: raise that"):
+        nmt.fit(long, **call | {"folder": tmp_path / "long", "model": learned})
+    nmt.fit(long, **call | {"folder": tmp_path / "long", "model": learned | {"max_positions": 256, "d_model": "8"}})
     monkeypatch.chdir(models)
     with ThreadPoolExecutor(1) as pool:  # Signals are for the main thread alone.
         pool.submit(nmt.fit, PAIRS, **call | {"folder": "mine"}).result()

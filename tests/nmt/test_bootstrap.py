@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
+import numpy as np
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 
@@ -46,6 +48,14 @@ def test_interval_and_p_value_are_sacrebleus() -> None:
     assert 0.002 < comparison.p_value < 0.9
     turned = bleu.compare(second, first, references, BLEU())
     assert turned == bootstrap.Comparison(-comparison.difference, comparison.p_value)
+
+
+def test_a_resample_is_drawn_at_a_time() -> None:
+    """All draws of a million lines would take 8 GB."""
+    tracemalloc.start()
+    bootstrap.interval(np.ones((2_000, 1), np.int64), lambda sums: float(sums[0]))
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
 
 
 GOLD = "(S (NP (D the) (N dog)) (VP (V sees) (NP (D a) (N man))))"

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from nmt import hardware, products
-from nmt.hardware import on_record
+from nmt.hardware import data_sheet
 
 
 def test_hardware_is_found_by_torchs_name() -> None:
@@ -22,17 +22,17 @@ def test_hardware_is_found_by_torchs_name() -> None:
         "Tesla V100-PCIE-16GB": "V100 PCIE",
         "NVIDIA GeForce RTX 3090 Ti": "RTX 3090 Ti",
     }
-    assert {device: entry and entry.name for device in names if (entry := on_record(device))} == names
+    assert {device: entry and entry.name for device in names if (entry := data_sheet(device))} == names
     # A slice of one GPU, and a laptop's.
     for device in ("cpu", "NVIDIA A1000", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090 Laptop GPU"):
-        assert on_record(device) is None
+        assert data_sheet(device) is None
 
 
 def test_the_papers_gpus_sustain_what_its_footnote_says() -> None:
     sustained = {"K80": 2.8e12, "K40": 3.7e12, "M40": 6.0e12, "P100": 9.5e12}
     assert {name: hardware.sustained(f"Tesla {name}") for name in sustained} == sustained
-    assert [on_record(name).peak("bfloat16") for name in sustained] == [None] * 4
-    assert [on_record(name).peak("float32") for name in sustained] == [None, None, None, 10.6e12]
+    assert [data_sheet(name).peak("bfloat16") for name in sustained] == [None] * 4
+    assert [data_sheet(name).peak("float32") for name in sustained] == [None, None, None, 10.6e12]
 
 
 SHEETS = {
@@ -47,7 +47,7 @@ SHEETS = {
 def test_later_gpus_have_their_data_sheets_peaks() -> None:
     assert {entry.name for entry in hardware.HARDWARE} == {"K80", "K40", "M40", "P100", *SHEETS}
     for name, (float32, bfloat16) in SHEETS.items():
-        known = on_record(name)
+        known = data_sheet(name)
         assert (known.peak("float32"), known.sustained) == pytest.approx((float32 * 1e12, 0.9 * float32 * 1e12)), name
         assert known.peak("bfloat16") == (None if bfloat16 is None else pytest.approx(bfloat16 * 1e12)), name
         assert "0.9 of peak" in known.source

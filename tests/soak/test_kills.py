@@ -213,7 +213,7 @@ def test_killed_at_random_calls_until_it_ends(
         while point := one_attempt(folder, job, choice.randrange(1, 200)):
             points.add(point)
             done += 1
-            now = checkpoint.trained(folder)
+            now = checkpoint.last_saved_update(folder)
             assert now >= before, "a saved state was lost"
             before = now
         assert result(folder, updates) == expected

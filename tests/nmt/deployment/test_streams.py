@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import printed, refused, wmt
+from model_folders import TREES
 
 from nmt.codec import Codec
 from nmt.common.tensors import load_tensors, save_tensors
@@ -108,6 +109,8 @@ def test_json_and_nbest_lists(model: Path, tmp_path: Path) -> None:
     assert attended.shape == (len(first["translations"][0]["subwords"]) + 1, len(first["source_subwords"]))
     assert np.allclose(attended.sum(1), 1.0, atol=2e-3)
     assert empty["translations"] == []
+    (copied,) = map(json.loads, run(model, tmp_path, "--json", lines=[" ..."]))
+    assert copied["translations"] == [{"text": "...", "score": 0.0, "log_probability": 0.0, "subwords": []}]
     found = run(model, tmp_path, "--nbest", "2", lines=["we do !", "", " ..."])
     assert [line.split(" ||| ")[0] for line in found] == ["1", "1", "2", "3"]
     assert found[2:] == ["2 |||  ||| 0.000000", "3 ||| ... ||| 0.000000"]
@@ -337,6 +340,15 @@ def test_weights_that_overflow_are_one_sentence(model: Path, tmp_path: Path) -> 
     text = str(write(tmp_path / "in", LINES[:1]))
     sentence = "for subword 1 of a translation the model gives no probabilities"
     assert sentence in refused("score", model, text, text)
+
+
+def test_scoring_trees_names_the_line_of_a_broken_one(parser: Path, tmp_path: Path) -> None:
+    source, trees = write(tmp_path / "source", ["we do"] * 3), [TREES[1], TREES[1], "(S (NP"]
+    assert "the target, line 3: the tree that begins on line 3" in refused(
+        "score", parser, source, write(tmp_path / "trees", trees)
+    )
+    trees[1] *= 2
+    assert "line 2 of the target holds 2 trees" in refused("score", parser, source, write(tmp_path / "trees", trees))
 
 
 def test_scoring_texts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from model_folders import WORDS, folder_of
 from nmt.common.files import sha256_of
 from nmt.common.tensors import load_tensors, save_tensors
 from nmt.deployment import transformers_export
+from nmt.deployment.model_card import card
 from nmt.errors import InputError
 from nmt.ids import PAD, UNK
 from nmt.inference.loading import LoadedModel
@@ -93,6 +94,15 @@ def check_alike(folder: Path, out: Path, texts: list[str]) -> Any:
         best = translation.hypotheses[0].ids[:14]
         assert their_ids[: len(best)] == best
     return tokenizer
+
+
+def test_a_card_has_the_headline_of_its_run(model: Path) -> None:
+    """It is chrF for Japanese and Korean if BLEU's segmenter is not installed."""
+    run = {"licences": ["CC0"], "certificate": "c0", "chrf": 41.26, "chrf_signature": "nrefs:1|version:2"}
+    run |= {"chrf_set": "test, 9 lines", "chrf_low": 40.0, "chrf_high": 42.0}
+    text = card(load_description(model), run, has_code=False)
+    assert "Scores: chrF 41.3 (95% interval 40.0 to 42.0) on test, 9 lines:\n`nrefs:1|version:2`." in text
+    assert "- type: chrf\n      value: 41.26\n      name: chrF nrefs:1|version:2" in text
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

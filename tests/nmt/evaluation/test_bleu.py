@@ -75,6 +75,8 @@ def test_different_line_counts_are_refused() -> None:
             function(["a"], ["a", "b"])
         with pytest.raises(InputError, match=r"^there is no line to score$"):
             function([], [])
+        with pytest.raises(InputError, match=r"^two lists of lines are needed, not strings: give \[line\]$"):
+            function("a b", "a c")
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
@@ -153,10 +155,23 @@ def test_the_target_language_chooses_sacrebleus_tokenizer(tmp_path: Path, monkey
     assert "the tokenizer `flores200` fetches a file (<urlopen error away>): go online, or name another" in flores
     # Without the segmenter of a language, chrF is the score, and the remedy is told.
     monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
+    mecab = refused("bleu", *paths, "--lang", "zh", "--tokenize", "ja-mecab")
+    assert "BLEU of `ja-mecab` needs a segmenter: pip install 'wmt-transformer[ja]'" in mecab
     text = printed("bleu", *paths, *paths[1:], "--lang", "ja")
     assert "sacreBLEU" not in text
     assert "+" in text.splitlines()[-1]
     assert json.loads(printed("bleu", *paths, "--lang", "ja", "--json"))["chrf_low"] > 0
+
+
+@pytest.mark.parametrize("lang", ["th", "km", "lao", "mya_Mymr", "yue_Hant", "wuu"])
+def test_languages_without_spaces_that_sacrebleu_cannot_split_are_scored_by_chrf(lang: str) -> None:
+    """A line would be one token."""
+    scores = bleu.score(*CHINESE, lang)
+    assert "bleu" not in scores
+    assert scores["chrf_low"] > 0
+    with pytest.raises(InputError, match=f"cannot split `{lang}` into words: set its tokenizer to char or flores200"):
+        bleu.sacrebleu(*CHINESE, lang)
+    assert "|tok:char|" in bleu.sacrebleu(*CHINESE, lang, "char")[1]
 
 
 def test_lower_case_is_scored_by_name(tmp_path: Path) -> None:

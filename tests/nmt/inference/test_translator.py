@@ -197,6 +197,17 @@ def test_an_ensemble_is_of_one_pair_and_vocabulary(model: Path, tmp_path: Path) 
             InputError, match=r"(upper|french).* has another pair, tokenizer or vocabulary than .*model: "
         ):
             Translator([model, strange])
+    with pytest.raises(InputError, match="no model folder is given: give at least one"):
+        Translator([])
+
+
+def test_subwords_of_another_parser_are_told_with_both_numbers(parser: Path) -> None:
+    config = parser / "config.yaml"
+    config.write_text(config.read_text().replace("target_vocabulary: 64", "target_vocabulary: 32"))
+    with pytest.raises(
+        InputError, match="the model has 64 and 32 rows for source and target, its subwords 64 and 64: the"
+    ):
+        LoadedModel(parser)
 
 
 def test_lines_are_a_list_not_a_string(model: Path) -> None:
@@ -228,6 +239,17 @@ def test_attention_of_every_layer_and_head(model: Path, tmp_path: Path, capsys: 
     with np.load(out / "attention.npz") as arrays:
         assert arrays["target"][0] == "<s>"
         assert list(arrays["source"])[-1] == "</s>"
+
+
+def test_the_pictured_layer_tells_words_apart(tmp_path: Path) -> None:
+    """The keys of `decoder` begin with BOS, and those of the others end with EOS: neither is a word."""
+    weights, kinds = {}, {"cross": 2, "decoder": 0, "encoder": 2}
+    for name, end in kinds.items():
+        on_end, on_words = torch.zeros(3, 3), torch.eye(3)
+        on_end[:, end], on_words[end] = 1.0, 0.0
+        weights[name] = torch.stack((on_end, on_words))[:, None]
+    attention_maps.write_files(attention_maps.Attention(["a", "b", "</s>"], ["<s>", "x", "y"], weights), tmp_path)
+    assert sorted(path.stem for path in tmp_path.glob("*.svg")) == [f"{name}-layer-2" for name in kinds]
 
 
 @torch.no_grad()

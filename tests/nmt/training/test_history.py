@@ -23,6 +23,15 @@ def test_the_utilisation_is_that_of_all_gpus(tiny_job: MakeJob) -> None:
     assert two["utilisation"] == one["utilisation"] / 2 > 0
 
 
+def test_the_gradient_norm_is_the_mean_of_the_finite_ones(tiny_job: MakeJob) -> None:
+    sums = {"norm": 6.0, "updates": 4, "seconds": 2.0, "sums": LengthSums.of(4, 5)}
+    state = TrainState(update=3, updates=3, validate_every=3, processes=1, conditions=CONDITIONS)
+    job, counts = Job.model_validate(tiny_job()), (0, 1, 4)
+    records = [interval_record(job, state, Interval(**sums, skipped=skipped)) for skipped in counts]
+    assert [record["gradient_norm"] for record in records[:2]] == [1.5, 2.0]
+    assert math.isfinite(records[2]["gradient_norm"]), "none was finite"
+
+
 def test_the_perplexity_of_a_model_that_knows_nothing_is_a_number() -> None:
     assert perplexity(math.log(7.0)) == pytest.approx(7.0)
     assert perplexity(1e6) == perplexity(99.0) == pytest.approx(math.exp(99.0))

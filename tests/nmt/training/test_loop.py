@@ -161,7 +161,7 @@ def test_what_was_measured_after_the_state_is_measured_again(tmp_path: Path, tin
     """As after a kill between two saves, or before the first one: later records, checkpoints and kept states go."""
     folder = tmp_path / "run"
     stopped(tiny_job(), folder, 10)
-    assert checkpoint.trained(folder) == 10
+    assert checkpoint.last_saved_update(folder) == 10
     later, kept = folder / "checkpoints/update-00000011.safetensors", folder / "states/update-00000011"
     shutil.copy(folder / "checkpoints/update-00000010.safetensors", later)
     shutil.copytree(folder / "resume/update-00000010", kept)
@@ -256,7 +256,7 @@ def test_what_the_user_must_mend_is_told_and_kept(
     assert json.loads((tmp_path / "failed.json").read_text()) == {"state": "refused", "error": "mend this"}
     assert capsys.readouterr().err == "train: mend this\n"
     monkeypatch.setattr(sys, "argv", ["loop"])
-    with pytest.raises(SystemExit, match="usage: python -m nmt"):
+    with pytest.raises(SystemExit, match=r"usage: python -m nmt.training.loop FOLDER"):
         loop.main()
 
 

@@ -24,8 +24,8 @@ def job(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> MakeJob:
 
 
 def ended(folder: Path) -> int:
-    assert json.loads((folder / "done.json").read_text())["updates"] == checkpoint.trained(folder)
-    return checkpoint.trained(folder)
+    assert json.loads((folder / "done.json").read_text())["updates"] == checkpoint.last_saved_update(folder)
+    return checkpoint.last_saved_update(folder)
 
 
 def test_it_ends_at_the_same_update_however_often_it_is_stopped(tmp_path: Path, job: MakeJob) -> None:

@@ -88,7 +88,7 @@ RELU = ["encoder.0.feed_forward", "decoder.0.feed_forward"]
 def test_dropout_acts_in_training_wherever_section_5_4_and_the_settings_say(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model, "fuses", lambda x: False)  # test_fused.py: the other way is the same.
+    monkeypatch.setattr(model, "has_own_backward", lambda x: False)  # test_fused.py: the other way is the same.
     shares, zeros = {"P_drop": 0.3, "attention_dropout": 0.2, "relu_dropout": 0.4}, dict[str, list[Tensor]]()
     trainer = trainer_of(tiny_job(shards=1), **shares)
     update = an_update(trainer)
@@ -158,6 +158,16 @@ def test_a_sample_is_spread_over_the_validation_set_and_translated_in_batches(
     assert trainer.translate_sample(corpus) == at_once
     monkeypatch.setattr(trainer, "settings", job.training.model_copy(update={"validation_sample": 0}))
     assert trainer.translate_sample(corpus) == {}
+
+
+def test_a_sample_has_no_more_subwords_than_learned_positions(
+    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.2 times a source's subwords plus 10 are more than `max_positions`, which holds the source alone."""
+    trainer = trainer_of(tiny_job(validation_sample=5), positions="learned", max_positions=12)
+    monkeypatch.setattr("nmt.training.trainer.EOS", 99)  # Never written.
+    samples = trainer.translate_sample(Corpus([Path(trainer.job.corpus) / "valid.arrow"]))
+    assert {len(ids) for ids in samples.values()} == {12}
 
 
 def test_validation_computes_no_gradient(tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

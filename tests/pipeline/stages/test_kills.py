@@ -81,7 +81,7 @@ def test_a_training_on_a_full_disk_is_a_sentence_and_resumed(trained: None) -> N
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     _, sentence, status = outcome(caught.value)
     assert (sentence.endswith("make room and run again: nothing half-written is left"), status) == (True, 1), sentence
-    assert checkpoint.trained(state) == 10, "what was complete"
+    assert checkpoint.last_saved_update(state) == 10, "what was complete"
     assert not list(state.rglob(".*"))
     training()
     for path in (path for path in undisturbed if Path(path).parent == paths.CHECKPOINTS or path == str(paths.CHAIN)):

@@ -14,7 +14,7 @@ from data_stages import configure, data_section
 from nmt.errors import InputError
 from nmt.evaluation import bleu
 from nmt.evaluation.scoring import Output, scorer
-from nmt.hardware import on_record
+from nmt.hardware import data_sheet
 from pipeline.stages import score
 
 VALID = ["Das „alte“ Haus ist alt .", "Wir gehen heute nicht ins Kino ."]
@@ -87,7 +87,7 @@ def test_every_number_stands_under_its_name() -> None:
         "averaged_checkpoints": 2,
         "devices": 8,
         "sustained_flops": 9.5e12,
-        "sustained_flops_source": on_record("Tesla P100").source,
+        "sustained_flops_source": data_sheet("Tesla P100").source,
         "train_flops_paper": 8 * 302400 * 9.5e12,
         "train_flops_counted": 1e19,
         "model_flops_utilisation": 1e19 / (302400 * 8 * 10.6e12),
@@ -100,7 +100,7 @@ def test_every_number_stands_under_its_name() -> None:
 
 def test_a_training_that_moved_costs_what_each_of_its_devices_did() -> None:
     a100 = "NVIDIA A100-SXM4-80GB"
-    hours, peaks = {P100: 36e3, a100: 3.6e3}, [on_record(name) for name in (P100, a100)]
+    hours, peaks = {P100: 36e3, a100: 3.6e3}, [data_sheet(name) for name in (P100, a100)]
     moved = {**TRAINING, "device": a100, "device_seconds": hours, "flops_sustained": {P100: 9.5e12, a100: 19.5e12}}
     values = score.cost(moved)
     assert values["train_flops_paper"] == pytest.approx(36e3 * 9.5e12 + 3.6e3 * 19.5e12)

@@ -145,7 +145,7 @@ def test_one_process_listens_nowhere_and_leaves_nothing_when_killed(tmp_path: Pa
     stage = subprocess.Popen([sys.executable, "-c", STAGE, str(state)], cwd=tmp_path, env=environment)
     running = [psutil.Process(stage.pid)]
     try:
-        wait_for(lambda: checkpoint.trained(state) > 0)
+        wait_for(lambda: checkpoint.last_saved_update(state) > 0)
         running = family(stage.pid)
         assert len(running) >= 3, "the stage, torchrun and its one rank"
         assert listening(running) == set()

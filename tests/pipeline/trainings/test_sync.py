@@ -111,7 +111,7 @@ def test_the_next_machine_goes_on_where_this_one_was(url: str, make: Make, monke
     seen = list[int]()
 
     def training(job: Path) -> None:
-        seen.append(checkpoint.trained(job))
+        seen.append(checkpoint.last_saved_update(job))
         for update in range(seen[-1] + 10, seen[-1] + 40, 10):
             save(job, update)
 
@@ -320,7 +320,7 @@ def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_
     monkeypatch.setattr(launch, "torchrun", stopped_training)
     with pytest.raises(Interrupted):
         sync.launch_with_store(here, lambda: None)
-    assert sync.StateStore(url, NAME).newest()[0] == checkpoint.trained(here) == 25
+    assert sync.StateStore(url, NAME).newest()[0] == checkpoint.last_saved_update(here) == 25
     shutil.rmtree(here)
     monkeypatch.setattr(launch, "torchrun", lambda job, _: train_here(job))
     assert sync.launch_with_store(there, lambda: None) == 0
