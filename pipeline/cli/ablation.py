@@ -88,8 +88,8 @@ def run_all(plan: Plan, names: Names, known: Collection[str], jobs: int) -> None
     """
     missing = [name for name in names if name not in known]
     print(f"{len(missing)} runs of {len(names)} to do", flush=True)
-    # Simultaneous runs share the cores; the launcher would give each run all of them.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, machine.available_cores() // jobs)))
+    if jobs > 1:  # Simultaneous runs share the cores; the launcher would give each run all of them.
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, machine.available_cores() // jobs)))
     devices, gpus = SimpleQueue[dict[str, str]](), [gpu.id for gpu in machine.gpus()]
     for job in range(jobs):
         gpus_of_job = (

@@ -62,7 +62,7 @@ def summary() -> None:
     elif not _up_to_date():
         print("        the scores are of earlier settings, files or code: `dvc repro` makes them anew")
     print(f"report  {REPORT_HTML.absolute().as_uri()}\nmodel   {AVERAGE}: wmt {verb} {AVERAGE}")
-    print(f"runs    {server.link(configuration['run']['pair']) or 'no MLflow'}: all side by side, while `make ui` runs")
+    print(f"runs    {server.link(configuration['run']['pair']) or 'no MLflow'}: all side by side")
     print("next    open the report; `wmt rows` lists other models")
 
 

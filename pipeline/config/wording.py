@@ -13,15 +13,18 @@ from nmt.errors import InputError
 from nmt.task import task_in
 from pipeline.config.paths import SCORES, read_json
 
-_OUT_OF_MEMORY = re.compile("Cannot allocate memory|failed to map segment|can't start new thread|DefaultCPUAllocator")
-"""What libraries say where they cannot even be loaded."""
+_OUT_OF_MEMORY = re.compile(
+    "Cannot allocate memory|failed to map segment|can't start new thread|DefaultCPUAllocator|out of memory"
+)
+"""What libraries say where memory ran out."""
 
 
-def without_memory(error: BaseException) -> str | None:
+def memory_message(error: BaseException) -> str | None:
     """Return the sentence for an error that says that memory ran out; None for others."""
     if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(str(error)):
         return None
-    return f"memory ran out ({error}): raise its limit (ulimit -v, the container's)"
+    advice = "free some, raise its limit (ulimit -v, the container's), or lower --batch-tokens"
+    return f"memory ran out ({error}): {advice}"
 
 
 def score_and_interval(scores: Mapping[str, Any], key: str, digits: int = 1) -> tuple[str, str]:

@@ -30,8 +30,9 @@ _TITLES = re.compile(rb"</?(?:title|description)>")
 
 
 def is_archive(path: Path) -> bool:
-    """Return whether a file starts like a .tgz or .tar, or is a .zip."""
-    return tarfile.is_tarfile(path) or zipfile.is_zipfile(path)
+    """Return whether a file starts like a .gz or .tar, or is a .zip."""
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b" or tarfile.is_tarfile(path) or zipfile.is_zipfile(path)
 
 
 def members(path: Path, names: Collection[str]) -> Iterator[tuple[str, IO[bytes]]]:

@@ -117,7 +117,7 @@ def _problem(archive: ArchiveSettings, path: Path) -> str | None:
         if actual != expected:
             return f"has the {check} {actual}, not {expected} as in the catalog"
     # Without a checksum it could be a hotel's login page.
-    return None if archive.sha256 or archive.md5 or is_archive(path) else "is neither .tgz nor .tar nor .zip"
+    return None if archive.sha256 or archive.md5 or is_archive(path) else "is neither .gz nor .tar nor .zip"
 
 
 def _obtain_from(url: str, archive: ArchiveSettings, whole: Path, moved: Moved) -> Path:

@@ -74,6 +74,8 @@ def pairs(files: Files, languages: tuple[str, str]) -> Iterator[Pair | Bad]:
 def _pair(lines: Sequence[bytes]) -> Pair | Bad:
     texts = []
     for side, line in enumerate(lines):
+        if len(line) > 4 * LONGEST:  # `_lines` may have cut it inside a character.
+            return Bad("over-long", f"has more than {LONGEST:,} characters", side)
         try:
             text = line.decode().removesuffix("\n").removesuffix("\r").removeprefix("\ufeff")
         except UnicodeDecodeError as error:

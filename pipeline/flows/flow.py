@@ -242,5 +242,5 @@ def publish_scores(copy: Path, changes: Mapping[str, Any]) -> None:
         scores = read_json(copy / paths.SCORES)
         key = re.sub(r"[^a-z0-9]+", "-", f"wmt-{changes['pair']}-{changes['row']}-{task_in(scores).key}".lower())
         where = f"Scores of {copy.name}; its results: `dvc exp apply {copy.name}`"
-        links = f"[All runs side by side, and this one's report among its artifacts]({server.link(changes['pair'])})"
+        links = f"All runs side by side, and this one's report among its artifacts: {server.link(changes['pair'])}"
         create_markdown_artifact(f"{summary(scores)}\n\n{links}", key, where)

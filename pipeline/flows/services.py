@@ -154,12 +154,12 @@ def serve(*, worker: bool) -> None:
     local_uri()  # Prefect's database is beside MLflow's.
     (root / "prefect").mkdir(parents=True, exist_ok=True)
     (root / "prefect").chmod(0o700)  # prefect.db has the parameters and the logs of runs, LOGIN the password.
-    services = Services(root)
     lock = FileLock(root / "prefect/services.lock", blocking=False, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout as error:
         raise InputError(f"`make serve` or `make ui` runs already on {root}: end it first") from error
+    services = Services(root)
     write_json(root / LOGIN, services.login)
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -155,7 +155,8 @@ def check_unknown(share: float, sides: Sequence[Path]) -> None:
     vocabulary, _ = codec.load(SUBWORDS)
     counts = Counter(character for path in sides for line in islice(read_lines(path), PAIRS) for character in line)
     missing = [character for character, _ in counts.most_common() if UNK in vocabulary.encode(character)]
-    problem = f"{share:.1%} of the training subwords are <unk>: the parent's lack {' '.join(missing[:10])}"
+    named = " ".join(missing[:10]) or "characters of later lines"
+    problem = f"{share:.1%} of the training subwords are <unk>: the parent's lack {named}"
     if share > MOST_UNKNOWN:
         raise InputError(f"{problem}: start from a parent that has them, or remove training.start_from")
     print(f"warning: {problem}", file=sys.stderr)

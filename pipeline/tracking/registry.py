@@ -45,8 +45,9 @@ def register(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
         with suppress(MlflowException):  # It exists.
             client.create_registered_model(name)
         version = client.create_model_version(name, logged.model_uri, run, tags=tags, model_id=logged.model_id).version
-    for key, value in tags.items():
-        client.set_model_version_tag(name, version, key, value)
+    else:
+        for key, value in tags.items():
+            client.set_model_version_tag(name, version, key, value)
     chosen = best(client.search_model_versions(f"name = '{name}'"), by, str(scores.get(f"valid_{by.key}_references")))
     if chosen is not None:
         client.set_registered_model_alias(name, BEST, chosen)

@@ -89,20 +89,18 @@ def uri() -> str:
 
 
 def link(pair: str) -> str:
-    """Return the address of a pair's run table on `make ui`'s page; of another server, that of its experiments.
-
-    Asks no server. `make ui` answers it with `view.show`: columns and order are those of the runs at that time.
-    """
+    """Return the address that shows all runs of a pair. Asks no server."""
     try:
         store = uri()
     except InputError:
         return ""  # what stores the run says so
     if store.startswith("http"):
         scheme, _, rest = store.partition("://")
-        return f"{scheme}://{rest.rpartition('@')[2].rstrip('/')}/#/experiments"
+        ours = os.environ.get("MLFLOW_TRACKING_USERNAME") == "wmt"
+        return f"{scheme}://{rest.rpartition('@')[2].rstrip('/')}/{f'wmt-{pair}' if ours else '#/experiments'}"
     if store != local_uri():
         return masked(store)  # `make ui` does not show it
-    return f"http://127.0.0.1:{os.environ.get('MLFLOW_PORT') or 5000}/wmt-{pair}"
+    return f"http://127.0.0.1:{os.environ.get('MLFLOW_PORT') or 5000}/wmt-{pair} (while `make ui` runs)"
 
 
 def problem(error: BaseException) -> str:

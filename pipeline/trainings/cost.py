@@ -72,19 +72,22 @@ def process_memory(
     return RESERVE + (3 + gradients) * weights + activations
 
 
-def needs(configuration: Configuration, corpus: CorpusSize) -> tuple[dict[str, int], int, int]:
-    """Return the bytes of disk by stage, of memory of each training process, and the operations of training."""
+def needs(configuration: Configuration, corpus: CorpusSize) -> tuple[dict[str, tuple[int, int]], int, int]:
+    """Return bytes of disk by stage, of memory of each training process, and the operations of training.
+
+    Bytes of disk are those below the state root and those below the repository.
+    """
     model, training = configuration.model, configuration.training
     weights = 4 * parameters(model, corpus.vocabulary, corpus.target_vocabulary)
     text = 2 * LINE * corpus.pairs
     id_bytes = 2 if corpus.vocabulary <= 65_535 else 4
     disk = {
-        "download": sum(archive.bytes or 0 for archive in configuration.data.archives) + text,
-        "tokenize": int(1.1 * text),
-        "binarize": int(corpus.pairs * (2 * corpus.subwords * id_bytes + 16)),
+        "download": (sum(archive.bytes or 0 for archive in configuration.data.archives), text),
+        "tokenize": (0, int(1.1 * text)),
+        "binarize": (0, int(corpus.pairs * (2 * corpus.subwords * id_bytes + 16))),
         # The checkpoints, and weights and both moments of the kept states, the last and the one being written.
-        "train": weights * (training.keep_checkpoints + 3 * (training.keep_states + 2)),
-        "average": 2 * weights,
+        "train": (weights * (training.keep_checkpoints + 3 * (training.keep_states + 2)), 0),
+        "average": (0, 2 * weights),
     }
     tokens = training.updates * training.tokens
     squared = int(tokens * corpus.subwords * SPREAD)

@@ -103,14 +103,20 @@ def launch_and_watch(state: Path, launch: Launch, show: Show) -> None:
     """
     measured = history.HistoryReader(state / history.HISTORY)
     measured.new()  # Skip the records of an earlier attempt: updates that it did not save are trained again.
+    saved: int | None = None
 
     def watch() -> None:
+        nonlocal saved
         raise_if_refused(state)
         if (state / "interrupted").exists():
             # On several nodes, the others would wait for the stopped one to come back.
             raise Interrupted("a training process was asked to stop")
+        if saved is None:  # Not before `launch`, which may fetch a newer state.
+            saved = checkpoint.trained(state)
         for record in measured.new():
-            show(int(record["update"]), record)
+            # Resuming replaces the file: earlier records come again, all at once.
+            if record["update"] >= saved:
+                show(int(record["update"]), record)
 
     status = launch(state, watch)
     if not (state / "done.json").exists():
