@@ -87,7 +87,7 @@ def outcome(error: BaseException) -> tuple[str, str, int | None]:
             where = error.filename or f"the disk of {Path.cwd()}"
             return "failed", f"{error.strerror}: {where}; make room and run again: nothing half-written is left", 1
         case OSError() if error.errno in FROM_THE_MACHINE:
-            return "failed", f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1
+            return "failed", wording.os_error_message(error), 1
         case _ if no_memory := wording.memory_message(error):
             return "failed", no_memory, 1
     return "failed", repr(error), None

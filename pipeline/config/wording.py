@@ -27,6 +27,10 @@ def memory_message(error: BaseException) -> str | None:
     return f"memory ran out ({error}): {advice}"
 
 
+def os_error_message(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+
+
 def score_and_interval(scores: Mapping[str, Any], key: str, digits: int = 1) -> tuple[str, str]:
     """Return a score and its 95% interval as text: `26.5` and `25.9 to 27.1`."""
     score, low, high = (f"{scores[name]:.{digits}f}" for name in (key, f"{key}_low", f"{key}_high"))

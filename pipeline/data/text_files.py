@@ -101,12 +101,8 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 def _only_file(path: Path, _mode: str) -> IO[bytes]:
     packed = zipfile.ZipFile(path)
-    if (
-        len(
-            names := [name for name in packed.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
-        )
-        != 1
-    ):
+    names = [name for name in packed.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
+    if len(names) != 1:
         raise InputError(f"{path} holds {len(names)} files: give one that holds a single text")
     return packed.open(names[0])
 

@@ -21,13 +21,12 @@ from nmt.common.files import output_file, sha256_of, write_text, writing
 from nmt.errors import InputError
 from nmt.parsing.trees import read_trees
 from nmt.text.parallel_text import is_blank, parallel, read_lines
-from pipeline.config.corpora import TREE, DataSettings, MemberSettings, sides, valid_pair
+from pipeline.config.corpora import NAME, TREE, DataSettings, MemberSettings, sides, valid_pair
 from pipeline.config.paths import CATALOGS, LOCAL
 from pipeline.data import text_files
 from pipeline.data.doubts import HELD_OUT, Placed, doubts
 from pipeline.data.text_files import Bad, Files, Pair
 
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 MADE = "made"
 """The folder, inside a catalog's, of plain copies; all else there is a link."""
 NAMED = 3  # bad lines that a refusal names

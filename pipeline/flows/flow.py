@@ -102,14 +102,9 @@ def make_flow(name: str, pair: str | None, about: str) -> Flow[..., State[Any]]:
 
     def run_name() -> str:
         # Also the name of its DVC experiment. The first characters of an id are a time.
-        given = runtime.flow_run.parameters
+        given = {**defaults, **runtime.flow_run.parameters}
         settings = resolution.in_words(dict(rows.flat(given.get("overrides", {}))))
-        words = [
-            given.get("row", defaults["row"]),
-            given.get("pair", defaults["pair"]),
-            *settings,
-            runtime.flow_run.id[-8:],
-        ]
+        words = given["row"], given["pair"], *settings, runtime.flow_run.id[-8:]
         return re.sub(r"[^\w-]", "_", "-".join(words))
 
     def pipeline(

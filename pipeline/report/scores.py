@@ -168,10 +168,8 @@ def sets(metrics: Mapping[str, Any]) -> list[Block]:
 
 def _cell(metrics: Mapping[str, Any], key: str, form: str) -> str:
     """Return a score, with its interval where it has one."""
-    return _with_interval(metrics, key) if f"{key}_low" in metrics else format(metrics[key], form)
-
-
-def _with_interval(metrics: Mapping[str, Any], key: str) -> str:
+    if f"{key}_low" not in metrics:
+        return format(metrics[key], form)
     score, interval = score_and_interval(metrics, key, 2)
     return f"{score} ({interval})"
 

@@ -66,5 +66,4 @@ def run() -> None:
             origin={**asked.model_dump(), "weights": origin},
         )
         model_folder.save_model(folder, weights, description, SUBWORDS)
-    record = {"requested": requested, "checkpoints": len(chosen), "updates": updates, "weights": averaged}
-    write_json(AVERAGING, record)
+    write_json(AVERAGING, {"checkpoints": len(chosen), "weights": averaged})

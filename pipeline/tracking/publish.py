@@ -53,7 +53,7 @@ def complete(client: MlflowClient, ran: bool) -> str:
 
 def finish(stage: str) -> None:
     """Complete the run after the last stage of a pipeline, for `PATIENCE` seconds at most."""
-    if stage == graph.last_stage():
+    if stage == next(reversed(graph.stages()), None):
         with server.beside(stage, lambda _: complete(server.connect(), ran=True)):
             pass
 
@@ -61,7 +61,7 @@ def finish(stage: str) -> None:
 def end(stage: str, status: str) -> None:
     """Set the status of the run, if MLflow has it, when a stage after the training has not ended well."""
     before = graph.upstream(stage, graph.stages())[:-1]
-    if graph.training_stage() in before and CHAIN.exists():
+    if "train" in before and CHAIN.exists():
 
         def mark(_: object) -> None:
             client = server.connect()

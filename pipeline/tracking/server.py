@@ -15,7 +15,7 @@ import secrets
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -307,13 +307,6 @@ def runs(client: MlflowClient, query: str = "") -> list[Run]:
     return list(client.search_runs(experiments, query, max_results=50_000)) if experiments else []
 
 
-def _listed(names: Iterable[str]) -> str:
-    """Return the newest runs' names and ids for a message."""
-    runs_named = list(names)
-    more = f", and {len(runs_named) - LISTED} more" if len(runs_named) > LISTED else ""
-    return f": MLflow has {', '.join(runs_named[:LISTED]) or 'no run'}{more}"
-
-
 def fetch_artifacts(name: str, files: Sequence[str], folder: Path) -> tuple[str, list[Path]]:
     """Fetch artifacts of the run that `name` names into `folder`; return the run's full name, and where they are.
 
@@ -323,17 +316,17 @@ def fetch_artifacts(name: str, files: Sequence[str], folder: Path) -> tuple[str,
     folder.mkdir(parents=True)
     with session() as client:
         named = {f"{run.info.run_name}-{run.info.run_id[:8]}": run for run in runs(client)}
-        fitting = [
-            full
-            for full, run in named.items()
-            if name
-            and (
-                name in {full, run.info.run_name, run.data.tags.get("DVC_EXP_NAME")} or run.info.run_id.startswith(name)
-            )
-        ]
+
+        def fits(full: str, run: Run) -> bool:
+            names = {full, run.info.run_name, run.data.tags.get("DVC_EXP_NAME")}
+            return name in names or run.info.run_id.startswith(name)
+
+        fitting = [full for full, run in named.items() if name and fits(full, run)]
         if len(fitting) != 1:
-            which = f" ({', '.join(fitting)})" if fitting else ""
-            raise InputError(f"{name!r} names {len(fitting)} runs{which}{'' if fitting else _listed(named)}")
+            more = f", and {len(named) - LISTED} more" if len(named) > LISTED else ""
+            listed = f": MLflow has {', '.join([*named][:LISTED]) or 'no run'}{more}"
+            which = f" ({', '.join(fitting)})" if fitting else listed
+            raise InputError(f"{name!r} names {len(fitting)} runs{which}")
         run_id = named[fitting[0]].info.run_id
         for file in {file.path for file in client.list_artifacts(run_id)}.intersection(files):
             client.download_artifacts(run_id, file, str(folder))
