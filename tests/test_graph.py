@@ -60,7 +60,7 @@ def loads(name: str) -> Iterator[tuple[str, ast.Call]]:
                 yield str(node.args[0].value), node
             else:
                 stage_module = import_module(f"pipeline.stages.{name}")
-                yield from ((section, node) for section in getattr(stage_module, "SECTIONS", SECTIONS))
+                yield from ((section, node) for section in getattr(stage_module, "CERTIFIED", SECTIONS))
 
 
 def used(name: str) -> set[str]:

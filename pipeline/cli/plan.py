@@ -69,7 +69,7 @@ def stages_to_run(configuration: Configuration) -> dict[str, str]:
                     if dep.def_path == str(CONFIG) and reasons["resolve"]:
                         dep.fs_path = str(resolved)  # compared with what the stage read
                     for path, how in dep.status().items():
-                        # Settings are a mapping by name. What another stage makes is told of that stage.
+                        # Settings are a mapping by name. An output of another stage is reported with that stage.
                         changed += how if isinstance(how, dict) else [] if graph.made_by(path, declared) else [path]
                 makers = {graph.made_by(path, declared) for path in declared[name].deps}
                 follows = sorted(maker for maker in makers if maker and reasons[maker])
@@ -85,10 +85,7 @@ def stages_to_run(configuration: Configuration) -> dict[str, str]:
 
 
 def written(disk: Mapping[str, tuple[int, int]]) -> dict[Path, int]:
-    """Return the bytes below the repository, and those below the state root apart if it is on another disk.
-
-    `disk`: those below the state root and below the repository, by stage.
-    """
+    """Return bytes by folder: the repository, and a state root on another disk; `disk` is as `needs` returns it."""
     root = state_root().absolute()
     root = next(path for path in (root, *root.parents) if path.exists())
     in_root, here = (sum(sizes[at] for sizes in disk.values()) for at in (0, 1))
@@ -100,8 +97,8 @@ def report(measure: bool) -> bool:
     """Print the plan, with the time of training here if `measure`; return whether disk and memory suffice."""
     configuration = resolution.resolve(resolution.read_params())
     with suppress(InputError):  # Where a local file is missing, `resolve` says so.
-        configuration = configuration.model_copy(update={"data": user_text.identified(configuration.data)})
-    configuration = parent.identified(configuration)
+        configuration = configuration.model_copy(update={"data": user_text.with_checksums(configuration.data)})
+    configuration = parent.with_parent(configuration)
     run, training = configuration.run, configuration.training
     reasons = stages_to_run(configuration)
     missing = [path for stage in graph.stages().values() for path in stage.outs if not Path(path).exists()]
@@ -124,8 +121,10 @@ def report(measure: bool) -> bool:
         short |= free < least
         where = f" in {folder}" if folder.name else ""
         print(f"  disk            {size(least)} are written, {size(free)} are free{where}{LACKING * (free < least)}")
-    memory, gpus = machine.memory(), machine.gpus()
-    where, processes = "of each GPU" if gpus else "in this machine", launch.processes(training.shards, needed)
+    memory = machine.memory()
+    gpus = machine.gpus()
+    where = "of each GPU" if gpus else "in this machine"
+    processes = launch.process_count(training.shards, needed)
     each = "the process that trains" if gpus or processes == 1 else f"each of the {processes} processes that train"
     print(f"  memory          {size(needed)} for {each}, {size(memory)} {where}{LACKING * (memory < needed)}")
     if len(gpus) == 1 < training.shards:
@@ -140,8 +139,9 @@ def report(measure: bool) -> bool:
     if measure and memory >= needed:
         os.environ.update(launch.environment(1))  # read by torch as it is imported
         atexit.unregister(gc.freeze)  # Triton, which fused Adam imports, would report frozen objects as leaks.
-        devices = launch.processes(training.shards) if gpus else 1
-        rate, device = measured_rate(configuration, corpus), gpus[0].name if gpus else processor()
+        devices = launch.process_count(training.shards) if gpus else 1
+        rate = measured_rate(configuration, corpus)
+        device = gpus[0].name if gpus else processor()
         print(f"  measured        {rate / 1e9:,.0f} GFLOPS of real updates on one {device}")
         suffix = f" on {devices} of them" if devices > 1 else ""
         print(f"  train           about {duration(operations / rate / devices)}{suffix}")

@@ -80,7 +80,7 @@ class MemberSettings(Settings):
     path: str | None = None  # relative to the repository, or absolute
     sha256: Sha256 | None = None  # of the plain text, and so is md5
     md5: Md5 | None = None
-    lines: Annotated[int, Field(ge=1)] | None = None  # or trees: holds a file of unknown bytes to their number
+    lines: Annotated[int, Field(ge=1)] | None = None  # the expected number; checked when no checksum is known
 
     @model_validator(mode="after")
     def _in_archive_or_file(self) -> MemberSettings:

@@ -37,7 +37,7 @@ def made_by(path: str, graph: Mapping[str, Stage]) -> str | None:
 
 
 def upstream(name: str, graph: Mapping[str, Stage]) -> list[str]:
-    """Return `name` and every stage that it rests on, in dvc.yaml's order; empty where the graph has no such stage."""
+    """Return `name` and every stage that it depends on, in dvc.yaml's order; none if the graph lacks it."""
     needed, waiting = set[str](), [name]
     while waiting:
         if (stage := waiting.pop()) in graph and stage not in needed:

@@ -35,7 +35,7 @@ class Params(RunSettings):
     overrides: dict[str, dict[str, Any] | None] | None = None
 
     @model_validator(mode="after")
-    def _known_sections(self) -> Params:
+    def _overrides_allowed(self) -> Params:
         for section in self.overrides or ():
             if section not in OVERRIDABLE:
                 raise ValueError(f"unknown key `overrides.{section}`; {nearest(section, OVERRIDABLE)}")

@@ -45,7 +45,7 @@ def duration(seconds: float) -> str:
 
 
 def read_scores(path: Path = SCORES, *keys: str) -> dict[str, Any]:
-    """Return the content of results/scores.json; raise InputError where a number that is told is none, as by hand."""
+    """Return the content of results/scores.json; raise InputError if a printed number, edited by hand, is not one."""
     scores = read_json(path, *keys)
     sets = scores.get("sets", {})
     if not isinstance(sets, dict) or not all(isinstance(of_set, dict) for of_set in sets.values()):
@@ -63,11 +63,11 @@ def summary(scores: Mapping[str, Any]) -> str:
 
     Raises InputError where results/scores.json, whose content `scores` is, lacks one of these.
     """
-    by = task_in(scores)
+    task = task_in(scores)
     try:
-        score, interval = score_and_interval(scores, by.key)
-        name, signature = scores[f"{by.key}_set"], scores[f"{by.key}_signature"]
+        score, interval = score_and_interval(scores, task.key)
+        name, signature = scores[f"{task.key}_set"], scores[f"{task.key}_signature"]
     except KeyError as error:
         raise InputError(f"{SCORES} has no {error}: run `dvc repro` to make it again") from error
-    line = f"{by.title:<7} {score} (95% interval {interval}) on {name}; {by.program}, {signature}"
+    line = f"{task.title:<7} {score} (95% interval {interval}) on {name}; {task.program}, {signature}"
     return "\n".join([line, *map(summary, scores.get("sets", {}).values())])

@@ -91,9 +91,8 @@ def segments(content: bytes, name: str) -> list[str]:
         inside, *end = _CLOSING.split(piece, maxsplit=1)
         if not end:
             raise InputError(f"{name} is cut: segment {len(texts) + 1:,} does not end")
-        texts.append(
-            re.sub(r"(?:[ \t\n]|\r\n)+", " ", _ENTITY.sub(lambda match: unescape(match[0]), inside)).strip(" \r")
-        )
+        decoded = _ENTITY.sub(lambda match: unescape(match[0]), inside)
+        texts.append(re.sub(r"(?:[ \t\n]|\r\n)+", " ", decoded).strip(" \r"))
     if not texts:
         raise InputError(f"{name} holds no <seg>")
     return texts

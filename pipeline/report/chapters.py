@@ -49,7 +49,8 @@ def differences(run: RunSettings, configuration: Mapping[str, Any]) -> list[tupl
 def explanations(
     run: RunSettings, metrics: Mapping[str, Any], configuration: Mapping[str, Any], papers: str
 ) -> list[str]:
-    name, key = scores.reference_row(run.row), task_of(run.pair).papers_key
+    name = scores.reference_row(run.row)
+    key = task_of(run.pair).papers_key
     paper = rows.row(name).paper
     printed = rows.printed(name, run.pair)
     return page.sentences(

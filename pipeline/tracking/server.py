@@ -48,7 +48,7 @@ SETTINGS = {
 """Settings of MLflow, where the environment has no others."""
 LISTED = 10
 """Runs that a message lists, at most."""
-CONFIGURATION, TRAINING = "wmt.configuration", "wmt.training"
+CONFIGURATION_TAG, TRAINING_TAG = "wmt.configuration", "wmt.training"
 """Tags by which a run is found again: the hash of results/config.yaml, and the name of the training's state."""
 
 _SECRET = re.compile(r"(?<=://)(?!/)\S*(?=@)|(?<=\?)\S+")
@@ -132,8 +132,8 @@ def quiet() -> Iterator[None]:
 def beside(stage: str, work: Callable[[Callable[[str], None]], object]) -> Iterator[None]:
     """Do `work` in a thread while the block runs; at the end of the block wait for it, `PATIENCE` seconds at most.
 
-    Whatever `work` raises stops no stage: it is a warning, as is what `work` gives to the function that is its
-    argument. Only the first warning is printed.
+    An error of `work` is printed as a warning and stops no stage. `work` gets a function that prints a warning; only
+    the first warning is printed.
     """
     warned = False
 
@@ -270,7 +270,7 @@ def _experiment(client: MlflowClient, pair: str) -> str:
 
 
 def _identity(training: str) -> dict[str, str]:
-    return {CONFIGURATION: sha256_of(CONFIG)[:16], TRAINING: training}
+    return {CONFIGURATION_TAG: sha256_of(CONFIG)[:16], TRAINING_TAG: training}
 
 
 def find_run(client: MlflowClient, training: str) -> Run | None:

@@ -50,7 +50,7 @@ def write_job(state: Path, job: Mapping[str, Any]) -> None:
         # In other copies of the repository the same corpus has another path.
         same = {**read_yaml(path), "corpus": ""} == {**job, "corpus": ""}
     done, newest = state / "done.json", checkpoint.latest_resume(state / "resume")
-    # Of a damaged state nothing is handed on.
+    # Nothing is handed on from a damaged state.
     if done.exists() and not (same and newest is not None and is_whole(newest)):
         done.unlink()
     write_text(path, yaml.safe_dump(dict(job), sort_keys=False))
@@ -147,11 +147,11 @@ def outcome(state: Path, status: int) -> Exception:
 
 
 def unrecorded(state: Path, status: int) -> Exception:
-    """Return why a training ended that left no file which says so, from torchrun's exit status."""
+    """Return why a training ended that left no file with the reason, from torchrun's exit status."""
     if status == UNRECORDED:
         message = "a training process failed and could not write why, as on a full disk; see above"
         return OSError(errno.ENOSPC, message, str(state))
-    if status in (2, UNUSABLE):  # 2: of its arguments.
+    if status in (2, UNUSABLE):  # 2: torchrun refused its arguments.
         return ChildProcessError("the training cannot start; its output is above")
     if status in (OUT_OF_MEMORY, KILLED):
         why = ": memory ran out, by its control group's count" if status == OUT_OF_MEMORY else ""

@@ -29,6 +29,7 @@ Told = list[tuple[str, ...]]
 def told(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
     """What MLflow would be told; the repository is the test's folder."""
     calls: Told = []
+    Path("dvc.yaml").write_text("stages: {decode: {cmd: x}}")
     monkeypatch.setattr(runner.publish, "finish", lambda *given: calls.append(given))
     monkeypatch.setattr(runner.publish, "end", lambda *given: calls.append(given))
     monkeypatch.setenv("WMT_STATE", str(here / "state"))
@@ -182,6 +183,7 @@ runner.publish = SimpleNamespace(end=again, finish=lambda _: None)
 atexit.register(again)
 runner.run("decode")
 """
+    (tmp_path / "dvc.yaml").write_text("stages: {decode: {cmd: x}}")
     told = INTERRUPTED.replace(b" (stopped by SIGTERM)", b"") if status else b""
     assert python(tmp_path, "-c", program, "decode") == (status, told)
 

@@ -193,7 +193,7 @@ def test_disk_is_summed_over_the_stages_that_would_run_and_memory_is_that_of_the
     monkeypatch.setattr(plan, "running_stage", lambda: "tokenize")
     settings = resolution.resolve({**resolution.read_params(), "overrides": {"training": {"shards": 2}}})
     monkeypatch.setattr(resolution, "resolve", lambda _: settings)
-    monkeypatch.setattr(plan.launch, "processes", lambda *_: 2)
+    monkeypatch.setattr(plan.launch, "process_count", lambda *_: 2)
     monkeypatch.setattr(plan, "measured_rate", None)  # A call would be an error.
     for free, memory, gpus in ((4 * 2**20, 2**20, 0), (4 * 2**20 - 1, 2**20, 1), (4 * 2**20, 2**20 - 1, 2)):
         monkeypatch.setattr(machine, "memory", lambda memory=memory: memory)

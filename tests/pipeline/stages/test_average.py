@@ -103,7 +103,9 @@ def test_the_best_checkpoints_are_averaged(capsys: pytest.CaptureFixture[str]) -
 
 def test_without_a_validation_at_a_checkpoint_there_is_no_best() -> None:
     checkpoints(100, 200)
-    with pytest.raises(InputError, match=r"^averaging\.best is 2, but at no checkpoint .* training\.validate_every"):
+    with pytest.raises(
+        InputError, match=r"^averaging\.best is 2, but none of the checkpoints .* training\.validate_every"
+    ):
         averaged_best(2, {150: 1.0})
 
 
