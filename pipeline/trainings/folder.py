@@ -112,7 +112,7 @@ def launch_and_watch(state: Path, launch: Launch, show: Show) -> None:
             # On several nodes, the others would wait for the stopped one to come back.
             raise Interrupted("a training process was asked to stop")
         if saved is None:  # Not before `launch`, which may fetch a newer state.
-            saved = checkpoint.trained(state)
+            saved = checkpoint.last_saved_update(state)
         for record in measured.new():
             # Resuming replaces the file: earlier records come again, all at once.
             if record["update"] >= saved:
