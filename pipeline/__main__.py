@@ -40,7 +40,7 @@ def report_status(name: str, state: str, message: str = "") -> None:
     write_json(status_file(name), content)
 
 
-def given(stage: str) -> tuple[Callable[..., Any], ...]:
+def arguments_of(stage: str) -> tuple[Callable[..., Any], ...]:
     """Return the arguments of a stage's function. They are passed, not imported: a change of them reruns no stage."""
     match stage:
         case "train":
@@ -55,8 +55,7 @@ def given(stage: str) -> tuple[Callable[..., Any], ...]:
 
 def summary(name: str, seconds: float) -> str:
     """Return what a finished stage prints: its time, its outputs with their sizes, and the score where it is one."""
-    declared = graph.stages().get(name)
-    outs = declared.outs if declared else []
+    outs = graph.stages()[name].outs
     sizes = ", ".join(f"{out} ({naturalsize(size_of(Path(out)))})" for out in outs if Path(out).exists())
     time_ = f"{seconds:.1f} s" if seconds < 60 else precisedelta(round(seconds))
     scores = [wording.summary(read_json(SCORES))] if str(SCORES) in outs else []
@@ -87,9 +86,9 @@ def outcome(error: BaseException) -> tuple[str, str, int | None]:
             where = error.filename or f"the disk of {Path.cwd()}"
             return "failed", f"{error.strerror}: {where}; make room and run again: nothing half-written is left", 1
         case OSError() if error.errno in FROM_THE_MACHINE:
-            return "failed", f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1
-        case _ if without_memory := wording.without_memory(error):
-            return "failed", without_memory, 1
+            return "failed", wording.os_error_message(error), 1
+        case _ if no_memory := wording.memory_message(error):
+            return "failed", no_memory, 1
     return "failed", repr(error), None
 
 
@@ -108,7 +107,7 @@ def run(name: str) -> NoReturn:
         report_status(name, "running")
         module = importlib.import_module(f"pipeline.stages.{name}")
         started = time.monotonic()
-        module.run(*given(name))
+        module.run(*arguments_of(name))
         print(summary(name, time.monotonic() - started), flush=True)
         publish.finish(name)
         report_status(name, "done")

@@ -88,14 +88,13 @@ def run_all(plan: Plan, names: Names, known: Collection[str], jobs: int) -> None
     """
     missing = [name for name in names if name not in known]
     print(f"{len(missing)} runs of {len(names)} to do", flush=True)
-    # Simultaneous runs share the cores; the launcher would give each run all of them.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, machine.available_cores() // jobs)))
+    if jobs > 1:  # Simultaneous runs share the cores; the launcher would give each run all of them.
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, machine.available_cores() // jobs)))
     devices, gpus = SimpleQueue[dict[str, str]](), [gpu.id for gpu in machine.gpus()]
     for job in range(jobs):
-        gpus_of_job = (
-            gpus[job::jobs] or gpus[job % max(1, len(gpus)) :][:1]
-        )  # Each job has GPUs of its own, if they suffice.
-        devices.put({"CUDA_VISIBLE_DEVICES": ",".join(gpus_of_job)} if gpus_of_job else {})
+        # Each job has GPUs of its own, if they suffice.
+        own = gpus[job::jobs] or gpus[job % max(1, len(gpus)) :][:1]
+        devices.put({"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {})
     started, stopped = time.monotonic(), threading.Event()
 
     def stop() -> None:

@@ -43,12 +43,10 @@ class Commands(TyperGroup):
         except BrokenPipeError:
             raise
         except Exception as error:
-            without_memory = wording.without_memory(error)
-            if not (without_memory or isinstance(error, OSError | InputError)):
+            sentence = wording.memory_message(error)
+            if not (sentence or isinstance(error, OSError | InputError)):
                 raise
-            sentence = without_memory or str(error)
-            if not without_memory and isinstance(error, OSError) and error.strerror:
-                sentence = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+            sentence = sentence or (wording.os_error_message(error) if isinstance(error, OSError) else str(error))
             print(printable(f"{ctx.invoked_subcommand}: {sentence}"), file=sys.stderr)
             raise typer.Exit(1) from error
 

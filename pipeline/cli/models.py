@@ -237,7 +237,7 @@ def export(
       wmt export models/average half --to nmt --dtype bfloat16
     """
     if out.exists():
-        raise typer.BadParameter(f"{out} exists and will not be replaced: give another folder", param_hint="OUT")
+        raise typer.BadParameter(f"{out} exists and will not be replaced: name another path", param_hint="OUT")
     from nmt import codec
     from nmt.deployment import argos, transformers_export
     from nmt.deployment import export as exporting

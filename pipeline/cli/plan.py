@@ -6,6 +6,7 @@ import atexit
 import gc
 import os
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from nmt.errors import InputError
 from nmt.flops import parameters
 from pipeline.cli.repository import check_lock, running_stage
 from pipeline.config import graph, machine, resolution
-from pipeline.config.paths import CONFIG
+from pipeline.config.paths import CONFIG, state_root
 from pipeline.config.settings import Configuration
 from pipeline.config.wording import duration
 from pipeline.data import parent, user_text
@@ -30,6 +31,7 @@ from pipeline.trainings.cost import corpus_size, measured_rate, needs
 app = typer.Typer()
 
 size = partial(naturalsize, binary=True)
+LACKING = " NOT ENOUGH"
 
 
 @app.command("plan", rich_help_panel="Runs")
@@ -67,7 +69,7 @@ def stages_to_run(configuration: Configuration) -> dict[str, str]:
                     if dep.def_path == str(CONFIG) and reasons["resolve"]:
                         dep.fs_path = str(resolved)  # compared with what the stage read
                     for path, how in dep.status().items():
-                        # Settings are a mapping by name. What another stage makes is told of that stage.
+                        # Settings are a mapping by name. An output of another stage is reported with that stage.
                         changed += how if isinstance(how, dict) else [] if graph.made_by(path, declared) else [path]
                 makers = {graph.made_by(path, declared) for path in declared[name].deps}
                 follows = sorted(maker for maker in makers if maker and reasons[maker])
@@ -82,12 +84,21 @@ def stages_to_run(configuration: Configuration) -> dict[str, str]:
     return reasons
 
 
+def written(disk: Mapping[str, tuple[int, int]]) -> dict[Path, int]:
+    """Return bytes by folder: the repository, and a state root on another disk; `disk` is as `needs` returns it."""
+    root = state_root().absolute()
+    root = next(path for path in (root, *root.parents) if path.exists())
+    in_root, here = (sum(sizes[at] for sizes in disk.values()) for at in (0, 1))
+    apart = root.stat().st_dev != Path().stat().st_dev
+    return {Path(): here, root: in_root} if apart else {Path(): here + in_root}
+
+
 def report(measure: bool) -> bool:
     """Print the plan, with the time of training here if `measure`; return whether disk and memory suffice."""
     configuration = resolution.resolve(resolution.read_params())
     with suppress(InputError):  # Where a local file is missing, `resolve` says so.
-        configuration = configuration.model_copy(update={"data": user_text.identified(configuration.data)})
-    configuration = parent.identified(configuration)
+        configuration = configuration.model_copy(update={"data": user_text.with_checksums(configuration.data)})
+    configuration = parent.with_parent(configuration)
     run, training = configuration.run, configuration.training
     reasons = stages_to_run(configuration)
     missing = [path for stage in graph.stages().values() for path in stage.outs if not Path(path).exists()]
@@ -104,13 +115,18 @@ def report(measure: bool) -> bool:
     for name, reason in reasons.items():
         print(f"  {name:15} {f'would run ({reason})' if reason else 'unchanged'}")
     print("\n  (Where DVC's cache has the result already, it is restored and nothing runs.)\n")
-    written, free = sum(number for name, number in disk.items() if reasons[name]), shutil.disk_usage(".").free
-    memory, gpus = machine.memory(), machine.gpus()
-    where, processes = "of each GPU" if gpus else "in this machine", launch.processes(training.shards, needed)
-    short = [" NOT ENOUGH" if most < least else "" for least, most in ((written, free), (needed, memory))]
-    print(f"  disk            {size(written)} are written, {size(free)} are free{short[0]}")
+    short = False
+    for folder, least in written({name: sizes for name, sizes in disk.items() if reasons[name]}).items():
+        free = shutil.disk_usage(folder).free
+        short |= free < least
+        where = f" in {folder}" if folder.name else ""
+        print(f"  disk            {size(least)} are written, {size(free)} are free{where}{LACKING * (free < least)}")
+    memory = machine.memory()
+    gpus = machine.gpus()
+    where = "of each GPU" if gpus else "in this machine"
+    processes = launch.process_count(training.shards, needed)
     each = "the process that trains" if gpus or processes == 1 else f"each of the {processes} processes that train"
-    print(f"  memory          {size(needed)} for {each}, {size(memory)} {where}{short[1]}")
+    print(f"  memory          {size(needed)} for {each}, {size(memory)} {where}{LACKING * (memory < needed)}")
     if len(gpus) == 1 < training.shards:
         gain = "is faster where it fits in memory (by estimate twice for base), and is another training"
         print(f"  shards          {training.shards} on one GPU: training.shards=1 {gain}")
@@ -120,12 +136,13 @@ def report(measure: bool) -> bool:
     suffix = f", {corpus.target_vocabulary:,} of the target" if corpus.target_vocabulary else ""
     print(f"  parameters      {count:,} with a vocabulary of {corpus.vocabulary:,}{suffix}")
     print(f"  training        {operations:.2e} operations in {training.updates:,} updates")
-    if measure:
+    if measure and memory >= needed:
         os.environ.update(launch.environment(1))  # read by torch as it is imported
         atexit.unregister(gc.freeze)  # Triton, which fused Adam imports, would report frozen objects as leaks.
-        devices = launch.processes(training.shards) if gpus else 1
-        rate, device = measured_rate(configuration, corpus), gpus[0].name if gpus else processor()
+        devices = launch.process_count(training.shards) if gpus else 1
+        rate = measured_rate(configuration, corpus)
+        device = gpus[0].name if gpus else processor()
         print(f"  measured        {rate / 1e9:,.0f} GFLOPS of real updates on one {device}")
         suffix = f" on {devices} of them" if devices > 1 else ""
         print(f"  train           about {duration(operations / rate / devices)}{suffix}")
-    return not any(short)
+    return not short and memory >= needed

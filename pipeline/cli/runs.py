@@ -55,14 +55,14 @@ def summary() -> None:
     check_folder()
     scores = wording.read_scores()
     configuration, verb = read_yaml(CONFIG), task_in(scores).verb
-    time = f", trained in {wording.duration(scores['train_seconds'])}" if "train_seconds" in scores else ""
-    print(f"{wording.summary(scores)}\nrun     {resolution.name(configuration)}{time}")
+    trained = f", trained in {wording.duration(scores['train_seconds'])}" if "train_seconds" in scores else ""
+    print(f"{wording.summary(scores)}\nrun     {resolution.name(configuration)}{trained}")
     if stage := running_stage():
         print(f"        a newer run is at its stage {stage}: these results are of the run before")
     elif not _up_to_date():
         print("        the scores are of earlier settings, files or code: `dvc repro` makes them anew")
     print(f"report  {REPORT_HTML.absolute().as_uri()}\nmodel   {AVERAGE}: wmt {verb} {AVERAGE}")
-    print(f"runs    {server.link(configuration['run']['pair']) or 'no MLflow'}: all side by side, while `make ui` runs")
+    print(f"runs    {server.link(configuration['run']['pair']) or 'no MLflow'}: all side by side")
     print("next    open the report; `wmt rows` lists other models")
 
 
@@ -70,8 +70,8 @@ def summary() -> None:
 def unlock() -> None:
     """Remove locks of DVC that a killed process or a full disk left, if no process of DVC works in this folder.
 
-    `make run` does so itself; `dvc repro` alone stops at them. Call it on the machine that ran DVC: of others it knows
-    no process.
+    `make run` does so itself; `dvc repro` alone stops at them. Call it on the machine that ran DVC: it cannot see
+    processes of other machines.
 
     \b
     Example:

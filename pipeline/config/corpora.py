@@ -46,7 +46,8 @@ Url = Annotated[str, Field(pattern=r"^(https?://[^/\s]+/|file:)\S+$")]
 """http, https, or file: with a path relative to the repository."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Md5 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+Name = Annotated[str, Field(pattern=f"^{NAME}$")]
 
 
 class RunSettings(Settings):
@@ -79,7 +80,7 @@ class MemberSettings(Settings):
     path: str | None = None  # relative to the repository, or absolute
     sha256: Sha256 | None = None  # of the plain text, and so is md5
     md5: Md5 | None = None
-    lines: Annotated[int, Field(ge=1)] | None = None  # or trees: holds a file of unknown bytes to their number
+    lines: Annotated[int, Field(ge=1)] | None = None  # the expected number; checked when no checksum is known
 
     @model_validator(mode="after")
     def _in_archive_or_file(self) -> MemberSettings:

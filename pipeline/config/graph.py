@@ -31,23 +31,13 @@ def stages(path: Path = DVC_YAML) -> dict[str, Stage]:
     return by_name
 
 
-def training_stage(path: Path = DVC_YAML) -> str | None:
-    """Return the stage that trains the model, by its `meta: trains: true`; None where there is none."""
-    return next((name for name, stage in stages(path).items() if stage.meta.get("trains", False)), None)
-
-
-def last_stage() -> str | None:
-    """Return the last stage: once it has finished, the run is complete."""
-    return next(reversed(stages()), None)
-
-
 def made_by(path: str, graph: Mapping[str, Stage]) -> str | None:
     makers = (name for name, stage in graph.items() for out in stage.outs if path == out or path.startswith(f"{out}/"))
     return next(makers, None)
 
 
 def upstream(name: str, graph: Mapping[str, Stage]) -> list[str]:
-    """Return `name` and every stage that it rests on, in dvc.yaml's order; empty where the graph has no such stage."""
+    """Return `name` and every stage that it depends on, in dvc.yaml's order; none if the graph lacks it."""
     needed, waiting = set[str](), [name]
     while waiting:
         if (stage := waiting.pop()) in graph and stage not in needed:

@@ -41,6 +41,9 @@ def gpus() -> list[Gpu]:
     if visible is None:
         return installed
     chosen = [part.strip() for part in visible.split(",")]
+    # CUDA uses one slice of a GPU at most, and nvidia-smi does not list it here.
+    if slices := [Gpu(part, "MIG slice", "unknown memory") for part in chosen if installed and part.startswith("MIG-")]:
+        return slices[:1]
     return [
         gpu
         for index, gpu in enumerate(installed)
@@ -88,9 +91,14 @@ def fastest_precision() -> Precision:
 def memory() -> int:
     """Return the bytes of memory of the device that trains: of the smallest GPU, or else what this process may use."""
     sizes = [int(size) * 2**20 for gpu in gpus() if (size := gpu.memory.split(" ")[0]).isdecimal()]
+    return min(sizes) if sizes else main_memory()
+
+
+def main_memory() -> int:
+    """Return the bytes of this machine's memory that this process may use."""
     limits = [*_limits("", "memory.max"), *_limits("memory", "memory.limit_in_bytes")]
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(sizes or [physical, *(int(limit) for (limit,) in limits if limit.isdecimal())])
+    return min([physical, *(int(limit) for (limit,) in limits if limit.isdecimal())])
 
 
 def memory_kills() -> int | None:

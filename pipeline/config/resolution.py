@@ -35,7 +35,7 @@ class Params(RunSettings):
     overrides: dict[str, dict[str, Any] | None] | None = None
 
     @model_validator(mode="after")
-    def _known_sections(self) -> Params:
+    def _overrides_allowed(self) -> Params:
         for section in self.overrides or ():
             if section not in OVERRIDABLE:
                 raise ValueError(f"unknown key `overrides.{section}`; {nearest(section, OVERRIDABLE)}")
@@ -109,9 +109,8 @@ def resolve(params: Mapping[str, Any]) -> Configuration:
         origin = _origin(error.errors()[0]["loc"], layers)
         raise InputError(f"{origin}: {explained(error, Configuration)}") from error
     _check_task(configuration, layers)
-    shortened = "updates" in overrides.get("training", {}) and not {"last", "best"} & set(
-        overrides.get("averaging", ())
-    )
+    averaged = {"last", "best"} & {*overrides.get("averaging", ())}
+    shortened = "updates" in overrides.get("training", {}) and not averaged
     if not shortened and (missing := checkpoint_shortage(configuration)):
         key, _ = configuration.averaging.requested
         raise InputError(f"{PARAMS}: {missing}: raise training.updates, or lower training.checkpoint_every or {key}")

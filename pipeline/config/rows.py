@@ -73,7 +73,7 @@ def row(name: str) -> Row:
     """Return the row `name`; raise InputError with the nearest valid name where there is none."""
     rows = table().rows
     if name not in rows:
-        raise InputError(f"params.yaml, row: `{name}` is not a row of {ROWS.name}; {nearest(name, rows)}")
+        raise InputError(f"`{name}` is not a row of {ROWS.name}; {nearest(name, rows)}")
     return rows[name]
 
 

@@ -13,15 +13,22 @@ from nmt.errors import InputError
 from nmt.task import task_in
 from pipeline.config.paths import SCORES, read_json
 
-_OUT_OF_MEMORY = re.compile("Cannot allocate memory|failed to map segment|can't start new thread|DefaultCPUAllocator")
-"""What libraries say where they cannot even be loaded."""
+_OUT_OF_MEMORY = re.compile(
+    "Cannot allocate memory|failed to map segment|can't start new thread|DefaultCPUAllocator|out of memory"
+)
+"""What libraries say where memory ran out."""
 
 
-def without_memory(error: BaseException) -> str | None:
+def memory_message(error: BaseException) -> str | None:
     """Return the sentence for an error that says that memory ran out; None for others."""
     if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(str(error)):
         return None
-    return f"memory ran out ({error}): raise its limit (ulimit -v, the container's)"
+    advice = "free some, raise its limit (ulimit -v, the container's), or lower --batch-tokens"
+    return f"memory ran out ({error}): {advice}"
+
+
+def os_error_message(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
 
 
 def score_and_interval(scores: Mapping[str, Any], key: str, digits: int = 1) -> tuple[str, str]:
@@ -38,7 +45,7 @@ def duration(seconds: float) -> str:
 
 
 def read_scores(path: Path = SCORES, *keys: str) -> dict[str, Any]:
-    """Return the content of results/scores.json; raise InputError where a number that is told is none, as by hand."""
+    """Return the content of results/scores.json; raise InputError if a printed number, edited by hand, is not one."""
     scores = read_json(path, *keys)
     sets = scores.get("sets", {})
     if not isinstance(sets, dict) or not all(isinstance(of_set, dict) for of_set in sets.values()):
@@ -56,11 +63,11 @@ def summary(scores: Mapping[str, Any]) -> str:
 
     Raises InputError where results/scores.json, whose content `scores` is, lacks one of these.
     """
-    by = task_in(scores)
+    task = task_in(scores)
     try:
-        score, interval = score_and_interval(scores, by.key)
-        name, signature = scores[f"{by.key}_set"], scores[f"{by.key}_signature"]
+        score, interval = score_and_interval(scores, task.key)
+        name, signature = scores[f"{task.key}_set"], scores[f"{task.key}_signature"]
     except KeyError as error:
         raise InputError(f"{SCORES} has no {error}: run `dvc repro` to make it again") from error
-    line = f"{by.title:<7} {score} (95% interval {interval}) on {name}; {by.program}, {signature}"
+    line = f"{task.title:<7} {score} (95% interval {interval}) on {name}; {task.program}, {signature}"
     return "\n".join([line, *map(summary, scores.get("sets", {}).values())])

@@ -30,8 +30,9 @@ _TITLES = re.compile(rb"</?(?:title|description)>")
 
 
 def is_archive(path: Path) -> bool:
-    """Return whether a file starts like a .tgz or .tar, or is a .zip."""
-    return tarfile.is_tarfile(path) or zipfile.is_zipfile(path)
+    """Return whether a file starts like a .gz or .tar, or is a .zip."""
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b" or tarfile.is_tarfile(path) or zipfile.is_zipfile(path)
 
 
 def members(path: Path, names: Collection[str]) -> Iterator[tuple[str, IO[bytes]]]:
@@ -90,9 +91,8 @@ def segments(content: bytes, name: str) -> list[str]:
         inside, *end = _CLOSING.split(piece, maxsplit=1)
         if not end:
             raise InputError(f"{name} is cut: segment {len(texts) + 1:,} does not end")
-        texts.append(
-            re.sub(r"(?:[ \t\n]|\r\n)+", " ", _ENTITY.sub(lambda match: unescape(match[0]), inside)).strip(" \r")
-        )
+        decoded = _ENTITY.sub(lambda match: unescape(match[0]), inside)
+        texts.append(re.sub(r"(?:[ \t\n]|\r\n)+", " ", decoded).strip(" \r"))
     if not texts:
         raise InputError(f"{name} holds no <seg>")
     return texts

@@ -30,8 +30,8 @@ def _start_worker(main: int) -> None:
     die_with_parent(ancestor=main)
 
 
-def executor(size: int | None = None) -> Executor:
-    """Return an executor for `size` bytes of text, or for any amount: one process per core.
+def executor(size: int) -> Executor:
+    """Return an executor for `size` bytes of text: one process per core.
 
     Short texts, and a machine with one core, get one thread of this process.
     `$WMT_EXECUTOR` chooses Dask instead of processes. Raises InputError for other values, OSError if Dask is away.
@@ -39,7 +39,7 @@ def executor(size: int | None = None) -> Executor:
     chosen = os.environ.get("WMT_EXECUTOR", "")
     if not re.fullmatch(r"(dask://[^\s/:]+:\d+)?", chosen):
         raise InputError(f"WMT_EXECUTOR is {chosen!r}: it must be dask://HOST:PORT; unset it for processes")
-    if size is not None and size < _SMALL:
+    if size < _SMALL:
         return ThreadPoolExecutor(1)
     if chosen:
         return DaskExecutor(chosen.replace("dask", "tcp", 1))

@@ -29,7 +29,7 @@ from pipeline.data.archives import is_archive
 PARALLEL = 4  # archives fetched at the same time
 ATTEMPTS = 5  # consecutive failures without a new byte
 BACKOFF = 1.0  # seconds before the second attempt, doubled before each further one
-LONGEST = 60.0  # the longest pause in seconds
+MAX_PAUSE = 60.0  # the longest pause in seconds
 TIMEOUT = 60.0  # seconds without a byte before a connection counts as lost
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}  # HTTP statuses after which a later attempt may succeed
 
@@ -62,7 +62,7 @@ def fetch(url: str, part: Path, size: int | None, moved: Moved) -> None:
             failures = 0 if size_of(part) > before else failures + 1
             if failures >= ATTEMPTS:
                 raise TransientError(f"{error}, {failures} times in a row") from error
-            pause = min(LONGEST, BACKOFF * 2 ** max(0, failures - 1))
+            pause = min(MAX_PAUSE, BACKOFF * 2 ** max(0, failures - 1))
             _report(f"{url}: {error}; trying again in {pause:g} s")
             time.sleep(pause)
         except (httpx.InvalidURL, ValueError, ImportError) as error:  # A SOCKS proxy needs a package.
@@ -117,7 +117,7 @@ def _problem(archive: ArchiveSettings, path: Path) -> str | None:
         if actual != expected:
             return f"has the {check} {actual}, not {expected} as in the catalog"
     # Without a checksum it could be a hotel's login page.
-    return None if archive.sha256 or archive.md5 or is_archive(path) else "is neither .tgz nor .tar nor .zip"
+    return None if archive.sha256 or archive.md5 or is_archive(path) else "is neither .gz nor .tar nor .zip"
 
 
 def _obtain_from(url: str, archive: ArchiveSettings, whole: Path, moved: Moved) -> Path:
@@ -160,8 +160,8 @@ def _obtain(archive: ArchiveSettings, folder: Path, moved: Moved) -> Path:
                 return _obtain_from(url, archive, whole, moved)
             except FetchError as error:
                 failures.append(error)
-    told = "; ".join(f"{url} {error}" for url, error in zip(archive.urls, failures, strict=True))
-    message = f"the archive {archive.name} could not be downloaded: {told}; run again to continue"
+    problems = "; ".join(f"{url} {error}" for url, error in zip(archive.urls, failures, strict=True))
+    message = f"the archive {archive.name} could not be downloaded: {problems}; run again to continue"
     if any(isinstance(error, TransientError) for error in failures):
         raise ConnectionError(errno.EAGAIN, message)
     raise InputError(message)

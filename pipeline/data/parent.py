@@ -14,7 +14,7 @@ from pipeline.data import parent_folder
 from pipeline.data.parent_folder import WEIGHTS
 
 
-def identified(configuration: Configuration) -> Configuration:
+def with_parent(configuration: Configuration) -> Configuration:
     """Return the configuration with the sha256 of the parent's weights and with the parent's subwords.
 
     Without training.start_from it is unchanged. Raises InputError where the parent is missing, is a model that the run

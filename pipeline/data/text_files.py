@@ -41,7 +41,7 @@ def holds_both(path: Path) -> bool:
     return unpacked(path).suffix in (".tsv", ".tmx")
 
 
-def of_windows(path: Path) -> bool:
+def has_crlf(path: Path) -> bool:
     r"""Return whether a line of a plain file ends in \r\n: `pairs` leaves the \r at their ends out."""
     return any(line.endswith(b"\r\n") for line in _lines(path))
 
@@ -74,6 +74,8 @@ def pairs(files: Files, languages: tuple[str, str]) -> Iterator[Pair | Bad]:
 def _pair(lines: Sequence[bytes]) -> Pair | Bad:
     texts = []
     for side, line in enumerate(lines):
+        if len(line) > 4 * LONGEST:  # `_lines` may have cut it inside a character.
+            return Bad("over-long", f"has more than {LONGEST:,} characters", side)
         try:
             text = line.decode().removesuffix("\n").removesuffix("\r").removeprefix("\ufeff")
         except UnicodeDecodeError as error:
@@ -99,12 +101,8 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 def _only_file(path: Path, _mode: str) -> IO[bytes]:
     packed = zipfile.ZipFile(path)
-    if (
-        len(
-            names := [name for name in packed.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
-        )
-        != 1
-    ):
+    names = [name for name in packed.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
+    if len(names) != 1:
         raise InputError(f"{path} holds {len(names)} files: give one that holds a single text")
     return packed.open(names[0])
 
@@ -126,7 +124,7 @@ def _units(path: Path, languages: tuple[str, str]) -> Iterator[Pair | Bad]:
     """
     from lxml import etree
 
-    wanted = [language.replace("_", "-").lower() for language in languages]
+    codes = [language.replace("_", "-").lower() for language in languages]
     known: set[str] = set()
     found = 0
     with _opened(path) as stream:
@@ -138,7 +136,7 @@ def _units(path: Path, languages: tuple[str, str]) -> Iterator[Pair | Bad]:
                     known.add(tag)
                     etree.strip_elements(version, *_CODES, with_tail=False)
                     text = " ".join("".join(part for seg in version.iter("{*}seg") for part in seg.itertext()).split())
-                    for code in wanted:
+                    for code in codes:
                         if tag == code or tag.startswith(f"{code}-"):
                             texts.setdefault(code, text)
                 torn = next(unit.iter(etree.Entity), None)
@@ -149,10 +147,10 @@ def _units(path: Path, languages: tuple[str, str]) -> Iterator[Pair | Bad]:
                     yield Bad("entity", f"has the entity {torn.text}, which is not expanded")
                 elif len(texts) == 2:
                     found += 1
-                    yield _pair([texts[code].encode() for code in wanted])
+                    yield _pair([texts[code].encode() for code in codes])
                 else:
-                    yield Bad("one-sided", f"has no {' or '.join(code for code in wanted if code not in texts)}")
+                    yield Bad("one-sided", f"has no {' or '.join(code for code in codes if code not in texts)}")
         except etree.XMLSyntaxError as error:
             raise InputError(f"{path} is no TMX that can be read ({error}): export it again") from error
     if not found:
-        raise InputError(f"{path} has no unit in both {' and '.join(wanted)}; its languages are {sorted(known)}")
+        raise InputError(f"{path} has no unit in both {' and '.join(codes)}; its languages are {sorted(known)}")

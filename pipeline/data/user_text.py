@@ -21,13 +21,12 @@ from nmt.common.files import output_file, sha256_of, write_text, writing
 from nmt.errors import InputError
 from nmt.parsing.trees import read_trees
 from nmt.text.parallel_text import is_blank, parallel, read_lines
-from pipeline.config.corpora import TREE, DataSettings, MemberSettings, sides, valid_pair
+from pipeline.config.corpora import NAME, TREE, DataSettings, MemberSettings, sides, valid_pair
 from pipeline.config.paths import CATALOGS, LOCAL
 from pipeline.data import text_files
-from pipeline.data.doubts import HELD_OUT, Placed, doubts
 from pipeline.data.text_files import Bad, Files, Pair
+from pipeline.data.warnings import HELD_OUT, Placed, warnings
 
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 MADE = "made"
 """The folder, inside a catalog's, of plain copies; all else there is a link."""
 NAMED = 3  # bad lines that a refusal names
@@ -37,7 +36,7 @@ INSERT = "INSERT OR IGNORE INTO pairs VALUES (?)"
 class Changes(NamedTuple):
     """What is done to a text that is added."""
 
-    holdout: int | None = None  # pairs that the missing ones of validation and test set get out of the training text
+    holdout: int | None = None  # pairs to take from the training text for each missing set, validation or test
     skip_bad: bool = False
     dedup: bool = False
 
@@ -70,8 +69,8 @@ def add(
             raise InputError(f"--dedup keeps its notes in {tempfile.gettempdir()}, and {error}: free space") from error
         if lacking:
             _hold_out(placed, temporary / MADE, pair, changes.holdout or 0, _held_out_before(folder, pair, lacking))
-        for doubt in () if trees else doubts(placed, sides(pair)):
-            _say(doubt)
+        for warning in () if trees else warnings(placed, sides(pair)):
+            _say(warning)
         described = {role: [_described(name, both, temporary, folder) for both in placed[role]] for role in placed}
         content = {role: found if role == "train" or found[1:] else found[0] for role, found in described.items()}
     entry = {"description": description or f"{name}: local files, {pair}", "pairs": {pair: content}}
@@ -170,7 +169,7 @@ def _place(folder: Path, texts: Mapping[str, Sequence[Files]], pair: str, change
             # A catalog's own copies do not outlive it: a link to one would dangle after --force.
             changed |= not trees and any(LOCAL.resolve() in file.resolve().parents for file in files)
             changed |= len(files) == 1 or any(file.suffix in text_files.PACKED for file in files)
-            if changed or (not trees and any(map(text_files.of_windows, files))):
+            if changed or (not trees and any(map(text_files.has_crlf, files))):
                 both = [folder / MADE / f"{stem}.{language}" for language in languages]
                 _write(both, lines)
             else:
@@ -281,7 +280,7 @@ def _say(note: str) -> None:
     print(f"catalog: {note}", file=sys.stderr)
 
 
-def identified(data: DataSettings) -> DataSettings:
+def with_checksums(data: DataSettings) -> DataSettings:
     """Return the settings with the sha256 of every local file; raise InputError where one is missing or was edited.
 
     A catalog may give a file's number of lines in place of its sha256. With the sha256 in the configuration, later

@@ -145,8 +145,8 @@ def run(
 ) -> int:
     """Run a command in the copy and return its exit status; `log` gets every line that it prints.
 
-    `variables` are added to the environment.
-    `tick` is called a few times a second. Whatever it or a signal raises first ends all processes of the command.
+    `variables` are added to the environment. `tick` is called a few times a second. Whatever it or a signal raises
+    first ends all processes of the command.
     """
     state = os.environ.get("WMT_STATE", "")
     environment = {

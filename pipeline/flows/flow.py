@@ -102,14 +102,9 @@ def make_flow(name: str, pair: str | None, about: str) -> Flow[..., State[Any]]:
 
     def run_name() -> str:
         # Also the name of its DVC experiment. The first characters of an id are a time.
-        given = runtime.flow_run.parameters
+        given = {**defaults, **runtime.flow_run.parameters}
         settings = resolution.in_words(dict(rows.flat(given.get("overrides", {}))))
-        words = [
-            given.get("row", defaults["row"]),
-            given.get("pair", defaults["pair"]),
-            *settings,
-            runtime.flow_run.id[-8:],
-        ]
+        words = given["row"], given["pair"], *settings, runtime.flow_run.id[-8:]
         return re.sub(r"[^\w-]", "_", "-".join(words))
 
     def pipeline(
@@ -242,5 +237,5 @@ def publish_scores(copy: Path, changes: Mapping[str, Any]) -> None:
         scores = read_json(copy / paths.SCORES)
         key = re.sub(r"[^a-z0-9]+", "-", f"wmt-{changes['pair']}-{changes['row']}-{task_in(scores).key}".lower())
         where = f"Scores of {copy.name}; its results: `dvc exp apply {copy.name}`"
-        links = f"[All runs side by side, and this one's report among its artifacts]({server.link(changes['pair'])})"
+        links = f"All runs side by side, and this one's report among its artifacts: {server.link(changes['pair'])}"
         create_markdown_artifact(f"{summary(scores)}\n\n{links}", key, where)

@@ -70,14 +70,14 @@ class Services:
             f"127.0.0.1:{free_port(*default)}" for default in (("MLFLOW_PORT", 5000), ("PREFECT_PORT", 4200))
         )
         self.mlflow, self.prefect = f"http://{mlflow}", f"http://{prefect}"
-        self.password = f"wmt:{secrets.token_urlsafe(16)}"
-        user, _, password = self.password.partition(":")
+        self.credentials = f"wmt:{secrets.token_urlsafe(16)}"
+        user, _, password = self.credentials.partition(":")
         # Pages may be opened by either name of this machine.
         origins = {
             address: f"http://{address},http://{address.replace('127.0.0.1', 'localhost')}"
             for address in (mlflow, prefect)
         }
-        self.login = {"PREFECT_API_URL": f"{self.prefect}/api", "PREFECT_API_AUTH_STRING": self.password}
+        self.login = {"PREFECT_API_URL": f"{self.prefect}/api", "PREFECT_API_AUTH_STRING": self.credentials}
         self.environment = {
             **os.environ,
             **self.login,
@@ -87,7 +87,7 @@ class Services:
             "MLFLOW_TRACKING_PASSWORD": password,
             "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": origins[mlflow],
             "PREFECT_HOME": str(root / "prefect"),
-            "PREFECT_SERVER_API_AUTH_STRING": self.password,
+            "PREFECT_SERVER_API_AUTH_STRING": self.credentials,
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": origins[prefect],
             "PWD": str(Path.cwd()),
         }
@@ -128,7 +128,7 @@ class Services:
 
     def wait_for(self, url: str) -> None:
         """Wait until a server answers. Raises InputError after PATIENCE, or if a service has ended."""
-        user, password = self.password.split(":")
+        user, password = self.credentials.split(":")
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             self.check()
@@ -154,12 +154,12 @@ def serve(*, worker: bool) -> None:
     local_uri()  # Prefect's database is beside MLflow's.
     (root / "prefect").mkdir(parents=True, exist_ok=True)
     (root / "prefect").chmod(0o700)  # prefect.db has the parameters and the logs of runs, LOGIN the password.
-    services = Services(root)
     lock = FileLock(root / "prefect/services.lock", blocking=False, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout as error:
         raise InputError(f"`make serve` or `make ui` runs already on {root}: end it first") from error
+    services = Services(root)
     write_json(root / LOGIN, services.login)
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -167,9 +167,9 @@ def serve(*, worker: bool) -> None:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, _stop)
         services.start_servers()
-        user, _, password = services.password.partition(":")
+        user, _, password = services.credentials.partition(":")
         print(f"MLflow:  {services.mlflow}, user {user}, password {password}", flush=True)
-        print(f"Prefect: {services.prefect}, password {services.password}", flush=True)
+        print(f"Prefect: {services.prefect}, password {services.credentials}", flush=True)
         with suppress(InputError):  # params.yaml has a mistake.
             runs = f"{services.mlflow}/wmt-{resolution.read_params().get('pair', 'en-de')}"
             print(f"runs:    {runs}, their curves {runs}?charts", flush=True)

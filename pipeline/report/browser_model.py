@@ -142,8 +142,8 @@ def section(folder: Path, examples: Sequence[str]) -> list[Block]:
     from nmt.inference.model_folder import load_description
 
     description = load_description(folder)
-    by = task_of(description.target)
-    by_command = f"At a terminal: wmt {by.verb} {folder}"
+    task = task_of(description.target)
+    by_command = f"At a terminal: wmt {task.verb} {folder}"
     weights = load_tensors(folder / WEIGHTS)
     model, longest = description.model, LONGEST
     if model.positions == "learned":

@@ -49,7 +49,8 @@ def differences(run: RunSettings, configuration: Mapping[str, Any]) -> list[tupl
 def explanations(
     run: RunSettings, metrics: Mapping[str, Any], configuration: Mapping[str, Any], papers: str
 ) -> list[str]:
-    name, key = scores.reference_row(run.row), task_of(run.pair).papers_key
+    name = scores.reference_row(run.row)
+    key = task_of(run.pair).papers_key
     paper = rows.row(name).paper
     printed = rows.printed(name, run.pair)
     return page.sentences(
@@ -154,7 +155,7 @@ def repetition(run: RunSettings, settings: Mapping[str, Any], names: Mapping[str
     patch, listed = names.get("patch", ""), [f"{what} {name}" for what, name in names.items() if what != "patch"]
     if parent := settings.get("training.start_from.folder"):
         listed.append(f"the parent {parent}: copy it from this machine, no commit has it")
-    checkout = [f"git checkout {names['commit']}"] if "commit" in names else []
+    checkout = [f"git checkout {names['commit']}"] if names.get("commit", "unknown") != "unknown" else []
     apply = ["git apply differences.patch"] if patch else []
     blocks: list[Block] = [Heading("How to repeat it")]
     if listed:

@@ -67,9 +67,8 @@ def difference(first: Compared, second: Compared) -> Comparison:
     tokenizers = [run.configuration.get("scoring.tokenize") for run in (first, second)]
     if tokenizers[0] != tokenizers[1]:
         raise InputError(f"the runs were scored with scoring.tokenize {tokenizers[0]} and {tokenizers[1]}: set one")
-    return scorer(second.languages[1], tokenizers[1]).compare(
-        baseline, system, [line.reference for line in first.lines], second.languages[1]
-    )
+    references = [line.reference for line in first.lines]
+    return scorer(second.languages[1], tokenizers[1]).compare(baseline, system, references, second.languages[1])
 
 
 def by_set(first: Compared, second: Compared, comparison: Comparison) -> tuple[str, ...]:
@@ -129,15 +128,16 @@ def blocks(
     reports: Sequence[tuple[str, str]] = (),
     sets: Sequence[tuple[str, ...]] = (),
 ) -> list[Block]:
-    """Return the page; `reports` are files beside it and the runs whose reports they are, `sets` the rows of `by_set`
-    where a run has several test sets. The page is of the first one that the runs share.
+    """Return the page, of the first test set that the runs share.
+
+    `reports`: files beside it, and whose reports they are; `sets`: rows of `by_set`, where a run has several test sets.
     """
     runs, names = (first, second), (first.name, second.name)
-    by = task_in(second.metrics)
-    tiles = [scores.tile(f"{by.title}: {run.name}", run.metrics) for run in runs]
+    task = task_in(second.metrics)
+    tiles = [scores.tile(f"{task.title}: {run.name}", run.metrics) for run in runs]
     tiles.append(("difference", signed(gain.difference, 2), f"paired bootstrap of {SAMPLES:,} resamples"))
     curves = {run.name: figures.series(run.validation, "valid_loss") for run in runs}
-    panel = figures.Panel(f"Cross-entropy of the validation set, nats per {by.unit}", "update", curves)
+    panel = figures.Panel(f"Cross-entropy of the validation set, nats per {task.unit}", "update", curves)
     measured = [
         (key, *(f"{number:,}" if isinstance(number := run.metrics[key], int) else f"{number:,.6g}" for run in runs))
         for key, value in first.metrics.items()
@@ -151,20 +151,20 @@ def blocks(
     systems = {run.name: run.lines for run in runs}
     return [
         Heading(f"{second.name} against {first.name}", 1),
-        Paragraph(verdict(second.name, changed, gain, by.title)),
+        Paragraph(verdict(second.name, changed, gain, task.title)),
         Tiles(tiles),
         *([Table(("test set", *names, "difference", "p"), sets)] if sets else []),
         *([Table(("report", "of run"), reports, link="./")] if reports else []),
         Table(("setting", *names), changed) if changed else Paragraph("The settings are the same."),
-        *line_differences(first.lines, second.lines, by.of_line),
+        *line_differences(first.lines, second.lines, task.of_line),
         Heading("Words and phrases"),
         Table(("in the reference", f"right in {second.name}, minus {first.name}"), phrases(first.lines, second.lines)),
         Heading("Validation"),
         figures.chart([panel], "Validation", "validation"),
-        Heading(f"{by.output.capitalize()}s side by side"),
+        Heading(f"{task.output.capitalize()}s side by side"),
         sentences.view(systems, *first.languages),
         Heading("Scores"),
         Table(("results/scores.json", *names), measured),
-        Heading(f"{by.title} by length", 3),
+        Heading(f"{task.title} by length", 3),
         sentences.by_length(systems, first.languages[1], second.configuration.get("scoring.tokenize")),
     ]

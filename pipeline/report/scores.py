@@ -50,8 +50,8 @@ def comparable(metrics: Mapping[str, Any]) -> bool:
 
     Parts of them, as a mirror may have, are other sets.
     """
-    by = task_in(metrics)
-    return tuple(metrics.get(f"{key}_references") for key in (f"valid_{by.key}", by.key)) == by.papers_sets
+    task = task_in(metrics)
+    return tuple(metrics.get(f"{key}_references") for key in (f"valid_{task.key}", task.key)) == task.papers_sets
 
 
 PAPERS_TEXT = {"wmt14", "wmt16-t2t", "wsj"}
@@ -86,14 +86,14 @@ def hardware(metrics: Mapping[str, Any]) -> str:
 
 def lead(name: str, run: RunSettings, metrics: Mapping[str, Any], text: str, parent: str | None) -> str:
     """Return the report in one sentence, and what the text is; `parent` is the model that a fine-tuned one is from."""
-    by = task_in(metrics)
-    score, _ = score_and_interval(metrics, by.key)
+    task = task_in(metrics)
+    score, _ = score_and_interval(metrics, task.key)
     other = "" if comparable(metrics) else ", not the paper's test set"
     return (
         f"Run {name}: a Transformer with {metrics['params'] / 1e6:.1f} million parameters, "
         f"{f'fine-tuned from {parent}' if parent else 'trained from raw text'} in "
-        f"{duration(metrics['train_seconds'])} on {hardware(metrics)}: {by.title} {score} on "
-        f"{metrics[f'{by.key}_set']}, {run.pair}{other}. Text: {text}."
+        f"{duration(metrics['train_seconds'])} on {hardware(metrics)}: {task.title} {score} on "
+        f"{metrics[f'{task.key}_set']}, {run.pair}{other}. Text: {text}."
     )
 
 
@@ -105,17 +105,17 @@ def tile(title: str, metrics: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def headline(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any], papers: str) -> Tiles:
     """Return the numbers for the top of the page. The paper's are beside them only where the sets are the same."""
-    by, name = task_in(metrics), reference_row(run.row)
+    task, name = task_in(metrics), reference_row(run.row)
     printed = rows.printed(name, run.pair) if comparable(metrics) else {}
-    title, score, note = tile(by.title, metrics)
-    if by.papers_key in printed:
-        ours = "" if by.papers_key == by.key else f"; the paper's way {metrics[by.papers_key]:.1f}"
-        note += f"{ours}; {papers}: {printed[by.papers_key]}"
+    title, score, note = tile(task.title, metrics)
+    if task.papers_key in printed:
+        ours = "" if task.papers_key == task.key else f"; the paper's way {metrics[task.papers_key]:.1f}"
+        note += f"{ours}; {papers}: {printed[task.papers_key]}"
     ppl = f"; {papers}: {printed['valid_ppl']}" if "valid_ppl" in printed else ""
     return Tiles(
         [
             (title, score, note),
-            ("perplexity", f"{metrics['valid_ppl']:.2f}", f"per {by.unit}; {data.valid.name}{ppl}"),
+            ("perplexity", f"{metrics['valid_ppl']:.2f}", f"per {task.unit}; {data.valid.name}{ppl}"),
             ("training time", duration(metrics["train_seconds"]), f"{hardware(metrics)}, {metrics['precision']}"),
             ("parameters", f"{metrics['params'] / 1e6:.1f} million", f"{metrics['updates']:,} updates"),
         ]
@@ -124,11 +124,11 @@ def headline(run: RunSettings, data: DataSettings, metrics: Mapping[str, Any], p
 
 def results(run: RunSettings, metrics: Mapping[str, Any], papers: str) -> list[Block]:
     """Return all scores, beside those of the paper's row and of its tables where the sets are the same."""
-    by, name = task_in(metrics), reference_row(run.row)
+    task, name = task_in(metrics), reference_row(run.row)
     paper, lines = rows.printed(name, run.pair), []
-    for what, key, form in (measure for measure in by.measures if measure[1] in metrics):
-        of, model = ("valid_", "last checkpoint") if key.startswith("valid_") else ("", "average")
-        where = f"{metrics[f'{of}{by.key}_set']}; {model}"
+    for what, key, form in (measure for measure in task.measures if measure[1] in metrics):
+        prefix, model = ("valid_", "last checkpoint") if key.startswith("valid_") else ("", "average")
+        where = f"{metrics[f'{prefix}{task.key}_set']}; {model}"
         lines.append((what, where, paper.get(key, ""), _cell(metrics, key, form)))
     size, flops = f"{paper['params']} million" if "params" in paper else "", paper.get("train_flops_paper", "")
     lines += [
@@ -140,15 +140,14 @@ def results(run: RunSettings, metrics: Mapping[str, Any], papers: str) -> list[B
     if comparable(metrics):
         blocks.append(Table(("measure", "set and model", papers, "this run"), lines))
     else:
-        ours = f"{metrics[f'valid_{by.key}_set']}, and {metrics[f'{by.key}_set']}"
-        sets_of = ", and ".join(f"{known.name}, {known.lines} lines" for known in map(named, by.papers_sets) if known)
+        ours = f"{metrics[f'valid_{task.key}_set']}, and {metrics[f'{task.key}_set']}"
+        sets_of = ", and ".join(f"{known.name}, {known.lines} lines" for known in map(named, task.papers_sets) if known)
         sets = f"The paper's numbers are of {sets_of}; this run's are of {ours}"
         blocks.append(Paragraph(f"{sets}. That is other text: the paper's are not listed."))
-        blocks.append(
-            Table(("measure", "set and model", "this run"), [(what, of, ours) for what, of, _, ours in lines])
-        )
+        own = [(what, where, ours) for what, where, _, ours in lines]
+        blocks.append(Table(("measure", "set and model", "this run"), own))
     chrf = f" chrF's: {metrics['chrf_signature']}." if "bleu" in metrics else ""
-    blocks.append(Paragraph(f"{by.program}'s signature: {metrics[f'{by.key}_signature']}.{chrf}"))
+    blocks.append(Paragraph(f"{task.program}'s signature: {metrics[f'{task.key}_signature']}.{chrf}"))
     return [*blocks, *(_steps(metrics) if "bleu_paper_way_steps" in metrics else []), *_beside(run, metrics)]
 
 
@@ -168,10 +167,8 @@ def sets(metrics: Mapping[str, Any]) -> list[Block]:
 
 def _cell(metrics: Mapping[str, Any], key: str, form: str) -> str:
     """Return a score, with its interval where it has one."""
-    return _with_interval(metrics, key) if f"{key}_low" in metrics else format(metrics[key], form)
-
-
-def _with_interval(metrics: Mapping[str, Any], key: str) -> str:
+    if f"{key}_low" not in metrics:
+        return format(metrics[key], form)
     score, interval = score_and_interval(metrics, key, 2)
     return f"{score} ({interval})"
 
@@ -186,17 +183,17 @@ def _steps(metrics: Mapping[str, Any]) -> list[Block]:
 
 def _beside(run: RunSettings, metrics: Mapping[str, Any]) -> list[Block]:
     """Return the tables of what others report on the run's test set, where it is a known one, by scores of this run."""
-    by = task_in(metrics)
-    this = f"this run ({run.row}, {run.corpus}), {metrics[f'{by.key}_set']}"
-    known, blocks = named(metrics[f"{by.key}_references"], run.pair), list[Block]()
-    scored = {key for _, key, _ in by.measures} & metrics.keys()
+    task = task_in(metrics)
+    this = f"this run ({run.row}, {run.corpus}), {metrics[f'{task.key}_set']}"
+    known, blocks = named(metrics[f"{task.key}_references"], run.pair), list[Block]()
+    scored = {key for _, key, _ in task.measures} & metrics.keys()
     for listing in (entry for entry in known.listings if scored & entry.columns.keys()) if known else ():
         papers = ((name, rows.printed(name, run.pair)) for name in rows.table().rows if listing.paper)
         listed = [*listing.rows]
         listed += [
             {"name": f"Transformer ({row}), the paper", **numbers}
             for row, numbers in papers
-            if by.papers_key in numbers
+            if task.papers_key in numbers
         ]
         measured = ((key, ".2e" if "flops" in key else ".2f") for key in listing.columns if key in metrics)
         listed.append({"name": this, **{key: format(metrics[key], form) for key, form in measured}})

@@ -31,10 +31,10 @@ class Line(NamedTuple):
     set: str = ""  # the test set's name, if it is not the first one
 
 
-def scored(source: Path, reference: Path, output: Path, target: str, of: str = "") -> list[Line]:
+def scored(source: Path, reference: Path, output: Path, target: str, set_name: str = "") -> list[Line]:
     """Return all lines with their scores; raise InputError where the files have different numbers of lines.
 
-    `of`: see Line.set.
+    `set_name`: see Line.set.
     """
     paths = (source, reference, output)
     sources, references, outputs = (list(read_lines(path)) for path in paths)
@@ -42,7 +42,7 @@ def scored(source: Path, reference: Path, output: Path, target: str, of: str = "
         names = ", ".join(map(str, paths))
         raise InputError(f"{names} have different numbers of lines: run `dvc repro` to translate the test set again")
     scores = scorer(target).of_lines(outputs, references)
-    return [Line(*line, of) for line in zip(sources, references, outputs, scores, strict=True)]
+    return [Line(*line, set_name) for line in zip(sources, references, outputs, scores, strict=True)]
 
 
 def write(lines: Iterable[Line], path: Path) -> None:
@@ -93,14 +93,14 @@ def extremes(lines: Sequence[Line], metric: str) -> Table:
 
 def by_length(systems: Mapping[str, Sequence[Line]], target: str, tokenize: str | None) -> Table:
     """Return BLEU, or F1 of trees, by the number of words of the source, shortest first; no empty groups."""
-    by = scorer(target, tokenize)
+    scorer_ = scorer(target, tokenize)
     texts = ([[getattr(line, text) for line in lines] for text in Line._fields[:3]] for lines in systems.values())
-    measured = [by.by_length(source, output, reference, target) for source, reference, output in texts]
+    measured = [scorer_.by_length(source, output, reference, target) for source, reference, output in texts]
     rows = [
         (name, f"{count:,}", *(f"{groups[name][1]:.1f}" for groups in measured))
         for name, (count, _) in measured[0].items()
     ]
-    return Table((*by.counted, *systems), rows)
+    return Table((*scorer_.counted, *systems), rows)
 
 
 def word_counts(training: Path) -> Counter[str]:

@@ -24,12 +24,12 @@ from pipeline.config.sections import AveragingSettings, load_section
 
 
 def best(paths: list[Path], count: int) -> list[Path]:
-    """Return the checkpoints with the best validation perplexity, oldest first; raise InputError where none has any."""
+    """Return the checkpoints of best validation perplexity, oldest first; raise InputError if no checkpoint has one."""
     losses = {int(row["update"]): row["valid_loss"] for row in read_table(VALIDATION)}
     validated = [path for path in paths if math.isfinite(losses.get(checkpoint.update_of(path), math.inf))]
     if not validated:
         raise InputError(
-            f"averaging.best is {count}, but at no checkpoint that training left was there a validation: set "
+            f"averaging.best is {count}, but none of the checkpoints that training left was validated: set "
             "training.validate_every to a divisor of training.checkpoint_every, or averaging.best to null"
         )
     return sorted(sorted(validated, key=lambda path: losses[checkpoint.update_of(path)])[:count])
@@ -66,5 +66,4 @@ def run() -> None:
             origin={**asked.model_dump(), "weights": origin},
         )
         model_folder.save_model(folder, weights, description, SUBWORDS)
-    record = {"requested": requested, "checkpoints": len(chosen), "updates": updates, "weights": averaged}
-    write_json(AVERAGING, record)
+    write_json(AVERAGING, {"checkpoints": len(chosen), "weights": averaged})

@@ -35,7 +35,7 @@ from pipeline.data.blocks import executor, map_in_order
 SIZES = ("pairs", "source_tokens", "target_tokens")
 PAIRS = 8192  # per task of a worker
 BATCH = 8192  # pairs of a record batch, or some more
-DOUBTFUL_UNKNOWN, MOST_UNKNOWN = 0.01, 0.2
+WARN_UNKNOWN, MOST_UNKNOWN = 0.01, 0.2
 """Shares of <unk> among the training subwords: above the first a warning, above the second a refusal."""
 SHORTEST = 8  # the upper length of the first bin, as in tensor2tensor: few sentences are shorter
 
@@ -150,12 +150,13 @@ def check_unknown(share: float, sides: Sequence[Path]) -> None:
     Only a fine-tuning has some: the parent's subwords lack characters, of which the most frequent are named.
     """
     print(f"{share:.2%} of the training subwords are <unk>")
-    if share <= DOUBTFUL_UNKNOWN:
+    if share <= WARN_UNKNOWN:
         return
     vocabulary, _ = codec.load(SUBWORDS)
     counts = Counter(character for path in sides for line in islice(read_lines(path), PAIRS) for character in line)
     missing = [character for character, _ in counts.most_common() if UNK in vocabulary.encode(character)]
-    problem = f"{share:.1%} of the training subwords are <unk>: the parent's lack {' '.join(missing[:10])}"
+    named = " ".join(missing[:10]) or "characters of later lines"
+    problem = f"{share:.1%} of the training subwords are <unk>: the parent's lack {named}"
     if share > MOST_UNKNOWN:
         raise InputError(f"{problem}: start from a parent that has them, or remove training.start_from")
     print(f"warning: {problem}", file=sys.stderr)

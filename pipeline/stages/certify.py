@@ -18,7 +18,7 @@ from pipeline.config import graph, sections
 from pipeline.config.paths import CERTIFICATE, CHAIN, PARAMS, TRAINING, read_json
 from pipeline.config.sections import plain_section
 
-SECTIONS = ("run", "data", *sections.SECTIONS, "versions")
+CERTIFIED = ("run", "data", *sections.SECTIONS, "versions")
 """The sections of results/config.yaml that decide results. That file itself has more, so it is not hashed."""
 
 
@@ -28,7 +28,7 @@ def run() -> None:
     made = [path for path in stages["certify"].deps if graph.made_by(path, stages)]
     content = {
         "params": read_yaml(PARAMS),
-        "settings": {name: plain_section(name) for name in SECTIONS},
+        "settings": {name: plain_section(name) for name in CERTIFIED},
         "versions": {"python": platform.python_version(), **{name: version(name) for name in ("torch", "numpy")}},
         "training": read_json(CHAIN),
         "measured": read_json(TRAINING),

@@ -24,7 +24,8 @@ def blocks(lines: Sequence[sentences.Line], names: Mapping[str, str]) -> list[Bl
     configuration = {name: plain_section(name) for name in sections.SECTIONS}
     named = {"run": chosen.model_dump(), **configuration}
     versions = ", ".join(f"{library} {version}" for library, version in plain_section("versions").items())
-    certificate, name = read_json(paths.CERTIFICATE), scores.reference_row(chosen.row)
+    certificate = read_json(paths.CERTIFICATE)
+    name = scores.reference_row(chosen.row)
     metrics = read_json(paths.SCORES) | scores.identities(data.model_dump(), read_json(paths.SCORES))
     metrics |= {"conditions": next((link.get("conditions") for link in certificate["training"]["links"][-1:]), None)}
     tokenize = load_section("scoring", sections.ScoringSettings).tokenize
@@ -32,9 +33,11 @@ def blocks(lines: Sequence[sentences.Line], names: Mapping[str, str]) -> list[Bl
         paths.AVERAGE / "subwords", data.source, data.target, load_section("preparation", PreparationSettings).tokenizer
     )
     target = sentences.word_counts(paths.TOKENIZED / f"train.{data.target}")
-    start, description = configuration["training"].get("start_from"), catalogs.load(chosen.corpus).description
+    start = configuration["training"].get("start_from")
+    description = catalogs.load(chosen.corpus).description
     parent = start and f"{start['folder']} (weights {str(start.get('weights'))[:12]})"
-    unlike, output = chapters.differences(chosen, configuration), task_of(data.target).output
+    unlike = chapters.differences(chosen, configuration)
+    output = task_of(data.target).output
     papers = scores.papers_name(chosen, bool(unlike))
     return [
         Heading(scores.title(chosen), 1),

@@ -10,9 +10,9 @@ from pipeline.data import parent, user_text
 
 def run() -> None:
     """Write results/config.yaml; raise InputError for wrong settings, an unfit parent or an edited local file."""
-    configuration = parent.identified(resolution.resolve(resolution.read_params()))
+    configuration = parent.with_parent(resolution.resolve(resolution.read_params()))
     # Checked here, so that only this stage depends on data/local: another corpus added there reruns no download.
-    data = user_text.identified(configuration.data)
+    data = user_text.with_checksums(configuration.data)
     configuration = configuration.model_copy(update={"data": data})
     if shortage := resolution.checkpoint_shortage(configuration):
         instead = "those are averaged" if configuration.checkpoints else "the last weights take the average's place"

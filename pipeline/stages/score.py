@@ -55,15 +55,15 @@ def run() -> None:
         for role, name, model in (("valid", data.valid.name, LAST), *tests)
     )
     training, averaging = read_json(TRAINING), read_json(AVERAGING)
-    by = scorer(data.target, load_section("scoring", ScoringSettings).tokenize)
+    scorer_ = scorer(data.target, load_section("scoring", ScoringSettings).tokenize)
     values = {
-        **by.scores(test, valid, data.target),
+        **scorer_.scores(test, valid, data.target),
         "bleu_model": averaging["weights"],
         "averaged_checkpoints": averaging["checkpoints"],
         **{key: training[key] for key in COPIED},
         **cost(training),
     }
     if others:
-        values["sets"] = {test_set.name: by.of_set(test_set, data.target) for test_set in others}
+        values["sets"] = {test_set.name: scorer_.of_set(test_set, data.target) for test_set in others}
     write_json(SCORES, values)
     write_json(METRICS, {**{key: values[key] for key in COMPARED if key in values}, **further_scores(values)})

@@ -22,13 +22,13 @@ RETRY = 30.0
 BATCH = 1000
 """Points that MLflow takes at once."""
 KINDS = ("loss", "valid_loss", sample.CHRF)
-"""The numbers that every record has of an interval, of a validation's losses, and of a validation sample's scores."""
+"""A key of each kind of record: of an interval, a validation, a validation sample."""
 
 
 class Points:
     """The points that a run has in MLflow, and those that are sent to it.
 
-    An update is sent once, also where a training that was killed measures it again after its resume.
+    Each update is sent once, even if a resumed training measures it again.
     """
 
     def __init__(self, client: MlflowClient, run: Run) -> None:

@@ -53,7 +53,7 @@ def complete(client: MlflowClient, ran: bool) -> str:
 
 def finish(stage: str) -> None:
     """Complete the run after the last stage of a pipeline, for `PATIENCE` seconds at most."""
-    if stage == graph.last_stage():
+    if stage == next(reversed(graph.stages()), None):
         with server.beside(stage, lambda _: complete(server.connect(), ran=True)):
             pass
 
@@ -61,7 +61,7 @@ def finish(stage: str) -> None:
 def end(stage: str, status: str) -> None:
     """Set the status of the run, if MLflow has it, when a stage after the training has not ended well."""
     before = graph.upstream(stage, graph.stages())[:-1]
-    if graph.training_stage() in before and CHAIN.exists():
+    if "train" in before and CHAIN.exists():
 
         def mark(_: object) -> None:
             client = server.connect()
@@ -75,8 +75,9 @@ def end(stage: str, status: str) -> None:
 def end_abandoned(client: MlflowClient) -> Iterator[str]:
     """Set runs whose training is RUNNING for MLflow, but held by no process of this machine, to KILLED."""
     for run in server.runs(client, "attributes.status = 'RUNNING'"):
-        state = state_root() / "train" / run.data.tags.get(server.TRAINING, "of another tool")
-        if state.is_dir() and not is_held(state / "lock"):
+        training = run.data.tags.get(server.TRAINING_TAG)
+        state = state_root() / "train" / str(training)
+        if training and state.is_dir() and not is_held(state / "lock"):
             client.set_terminated(run.info.run_id, "KILLED")
             yield f"{run.info.run_name}: killed"
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = ["The old man sees the dog."]
 BEST = "best"
-WEIGHTS = "sha256"
+WEIGHTS_TAG = "sha256"
 """Tag of a version: the hash of its weights."""
 NEEDED = ("torch", "numpy", "pydantic", "PyYAML", "safetensors", "sacremoses", "subword-nmt", "sentencepiece", "mlflow")
 """Libraries that a served model imports."""
@@ -29,13 +29,15 @@ def register(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
     import mlflow
     from mlflow.exceptions import MlflowException
 
-    asked, by = configuration["run"], task_in(scores)
-    name, weights = f"wmt-{asked['pair']}", sha256_of(AVERAGE / "model.safetensors")
+    asked = configuration["run"]
+    task = task_in(scores)
+    name = f"wmt-{asked['pair']}"
+    weights = sha256_of(AVERAGE / "model.safetensors")
     sets = [key for key in scores if key.endswith(("_set", "_references"))]
-    tags = {**asked, **{key: scores[key] for key in (*sets, *by.numbers) if key in scores}, WEIGHTS: weights}
+    tags = {**asked, **{key: scores[key] for key in (*sets, *task.numbers) if key in scores}, WEIGHTS_TAG: weights}
     tags = {key: str(value) for key, value in tags.items()}
     versions = client.search_model_versions(f"name = '{name}' and run_id = '{run}'")
-    version = next((candidate.version for candidate in versions if candidate.tags.get(WEIGHTS) == weights), None)
+    version = next((candidate.version for candidate in versions if candidate.tags.get(WEIGHTS_TAG) == weights), None)
     if version is None:
         content = model_content(AVERAGE, configuration["search"])
         with mlflow.start_run(run_id=run):
@@ -45,9 +47,11 @@ def register(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
         with suppress(MlflowException):  # It exists.
             client.create_registered_model(name)
         version = client.create_model_version(name, logged.model_uri, run, tags=tags, model_id=logged.model_id).version
-    for key, value in tags.items():
-        client.set_model_version_tag(name, version, key, value)
-    chosen = best(client.search_model_versions(f"name = '{name}'"), by, str(scores.get(f"valid_{by.key}_references")))
+    else:
+        for key, value in tags.items():
+            client.set_model_version_tag(name, version, key, value)
+    references = str(scores.get(f"valid_{task.key}_references"))
+    chosen = best(client.search_model_versions(f"name = '{name}'"), task, references)
     if chosen is not None:
         client.set_registered_model_alias(name, BEST, chosen)
 
@@ -70,13 +74,13 @@ def model_content(folder: Path, search: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def best(versions: Sequence[ModelVersion], by: Task, references: str) -> str | None:
+def best(versions: Sequence[ModelVersion], task: Task, references: str) -> str | None:
     """Return the version with the highest score on the paper's validation set, never on a test set.
 
     That is newstest2013 (Table 3's protocol) or, for trees, section 22. Of equals, the first. While no version was
     scored there, the one with the highest score on `references`: scores on different sets do not compare.
     """
-    score, compared, papers = f"valid_{by.key}", f"valid_{by.key}_references", by.papers_sets[0]
+    score, compared, papers = f"valid_{task.key}", f"valid_{task.key}_references", task.papers_sets[0]
     scored = [
         candidate
         for candidate in versions

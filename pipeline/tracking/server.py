@@ -15,7 +15,7 @@ import secrets
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +48,7 @@ SETTINGS = {
 """Settings of MLflow, where the environment has no others."""
 LISTED = 10
 """Runs that a message lists, at most."""
-CONFIGURATION, TRAINING = "wmt.configuration", "wmt.training"
+CONFIGURATION_TAG, TRAINING_TAG = "wmt.configuration", "wmt.training"
 """Tags by which a run is found again: the hash of results/config.yaml, and the name of the training's state."""
 
 _SECRET = re.compile(r"(?<=://)(?!/)\S*(?=@)|(?<=\?)\S+")
@@ -89,20 +89,18 @@ def uri() -> str:
 
 
 def link(pair: str) -> str:
-    """Return the address of a pair's run table on `make ui`'s page; of another server, that of its experiments.
-
-    Asks no server. `make ui` answers it with `view.show`: columns and order are those of the runs at that time.
-    """
+    """Return the address that shows all runs of a pair. Asks no server."""
     try:
         store = uri()
     except InputError:
         return ""  # what stores the run says so
     if store.startswith("http"):
         scheme, _, rest = store.partition("://")
-        return f"{scheme}://{rest.rpartition('@')[2].rstrip('/')}/#/experiments"
+        ours = os.environ.get("MLFLOW_TRACKING_USERNAME") == "wmt"
+        return f"{scheme}://{rest.rpartition('@')[2].rstrip('/')}/{f'wmt-{pair}' if ours else '#/experiments'}"
     if store != local_uri():
         return masked(store)  # `make ui` does not show it
-    return f"http://127.0.0.1:{os.environ.get('MLFLOW_PORT') or 5000}/wmt-{pair}"
+    return f"http://127.0.0.1:{os.environ.get('MLFLOW_PORT') or 5000}/wmt-{pair} (while `make ui` runs)"
 
 
 def problem(error: BaseException) -> str:
@@ -134,8 +132,8 @@ def quiet() -> Iterator[None]:
 def beside(stage: str, work: Callable[[Callable[[str], None]], object]) -> Iterator[None]:
     """Do `work` in a thread while the block runs; at the end of the block wait for it, `PATIENCE` seconds at most.
 
-    Whatever `work` raises stops no stage: it is a warning, as is what `work` gives to the function that is its
-    argument. Only the first warning is printed.
+    An error of `work` is printed as a warning and stops no stage. `work` gets a function that prints a warning; only
+    the first warning is printed.
     """
     warned = False
 
@@ -272,7 +270,7 @@ def _experiment(client: MlflowClient, pair: str) -> str:
 
 
 def _identity(training: str) -> dict[str, str]:
-    return {CONFIGURATION: sha256_of(CONFIG)[:16], TRAINING: training}
+    return {CONFIGURATION_TAG: sha256_of(CONFIG)[:16], TRAINING_TAG: training}
 
 
 def find_run(client: MlflowClient, training: str) -> Run | None:
@@ -309,13 +307,6 @@ def runs(client: MlflowClient, query: str = "") -> list[Run]:
     return list(client.search_runs(experiments, query, max_results=50_000)) if experiments else []
 
 
-def _listed(names: Iterable[str]) -> str:
-    """Return the newest runs' names and ids for a message."""
-    runs_named = list(names)
-    more = f", and {len(runs_named) - LISTED} more" if len(runs_named) > LISTED else ""
-    return f": MLflow has {', '.join(runs_named[:LISTED]) or 'no run'}{more}"
-
-
 def fetch_artifacts(name: str, files: Sequence[str], folder: Path) -> tuple[str, list[Path]]:
     """Fetch artifacts of the run that `name` names into `folder`; return the run's full name, and where they are.
 
@@ -325,17 +316,17 @@ def fetch_artifacts(name: str, files: Sequence[str], folder: Path) -> tuple[str,
     folder.mkdir(parents=True)
     with session() as client:
         named = {f"{run.info.run_name}-{run.info.run_id[:8]}": run for run in runs(client)}
-        fitting = [
-            full
-            for full, run in named.items()
-            if name
-            and (
-                name in {full, run.info.run_name, run.data.tags.get("DVC_EXP_NAME")} or run.info.run_id.startswith(name)
-            )
-        ]
+
+        def fits(full: str, run: Run) -> bool:
+            names = {full, run.info.run_name, run.data.tags.get("DVC_EXP_NAME")}
+            return name in names or run.info.run_id.startswith(name)
+
+        fitting = [full for full, run in named.items() if name and fits(full, run)]
         if len(fitting) != 1:
-            which = f" ({', '.join(fitting)})" if fitting else ""
-            raise InputError(f"{name!r} names {len(fitting)} runs{which}{'' if fitting else _listed(named)}")
+            more = f", and {len(named) - LISTED} more" if len(named) > LISTED else ""
+            listed = f": MLflow has {', '.join([*named][:LISTED]) or 'no run'}{more}"
+            which = f" ({', '.join(fitting)})" if fitting else listed
+            raise InputError(f"{name!r} names {len(fitting)} runs{which}")
         run_id = named[fitting[0]].info.run_id
         for file in {file.path for file in client.list_artifacts(run_id)}.intersection(files):
             client.download_artifacts(run_id, file, str(folder))

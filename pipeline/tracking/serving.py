@@ -6,7 +6,6 @@ was registered with it; the rest of this repository need not be there. No weight
 
 from __future__ import annotations
 
-import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,20 +94,4 @@ def _check_sizes(sentences: list[str], beam: int, most: int) -> None:
         )
 
 
-_PYFUNC = vars(sys.modules["mlflow.pyfunc"])
-
-
-def _refuse_unknown(params: Any, schema: Any, enforce: Any = _PYFUNC["_enforce_params_schema"]) -> Any:
-    """Raise MlflowException for a request's unknown parameter, which MLflow drops with a line in the server's log.
-
-    MLflow calls this for every model of its process: other models' parameters are left to it.
-    """
-    known = {each.name for each in schema.params} if schema else set()
-    if known >= {"quantization", "nbest", "beam"} and isinstance(params, dict) and (unknown := params.keys() - known):
-        names = f"`{', '.join(sorted(map(str, unknown)))}`: known are {', '.join(sorted(known))}"
-        raise MlflowException.invalid_parameter_value(f"unknown parameters {names}")
-    return enforce(params, schema)
-
-
-_PYFUNC["_enforce_params_schema"] = _refuse_unknown
 set_model(Translation())

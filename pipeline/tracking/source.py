@@ -88,7 +88,7 @@ def send(client: MlflowClient, run: str) -> None:
 def hardware() -> str:
     """Return this machine's cores, CPU, memory, GPUs and system."""
     gpus = "; ".join(f"{gpu.name}, {gpu.memory}" for gpu in machine.gpus()) or "none"
-    cores = f"{os.cpu_count()} cores of {cpu.processor()}, {machine.memory() / 2**30:.1f} GiB"
+    cores = f"{os.cpu_count()} cores of {cpu.processor()}, {machine.main_memory() / 2**30:.1f} GiB"
     return f"{cores}; GPUs: {gpus}; {platform.platform()}"
 
 
@@ -102,7 +102,7 @@ def provenance() -> dict[str, str]:
         "commit": code_tags["commit"][:12],
         "DVC experiment": os.environ.get("DVC_EXP_NAME", ""),
         "Prefect run": os.environ.get("PREFECT__FLOW_RUN_ID", ""),
-        "all runs side by side, while `make ui` runs:": server.link(read_yaml(CONFIG)["run"]["pair"]),
+        "all runs side by side:": server.link(read_yaml(CONFIG)["run"]["pair"]),
     }
     if code_tags["differing_files"] != "none":
         names["changed or new, and not in the commit:"] = code_tags["differing_files"]

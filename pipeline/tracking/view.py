@@ -2,8 +2,7 @@
 
 MLflow's front end keeps columns and charts in each browser. It takes both from a tag of the experiment where the
 address names the tag's key (`viewStateShareKey`), as its button "Share" does. Read in the front end of MLflow 3.17;
-a test in
-tests/pipeline/tracking/test_server.py reads the columns off the page.
+a test in tests/pipeline/tracking/test_server.py reads the columns off the page.
 """
 
 from __future__ import annotations
@@ -34,34 +33,35 @@ def show(client: MlflowClient, pair: str) -> str:
     if experiment is None or experiment.lifecycle_stage == "deleted":
         return "/"
     runs = client.search_runs([experiment.experiment_id], max_results=1000)
-    by, metrics = task_of(pair), {key for run in runs for key in run.data.metrics}
-    if by is TRANSLATION and CHRF.key in metrics and by.key not in metrics:
-        by = CHRF
-    content = json.dumps(state(runs, by))
+    task = task_of(pair)
+    metrics = {key for run in runs for key in run.data.metrics}
+    if task is TRANSLATION and CHRF.key in metrics and task.key not in metrics:
+        task = CHRF
+    content = json.dumps(state(runs, task))
     client.set_experiment_tag(experiment.experiment_id, f"mlflow.sharedViewState.{KEY}", content)
     return f"/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={KEY}"
 
 
-def state(runs: list[Run], by: Task) -> dict[str, Any]:
+def state(runs: list[Run], task: Task) -> dict[str, Any]:
     """Return the view: columns, order by the score on the test set, and first the charts of loss, perplexity, score."""
     settings = {key for run in runs for key in run.data.params if key.startswith("settings.")}
     differing = sorted(key for key in settings if len({run.data.params.get(key) for run in runs}) > 1)[:DIFFERING]
     columns = [
         *(f"params.`{key}`" for key in ("row", "corpus", "seed", *differing, "updates")),
-        *(f"metrics.`{key}`" for key in (by.key, "valid_ppl")),
+        *(f"metrics.`{key}`" for key in (task.key, "valid_ppl")),
         *(f"tags.`{key}`" for key in ("train_hours", "train_flops_counted")),
     ]
     drawn = {"metricSectionId": "first", "runsCountToCompare": 10, "xAxisKey": "step", "lineSmoothness": 0}
     charts = [
         {"uuid": key, "metricKey": key, "selectedMetricKeys": [key], "type": kind, "scaleType": scale, **drawn}
-        for key, kind, scale in (("loss", "LINE", "linear"), ("valid_ppl", "LINE", "log"), (by.key, "BAR", "linear"))
+        for key, kind, scale in (("loss", "LINE", "linear"), ("valid_ppl", "LINE", "log"), (task.key, "BAR", "linear"))
     ]
     sections = [
         {"uuid": "first", "name": "Loss, perplexity, score", "display": True, "isReordered": True},
         {"uuid": "others", "name": "Model metrics", "display": False},
     ]
     return {
-        "orderByKey": f"metrics.`{by.key}`",
+        "orderByKey": f"metrics.`{task.key}`",
         "orderByAsc": False,
         "selectedColumns": columns,
         "compareRunCharts": charts,

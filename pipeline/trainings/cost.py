@@ -20,7 +20,7 @@ less than the estimates' error."""
 # Approximate values for what is not measured on this machine.
 LINE = 150  # bytes of a line of raw text
 COMPRESSION = 3  # bytes of plain text per byte of its archive
-SUBWORDS = 28  # of a sentence, EOS included
+MEAN_SUBWORDS = 28  # of a sentence, EOS included
 SYMBOLS = 128  # of a closed vocabulary of trees
 SPREAD = 1.5  # mean of squared lengths over the square of the mean length
 RESERVE = 700 * 2**20  # bytes of a process before it trains: torch and its libraries
@@ -43,25 +43,26 @@ def corpus_size(configuration: Configuration, prepared: bool) -> CorpusSize:
     subwords, run = configuration.subwords, configuration.run
     if prepared and BINNED_STATS.exists():
         stats = read_json(BINNED_STATS)
-        mean, symbols = stats["target_tokens"] / stats["pairs"], stats.get("target_vocabulary")
+        mean = stats["target_tokens"] / stats["pairs"]
+        symbols = stats.get("target_vocabulary")
         return CorpusSize(stats["pairs"], mean, stats["vocabulary"], f"counted in {BINNED_STATS}", symbols)
     # Characters and unmerged pieces add to the merges: 32,000 give about 37,000.
     learned = subwords.vocabulary or int(1.15 * (subwords.merges or 0))
     vocabulary = -(-learned // subwords.multiple_of) * subwords.multiple_of
     symbols = SYMBOLS if subwords.target == "closed" else None
     if pairs := KNOWN_PAIRS.get((run.corpus, min(run.pair, other_direction(run.pair)))):
-        return CorpusSize(pairs, SUBWORDS, vocabulary, "known", symbols)
+        return CorpusSize(pairs, MEAN_SUBWORDS, vocabulary, "known", symbols)
     local = [(Path(text.source.path), text.weight) for text in configuration.data.train if text.source.path is not None]
     bytes_ = sum(weight * path.stat().st_size for path, weight in local if path.exists())
     used = {text.source.archive for text in configuration.data.train}
     packed = sum(archive.bytes or 0 for archive in configuration.data.archives if archive.name in used)
     # An archive contains both sides.
     pairs = max(1, (bytes_ + packed * COMPRESSION // 2) // LINE)
-    return CorpusSize(pairs, SUBWORDS, vocabulary, "guessed from the bytes of its archives and files", symbols)
+    return CorpusSize(pairs, MEAN_SUBWORDS, vocabulary, "guessed from the bytes of its archives and files", symbols)
 
 
 def process_memory(
-    model: ModelSettings, training: TrainingSettings, rows: tuple[int, int | None], subwords: float = SUBWORDS
+    model: ModelSettings, training: TrainingSettings, rows: tuple[int, int | None], subwords: float = MEAN_SUBWORDS
 ) -> int:
     """Return the bytes of memory of a process that trains; `rows`: of both embeddings; `subwords`: of a sentence."""
     weights = 4 * parameters(model, *rows)
@@ -72,19 +73,19 @@ def process_memory(
     return RESERVE + (3 + gradients) * weights + activations
 
 
-def needs(configuration: Configuration, corpus: CorpusSize) -> tuple[dict[str, int], int, int]:
-    """Return the bytes of disk by stage, of memory of each training process, and the operations of training."""
+def needs(configuration: Configuration, corpus: CorpusSize) -> tuple[dict[str, tuple[int, int]], int, int]:
+    """Return bytes of disk by stage (state root, repository), of memory of each process, and training's operations."""
     model, training = configuration.model, configuration.training
     weights = 4 * parameters(model, corpus.vocabulary, corpus.target_vocabulary)
     text = 2 * LINE * corpus.pairs
     id_bytes = 2 if corpus.vocabulary <= 65_535 else 4
     disk = {
-        "download": sum(archive.bytes or 0 for archive in configuration.data.archives) + text,
-        "tokenize": int(1.1 * text),
-        "binarize": int(corpus.pairs * (2 * corpus.subwords * id_bytes + 16)),
+        "download": (sum(archive.bytes or 0 for archive in configuration.data.archives), text),
+        "tokenize": (0, int(1.1 * text)),
+        "binarize": (0, int(corpus.pairs * (2 * corpus.subwords * id_bytes + 16))),
         # The checkpoints, and weights and both moments of the kept states, the last and the one being written.
-        "train": weights * (training.keep_checkpoints + 3 * (training.keep_states + 2)),
-        "average": 2 * weights,
+        "train": (weights * (training.keep_checkpoints + 3 * (training.keep_states + 2)), 0),
+        "average": (0, 2 * weights),
     }
     tokens = training.updates * training.tokens
     squared = int(tokens * corpus.subwords * SPREAD)
@@ -105,8 +106,10 @@ def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: flo
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # One shard as large as the row's on a GPU, a smaller one on a CPU, where an update takes long.
-    training, model = configuration.training.model_copy(update={"shards": 1}), configuration.model
-    vocabulary, symbols = corpus.vocabulary, corpus.target_vocabulary
+    training = configuration.training.model_copy(update={"shards": 1})
+    model = configuration.model
+    vocabulary = corpus.vocabulary
+    symbols = corpus.target_vocabulary
     job = Job(model=model, training=training, vocabulary=vocabulary, target_vocabulary=symbols, corpus="none")
     trainer = Trainer(job, World(0, 1, device))
     length = max(2, round(corpus.subwords))

@@ -50,7 +50,7 @@ def write_job(state: Path, job: Mapping[str, Any]) -> None:
         # In other copies of the repository the same corpus has another path.
         same = {**read_yaml(path), "corpus": ""} == {**job, "corpus": ""}
     done, newest = state / "done.json", checkpoint.latest_resume(state / "resume")
-    # Of a damaged state nothing is handed on.
+    # Nothing is handed on from a damaged state.
     if done.exists() and not (same and newest is not None and is_whole(newest)):
         done.unlink()
     write_text(path, yaml.safe_dump(dict(job), sort_keys=False))
@@ -103,14 +103,20 @@ def launch_and_watch(state: Path, launch: Launch, show: Show) -> None:
     """
     measured = history.HistoryReader(state / history.HISTORY)
     measured.new()  # Skip the records of an earlier attempt: updates that it did not save are trained again.
+    saved: int | None = None
 
     def watch() -> None:
+        nonlocal saved
         raise_if_refused(state)
         if (state / "interrupted").exists():
             # On several nodes, the others would wait for the stopped one to come back.
             raise Interrupted("a training process was asked to stop")
+        if saved is None:  # Not before `launch`, which may fetch a newer state.
+            saved = checkpoint.last_saved_update(state)
         for record in measured.new():
-            show(int(record["update"]), record)
+            # Resuming replaces the file: earlier records come again, all at once.
+            if record["update"] >= saved:
+                show(int(record["update"]), record)
 
     status = launch(state, watch)
     if not (state / "done.json").exists():
@@ -141,11 +147,11 @@ def outcome(state: Path, status: int) -> Exception:
 
 
 def unrecorded(state: Path, status: int) -> Exception:
-    """Return why a training ended that left no file which says so, from torchrun's exit status."""
+    """Return why a training ended that left no file with the reason, from torchrun's exit status."""
     if status == UNRECORDED:
         message = "a training process failed and could not write why, as on a full disk; see above"
         return OSError(errno.ENOSPC, message, str(state))
-    if status in (2, UNUSABLE):  # 2: of its arguments.
+    if status in (2, UNUSABLE):  # 2: torchrun refused its arguments.
         return ChildProcessError("the training cannot start; its output is above")
     if status in (OUT_OF_MEMORY, KILLED):
         why = ": memory ran out, by its control group's count" if status == OUT_OF_MEMORY else ""

@@ -28,7 +28,7 @@ NOT_IN_FINGERPRINT = (
 """Training settings that do not change the weights after a given update: how long it trains, what is saved when."""
 
 
-START = Path("pipeline/trainings/start.py")
+START_MODULE = Path("pipeline/trainings/start.py")
 PORTABLE = Path("nmt/portable.py")
 OTHERS = ("common/cpu.py", "common/files.py", "common/processes.py", "errors.py", "hardware.py")
 NO_ARITHMETIC = {Path("nmt", name) for name in OTHERS}
@@ -56,7 +56,8 @@ def folder_of(job: Mapping[str, Any]) -> Path:
         training["start_from"] = start["weights"]
     # The corpus is named by the hashes of its files.
     sizes = {key: value for key, value in job.items() if key != "corpus" and value is not None}
-    inputs, code = _digest({**sizes, "training": training, "data": data_hashes(Path(job["corpus"]))}), code_digest(job)
+    inputs = _digest({**sizes, "training": training, "data": data_hashes(Path(job["corpus"]))})
+    code = code_digest(job)
     root = state_root() / "train"
     chosen = root / f"{inputs}-{code}"
     if os.environ.get("WMT_RESUME_ACROSS_CODE") == "1" and not checkpoint.last_saved_update(chosen):
@@ -83,11 +84,11 @@ def code_digest(job: Mapping[str, Any]) -> str:
 
 
 def computing_code(job: Mapping[str, Any]) -> set[Path]:
-    """Return the modules that decide the weights of a job: those of nmt among the deps of `train`, and START."""
+    """Return the modules that decide a job's weights: those of nmt among the deps of `train`, and START_MODULE."""
     deps = (path for path in map(Path, graph.stages()["train"].deps) if path.parts[0] == "nmt")
     modules = {module for path in deps for module in ([path] if path.suffix == ".py" else path.rglob("*.py"))}
     unused = set() if job["training"].get("arithmetic") == "portable" else {PORTABLE}
-    return {*modules, START} - NO_ARITHMETIC - unused
+    return {*modules, START_MODULE} - NO_ARITHMETIC - unused
 
 
 def syntax(source: bytes) -> object:

@@ -32,7 +32,7 @@ RENDEZVOUS = "rendezvous"  # file in the folder of a training of several nodes: 
 KEEP_ALIVE = 600  # seconds between a single node's heartbeats: each makes torchrun's rendezvous file longer
 
 
-def processes(shards: int, needed: int = 0, threads: int = 1) -> int:
+def process_count(shards: int, needed: int = 0, threads: int = 1) -> int:
     """Return `$WMT_PROCESSES`, by default one process per GPU or core; `shards` are divided among them.
 
     Where the shards cannot be divided among all GPUs, fewer are used, and a line says so. On CPUs two processes of one
@@ -144,7 +144,6 @@ def torchrun(job: Path, watch: Callable[[], None], threads: int = 0) -> int:
     """Run this node's torchrun on the job, calling `watch` about once a second; return its exit status.
 
     `threads`: those of a process; 0: as the environment says, or by default the cores divided by the processes.
-
     Whatever ends the wait (SIGTERM, Ctrl-C, an error) first ends torchrun and its processes: SIGTERM, time to
     save the state, then SIGKILL.
     """
@@ -158,10 +157,11 @@ def torchrun(job: Path, watch: Callable[[], None], threads: int = 0) -> int:
     model = ModelSettings.model_validate(settings["model"])
     training = TrainingSettings.model_validate(settings["training"])
     rows = settings["vocabulary"], settings.get("target_vocabulary")
-    count = processes(training.shards, process_memory(model, training, rows), threads)
+    count = process_count(training.shards, process_memory(model, training, rows), threads)
     check_memory(parameters(model, *rows), count)
     variables = environment(count) | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
-    kills, process = machine.memory_kills(), start(command(count, job), env=variables)
+    kills = machine.memory_kills()
+    process = start(command(count, job), env=variables)
     try:
         while True:
             try:
@@ -177,7 +177,7 @@ def _refined(status: int, kills: int | None, most: int) -> int:
     """Return torchrun's exit status, with what this machine knows; `kills`: those for memory before it began."""
     if kills is not None and status in (-signal.SIGKILL, 128 + signal.SIGKILL):
         return KILLED if machine.memory_kills() == kills else OUT_OF_MEMORY
-    # Without other nodes nobody was lost: it would be the same again, as where torch does not fit in memory.
+    # A single node has lost no other node: a restart would fail again, for example where torch does not fit in memory.
     return UNUSABLE if most == status == 1 else status
 
 
@@ -206,12 +206,12 @@ def main() -> None:
             # A requested stop: a traceback would explain nothing.
             sys.exit(128 + error.sigval)
         except ChildFailedError as error:
-            # The training processes have told why; a traceback of torchrun's would bury it.
+            # The training processes have printed the reason; torchrun's traceback would bury it.
             statuses = {failure.exitcode for failure in error.failures.values()}
             sys.exit(UNRECORDED if UNRECORDED in statuses else 128 - min(statuses) if min(statuses) < 0 else 1)
         except Exception as error:
-            # Of torchrun itself. Where the nodes met before, one of them was lost; else, as where the first node's name
-            # is unknown, it would be the same again.
+            # torchrun itself failed. If the nodes had met before, one of them was lost. Otherwise, for example with a
+            # wrong host name, a restart would fail again.
             traceback.print_exc()
             met = isinstance(error, RendezvousError) and any(Path(job).glob("resume/*"))
             sys.exit(1 if met else UNUSABLE)

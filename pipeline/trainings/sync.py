@@ -30,7 +30,7 @@ from pipeline.trainings import launch
 
 MARKER = "newest.json"
 OWN = re.compile(rf"(checkpoints|resume/update-\d+)/\w[\w.-]*|{HISTORY}|{CHAIN}")
-"""The files that belong to a state: others would be written wherever whoever writes to the store wants."""
+"""The names that a state's files may have. Otherwise, whoever can write to the store could write any file here."""
 POLL = 1.0  # seconds between two looks for a new state
 RETRY = 10.0  # seconds between two attempts while the store fails
 LAST_UPLOAD = 600.0  # seconds that the last upload may take
@@ -47,7 +47,8 @@ def launch_with_store(job: Path, watch: Callable[[], None]) -> int:
     if "@" in url or "?" in url:
         raise InputError("WMT_STATE must be a URL without credentials, as s3://bucket/prefix")
     try:
-        store, updates = StateStore(url, job.name), read_yaml(job / "job.yaml")["training"]["updates"]
+        store = StateStore(url, job.name)
+        updates = read_yaml(job / "job.yaml")["training"]["updates"]
         if store.newest()[0] > updates:
             # A shorter training neither takes a longer one's state nor deletes it.
             store = StateStore(url, f"{job.name}-{updates}")

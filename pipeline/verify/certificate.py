@@ -110,27 +110,25 @@ def sealed(path: Path) -> Finding:
 
 
 def code(certificate: Certificate) -> Finding:
-    """Compare the modules that decide the weights; ask git whether others can have the code that runs here."""
+    """Compare the modules that decide the weights; ask git whether the code that runs here is committed."""
     was, here = certificate.training.code, code_digest(certificate.training.job)
-    told = f"the modules that decide the weights, {here}"
+    detail = f"the modules that decide the weights, {here}"
     if was != here:
-        told = f"the modules that decide the weights had the hash {was}, here {here}"
+        detail = f"the modules that decide the weights had the hash {was}, here {here}"
         if not certificate.training.portable:
-            return Finding("code", "differs", told)
+            return Finding("code", "differs", detail)
     recorded = ((name, was, version(name)) for name, was in certificate.versions.items() if name != "python")
     others = [f"{name} was {was}, here {now}" for name, was, now in recorded if was != now]
     # All code: `wmt verify` itself is of many modules. Other catalogs decide nothing, nor do documents.
     read = map(str, (LOCAL, *catalogs.files(certificate.settings["run"]["corpus"])))
     try:
-        changed = git(
-            "status", "--porcelain", "--", "dvc.yaml", "wmt.py", "nmt", "pipeline", *read, *DOCUMENTS
-        ).decode()
+        code = ("dvc.yaml", "wmt.py", "nmt", "pipeline", *read, *DOCUMENTS)
+        changed = git("status", "--porcelain", "--", *code).decode()
     except OSError:
         changed = "?? the code"
-    detail = "; ".join([told, *others])
+    detail = "; ".join([detail, *others])
     if changed:
         path = changed.splitlines()[0][3:]
-        return Finding(
-            "code", "inconclusive", f"{path} is not committed as it is, so nobody else may have it; {detail}"
-        )
+        problem = f"{path} is not committed as it is, so nobody else may have it"
+        return Finding("code", "inconclusive", f"{problem}; {detail}")
     return Finding("code", "equal" if was == here else "noted", detail)

@@ -63,10 +63,10 @@ class Remake:
             return certify.hashes(self.stages[name].outs, root)
         if not (root / paths.CONFIG).exists():
             return {}
-        return dict(flat({name: plain_section(name, root / paths.CONFIG) for name in certify.SECTIONS}))
+        return dict(flat({name: plain_section(name, root / paths.CONFIG) for name in certify.CERTIFIED}))
 
     def take(self, name: str) -> dict[str, Any]:
-        """Put a stage's files here that equal the certificate's into the folder; return the hashes of all."""
+        """Link the files of a stage here that have their certified hashes into the folder; return the hashes of all."""
         here, recorded = self.hashes(name), self.recorded[name]
         for path in here if name != "resolve" else ():
             target = self.folder / path
@@ -127,7 +127,7 @@ def findings(path: Path, updates: Sequence[str], share: float) -> Iterator[Findi
     with scratch_folder(state_root().resolve() / "verify") as folder:
         again = Remake(certificate, folder)
         for name in graph.upstream("certify", again.stages)[:-1]:
-            if name != graph.training_stage():
+            if name != "train":
                 yield tried(name, again.run, name)
                 continue
             yield tried("chain", chained, certificate, folder)
@@ -143,7 +143,7 @@ def findings(path: Path, updates: Sequence[str], share: float) -> Iterator[Findi
 
 
 def tried(step: str, check: Callable[..., Finding], *arguments: object) -> Finding:
-    """Return what a check finds; where it fails, whatever tampering led to that, the other steps go on."""
+    """Return a check's finding. If the check itself fails, its step is inconclusive and the other steps go on."""
     try:
         return check(*arguments)
     except Exception as error:
@@ -152,9 +152,8 @@ def tried(step: str, check: Callable[..., Finding], *arguments: object) -> Findi
 
 def same_parent(start: StartSettings) -> Finding:
     """Compare the hash of the weights that the training started from; how these were trained is another run's."""
-    return Finding(
-        "parent", "equal", f"{parent_folder.find(start)}, whose own training is not checked: {start.weights}"
-    )
+    detail = f"{parent_folder.find(start)}, whose own training is not checked: {start.weights}"
+    return Finding("parent", "equal", detail)
 
 
 def chained(certificate: Certificate, folder: Path) -> Finding:
@@ -226,8 +225,8 @@ def locked() -> Finding:
         changed = {name: why for name, why in repo.status().items() if name in graph.stages()}
     entries = [entry for why in changed.values() for entry in why if isinstance(entry, dict)]
     outs = (f"{path} is {how}" for entry in entries for path, how in entry.get("changed outs", {}).items())
-    if told := "; ".join(sorted(outs)):
-        return Finding("dvc.lock", "differs", told)
+    if problems := "; ".join(sorted(outs)):
+        return Finding("dvc.lock", "differs", problems)
     if changed:
         return Finding("dvc.lock", "inconclusive", f"it was changed, or what these stages read: {', '.join(changed)}")
     return Finding("dvc.lock", "equal", "the files of every stage, the report's too, have the hashes in it")

@@ -48,8 +48,8 @@ class Training:
         changed = {update: path for update, path in saved.items() if not self._is_recorded(update, path)}
         self.kept = {update: path for update, path in self.kept.items() if update not in changed}
         if changed:
-            told = (f"{path} is not the state after update {update:,} of the chain" for update, path in changed.items())
-            return Finding("states", "differs", "; ".join(told))
+            problems = [f"{path} is not the state after update {at:,} of the chain" for at, path in changed.items()]
+            return Finding("states", "differs", "; ".join(problems))
         if not self.kept and self.job["training"].get("keep_states"):
             return Finding("states", "inconclusive", f"{self.folder / 'states'} keeps none: random parts cannot begin")
         return Finding("states", "equal", f"{len(saved)} in {self.folder}")

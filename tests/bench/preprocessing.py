@@ -162,7 +162,7 @@ def prepare(folder: Path, pairs: int, merges: int, held_out: int = HELD_OUT) -> 
     for name in ("data/raw", "results"):
         (folder / name).mkdir(parents=True)
     (folder / "results/config.yaml").write_text(yaml.safe_dump(configuration(merges)), encoding="utf-8")
-    with executor() as pool:
+    with executor(1 << 30) as pool:
         for seed, (name, count) in enumerate(
             {"train.like": pairs, "valid.dev": held_out, "test.exam": held_out}.items()
         ):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -74,7 +75,9 @@ def test_wrong_settings_are_refused_before_the_first_run(
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(ablation, "run_all", None)  # A call of it would be an error.
-    assert "`bigg` is not a row of rows.yaml" in refused("ablation", "--rows", "base", "--rows", "bigg")
+    assert refused("ablation", "--rows", "base", "--rows", "bigg").startswith(
+        "ablation: `bigg` is not a row of rows.yaml"
+    )
     assert "training.updates is 0" in refused("ablation", "--updates", "0")
     assert "seed is 18446744073709551616" in refused("ablation", "--seeds", "1", "--seeds", 2**64)
     for name in ("--width", "--depth", "--jobs"):
@@ -117,8 +120,10 @@ def test_missing_runs_work_in_copies_of_the_beginning_and_a_failure_says_why(
     monkeypatch.setattr(copies, "made", made)
     monkeypatch.setattr(copies, "run", run)
     monkeypatch.setattr(copies, "save", save)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     with pytest.raises(InputError, match=f"^{failing} failed: fix the cause"):
         ablation.run_all(PLAN, NAMES, {done}, jobs=1)
+    assert "OMP_NUM_THREADS" not in os.environ, "the launcher divides the cores"
     assert capsys.readouterr() == ("3 runs of 4 to do\n1 of 3 runs, 0 minutes\n2 of 3 runs, 0 minutes\n", "the cause\n")
     assert events[:3] == [("made", name) for name in missing]
     assert [name for what, name in events if what == "run"] == missing

@@ -124,9 +124,10 @@ def test_a_model_that_makes_no_trees_does_not_parse(tmp_path: Path) -> None:
 
 
 def test_lack_of_memory_is_a_sentence_and_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "libtorch_cpu.so: failed to map segment from shared object"
-    monkeypatch.setattr(runs.wording, "read_scores", Mock(side_effect=ImportError(said)))
-    assert refused("summary").startswith(f"summary: memory ran out ({said}): raise its limit (ulimit -v, ")
+    advice = "free some, raise its limit (ulimit -v, the container's), or lower --batch-tokens"
+    for said in ("libtorch_cpu.so: failed to map segment from shared object", "CUDA out of memory. Tried to allocate"):
+        monkeypatch.setattr(runs.wording, "read_scores", Mock(side_effect=ImportError(said)))
+        assert refused("summary") == f"summary: memory ran out ({said}): {advice}"
     monkeypatch.setattr(runs.wording, "read_scores", Mock(side_effect=ImportError("a bug")))
     with pytest.raises(ImportError, match="a bug"):
         cli.app(["summary"], prog_name="wmt")

@@ -43,8 +43,8 @@ def test_base_on_wmt14_is_what_the_paper_says_it_is() -> None:
     # Six operations a weight and token pair: 6 * 65e6 * 25,000 * 100,000, and attention on top.
     assert operations == pytest.approx(6 * 65e6 * 2.5e9, rel=0.1)
     archives, text = 657632379 + 918311367 + 80418416 + 38654961, 2 * 150 * 4_508_785
-    assert disk["download"] == archives + text
-    assert 5e9 < sum(disk.values()) < 20e9
+    assert disk["download"] == (archives, text)
+    assert 5e9 < sum(map(sum, disk.values())) < 20e9
 
 
 def test_more_of_everything_needs_more() -> None:
@@ -180,7 +180,7 @@ def test_a_parser_is_counted_with_its_own_table_of_symbols(tmp_path: Path, monke
     assert cost.corpus_size(asked, prepared=False).target_vocabulary == 128
     counted(tmp_path, monkeypatch, pairs=10, target_tokens=500, vocabulary=2048, target_vocabulary=64)
     corpus = cost.corpus_size(asked, prepared=True)
-    assert cost.needs(asked, corpus)[0]["average"] == 2 * 4 * flops.parameters(asked.model, 2048, 64)
+    assert cost.needs(asked, corpus)[0]["average"] == (0, 2 * 4 * flops.parameters(asked.model, 2048, 64))
     assert cost.measured_rate(asked, corpus, seconds=0.1) > 1e8
 
 
@@ -188,12 +188,13 @@ def test_disk_is_summed_over_the_stages_that_would_run_and_memory_is_that_of_the
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "stages_to_run", lambda _: {"download": "", "tokenize": "", "train": "x", "average": "x"})
-    disk = {"download": 2**40, "tokenize": 2**40, "train": 3 * 2**20, "average": 2**20}
+    disk = {"download": (2**40, 0), "tokenize": (0, 2**40), "train": (3 * 2**20, 0), "average": (0, 2**20)}
     monkeypatch.setattr(plan, "needs", lambda *_: (disk, 2**20, 1))
     monkeypatch.setattr(plan, "running_stage", lambda: "tokenize")
     settings = resolution.resolve({**resolution.read_params(), "overrides": {"training": {"shards": 2}}})
     monkeypatch.setattr(resolution, "resolve", lambda _: settings)
-    monkeypatch.setattr(plan.launch, "processes", lambda *_: 2)
+    monkeypatch.setattr(plan.launch, "process_count", lambda *_: 2)
+    monkeypatch.setattr(plan, "measured_rate", None)  # A call would be an error.
     for free, memory, gpus in ((4 * 2**20, 2**20, 0), (4 * 2**20 - 1, 2**20, 1), (4 * 2**20, 2**20 - 1, 2)):
         monkeypatch.setattr(machine, "memory", lambda memory=memory: memory)
         monkeypatch.setattr(machine, "gpus", lambda gpus=gpus: [None] * gpus)
@@ -206,6 +207,23 @@ def test_disk_is_summed_over_the_stages_that_would_run_and_memory_is_that_of_the
         assert f"1.0 MiB for {'the process that trains' if gpus else 'each of the 2 processes that train'}," in output
         sentences = ("NOT ENOUGH", "in this machine", "of each GPU", "2 on one GPU: training.shards=1 is faster")
         assert tuple(one in output for one in sentences) == (not enough, not gpus, gpus > 0, gpus == 1)
+        if memory < 2**20:
+            assert wmt("plan") == 1, "updates that do not fit in memory are not measured"
+            capsys.readouterr()
+
+
+def test_a_state_root_on_another_disk_has_its_own_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WMT_STATE", "/dev/shm/state")
+    monkeypatch.setattr(plan, "stages_to_run", lambda _: {"download": "x", "average": ""})
+    monkeypatch.setattr(plan, "needs", lambda *_: ({"download": (2**20, 2**21), "average": (1, 1)}, 0, 1))
+    free = {Path(): 2**21, Path("/dev/shm"): 2**20 - 1}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[path]))
+    assert wmt("plan", "--no-measure") == 1
+    output = capsys.readouterr().out
+    assert "disk            2.0 MiB are written, 2.0 MiB are free\n" in output
+    assert "disk            1.0 MiB are written, 1.0 MiB are free in /dev/shm NOT ENOUGH\n" in output
 
 
 def test_the_model_that_a_training_starts_from_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +231,7 @@ def test_the_model_that_a_training_starts_from_is_named(tmp_path: Path, monkeypa
     params = {**resolution.read_params(), "overrides": {"training": {"start_from": str(folder)}}}
     monkeypatch.setattr(resolution, "read_params", lambda: params)
     monkeypatch.setattr(plan, "stages_to_run", lambda _: {"resolve": "x"})
-    monkeypatch.setattr(plan, "needs", lambda *_: ({"resolve": 0}, 0, 1))
+    monkeypatch.setattr(plan, "needs", lambda *_: ({"resolve": (0, 0)}, 0, 1))
     assert f"It starts from {folder}, weights {sha256_of(folder / WEIGHTS)}.\n" in printed("plan", "--no-measure")
 
 

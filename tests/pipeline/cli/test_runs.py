@@ -39,7 +39,7 @@ def test_bleu_its_interval_and_where_things_are() -> None:
         "run     updates=200 · sample-sample-s3, trained in 1 minute and 34 seconds",
         f"report  {Path.cwd().as_uri()}/results/report.html",
         "model   models/average: wmt translate models/average",
-        "runs    http://127.0.0.1:5000/wmt-en-de: all side by side, while `make ui` runs",
+        "runs    http://127.0.0.1:5000/wmt-en-de (while `make ui` runs): all side by side",
         "next    open the report; `wmt rows` lists other models",
     ]
     for key in SCORES:

@@ -376,6 +376,7 @@ def test_plain_files_with_line_ends_of_windows_are_copied_without() -> None:
 
 def test_bad_lines_are_named_or_left_out_and_counted() -> None:
     lines = [b"a\tb", b"\xff\tb", b"a", b"a\t" + b"b" * 1_000_001, b"a\t\xc3", b" \tb", b"c\td"]
+    lines.append(b"aa\t" + "€".encode() * 1_700_000)  # Only its first 5,000,000 bytes are read.
     Path("bad.tsv").write_bytes(b"\n".join(lines))
     named = "bad.tsv, line 2, has the byte 0xff, which is not valid UTF-8; bad.tsv, line 3, has 1 columns, not two; "
     sentence = refused(*add("--train", "bad.tsv"))
@@ -384,7 +385,7 @@ def test_bad_lines_are_named_or_left_out_and_counted() -> None:
     assert warned(*add("--train", "bad.tsv", "--skip-bad")).splitlines() == [
         "catalog: 2 left out, not UTF-8; the first: bad.tsv, line 2, has the byte 0xff, which is not valid UTF-8",
         "catalog: 1 left out, not two columns; the first: bad.tsv, line 3, has 1 columns, not two",
-        "catalog: 1 left out, over-long; the first: bad.tsv, line 4, has 1,000,001 characters",
+        "catalog: 2 left out, over-long; the first: bad.tsv, line 4, has 1,000,001 characters",
         "catalog: 1 left out, one-sided; the first: bad.tsv, line 6, has no text",
     ]
     assert written("train") == [("a", "b"), ("c", "d")]

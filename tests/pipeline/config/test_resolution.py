@@ -116,7 +116,7 @@ TOKENS, SYMBOLS = (over("preparation", tokenizer={"tokenizer": name}) for name i
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"row": "bas"}, "params.yaml, row: `bas` is not a row of rows.yaml; did you mean `base`?"),
+        ({"row": "bas"}, "`bas` is not a row of rows.yaml; did you mean `base`?"),
         ({"pair": "en-tree"}, "params.yaml: row base does not parse en-tree; rows that do are parse-wsj"),
         ({"pair": "en-DE"}, "params.yaml: pair is 'en-DE'; a pair is two different ISO 639 codes, as `de-en`"),
         (TREES | TOKENS, "tokenizer.tokenizer is moses, which cannot parse en-tree: set vinyals or tensor2tensor"),

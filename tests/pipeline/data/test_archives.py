@@ -86,7 +86,7 @@ def test_members_of_any_size_stream(tmp_path: Path) -> None:
 
 
 def test_what_is_no_archive(tmp_path: Path) -> None:
-    for content in (b"", b"<html>", b"x" * 2000, gzip.compress(TEXT)):
+    for content in (b"", b"<html>", b"x" * 2000):
         (tmp_path / "a").write_bytes(content)
         assert not is_archive(tmp_path / "a")
         with pytest.raises(BROKEN):

@@ -49,7 +49,7 @@ def test_results_come_in_order_from_at_most_so_many_ahead() -> None:
 
 def test_processes_give_what_one_process_gives_and_tell_of_death(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "available_cores", lambda: 2)
-    with executor() as pool:
+    with executor(1 << 30) as pool:
         assert isinstance(pool, ProcessPoolExecutor)
         assert list(map_in_order(pool, square, range(20))) == [number * number for number in range(20)]
         # With the number of an error that the runner explains.
@@ -70,7 +70,7 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
         "from pipeline.data import blocks\n"
         "if __name__ == '__main__':\n"
         "    blocks.available_cores = lambda: 2\n"
-        "    print(blocks.executor().submit(os.getpid).result(), flush=True)\n"
+        "    print(blocks.executor(1 << 30).submit(os.getpid).result(), flush=True)\n"
         "    time.sleep(60)\n"
     )
     command, environment = [sys.executable, script], {**os.environ, "PYTHONPATH": str(ROOT)}

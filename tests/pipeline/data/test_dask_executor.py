@@ -69,7 +69,7 @@ def test_errors_come_back_and_a_block_that_kills_its_workers_ends_the_stage(
     here: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster.scheduler, "allowed_failures", 0)  # Each start of a worker takes seconds.
-    with executor() as pool:
+    with executor(1 << 30) as pool:
         with pytest.raises(InputError, match="3 is refused"):
             list(map_in_order(pool, refuse, [3]))
         with pytest.raises(OSError, match="a worker process was killed, most likely because memory ran out"):
@@ -89,7 +89,7 @@ def both(unpickled_by: int) -> tuple[int, int]:
 
 def test_a_block_is_read_by_its_worker_and_not_by_the_scheduler(here: Path) -> None:
     """The scheduler may have another working folder, and no text. Here it is a thread of this process."""
-    with executor() as pool:
+    with executor(1 << 30) as pool:
         ((reader, worker),) = map_in_order(pool, both, [Noted()])
     assert reader == worker != os.getpid()
 
@@ -110,14 +110,14 @@ def test_a_block_travels_without_its_text(tmp_path: Path, monkeypatch: pytest.Mo
 def test_other_executors_are_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WMT_EXECUTOR", value)
     with pytest.raises(InputError, match=f"^WMT_EXECUTOR is '{value}': it must be dask://HOST:PORT"):
-        executor()
+        executor(1 << 30)
 
 
 def test_a_scheduler_that_is_away_is_one_sentence(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "CONNECT", "1s")
     monkeypatch.setenv("WMT_EXECUTOR", "dask://127.0.0.1:1")
     with pytest.raises(OSError, match="no Dask scheduler answers: start it, correct WMT_EXECUTOR, or unset it") as away:
-        executor()
+        executor(1 << 30)
     assert away.value.filename == "tcp://127.0.0.1:1"
 
 
@@ -126,7 +126,7 @@ def test_a_scheduler_that_is_lost_is_one_sentence(here: Path, monkeypatch: pytes
 
     with distributed.LocalCluster(n_workers=0, **ON_LOOPBACK) as without_workers:
         monkeypatch.setenv("WMT_EXECUTOR", without_workers.scheduler_address.replace("tcp", "dask"))
-        with executor() as pool:
+        with executor(1 << 30) as pool:
             end = threading.Timer(1.0, without_workers.close)
             end.start()
             with pytest.raises(OSError, match="the Dask scheduler was lost: start it and run again"):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import hashlib
 import http.server
 import io
@@ -340,8 +341,10 @@ def test_without_a_sha256_it_has_the_md5_or_is_at_least_an_archive(server: Serve
     wrong = archive(server.url + "?2", content=None, md5=hashlib.md5(b"other").hexdigest())
     with pytest.raises(InputError, match=r"has the md5 .*, not .* as in the catalog"):
         obtain(tmp_path, wrong)
+    server.content = gzip.compress(b"a line\n")
+    assert obtain(tmp_path, archive(server.url + "?4", content=None)) == server.content
     server.content = b"<html>Welcome to our network: log in</html>"
-    with pytest.raises(InputError, match=r"is neither \.tgz nor \.tar nor \.zip"):
+    with pytest.raises(InputError, match=r"is neither \.gz nor \.tar nor \.zip"):
         obtain(tmp_path, archive(server.url + "?3", content=None))
 
 

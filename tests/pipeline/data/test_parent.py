@@ -35,7 +35,7 @@ def repository(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def resolved(start: object = "parent", **overrides: dict[str, Any]) -> Configuration:
     overrides["training"] = {"start_from": start}
     params = {"row": "sample", "pair": "en-de", "corpus": "sample", "seed": 1, "overrides": overrides}
-    return parent.identified(resolution.resolve(params))
+    return parent.with_parent(resolution.resolve(params))
 
 
 def test_parents_are_known_by_their_weights_and_give_subwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,9 +39,10 @@ def test_ports_that_cannot_be_used(state: Path, port: str, monkeypatch: pytest.M
             services.serve(worker=True)
 
 
-def test_a_second_start_on_the_same_state(state: Path) -> None:
+def test_a_second_start_on_the_same_state(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (state / "prefect").mkdir()
-    with (state / "prefect/services.lock").open("w") as file:
+    with (state / "prefect/services.lock").open("w") as file, socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("MLFLOW_PORT", str(server.getsockname()[1]))  # as the first start's servers listen
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(InputError, match=f"^`make serve` or `make ui` runs already on {state}: end it first$"):
             services.serve(worker=True)

@@ -134,7 +134,9 @@ def test_nothing_kept_is_refused_and_leaves_nothing(here: Path) -> None:
     assert sorted(path.name for path in Path("data").iterdir()) == ["subwords", "tokenized"]
 
 
-def test_characters_without_subwords_are_warned_of_and_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_characters_without_subwords_are_warned_of_and_refused(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_sides(binarize.TOKENIZED / "train", [*sentences(15, 9), ("the ☃ ☃ я", "neu ☃")])
     binarize.run()
     assert "% of the training subwords are <unk>: the parent's lack ☃ я" in capsys.readouterr().err
@@ -143,3 +145,7 @@ def test_characters_without_subwords_are_warned_of_and_refused(here: Path, capsy
     with pytest.raises(InputError, match=r"are <unk>: the parent's lack я ☃: start from a parent that has them"):
         binarize.run()
     assert (binarize.BINNED / "stats.json").read_text() == stats
+    monkeypatch.setattr(binarize, "PAIRS", 1)  # of which the characters are counted
+    write_sides(binarize.TOKENIZED / "train", [("the", "house"), ("я я я", "house")])
+    with pytest.raises(InputError, match=r"are <unk>: the parent's lack characters of later lines: start"):
+        binarize.run()

@@ -357,15 +357,17 @@ def test_lines_are_kept_with_their_scores_and_grouped() -> None:
 
 
 def test_what_the_runner_knows_is_shown() -> None:
-    known = {"commit": "abc", "all runs:": "http://127.0.0.1:5000/wmt-en-de", "patch": "+one\n"}
+    known = {"commit": "abc", "all runs:": "http://127.0.0.1:5000/wmt-en-de", "patch": " ```\n+one\n"}
     report.run(lambda: known)
     markdown, html = paths.REPORT.read_text(encoding="utf-8"), paths.REPORT_HTML.read_text(encoding="utf-8")
     assert "<li>commit abc</li>" in html
     command = "dvc exp run -S row=base -S pair=en-de -S corpus=news -S seed=3 -S ++overrides.model.P_drop=0.2"
-    assert f"```sh\ngit checkout abc\ngit apply differences.patch\n{command}\n```\n" in markdown
-    assert "```sh\n+one\n```" in markdown
+    assert f"~~~~~~sh\ngit checkout abc\ngit apply differences.patch\n{command}\n~~~~~~\n" in markdown
+    assert "~~~~~~sh\n ```\n+one\n~~~~~~" in markdown, "lines of the patch do not end it"
     assert f"git apply differences.patch\n{command}</code>" in html
     assert 'all runs: <a href="http://127.0.0.1:5000/wmt-en-de"' in html
+    report.run(lambda: {"commit": "unknown"})
+    assert "git checkout" not in paths.REPORT.read_text(encoding="utf-8")
 
 
 def test_a_fine_tuned_run_names_its_parent() -> None:

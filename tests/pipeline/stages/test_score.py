@@ -27,7 +27,7 @@ TRAINING = {
     "processes": 8, "device": P100, "precision": "float32", "flops_counted": 1e19,
     "device_seconds": {P100: 8 * 302400.0}, "flops_sustained": {P100: 9.5e12},
 }  # fmt: skip
-AVERAGING = {"requested": 5, "checkpoints": 2, "updates": "5, 10", "weights": "mean of updates 5, 10"}
+AVERAGING = {"checkpoints": 2, "weights": "mean of updates 5, 10"}
 
 
 def _write(path: str, lines: list[str]) -> None:

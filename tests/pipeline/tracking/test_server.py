@@ -244,3 +244,20 @@ def test_the_first_page_compares_runs(served: tuple[str, Path]) -> None:
         cards = page.get_by_test_id("experiment-view-compare-runs-card")
         cards.nth(2).wait_for()
         assert [card.split("\n")[0] for card in cards.all_inner_texts()][:3] == ["loss", "valid_ppl", "bleu"]
+
+
+@pytest.mark.parametrize(
+    ("address", "user", "expected"),
+    [
+        ("", "", "http://127.0.0.1:5000/wmt-en-de (while `make ui` runs)"),
+        ("http://127.0.0.1:5001", "wmt", "http://127.0.0.1:5001/wmt-en-de"),
+        ("https://me:secret@mlflow.example.org/", "", "https://mlflow.example.org/#/experiments"),
+        ("postgresql://wmt:secret@db/mlflow", "", "postgresql://***@db/mlflow"),
+    ],
+)
+def test_where_all_runs_are(
+    root: Path, monkeypatch: pytest.MonkeyPatch, address: str, user: str, expected: str
+) -> None:
+    for name, value in (("TRACKING_URI", address), ("TRACKING_USERNAME", user), ("PORT", "")):
+        monkeypatch.setenv(f"MLFLOW_{name}", value)
+    assert server.link("en-de") == expected

@@ -75,7 +75,6 @@ def test_a_request_may_have_several_translations_and_8_bit_weights(server: httpx
 def test_what_a_request_may_not_ask_for_is_a_sentence(serving: Any, server: httpx.ASGITransport) -> None:
     bounds = "send at most 10,000 sentences of 10,000 characters, and a beam of at most 32"
     refused: list[tuple[Any, dict[str, Any], str]] = [
-        (SENTENCES, {"beams": 4}, "unknown parameters `beams`: known are alpha, beam, nbest, quantization"),
         (SENTENCES, {"nbest": 5}, "nbest is 5: it must lie between 1 and the beam, 4"),
         (SENTENCES, {"quantization": "int4"}, "quantization is 'int4': give none or int8"),
         (5, {}, "Expected list, but got int"),

@@ -6,6 +6,7 @@ import pytest
 from clones import commit, git
 from tracked import connected
 
+from pipeline.config import machine
 from pipeline.tracking import source
 
 
@@ -60,10 +61,16 @@ def test_a_patch_has_no_credentials_and_is_else_as_it_was(root: Path, monkeypatc
 
 
 def test_a_report_gets_the_names_of_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = {"all runs side by side, while `make ui` runs:": "http://127.0.0.1:5000/wmt-en-de"}
+    runs = {"all runs side by side:": "http://127.0.0.1:5000/wmt-en-de (while `make ui` runs)"}
     unknown = {"changed or new, and not in the commit:": "unknown: git names no commit here"}
     assert source.provenance() == {"commit": "unknown", **runs, **unknown}
     monkeypatch.setenv("DVC_EXP_NAME", "bold-run")
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "0a1b")
     commit = {"commit": "unknown", "DVC experiment": "bold-run", "Prefect run": "0a1b"}
     assert source.provenance() == {**commit, **runs, **unknown}
+
+
+def test_the_memory_of_the_hardware_is_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = source.hardware()
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("GPU-1", "A100", "40960 MiB")])
+    assert source.hardware() == before.replace("GPUs: none", "GPUs: A100, 40960 MiB")

@@ -10,7 +10,7 @@ import grimp
 import pytest
 from clones import ROOT
 
-from pipeline.trainings.identity import NO_ARITHMETIC, PORTABLE, START, code_digest, computing_code, syntax
+from pipeline.trainings.identity import NO_ARITHMETIC, PORTABLE, START_MODULE, code_digest, computing_code, syntax
 
 ORDINARY, IN_PORTABLE = ({"training": {"arithmetic": kind}} for kind in ("ordinary", "portable"))
 
@@ -45,7 +45,7 @@ def test_every_module_that_training_imports_is_hashed_or_computes_nothing(monkey
     imported = {*graph.find_upstream_modules("nmt.training.loop"), "nmt.training.loop"}
     files = {path for module in imported if (path := Path(f"{module.replace('.', '/')}.py")).exists()}
     hashed = {path for path in computing_code(IN_PORTABLE) if path.name != "__init__.py"}
-    assert hashed == files - NO_ARITHMETIC | {START}
+    assert hashed == files - NO_ARITHMETIC | {START_MODULE}
     assert files > NO_ARITHMETIC
     assert {path.stem for path in NO_ARITHMETIC} == {"cpu", "errors", "files", "hardware", "processes"}
     assert computing_code(IN_PORTABLE) - computing_code(ORDINARY) == {PORTABLE}

@@ -58,7 +58,7 @@ def test_processes_are_those_asked_for_or_one_a_gpu_or_core_as_far_as_shards_can
     monkeypatch.setattr(machine, "available_cores", lambda: 6)
     if asked:
         monkeypatch.setenv("WMT_PROCESSES", asked)
-    assert launch.processes(shards) == count
+    assert launch.process_count(shards) == count
     message = f"training uses {count} of {gpus} GPUs: training.shards is {shards}, and the processes must divide it\n"
     assert capsys.readouterr().out == (message if asked is None and count < gpus else "")
 
@@ -76,7 +76,7 @@ def test_other_process_counts_are_refused(asked: str, gpus: int, rule: str, monk
     here(gpus, monkeypatch)
     monkeypatch.setenv("WMT_PROCESSES", asked)
     with pytest.raises(InputError, match=f"^{rule}"):
-        launch.processes(16)
+        launch.process_count(16)
 
 
 @pytest.mark.parametrize(

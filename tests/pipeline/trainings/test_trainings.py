@@ -422,3 +422,19 @@ def test_what_training_measures_is_shown_while_it_runs(tmp_path: Path) -> None:
 
     launch_and_watch(tmp_path, torchrun, lambda update, record: shown.append(update))
     assert shown == [1, 2]
+
+
+def test_a_resumed_training_shows_nothing_before_its_saved_state(tmp_path: Path) -> None:
+    history, shown = tmp_path / "history.jsonl", list[int]()
+
+    def torchrun(state: Path, watch: Callable[[], None]) -> int:
+        (state / "resume/update-00000020").mkdir(parents=True)  # It may come from a store.
+        watch()
+        history.rename(tmp_path / "earlier.jsonl")
+        write_lines(history, [{"update": update} for update in (10, 20, 30)])
+        (tmp_path / "done.json").touch()
+        return 0
+
+    write_lines(history, [{"update": update} for update in (10, 20, 25)])
+    launch_and_watch(tmp_path, torchrun, lambda update, record: shown.append(update))
+    assert shown == [20, 30]

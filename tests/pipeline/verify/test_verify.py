@@ -675,6 +675,6 @@ def test_a_published_certificate_is_whole_and_of_the_settings_of_today(
         Path(name).symlink_to(ROOT / name)
     paths.PARAMS.write_text(yaml.safe_dump(published.params))
     resolve.run()
-    sections = set(certify.SECTIONS) - {"versions"}  # Of the environment, which may be another.
+    sections = set(certify.CERTIFIED) - {"versions"}  # Of the environment, which may be another.
     resolved = {name: certify.plain_section(name) for name in sections}
     assert resolved == {name: published.settings[name] for name in sections}

@@ -16,7 +16,7 @@ Placed = dict[str, list[list[Path]]]
 """Both sides of each text, by role."""
 
 
-def doubts(placed: Placed, languages: tuple[str, str]) -> Iterator[str]:
+def warnings(placed: Placed, languages: tuple[str, str]) -> Iterator[str]:
     """Yield what is doubtful in parallel texts: pairs without text or translation, held-out lines in training, too."""
     for role, texts in placed.items():
         pairs = empty = equal = 0
