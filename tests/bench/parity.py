@@ -75,10 +75,11 @@ def fairseqs(a: argparse.Namespace, seed: int, work: Path) -> Curve:
     shape = SHAPES[a.shape]
     sides = ["--source-lang", "en", "--target-lang", "de"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    subprocess.run(
-        [a.fairseq / "fairseq-preprocess", *sides, "--trainpref", a.train, "--validpref", a.valid, "--destdir",
-         work / "fairseq", "--joined-dictionary"], check=True, capture_output=True, env=environment,
-    )  # fmt: skip
+    if not (work / "fairseq").exists():  # of another seed
+        subprocess.run(
+            [a.fairseq / "fairseq-preprocess", *sides, "--trainpref", a.train, "--validpref", a.valid, "--destdir",
+             work / "fairseq", "--joined-dictionary"], check=True, capture_output=True, env=environment,
+        )  # fmt: skip
     sizes = {"embed-dim": "d_model", "ffn-embed-dim": "d_ff", "attention-heads": "h", "layers": "N"}
     architecture = [f"--{side}-{name}={shape[ours]}" for side in ("encoder", "decoder") for name, ours in sizes.items()]
     command = [
