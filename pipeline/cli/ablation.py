@@ -93,8 +93,8 @@ def run_all(plan: Plan, names: Names, known: Collection[str], jobs: int) -> None
     devices, gpus = SimpleQueue[dict[str, str]](), [gpu.id for gpu in machine.gpus()]
     for job in range(jobs):
         # Each job has GPUs of its own, if they suffice.
-        own = gpus[job::jobs] or gpus[job % max(1, len(gpus)) :][:1]
-        devices.put({"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {})
+        shared_out = gpus[job::jobs] or gpus[job % max(1, len(gpus)) :][:1]
+        devices.put({"CUDA_VISIBLE_DEVICES": ",".join(shared_out)} if shared_out else {})
     started, stopped = time.monotonic(), threading.Event()
 
     def stop() -> None:

@@ -47,8 +47,8 @@ def list_rows() -> None:
     for name, row in rows.table().rows.items():
         subwords, paper = rows.settings(name, row.pair)["subwords"], row.paper
         # With a closed target vocabulary, the row's own sizes: symbols fill one multiple (CRAFT has 61 with specials).
-        closed, each = subwords["target"] == "closed", subwords["multiple_of"]
-        sizes = (-(-subwords["vocabulary"] // each) * each, each) if closed else (row.vocabulary,)
+        closed, multiple = subwords["target"] == "closed", subwords["multiple_of"]
+        sizes = (-(-subwords["vocabulary"] // multiple) * multiple, multiple) if closed else (row.vocabulary,)
         count = parameters(rows.model(name, row.pair), *sizes)
         printed = [(paper.params_m, "d"), (paper.ppl, ".2f"), (paper.bleu, ".1f")]
         millions, ppl, bleu = ("" if value is None else format(value, form) for value, form in printed)

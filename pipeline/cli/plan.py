@@ -125,8 +125,8 @@ def report(measure: bool) -> bool:
     gpus = machine.gpus()
     where = "of each GPU" if gpus else "in this machine"
     processes = launch.process_count(training.shards, needed)
-    each = "the process that trains" if gpus or processes == 1 else f"each of the {processes} processes that train"
-    print(f"  memory          {size(needed)} for {each}, {size(memory)} {where}{LACKING * (memory < needed)}")
+    taker = "the process that trains" if gpus or processes == 1 else f"each of the {processes} processes that train"
+    print(f"  memory          {size(needed)} for {taker}, {size(memory)} {where}{LACKING * (memory < needed)}")
     if len(gpus) == 1 < training.shards:
         gain = "is faster where it fits in memory (by estimate twice for base), and is another training"
         print(f"  shards          {training.shards} on one GPU: training.shards=1 {gain}")

@@ -126,7 +126,7 @@ def _units(path: Path, languages: tuple[str, str]) -> Iterator[Pair | Bad]:
 
     codes = [language.replace("_", "-").lower() for language in languages]
     known: set[str] = set()
-    found = 0
+    units = 0
     with _opened(path) as stream:
         try:
             for _, unit in etree.iterparse(stream, tag="{*}tu", resolve_entities=False, remove_comments=True):
@@ -146,11 +146,11 @@ def _units(path: Path, languages: tuple[str, str]) -> Iterator[Pair | Bad]:
                 if torn is not None:
                     yield Bad("entity", f"has the entity {torn.text}, which is not expanded")
                 elif len(texts) == 2:
-                    found += 1
+                    units += 1
                     yield _pair([texts[code].encode() for code in codes])
                 else:
                     yield Bad("one-sided", f"has no {' or '.join(code for code in codes if code not in texts)}")
         except etree.XMLSyntaxError as error:
             raise InputError(f"{path} is no TMX that can be read ({error}): export it again") from error
-    if not found:
+    if not units:
         raise InputError(f"{path} has no unit in both {' and '.join(codes)}; its languages are {sorted(known)}")

@@ -72,7 +72,7 @@ def add(
         for warning in () if trees else warnings(placed, sides(pair)):
             _say(warning)
         described = {role: [_described(name, both, temporary, folder) for both in placed[role]] for role in placed}
-        content = {role: found if role == "train" or found[1:] else found[0] for role, found in described.items()}
+        content = {role: items if role == "train" or items[1:] else items[0] for role, items in described.items()}
     entry = {"description": description or f"{name}: local files, {pair}", "pairs": {pair: content}}
     write_text(catalog, yaml.safe_dump(entry, sort_keys=False, allow_unicode=True))
     return catalog
@@ -81,8 +81,8 @@ def add(
 def _described(name: str, both: Sequence[Path], temporary: Path, folder: Path) -> dict[str, Any]:
     """Return a catalog's entry for a text in `temporary`, which becomes `folder`."""
     files = [{"path": (folder / path.relative_to(temporary)).as_posix(), "sha256": sha256_of(path)} for path in both]
-    role, _, own = both[0].stem.partition(".")
-    return {"name": own or f"{name}-{role}", "source": files[0], "target": files[1]}
+    role, _, rest = both[0].stem.partition(".")
+    return {"name": rest or f"{name}-{role}", "source": files[0], "target": files[1]}
 
 
 def _free(name: str, pair: str, force: bool) -> tuple[Path, Path]:
@@ -160,7 +160,7 @@ def _place(folder: Path, texts: Mapping[str, Sequence[Files]], pair: str, change
     with closing(sqlite3.connect("")) as seen:
         seen.executescript("PRAGMA journal_mode=OFF; CREATE TABLE pairs (digest INTEGER PRIMARY KEY)")
         named = (
-            (role, *each) for role, given in texts.items() for each in zip(_stems(role, given), given, strict=True)
+            (role, *text) for role, given in texts.items() for text in zip(_stems(role, given), given, strict=True)
         )
         for role, stem, files in named:
             repeats = seen if role == "train" and changes.dedup else None
@@ -189,15 +189,15 @@ def _good(files: Files, languages: tuple[str, str], skip_bad: bool, seen: sqlite
     """
     counts, first, named = Counter[str](), dict[str, str](), list[str]()
     unit = "unit" if text_files.unpacked(files[0]).suffix == ".tmx" else "line"
-    for number, found in enumerate(text_files.pairs(files, languages), 1):
-        if isinstance(found, Bad):
-            bad = found
-        elif skip_bad and any(map(is_blank, found)):
-            bad = Bad("one-sided", "has no text", is_blank(found[1]))
-        elif seen is not None and not seen.execute(INSERT, (_number("\n".join(found)),)).rowcount:
+    for number, pair in enumerate(text_files.pairs(files, languages), 1):
+        if isinstance(pair, Bad):
+            bad = pair
+        elif skip_bad and any(map(is_blank, pair)):
+            bad = Bad("one-sided", "has no text", is_blank(pair[1]))
+        elif seen is not None and not seen.execute(INSERT, (_number("\n".join(pair)),)).rowcount:
             bad = Bad("repeated", "has a pair that was there before")
         else:
-            yield found
+            yield pair
             continue
         where = f"{files[bad.side % len(files)]}, {unit} {number:,}, {bad.what}"
         counts[bad.reason] += 1
@@ -239,9 +239,8 @@ def _hold_out(placed: Placed, folder: Path, pair: str, count: int, kept: Mapping
     held = [{_key(line) for role in best for line in read_lines(placed[role][0][side])} for side in (0, 1)]
     for both in placed["train"]:
         rest = [path.with_name(f"{path.name}.rest") for path in both]
-        total -= _write(
-            rest, (each for each in parallel(*both) if not {_key(each[0])} & held[0] | {_key(each[1])} & held[1])
-        )
+        left = (pair for pair in parallel(*both) if not {_key(pair[0])} & held[0] | {_key(pair[1])} & held[1])
+        total -= _write(rest, left)
         for path, new in zip(both, rest, strict=True):
             new.replace(path)
     _say(f"{count:,} pairs held out for each of {' and '.join(best)}, {total:,} left out that share a side with one")
@@ -251,7 +250,7 @@ def _held_out_before(folder: Path, pair: str, roles: Iterable[str]) -> dict[str,
     """Return the pairs of a catalog's sets, by source, with their role."""
     files = {role: [folder / MADE / f"{role}.{language}" for language in sides(pair)] for role in roles}
     there = {role: both for role, both in files.items() if all(path.exists() for path in both)}
-    return {_key(each[0]): (role, each) for role, both in there.items() for each in parallel(*both)}
+    return {_key(lines[0]): (role, lines) for role, both in there.items() for lines in parallel(*both)}
 
 
 def _write(both: Sequence[Path], lines: Iterable[Pair]) -> int:

@@ -56,14 +56,14 @@ def _repeated(held: set[str], training: Iterable[str], language: str) -> tuple[s
 
     sizes, having = dict[str, int](), dict[tuple[str, ...], list[str]]()
     for line in held:
-        found = grams(line)
-        sizes[line] = len(found)
-        for gram in found:
+        distinct = grams(line)
+        sizes[line] = len(distinct)
+        for gram in distinct:
             having.setdefault(gram, []).append(line)
     equal, near = set[str](), set[str]()
     for line in training:
         if line in held:
             equal.add(line)
-        shared = Counter(each for gram in grams(line) for each in having.get(gram, ()))
-        near.update(each for each, count in shared.items() if 2 * count > sizes[each])
+        shared = Counter(like for gram in grams(line) for like in having.get(gram, ()))
+        near.update(like for like, count in shared.items() if 2 * count > sizes[like])
     return equal, near - equal

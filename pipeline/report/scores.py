@@ -144,8 +144,8 @@ def results(run: RunSettings, metrics: Mapping[str, Any], papers: str) -> list[B
         sets_of = ", and ".join(f"{known.name}, {known.lines} lines" for known in map(named, task.papers_sets) if known)
         sets = f"The paper's numbers are of {sets_of}; this run's are of {ours}"
         blocks.append(Paragraph(f"{sets}. That is other text: the paper's are not listed."))
-        own = [(what, where, ours) for what, where, _, ours in lines]
-        blocks.append(Table(("measure", "set and model", "this run"), own))
+        cells = [(what, where, ours) for what, where, _, ours in lines]
+        blocks.append(Table(("measure", "set and model", "this run"), cells))
     chrf = f" chrF's: {metrics['chrf_signature']}." if "bleu" in metrics else ""
     blocks.append(Paragraph(f"{task.program}'s signature: {metrics[f'{task.key}_signature']}.{chrf}"))
     return [*blocks, *(_steps(metrics) if "bleu_paper_way_steps" in metrics else []), *_beside(run, metrics)]

@@ -39,7 +39,7 @@ def complete(client: MlflowClient, ran: bool) -> str:
     if paths.VALIDATION_OUTPUTS.exists():
         seconds = {row["update"]: row["seconds"] for row in read_table(VALIDATION)}
         written = map(json.loads, read_lines(paths.VALIDATION_OUTPUTS))
-        points.send_sample({**each, "seconds": seconds.get(each["update"], 0.0)} for each in written)
+        points.send_sample({**record, "seconds": seconds.get(record["update"], 0.0)} for record in written)
     describe(client, run.info.run_id, configuration, scores)
     send_files(client, run.info.run_id)
     view.show(client, configuration["run"]["pair"])

@@ -231,8 +231,8 @@ def _run_table(request: Request) -> HTMLResponse:
     from mlflow import MlflowClient
     from starlette.responses import HTMLResponse
 
-    found = view.show(MlflowClient(local_uri()), request.path_params["pair"])
-    address = json.dumps(found + (view.CHARTS if "charts" in request.query_params else ""))
+    page = view.show(MlflowClient(local_uri()), request.path_params["pair"])
+    address = json.dumps(page + (view.CHARTS if "charts" in request.query_params else ""))
     opened = 'localStorage.setItem("mlflow.assistant.fab.autoOpenedOnFirstLoad_v1", "true")'
     return HTMLResponse(f"<script>{opened}; location.replace({address})</script>")
 

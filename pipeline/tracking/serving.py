@@ -57,8 +57,8 @@ class Translation(PythonModel):
             _check_sizes(model_input, settings.beam, most)
             # One with the request's settings: requests are answered side by side.
             translator = Translator(ready.model, None, settings, ready.engine, ready.longest, ready.split)
-            found = [sentence.texts for sentence in translator.translations(model_input, nbest)]
-            return found if nbest > 1 else [best for best, *_ in found]
+            texts = [sentence.texts for sentence in translator.translations(model_input, nbest)]
+            return texts if nbest > 1 else [best for best, *_ in texts]
         except InputError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error
 

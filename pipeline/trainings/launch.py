@@ -197,8 +197,8 @@ def main() -> None:
         raise SignalException("asked to stop", signal.Signals(number))
 
     asked = (signal.SIGTERM, signal.SIGINT)
-    for each in asked:
-        signal.signal(each, stop)
+    for number in asked:
+        signal.signal(number, stop)
     with scratch_folder(Path(job) / "torchrun") as scratch:
         try:
             run.main(arguments(module, count, job, scratch))

@@ -42,8 +42,8 @@ def write_outputs(state: Path, root: Path) -> None:
     records = history.read_history(state / history.HISTORY)
     write_curves(records, root)
     kept = ("update", "outputs", "sample")
-    examples = ({key: each[key] for key in kept if key in each} for each in records if "outputs" in each)
-    write_text(root / paths.VALIDATION_OUTPUTS, "".join(json.dumps(each) + "\n" for each in examples))
+    examples = ({key: record[key] for key in kept if key in record} for record in records if "outputs" in record)
+    write_text(root / paths.VALIDATION_OUTPUTS, "".join(json.dumps(example) + "\n" for example in examples))
     data = data_hashes(Path(job.pop("corpus")))  # In other copies of the repository it has another path.
     decided_by = {"state": state.name, "job": job, "data": data, "code": state.name.split("-")[1]}
     write_json(root / paths.CHAIN, {**decided_by, "links": history.read_history(state / history.CHAIN)})
