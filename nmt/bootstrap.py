@@ -38,8 +38,7 @@ def resampled(statistics: NDArray[np.int64], score: Score) -> NDArray[np.float64
 
 
 def interval(statistics: NDArray[np.int64], score: Score) -> tuple[float, float]:
-    """Return the 95% interval of a score: the mean of the resampled scores, plus and minus half the
-    width of their central 95%."""
+    """Return the 95% interval of a score: the resamples' mean, plus and minus half the width of their central 95%."""
     scores = np.sort(resampled(statistics, score))
     half = (scores[SAMPLES - SAMPLES // 40 - 1] - scores[SAMPLES // 40]) / 2
     return float(scores.mean() - half), float(scores.mean() + half)

@@ -104,8 +104,8 @@ def sacrebleu(
 ) -> tuple[float, str]:
     """Return cased sacreBLEU of detokenised lines in percent, and its signature.
 
-    `lang`, the target's code, or `tokenize` chooses sacreBLEU's tokenizer; without, it is 13a. Raises
-    InputError as `metric` does, and unless there is one translation for each reference.
+    `lang`, the target's code, or `tokenize` chooses sacreBLEU's tokenizer; without, it is 13a. Raises InputError as
+    `metric` does, and unless there is one translation for each reference.
     """
     return corpus_score(metric(lang, tokenize), hypotheses, references)
 

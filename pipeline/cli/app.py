@@ -43,10 +43,11 @@ class Commands(TyperGroup):
         except BrokenPipeError:
             raise
         except Exception as error:
-            sentence = wording.memory_message(error)
-            if not (sentence or isinstance(error, OSError | InputError)):
+            sentence = str(error) if isinstance(error, InputError) else wording.memory_message(error)
+            if sentence is None and isinstance(error, OSError):
+                sentence = wording.os_error_message(error)
+            if sentence is None:
                 raise
-            sentence = sentence or (wording.os_error_message(error) if isinstance(error, OSError) else str(error))
             print(printable(f"{ctx.invoked_subcommand}: {sentence}"), file=sys.stderr)
             raise typer.Exit(1) from error
 

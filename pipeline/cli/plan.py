@@ -120,13 +120,14 @@ def report(measure: bool) -> bool:
         free = shutil.disk_usage(folder).free
         short |= free < least
         where = f" in {folder}" if folder.name else ""
-        print(f"  disk            {size(least)} are written, {size(free)} are free{where}{LACKING * (free < least)}")
+        lacking = LACKING if free < least else ""
+        print(f"  disk            {size(least)} are written, {size(free)} are free{where}{lacking}")
     memory = machine.memory()
     gpus = machine.gpus()
     where = "of each GPU" if gpus else "in this machine"
     processes = launch.process_count(training.shards, needed)
     taker = "the process that trains" if gpus or processes == 1 else f"each of the {processes} processes that train"
-    print(f"  memory          {size(needed)} for {taker}, {size(memory)} {where}{LACKING * (memory < needed)}")
+    print(f"  memory          {size(needed)} for {taker}, {size(memory)} {where}{LACKING if memory < needed else ''}")
     if len(gpus) == 1 < training.shards:
         gain = "is faster where it fits in memory (by estimate twice for base), and is another training"
         print(f"  shards          {training.shards} on one GPU: training.shards=1 {gain}")

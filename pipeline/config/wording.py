@@ -23,7 +23,7 @@ def memory_message(error: BaseException) -> str | None:
     """Return the sentence for an error that says that memory ran out; None for others."""
     if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(str(error)):
         return None
-    advice = "free some, raise its limit (ulimit -v, the container's), or lower --batch-tokens"
+    advice = "free some, or raise its limit (ulimit -v, the container's); `wmt translate` takes less by --batch-tokens"
     return f"memory ran out ({error}): {advice}"
 
 
