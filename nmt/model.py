@@ -109,7 +109,7 @@ def attention(
 ) -> Float[Tensor, "batch h query d_v"]:
     """Return softmax(QK^T / sqrt(d_k)) V, Eq. 1; `mask` and `scaled` as in `attention_weights`.
 
-    Uses plain products: fused attention kernels compute tiles of fixed size, which short sentences leave mostly empty.
+    Uses plain products, which serve every device, width and mask.
     """
     weights = attention_weights(Q, K, mask, scaled=scaled)
     return (weights if dropout is None else dropout(weights)) @ V
@@ -127,6 +127,9 @@ class MultiHeadAttention(nn.Module):
         self.W_V = Linear(settings.d_model, settings.h * settings.d_v, bias)
         self.W_O = Linear(settings.h * settings.d_v, settings.d_model, bias)
         self.dropout = Dropout(settings.attention_dropout)
+        # torch's FlashAttention has these widths and no dropout.
+        known_width = settings.d_k == settings.d_v <= 256 and settings.d_k % 8 == 0
+        self.has_flash = known_width and not settings.attention_dropout
 
     def forward(
         self,
@@ -143,6 +146,9 @@ class MultiHeadAttention(nn.Module):
         Q, K, V = self.project(x, context)
         if has_own_backward(Q) and not (self.training and self.dropout.probability):
             return self.W_O(fused.attend(Q, K, V, queries, keys, masks, self.h))
+        if keys.has_flash and self.has_flash and Q.dtype == torch.bfloat16:
+            # Masks that hide later positions are the same for all sentences, which the keys' own are not.
+            return self.W_O(fused.flash_attend(Q, K, V, queries, keys, self.h, causal=masks[0].dim() == 2))
         if Q.dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu"):
             Q, K, V = Q.float(), K.float(), V.float()  # products as small as attention's are slow in bfloat16 there
         with torch.autocast("cpu", enabled=False):

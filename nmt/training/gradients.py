@@ -64,12 +64,12 @@ class OverlappedGradients:
     """The same sum in no fixed order: processes sum the first gradients while they compute the others.
 
     Gradients lie in buckets in the order in which the backward pass computes them: the last parameter's lies in the
-    first bucket. The sum of a bucket over the processes begins when all shards of this process have been added to it.
+    first bucket. The sum of a bucket over the processes begins when this process's shard, its only one, has been added
+    to it. Before an update all gradients must be set to 0, in place.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], world: World, shards: int) -> None:
-        """`shards`: of an update, of this process. Before an update all gradients must be set to 0, in place."""
-        self._parameters, self._world, self._shards = parameters, world, shards
+    def __init__(self, parameters: list[nn.Parameter], world: World) -> None:
+        self._parameters, self._world = parameters, world
         self._buckets: list[Tensor] = []
         self._sums: list[distributed.Work] = []
         """Of the first buckets, begun in the same order on every process."""
@@ -84,7 +84,7 @@ class OverlappedGradients:
             for parameter, part in zip(group, self._buckets[number].split(lengths), strict=True):
                 parameter.grad = part.view_as(parameter)
                 parameter.register_post_accumulate_grad_hook(lambda p, number=number: self._added(number, p))
-        self._missing = [shards * bucket.numel() for bucket in self._buckets]
+        self._missing = [bucket.numel() for bucket in self._buckets]
         """How many numbers have still to be added to each bucket; an empty shard's never are."""
 
     def backward(self, loss: Tensor | None) -> None:
@@ -101,5 +101,5 @@ class OverlappedGradients:
         for bucket_sum in self._sums:
             bucket_sum.wait()
         self._sums.clear()
-        self._missing = [self._shards * bucket.numel() for bucket in self._buckets]
+        self._missing = [bucket.numel() for bucket in self._buckets]
         return [cast("Tensor", parameter.grad) for parameter in self._parameters]

@@ -72,7 +72,7 @@ class Trainer:
         )
         self.overlapped: OverlappedGradients | None = None
         if world.size > 1 and not self.in_fixed_order:
-            self.overlapped = OverlappedGradients(self.parameters, world, self.settings.shards // world.size)
+            self.overlapped = OverlappedGradients(self.parameters, world)
         recorded_settings = {name: getattr(self.settings, name) for name in ("updates", "validate_every")}
         self.measured = Measurements(
             world, TrainState(processes=world.size, conditions=self.conditions(), **recorded_settings)
@@ -109,6 +109,11 @@ class Trainer:
         """Whether sums have a fixed order, so that the weights do not depend on the number of processes."""
         return self.world.device.type == "cpu" or self.settings.deterministic
 
+    @property
+    def shards(self) -> int:
+        """How many parts an update is cut into: one a process where sums have no fixed order, as GPUs are fastest."""
+        return self.settings.shards if self.in_fixed_order else self.world.size
+
     def conditions(self) -> ResumeConditions:
         """Return what must be the same for a resumed training to be bit-identical."""
         on_cpu = self.world.device.type == "cpu"
@@ -125,7 +130,7 @@ class Trainer:
 
     def updates(self, corpus: Corpus, last: int) -> Iterator[Update]:
         """Yield this rank's share of the updates after the last finished one."""
-        plan = self.settings.seed, self.settings.tokens, self.settings.shards
+        plan = self.settings.seed, self.settings.tokens, self.shards
         part = self.world.rank, self.world.size
         return updates(corpus, *plan, *part, range(self.update + 1, last + 1), self.job.model.h)
 
@@ -173,10 +178,12 @@ class Trainer:
             if not out_of_memory(error):
                 raise
             source, target = int((shard.src.ids != PAD).sum()), len(shard.labels)
+            smaller = f"raise training.shards, which is {self.shards}"
+            if not self.in_fixed_order:
+                smaller = f"set training.deterministic: true, with which {self.settings.shards} shards take turns"
             raise InputError(
-                f"a shard of {source:,} source and {target:,} target subwords does not "
-                "fit into this device's memory: raise training.shards, which "
-                f"is {self.settings.shards}, or use a larger device or fewer processes on it"
+                f"a shard of {source:,} source and {target:,} target subwords does not fit into this device's memory: "
+                f"{smaller}, or use a larger device or fewer processes on it"
             ) from error
         return torch.stack((smoothed.detach(), negative_log_likelihood))
 

@@ -128,9 +128,6 @@ def report(measure: bool) -> bool:
     processes = launch.process_count(training.shards, needed)
     taker = "the process that trains" if gpus or processes == 1 else f"each of the {processes} processes that train"
     print(f"  memory          {size(needed)} for {taker}, {size(memory)} {where}{LACKING if memory < needed else ''}")
-    if len(gpus) == 1 < training.shards:
-        gain = "is faster where it fits in memory (by estimate twice for base), and is another training"
-        print(f"  shards          {training.shards} on one GPU: training.shards=1 {gain}")
     print()
     print(f"  corpus          {corpus.pairs:,} pairs of {corpus.subwords:.0f} subwords ({corpus.origin})")
     count = parameters(configuration.model, corpus.vocabulary, corpus.target_vocabulary)

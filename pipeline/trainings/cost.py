@@ -9,6 +9,7 @@ from typing import NamedTuple
 from nmt.flops import LengthSums, parameters, training_flops
 from nmt.model_settings import ModelSettings
 from nmt.training.settings import TrainingSettings
+from pipeline.config import machine
 from pipeline.config.corpora import other_direction
 from pipeline.config.paths import BINNED_STATS, read_json
 from pipeline.config.settings import Configuration
@@ -61,15 +62,26 @@ def corpus_size(configuration: Configuration, prepared: bool) -> CorpusSize:
     return CorpusSize(pairs, MEAN_SUBWORDS, vocabulary, "guessed from the bytes of its archives and files", symbols)
 
 
+def parts(training: TrainingSettings) -> int:
+    """Return how many parts an update is cut into: its shards, or one a GPU where sums have no fixed order."""
+    gpus = len(machine.gpus())
+    if training.deterministic or not gpus:
+        return training.shards
+    from nmt.training.distributed import most_processes  # imports torch
+
+    return most_processes(gpus, training.shards)
+
+
 def process_memory(
     model: ModelSettings, training: TrainingSettings, rows: tuple[int, int | None], subwords: float = MEAN_SUBWORDS
 ) -> int:
     """Return the bytes of memory of a process that trains; `rows`: of both embeddings; `subwords`: of a sentence."""
     weights = 4 * parameters(model, *rows)
     layer = 26 * model.d_model + 4 * model.d_ff + int(6 * model.h * subwords)
-    activations = training.tokens // training.shards * (model.N * layer + 4 * model.d_model) * 4
+    count = parts(training)
+    activations = training.tokens // count * (model.N * layer + 4 * model.d_model) * 4
     # Weights, two moments, and gradients: a process that has all shards keeps as many sums as the tree has levels.
-    gradients = max(1, training.shards.bit_length() - 1)
+    gradients = max(1, count.bit_length() - 1)
     return RESERVE + (3 + gradients) * weights + activations
 
 
@@ -105,7 +117,7 @@ def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: flo
     from nmt.training.trainer import Trainer
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # One shard as large as the row's on a GPU, a smaller one on a CPU, where an update takes long.
+    # One part as large as the row's on a GPU, a smaller one on a CPU, where an update takes long.
     training = configuration.training.model_copy(update={"shards": 1})
     model = configuration.model
     vocabulary = corpus.vocabulary
@@ -113,7 +125,7 @@ def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: flo
     job = Job(model=model, training=training, vocabulary=vocabulary, target_vocabulary=symbols, corpus="none")
     trainer = Trainer(job, World(0, 1, device))
     length = max(2, round(corpus.subwords))
-    positions = training.tokens // configuration.training.shards
+    positions = training.tokens // parts(configuration.training)
     rows = max(1, (positions if device.type == "cuda" else min(positions, 512)) // length)
     ids = torch.randint(4, min(vocabulary, corpus.output_rows), (rows, length))
     batch = Batch(pack_tensor(ids, model.h), pack_tensor(ids, model.h), ids.flatten())

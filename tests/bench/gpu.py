@@ -1,9 +1,10 @@
 """Training on GPUs in one table: python -m tests.bench.gpu [--price 2.5]
 
-Base and big with 1, 2 and 8 shards on one GPU, with 8 also eager and on all GPUs; then a rank that fails, two
-deterministic trainings compared, and the ten kernels that take most time. All ends within ten minutes: a case that
-there is no time for says so. `--tiny` rehearses it on a CPU, where nothing is compiled. `--count` prints the operations
-and bytes of an update on torch's device without data, where nothing is computed.
+Base and big on one GPU compiled, eager and deterministic, which takes 8 shards in turn, and on all GPUs; then the first
+update's loss and gradients beside a CPU's, a rank that fails, two deterministic trainings compared, and the ten kernels
+that take most time. All ends within ten minutes: a case that there is no time for says so. `--tiny` rehearses it
+on a CPU, where nothing is compiled. `--count` prints the operations and bytes of an update on torch's device without
+data, where nothing is computed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from torch.utils._pytree import tree_leaves
 from nmt import flops, hardware
 from nmt.common.processes import die_with_parent, end, start
 from nmt.common.tensors import digest
+from nmt.model import Transformer
 from nmt.training.batches import Corpus, train_files
 from nmt.training.distributed import World, join_world, most_processes
 from nmt.training.loop import fail
@@ -48,8 +50,9 @@ GRACE = 15.0
 def settings(case: dict[str, Any], corpus: str) -> Job:
     """The row's own training, whole: only its first updates are trained."""
     chosen = training.row_settings(case["row"], "en-de")
-    chosen["training"] |= {"shards": case["shards"], "precision": "bfloat16", "seed": 1}
+    chosen["training"] |= {"precision": case.get("precision", "bfloat16"), "seed": 1}
     chosen["training"] |= {"deterministic": case.get("deterministic", False)}
+    chosen["model"] |= case.get("model", {})
     if case["tiny"]:
         chosen["model"] |= {"N": 2, "d_model": 32, "d_ff": 64, "h": 2, "d_k": 16, "d_v": 16}
         chosen["training"] |= {"tokens": 500}
@@ -59,7 +62,7 @@ def settings(case: dict[str, Any], corpus: str) -> Job:
 def work(case: dict[str, Any], corpus: str) -> None:
     """One process of a case: print what rank 0 measured as a line of JSON."""
     job, updates = settings(case, corpus), case["updates"]
-    with join_world(case["shards"]) as world:
+    with join_world(job.training.shards) as world:
         trainer = Trainer(job, world)
         feed = list(islice(trainer.updates(Corpus(train_files(Path(corpus))), updates + 3), updates + 3))
         wait = torch.cuda.synchronize if world.device.type == "cuda" else lambda: None
@@ -139,29 +142,27 @@ def count(corpus: str) -> None:
     torch.cuda.get_device_name = lambda device=None: "a GPU"
     torch.autocast = lambda *_, **__: nullcontext()  # type: ignore[assignment, misc] # that device has none
     Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign] # nor memory to copy from
-    for shards in (1, 2, 8):
-        case = {"row": "base", "shards": shards, "tiny": False}
+    for deterministic in (False, True):
+        case = {"row": "base", "deterministic": deterministic, "tiny": False}
         trainer = Trainer(settings(case, corpus), World(0, 1, torch.device("meta")))
         trainer.optimizer.step = lambda: None  # type: ignore[method-assign, assignment] # it is not counted
         trainer.measured.add_update = lambda *_: None  # type: ignore[method-assign] # nor does that device have numbers
         (update,) = trainer.updates(Corpus(train_files(Path(corpus))), 1)
         with Traffic() as traffic:
             trainer.step(update)
-        print(f"{shards:2} shards: {traffic.operations:6,} operations, {traffic.bytes / 1e9:6.1f} GB")
+        print(f"{trainer.shards:2} shards: {traffic.operations:6,} operations, {traffic.bytes / 1e9:6.1f} GB")
 
 
 def table(common: dict[str, Any], corpus: str, devices: int, price: float, until: float) -> None:
     """Print the speed of trainings: updates a second, share of the GPU's peak, hours and price of the whole."""
-    print("row   shards  GPUs  mode      updates/s  of peak    hours    price")
-    cases = [(1, 1, False), (2, 1, False), (8, 1, False), (8, 1, True), (8, devices, False)]
-    if common["tiny"]:
-        cases = [(1, 1, True), (8, devices, True)]
+    print("row    GPUs  mode           updates/s  of peak    hours    price")
+    cases = [(1, "compiled"), (1, "eager"), (1, "deterministic"), (devices, "compiled")]
     for row in ("base", "big"):
-        for shards, processes, eager in dict.fromkeys(cases):
-            case = {**common, "row": row, "shards": shards, "processes": processes}
-            values = measured(case, corpus, until, eager=eager)
-            mode = "compiled" if values.get("compiled", not eager) else "eager"
-            name = f"{row:5} {shards:6}  {processes:4}  {mode:8}"
+        for processes, mode in dict.fromkeys(cases):
+            case = {**common, "row": row, "processes": processes, "deterministic": mode == "deterministic"}
+            values = measured(case, corpus, until, eager=mode == "eager" or common["tiny"])
+            kind = "eager" if mode == "compiled" and not values.get("compiled", True) else mode
+            name = f"{row:5}  {processes:4}  {kind:13}"
             if "error" in values:
                 print(f"{name}  {values['error']}", flush=True)
                 continue
@@ -172,9 +173,32 @@ def table(common: dict[str, Any], corpus: str, devices: int, price: float, until
             )
 
 
+def beside_cpu(corpus: str, precision: str) -> tuple[float, float]:
+    """The relative differences of loss and gradients, without dropout, between a GPU and this CPU in float32."""
+    small = {"N": 2, "d_model": 128, "d_ff": 256, "h": 4, "d_k": 32, "d_v": 32, "P_drop": 0.0}
+    results: list[tuple[float, Tensor]] = []
+    for device, chosen in (("cpu", "float32"), ("cuda", precision)):
+        job = settings({"row": "base", "tiny": False, "model": small, "precision": chosen}, corpus)
+        training_settings = job.training.model_copy(update={"tokens": 2000, "updates": 1})
+        trainer = Trainer(job.model_copy(update={"training": training_settings}), World(0, 1, torch.device(device)))
+        torch.manual_seed(1)
+        trainer.model.load_state_dict(Transformer(job.model, job.vocabulary).state_dict())
+        (update,) = trainer.updates(Corpus(train_files(Path(corpus))), 1)
+        shards = [shard.to(trainer.world.device) for shard in update.shards if shard is not None]
+        losses = torch.stack([trainer.losses(shard, 0.1)[0] for shard in shards]).sum()
+        gradients = torch.autograd.grad(losses, trainer.parameters)
+        flat = torch.cat([gradient.flatten().double().cpu() for gradient in gradients])
+        results.append((losses.item(), flat))
+    (loss, gradient), (other_loss, other) = results
+    return abs(other_loss / loss - 1), float((other - gradient).norm() / gradient.norm())
+
+
 def checks(common: dict[str, Any], corpus: str, devices: int, until: float) -> None:
     """Print how a rank's failure ends the others, whether two trainings are the same, and which kernels take long."""
-    case = {**common, "row": "base", "shards": 8, "processes": devices}
+    case = {**common, "row": "base", "processes": devices}
+    for precision in () if common["tiny"] else ("float32", "bfloat16"):
+        loss, gradient = beside_cpu(corpus, precision)
+        print(f"{precision} beside the CPU's float32: loss {loss:.1e}, gradients {gradient:.1e}")
     failed = measured({**case, "fail": True}, corpus, until, eager=True)
     after = f"; all ended {failed['ended_after']:.1f} s later" if "ended_after" in failed else ""
     print(f"a rank that fails: {failed.get('error', 'not noticed')}{after}", flush=True)

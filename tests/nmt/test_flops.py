@@ -33,7 +33,7 @@ def test_parameters_are_those_of_the_model(change: dict[str, object], sharing: s
 
 def on_meta(side: Packed) -> Packed:
     parts = (part.to("meta") for part in (side.ids, side.positions, side.padded, side.places))
-    return Packed(*parts, [mask.to("meta") for mask in side.masks], side.heads)
+    return Packed(*parts, [mask.to("meta") for mask in side.masks], side.starts, side.heads)
 
 
 def _counted(settings: ModelSettings, vocabulary: int, source: int, target: int) -> int:

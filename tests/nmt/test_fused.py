@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -57,6 +63,41 @@ def test_the_model_and_its_gradients_are_the_same(
         assert gradient.dtype == torch.float32
         if not name.endswith("W_K.bias"):  # The same for all keys, it changes no softmax.
             assert (gradient - plain[name]).norm() <= tolerance * plain[name].norm(), name
+
+
+@pytest.mark.parametrize(("changes", "calls"), [({"d_v": 8}, 6), ({}, 0), ({"d_v": 8, "attention_dropout": 0.2}, 0)])
+def test_flash_attention_of_gpus_gives_the_same(
+    changes: dict[str, object], calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for its kernel, which reads what the kernel reads; other widths and dropout do without it."""
+    torch.manual_seed(1)
+    transformer = Transformer(SETTINGS.model_copy(update=changes), 64).train()
+    for module in (model, products):
+        monkeypatch.setattr(module, "has_own_backward", lambda x: False)
+    expected, plain = loss_and_gradients(transformer, "bfloat16")
+    shapes = []
+
+    def attn(q: Tensor, k: Tensor, v: Tensor, *sides: Any, window_size: tuple[int, int]) -> Tensor:
+        shapes.append(q.shape)
+        outputs, starts, longest = [], [pairwise(side.tolist()) for side in sides[:2]], sides[2:]
+        for own, of in zip(*starts, strict=True):
+            assert all(last - first <= most for (first, last), most in zip((own, of), longest, strict=True))
+            of_sentence = (x[slice(*rows)].transpose(0, 1) for x, rows in ((q, own), (k, of), (v, of)))
+            causal = {(-1, 0): True, (-1, -1): False}[window_size]
+            output = torch.nn.functional.scaled_dot_product_attention(*of_sentence, is_causal=causal)
+            outputs.append(output.transpose(0, 1).nan_to_num())
+        return torch.cat(outputs)
+
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=attn))
+    monkeypatch.setitem(
+        globals(), "pack", lambda *given, pack=pack, **how: replace(pack(*given, **how), has_flash=True)
+    )
+    loss, gradients = loss_and_gradients(transformer, "bfloat16")
+    assert len(shapes) == calls
+    assert loss.item() == pytest.approx(expected.item(), rel=0.008)
+    for name, gradient in gradients.items():
+        if not name.endswith("W_K.bias"):
+            assert (gradient - plain[name]).norm() <= 0.08 * plain[name].norm(), name
 
 
 def test_large_scores_do_not_overflow() -> None:

@@ -57,7 +57,7 @@ def losses_of(job: Job, *, compiled: bool) -> list[float]:
         assert made.conditions().compiled
         # As on several GPUs; the others have added nothing.
         world = SimpleNamespace(begin_sum=lambda bucket: SimpleNamespace(wait=lambda: None))
-        made.overlapped = OverlappedGradients(made.parameters, cast("World", world), job.training.shards)
+        made.overlapped = OverlappedGradients(made.parameters, cast("World", world))
     losses = []
     for update in made.updates(Corpus(train_files(Path(job.corpus))), job.training.updates):
         made.step(update)
@@ -67,7 +67,7 @@ def losses_of(job: Job, *, compiled: bool) -> list[float]:
 
 
 def test_the_same_losses_from_few_compilations(tiny_job: MakeJob) -> None:
-    job = tiny_job(updates=12, tokens=300)
+    job = tiny_job(updates=12, tokens=300, shards=1)
     job["model"] |= {"P_drop": 0.2, "attention_dropout": 0.1, "relu_dropout": 0.1, "N": 2}
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests", HERE)))}
     result = subprocess.run(

@@ -251,6 +251,7 @@ def test_an_update_needs_tensors_of_one_device_alone(tiny_job: MakeJob, monkeypa
     trainer = Trainer(Job.model_validate(make), World(0, 1, torch.device("meta")))
     conditions = trainer.conditions()
     assert (conditions.deterministic, conditions.portable, conditions.threads) == (False, False, 0)
+    assert trainer.settings.shards > trainer.shards == 1
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
     monkeypatch.setattr(trainer.optimizer, "step", lambda: None)
     monkeypatch.setattr(trainer.measured, "add_update", lambda *given: None)

@@ -205,8 +205,8 @@ def test_disk_is_summed_over_the_stages_that_would_run_and_memory_is_that_of_the
         assert "A run is going on in this folder, at its stage tokenize;" in output
         assert "4.0 MiB are written, 4.0 MiB are free" in output
         assert f"1.0 MiB for {'the process that trains' if gpus else 'each of the 2 processes that train'}," in output
-        sentences = ("NOT ENOUGH", "in this machine", "of each GPU", "2 on one GPU: training.shards=1 is faster")
-        assert tuple(one in output for one in sentences) == (not enough, not gpus, gpus > 0, gpus == 1)
+        sentences = ("NOT ENOUGH", "in this machine", "of each GPU")
+        assert tuple(one in output for one in sentences) == (not enough, not gpus, gpus > 0)
         if memory < 2**20:
             assert wmt("plan") == 1, "updates that do not fit in memory are not measured"
             capsys.readouterr()
