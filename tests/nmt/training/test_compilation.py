@@ -30,6 +30,7 @@ ROOT = HERE.parents[2]
 # graph is made for the loss alone, which computes in place: for layers it takes ten seconds.
 PROBE = """
 import json, sys
+from dataclasses import replace
 from pathlib import Path
 import torch
 from torch._dynamo.utils import counters
@@ -37,11 +38,19 @@ from nmt import model, products
 for module in (products, model):
     gpus = Path(module.__file__).read_text().replace("x.is_cpu", "False")
     exec(compile(gpus, module.__file__, "exec"), vars(module))
-from nmt.training.settings import Job
 from nmt.loss import block_loss
+from nmt.training import batches
+from nmt.training.settings import Job
 from test_compilation import losses_of
 inductor = torch.compile
 torch.compile = lambda f, **how: inductor(f, backend="aot_eager" if f is block_loss else "eager", **how)
+def attend(q, k, v, q_starts, k_starts, longest_q, longest_k, *, window_size):
+    return q + v.mean() + 1e-6 * (k.sum() + longest_q * q_starts.sum() + longest_k * k_starts.sum() + window_size[1])
+if sys.argv[2] == "flash":
+    from torch.nn.attention import varlen
+    varlen.varlen_attn = attend
+    packed = batches.pack
+    batches.pack = lambda *given, **how: replace(packed(*given, **how), has_flash=True)
 job = Job.model_validate(json.loads(sys.argv[1]))
 both = [losses_of(job, compiled=False), losses_of(job, compiled=True)]
 print(json.dumps([*both, counters["stats"]["unique_graphs"], counters["graph_break"]]))
@@ -66,12 +75,20 @@ def losses_of(job: Job, *, compiled: bool) -> list[float]:
     return losses
 
 
-def test_the_same_losses_from_few_compilations(tiny_job: MakeJob) -> None:
-    job = tiny_job(updates=12, tokens=300, shards=1)
-    job["model"] |= {"P_drop": 0.2, "attention_dropout": 0.1, "relu_dropout": 0.1, "N": 2}
+@pytest.mark.parametrize(
+    ("attention", "settings"),
+    [
+        ("products", {"updates": 12, "tokens": 300}),
+        # FlashAttention reads the longest sentence of all blocks, which are as many in larger updates.
+        ("flash", {"updates": 6, "tokens": 600, "precision": "bfloat16"}),
+    ],
+)
+def test_the_same_losses_from_few_compilations(attention: str, settings: dict[str, object], tiny_job: MakeJob) -> None:
+    job = tiny_job(shards=1, **settings)
+    job["model"] |= {"P_drop": 0.2, "attention_dropout": 0.1 * (attention == "products"), "relu_dropout": 0.1, "N": 2}
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests", HERE)))}
     result = subprocess.run(
-        [sys.executable, "-c", PROBE, json.dumps(job)],
+        [sys.executable, "-c", PROBE, json.dumps(job), attention],
         cwd=ROOT, env=environment, check=True, capture_output=True, text=True,
     )  # fmt: skip
     plain, compiled, graphs, breaks = json.loads(result.stdout.split("\n")[-2])
