@@ -1,5 +1,7 @@
 """Attention, and LayerNorm(x + Dropout(y)), on CPUs: each one step for autograd, with the gradients written out.
 
+On GPUs, attention by torch's FlashAttention.
+
 `nmt.model` has both as the paper writes them. Between the small products of short sentences, autograd's own work takes
 longer than the products.
 """
@@ -20,6 +22,10 @@ DROPOUT_STEPS = 65_536
 """Dropout on a CPU draws 16-bit integers, which rounds probabilities to multiples of 1 / DROPOUT_STEPS."""
 VECTOR = 16
 """Float32 numbers of a vector register with AVX-512."""
+
+# From torch 2.15 on, varlen_attn prefers cuDNN on an H100 and newer GPUs. That builds a graph for each new shape, which
+# every update has, and its gradients have no fixed order.
+torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def random_integers(like: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:

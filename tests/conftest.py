@@ -22,7 +22,7 @@ for name in list(os.environ):
     if name.startswith(("WMT_", "DVC_", "AWS_")) or name.lower().endswith("_proxy"):
         del os.environ[name]
 
-# Tests compare with what CPUs compute; `make bench-gpu` compares GPUs with them.
+# Tests compare with what CPUs compute; `make bench-gpu` compares GPUs with CPUs.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 # sacrebleu imports portalocker, which imports redis if it is there: more than half a second in every process.

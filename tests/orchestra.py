@@ -74,6 +74,7 @@ class Orchestra:
             "PREFECT_WORKER_QUERY_SECONDS": "2",
             "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
             "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "GPU-4f2a",  # of the stand-in alone: real GPUs stay hidden
         }
 
     def start(self) -> subprocess.Popen[bytes]:

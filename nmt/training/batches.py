@@ -1,7 +1,7 @@
 """Binned corpus to batches of about 25,000 source and 25,000 target tokens; section 5.1.
 
-What an update trains on, and how its pairs are cut into shards, is a function of (corpus, seed, update) alone: the
-same whatever the number of ranks, so a resumed run needs no data state.
+What an update trains on is a function of (corpus, seed, update) alone, so a resumed run needs no data state. How its
+pairs are cut depends on the number of shards, too.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class Update:
     sums: LengthSums
     """Of all ranks' pairs."""
     padded: int
-    """Positions of all ranks' blocks, source and target, which attention pads to their longest sentence."""
+    """Positions of all ranks' blocks, source and target, padded to their longest sentence. FlashAttention pads none."""
 
 
 def updates(

@@ -31,8 +31,8 @@ class TrainingSettings(Settings):
     tokens: Count
     """About this many source and this many target tokens per update, over all devices (5.1)."""
     shards: PowerOfTwo
-    """Parts of an update, each of which goes through the model by itself. The number of processes must divide it, and
-    changes no weight."""
+    """Parts of an update, each of which goes through the model by itself. The number of processes must divide it. GPUs
+    without `deterministic` take those of a process as one part; else that number changes no weight."""
     warmup_steps: Count
     learning_rate_scale: Annotated[float, Field(gt=0.0)]
     """Multiplies Eq. 3; the paper's is 1."""

@@ -178,9 +178,10 @@ class Trainer:
             if not out_of_memory(error):
                 raise
             source, target = int((shard.src.ids != PAD).sum()), len(shard.labels)
-            smaller = f"raise training.shards, which is {self.shards}"
+            smaller = f"raise training.shards, which is {self.settings.shards}"
             if not self.in_fixed_order:
-                smaller = f"set training.deterministic: true, with which {self.settings.shards} shards take turns"
+                more = "" if self.settings.shards > self.world.size else f", and {smaller}"
+                smaller = f"set training.deterministic: true, with which shards take turns{more}"
             raise InputError(
                 f"a shard of {source:,} source and {target:,} target subwords does not fit into this device's memory: "
                 f"{smaller}, or use a larger device or fewer processes on it"

@@ -95,6 +95,8 @@ def written(disk: Mapping[str, tuple[int, int]]) -> dict[Path, int]:
 
 def report(measure: bool) -> bool:
     """Print the plan, with the time of training here if `measure`; return whether disk and memory suffice."""
+    if measure:
+        os.environ.update(launch.environment(1))  # read by torch as it is imported
     configuration = resolution.resolve(resolution.read_params())
     with suppress(InputError):  # Where a local file is missing, `resolve` says so.
         configuration = configuration.model_copy(update={"data": user_text.with_checksums(configuration.data)})
@@ -128,6 +130,8 @@ def report(measure: bool) -> bool:
     processes = launch.process_count(training.shards, needed)
     taker = "the process that trains" if gpus or processes == 1 else f"each of the {processes} processes that train"
     print(f"  memory          {size(needed)} for {taker}, {size(memory)} {where}{LACKING if memory < needed else ''}")
+    if gpus and memory < needed and not training.deterministic:
+        print("                  training.deterministic: true takes the shards in turn, which needs less memory")
     print()
     print(f"  corpus          {corpus.pairs:,} pairs of {corpus.subwords:.0f} subwords ({corpus.origin})")
     count = parameters(configuration.model, corpus.vocabulary, corpus.target_vocabulary)
@@ -135,7 +139,6 @@ def report(measure: bool) -> bool:
     print(f"  parameters      {count:,} with a vocabulary of {corpus.vocabulary:,}{suffix}")
     print(f"  training        {operations:.2e} operations in {training.updates:,} updates")
     if measure and memory >= needed:
-        os.environ.update(launch.environment(1))  # read by torch as it is imported
         atexit.unregister(gc.freeze)  # Triton, which fused Adam imports, would report frozen objects as leaks.
         devices = launch.process_count(training.shards) if gpus else 1
         rate = measured_rate(configuration, corpus)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -64,12 +65,12 @@ def corpus_size(configuration: Configuration, prepared: bool) -> CorpusSize:
 
 def parts(training: TrainingSettings) -> int:
     """Return how many parts an update is cut into: its shards, or one a GPU where sums have no fixed order."""
-    gpus = len(machine.gpus())
+    gpus, requested = len(machine.gpus()), os.environ.get("WMT_PROCESSES", "")
     if training.deterministic or not gpus:
         return training.shards
     from nmt.training.distributed import most_processes  # imports torch
 
-    return most_processes(gpus, training.shards)
+    return most_processes(int(requested) if requested.isdecimal() and int(requested) else gpus, training.shards)
 
 
 def process_memory(
@@ -78,10 +79,10 @@ def process_memory(
     """Return the bytes of memory of a process that trains; `rows`: of both embeddings; `subwords`: of a sentence."""
     weights = 4 * parameters(model, *rows)
     layer = 26 * model.d_model + 4 * model.d_ff + int(6 * model.h * subwords)
-    count = parts(training)
-    activations = training.tokens // count * (model.N * layer + 4 * model.d_model) * 4
+    in_turn = training.shards if training.deterministic or not machine.gpus() else 1
+    activations = training.tokens // parts(training) * (model.N * layer + 4 * model.d_model) * 4
     # Weights, two moments, and gradients: a process that has all shards keeps as many sums as the tree has levels.
-    gradients = max(1, count.bit_length() - 1)
+    gradients = max(1, in_turn.bit_length() - 1)
     return RESERVE + (3 + gradients) * weights + activations
 
 

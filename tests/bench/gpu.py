@@ -157,6 +157,8 @@ def table(common: dict[str, Any], corpus: str, devices: int, price: float, until
     """Print the speed of trainings: updates a second, share of the GPU's peak, hours and price of the whole."""
     print("row    GPUs  mode           updates/s  of peak    hours    price")
     cases = [(1, "compiled"), (1, "eager"), (1, "deterministic"), (devices, "compiled")]
+    if common["tiny"]:
+        cases = cases[1:]
     for row in ("base", "big"):
         for processes, mode in dict.fromkeys(cases):
             case = {**common, "row": row, "processes": processes, "deterministic": mode == "deterministic"}

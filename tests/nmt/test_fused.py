@@ -94,6 +94,7 @@ def test_flash_attention_of_gpus_gives_the_same(
     )
     loss, gradients = loss_and_gradients(transformer, "bfloat16")
     assert len(shapes) == calls
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert loss.item() == pytest.approx(expected.item(), rel=0.008)
     for name, gradient in gradients.items():
         if not name.endswith("W_K.bias"):
