@@ -1,7 +1,7 @@
 """Sentences one after the other, without padding: everything but attention works on one position at a time.
 
 Attention needs the positions of a sentence side by side, for each head: `Packed.pad` gives them, in blocks of some
-sentences.
+sentences. FlashAttention needs `Packed.starts` alone.
 """
 
 from __future__ import annotations
