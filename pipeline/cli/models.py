@@ -59,10 +59,7 @@ def translate(
     longest: Annotated[
         int, typer.Option(min=1, help="Most subwords of a line that is translated whole, not split at sentence ends.")
     ] = LONGEST,
-    split: Annotated[
-        Split,
-        typer.Option(help="Split into sentences: long lines, or all."),
-    ] = "long",
+    split: Annotated[Split, typer.Option(help="Split into sentences: long lines, or all.")] = "long",
     json: Annotated[bool, typer.Option("--json", help="Write JSON lines: translations, scores, attention.")] = False,
     device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="By default a GPU where there is one.")] = None,
     precision: Annotated[

@@ -11,6 +11,7 @@ in the state root. A killed process leaves its copy, and the next run removes it
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -21,15 +22,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 from filelock import FileLock, Timeout
 
 from nmt.common.files import link_or_copy
-from nmt.common.processes import end, is_empty, start
+from nmt.common.processes import end, is_held, start
 from nmt.errors import InputError
 from pipeline.config.errors import validated
 from pipeline.config.locks import mend_locks
-from pipeline.config.paths import CATALOGS, LOCAL, PARAMS, REPORT, state_root
+from pipeline.config.paths import CATALOGS, LOCAL, PARAMS, REPORT, state_root, state_store
 from pipeline.config.resolution import Params, read_params
 from pipeline.config.rows import merge_sections
 from pipeline.tracking import server
@@ -38,8 +38,8 @@ from pipeline.tracking.source import difference, git
 DVC = (sys.executable, "-m", "dvc")
 GRACE = 90.0
 """Seconds between SIGTERM and SIGKILL: more than a training stage gives its processes to save their state."""
-GROUP = Path(".dvc/tmp/group")
-"""File of a copy with the process group that works in it."""
+PRINTED = Path(".dvc/tmp/printed")
+"""File of a copy with what its command prints. The command's processes hold a lock on it until the last one ends."""
 
 
 @contextmanager
@@ -78,12 +78,8 @@ def made(original: Path, name: str, changes: Mapping[str, Any]) -> Iterator[Path
 
 def _remove(copy: Path) -> None:
     """Remove a copy that is left over, unless processes still work in it."""
-    group = copy / GROUP
-    number = group.read_text() if group.exists() else ""
-    # After a reboot other processes may have the number.
-    if number and group.stat().st_mtime > psutil.boot_time() and not is_empty(int(number)):
-        return
-    shutil.rmtree(copy, ignore_errors=True)
+    if not is_held(copy / PRINTED):
+        shutil.rmtree(copy, ignore_errors=True)
 
 
 def _make(original: Path, copy: Path, root: Path, changes: Mapping[str, Any]) -> None:
@@ -148,19 +144,17 @@ def run(
     `variables` are added to the environment. `tick` is called a few times a second. Whatever it or a signal raises
     first ends all processes of the command.
     """
-    state = os.environ.get("WMT_STATE", "")
     environment = {
         **os.environ,
         "DVC_EXP_NAME": copy.name,
         "MLFLOW_TRACKING_URI": server.uri(),  # A relative one would be of the copy.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "PYTHONUNBUFFERED": "1",
-        # The copy's work/ is the original's state root.
-        **({"WMT_STATE": ""} if state and "://" not in state else {}),
+        "WMT_STATE": state_store() or "",  # The copy's work/ is the original's state root.
         **variables,
     }
     mend_locks(copy)
-    printed = copy / ".dvc/tmp/printed"
+    printed = copy / PRINTED
     printed.parent.mkdir(parents=True, exist_ok=True)
     rest = b""
 
@@ -173,9 +167,9 @@ def run(
 
     # A file: if this process were killed, a pipe would break and end a stage that is saving its state.
     with printed.open("wb") as file, printed.open("rb") as output:
+        fcntl.flock(file, fcntl.LOCK_SH)  # Inherited with the file: no killed process leaves it, nor does a reboot.
         process = start(command, cwd=copy, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
         try:
-            (copy / GROUP).write_text(str(process.pid), encoding="utf-8")
             while process.poll() is None:
                 time.sleep(0.2)
                 pass_on()

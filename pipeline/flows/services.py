@@ -27,6 +27,8 @@ from pipeline.tracking.server import local_uri
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository."""
+USER = "wmt"
+"""The user's name for MLflow, and in Prefect's password."""
 LOGIN = "prefect/login.json"
 """File in the state root with the settings of Prefect's clients, while the server runs."""
 PATIENCE = 120.0
@@ -66,29 +68,24 @@ class Services:
     """MLflow and Prefect, and perhaps a worker, on the state root."""
 
     def __init__(self, root: Path) -> None:
-        mlflow, prefect = (
-            f"127.0.0.1:{free_port(*default)}" for default in (("MLFLOW_PORT", 5000), ("PREFECT_PORT", 4200))
-        )
-        self.mlflow, self.prefect = f"http://{mlflow}", f"http://{prefect}"
-        self.credentials = f"wmt:{secrets.token_urlsafe(16)}"
-        user, _, password = self.credentials.partition(":")
+        self.ports = free_port("MLFLOW_PORT", 5000), free_port("PREFECT_PORT", 4200)
+        self.mlflow, self.prefect = (f"http://127.0.0.1:{port}" for port in self.ports)
         # Pages may be opened by either name of this machine.
-        origins = {
-            address: f"http://{address},http://{address.replace('127.0.0.1', 'localhost')}"
-            for address in (mlflow, prefect)
-        }
-        self.login = {"PREFECT_API_URL": f"{self.prefect}/api", "PREFECT_API_AUTH_STRING": self.credentials}
+        mlflow_pages, prefect_pages = (f"http://127.0.0.1:{port},http://localhost:{port}" for port in self.ports)
+        self.password = secrets.token_urlsafe(16)
+        credentials = f"{USER}:{self.password}"
+        self.login = {"PREFECT_API_URL": f"{self.prefect}/api", "PREFECT_API_AUTH_STRING": credentials}
         self.environment = {
             **os.environ,
             **self.login,
             **ENVIRONMENT,
             "MLFLOW_TRACKING_URI": self.mlflow,
-            "MLFLOW_TRACKING_USERNAME": user,
-            "MLFLOW_TRACKING_PASSWORD": password,
-            "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": origins[mlflow],
+            "MLFLOW_TRACKING_USERNAME": USER,
+            "MLFLOW_TRACKING_PASSWORD": self.password,
+            "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": mlflow_pages,
             "PREFECT_HOME": str(root / "prefect"),
-            "PREFECT_SERVER_API_AUTH_STRING": self.credentials,
-            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": origins[prefect],
+            "PREFECT_SERVER_API_AUTH_STRING": credentials,
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": prefect_pages,
             "PWD": str(Path.cwd()),
         }
         self.running: dict[str, subprocess.Popen[bytes]] = {}
@@ -98,11 +95,8 @@ class Services:
         self.running[name] = start((sys.executable, "-m", *command), env=self.environment, stdin=subprocess.DEVNULL)
 
     def start_servers(self) -> None:
-        for name, url, app in (
-            ("MLflow", self.mlflow, "pipeline.tracking.server:mlflow_app"),
-            ("Prefect", self.prefect, "prefect.server.api.server:create_app"),
-        ):
-            port = url.rpartition(":")[2]
+        apps = {"MLflow": "pipeline.tracking.server:mlflow_app", "Prefect": "prefect.server.api.server:create_app"}
+        for port, (name, app) in zip(self.ports, apps.items(), strict=True):
             options = f"--host 127.0.0.1 --port {port} --log-level warning --timeout-graceful-shutdown 5 --factory"
             self.start(name, "uvicorn", *options.split(), app)
         self.wait_for(f"{self.prefect}/api/admin/version")
@@ -128,13 +122,12 @@ class Services:
 
     def wait_for(self, url: str) -> None:
         """Wait until a server answers. Raises InputError after PATIENCE, or if a service has ended."""
-        user, password = self.credentials.split(":")
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             self.check()
             with suppress(httpx.TransportError):
                 # No proxy of the environment.
-                if httpx.get(url, auth=(user, password), timeout=5, trust_env=False).is_success:
+                if httpx.get(url, auth=(USER, self.password), timeout=5, trust_env=False).is_success:
                     return
             time.sleep(0.1)
         raise InputError(f"{url} does not answer after {PATIENCE:.0f} s")
@@ -167,9 +160,8 @@ def serve(*, worker: bool) -> None:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, _stop)
         services.start_servers()
-        user, _, password = services.credentials.partition(":")
-        print(f"MLflow:  {services.mlflow}, user {user}, password {password}", flush=True)
-        print(f"Prefect: {services.prefect}, password {services.credentials}", flush=True)
+        print(f"MLflow:  {services.mlflow}, user {USER}, password {services.password}", flush=True)
+        print(f"Prefect: {services.prefect}, password {USER}:{services.password}", flush=True)
         with suppress(InputError):  # params.yaml has a mistake.
             runs = f"{services.mlflow}/wmt-{resolution.read_params().get('pair', 'en-de')}"
             print(f"runs:    {runs}, their curves {runs}?charts", flush=True)

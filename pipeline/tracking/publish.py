@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 SIZES = ("params", "vocabulary", "updates", "averaged_checkpoints", "devices", "sustained_flops")
 """Scores that describe the run and do not rate it: they are parameters in MLflow, and no charts."""
-HOURS = "train_hours"
-"""Tag with the hours of training: seconds are in results/scores.json."""
 
 
 def complete(client: MlflowClient, ran: bool) -> str:
@@ -116,7 +114,7 @@ def describe(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
     apart = (*numbers, *SIZES, "valid_ppl", "sets")
     others = {key: value for key, value in scores.items() if value is not None and key not in apart}
     tags = {key: f"{value:.6g}" if isinstance(value, float) else str(value) for key, value in others.items()}
-    tags |= {HOURS: f"{scores['train_seconds'] / 3600:.3g}"} if "train_seconds" in scores else {}
+    tags |= {"train_hours": f"{scores['train_seconds'] / 3600:.3g}"} if "train_seconds" in scores else {}
     client.log_batch(
         run,
         metrics=[Metric(key, numbers[key], now, int(scores["updates"])) for key in new],

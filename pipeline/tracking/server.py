@@ -243,8 +243,6 @@ def session() -> Iterator[MlflowClient]:
     with quiet():
         try:
             yield connect()
-        except InputError:
-            raise
         except Exception as error:
             raise InputError(problem(error)) from error
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlflow.exceptions import MlflowException
 from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
-if TYPE_CHECKING:
-    from nmt.inference.translator import Translator
+from nmt.errors import InputError
+from nmt.inference.loading import LoadedModel
+from nmt.inference.options import LONGEST
+from nmt.inference.quantization import quantize
+from nmt.inference.translator import Translator
 
 BEAM = 32
 """The widest beam of a request, unless the model's own is wider: memory grows with it."""
@@ -31,9 +34,6 @@ class Translation(PythonModel):
     translator: Translator
 
     def load_context(self, context: PythonModelContext) -> None:
-        from nmt.inference.options import LONGEST
-        from nmt.inference.translator import Translator
-
         self.translator = Translator(Path(context.artifacts["model"]), longest=LONGEST, split="sentences")
 
     def predict(
@@ -44,9 +44,6 @@ class Translation(PythonModel):
         `params` may hold the search's `beam` and `alpha`, `nbest`, and `quantization`: `none` or `int8`. Raises
         MlflowException, which the server answers with status 400, where a request is wrong or too large.
         """
-        from nmt.errors import InputError
-        from nmt.inference.translator import Translator
-
         changes = dict(params or {})
         nbest, quantization = changes.pop("nbest", 1), changes.pop("quantization", "none")
         most = max(BEAM, self.translator.settings.beam)
@@ -69,11 +66,6 @@ def _with_weights(ready: Translator, quantization: str) -> Translator:
 
     Raises InputError for other values, and for 8-bit weights on a GPU.
     """
-    from nmt.errors import InputError
-    from nmt.inference.loading import LoadedModel
-    from nmt.inference.quantization import quantize
-    from nmt.inference.translator import Translator
-
     if quantization == "none":
         return ready
     if quantization != "int8":
@@ -84,8 +76,6 @@ def _with_weights(ready: Translator, quantization: str) -> Translator:
 
 
 def _check_sizes(sentences: list[str], beam: int, most: int) -> None:
-    from nmt.errors import InputError
-
     longest = max(map(len, sentences), default=0)
     if beam > most or len(sentences) > SENTENCES or longest > CHARACTERS:
         raise InputError(
