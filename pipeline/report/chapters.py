@@ -49,22 +49,19 @@ def differences(run: RunSettings, configuration: Mapping[str, Any]) -> list[tupl
 def explanations(
     run: RunSettings, metrics: Mapping[str, Any], configuration: Mapping[str, Any], papers: str
 ) -> list[str]:
-    name = scores.reference_row(run.row)
-    key = task_of(run.pair).papers_key
-    paper = rows.row(name).paper
+    name, key = scores.reference_row(run.row), task_of(run.pair).papers_key
     printed = rows.printed(name, run.pair)
     return page.sentences(
         "explanations",
         run=run,
         row=name,
         papers=papers,
-        paper=paper,
+        paper=rows.row(name).paper,
         metrics=metrics,
         gap=metrics[key] - float(printed[key]) if key in printed and scores.comparable(metrics) else None,
         parameters=parameters(ModelSettings.model_validate(configuration["model"]), rows.PAPER_VOCABULARY),
         paper_vocabulary=rows.PAPER_VOCABULARY,
-        averaging=configuration["averaging"],
-        subwords=configuration["subwords"],
+        **configuration,
     )
 
 
@@ -78,8 +75,8 @@ def cost(metrics: Mapping[str, Any], training: Mapping[str, Any]) -> list[Block]
         ("training time, attempts lost to a kill included", precisedelta(round(metrics["train_seconds"]))),
         ("device time, all attempts", ", ".join(times)),
         ("updates", f"{metrics['updates']:,}"),
-        ("target tokens per second", scores.number(training.get("tokens_per_second"), ",.0f")),
-        ("padding, of all positions", scores.number(training.get("padding"), ".1%")),
+        ("target tokens per second", f"{training['tokens_per_second']:,.0f}"),
+        ("padding, of all positions", f"{training['padding']:.1%}"),
         ("operations counted", f"{metrics['train_flops_counted']:.3e}"),
         ("model FLOPs utilisation", "peak not on record" if used is None else f"{used:.1%}"),
     ]

@@ -15,10 +15,6 @@ from pipeline.config.wording import duration, score_and_interval
 from pipeline.report.page import Block, Heading, Paragraph, Table, Tiles
 
 
-def number(value: float | None, form: str = ".2f") -> str:
-    return "" if value is None else format(value, form)
-
-
 def reference_row(name: str) -> str:
     """Return the paper's row that `name` is compared with: itself, or for rows not in the paper its task's first."""
     row = rows.row(name)
