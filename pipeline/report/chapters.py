@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import Any
@@ -123,26 +122,18 @@ def overlap(tokenized: Mapping[str, Any]) -> Paragraph:
 
 
 def groups(
-    data: DataSettings,
-    codec: Codec,
-    lines: Sequence[sentences.Line],
-    counts: Counter[str],
-    title: str,
-    tokenize: str | None,
+    data: DataSettings, codec: Codec, lines: Sequence[sentences.Line], title: str, tokenize: str | None
 ) -> list[Block]:
     """Return the scores, named `title`, of the test set's lines by length, and of its words by frequency."""
-    blocks: list[Block] = [
-        Heading("By length", 3),
-        sentences.by_length({title: lines}, data.target, tokenize),
-    ]
-    if not scorer(data.target).groups_words:
-        return blocks
-    return [
-        *blocks,
-        Heading("By frequency of words", 3),
-        Paragraph("Words of the references, grouped by how often the training text has them."),
-        sentences.by_frequency(lines, codec.target.tokenize, counts),
-    ]
+    blocks: list[Block] = [Heading("By length", 3), sentences.by_length({title: lines}, data.target, tokenize)]
+    if scorer(data.target).groups_words:
+        counts = sentences.word_counts(paths.TOKENIZED / f"train.{data.target}")
+        blocks += [
+            Heading("By frequency of words", 3),
+            Paragraph("Words of the references, grouped by how often the training text has them."),
+            sentences.by_frequency(lines, codec.target.tokenize, counts),
+        ]
+    return blocks
 
 
 def repetition(run: RunSettings, settings: Mapping[str, Any], names: Mapping[str, str]) -> list[Block]:
