@@ -192,7 +192,7 @@ def compare(
                 reports.append((copy.name, run.name))
         content = page.html(comparison.blocks(one, other, gain, reports, rows))
     write_text(target, content)
-    difference = f"{comparison.signed(gain.difference, 2)} {task_in(other.metrics).title}, p = {gain.p_value:.3f}"
+    difference = f"{gain.difference:+z.2f} {task_in(other.metrics).title}, p = {gain.p_value:.3f}"
     print(f"{other.name} against {one.name}: {difference} (paired bootstrap)")
     for name, before, after, gained, p in rows:
         print(f"  {name}: {before} to {after}, {gained}, p = {p}")
