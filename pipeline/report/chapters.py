@@ -84,13 +84,13 @@ def cost(metrics: Mapping[str, Any], training: Mapping[str, Any]) -> list[Block]
 
 def certificate(certificate: Mapping[str, Any]) -> list[Block]:
     links = certificate["training"]["links"]
-    chain = f", {len(links):,} hashes of the training up to update {links[-1]['update']:,}" if links else ""
     return [
         Heading("Certificate"),
         Paragraph(
-            f"results/certificate.json has the settings, the hashes of {len(certificate['files']):,} files{chain}, and "
-            f"its own: {certificate['seal']}. The command wmt verify makes the files again and compares: it runs every "
-            "stage up to the score but training, and trains parts of the training again from kept states."
+            f"results/certificate.json has the settings, the hashes of {len(certificate['files']):,} files, "
+            f"{len(links):,} hashes of the training up to update {links[-1]['update']:,}, and its own: "
+            f"{certificate['seal']}. The command wmt verify makes the files again and compares: it runs every stage up "
+            "to the score but training, and trains parts of the training again from kept states."
         ),
     ]
 

@@ -68,11 +68,10 @@ def papers_name(run: RunSettings, unlike: bool) -> str:
 
 
 def conditions(metrics: Mapping[str, Any]) -> str:
-    """Return what decides the last digits on a CPU, in brackets, where it is known."""
-    known = metrics.get("conditions") or {}
-    threads = "1 thread" if known.get("threads") == 1 else f"{known.get('threads')} threads"
-    text = f" ({known.get('processor')}, {threads}, torch {known.get('torch')})"
-    return text if known.get("processor") else ""
+    """Return what decides the last digits on a CPU, in brackets; nothing for a GPU."""
+    known = metrics["conditions"]
+    threads = "1 thread" if known["threads"] == 1 else f"{known['threads']} threads"
+    return f" ({known['processor']}, {threads}, torch {known['torch']})" if known["processor"] else ""
 
 
 def hardware(metrics: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ def blocks(lines: Sequence[sentences.Line], names: Mapping[str, str]) -> list[Bl
     certificate = read_json(paths.CERTIFICATE)
     name = scores.reference_row(chosen.row)
     metrics = read_json(paths.SCORES) | scores.identities(data.model_dump(), read_json(paths.SCORES))
-    metrics |= {"conditions": next((link.get("conditions") for link in certificate["training"]["links"][-1:]), None)}
+    metrics |= {"conditions": certificate["training"]["links"][-1]["conditions"]}
     tokenize = load_section("scoring", sections.ScoringSettings).tokenize
     codec = Codec(
         paths.AVERAGE / "subwords", data.source, data.target, load_section("preparation", PreparationSettings).tokenizer
