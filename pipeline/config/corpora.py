@@ -21,7 +21,6 @@ TREE = "tree"
 
 
 def sides(pair: str) -> tuple[str, str]:
-    """Return source and target of a pair."""
     source, _, target = pair.partition("-")
     return source, target
 

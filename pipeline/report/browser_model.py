@@ -36,32 +36,20 @@ def quantize(weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pack(weights: Mapping[str, Tensor]) -> tuple[list[dict[str, Any]], bytes]:
-    """Return the tensors' entries, and the data: all float32 numbers, then all int8 numbers.
+    """Return the tensors' entries, and the data: a vector's float32 numbers, a matrix's scales, then its int8 numbers.
 
-    An entry has name, shape and `at`, where its numbers begin: for a vector counted in float32 numbers, for a matrix in
-    bytes. A matrix has `scales`, too: where the scales of its rows begin, in float32 numbers.
+    An entry has name, shape and `at`: the byte at which its data begin, a multiple of 4.
     """
-    floats: list[np.ndarray] = []
-    matrices: list[tuple[dict[str, Any], np.ndarray]] = []
-    tensors: list[dict[str, Any]] = []
-    used = 0
+    tensors, data = [], bytearray()
     for name, tensor in sorted(weights.items()):
-        entry: dict[str, Any] = {"name": name, "shape": list(tensor.shape)}
+        tensors.append({"name": name, "shape": list(tensor.shape), "at": len(data)})
         if tensor.dim() == 2:
-            steps, numbers = quantize(tensor)
-            entry["scales"] = used
-            matrices.append((entry, steps))
+            steps, scales = quantize(tensor)
+            data += scales.tobytes() + steps.tobytes()
+            data += bytes(-len(data) % 4)
         else:
-            numbers = tensor.float().numpy()
-            entry["at"] = used
-        floats.append(numbers)
-        used += numbers.size
-        tensors.append(entry)
-    at = 4 * used
-    for entry, steps in matrices:
-        entry["at"] = at
-        at += steps.size
-    return tensors, b"".join(part.tobytes() for part in (*floats, *(steps for _, steps in matrices)))
+            data += tensor.float().numpy().tobytes()
+    return tensors, bytes(data)
 
 
 def _ranges(characters: Iterable[str]) -> list[list[int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import Any
@@ -49,22 +48,19 @@ def differences(run: RunSettings, configuration: Mapping[str, Any]) -> list[tupl
 def explanations(
     run: RunSettings, metrics: Mapping[str, Any], configuration: Mapping[str, Any], papers: str
 ) -> list[str]:
-    name = scores.reference_row(run.row)
-    key = task_of(run.pair).papers_key
-    paper = rows.row(name).paper
+    name, key = scores.reference_row(run.row), task_of(run.pair).papers_key
     printed = rows.printed(name, run.pair)
     return page.sentences(
         "explanations",
         run=run,
         row=name,
         papers=papers,
-        paper=paper,
+        paper=rows.row(name).paper,
         metrics=metrics,
         gap=metrics[key] - float(printed[key]) if key in printed and scores.comparable(metrics) else None,
         parameters=parameters(ModelSettings.model_validate(configuration["model"]), rows.PAPER_VOCABULARY),
         paper_vocabulary=rows.PAPER_VOCABULARY,
-        averaging=configuration["averaging"],
-        subwords=configuration["subwords"],
+        **configuration,
     )
 
 
@@ -78,8 +74,8 @@ def cost(metrics: Mapping[str, Any], training: Mapping[str, Any]) -> list[Block]
         ("training time, attempts lost to a kill included", precisedelta(round(metrics["train_seconds"]))),
         ("device time, all attempts", ", ".join(times)),
         ("updates", f"{metrics['updates']:,}"),
-        ("target tokens per second", scores.number(training.get("tokens_per_second"), ",.0f")),
-        ("padding, of all positions", scores.number(training.get("padding"), ".1%")),
+        ("target tokens per second", f"{training['tokens_per_second']:,.0f}"),
+        ("padding, of all positions", f"{training['padding']:.1%}"),
         ("operations counted", f"{metrics['train_flops_counted']:.3e}"),
         ("model FLOPs utilisation", "peak not on record" if used is None else f"{used:.1%}"),
     ]
@@ -88,13 +84,13 @@ def cost(metrics: Mapping[str, Any], training: Mapping[str, Any]) -> list[Block]
 
 def certificate(certificate: Mapping[str, Any]) -> list[Block]:
     links = certificate["training"]["links"]
-    chain = f", {len(links):,} hashes of the training up to update {links[-1]['update']:,}" if links else ""
     return [
         Heading("Certificate"),
         Paragraph(
-            f"results/certificate.json has the settings, the hashes of {len(certificate['files']):,} files{chain}, and "
-            f"its own: {certificate['seal']}. The command wmt verify makes the files again and compares: it runs every "
-            "stage up to the score but training, and trains parts of the training again from kept states."
+            f"results/certificate.json has the settings, the hashes of {len(certificate['files']):,} files, "
+            f"{len(links):,} hashes of the training up to update {links[-1]['update']:,}, and its own: "
+            f"{certificate['seal']}. The command wmt verify makes the files again and compares: it runs every stage up "
+            "to the score but training, and trains parts of the training again from kept states."
         ),
     ]
 
@@ -126,26 +122,18 @@ def overlap(tokenized: Mapping[str, Any]) -> Paragraph:
 
 
 def groups(
-    data: DataSettings,
-    codec: Codec,
-    lines: Sequence[sentences.Line],
-    counts: Counter[str],
-    title: str,
-    tokenize: str | None,
+    data: DataSettings, codec: Codec, lines: Sequence[sentences.Line], title: str, tokenize: str | None
 ) -> list[Block]:
     """Return the scores, named `title`, of the test set's lines by length, and of its words by frequency."""
-    blocks: list[Block] = [
-        Heading("By length", 3),
-        sentences.by_length({title: lines}, data.target, tokenize),
-    ]
-    if not scorer(data.target).groups_words:
-        return blocks
-    return [
-        *blocks,
-        Heading("By frequency of words", 3),
-        Paragraph("Words of the references, grouped by how often the training text has them."),
-        sentences.by_frequency(lines, codec.target.tokenize, counts),
-    ]
+    blocks: list[Block] = [Heading("By length", 3), sentences.by_length({title: lines}, data.target, tokenize)]
+    if scorer(data.target).groups_words:
+        counts = sentences.word_counts(paths.TOKENIZED / f"train.{data.target}")
+        blocks += [
+            Heading("By frequency of words", 3),
+            Paragraph("Words of the references, grouped by how often the training text has them."),
+            sentences.by_frequency(lines, codec.target.tokenize, counts),
+        ]
+    return blocks
 
 
 def repetition(run: RunSettings, settings: Mapping[str, Any], names: Mapping[str, str]) -> list[Block]:

@@ -74,7 +74,7 @@ def difference(first: Compared, second: Compared) -> Comparison:
 def by_set(first: Compared, second: Compared, comparison: Comparison) -> tuple[str, ...]:
     """Return a shared set's name, the score of each run, the difference and its p as text."""
     values = (f"{run.metrics[task_in(run.metrics).key]:.2f}" for run in (first, second))
-    return set_of(second), *values, signed(comparison.difference, 2), f"{comparison.p_value:.3f}"
+    return set_of(second), *values, f"{comparison.difference:+z.2f}", f"{comparison.p_value:.3f}"
 
 
 def verdict(name: str, changed: Sequence[Sequence[str]], gain: Comparison, title: str) -> str:
@@ -84,13 +84,7 @@ def verdict(name: str, changed: Sequence[Sequence[str]], gain: Comparison, title
     what = ", ".join(f"{key.rpartition('.')[2]} {ours} instead of {theirs}" for key, theirs, ours in causes[:NAMED])
     more = f", and {len(causes) - NAMED} more" if len(causes) > NAMED else ""
     p = f"p = {gain.p_value:.3f}, over sentences, not over seeds"
-    return f"{what or name}{more}: {signed(gain.difference, 1)} {title} ({p})"
-
-
-def signed(value: float, digits: int) -> str:
-    """Return a number with its sign; what rounds to zero has a plus."""
-    text = f"{value:+.{digits}f}"
-    return text if float(text) else text.replace("-", "+")
+    return f"{what or name}{more}: {gain.difference:+z.1f} {title} ({p})"
 
 
 def line_differences(first: Sequence[sentences.Line], second: Sequence[sentences.Line], metric: str) -> list[Block]:
@@ -135,7 +129,7 @@ def blocks(
     runs, names = (first, second), (first.name, second.name)
     task = task_in(second.metrics)
     tiles = [scores.tile(f"{task.title}: {run.name}", run.metrics) for run in runs]
-    tiles.append(("difference", signed(gain.difference, 2), f"paired bootstrap of {SAMPLES:,} resamples"))
+    tiles.append(("difference", f"{gain.difference:+z.2f}", f"paired bootstrap of {SAMPLES:,} resamples"))
     curves = {run.name: figures.series(run.validation, "valid_loss") for run in runs}
     panel = figures.Panel(f"Cross-entropy of the validation set, nats per {task.unit}", "update", curves)
     measured = [

@@ -33,7 +33,6 @@ class Panel(NamedTuple):
 
 
 def chart(panels: Sequence[Panel], caption: str, name: str) -> View:
-    """Return the panels as a view of the page."""
     content = [
         {**panel._asdict(), "series": [{"name": name, "points": points} for name, points in panel.series.items()]}
         for panel in panels

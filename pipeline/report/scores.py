@@ -15,10 +15,6 @@ from pipeline.config.wording import duration, score_and_interval
 from pipeline.report.page import Block, Heading, Paragraph, Table, Tiles
 
 
-def number(value: float | None, form: str = ".2f") -> str:
-    return "" if value is None else format(value, form)
-
-
 def reference_row(name: str) -> str:
     """Return the paper's row that `name` is compared with: itself, or for rows not in the paper its task's first."""
     row = rows.row(name)
@@ -72,11 +68,10 @@ def papers_name(run: RunSettings, unlike: bool) -> str:
 
 
 def conditions(metrics: Mapping[str, Any]) -> str:
-    """Return what decides the last digits on a CPU, in brackets, where it is known."""
-    known = metrics.get("conditions") or {}
-    threads = "1 thread" if known.get("threads") == 1 else f"{known.get('threads')} threads"
-    text = f" ({known.get('processor')}, {threads}, torch {known.get('torch')})"
-    return text if known.get("processor") else ""
+    """Return what decides the last digits on a CPU, in brackets; nothing for a GPU."""
+    known = metrics["conditions"]
+    threads = "1 thread" if known["threads"] == 1 else f"{known['threads']} threads"
+    return f" ({known['processor']}, {threads}, torch {known['torch']})" if known["processor"] else ""
 
 
 def hardware(metrics: Mapping[str, Any]) -> str:

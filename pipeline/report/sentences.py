@@ -6,6 +6,7 @@ import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,6 @@ EXAMPLES = 5  # sentences to begin with in the page's box
 EXTREMES = 3  # best lines, and worst ones, at the top of the report
 FREQUENCIES = (0, 1, 4, 9, 99, 999)
 """The most occurrences in the training text of each group of words; more frequent ones are the last group."""
-BLOCK = 1 << 24  # characters of the training text that are counted at a time
 
 
 class Line(NamedTuple):
@@ -32,15 +32,8 @@ class Line(NamedTuple):
 
 
 def scored(source: Path, reference: Path, output: Path, target: str, set_name: str = "") -> list[Line]:
-    """Return all lines with their scores; raise InputError where the files have different numbers of lines.
-
-    `set_name`: see Line.set.
-    """
-    paths = (source, reference, output)
-    sources, references, outputs = (list(read_lines(path)) for path in paths)
-    if not len(sources) == len(references) == len(outputs):
-        names = ", ".join(map(str, paths))
-        raise InputError(f"{names} have different numbers of lines: run `dvc repro` to translate the test set again")
+    """Return all lines with their scores. `set_name`: see Line.set."""
+    sources, references, outputs = (list(read_lines(path)) for path in (source, reference, output))
     scores = scorer(target).of_lines(outputs, references)
     return [Line(*line, set_name) for line in zip(sources, references, outputs, scores, strict=True)]
 
@@ -105,11 +98,8 @@ def by_length(systems: Mapping[str, Sequence[Line]], target: str, tokenize: str 
 
 def word_counts(training: Path) -> Counter[str]:
     """Return how often a tokenised text has each of its words; memory grows with the number of different ones."""
-    counts: Counter[str] = Counter()
     with training.open(encoding="utf-8", newline="\n") as file:
-        while block := file.readlines(BLOCK):
-            counts.update("".join(block).split())
-    return counts
+        return Counter(chain.from_iterable(map(str.split, file)))
 
 
 def by_frequency(lines: Sequence[Line], tokenize: Callable[[str], str], counts: Counter[str]) -> Table:

@@ -163,7 +163,6 @@ def check_unknown(share: float, sides: Sequence[Path]) -> None:
 
 
 def run() -> None:
-    """Write data/binned."""
     data = load_section("data", DataSettings)
     settings = load_section("binning", BinningSettings)
     check_versions("subword_nmt", "sentencepiece")

@@ -30,7 +30,6 @@ Stats = dict[str, Any]
 
 
 def run() -> None:
-    """Write data/raw."""
     data = load_section("data", DataSettings)
     archives = obtain(data.archives, state_root())
     with writing(RAW) as folder:

@@ -27,12 +27,11 @@ def blocks(lines: Sequence[sentences.Line], names: Mapping[str, str]) -> list[Bl
     certificate = read_json(paths.CERTIFICATE)
     name = scores.reference_row(chosen.row)
     metrics = read_json(paths.SCORES) | scores.identities(data.model_dump(), read_json(paths.SCORES))
-    metrics |= {"conditions": next((link.get("conditions") for link in certificate["training"]["links"][-1:]), None)}
+    metrics |= {"conditions": certificate["training"]["links"][-1]["conditions"]}
     tokenize = load_section("scoring", sections.ScoringSettings).tokenize
     codec = Codec(
         paths.AVERAGE / "subwords", data.source, data.target, load_section("preparation", PreparationSettings).tokenizer
     )
-    target = sentences.word_counts(paths.TOKENIZED / f"train.{data.target}")
     start = configuration["training"].get("start_from")
     description = catalogs.load(chosen.corpus).description
     parent = start and f"{start['folder']} (weights {str(start.get('weights'))[:12]})"
@@ -53,7 +52,7 @@ def blocks(lines: Sequence[sentences.Line], names: Mapping[str, str]) -> list[Bl
         Heading(f"{output.capitalize()}s of the test set"),
         Paragraph(f"The page has all {len(lines):,} lines, report.md the best and the worst, above."),
         sentences.view({output: lines}, data.source, data.target),
-        *chapters.groups(data, codec, lines, target, task_in(metrics).title, tokenize),
+        *chapters.groups(data, codec, lines, task_in(metrics).title, tokenize),
         *chapters.attention(data),
         Heading(f"Differences from the paper's {name}"),
         Table(("key", f"the paper's {name}", "this run"), unlike) if unlike else Paragraph("None in the settings."),

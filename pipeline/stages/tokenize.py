@@ -170,7 +170,6 @@ def statistics(
 
 
 def run() -> None:
-    """Write data/tokenized."""
     data = load_section("data", DataSettings)
     preparation = load_section("preparation", PreparationSettings)
     check_versions("sacremoses")

@@ -6,16 +6,15 @@ const EPSILON = 1e-6; // of the layer norms
 
 /** Return name -> {data: Float32Array, shape}: rows of int8 times their scales; vectors are stored as they are. */
 function readTensors(list, blob) {
-  const floats = new Float32Array(blob.buffer, 0, blob.length >> 2);
-  const bytes = new Int8Array(blob.buffer);
-  return Object.fromEntries(list.map(({ name, shape, at, scales }) => {
+  return Object.fromEntries(list.map(({ name, shape, at }) => {
     const size = shape.reduce((product, length) => product * length, 1);
-    if (scales === undefined) return [name, { shape, data: floats.subarray(at, at + size) }];
+    if (shape.length < 2) return [name, { shape, data: new Float32Array(blob.buffer, at, size) }];
+    const [rows, width] = shape;
+    const scales = new Float32Array(blob.buffer, at, rows);
+    const steps = new Int8Array(blob.buffer, at + scales.byteLength, size);
     const data = new Float32Array(size);
-    const width = shape[1];
-    for (let row = 0; row < shape[0]; row++) {
-      const factor = floats[scales + row];
-      for (let i = row * width; i < (row + 1) * width; i++) data[i] = bytes[at + i] * factor;
+    for (let row = 0; row < rows; row++) {
+      for (let i = row * width; i < (row + 1) * width; i++) data[i] = steps[i] * scales[row];
     }
     return [name, { shape, data }];
   }));

@@ -37,8 +37,9 @@ METRICS: dict[str, Any] = {
     "sustained_flops": 9.5e12, "sustained_flops_source": "the paper",
     "train_flops_paper": 3.283e18, "train_flops_counted": 9.5e17, "model_flops_utilisation": 0.26,
 }  # fmt: skip
+GPU = {"processor": "", "threads": 0, "torch": "2.13.0"}
 CERTIFICATE: dict[str, Any] = {
-    "training": {"links": [{"update": 500}, {"update": 1000}]},
+    "training": {"links": [{"update": update, "conditions": GPU} for update in (500, 1000)]},
     "files": {"data/raw/train.en": "d" * 64, "results/scores.json": "b" * 64},
     "seal": "c" * 64,
 }
