@@ -11,6 +11,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from nmt.common.processes import die_with_parent
@@ -39,12 +40,10 @@ def executor(size: int) -> Executor:
     chosen = os.environ.get("WMT_EXECUTOR", "")
     if not re.fullmatch(r"(dask://[^\s/:]+:\d+)?", chosen):
         raise InputError(f"WMT_EXECUTOR is {chosen!r}: it must be dask://HOST:PORT; unset it for processes")
-    if size < _SMALL:
+    if size < _SMALL or (not chosen and available_cores() == 1):
         return ThreadPoolExecutor(1)
     if chosen:
         return DaskExecutor(chosen.replace("dask", "tcp", 1))
-    if available_cores() == 1:
-        return ThreadPoolExecutor(1)
     # Spawned, not forked: a fork of a process that has threads (Arrow's, tqdm's) can hang.
     return ProcessPoolExecutor(available_cores(), multiprocessing.get_context("spawn"), _start_worker, (os.getpid(),))
 
@@ -98,7 +97,7 @@ class DaskExecutor(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         # As bytes: the scheduler unpickles what it passes on, and a block would be read there.
-        task: Future[Any] = self._tasks.submit(_run, pickle.dumps((fn, args, kwargs)))
+        task: Future[Any] = self._tasks.submit(_run, pickle.dumps(partial(fn, *args, **kwargs)))
         return task
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -107,5 +106,4 @@ class DaskExecutor(Executor):
 
 
 def _run(task: bytes) -> Any:
-    function, args, kwargs = pickle.loads(task)  # noqa: S301 - it came from the stage, over Dask's own connection
-    return function(*args, **kwargs)
+    return pickle.loads(task)()  # noqa: S301 - it came from the stage, over Dask's own connection

@@ -35,10 +35,6 @@ class CorpusSize(NamedTuple):
     origin: str  # of these numbers, for the printed plan
     target_vocabulary: int | None = None  # where the target has its own
 
-    @property
-    def output_rows(self) -> int:  # of the pre-softmax product
-        return self.target_vocabulary or self.vocabulary
-
 
 def corpus_size(configuration: Configuration, prepared: bool) -> CorpusSize:
     """Return the training corpus's size: counted where it is `prepared`, else known, or guessed from bytes."""
@@ -104,7 +100,7 @@ def needs(configuration: Configuration, corpus: CorpusSize) -> tuple[dict[str, t
     squared = int(tokens * corpus.subwords * SPREAD)
     lengths = LengthSums(int(tokens / corpus.subwords), tokens, tokens, squared, squared, squared)
     memory = process_memory(model, training, (corpus.vocabulary, corpus.target_vocabulary), corpus.subwords)
-    return disk, memory, training_flops(model, corpus.output_rows, lengths)
+    return disk, memory, training_flops(model, corpus.target_vocabulary or corpus.vocabulary, lengths)
 
 
 def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: float = 3.0) -> float:
@@ -128,7 +124,7 @@ def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: flo
     length = max(2, round(corpus.subwords))
     positions = training.tokens // parts(configuration.training)
     rows = max(1, (positions if device.type == "cuda" else min(positions, 512)) // length)
-    ids = torch.randint(4, min(vocabulary, corpus.output_rows), (rows, length))
+    ids = torch.randint(4, min(vocabulary, job.output_rows), (rows, length))
     batch = Batch(pack_tensor(ids, model.h), pack_tensor(ids, model.h), ids.flatten())
     sums = sum((LengthSums.of(length, length) for _ in range(rows)), LengthSums())
     update = Update(number=1, first=0, shards=[batch], sums=sums, padded=2 * rows * length)
@@ -140,4 +136,4 @@ def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: flo
         if device.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
-    return training_flops(model, corpus.output_rows, sums) / min(times)
+    return training_flops(model, job.output_rows, sums) / min(times)

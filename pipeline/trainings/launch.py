@@ -40,8 +40,7 @@ def process_count(shards: int, needed: int = 0, threads: int = 1) -> int:
     cores and more beside other programs. There may be fewer than cores: each process has `threads` and needs `needed`
     bytes of memory, several nodes share the shards, and with OMP_NUM_THREADS set there is one.
     """
-    # Imported here because it imports torch.
-    from nmt.training.distributed import check_processes, most_processes
+    from nmt.training.distributed import check_processes, most_processes  # imports torch
 
     requested, gpus = os.environ.get("WMT_PROCESSES"), len(machine.gpus())
     if requested is not None:
@@ -96,8 +95,7 @@ def command(count: int, job: Path) -> list[str]:
 
 def arguments(module: str, count: str, job: str, scratch: Path) -> list[str]:
     """Return torchrun's arguments for `count` processes on this machine; torchrun must run in this process."""
-    # Imported here because it imports torch.
-    from nmt.training.distributed import LOOPBACK
+    from nmt.training.distributed import LOOPBACK  # imports torch
 
     least, most, endpoint = nodes()
     # On one node a file: torchrun's default store listens without authentication on all addresses of the machine.

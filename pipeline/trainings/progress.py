@@ -16,31 +16,24 @@ VALUES_WIDTH = 120
 """Characters of a line beside the bar."""
 
 
-class TrainingProgress:
+class TrainingProgress(Progress):
     """Update, perplexity in training and validation, loss, tokens per second, learning rate, remaining time."""
 
     def __init__(self, updates: int) -> None:
-        self.updates = updates
         console = Console(file=sys.stderr)
-        self.live = console.is_terminal
         bar = BarColumn(min(40, max(10, console.width - VALUES_WIDTH)))
         # On a narrow terminal the last values are cut off, and nothing else.
         values = TextColumn("{task.fields[values]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
         columns = TextColumn("training"), bar, MofNCompleteColumn(), TimeRemainingColumn(), values
         # The speed is that of the last minutes: on CPUs a minute may lie between two records.
-        self.bar = Progress(
-            *columns, console=console, disable=not self.live, expand=True, speed_estimate_period=10 * LOG_SECONDS
+        period = 10 * LOG_SECONDS
+        super().__init__(
+            *columns, console=console, disable=not console.is_terminal, expand=True, speed_estimate_period=period
         )
-        self.task = self.bar.add_task("training", total=updates, values="")
+        self.updates = updates
+        self.training = self.add_task("training", total=updates, values="")
         self.logged = time.monotonic()
         self.valid = ""
-
-    def __enter__(self) -> TrainingProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
 
     def show(self, update: int, record: Mapping[str, float]) -> None:
         if "valid_ppl" in record:
@@ -51,9 +44,9 @@ class TrainingProgress:
             f"ppl {record['ppl']:.2f}{self.valid}, loss {record['loss']:.3f}, "
             f"{record['tokens_per_second']:,.0f} tokens/s, lr {record['learning_rate']:.2e}"
         )
-        self.bar.update(self.task, completed=update, values=values)
-        if not self.live and (time.monotonic() - self.logged > LOG_SECONDS or update == self.updates):
+        self.update(self.training, completed=update, values=values)
+        if self.disable and (time.monotonic() - self.logged > LOG_SECONDS or update == self.updates):
             self.logged = time.monotonic()
-            seconds = self.bar.tasks[self.task].time_remaining
+            seconds = self.tasks[self.training].time_remaining
             left = f", {naturaldelta(seconds)} left" if seconds else ""
             print(f"update {update:,} of {self.updates:,}: {values}{left}", flush=True)

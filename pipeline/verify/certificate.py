@@ -121,13 +121,9 @@ def code(certificate: Certificate) -> Finding:
     others = [f"{name} was {was}, here {now}" for name, was, now in recorded if was != now]
     # All code: `wmt verify` itself is of many modules. Other catalogs decide nothing, nor do documents.
     read = map(str, (LOCAL, *catalogs.files(certificate.settings["run"]["corpus"])))
-    try:
-        code = ("dvc.yaml", "wmt.py", "nmt", "pipeline", *read, *DOCUMENTS)
-        changed = git("status", "--porcelain", "--", *code).decode()
-    except OSError:
-        changed = "?? the code"
+    code = ("dvc.yaml", "wmt.py", "nmt", "pipeline", *read, *DOCUMENTS)
     detail = "; ".join([detail, *others])
-    if changed:
+    if changed := git("status", "--porcelain", "--", *code).decode():
         path = changed.splitlines()[0][3:]
         problem = f"{path} is not committed as it is, so nobody else may have it"
         return Finding("code", "inconclusive", f"{problem}; {detail}")

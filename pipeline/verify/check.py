@@ -203,14 +203,12 @@ def trained_again(certificate: Certificate, again: Remake) -> Finding:
     if not summary.exists():
         return Finding("train", "inconclusive", "nothing that training made is here")
     counted = {key: read_json(summary)[key] for key in COUNTED}
-    summary.unlink()
     write_json(summary, certificate.measured)
-    problem = next(misstated(certificate, root, counted), None)
     made, recorded = (
         {path: hashed for path, hashed in files.items() if Path(path) not in timed}
         for files in (again.hashes("train", root), again.recorded["train"])
     )
-    if problem := difference(made, recorded) or problem:
+    if problem := difference(made, recorded) or next(misstated(certificate, root, counted), None):
         return Finding("train", "differs", problem)
     return Finding(
         "train", "recomputed", f"{len(made)} files, the last weights {certificate.training.links[-1].weights}"

@@ -6,6 +6,7 @@ import math
 import random
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from nmt.training.settings import StartSettings
 from nmt.training.state import read_state
 from pipeline.config.paths import state_root
 from pipeline.trainings import launch
-from pipeline.trainings.folder import outcome
+from pipeline.trainings.folder import launch_and_watch
 from pipeline.trainings.outputs import write_outputs
 from pipeline.trainings.start import copy_parent
 from pipeline.verify.certificate import ChainOfRun, Finding
@@ -129,9 +130,7 @@ class Training:
                 (folder / "last_update").write_text(str(list(links)[-1].update), encoding="utf-8")
                 (folder / "done.json").unlink(missing_ok=True)
                 threads = 0 if self.portable else int(recorded[0].conditions["threads"])
-                status = launch.torchrun(folder, lambda: None, threads=threads)
-                if not (folder / "done.json").exists():
-                    raise outcome(folder, status)
+                launch_and_watch(folder, partial(launch.torchrun, threads=threads), lambda *_: None)
             if outputs is not None and (start, end) == (0, self.last):
                 write_outputs(folder, outputs)
             return chain.read_chain(folder / history.CHAIN), history.read_history(folder / history.HISTORY)

@@ -47,7 +47,7 @@ def test_a_log_has_a_line_a_minute_with_the_time_left(
 ) -> None:
     now = 1000.0
     with progress.TrainingProgress(100) as shown:
-        monkeypatch.setattr(shown.bar, "get_time", lambda: now)
+        monkeypatch.setattr(shown, "get_time", lambda: now)
         for update in (10, 20):  # A resumed training begins at any update.
             now += 100
             shown.show(update, RECORD)
