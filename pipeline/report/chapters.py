@@ -11,10 +11,9 @@ from typing import Any
 from humanize import precisedelta
 
 from nmt.codec import Codec
-from nmt.evaluation.scoring import scorer
 from nmt.flops import parameters
 from nmt.model_settings import ModelSettings
-from nmt.task import task_of
+from nmt.task import PARSING, task_of
 from nmt.text.parallel_text import read_lines
 from pipeline.config import paths, rows
 from pipeline.config.corpora import DataSettings, RunSettings
@@ -138,7 +137,7 @@ def groups(
         Heading("By length", 3),
         sentences.by_length({title: lines}, data.target, tokenize),
     ]
-    if not scorer(data.target).groups_words:
+    if task_of(data.target) is PARSING:
         return blocks
     return [
         *blocks,
