@@ -81,7 +81,9 @@ def fit(  # noqa: PLR0913 - settings, by name
     pairs are dropped, a setting is wrong, Moses is chosen for text that it does not restore, or the model to start from
     is missing, is a parser or has other sizes.
     """
-    folder = _new(folder)
+    folder = Path(folder).resolve()
+    if folder.exists():
+        raise InputError(f"{folder} exists: give the name of a new folder")
     work = folder.with_name(f"{folder.name}.training")
     if "start_from" in (training or {}):
         raise InputError("training.start_from is the pipeline's: `fit` itself has the argument start_from")
@@ -116,20 +118,6 @@ def fit(  # noqa: PLR0913 - settings, by name
     save_model(folder, _trained(job, work), description, work / "subwords")
     shutil.rmtree(work)
     return Translator(folder)
-
-
-def _new(folder: str | Path) -> Path:
-    """Return the path of a folder, links followed; raise InputError where it exists, or none can have its name."""
-    try:
-        path = Path(folder).resolve()
-        str(path).encode()  # pyarrow opens no other path
-        exists = path.exists()
-        path.with_name(f"{path.name}.training").exists()  # as long a name as it has while it trains
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"{str(folder)[:200]!r} cannot name a folder ({error}): give another name") from error
-    if exists:
-        raise InputError(f"{path} exists: give the name of a new folder")
-    return path
 
 
 def _made_of(job: Job, *content: object) -> str:

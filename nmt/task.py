@@ -22,6 +22,7 @@ class Task(NamedTuple):
     output: str  # what it makes of a line
     unit: str  # what a token of the target is
     of_line: str  # the name of a single line's score
+    counted: tuple[str, str]  # by which the report groups lines, and what each group counts
 
 
 _TREE_MEASURES = (
@@ -56,6 +57,7 @@ TRANSLATION = Task(
     output="translation",
     unit="subword",
     of_line="chrF",
+    counted=("words of the source", "lines"),
 )
 PARSING = Task(
     key="f1",
@@ -74,6 +76,7 @@ PARSING = Task(
     output="parse",
     unit="symbol",
     of_line="F1",
+    counted=("words", "sentences"),
 )
 
 

@@ -26,6 +26,7 @@ from nmt.inference.loading import LoadedModel
 from nmt.inference.model_folder import to_dtype
 from nmt.inference.options import Quantization
 from nmt.model import Transformer
+from nmt.text.moses import LINE_BREAKERS
 from nmt.text.subwords import SPECIALS, Subwords, WordPieces
 
 _CODE = Path(__file__).with_name("transformers_tokenizer.py")
@@ -37,8 +38,6 @@ _TOKENS = {
 }  # fmt: skip
 _SPACE = "\u2581"
 """sentencepiece's own symbol for a space."""
-_LINE_BREAKERS = "[\x00-\x1f\x7f\x85\u2028\u2029]"
-"""What the tokenizer `none` replaces by a space (nmt/text/moses.py)."""
 
 
 def export(folder: Path, out: Path, dtype: Quantization = "float32", run: Mapping[str, Any] | None = None) -> None:
@@ -150,7 +149,7 @@ def _word_piece_tokenizer(subwords: Subwords) -> dict[str, Any]:
     spaces = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
     line, end = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": eos, "type_id": 0}}
     normalizers = [
-        {"type": "Replace", "pattern": {"Regex": _LINE_BREAKERS}, "content": " "},
+        {"type": "Replace", "pattern": {"Regex": LINE_BREAKERS.pattern}, "content": " "},
         {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE},
         {"type": "Prepend", "prepend": _SPACE},
     ]

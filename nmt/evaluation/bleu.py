@@ -115,11 +115,6 @@ def chrf(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: boo
     return corpus_score(CHRF(lowercase=lowercase), hypotheses, references)
 
 
-def ter(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
-    """Return TER (Snover et al. 2006) in percent, lower is better, and its signature: seconds for 1,000 lines."""
-    return corpus_score(TER(), hypotheses, references)
-
-
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
     metric, pairs = CHRF(), zip(hypotheses, references, strict=True)
     return [float(metric.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs]
@@ -215,7 +210,8 @@ def score(
     if steps := paper_way(hypotheses, references, lang, lowercase=lowercase):
         scores["bleu_paper_way"] = steps[-1][1]
         scores["paper_way_steps"] = [{"step": name, "bleu": value} for name, value in steps]
-    if steps and (lowercase or (known and known.has(LOWERCASED))):
+    reported = known is not None and any(LOWERCASED in listing.columns for listing in known.listings)
+    if steps and (lowercase or reported):
         sides = (lowercased_tokens(lines, lang) for lines in (hypotheses, references))
         scores[LOWERCASED] = corpus_score(BLEU(tokenize="none", force=True), *sides)[0]
     if key != "chrf":
@@ -245,8 +241,8 @@ def score_systems(
     reports: list[dict[str, Any]] = []
     for path, lines in zip(hypotheses, systems, strict=True):
         report = {"hypothesis": str(path), **score(lines, references, lang, tokenize, lowercase=lowercase)}
-        if with_ter:
-            report["ter"], report["ter_signature"] = ter(lines, references)
+        if with_ter:  # Snover et al. 2006; lower is better
+            report["ter"], report["ter_signature"] = corpus_score(TER(), lines, references)
         if reports:
             report |= vars(compare(systems[0], lines, references, headline(lang, tokenize, lowercase=lowercase)))
         reports.append(report)

@@ -173,18 +173,11 @@ class DecodingState:
         self.mask, self.src_mask = self.mask.index_select(0, sentences), self.src_mask.index_select(0, sentences)
 
 
-class Ensemble:
-    """Several models with one vocabulary as one: the mean of their probabilities."""
-
-    def __init__(self, members: Sequence[Decoder]) -> None:
-        self.members = members
-
-    def start(self, src: Int[Tensor, "batch src"]) -> EnsembleState:
-        return EnsembleState([member.start(src) for member in self.members])
-
-
 class EnsembleState:
-    """The states of all models for the same hypotheses; its methods are those of DecodingState."""
+    """The states of several models with one vocabulary for the same hypotheses; its methods are DecodingState's.
+
+    The probabilities are the mean of the models'.
+    """
 
     def __init__(self, states: Sequence[DecodingState]) -> None:
         self.states = states

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 
 from nmt.errors import InputError
-from nmt.inference.decoder import Decoder, Ensemble
+from nmt.inference.decoder import Decoder
 from nmt.inference.loading import LoadedModel, padded
 from nmt.inference.search import Hypothesis, search
 from nmt.inference.settings import SearchSettings
@@ -44,8 +44,7 @@ class Engine:
         """`others` have the vocabulary of `model`, and make an ensemble with it."""
         self.kind, self.device = kind, model.device
         with arithmetic(kind):
-            members = [Decoder(member.transformer) for member in (model, *others)]
-        self.decoder = Ensemble(members) if others else members[0]
+            self.decoders = [Decoder(member.transformer) for member in (model, *others)]
         self.subwords = model.target_subwords.used_rows
         # Two workers of one thread each are faster than one of two: no thread waits for another within a product.
         available = torch.get_num_threads()
@@ -61,7 +60,7 @@ class Engine:
         """Return the `nbest` best translations of each piece, best first; there may be fewer."""
         src = padded([piece.ids for piece in batch], self.device)
         with arithmetic(self.kind):  # Of this thread alone.
-            return search(self.decoder, src, settings, self.subwords, nbest)
+            return search(self.decoders, src, settings, self.subwords, nbest)
 
 
 Line = tuple[str, list[Piece]]
@@ -79,7 +78,9 @@ def search_lines(
     """
     waiting: deque[tuple[list[Line], list[tuple[list[int], Future[list[list[Hypothesis]]]]], InputError | None]]
     waiting, batch_tokens = deque(), batch_tokens or engine.batch_tokens
-    with _Pool(engine) as pool:
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(engine.workers, "search", torch.set_num_threads, (engine.threads,))
+    try:
         for some, failure in windows(lines, window):
             flat = [piece for _, pieces in some for piece in pieces]
             share = math.ceil(LARGEST_SHARE * sum(len(piece.ids) for piece in flat))
@@ -94,6 +95,9 @@ def search_lines(
                 yield from _in_order(*waiting.popleft())
         while waiting:
             yield from _in_order(*waiting.popleft())
+    finally:
+        pool.shutdown(cancel_futures=True)  # If the reader stops early, batches that have not begun are cancelled.
+        torch.set_num_threads(threads)
 
 
 def _in_order(
@@ -105,19 +109,6 @@ def _in_order(
         yield line, pieces, [hypotheses.get(next(at), []) for _ in pieces]
     if failure:
         raise failure
-
-
-class _Pool(ThreadPoolExecutor):
-    """The workers of an engine. On exit, the caller has its own number of torch threads again."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.before = torch.get_num_threads()
-        super().__init__(engine.workers, "search", torch.set_num_threads, (engine.threads,))
-
-    def __exit__(self, *failure: object) -> None:
-        # If the reader stops early, batches that have not begun are cancelled.
-        self.shutdown(wait=True, cancel_futures=True)
-        torch.set_num_threads(self.before)
 
 
 Item = TypeVar("Item")

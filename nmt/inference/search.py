@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from nmt.common.shapes import Bool, Float, Int
 from nmt.errors import InputError
 from nmt.ids import BOS, EOS, PAD, UNK
-from nmt.inference.decoder import Decoder, DecodingState, Ensemble, EnsembleState
+from nmt.inference.decoder import Decoder, DecodingState, EnsembleState
 from nmt.inference.settings import SearchSettings
 from nmt.model import Transformer
 
@@ -44,7 +44,7 @@ def length_penalty(length: int, alpha: float) -> float:
 
 @torch.inference_mode()
 def search(
-    model: Transformer | Decoder | Ensemble,
+    model: Transformer | Sequence[Decoder],
     src: Int[Tensor, "batch src"],
     settings: SearchSettings,
     subwords: int,
@@ -52,43 +52,16 @@ def search(
 ) -> list[list[Hypothesis]]:
     """Return the `nbest` best translations of each source, best first; there may be fewer.
 
-    `src` holds subword ids, EOS last, padded with PAD. Ids from `subwords` on are padding rows of the vocabulary and
-    are never produced. A beam of 1 is greedy search, which ends at the first EOS.
+    Several decoders are an ensemble. `src` holds subword ids, EOS last, padded with PAD. Ids from `subwords` on are
+    padding rows of the vocabulary and are never produced. A beam of 1 is greedy search, which ends at the first EOS.
     Raises InputError if nbest exceeds the beam, or the model's probabilities are not finite.
     """
     settings.check_nbest(nbest)
-    decoder = Decoder(model) if isinstance(model, Transformer) else model
-    beam = _Beam(decoder, src, settings, subwords, nbest)
+    decoders = [Decoder(model)] if isinstance(model, Transformer) else model
+    beam = _Beam(decoders, src, settings, subwords, nbest)
     while len(beam.results) < src.shape[0]:
         beam.step()
     return [beam.results[index] for index in range(src.shape[0])]
-
-
-def _allowed(
-    state: DecodingState | EnsembleState,
-    ids: Int[Tensor, "batch hypotheses"],
-    limit: Int[Tensor, "batch"],
-    length: int,
-    subwords: int,
-) -> Iterator[tuple[Float[Tensor, "part hypotheses vocabulary"], slice]]:
-    """Yield log-probabilities of the next subword, and of which sentences; those not allowed have -inf.
-
-    PAD, BOS, UNK and padding rows have -inf. At the length limit all but EOS have. The other probabilities are not
-    rescaled. `length`: how many subwords the hypotheses have.
-    """
-    full = limit <= length
-    any_full, first = bool(full.any()), 0
-    for log_p in state.step(ids):
-        part = slice(first, first + log_p.shape[0])
-        first = part.stop
-        for token in (PAD, BOS, UNK):
-            log_p[..., token] = -math.inf
-        log_p[..., subwords:] = -math.inf
-        if any_full:
-            ends = log_p[..., EOS].clone()
-            log_p.masked_fill_(full[part, None, None], -math.inf)
-            log_p[..., EOS] = ends
-        yield log_p, part
 
 
 def not_finite_error(position: int) -> InputError:
@@ -125,14 +98,15 @@ class _Beam:
 
     def __init__(
         self,
-        decoder: Decoder | Ensemble,
+        decoders: Sequence[Decoder],
         src: Int[Tensor, "batch src"],
         settings: SearchSettings,
         subwords: int,
         nbest: int,
     ) -> None:
         self.settings, self.subwords, self.nbest = settings, subwords, nbest
-        self.state: DecodingState | EnsembleState = decoder.start(src)
+        states = [decoder.start(src) for decoder in decoders]
+        self.state: DecodingState | EnsembleState = EnsembleState(states) if len(states) > 1 else states[0]
         batch, k = src.shape[0], settings.beam
         self.sentences = list(range(batch))
         """The sentence of each row of the tensors, as an index in `src`. Some rows may have results already."""
@@ -165,6 +139,26 @@ class _Beam:
     def _tokens_of(self, origin: Int[Tensor, "batch chosen"]) -> Int[Tensor, "batch chosen length"]:
         return self.tokens.gather(1, origin[:, :, None].expand(-1, -1, self.length))
 
+    def _allowed(self) -> Iterator[Float[Tensor, "part hypotheses vocabulary"]]:
+        """Yield log-probabilities of the next subword for parts of the sentences; those not allowed have -inf.
+
+        PAD, BOS, UNK and padding rows have -inf. At the length limit all but EOS have. The other probabilities are not
+        rescaled.
+        """
+        full = self.limit <= self.length
+        any_full, first = bool(full.any()), 0
+        for log_p in self.state.step(self.tokens[:, :, -1]):
+            part = slice(first, first + log_p.shape[0])
+            first = part.stop
+            for token in (PAD, BOS, UNK):
+                log_p[..., token] = -math.inf
+            log_p[..., self.subwords :] = -math.inf
+            if any_full:
+                ends = log_p[..., EOS].clone()
+                log_p.masked_fill_(full[part, None, None], -math.inf)
+                log_p[..., EOS] = ends
+            yield log_p
+
     def _continuations(
         self,
     ) -> tuple[Float[Tensor, "batch candidates"], Int[Tensor, "batch candidates"], Int[Tensor, "batch candidates"]]:
@@ -172,9 +166,8 @@ class _Beam:
         # Greedy search ends with a best continuation that ends: the second best would go on.
         width = 2 * self.settings.beam if self.settings.beam > 1 else 1
         # The 2k best of all rows are among the 2k best of each.
-        parts = _allowed(self.state, self.tokens[:, :, -1], self.limit, self.length, self.subwords)
         # [batch, k, width] each
-        best, tokens = map(torch.cat, zip(*(top_of_rows(log_p, width) for log_p, _ in parts), strict=True))
+        best, tokens = map(torch.cat, zip(*(top_of_rows(log_p, width) for log_p in self._allowed()), strict=True))
         log_p = (best + self.alive[:, :, None]).flatten(1)  # [batch, k * width]
         log_p, indices = log_p.topk(min(width, log_p.shape[1]), dim=1)  # [batch, width]
         return log_p, tokens.flatten(1).gather(1, indices), indices // best.shape[2]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
@@ -23,10 +23,6 @@ _END = "</w>"
 """The end of a word's last symbol, as in subword-nmt."""
 _LEAST = 2
 """The lowest frequency of a pair that is merged."""
-_LONG = 50
-"""Words of more characters than this are merged with a heap of pairs."""
-_NEVER = sys.maxsize
-"""The rank of a pair that is not merged."""
 
 
 @lru_cache(maxsize=1 << 18)
@@ -38,8 +34,8 @@ def _opposite(symbol: str) -> str:
 class _Frequencies:
     """Frequencies of pairs, in a heap that finds the most frequent; ties go to the pair that sorts last."""
 
-    def __init__(self, counts: Mapping[Pair, int]) -> None:
-        self.counts: defaultdict[Pair, int] = defaultdict(int, counts)
+    def __init__(self, counts: defaultdict[Pair, int]) -> None:
+        self.counts = counts
         self.changed: set[Pair] = set()
         """Pairs whose count was changed since the last `best`; whoever changes a count adds the pair."""
         self._order()
@@ -101,50 +97,25 @@ class _Words:
                 self._index[pair].append(number)
 
     def merge(self, pair: Pair, frequencies: _Frequencies) -> None:
+        """Replace a pair by one symbol in all words. subword-nmt's function counts symbols that repeat as it does."""
+        from subword_nmt.learn_bpe import update_pair_statistics
+
         first, second = pair
         joined = first + second
+        changes: list[tuple[int, Word, Word, int]] = []
         for number in self._index.pop(pair, ()):
             word = self.words[number]
             merged = _merged(word, first, second, joined)
-            if len(merged) == len(word):
-                continue
-            self.words[number] = merged
-            if len(merged) == len(word) - 1 and joined not in word and first != second:
-                self._update(number, merged, pair, frequencies)
-            else:
-                self._update_as_subword_nmt(number, word, pair, frequencies)
-
-    def _update(self, number: int, merged: Word, pair: Pair, frequencies: _Frequencies) -> None:
-        joined = pair[0] + pair[1]
-        at, count = merged.index(joined), self.counts[number]
-        neighbours = [((before, pair[0]), (before, joined)) for before in merged[:at][-1:]]
-        neighbours += [((pair[1], after), (joined, after)) for after in merged[at + 1 : at + 2]]
-        for old, new in neighbours:
-            frequencies.counts[old] -= count
-            frequencies.counts[new] += count
-            frequencies.changed.update((old, new))
-            self._index[new].append(number)
-
-    def _update_as_subword_nmt(self, number: int, word: Word, pair: Pair, frequencies: _Frequencies) -> None:
-        """Update the frequencies for symbols that repeat in a word. subword-nmt counts some pairs twice then."""
-        from subword_nmt.learn_bpe import update_pair_statistics
-
-        merged, joined = self.words[number], pair[0] + pair[1]
-        change = (number, merged, word, self.counts[number])
-        update_pair_statistics(pair, [change], frequencies.counts, defaultdict(lambda: defaultdict(int)))
-        frequencies.changed.update(pairwise(word))
-        for new in pairwise(merged):
-            frequencies.changed.add(new)
-            if joined in new:
-                self._index[new].append(number)
-
-
-def _frequent(rare: dict[Pair, int], threshold: float) -> dict[Pair, int]:
-    """Return the pairs with a frequency of at least `threshold`, and change `rare` as subword-nmt does."""
-    for pair, frequency in rare.items():
-        if frequency < min(0, threshold):
-            rare[pair] += frequency
-    return {pair: frequency for pair, frequency in rare.items() if frequency >= threshold}
+            if len(merged) < len(word):
+                self.words[number] = merged
+                changes.append((number, merged, word, self.counts[number]))
+        touched: defaultdict[Pair, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
+        update_pair_statistics(pair, changes, frequencies.counts, touched)
+        frequencies.counts[pair] = 0
+        frequencies.changed.update(touched)
+        for changed, words in touched.items():
+            if joined in changed:
+                self._index[changed].extend(words)
 
 
 def learn_merges(counts: Mapping[str, int], merges: int) -> list[Pair]:
@@ -157,7 +128,7 @@ def learn_merges(counts: Mapping[str, int], merges: int) -> list[Pair]:
 
     words = _Words(counts)
     learned: list[Pair] = []
-    frequencies, rare = _Frequencies(words.pairs), words.pairs
+    frequencies, rare = _Frequencies(words.pairs.copy()), words.pairs
     threshold = max(rare.values(), default=0) / 10
     for number in range(merges):
         best = frequencies.best()
@@ -165,13 +136,13 @@ def learn_merges(counts: Mapping[str, int], merges: int) -> list[Pair]:
             prune_stats(frequencies.counts, rare, threshold)
             best = max(rare, key=lambda pair: (rare[pair], pair), default=None)
             threshold = rare[best] * number / (number + 10_000.0) if best else 0
-            frequencies = _Frequencies(_frequent(rare, threshold))
+            frequent = rare.copy()
+            prune_stats(frequent, rare, threshold)
+            frequencies = _Frequencies(frequent)
         if best is None or frequencies.counts[best] < _LEAST:
             break
         learned.append(best)
         words.merge(best, frequencies)
-        frequencies.counts[best] = 0
-        frequencies.changed.add(best)
         if number % 100 == 0:
             prune_stats(frequencies.counts, rare, threshold)
     return learned
@@ -186,64 +157,47 @@ class Merges:
         self._pairs = pairs
         self._parts = {first + second: (first, second) for first, second in self._ranks}
 
-    def split(self, word: str) -> list[str]:
-        """Return the pieces of a word, all but the last marked with `INSIDE`."""
+    def split(self, word: str, known: Mapping[str, int] | None = None) -> list[str]:
+        """Return the pieces of a word, all but the last marked with `INSIDE`.
+
+        Merges that make a piece which is not `known` are undone, down to single characters.
+        """
         pieces = self._symbols(word)
         pieces[-1] = pieces[-1].removesuffix(_END)
+        if known is not None and len(word) > 1:
+            from subword_nmt.apply_bpe import check_vocab_and_split
+
+            pieces = check_vocab_and_split(tuple(pieces), self._parts, known, INSIDE)
         return [piece + INSIDE for piece in pieces[:-1]] + pieces[-1:]
 
-    def split_unknown(self, pieces: Iterable[str], known: Mapping[str, int]) -> list[str]:
-        """Undo merges of the pieces of a word that are not `known`, down to single characters."""
-        from subword_nmt import apply_bpe
-
-        plain = tuple(piece.removesuffix(INSIDE) for piece in pieces)
-        parts = list(apply_bpe.check_vocab_and_split(plain, self._parts, known, INSIDE))
-        return [part + INSIDE for part in parts[:-1]] + parts[-1:]
-
     def _symbols(self, word: str) -> list[str]:
-        """Merge all occurrences of the pair of the lowest rank, from the left, until no pair has a rank."""
-        if len(word) > _LONG:
-            return self._symbols_of_long(word)
+        """Merge all occurrences of the pair of the lowest rank, from the left, until no pair has a rank.
+
+        Takes time n log n: the places of pairs are in a heap, and a merged symbol leaves an empty one.
+        """
         symbols = [*word[:-1], word[-1] + _END]
         rank_of = self._ranks.get
-        ranks = [rank_of(pair, _NEVER) for pair in pairwise(symbols)]
-        while ranks and (rank := min(ranks)) != _NEVER:
-            first, second = self._pairs[rank]
-            if ranks.count(rank) > 1:
-                symbols = list(_merged(tuple(symbols), first, second, first + second))
-                ranks = [rank_of(pair, _NEVER) for pair in pairwise(symbols)]
-                continue
-            at = ranks.index(rank)
-            joined = first + second
-            symbols[at : at + 2] = [joined]
-            del ranks[at]
-            if at:
-                ranks[at - 1] = rank_of((symbols[at - 1], joined), _NEVER)
-            if at < len(ranks):
-                ranks[at] = rank_of((joined, symbols[at + 1]), _NEVER)
-        return symbols
-
-    def _symbols_of_long(self, word: str) -> list[str]:
-        """Do the same in time n log n, with the places of pairs in a heap; a merged symbol leaves an empty one."""
-        symbols = [*word[:-1], word[-1] + _END]
-        after, before = list(range(1, len(word) + 1)), list(range(-1, len(word) - 1))
-        heap = [(rank, at) for at, pair in enumerate(pairwise(symbols)) if (rank := self._ranks.get(pair)) is not None]
+        heap = [(rank, at) for at, pair in enumerate(pairwise(symbols)) if (rank := rank_of(pair)) is not None]
+        if not heap:
+            return symbols
         heapify(heap)
+        after, before = list(range(1, len(word) + 1)), list(range(-1, len(word) - 1))
         while heap:
             rank, joined = heap[0][0], list[int]()
+            first, second = self._pairs[rank]
             while heap and heap[0][0] == rank:
                 at = heappop(heap)[1]
                 # Its symbols may have been merged with others.
-                if (end := after[at]) < len(word) and (symbols[at], symbols[end]) == self._pairs[rank]:
-                    symbols[at], symbols[end] = symbols[at] + symbols[end], ""
+                if (end := after[at]) < len(word) and symbols[at] == first and symbols[end] == second:
+                    symbols[at], symbols[end] = first + second, ""
                     after[at] = after[end]
                     if after[at] < len(word):
                         before[after[at]] = at
                     joined.append(at)
             # All of a rank are merged before any pair that this made.
-            for at in {place for left in joined for place in (before[left], left)}:
-                if at >= 0 and (end := after[at]) < len(word):
-                    new = self._ranks.get((symbols[at], symbols[end]))
-                    if new is not None:
-                        heappush(heap, (new, at))
+            for at in joined:
+                if (left := before[at]) >= 0 and (new := rank_of((symbols[left], symbols[at]))) is not None:
+                    heappush(heap, (new, left))
+                if (end := after[at]) < len(word) and (new := rank_of((symbols[at], symbols[end]))) is not None:
+                    heappush(heap, (new, at))
         return [symbol for symbol in symbols if symbol]

@@ -16,12 +16,13 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from nmt.text.scripts import code
 from nmt.text.settings import TokenizerSettings
 
-_LINE_BREAKERS = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")
+LINE_BREAKERS = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")  # a space takes their place with tokenizer `none`
 _JUNK = re.compile("[\x00-\x1f]")
 _NORMALIZED = re.compile("[\r()%:;`„“”–—´‘‚’…«»º\u00a0\"]|''|  ")
 """The normaliser changes no line without one of these."""
@@ -110,7 +111,7 @@ class Moses:
         """
         line = self.normalize(line)
         if self._settings.tokenizer == "none":
-            return _LINE_BREAKERS.sub(" ", line)
+            return LINE_BREAKERS.sub(" ", line)
         words = line.split()
         if _JUNK.search(line):
             words = _JUNK.sub("", " ".join(words)).split()
@@ -139,17 +140,12 @@ class Moses:
 
     def _tokens(self, words: list[str]) -> list[str]:
         """Return the tokens of words before full stops are split off."""
-        tokens: list[str] = []
-        if not words or (words[0][0] not in "'," and words[-1][-1] != "'"):
-            for word in words:
-                tokens += self._word(word)
-            return tokens
+        of_words = list(map(self._word, words))
         # Rules for apostrophes and commas depend on the characters on both sides, which the ends of a line lack.
-        last = len(words) - 1
-        for index, word in enumerate(words):
-            edge = index in {0, last}
-            tokens += self._split(word, first=index == 0, last=index == last) if edge else self._word(word)
-        return tokens
+        if words and (words[0][0] in "'," or words[-1][-1] == "'"):
+            of_words[0] = self._split(words[0], first=True, last=len(words) == 1)
+            of_words[-1] = self._split(words[-1], first=len(words) == 1, last=True)
+        return list(chain.from_iterable(of_words))
 
     def _split(self, word: str, *, first: bool = False, last: bool = False) -> list[str]:
         """Apply Moses' rules before those for full stops; `first`, `last`: the word is the line's first or last."""

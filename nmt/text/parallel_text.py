@@ -17,7 +17,7 @@ from typing import Any, Literal
 from unicodedata import is_normalized
 
 from nmt.errors import InputError
-from nmt.text.scripts import length
+from nmt.text.scripts import tokens
 from nmt.text.settings import FilterSettings
 
 Reason = Literal["empty", "too_short", "too_long", "ratio", "identical"]
@@ -152,7 +152,7 @@ def drop_reason(
 
     Spaces separate tokens; where a language writes none between words, each character counts as one.
     """
-    shorter, longer = sorted(map(length, (source, target), languages))
+    shorter, longer = sorted(map(len, map(tokens, (source, target), languages)))
     if is_blank(source) or is_blank(target):
         return "empty"
     if shorter < settings.min_tokens:

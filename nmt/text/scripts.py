@@ -23,7 +23,3 @@ def tokens(text: str, language: str) -> list[str]:
     """Return what spaces separate or, in a language without spaces between words, the characters."""
     words = text.split()
     return words if has_spaces(language) else list("".join(words))
-
-
-def length(text: str, language: str) -> int:
-    return len(tokens(text, language))

@@ -10,10 +10,9 @@ from typing import Any
 from humanize import precisedelta
 
 from nmt.codec import Codec
-from nmt.evaluation.scoring import scorer
 from nmt.flops import parameters
 from nmt.model_settings import ModelSettings
-from nmt.task import task_of
+from nmt.task import PARSING, task_of
 from nmt.text.parallel_text import read_lines
 from pipeline.config import paths, rows
 from pipeline.config.corpora import DataSettings, RunSettings
@@ -126,7 +125,7 @@ def groups(
 ) -> list[Block]:
     """Return the scores, named `title`, of the test set's lines by length, and of its words by frequency."""
     blocks: list[Block] = [Heading("By length", 3), sentences.by_length({title: lines}, data.target, tokenize)]
-    if scorer(data.target).groups_words:
+    if task_of(data.target) is not PARSING:
         counts = sentences.word_counts(paths.TOKENIZED / f"train.{data.target}")
         blocks += [
             Heading("By frequency of words", 3),

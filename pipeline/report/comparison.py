@@ -12,7 +12,7 @@ from typing import Any
 
 from nmt.bootstrap import SAMPLES, Comparison
 from nmt.errors import InputError
-from nmt.evaluation.scoring import scorer
+from nmt.evaluation import scoring
 from nmt.task import task_in
 from pipeline.report import figures, scores, sentences
 from pipeline.report.page import Bars, Block, Heading, Paragraph, Table, Tiles
@@ -68,7 +68,7 @@ def difference(first: Compared, second: Compared) -> Comparison:
     if tokenizers[0] != tokenizers[1]:
         raise InputError(f"the runs were scored with scoring.tokenize {tokenizers[0]} and {tokenizers[1]}: set one")
     references = [line.reference for line in first.lines]
-    return scorer(second.languages[1], tokenizers[1]).compare(baseline, system, references, second.languages[1])
+    return scoring.compare(baseline, system, references, second.languages[1], tokenizers[1])
 
 
 def by_set(first: Compared, second: Compared, comparison: Comparison) -> tuple[str, ...]:

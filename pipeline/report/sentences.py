@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from nmt.common.files import write_text
 from nmt.errors import InputError
-from nmt.evaluation.scoring import ranges, scorer
+from nmt.evaluation import scoring
 from nmt.task import task_of
 from nmt.text.parallel_text import read_lines
 from pipeline.report.page import Table, View
@@ -34,7 +34,7 @@ class Line(NamedTuple):
 def scored(source: Path, reference: Path, output: Path, target: str, set_name: str = "") -> list[Line]:
     """Return all lines with their scores. `set_name`: see Line.set."""
     sources, references, outputs = (list(read_lines(path)) for path in (source, reference, output))
-    scores = scorer(target).of_lines(outputs, references)
+    scores = scoring.of_lines(outputs, references, target)
     return [Line(*line, set_name) for line in zip(sources, references, outputs, scores, strict=True)]
 
 
@@ -86,14 +86,13 @@ def extremes(lines: Sequence[Line], metric: str) -> Table:
 
 def by_length(systems: Mapping[str, Sequence[Line]], target: str, tokenize: str | None) -> Table:
     """Return BLEU, or F1 of trees, by the number of words of the source, shortest first; no empty groups."""
-    scorer_ = scorer(target, tokenize)
     texts = ([[getattr(line, text) for line in lines] for text in Line._fields[:3]] for lines in systems.values())
-    measured = [scorer_.by_length(source, output, reference, target) for source, reference, output in texts]
+    measured = [scoring.by_length(source, output, reference, target, tokenize) for source, reference, output in texts]
     rows = [
         (name, f"{count:,}", *(f"{groups[name][1]:.1f}" for groups in measured))
         for name, (count, _) in measured[0].items()
     ]
-    return Table((*scorer_.counted, *systems), rows)
+    return Table((*task_of(target).counted, *systems), rows)
 
 
 def word_counts(training: Path) -> Counter[str]:
@@ -118,7 +117,7 @@ def by_frequency(lines: Sequence[Line], tokenize: Callable[[str], str], counts: 
         for name, words in (("reference", reference), ("output", output), ("both", reference & output)):
             for word, count in words.items():
                 totals.setdefault(bisect_left(FREQUENCIES, counts[word]), Counter())[name] += count
-    names, header = ranges(FREQUENCIES), ("times in the training text", "words", "found in the translation")
+    names, header = scoring.ranges(FREQUENCIES), ("times in the training text", "words", "found in the translation")
     rows = [
         (
             names[number],

@@ -11,6 +11,7 @@ from urllib.error import URLError
 import pytest
 from command_line import printed, refused, wmt
 from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.ter import TER
 
 from nmt.errors import InputError
 from nmt.evaluation import bleu, known_sets
@@ -107,7 +108,7 @@ def test_command_line_compares_two_systems(tmp_path: Path, monkeypatch: pytest.M
         "chrf": chrf, "chrf_signature": chrf_signature,
     }  # fmt: skip
     assert first == json.loads(json.dumps(said), parse_float=lambda text: round(float(text), 9))
-    ter = f"  TER {bleu.ter(HYPOTHESES, REFERENCES)[0]:.2f}\n    nrefs:1|case:lc|tok:tercom"
+    ter = f"  TER {bleu.corpus_score(TER(), HYPOTHESES, REFERENCES)[0]:.2f}\n    nrefs:1|case:lc|tok:tercom"
     assert ter in printed("bleu", *paths[::2], "--lang", "de", "--ter")
     compared = bleu.compare(HYPOTHESES, REFERENCES, REFERENCES, BLEU())
     assert (second["difference"], second["p_value"]) == (round(compared.difference, 9), round(compared.p_value, 9))
@@ -226,4 +227,4 @@ def test_known_scores_of_newstest() -> None:
 
 def test_ter_is_edits_and_shifts_by_the_words_of_the_reference() -> None:
     # One shift of two words, one substitution; 6 words.
-    assert bleu.ter(["c d a b e x"], ["a b c d e f"])[0] == pytest.approx(100 * 2 / 6)
+    assert bleu.corpus_score(TER(), ["c d a b e x"], ["a b c d e f"])[0] == pytest.approx(100 * 2 / 6)

@@ -13,7 +13,7 @@ from nmt import products
 from nmt.evaluation import forced_scoring
 from nmt.evaluation.forced_scoring import score
 from nmt.ids import BOS, EOS, PAD
-from nmt.inference.decoder import Decoder, DecodingState, Ensemble, EnsembleState
+from nmt.inference.decoder import Decoder, DecodingState, EnsembleState
 from nmt.inference.search import search, top_of_rows
 from nmt.inference.settings import SearchSettings
 from nmt.model import Transformer
@@ -93,7 +93,7 @@ def test_an_ensemble_computes_with_logarithms() -> None:
     """As exp(-300) is 0 in float32."""
     unlikely = Decoder(model_of(1).float())
     unlikely.output = lambda x: x.new_zeros(*x.shape[:2], ROWS).index_fill(2, torch.tensor(7), -300.0)
-    log_p = step(Ensemble([unlikely, unlikely]).start(SRC), torch.full((2, 1), BOS))
+    log_p = step(EnsembleState([unlikely.start(SRC), unlikely.start(SRC)]), torch.full((2, 1), BOS))
     assert log_p[0, 0, 7] == pytest.approx(-300 - math.log(ROWS - 1))
 
 

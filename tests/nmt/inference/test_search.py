@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nmt.errors import InputError
 from nmt.ids import BOS, EOS, PAD, UNK
-from nmt.inference.decoder import Decoder, DecodingState, Ensemble
+from nmt.inference.decoder import Decoder, DecodingState
 from nmt.inference.search import search
 from nmt.inference.settings import SearchSettings
 from nmt.model import Transformer
@@ -48,7 +48,7 @@ class Forward:
 
     def __init__(self, models: Sequence[Transformer]) -> None:
         self.models = models
-        self.decoder = Ensemble([Decoder(model) for model in models]) if len(models) > 1 else models[0]
+        self.decoders = [Decoder(model) for model in models]
         self.known: dict[tuple[int, ...], list[float]] = {}
         """By source and prefix: a pass is slow, and many searches ask for the same."""
 
@@ -101,7 +101,7 @@ def agree(forward: Forward, sources: list[list[int]], settings: SearchSettings, 
     """Both searches find the same for every source; returns that."""
     longest = max(map(len, sources))
     src = torch.tensor([[*source, *[PAD] * (longest - len(source))] for source in sources])
-    ours = search(forward.decoder, src, settings, SUBWORDS, nbest)
+    ours = search(forward.decoders, src, settings, SUBWORDS, nbest)
     theirs = [naive(forward, source, settings, nbest) for source in sources]
     for hypotheses, expected in zip(ours, theirs, strict=True):
         assert [hypothesis.ids for hypothesis in hypotheses] == [ids for ids, _, _ in expected]
@@ -180,12 +180,12 @@ WORKING = Fixed({EOS: 0.0})
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("decoder", [OVERFLOWING, IMPOSSIBLE, Ensemble([WORKING, OVERFLOWING])])
+@pytest.mark.parametrize("decoders", [[OVERFLOWING], [IMPOSSIBLE], [WORKING, OVERFLOWING]])
 @pytest.mark.parametrize("extra", [0, 3])
-def test_a_model_without_probabilities_ends_the_search_with_an_error(decoder: Decoder | Ensemble, extra: int) -> None:
+def test_a_model_without_probabilities_ends_the_search_with_an_error(decoders: list[Decoder], extra: int) -> None:
     src = torch.tensor([[4, EOS], [5, EOS]])
     sentence = "for subword 2 of a translation the model gives no probabilities"
     for beam in (1, 2, 4):
         for stop in EVERY_STOP:
             with pytest.raises(InputError, match=sentence):
-                search(decoder, src, how(beam, 0.6, extra, stop), SUBWORDS)
+                search(decoders, src, how(beam, 0.6, extra, stop), SUBWORDS)

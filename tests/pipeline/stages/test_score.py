@@ -13,7 +13,7 @@ from data_stages import configure, data_section
 
 from nmt.errors import InputError
 from nmt.evaluation import bleu
-from nmt.evaluation.scoring import Output, scorer
+from nmt.evaluation.scoring import Output, by_length, compare, scores
 from nmt.hardware import data_sheet
 from pipeline.stages import score
 
@@ -60,9 +60,9 @@ def test_a_setting_chooses_sacrebleus_tokenizer() -> None:
     assert found["bleu"] == bleu.sacrebleu(AVERAGE, TEST, "", "char")[0]
     assert found["valid_bleu"] == bleu.sacrebleu(LAST, VALID, "", "char")[0]
     assert all("|tok:char|" in found[key] for key in ("bleu_signature", "valid_bleu_signature"))
-    compared = scorer("de", "char").compare(VALID, LAST, VALID, "de")
+    compared = compare(VALID, LAST, VALID, "de", "char")
     assert compared.difference == pytest.approx(found["valid_bleu"] - 100)
-    assert scorer("de", "char").by_length(VALID, LAST, VALID, "de")["0 to 10"] == (2, found["valid_bleu"])
+    assert by_length(VALID, LAST, VALID, "de", "char")["0 to 10"] == (2, found["valid_bleu"])
 
 
 def test_every_number_stands_under_its_name() -> None:
@@ -147,7 +147,7 @@ def _f1(gold: list[str], parsed: list[str]) -> dict[str, Any]:
         Output(name, Path(f"data/raw/{name}.tree"), Path(f"results/translations/{name}.tree"))
         for name in ("exam", "dev")
     )
-    return scorer("tree").scores(exam, dev, "tree")
+    return scores(exam, dev, "tree")
 
 
 def test_trees_are_scored_by_evalb_and_malformed_ones_reported() -> None:
