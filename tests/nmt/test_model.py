@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,12 +35,14 @@ def ids(*rows: list[int]) -> Tensor:
     return torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
 
 
+def layers_of(model: Transformer, twin: nn.Transformer) -> Iterator[tuple[Any, Any]]:
+    return zip([*model.encoder, *model.decoder], [*twin.encoder.layers, *twin.decoder.layers], strict=True)
+
+
 def torch_twin(model: Transformer) -> nn.Transformer:
     """torch.nn.Transformer with this model's weights; it knows only d_k = d_v = d_model / h."""
-    s = model.settings
-    twin = nn.Transformer(
-        s.d_model, s.h, s.N, s.N, s.d_ff, dropout=0.0, batch_first=True, layer_norm_eps=1e-6, dtype=torch.float64
-    )
+    s, how = model.settings, {"dropout": 0.0, "batch_first": True, "layer_norm_eps": 1e-6, "dtype": torch.float64}
+    twin = nn.Transformer(s.d_model, s.h, s.N, s.N, s.d_ff, **how)
     twin.encoder.norm = twin.decoder.norm = None
 
     def copy_attention(ours: nn.Module, theirs: nn.MultiheadAttention) -> None:
@@ -47,9 +51,7 @@ def torch_twin(model: Transformer) -> nn.Transformer:
         theirs.in_proj_bias.data = torch.cat([p.bias.data for p in projections])
         theirs.out_proj.load_state_dict(ours.W_O.state_dict())
 
-    for ours, theirs in zip(
-        [*model.encoder, *model.decoder], [*twin.encoder.layers, *twin.decoder.layers], strict=True
-    ):
+    for ours, theirs in layers_of(model, twin):
         copy_attention(ours.self_attention, theirs.self_attn)
         norms = [theirs.norm1, theirs.norm2]
         if hasattr(ours, "cross_attention"):
@@ -76,8 +78,7 @@ class Scale(nn.Module):
 def scale_dropouts(model: Transformer, twin: nn.Transformer) -> None:
     """Put a factor of its own in the place of each dropout on a sub-layer's output or after the ReLU, in both."""
     factor = 0.5
-    pairs = zip([*model.encoder, *model.decoder], [*twin.encoder.layers, *twin.decoder.layers], strict=True)
-    for ours, theirs in pairs:
+    for ours, theirs in layers_of(model, twin):
         for number, add_norm in enumerate(ours.add_norms, start=1):
             factor += 0.1
             add_norm.dropout = Scale(factor)
@@ -100,11 +101,8 @@ def test_parity_with_torch_transformer(in_training: bool) -> None:
         model.train().embedding.eval()
         twin.train()
     (source,), (target,) = (packed.pad(model.embedding(packed), 1) for packed in (pack_tensor(src), pack_tensor(tgt)))
-    expected = twin(
-        source[:, 0], target[:, 0],
-        tgt_mask=subsequent_mask(3, torch.device("cpu")) < 0, src_key_padding_mask=src == PAD,
-        memory_key_padding_mask=src == PAD,
-    )  # fmt: skip
+    masks = {"src_key_padding_mask": src == PAD, "memory_key_padding_mask": src == PAD}
+    expected = twin(source[:, 0], target[:, 0], tgt_mask=subsequent_mask(3, torch.device("cpu")) < 0, **masks)
     states = model(src, tgt)
     real = tgt != PAD
     assert torch.allclose(states[real], expected[real], atol=1e-12)
@@ -150,10 +148,8 @@ def test_attention_of_every_shape_equals_heads_one_by_one(changes: dict[str, obj
 
         q, k = project(x, module.W_Q, k_rows), project(memory, module.W_K, k_rows)
         v = project(memory, module.W_V, v_rows)
-        weights = torch.stack(
-            [torch.softmax(torch.stack([q[a] @ k[b] / math.sqrt(d_k) for b in range(5)]), 0) for a in range(3)]
-        )
-        heads.append(0.5 * weights @ v)
+        scores = torch.stack([torch.stack([q[a] @ k[b] for b in range(5)]) for a in range(3)]) / math.sqrt(d_k)
+        heads.append(0.5 * scores.softmax(1) @ v)
     module.dropout = Scale(0.5)  # Between the softmax and the product with V.
     expected = module.W_O(torch.cat(heads, dim=1))
     queries, keys = (pack_tensor(torch.full((1, length), 5), module.h) for length in (3, 5))
@@ -248,9 +244,8 @@ def test_dropout_keeps_the_mean_and_the_share() -> None:
     y = dropout(torch.ones(512, 513, dtype=torch.float64))
     assert set(y.unique().tolist()) == {0.0, 1 / 0.75}
     dropped = y == 0
-    for one, other in [
-        (dropped[:, 1:], dropped[:, :-1]), (dropped[1:], dropped[:-1]), (dropped[:, 4:], dropped[:, :-4]),
-    ]:  # fmt: skip
+    for rows, columns in ((0, 1), (1, 0), (0, 4)):
+        one, other = dropped[rows:, columns:], dropped[: 512 - rows, : 513 - columns]
         assert (one & other).double().mean().item() == pytest.approx(0.25**2, abs=3e-3)
     assert not torch.equal(dropout(torch.ones(9, 9)), dropout(torch.ones(9, 9)))
     x = torch.randn(5, requires_grad=True)
@@ -266,7 +261,7 @@ def test_dropout_keeps_the_mean_and_the_share() -> None:
 def test_larger_dropouts_than_a_few_draws_keep_are_refused(name: str) -> None:
     """The bits of a draw would round them to 1."""
     assert Dropout(getattr(model_settings(**{name: 0.99}), name)).train()(torch.ones(1000)).isfinite().all()
-    with pytest.raises(ValidationError, match=r"less than or equal to 0\.99"):
+    with pytest.raises(ValidationError):
         model_settings(**{name: 0.991})
 
 
@@ -275,32 +270,23 @@ SELF, CROSS, FFN = "self_attention.W_", "cross_attention.W_", "feed_forward.W_"
 
 
 @pytest.mark.parametrize(
-    ("kind", "bounds"),
+    ("kind", "squares"),
     [
-        ("glorot", {"": math.sqrt(6 / 128), FFN: math.sqrt(6 / 192)}),
+        ("glorot", {"": 6 / 128, FFN: 6 / 192}),
         (
             "tensor2tensor",
-            {
-                "": math.sqrt(6 / 128), FFN: math.sqrt(6 / 192), SELF: math.sqrt(6 / 256),
-                SELF + "O": math.sqrt(6 / 128), CROSS + "K": math.sqrt(6 / 192), CROSS + "V": math.sqrt(6 / 192),
-            },
+            {"": 6 / 128, FFN: 6 / 192, SELF: 6 / 256, SELF + "O": 6 / 128, CROSS + "K": 6 / 192, CROSS + "V": 6 / 192},
         ),
-        (
-            "fairseq",
-            {
-                "": math.sqrt(3 / 128), SELF + "O": math.sqrt(6 / 128), CROSS + "O": math.sqrt(6 / 128),
-                FFN + "1": 1 / 8, FFN + "2": math.sqrt(1 / 128),
-            },
-        ),
+        ("fairseq", {"": 3 / 128, SELF + "O": 6 / 128, CROSS + "O": 6 / 128, FFN + "1": 1 / 64, FFN + "2": 1 / 128}),
     ],
-)  # fmt: skip
-def test_first_weights_have_the_ranges_of_each_program(kind: str, bounds: dict[str, float]) -> None:
+)
+def test_first_weights_have_the_ranges_of_each_program(kind: str, squares: dict[str, float]) -> None:
     torch.manual_seed(3)
     model = Transformer(LARGE.model_copy(update={"initialisation": kind}), 99)
     checked = 0
     for name, linear in model.named_modules():
         if isinstance(linear, nn.Linear):
-            bound = bounds[max((key for key in bounds if key in name), key=len)]
+            bound = math.sqrt(squares[max((key for key in squares if key in name), key=len)])
             assert bound * 0.98 < linear.weight.abs().max().item() <= bound, name
             assert linear.weight.mean().item() == pytest.approx(0.0, abs=0.1 * bound)
             drawn = kind == "fairseq" and not name.endswith("W_O")
@@ -329,5 +315,5 @@ def test_rows_of_a_batch_are_rounded_up_by_at_most_a_sixteenth(tokens: int, rows
     assert (packed.ids[tokens:] == PAD).all()
     (block,) = packed.pad(torch.ones(rows, 6), 2)
     assert packed.unpad([block]).sum().item() == 6 * tokens, "the rows that were added are 0"
-    with pytest.raises(ValueError, match="packed for 2 heads, not 1"):
+    with pytest.raises(ValueError, match="packed for 2 heads"):
         packed.pad(torch.zeros(rows, 2), 1)

@@ -29,9 +29,7 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     return used
 
 
-@pytest.mark.parametrize(
-    ("maker", "library"), [("AuthenticAMD", "onednn"), ("GenuineIntel", "torch"), ("", "torch")]
-)  # fmt: skip
+@pytest.mark.parametrize(("maker", "library"), [("AuthenticAMD", "onednn"), ("GenuineIntel", "torch"), ("", "torch")])
 def test_the_processors_maker_decides(monkeypatch: pytest.MonkeyPatch, maker: str, library: str) -> None:
     """Every version of torch that we allow has the operators on x86."""
     monkeypatch.setattr(products, "cpuinfo", {"vendor_id": maker}.__getitem__)

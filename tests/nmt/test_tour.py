@@ -15,10 +15,9 @@ ROOT = Path(__file__).parents[2]
 SIZES = "updates, pairs, tested = 1400, 24_000, 500"
 
 
-def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/sample").symlink_to(ROOT / "data/sample")
-    monkeypatch.chdir(tmp_path)
+def test_every_cell_runs(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "data").mkdir()
+    (here / "data/sample").symlink_to(ROOT / "data/sample")
     shown: list[Any] = []
     monkeypatch.setattr(plt, "show", lambda: shown.append(plt.gcf()))
     notebook = json.loads(tour.TOUR.read_text())
@@ -29,11 +28,9 @@ def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
         for cell in (cells[0].replace(SIZES, "updates, pairs, tested = 2, 200, 4"), *cells[1:]):
             exec(cell, namespace)
     # Row i of cross-attention has the subword that it writes.
-    assert [label.get_text() for label in shown[1].axes[0].get_yticklabels()] == [
-        *namespace["looked"].target[1:],
-        "</s>",
-    ]
-    assert [label.get_text() for label in shown[1].axes[0].get_xticklabels()] == namespace["looked"].source
+    axes, looked = shown[1].axes[0], namespace["looked"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [*looked.target[1:], "</s>"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == looked.source
     assert "on 4 lines (nrefs:1|case:mixed|eff:no|tok:13a|" in capsys.readouterr().out
 
 

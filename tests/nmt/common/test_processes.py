@@ -33,7 +33,6 @@ ROOT = Path(__file__).resolve().parents[3]
 STARTED = CHILD.replace("die_with_parent(", "(")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone sends a signal when a parent dies")
 @pytest.mark.parametrize("waited_for", [True, False])
 def test_a_process_whose_ancestor_has_died_before_it_asks_ends(waited_for: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", "pass"]) as dead:
@@ -46,15 +45,13 @@ def test_a_process_whose_ancestor_has_died_before_it_asks_ends(waited_for: bool)
     assert (result.returncode, result.stderr) == (-signal.SIGTERM, b"")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone sends a signal when a parent dies")
 @pytest.mark.parametrize(
     ("how", "child", "number", "output"),
     [
-        ("run", CHILD, signal.SIGTERM, "asked\n"),
-        ("run", CHILD, signal.SIGKILL, ""),
+        ("run", CHILD, signal.SIGTERM, "asked\n"), ("run", CHILD, signal.SIGKILL, ""),
         ("start", STARTED, signal.SIGTERM, "asked\n"),
     ],
-)
+)  # fmt: skip
 def test_a_killed_parent_is_followed(how: str, child: str, number: signal.Signals, output: str) -> None:
     command = [sys.executable, "-c", PARENT, how, child, str(int(number))]
     parent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)

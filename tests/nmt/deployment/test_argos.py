@@ -18,10 +18,9 @@ LINES = ["the old man sees a dog .", "She sleeps well , and we do !"]
 
 
 @pytest.fixture
-def pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def pieces(here: Path) -> Path:
     """A model folder on raw word pieces."""
     pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install ctranslate2")
-    monkeypatch.chdir(tmp_path)
     return folder_of(Path("model"), pieces=300)
 
 

@@ -19,11 +19,10 @@ from tests.nmt.deployment.test_streams import LINES
 @pytest.mark.parametrize(
     "change", [{}, {"positions": "learned"}, {"projection_biases": False}, {"position_layout": "halves"}]
 )
-def test_ctranslate2_translates_alike(tmp_path: Path, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctranslate2_translates_alike(here: Path, change: dict[str, Any]) -> None:
     pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install ctranslate2")
     from tests.bench.ctranslate2_engine import CTranslate2Engine
 
-    monkeypatch.chdir(tmp_path)
     folder = folder_of(Path("models/average"), **change)
     assert wmt("export", str(folder), "out") == 0
     # Greedy: of random weights the two searches' rules for ending show.

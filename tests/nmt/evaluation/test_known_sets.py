@@ -27,7 +27,6 @@ def test_sets_are_known_with_no_break_spaces_and_without(file: str, name: str, t
     original, target = bleu.read_lines(REAL / "newstest" / file), file[-2:]
     for lines in (original, [re.sub(r"\s+", " ", line.strip()) for line in original]):
         known = find(lines, target)
-        assert known
         assert (known.name, known.title, known.lines) == (name, title, len(lines))
     assert find([*original[:-1], f"{original[-1]}!"], target) is None
     assert identity(original, target, "en") == name

@@ -59,7 +59,7 @@ def test_all_linear_layers_have_8_bit_weights_and_the_model_says_nearly_the_same
 
 
 def test_other_precisions_and_processors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"made from float32 on a CPU, but the model is in torch.float64 on cpu"):
+    with pytest.raises(InputError):
         quantize(model_of())
     monkeypatch.setattr(torch.cpu, "_is_avx2_supported", lambda: False)
     with pytest.raises(InputError, match="fast 8-bit products for x86 processors with AVX2 alone"):

