@@ -16,9 +16,11 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from agents import ROOT, alive, wait_for
+from agents import ROOT, wait_for
 from data_stages import configure, data_section, write_sides
+from orchestra import is_over
 
 from nmt.errors import InputError
 from nmt.text.parallel_text import Block, read_blocks
@@ -117,9 +119,9 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     command, environment = [sys.executable, script], {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as parent:
         assert parent.stdout is not None
-        worker = int(parent.stdout.readline())
+        worker = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
-    wait_for(lambda: not alive(worker))
+    wait_for(lambda: is_over(worker))
 
 
 def test_a_cluster_writes_the_bytes_of_one_process(here: Path, on_dask: None, monkeypatch: pytest.MonkeyPatch) -> None:
