@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from data_stages import PACKAGES, configure, data_section
+from data_stages import PACKAGES, data_section
 
 from nmt.errors import InputError
 from nmt.model_settings import ModelSettings
@@ -302,7 +302,9 @@ def test_a_section_that_cannot_be_read_is_refused(content: str | None, message: 
 @pytest.mark.parametrize("stage", [learn_subwords, binarize, decode, attention, score])
 def test_stages_refuse_another_version_of_a_library(stage: Any) -> None:
     before = {*Path().rglob("*")}
-    configure(data_section("x"), dict.fromkeys(PACKAGES, "0.0.1"), **rows.settings("sample", "en-de"))
+    content = {"data": data_section("x"), **rows.settings("sample", "en-de")}
+    CONFIG.parent.mkdir()
+    CONFIG.write_text(yaml.safe_dump({**content, "versions": dict.fromkeys(PACKAGES, "0.0.1")}))
     with pytest.raises(InputError, match=r" .* resolved with 0\.0\.1"):
         stage.run()
     assert {*map(str, {*Path().rglob("*")} - before)} == {"results", "results/config.yaml"}
