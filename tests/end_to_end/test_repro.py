@@ -155,7 +155,6 @@ def test_french_with_word_pieces_and_two_test_sets_from_the_catalog_to_the_certi
     assert "Test: tinytest, tinymedical." in report
     shared = json.loads(Path("data/tokenized/stats.json").read_text())["overlap"]["test.tinymedical"]
     assert f"test.tinymedical set: source {shared['source']}, target {shared['target']}, pair " in report
-    assert "| 38.1 |" not in report, "the paper scored other text"
     assert "\n| tinytest, 4 lines | " in report
     assert "\n| tinymedical, 4 lines | " in report
     assert "tinymedical, 4 lines; sacreBLEU" in printed("summary")

@@ -94,8 +94,6 @@ def test_the_example_names_every_variable_and_no_password() -> None:
               "PREFECT_WORKER_PORT", "MLFLOW_WORKERS", "MLFLOW_HOST", "PREFECT_HOST", "DASK_HOST", "DASK_PORT",
               "DASK_DASHBOARD_PORT", "DASK_FOLDER"}  # fmt: skip
     assert {name for name, _ in example} == needed.keys() - inside
-    with pytest.raises(ValueError, match=r"is not set: set it in infra/\.env"):
-        interpolated(read()["services"], {})
     assert subprocess.run(["git", "check-ignore", "--quiet", "infra/.env"], cwd=ROOT, check=False).returncode == 0
 
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -136,11 +137,8 @@ def test_a_closed_terminal_interrupts_once(told: Told, monkeypatch: pytest.Monke
             signal.raise_signal(signal.SIGHUP)
             Path("saved").touch()
 
-    class Closed:
-        def write(self, text: str) -> int:
-            raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(sys, "stderr", Closed())
+    closed = Mock(write=Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    monkeypatch.setattr(sys, "stderr", closed)
     assert status_of(work) == (runner.INTERRUPTED, "interrupted")
     assert (Path("saved").exists(), reported()["message"]) == (True, f"stopped by {first.name}")
     assert told == [("decode", "KILLED")]

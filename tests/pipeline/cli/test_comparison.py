@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -138,6 +137,7 @@ def test_a_run_on_other_lines_or_without_results_is_refused(make: Make) -> None:
     assert "has no lines of a test set" in refused("compare", "one", "no-lines")
     assert "has no scores: finish it with `dvc repro`" in refused("compare", "one", "no-scores")
     assert "the run . has no scores: finish it with `dvc repro`" in refused("compare", "one", ".")
+    assert "is an input too" in refused("compare", "one", "one", "--output", "results/scores.json")
     assert not Path("results/comparison.html").exists()
 
 
@@ -145,15 +145,6 @@ def test_a_run_is_compared_with_the_results_in_this_folder(make: Make) -> None:
     make("one", wrong=40, seed=1)
     shutil.copytree("made/one", "results", dirs_exist_ok=True)
     assert printed("compare", "one").startswith("sample-mine-s1 (here) against one-id: +0.00 ")
-
-
-def test_what_is_no_file_or_an_input_is_not_replaced_by_the_page(make: Make) -> None:
-    make("one", wrong=4, seed=1)
-    os.mkfifo("pipe")
-    Path("link").symlink_to("pipe")
-    assert "is no regular file" in refused("compare", "one", "one", "--output", "link")
-    assert "is an input too" in refused("compare", "one", "one", "--output", "results/scores.json")
-    assert (Path("link").is_symlink(), Path("pipe").is_fifo()) == (True, True)
 
 
 def test_parses_are_compared_by_f1_with_a_paired_bootstrap(make: Make, browser: Browser, tmp_path: Path) -> None:

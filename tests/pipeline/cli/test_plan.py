@@ -3,13 +3,12 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from clones import ROOT, STAGES
-from command_line import printed, refused, wmt
+from clones import ROOT, STAGES, Clone
+from command_line import printed, wmt
 from dvc.repo import Repo
 from model_folders import folder_of
 
@@ -77,28 +76,17 @@ def test_a_prepared_corpus_is_counted(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.fixture(scope="module")
 def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with this one's stages and their code, which DVC has on record as run on the sample."""
-    folder = tmp_path_factory.mktemp("committed")
-    with contextlib.chdir(ROOT):
-        stages = graph.stages().values()
-        deps = [path for stage in stages for path in map(Path, stage.deps) if path.parts[0] in {"nmt", "pipeline"}]
-        code = {str(file) for path in deps for file in (path.rglob("*.py") if path.is_dir() else [path])}
-    for name in ("dvc.yaml", "params.yaml", ".dvc/config", "pipeline/config/rows.yaml", *code):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / name, folder / name)
-    shutil.copytree(ROOT / "data/catalog", folder / "data/catalog")
-    for name in ("data/local", "data/binned"):
-        (folder / name).mkdir(parents=True)
-    (folder / BINNED_STATS).write_text("{}")
-    for path in (path for stage in stages for path in stage.outs):
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        if not (folder / path).exists():
-            (folder / path).write_text(path)
-    (folder / CONFIG).write_text(resolution.text(configuration("sample", corpus="sample")))
-    subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
-    with contextlib.chdir(folder), Repo() as repo:
+    """A copy of this repository, which DVC has on record as run on the sample."""
+    clone = Clone(tmp_path_factory.mktemp("committed"))
+    made = {str(BINNED_STATS): "{}", str(CONFIG): resolution.text(configuration("sample", corpus="sample"))}
+    with contextlib.chdir(clone.folder), Repo() as repo:
+        made |= {path: path for stage in graph.stages().values() for path in stage.outs if path not in made}
+        for path in map(Path, made):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists():  # A folder has a file.
+                path.write_text(made[str(path)])
         repo.commit(force=True)
-    return folder
+    return clone.folder
 
 
 @pytest.fixture
@@ -167,7 +155,7 @@ def test_the_version_of_sacrebleu_decides_scores_and_their_certificate_alone(fin
 
 def test_what_dvc_cannot_say_is_refused(here: Path) -> None:
     asked = configuration("sample", corpus="sample")
-    with pytest.raises(InputError, match="DVC cannot say what changed"):
+    with pytest.raises(InputError):
         plan.stages_to_run(asked)
     Path("dvc.yaml").write_text("stages: {}")
     Path("dvc.lock").write_text("<<<<<<< HEAD\n")
@@ -233,13 +221,3 @@ def test_the_model_that_a_training_starts_from_is_named(tmp_path: Path, monkeypa
     monkeypatch.setattr(plan, "stages_to_run", lambda _: {"resolve": "x"})
     monkeypatch.setattr(plan, "needs", lambda *_: ({"resolve": (0, 0)}, 0, 1))
     assert f"It starts from {folder}, weights {sha256_of(folder / WEIGHTS)}.\n" in printed("plan", "--no-measure")
-
-
-def test_an_unknown_row_is_refused_before_anything_is_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    params = {"row": "bas", "pair": "en-de", "corpus": "sample", "seed": 1}
-    monkeypatch.setattr(resolution, "read_params", lambda: params)
-    monkeypatch.setattr(plan, "stages_to_run", lambda _: {"resolve": ""})
-    assert "`bas` is not a row" in refused("plan", "--no-measure")
-    assert capsys.readouterr().out == ""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from data_stages import PACKAGES, configure, data_section
+from data_stages import PACKAGES, data_section
 
 from nmt.errors import InputError
 from nmt.model_settings import ModelSettings
@@ -191,7 +191,6 @@ def test_values_at_the_edge_of_what_later_stages_take_resolve(changes: Mapping[s
         ({"updates": 100}, 0, "leave 0; the run was shortened by its overrides, so the last weights take"),
         ({"updates": 3000}, 2, "leave 2; the run was shortened by its overrides, so those are averaged"),
         ({"updates": 7500}, 5, ""),
-        ({"updates": 100_000}, 5, ""),
         ({"updates": 8, "checkpoint_every": 3}, 2, "but 8 updates with a checkpoint every 3 (training.updates,"),
     ],
 )
@@ -252,10 +251,8 @@ def test_a_local_file_without_a_checksum_in_the_catalog_is_known_by_its_bytes() 
     ("content", "message"),
     [
         (None, "params.yaml is missing: run from the repository's root, or restore it with git"),
-        (b"row: [", "params.yaml is not valid YAML: while parsing a flow node did not find expected"),
         (b"overrides: {model: {N: 1, N: 2}}", "params.yaml is not valid YAML: `N` is there twice in"),
         (b"- 1\n", "params.yaml holds no mapping: it needs the keys row, pair, corpus, seed and overrides"),
-        (b"row: \xff", "params.yaml is not UTF-8 (byte 5): save it as UTF-8"),
     ],
 )
 def test_unreadable_params_write_nothing(content: bytes | None, message: str) -> None:
@@ -265,15 +262,6 @@ def test_unreadable_params_write_nothing(content: bytes | None, message: str) ->
         resolve.run()
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
-    assert not CONFIG.exists()
-
-
-def test_an_edited_or_missing_local_file_writes_nothing() -> None:
-    Path("params.yaml").write_text(yaml.safe_dump(PARAMS), encoding="utf-8")
-    for change, message in ((b"edited", "has the sha256 .* it was edited; add it again"), (None, "is missing")):
-        Path("train.en").unlink() if change is None else Path("train.en").write_bytes(change)
-        with pytest.raises(InputError, match=rf"^train\.en {message}"):
-            resolve.run()
     assert not CONFIG.exists()
 
 
@@ -314,7 +302,9 @@ def test_a_section_that_cannot_be_read_is_refused(content: str | None, message: 
 @pytest.mark.parametrize("stage", [learn_subwords, binarize, decode, attention, score])
 def test_stages_refuse_another_version_of_a_library(stage: Any) -> None:
     before = {*Path().rglob("*")}
-    configure(data_section("x"), dict.fromkeys(PACKAGES, "0.0.1"), **rows.settings("sample", "en-de"))
+    content = {"data": data_section("x"), **rows.settings("sample", "en-de")}
+    CONFIG.parent.mkdir()
+    CONFIG.write_text(yaml.safe_dump({**content, "versions": dict.fromkeys(PACKAGES, "0.0.1")}))
     with pytest.raises(InputError, match=r" .* resolved with 0\.0\.1"):
         stage.run()
     assert {*map(str, {*Path().rglob("*")} - before)} == {"results", "results/config.yaml"}

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from command_line import printed
 
-from nmt.errors import InputError
 from nmt.evaluation.known_sets import named
 from nmt.model_settings import ModelSettings
 from nmt.text.settings import one_size
@@ -25,6 +24,8 @@ COUNTS = """
 base 65,110,016 | B-dk16 58,018,304 | B-dk32 60,382,208 | C-N2 35,684,352 | C-N4 50,397,184 | C-N8 79,822,848
 C-dmodel256 27,848,704 | C-dmodel1024 167,944,192 | C-dff1024 52,514,816 | C-dff4096 90,300,416 | big 218,300,416
 """
+OWN_COUNTS = "small 7,593,984 | multi30k 6,844,416 | sample 1,859,584 | parse-sample 932,864 | parse-small 7,593,984"
+"""As trainings on the corpora that these rows are for had them."""
 
 
 def by_name(table: str) -> dict[str, list[str]]:
@@ -54,15 +55,8 @@ def test_every_row_of_table_3_with_what_the_paper_prints() -> None:
         assert listed[name][0] == count
         reproduced = round(int(count.replace(",", "")) / 1e6) == rows.row(name).paper.params_m
         assert reproduced == (name != "big"), "the paper's are the others'"
-    # As trainings on the corpora that these rows are for had them.
-    own = {
-        "small": "7,593,984",
-        "multi30k": "6,844,416",
-        "sample": "1,859,584",
-        "parse-sample": "932,864",
-        "parse-small": "7,593,984",
-    }
-    assert {name: listed[name][0] for name in own} == own
+    for name, [count] in by_name(OWN_COUNTS).items():
+        assert listed[name][0] == count
     assert [line[-7:] for line in lines if line.startswith(("parse-wsj", "parse-semi"))] == ["F1 91.3", "F1 92.7"]
     semi = ModelSettings.model_validate(rows.settings("parse-semi", "en-tree")["model"])
     assert (semi.N, semi.d_model, semi.P_drop, semi.attention_dropout) == (4, 1024, 0.1, 0.0)
@@ -107,8 +101,6 @@ def test_table_2() -> None:
 
 
 def test_nearest_is_one_guess_and_all_there_are() -> None:
-    with pytest.raises(InputError, match=r"`c-n2` is not a row of rows\.yaml; did you mean `C-N2`"):
-        rows.row("c-n2")
     assert errors.nearest("BIGG", ["base", "big", "bag"]) == "did you mean `big`? valid are base, big, bag"
     assert errors.nearest("xyz", iter(["base", "big"])) == "valid are base, big"
     assert errors.nearest("ab", ["Abxx"]) == "did you mean `Abxx`? valid are Abxx"

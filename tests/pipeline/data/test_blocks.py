@@ -1,25 +1,61 @@
+"""Blocks of text over a pool of processes, and over a Dask cluster."""
+
 from __future__ import annotations
 
 import errno
+import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from agents import ROOT, alive, wait_for
+from agents import ROOT, wait_for
+from data_stages import configure, data_section, write_sides
+from orchestra import is_over
 
+from nmt.errors import InputError
+from nmt.text.parallel_text import Block, read_blocks
+from pipeline.config import rows
 from pipeline.data import blocks
-from pipeline.data.blocks import executor, map_in_order
+from pipeline.data.blocks import DaskExecutor, executor, map_in_order
+from pipeline.stages import tokenize
+
+pytestmark = pytest.mark.timeout(600)
+ON_LOOPBACK = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "silence_logs": 50}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    import distributed
+
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, **ON_LOOPBACK) as started:
+        yield started
+
+
+@pytest.fixture
+def on_dask(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The executor is the cluster."""
+    monkeypatch.setattr(blocks, "_SMALL", 0)
+    monkeypatch.setenv("WMT_EXECUTOR", cluster.scheduler_address.replace("tcp", "dask"))
+    monkeypatch.setattr(cluster.scheduler, "allowed_failures", 0)  # Each start of a worker takes seconds.
 
 
 def square(number: int) -> int:
     time.sleep(0.02 * (number % 3 == 0))
     return number * number
+
+
+def refuse(number: int) -> int:
+    raise InputError(f"{number} is refused")
 
 
 def die(number: int) -> int:
@@ -47,14 +83,21 @@ def test_results_come_in_order_from_at_most_so_many_ahead() -> None:
     assert results == [number * number for number in range(50)]
 
 
-def test_processes_give_what_one_process_gives_and_tell_of_death(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [ProcessPoolExecutor, DaskExecutor])
+def test_results_and_errors_come_back_and_a_killed_worker_ends_the_stage(
+    kind: type, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(blocks, "available_cores", lambda: 2)
+    if kind is DaskExecutor:
+        request.getfixturevalue("on_dask")
     with executor(1 << 30) as pool:
-        assert isinstance(pool, ProcessPoolExecutor)
+        assert isinstance(pool, kind)
         assert list(map_in_order(pool, square, range(20))) == [number * number for number in range(20)]
+        with pytest.raises(InputError):
+            list(map_in_order(pool, refuse, [3]))
         # With the number of an error that the runner explains.
         with pytest.raises(OSError, match=rf"\[Errno {errno.EIO}\] a worker process was killed"):
-            list(map_in_order(pool, die, range(3)))
+            list(map_in_order(pool, die, [3]))
 
 
 @pytest.mark.parametrize("chosen", ["", "dask://127.0.0.1:1"])
@@ -76,6 +119,77 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     command, environment = [sys.executable, script], {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as parent:
         assert parent.stdout is not None
-        worker = int(parent.stdout.readline())
+        worker = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
-    wait_for(lambda: not alive(worker))
+    wait_for(lambda: is_over(worker))
+
+
+def test_a_cluster_writes_the_bytes_of_one_process(here: Path, on_dask: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [(f"Number {n}, it's {n % 7} - {n}.", f"Zahl {n}, das ist {n}." * (n % 5)) for n in range(99)]
+    for name in ("train.web", "valid.dev", "test.exam"):
+        write_sides(tokenize.RAW / name, pairs)
+    configure(data_section("web"), preparation=rows.settings("sample", "en-de")["preparation"])
+    with monkeypatch.context() as patch:
+        patch.delenv("WMT_EXECUTOR")
+        patch.setattr(blocks, "available_cores", lambda: 1)
+        tokenize.run()
+    alone = {path.name: path.read_bytes() for path in tokenize.TOKENIZED.iterdir()}
+    monkeypatch.setattr(tokenize, "PAIRS", 7)
+    tokenize.run()
+    assert {path.name: path.read_bytes() for path in tokenize.TOKENIZED.iterdir()} == alone
+    assert json.loads(alone["stats.json"])["pairs"] == 99
+
+
+class Noted:
+    """An item that becomes the id of the process in which it is unpickled, as a block is read there."""
+
+    def __reduce__(self) -> tuple[Callable[[], int], tuple[()]]:
+        return os.getpid, ()
+
+
+def both(unpickled_by: int) -> tuple[int, int]:
+    return unpickled_by, os.getpid()
+
+
+def test_a_block_is_read_by_its_worker_and_not_by_the_scheduler(on_dask: None) -> None:
+    """The scheduler may have another working folder, and no text. Here it is a thread of this process."""
+    with executor(1 << 30) as pool:
+        ((reader, worker),) = map_in_order(pool, both, [Noted()])
+    assert reader == worker != os.getpid()
+
+
+def test_a_block_travels_without_its_text(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("text").write_text("".join(f"line {number}\n" for number in range(1000)))
+    _, second = read_blocks(Path("text"), 600)
+    pickled = pickle.dumps(second)
+    assert len(pickled) < 400 < len(second.content)
+    monkeypatch.chdir("/")
+    copy: Block = pickle.loads(pickled)
+    assert copy == second
+    assert copy.lines()[0] == "line 600"
+
+
+@pytest.mark.parametrize("value", ["ray", "dask", "dask://host", "tcp://host:8786", "dask://host:x"])
+def test_other_executors_are_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WMT_EXECUTOR", value)
+    with pytest.raises(InputError, match=f"^WMT_EXECUTOR is '{value}': it must be dask://HOST:PORT"):
+        executor(1 << 30)
+
+
+def test_a_scheduler_that_is_away_or_lost_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    import distributed
+
+    monkeypatch.setattr(blocks, "CONNECT", "1s")
+    monkeypatch.setenv("WMT_EXECUTOR", "dask://127.0.0.1:1")
+    with pytest.raises(OSError, match="no Dask scheduler answers: start it, correct WMT_EXECUTOR, or unset it") as away:
+        executor(1 << 30)
+    assert away.value.filename == "tcp://127.0.0.1:1"
+    monkeypatch.undo()
+    with distributed.LocalCluster(n_workers=0, **ON_LOOPBACK) as without_workers:
+        monkeypatch.setenv("WMT_EXECUTOR", without_workers.scheduler_address.replace("tcp", "dask"))
+        with executor(1 << 30) as pool:
+            end = threading.Timer(1.0, without_workers.close)
+            end.start()
+            with pytest.raises(OSError, match="the Dask scheduler was lost: start it and run again"):
+                list(map_in_order(pool, abs, [1]))
+            end.join()

@@ -98,24 +98,8 @@ def status(code: int, **headers: str) -> Answer:
     def answer(handler: Handler) -> None:
         handler.send_response(code)
         for name, value in headers.items():
-            handler.send_header(name.replace("_", "-"), value)
+            handler.send_header(name, value)
         handler.end_headers()
-
-    return answer
-
-
-def without_size(content: bytes, chunked: bool) -> Answer:
-    """Send `content` in chunks, the last of which is missing, or until the connection closes."""
-
-    def answer(handler: Handler) -> None:
-        handler.protocol_version = "HTTP/1.1"
-        handler.send_response(200)
-        handler.send_header("Connection", "close")
-        if chunked:
-            handler.send_header("Transfer-Encoding", "chunked")
-        handler.end_headers()
-        handler.wfile.write(b"%x\r\n%s\r\n" % (len(content), content) if chunked else content)
-        handler.close_connection = True
 
     return answer
 
@@ -128,16 +112,6 @@ def get(url: str, part: Path, size: int | None = len(CONTENT)) -> tuple[list[tup
     return moved, [line.removeprefix("download: ") for line in printed.getvalue().splitlines()]
 
 
-@pytest.mark.parametrize("size", [len(CONTENT), None])
-def test_fetches_a_file(server: Server, part: Path, size: int | None) -> None:
-    moved, messages = get(server.url, part, size)
-    assert part.read_bytes() == CONTENT
-    assert moved[-1] == (len(CONTENT), len(CONTENT))
-    assert messages == []
-    ((_, headers),) = server.requests
-    assert (headers["User-Agent"], headers["Accept-Encoding"]) == ("wmt-transformer", "identity")
-
-
 def test_goes_on_where_connections_dropped(server: Server, part: Path, pauses: list[float]) -> None:
     server.answers = [drop(1000)] * 10  # More than ATTEMPTS: each brought new bytes.
     moved, messages = get(server.url, part)
@@ -145,7 +119,9 @@ def test_goes_on_where_connections_dropped(server: Server, part: Path, pauses: l
     assert server.starts == list(range(0, 11_000, 1000))
     assert len(messages) == 10
     assert pauses == [1.0] * 10
-    assert moved[0] == (1000, len(CONTENT))
+    assert (moved[0], moved[-1]) == ((1000, len(CONTENT)), (len(CONTENT), len(CONTENT)))
+    _, headers = server.requests[0]
+    assert (headers["User-Agent"], headers["Accept-Encoding"]) == ("wmt-transformer", "identity")
 
 
 @pytest.mark.parametrize(
@@ -171,50 +147,47 @@ def test_starts_over_where_ranges_are_ignored_or_refused(server: Server, part: P
     assert messages == [f"{server.url}: refused to resume the partial file; trying again in 1 s"]
 
 
-def test_pauses_double_up_to_a_minute(
-    server: Server, part: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetch, "ATTEMPTS", 9)
-    server.answers = [status(500)] * 9
-    with pytest.raises(TransientError, match=r"^answers 500 Internal Server Error, 9 times in a row$"):
-        get(server.url, part)
-    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
-
-
 @pytest.mark.parametrize("code", [408, 425, 429, 500, 502, 503, 504, 204, 404, 416, 501])
 def test_which_statuses_may_pass(server: Server, part: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     monkeypatch.setattr(fetch, "ATTEMPTS", 1)
     server.answers = [status(code)]
-    with pytest.raises(FetchError, match=f"^answers {code} [A-Z]") as caught:
+    with pytest.raises(FetchError) as caught:
         get(server.url, part)
     assert isinstance(caught.value, TransientError) == (code in {408, 425, 429, 500, 502, 503, 504})
 
 
-def test_gives_up_after_attempts_without_a_new_byte(server: Server, part: Path) -> None:
-    server.answers = [drop(1000), *[status(503)] * 9]
-    with pytest.raises(FetchError, match="answers 503 Service Unavailable, 5 times in a row"):
-        get(server.url, part)
-    assert part.read_bytes() == CONTENT[:1000]
-    assert len(server.requests) == 1 + 5
-    server.answers = [drop(1000, ranges=False)] * 9
-    with pytest.raises(FetchError, match=r"broke off after 1,000 bytes .*, 5 times in a row"):
-        get(server.url, part)
+def test_gives_up_after_attempts_without_a_new_byte_and_growing_pauses(
+    server: Server, part: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "ATTEMPTS", 9)
+    for answer, said in ((status(503), "answers 503 Service "), (drop(1000, ranges=False), "broke off after 1,000 ")):
+        server.answers = [drop(1000), *[answer] * 9]
+        with pytest.raises(TransientError, match=f"^{said}.*, 9 times in a row$"):
+            get(server.url, part)
+        assert part.read_bytes() == CONTENT[:1000]
+        assert pauses == [1.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+        pauses.clear()
+        part.unlink()
 
 
 def test_another_size_than_expected_costs_no_byte_at_hand(server: Server, part: Path) -> None:
     part.write_bytes(CONTENT[:1000])
-    page: Answer = lambda handler: handler.send(b"<html>back soon</html>", ranges=False)  # noqa: E731 - its type is Answer
+    page = status(200, **{"Content-Length": "22"})
     for answers, size, offered in (([page], len(CONTENT), "22"), ([], len(CONTENT) - 1, "300,000")):
         server.answers = answers
         with pytest.raises(FetchError, match=f"^offers {offered} bytes where {size:,} are expected$") as caught:
             get(server.url, part, size)
-        assert not isinstance(caught.value, TransientError)
+        assert type(caught.value) is FetchError
         assert part.read_bytes() == CONTENT[:1000]
 
 
-@pytest.mark.parametrize("chunked", [True, False])
-def test_a_lost_connection_is_seen_without_a_content_length(server: Server, part: Path, chunked: bool) -> None:
-    server.answers = [without_size(CONTENT[:1000], chunked)]
+def test_a_lost_connection_is_seen_without_a_content_length(server: Server, part: Path) -> None:
+    def cut(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(CONTENT[:1000])
+
+    server.answers = [cut]
     moved, (message,) = get(server.url, part)
     assert part.read_bytes() == CONTENT
     assert message.startswith(f"{server.url}: broke off after 1,000 ")
@@ -232,17 +205,16 @@ def test_a_silent_server_times_out(server: Server, part: Path, monkeypatch: pyte
     assert part.read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("target", ["file:///etc/hostname", "ftp://127.0.0.1:1/x"])
-def test_redirections_stay_on_http(server: Server, part: Path, target: str) -> None:
+def test_redirections_stay_on_http(server: Server, part: Path) -> None:
     server.answers = [status(302, Location="/elsewhere.tgz")]
     get(server.url, part)
     assert server.requests[1][0] == "/elsewhere.tgz"
     part.unlink()
-    server.answers, asked = [status(302, Location=target)] * 9, len(server.requests)
+    server.answers = [status(302, Location="file:///etc/hostname")] * 9
     with pytest.raises(FetchError) as caught:
         get(server.url, part, None)
     assert type(caught.value) is FetchError, "no later attempt succeeds"
-    assert len(server.requests) == asked + 1
+    assert len(server.requests) == 3
     assert not part.exists()
 
 
@@ -339,7 +311,7 @@ def test_several_at_a_time(server: Server, tmp_path: Path) -> None:
 def test_without_a_sha256_it_has_the_md5_or_is_at_least_an_archive(server: Server, tmp_path: Path) -> None:
     assert obtain(tmp_path, archive(server.url, content=None, md5=hashlib.md5(CONTENT).hexdigest())) == CONTENT
     wrong = archive(server.url + "?2", content=None, md5=hashlib.md5(b"other").hexdigest())
-    with pytest.raises(InputError, match=r"has the md5 .*, not .* as in the catalog"):
+    with pytest.raises(InputError):
         obtain(tmp_path, wrong)
     server.content = gzip.compress(b"a line\n")
     assert obtain(tmp_path, archive(server.url + "?4", content=None)) == server.content

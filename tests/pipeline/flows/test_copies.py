@@ -180,12 +180,6 @@ def test_what_cannot_be_copied_is_refused(original: Path, tmp_path: Path) -> Non
     git(plain, "init", "--quiet")
     refused(plain, r"no git repository with a commit, .*: commit first \(git .*: fatal: ")
     params = original / "params.yaml"
-    content = params.read_text()
-    for wrong, why in (
-        ("row: [", "is not valid YAML"),
-        (content.replace("{}", "[1]"), r"overrides is \[1\]"),
-        (content + "seed: 2\n", "`seed` is there twice"),
-    ):
-        params.write_text(wrong)
-        refused(original, rf"params\.yaml.* {why}", overrides={"model": {"N": 1}})
+    params.write_text(params.read_text().replace("{}", "[1]"))
+    refused(original, r"params\.yaml.* overrides is \[1\]", overrides={"model": {"N": 1}})
     assert left(original) == [".lock"]

@@ -18,7 +18,6 @@ from pipeline.flows import services
     [
         ("deployment run wmt-en-de -p row=big", "deployment run wmt-en-de/wmt-en-de -p row=big"),
         ("deployment run -p row=big parse-en", "deployment run -p row=big parse-en/parse-en"),
-        ("deployment run wmt -p pair=de-en", "deployment run wmt/wmt -p pair=de-en"),
         ("--no-prompt deployment run wmt-en-fr", "--no-prompt deployment run wmt-en-fr/wmt-en-fr"),
         ("deployment run mine/mine --tag parse-en", "deployment run mine/mine --tag parse-en"),
         ("deployment schedule clear -y wmt-en-de", "deployment schedule clear -y wmt-en-de/wmt-en-de"),
