@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import resource
 import select
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import printed, refused, wmt
+from data_stages import full_disk
 from model_folders import TREES
 
 from nmt.codec import Codec
@@ -279,12 +279,8 @@ def test_parsing_says_what_it_repaired_and_each_line_of_json_too(
 
 def test_a_full_disk_is_one_sentence(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, out = write(tmp_path / "in", LINES * 40), tmp_path / "out"
-    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    try:
+    with full_disk(1000):
         assert wmt("translate", model, "--input", text, "--output", out) == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert capsys.readouterr().err == f"translate: {out}: File too large\n"
     assert not out.exists()
 
