@@ -10,8 +10,10 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from agents import ROOT, alive, wait_for
+from agents import ROOT, wait_for
+from orchestra import is_over
 
 from pipeline.data import blocks
 from pipeline.data.blocks import executor, map_in_order
@@ -76,6 +78,6 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     command, environment = [sys.executable, script], {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as parent:
         assert parent.stdout is not None
-        worker = int(parent.stdout.readline())
+        worker = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
-    wait_for(lambda: not alive(worker))
+    wait_for(lambda: is_over(worker))
