@@ -81,9 +81,7 @@ def hashes(folder: Path) -> list[tuple[int, str]]:
 
 
 def final_weights(folder: Path) -> dict[str, torch.Tensor]:
-    path = checkpoint.latest_resume(folder / "resume")
-    assert path is not None
-    return tensors.load_tensors(path / tensors.WEIGHTS)
+    return tensors.load_tensors(checkpoint.latest_resume(folder / "resume") / tensors.WEIGHTS)
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

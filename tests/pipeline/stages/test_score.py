@@ -48,9 +48,7 @@ def repository(here: Path) -> None:
 
 
 def _scores() -> dict[str, Any]:
-    content = json.loads(score.SCORES.read_text(encoding="utf-8"))
-    assert isinstance(content, dict)
-    return content
+    return json.loads(score.SCORES.read_text(encoding="utf-8"))
 
 
 def test_a_setting_chooses_sacrebleus_tokenizer() -> None:
